@@ -204,7 +204,7 @@ def main() -> None:
             keep(args.shape, kind, measure(args.shape, kind, names, rounds, args.seconds))
         if args.only == "memory" or (with_peers and not args.only):
             forks = multiprocessing.get_context("forkserver")  # from a process that has imported and computed nothing
-            forks.set_forkserver_preload(["benchmarks.loss"])
+            forks.set_forkserver_preload(["benchmarks.loss_rows", "tiewise.training.compare"])
             for name in (name for name in names if ROWS[name].make and ROWS[name].truth):
                 with forks.Pool(1) as pool:
                     keep(args.shape, kind, {name: {"megabytes": pool.apply(peak, (args.shape, kind, name))}})

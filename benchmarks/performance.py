@@ -185,12 +185,14 @@ def between(ratios: list[float]) -> str:
 def times(mine: list[Measured], kind: str) -> str:
     """Return the table of one type: the machine, and every row × products, at every shape."""
     lines = _header(f"{kind}, × products", [m.title for m in mine])
-    for text, unit in (
-        ("*three products, ms*", lambda m, rows: 1e3 * median(rows[PRODUCTS]["seconds"])),
-        ("*three products, GFLOP/s*", lambda m, rows: 6e-9 * math.prod(m.shape) / median(rows[PRODUCTS]["seconds"])),
-        (f"*square product of {SIDE}, GFLOP/s*", lambda m, rows: 2e-9 * SIDE**3 / median(rows[SQUARE]["seconds"])),
+    for text, name, unit in (
+        ("three products, ms", PRODUCTS, lambda m, s: 1e3 * s),
+        ("three products, GFLOP/s", PRODUCTS, lambda m, s: 6e-9 * math.prod(m.shape) / s),
+        (f"square product of {SIDE}, GFLOP/s", SQUARE, lambda m, s: 2e-9 * SIDE**3 / s),
     ):
-        lines.append(f"| {text} | " + " | ".join(f"{unit(m, m.kinds[kind]):,.0f}" for m in mine) + " |")
+        known = [(m, m.kinds[kind].get(name)) for m in mine]
+        cells = [f"{unit(m, median(row['seconds'])):,.0f}" if row else "" for m, row in known]
+        lines.append(f"| *{text}* | " + " | ".join(cells) + " |")
     for name in _names(mine, kind):
         rows = [m.kinds[kind].get(name, {}) for m in mine]
         cells = [told(factor(row)) if "run" in row else row.get("missing", "") for row in rows]
