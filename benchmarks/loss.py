@@ -31,7 +31,7 @@ from benchmarks.measure import alternate, in_fresh_process, peak_megabytes
 from benchmarks.performance import PRODUCTS, READ, SQUARE
 from tiewise.training.compare import environment
 
-ROUNDS = 7, 5  # with peers, without
+ROUNDS = 7, 4  # with peers, without
 ROWS_SEEN, WORDS_SEEN = 256, 4096  # of the gradients of features and table, evenly spread, whose errors are measured
 
 # What each must equal, in fp64 of the rounded inputs.

@@ -295,12 +295,12 @@ ROWS = {
     "per token, tiewise, logits in fp32": Row(
         partial(scalar, partial(each, logits="fp32")), kinds=("bf16",), shapes=QUICKEST
     ),
-    "per token, plain": Row(partial(scalar, plain_each), shapes=QUICKEST),
-    "log-probabilities, tiewise": Row(partial(scalar, log_prob), shapes=QUICKEST),
+    "per token, plain": Row(partial(scalar, plain_each), kinds=("fp32",), shapes=QUICKEST),
+    "log-probabilities, tiewise": Row(partial(scalar, log_prob), kinds=("fp32",), shapes=QUICKEST),
     "log-probabilities and entropy, tiewise": Row(partial(scalar, policy), "policy", shapes=TOKENS),
-    "log-probabilities and entropy, plain": Row(partial(scalar, plain_policy), "policy", shapes=QUICKEST),
-    "divergence from a teacher, KL, tiewise": Row(partial(divergence, 0.0), "kl", shapes=QUICKEST),
-    "divergence from a teacher, Jensen–Shannon, tiewise": Row(partial(divergence, 0.5), "jsd", shapes=QUICKEST),
+    "log-probabilities and entropy, plain": Row(partial(scalar, plain_policy), "policy", ("fp32",), QUICKEST),
+    "divergence from a teacher, KL, tiewise": Row(partial(divergence, 0.0), "kl", ("fp32",), QUICKEST),
+    "divergence from a teacher, Jensen–Shannon, tiewise": Row(partial(divergence, 0.5), "jsd", ("fp32",), QUICKEST),
     "tied step, tiewise": Row(partial(tied, tied_loss), "tied"),
     "tied step, its lookup path alone": Row(lookup, None),
     "tied step, paths tracked": Row(tracked, "tied", shapes=QUICKEST),

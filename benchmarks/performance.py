@@ -37,15 +37,15 @@ SETTINGS = ("per token", "log-probabilities", "divergence", "tied step")
 PORTABLE, POLICY = "tiewise, portable", "log-probabilities and entropy"
 QUESTIONS = (  # who asks, two rows, what their ratio says
     ("Into a gradient that is kept", "tiewise, gradient kept", PRODUCTS, "{} × its three products."),
-    ("What do compiled kernels save", PORTABLE, "tiewise", "Without them it takes {} × as long."),
+    ("What do compiled kernels save", PORTABLE, "tiewise", "without them it takes {} × as long."),
     (
         "What does the choice of products save",
         f"{PORTABLE}, default products",
         PORTABLE,
-        "By torch's own, without kernels, it takes {} × as long.",
+        "by torch's own, without kernels, it takes {} × as long.",
     ),
-    ("What does the whole tied step save", "tied step, plain", "tied step, tiewise", "Plain autograd takes {} × ours."),
-    ("And over fp32", "tied step, plain in fp32", "tied step, tiewise", "Plain autograd in fp32 takes {} × ours."),
+    ("What does the whole tied step save", "tied step, plain", "tied step, tiewise", "plain autograd takes {} × ours."),
+    ("And beside plain autograd in fp32", "tied step, plain in fp32", "tied step, tiewise", "it takes {} × ours."),
     ("Of this the lookup path", "tied step, its lookup path alone", "tied step, tiewise", "{} of the step."),
     ("What does tracking both paths cost", "tied step, paths tracked", "tied step, tiewise", "{} × the tied step."),
     ("Log-probabilities with entropy", f"{POLICY}, tiewise", "per token, tiewise", "{} × our loss by token."),
@@ -134,13 +134,13 @@ def answers(mine: list[Measured]) -> list[str]:
     found = []
     for kind in KINDS:
         if ours := pairs(mine, kind, "tiewise", PRODUCTS):
-            found.append(
-                f"* **Which loss, {kind}?** `tiewise.linear_cross_entropy`: {between(ours)} × its three products."
-            )
-            found[-1] += standing(mine, kind)
-        for question, a, b, answer in QUESTIONS:
-            if ratios := pairs(mine, kind, a, b):
-                found.append(f"* **{question}, {kind}?** {answer.format(between(ratios))}")
+            text = f"`tiewise.linear_cross_entropy`: {between(ours)} × its three products."
+            found.append(f"* **Which loss, {kind}?** {text}{standing(mine, kind)}")
+    for question, a, b, answer in QUESTIONS:
+        ratios = {kind: pairs(mine, kind, a, b) for kind in KINDS}
+        told_by = [f"{kind}: {answer.format(between(some))}" for kind, some in ratios.items() if some]
+        if told_by:
+            found.append(f"* **{question}?** In {' In '.join(told_by)}")
     for m in mine:
         held = {name: row["megabytes"] for name, row in bare(m.kinds.get("fp32", {})).items() if "megabytes" in row}
         if "tiewise" in held:

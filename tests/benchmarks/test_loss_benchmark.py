@@ -81,7 +81,7 @@ def test_another_machine_adds_its_table_and_leaves_the_others(tmp_path, monkeypa
     one, both = pages
     assert one[one.index("## avx2") :] in both
     assert both.index("## amx") < both.index("## avx2")
-    assert "**What does tracking both paths cost, fp32?**" in one
+    assert "**What does tracking both paths cost?** In fp32:" in one
     assert "fp32, both gradients among them: `tiewise` 12." in one
     assert "| plain |  |  |  |  | 30 |" in one
 
