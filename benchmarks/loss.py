@@ -166,7 +166,10 @@ def keep(shape: list[int], kind: str, found: dict[str, dict[str, Any]]) -> None:
     )
     for name, row in found.items():
         old = rows.get((kind, name), {"kind": kind, "name": name})
-        rows[kind, name] = row | old if "missing" in row else old | row
+        if "missing" in row:
+            rows[kind, name] = row | old
+        else:
+            rows[kind, name] = {key: value for key, value in old.items() if key != "missing"} | row
     order = [(kind, name) for kind in KINDS for name in ROWS if (kind, name) in rows]
     path.parent.mkdir(exist_ok=True)
     lines = [json.dumps(rows[key], ensure_ascii=False) for key in order]  # one row, one line
