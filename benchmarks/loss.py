@@ -2,9 +2,9 @@
 
 python -m benchmarks.loss [N V D] [--kinds fp32 bf16] [--rows NAME …] [--rounds 7] [--only times|memory]
 
-Without a shape all of `SHAPES`, each in a process of its own. Every row (`loss_rows.py`) has the bare three matrix
-products measured in the same rounds, and a big square product and a read of memory beside them, so that a row can be
-measured again by itself (`--rows 'tied step*'`). Rows are kept in
+Without a shape all of `EVERYWHERE`, each in a process of its own: peers and memory at the first three. Every row
+(`loss_rows.py`) has the bare three matrix products measured in the same rounds, and a big square product and a read of
+memory beside them, so that a row can be measured again by itself (`--rows 'tied step*'`). Rows are kept in
 `benchmarks/results/loss/INSTRUCTIONS-NxVxD.json`, and `docs/performance.md` is written anew from all of them.
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import multiprocessing
 import platform
 import sys
 import time
@@ -24,20 +26,12 @@ import torch
 from torch import Tensor
 
 from benchmarks import performance
-from benchmarks.loss_rows import ENTROPY, KINDS, ROWS, Problem
+from benchmarks.loss_rows import ENTROPY, EVERYWHERE, KINDS, PEERS, ROWS, Problem
 from benchmarks.measure import alternate, in_fresh_process, peak_megabytes
 from benchmarks.performance import PRODUCTS, READ, SQUARE
 from tiewise.training.compare import environment
 
-SHAPES = (
-    (2048, 50304, 768),
-    (4096, 32000, 512),
-    (8192, 8192, 256),
-    (1024, 128256, 2048),
-    (2048, 50257, 768),
-    (777, 50304, 768),
-    (1, 50304, 768),
-)
+ROUNDS = 7, 4  # with peers, without
 ROWS_SEEN, WORDS_SEEN = 256, 4096  # of the gradients of features and table, evenly spread, whose errors are measured
 
 # What each must equal, in fp64 of the rounded inputs.
@@ -57,22 +51,31 @@ def some(rows: int, most: int) -> Tensor:
     return torch.arange(0, rows, max(1, rows // most))
 
 
+def losses(p: Problem, name: str, z: Tensor, part: Tensor) -> Tensor:
+    """Losses [n] of the tokens `part` from their logits [n, V]; a `policy` has its entropy in them."""
+    log_q = z.log_softmax(1)
+    if name in ("kl", "jsd"):
+        h, w = (x.double() for x in p.teacher)
+        log_p = (h[part] @ w.T).log_softmax(1)
+        m = torch.logaddexp(log_p, log_q) - math.log(2)
+        pairs = [(log_p, log_q)] if name == "kl" else [(log_p, m), (log_q, m)]
+        return sum(a.exp().mul(a - b).sum(1) for a, b in pairs) / len(pairs)  # type: ignore[return-value]
+    nll = -log_q.gather(1, p.t[part, None])[:, 0]
+    return nll + ENTROPY * (log_q.exp() * log_q).sum(1) if name == "policy" else nll
+
+
 def truth(p: Problem, name: str) -> Truth:
-    """The `loss`; that of a `tied` table, whose gradient has both paths; or of a `policy`, with its entropy."""
+    """What `losses` and autograd make of it; of a `tied` table the gradient has both paths."""
     n, v, _ = p.shape
     w = p.w.double()
     h = w[p.ids] if name == "tied" else p.h.double()
     rows, words = some(n, ROWS_SEEN), some(v, WORDS_SEEN)
     each, dh, dw = h.new_empty(n), torch.zeros_like(h), h.new_zeros(len(words), h.shape[1])
     for part in torch.arange(n).split(256):
-        z = h[part] @ w.T
-        log_p, at = z.log_softmax(1), p.t[part, None]
-        each[part] = -log_p.gather(1, at)[:, 0]
-        of_logits = log_p.exp().scatter_add_(1, at, torch.full_like(at, -1, dtype=z.dtype)) / n
-        if name == "policy":  # of −β H by logit j: β p_j (log p_j + H)
-            entropy = -(log_p.exp() * log_p).sum(1)
-            each[part] -= ENTROPY * entropy
-            of_logits += ENTROPY / n * log_p.exp() * (log_p + entropy[:, None])
+        z = (h[part] @ w.T).requires_grad_()
+        found = losses(p, name, z, part)
+        each[part] = found.detach()
+        (of_logits,) = torch.autograd.grad(found.sum() / n, z)
         dw += of_logits[:, words].T @ h[part]
         wanted = torch.ones_like(part, dtype=torch.bool) if name == "tied" else torch.isin(part, rows)
         dh[part[wanted]] = of_logits[wanted] @ w
@@ -108,7 +111,7 @@ def instructions() -> str:
 def measure(shape: list[int], kind: str, names: list[str], rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
     """Times of some rows in alternated rounds, with the machine's own, and the errors of an uncounted first round.
 
-    A row whose rounds would take the whole beyond `seconds` is not run: `names` begin with what matters most.
+    A row whose rounds would take the whole beyond `seconds` is run once: `names` begin with what matters most.
     """
     p, truths, found, steps, planned = Problem(*shape, KINDS[kind]), {}, {}, {}, 0.0
     for name in dict.fromkeys([SQUARE, READ, PRODUCTS, *names]):
@@ -129,8 +132,7 @@ def measure(shape: list[int], kind: str, names: list[str], rounds: int, seconds:
             step()
             each = time.perf_counter() - start
         if row.truth and planned + (rounds + 1) * each > seconds:
-            print(f"left out, for it would take the rounds beyond {seconds:.0f} s: {name}", file=sys.stderr)
-            del found[name]
+            found[name]["missing"] = f"{each:.1f} s, once"
             continue
         steps[name], planned = step, planned + (rounds + 1) * each
     env, times = environment(), alternate(steps, rounds, uncounted=0)
@@ -164,7 +166,10 @@ def keep(shape: list[int], kind: str, found: dict[str, dict[str, Any]]) -> None:
     )
     for name, row in found.items():
         old = rows.get((kind, name), {"kind": kind, "name": name})
-        rows[kind, name] = row | old if "missing" in row else old | row
+        if "missing" in row:
+            rows[kind, name] = row | old
+        else:
+            rows[kind, name] = {key: value for key, value in old.items() if key != "missing"} | row
     order = [(kind, name) for kind in KINDS for name in ROWS if (kind, name) in rows]
     path.parent.mkdir(exist_ok=True)
     lines = [json.dumps(rows[key], ensure_ascii=False) for key in order]  # one row, one line
@@ -175,32 +180,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", type=int, nargs="*", help="N V D; without it every shape of the page")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--rows", nargs="+", default=["*"], metavar="NAME", help="rows by name or pattern")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=240.0, help="most that the rounds of one type may take")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="rows by name or pattern; else those of the shape")
+    parser.add_argument("--rounds", type=int, help=f"{ROUNDS[0]}; {ROUNDS[1]} at the shapes without peers")
+    parser.add_argument("--seconds", type=float, default=300.0, help="most that the rounds of one type may take")
     parser.add_argument("--only", choices=("times", "memory"))
-    parser.add_argument("--peak", metavar="ROW", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.peak:
-        print(peak(args.shape, args.kinds[0], args.peak))
-        return
     if not args.shape:
-        for shape in SHAPES:
+        for shape in EVERYWHERE:
             in_fresh_process("benchmarks.loss", *map(str, shape), *sys.argv[1:])
         return
+    shape = tuple(args.shape)
+    with_peers = shape in PEERS or shape not in EVERYWHERE
     for kind in args.kinds:
         names = [
             name
             for name, row in ROWS.items()
-            if kind in row.kinds and any(fnmatchcase(name, pattern) for pattern in args.rows)
+            if kind in row.kinds
+            and (
+                any(fnmatchcase(name, pattern) for pattern in args.rows)
+                if args.rows
+                else shape in row.shapes or shape not in EVERYWHERE
+            )
         ]
         if args.only != "memory":
-            keep(args.shape, kind, measure(args.shape, kind, names, args.rounds, args.seconds))
-        if args.only != "times":
+            rounds = args.rounds or ROUNDS[not with_peers]
+            keep(args.shape, kind, measure(args.shape, kind, names, rounds, args.seconds))
+        if args.only == "memory" or (with_peers and not args.only):
+            forks = multiprocessing.get_context("forkserver")  # from a process that has imported and computed nothing
+            forks.set_forkserver_preload(["benchmarks.loss_rows", "tiewise.training.compare"])
             for name in (name for name in names if ROWS[name].make and ROWS[name].truth):
-                how = ("--kinds", kind, "--peak", name)
-                found = float(in_fresh_process("benchmarks.loss", *map(str, args.shape), *how))
-                keep(args.shape, kind, {name: {"megabytes": found}})
+                with forks.Pool(1) as pool:
+                    keep(args.shape, kind, {name: {"megabytes": pool.apply(peak, (args.shape, kind, name))}})
     performance.write()
 
 

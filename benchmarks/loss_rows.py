@@ -7,20 +7,23 @@ a_i · W[t_i] with a ~ N(ln V, 2), so that some targets are likely and some are 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.performance import NUMBERS, PRODUCTS, READ, SIDE, SQUARE
+from benchmarks.performance import NUMBERS, PRODUCTS, READ, SHAPES, SIDE, SQUARE
 from tiewise.flax.flax_loss import linear_cross_entropy as flax_cross_entropy
 from tiewise.ops.cross_entropy import linear_cross_entropy
+from tiewise.ops.divergence import linear_divergence
 from tiewise.ops.log_prob import linear_log_prob
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
 
@@ -29,6 +32,7 @@ try:
 except ImportError:  # it needs triton, which needs Linux on x86
     cut_cross_entropy = None
 
+EVERYWHERE, PEERS, TOKENS, QUICKEST = SHAPES, SHAPES[:3], SHAPES[1:3], SHAPES[2:3]  # where a row is measured
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ENTROPY = 0.01  # coefficient of the entropy, as a bonus for exploring has it
 
@@ -50,6 +54,11 @@ class Problem:
 
     def leaves(self) -> tuple[Tensor, Tensor]:
         return self.h.detach().requires_grad_(), self.w.detach().requires_grad_()
+
+    @property
+    def teacher(self) -> tuple[Tensor, Tensor]:
+        """Features and table of another distribution over the same vocabulary."""
+        return self.h.flip(0), self.w.flip(1)
 
     @cached_property
     def optimizer(self) -> torch.optim.AdamW:
@@ -88,6 +97,10 @@ def plain_each(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
 
 def each(h: Tensor, w: Tensor, t: Tensor, **how: Any) -> Tensor:
     return linear_cross_entropy(h, w, t, reduction="none", **how)
+
+
+def log_prob(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    return -linear_log_prob(h, w, t)
 
 
 def policy(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
@@ -144,13 +157,13 @@ def kept(loss: Callable[..., Tensor], p: Problem) -> Step:
     return step
 
 
-def tied(run: Callable[[Tensor, Problem], Tensor], p: Problem) -> Step:
-    """Lookup, loss, backward and optimizer of a tied fp32 table; under autocast where the products are bf16."""
+def tied(run: Callable[[Tensor, Problem], Tensor], p: Problem, wide: bool = False) -> Step:
+    """Lookup, loss, backward and optimizer of a tied fp32 table; under autocast to bf16 products, but where `wide`."""
+    (w,) = p.optimizer.param_groups[0]["params"]
 
     def step() -> tuple[Any, Any, Any]:
-        (w,) = p.optimizer.param_groups[0]["params"]
         p.optimizer.zero_grad()
-        with p.autocast():
+        with nullcontext() if wide else p.autocast():
             loss = run(w, p)
         loss.backward()
         p.optimizer.step()
@@ -167,9 +180,9 @@ def tied_loss(w: Tensor, p: Problem, record: PathRecord | None = None) -> Tensor
 def tracked(p: Problem) -> Step:
     """The tied step with the norms of both paths."""
     record = PathRecord()
+    (w,) = p.optimizer.param_groups[0]["params"]
 
     def step() -> tuple[Any, Any, Any]:
-        (w,) = p.optimizer.param_groups[0]["params"]
         p.optimizer.zero_grad()
         with p.autocast():
             loss = tied_loss(w, p, record)
@@ -180,6 +193,28 @@ def tracked(p: Problem) -> Step:
         return loss.detach(), None, w.grad
 
     return step
+
+
+def lookup(p: Problem) -> Step:
+    """What the lookup adds to a tied step: its rows, and their gradient into the head's buffer."""
+    (w,) = p.optimizer.param_groups[0]["params"]
+    by_rows, by_table = torch.zeros(len(p.ids), w.shape[1]), torch.zeros_like(w)
+
+    def step() -> tuple[Any, Any, Any]:
+        torch.autograd.grad(tied_lookup(w, p.ids), w, (by_rows, by_table))
+        return None, None, None
+
+    return step
+
+
+def divergence(beta: float, p: Problem) -> Step:
+    teacher = p.teacher
+    return scalar(lambda h, w, t: linear_divergence(h, w, *teacher, t, beta=beta), p)
+
+
+def under(make: Callable[[Problem], Step], p: Problem, **settings: str) -> Step:
+    """The step of a row, each time with these variables in the environment."""
+    return patch.dict(os.environ, settings)(make(p))
 
 
 def in_jax(loss: Callable[..., Any], p: Problem) -> Step:
@@ -220,49 +255,60 @@ def read(p: Problem) -> Step:
 
 @dataclass(frozen=True)
 class Row:
-    """How the step of a row is made, which truth it must equal, for which types it is run."""
+    """How the step of a row is made, which truth it must equal, for which types and of `SHAPES` where it is run."""
 
     make: Callable[[Problem], Step] | None  # None: not installed here
     truth: str | None = "loss"
     kinds: tuple[str, ...] = ("fp32", "bf16")
+    shapes: tuple[tuple[int, int, int], ...] = PEERS
 
 
-CHUNKS = (256, 512, 1024)
+ours, chunks = partial(scalar, linear_cross_entropy), {"chunking_method": None}
 ROWS = {
-    SQUARE: Row(square, None),
-    READ: Row(read, None),
-    PRODUCTS: Row(products, None),
-    "three products, fresh": Row(partial(products, fresh=True), None),
-    "tiewise": Row(partial(scalar, linear_cross_entropy)),
+    SQUARE: Row(square, None, shapes=EVERYWHERE),
+    READ: Row(read, None, shapes=EVERYWHERE),
+    PRODUCTS: Row(products, None, shapes=EVERYWHERE),
+    "three products, fresh": Row(partial(products, fresh=True), None, ("bf16",)),
+    "tiewise": Row(ours, shapes=EVERYWHERE),
+    "tiewise, gradient kept": Row(partial(kept, linear_cross_entropy), shapes=EVERYWHERE),
+    "tiewise, portable": Row(partial(under, ours, TIEWISE_KERNELS="off")),
+    "tiewise, portable, default products": Row(
+        partial(under, ours, TIEWISE_KERNELS="off", TIEWISE_PRODUCTS="default"), kinds=("fp32",)
+    ),
     "tiewise, logits in fp32": Row(partial(scalar, partial(linear_cross_entropy, logits="fp32")), kinds=("bf16",)),
-    "plain": Row(partial(scalar, plain)),
+    "plain": Row(partial(scalar, plain), shapes=EVERYWHERE),
     "plain, logits in bf16": Row(partial(scalar, narrow), kinds=("bf16",)),
     "torch.compile(plain)": Row(partial(scalar, compiled)),
     "F.linear_cross_entropy, auto": Row(partial(scalar, of_torch)),
-    **{
-        f"F.linear_cross_entropy, {c} rows": Row(
-            partial(scalar, partial(of_torch, batch_chunk_size=c, chunking_method=None))
-        )
-        for c in CHUNKS
-    },
+    "F.linear_cross_entropy, 512 rows": Row(
+        partial(scalar, partial(of_torch, batch_chunk_size=512, **chunks)), kinds=("fp32",)
+    ),
     "F.linear_cross_entropy, 512 rows, compact": Row(
-        partial(scalar, partial(of_torch, batch_chunk_size=512, chunking_method=None, acc_policy="compact")),
-        kinds=("bf16",),
+        partial(scalar, partial(of_torch, batch_chunk_size=512, acc_policy="compact", **chunks)), kinds=("bf16",)
     ),
     "cut-cross-entropy, torch_compile": Row(
         partial(scalar, partial(cut_cross_entropy, impl="torch_compile")) if cut_cross_entropy else None
     ),
     "JAX, jit(plain)": Row(partial(in_jax, plain_jax)),
-    "tiewise in JAX": Row(partial(in_jax, flax_cross_entropy)),
-    "gradient kept, tiewise": Row(partial(kept, linear_cross_entropy)),
-    "gradient kept, plain": Row(partial(kept, plain)),
-    "per token, tiewise": Row(partial(scalar, each)),
-    "per token, tiewise, logits in fp32": Row(partial(scalar, partial(each, logits="fp32")), kinds=("bf16",)),
-    "per token, plain": Row(partial(scalar, plain_each)),
-    "log-probabilities and entropy, tiewise": Row(partial(scalar, policy), "policy"),
-    "log-probabilities and entropy, plain": Row(partial(scalar, plain_policy), "policy"),
+    "tiewise in JAX": Row(partial(in_jax, flax_cross_entropy), shapes=QUICKEST),
+    "per token, tiewise": Row(partial(scalar, each), shapes=TOKENS),
+    "per token, tiewise, logits in fp32": Row(
+        partial(scalar, partial(each, logits="fp32")), kinds=("bf16",), shapes=QUICKEST
+    ),
+    "per token, plain": Row(partial(scalar, plain_each), kinds=("fp32",), shapes=QUICKEST),
+    "log-probabilities, tiewise": Row(partial(scalar, log_prob), kinds=("fp32",), shapes=QUICKEST),
+    "log-probabilities and entropy, tiewise": Row(partial(scalar, policy), "policy", shapes=TOKENS),
+    "log-probabilities and entropy, plain": Row(partial(scalar, plain_policy), "policy", ("fp32",), QUICKEST),
+    "divergence from a teacher, KL, tiewise": Row(partial(divergence, 0.0), "kl", ("fp32",), QUICKEST),
+    "divergence from a teacher, Jensen–Shannon, tiewise": Row(partial(divergence, 0.5), "jsd", ("fp32",), QUICKEST),
     "tied step, tiewise": Row(partial(tied, tied_loss), "tied"),
-    "tied step, paths tracked": Row(tracked, "tied"),
+    "tied step, its lookup path alone": Row(lookup, None),
+    "tied step, paths tracked": Row(tracked, "tied", shapes=QUICKEST),
     "tied step, plain": Row(partial(tied, lambda w, p: plain_tied(w, p.ids, p.t)), "tied"),
-    "tied step, torch.compile(plain)": Row(partial(tied, lambda w, p: compiled_tied(w, p.ids, p.t)), "tied"),
+    "tied step, plain in fp32": Row(
+        partial(tied, lambda w, p: plain_tied(w, p.ids, p.t), wide=True), "tied", kinds=("bf16",)
+    ),
+    "tied step, torch.compile(plain)": Row(
+        partial(tied, lambda w, p: compiled_tied(w, p.ids, p.t)), "tied", shapes=QUICKEST
+    ),
 }

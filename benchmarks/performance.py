@@ -10,24 +10,43 @@ compared by the median of their ratios in each round, rows of two runs by the qu
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import spread
-
 RESULTS = Path(__file__).parent / "results" / "loss"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 SQUARE, READ, PRODUCTS = "square product", "read of memory", "three products"
 SIDE, NUMBERS = 2048, 2**27  # of the square product; fp32 numbers read
+SHAPES = (
+    (2048, 50304, 768),
+    (4096, 32000, 512),
+    (8192, 8192, 256),
+    (1024, 128256, 2048),
+    (2048, 50257, 768),
+    (777, 50304, 768),
+    (1, 50304, 768),
+)
 KINDS = ("fp32", "bf16")
+ERRORS = (("loss", "loss"), ("worst token, nats", "worst token"), ("features", "features"), ("table", "table"))
 # what a name begins with that is no bare loss
-SETTINGS = ("gradient kept", "per token", "log-probabilities", "tied step")
+SETTINGS = ("per token", "log-probabilities", "divergence", "tied step")
 
-POLICY = "log-probabilities and entropy"
+PORTABLE, POLICY = "tiewise, portable", "log-probabilities and entropy"
 QUESTIONS = (  # who asks, two rows, what their ratio says
-    ("What does the whole tied step save", "tied step, plain", "tied step, tiewise", "Plain autograd takes {} × ours."),
+    ("Into a gradient that is kept", "tiewise, gradient kept", PRODUCTS, "{} × its three products."),
+    ("What do compiled kernels save", PORTABLE, "tiewise", "without them it takes {} × as long."),
+    (
+        "What does the choice of products save",
+        f"{PORTABLE}, default products",
+        PORTABLE,
+        "by torch's own, without kernels, it takes {} × as long.",
+    ),
+    ("What does the whole tied step save", "tied step, plain", "tied step, tiewise", "plain autograd takes {} × ours."),
+    ("And beside plain autograd in fp32", "tied step, plain in fp32", "tied step, tiewise", "it takes {} × ours."),
+    ("Of this the lookup path", "tied step, its lookup path alone", "tied step, tiewise", "{} of the step."),
     ("What does tracking both paths cost", "tied step, paths tracked", "tied step, tiewise", "{} × the tied step."),
     ("Log-probabilities with entropy", f"{POLICY}, tiewise", "per token, tiewise", "{} × our loss by token."),
     ("The same from all logits", f"{POLICY}, plain", f"{POLICY}, tiewise", "{} × ours."),
@@ -43,8 +62,10 @@ alone (a shape and `--rounds 3` for a quick look). What a row does is in `benchm
 
 Shapes are tokens × vocabulary × width. **× products** is the median over the rounds of a row's time divided by that of
 the three bare matrix products of the same type in the same round. Rows alternate, in reversed order every other round;
-each makes the loss and the gradients of features and table. Errors are relative to fp64 of the same, rounded inputs;
-extra memory counts the gradients.
+each makes the loss and the gradients of features and table. `tiewise` is what a user gets: compiled kernels where they
+are built, else the products that are fastest here; *portable* is without kernels. Peers and memory are measured at the
+first three shapes, what concerns post-training at the quickest; "12 s, once" took too long to be repeated. Errors are
+the worst of all shapes, relative to fp64 of the same, rounded inputs; extra memory counts the gradients.
 """
 
 Row = dict[str, Any]
@@ -64,7 +85,7 @@ class Measured:
 
 
 def results(folder: Path) -> list[Measured]:
-    """All files of a folder, by instruction set; larger shapes first."""
+    """All files of a folder, by instruction set; shapes as they are measured."""
     found = []
     for path in folder.glob("*.json"):
         instructions, _, shape = path.stem.rpartition("-")
@@ -72,7 +93,7 @@ def results(folder: Path) -> list[Measured]:
         for row in json.loads(path.read_text(encoding="utf-8")):
             kinds.setdefault(row["kind"], {})[row["name"]] = row
         found.append(Measured(instructions, tuple(map(int, shape.split("x"))), kinds))
-    return sorted(found, key=lambda m: (m.instructions, -m.shape[0] * m.shape[1] * m.shape[2]))
+    return sorted(found, key=lambda m: (m.instructions, (*SHAPES, m.shape).index(m.shape)))
 
 
 def over(a: Row, b: Row) -> float:
@@ -96,9 +117,9 @@ def page(measured: list[Measured]) -> str:
             row["machine"] for m in mine for rows in m.kinds.values() for row in rows.values() if "run" in row
         )
         parts += [f"## {name}\n", "; ".join(machines) + ".\n", *answers(mine), ""]
-        for kind in dict.fromkeys(kind for m in mine for kind in m.kinds):
-            parts.append(overview([m for m in mine if kind in m.kinds], kind))
-        parts += [details(m, kind) for m in mine for kind in m.kinds]
+        for kind in KINDS:
+            if some := [m for m in mine if kind in m.kinds]:
+                parts += [times(some, kind), beside(some, kind)]
     return "\n".join(parts)
 
 
@@ -113,13 +134,13 @@ def answers(mine: list[Measured]) -> list[str]:
     found = []
     for kind in KINDS:
         if ours := pairs(mine, kind, "tiewise", PRODUCTS):
-            found.append(
-                f"* **Which loss, {kind}?** `tiewise.linear_cross_entropy`: {between(ours)} × its three products."
-            )
-            found[-1] += standing(mine, kind)
-        for question, a, b, answer in QUESTIONS:
-            if ratios := pairs(mine, kind, a, b):
-                found.append(f"* **{question}, {kind}?** {answer.format(between(ratios))}")
+            text = f"`tiewise.linear_cross_entropy`: {between(ours)} × its three products."
+            found.append(f"* **Which loss, {kind}?** {text}{standing(mine, kind)}")
+    for question, a, b, answer in QUESTIONS:
+        ratios = {kind: pairs(mine, kind, a, b) for kind in KINDS}
+        told_by = [f"{kind}: {answer.format(between(some))}" for kind, some in ratios.items() if some]
+        if told_by:
+            found.append(f"* **{question}?** In {' In '.join(told_by)}")
     for m in mine:
         held = {name: row["megabytes"] for name, row in bare(m.kinds.get("fp32", {})).items() if "megabytes" in row}
         if "tiewise" in held:
@@ -152,51 +173,58 @@ def standing(mine: list[Measured], kind: str) -> str:
     return text + (f" Behind at {', '.join(behind)}." if behind else "")
 
 
+def told(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+
+
 def between(ratios: list[float]) -> str:
-    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    low, high = told(min(ratios)), told(max(ratios))
     return low if low == high else f"{low}–{high}"
 
 
-def overview(mine: list[Measured], kind: str) -> str:
-    """Return the table of one type: every row at every shape, × products."""
-    names = dict.fromkeys(name for m in mine for name in m.kinds[kind] if name not in (SQUARE, READ))
-    lines = [f"| {kind}, × products | " + " | ".join(m.title for m in mine) + " |", "|---" * (len(mine) + 1) + "|"]
-    for name in names:
+def times(mine: list[Measured], kind: str) -> str:
+    """Return the table of one type: the machine, and every row × products, at every shape."""
+    lines = _header(f"{kind}, × products", [m.title for m in mine])
+    for text, name, unit in (
+        ("three products, ms", PRODUCTS, lambda m, s: 1e3 * s),
+        ("three products, GFLOP/s", PRODUCTS, lambda m, s: 6e-9 * math.prod(m.shape) / s),
+        (f"square product of {SIDE}, GFLOP/s", SQUARE, lambda m, s: 2e-9 * SIDE**3 / s),
+    ):
+        known = [(m, m.kinds[kind].get(name)) for m in mine]
+        cells = [f"{unit(m, median(row['seconds'])):,.0f}" if row else "" for m, row in known]
+        lines.append(f"| *{text}* | " + " | ".join(cells) + " |")
+    for name in _names(mine, kind):
         rows = [m.kinds[kind].get(name, {}) for m in mine]
-        cells = [f"{factor(row):.2f}" if "run" in row else row.get("missing", "") for row in rows]
+        cells = [told(factor(row)) if "run" in row else row.get("missing", "") for row in rows]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 
-def details(m: Measured, kind: str) -> str:
-    """Return what stands beside the figures of one shape and type: times, errors, memory."""
-    rows = m.kinds[kind]
-    n, v, d = m.shape
-    rate = 2 * SIDE**3 / median(rows[SQUARE]["seconds"]) / 1e9
-    floor = 6 * n * v * d / median(rows[PRODUCTS]["seconds"]) / 1e9
-    speed = 4 * NUMBERS / median(rows[READ]["seconds"]) / 1e9
-    lines = [
-        f"### {m.instructions}, {m.title}, {kind}\n",
-        f"The three products run at {floor:.0f} GFLOP/s, a square product of {SIDE} at {rate:.0f}; "
-        f"memory is read at {speed:.1f} GB/s.\n",
-        "| | ms, median (range) | rounds | × products | error: loss | features | table | extra MB |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, row in rows.items():
-        if name in (SQUARE, READ):
-            continue
-        memory = f"{row['megabytes']:,.0f}" if "megabytes" in row else ""
-        if "run" not in row:
-            lines.append(f"| {name} | {row.get('missing', 'not timed')} | | | | | | {memory} |")
-            continue
-        error = row.get("error", {})
-        loss, features, table = (f"{error[key]:.0e}" if key in error else "" for key in ("loss", "features", "table"))
-        loss += f"; worst token {error['worst token']:.0e} nats" if "worst token" in error else ""
-        lines.append(
-            f"| {name} | {spread(row['seconds'])} | {len(row['seconds'])} | {factor(row):.2f} "
-            f"| {loss} | {features} | {table} | {memory} |"
-        )
+def beside(mine: list[Measured], kind: str) -> str:
+    """Return the table of what stands beside the times of one type: the worst errors, and memory by shape."""
+    weighed = [m for m in mine if any("megabytes" in row for row in m.kinds[kind].values())]
+    lines = _header(f"{kind}, errors", [*(what for what, _ in ERRORS), *(f"extra MB, {m.title}" for m in weighed)])
+    for name in _names(mine, kind):
+        found = [m.kinds[kind][name].get("error", {}) for m in mine if name in m.kinds[kind]]
+        worst = [max((error[key] for error in found if key in error), default=None) for _, key in ERRORS]
+        cells = ["" if value is None else f"{value:.0e}" for value in worst]
+        held = [m.kinds[kind].get(name, {}).get("megabytes") for m in weighed]
+        cells += ["" if value is None else f"{value:,.0f}" for value in held]
+        if any(cells):
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
+
+
+def _names(mine: list[Measured], kind: str) -> list[str]:
+    """Rows of a type at any shape, in the order of the shape that has most."""
+    known = sorted((m.kinds[kind] for m in mine), key=len, reverse=True)
+    return [
+        name for name in dict.fromkeys(name for rows in known for name in rows) if name not in (SQUARE, READ, PRODUCTS)
+    ]
+
+
+def _header(corner: str, columns: list[str]) -> list[str]:
+    return [f"| {corner} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
 
 
 def write() -> None:

@@ -1,4 +1,4 @@
-"""A whole training step of a small decoder: plain transformers, installed, and installed with both paths tracked.
+"""A training step of a small decoder, plain and installed: by torch's own products and the fastest, in both types.
 
 python -m benchmarks.step [BATCH LENGTH WIDTH LAYERS VOCAB]
 """
@@ -13,13 +13,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.measure import alternate, ratio, spread
 from tiewise.boundary.install import install
+from tiewise.ops.fast_products import fast_products, product_choice
 from tiewise.ops.path_gradient import path_norms
 
-SHAPES = ((8, 64, 128, 2, 4096), (8, 256, 512, 4, 32000))
+SHAPES = ((8, 64, 128, 2, 4096), (4, 512, 512, 4, 32000))
 
 
 def table(batch: int, length: int, width: int, layers: int, vocab: int, rounds: int) -> str:
-    """Return the Markdown table of one shape; every round takes five steps of each candidate."""
+    """Return the Markdown table of one shape; every candidate takes 2048 tokens a round, or one step."""
     ids = torch.randint(0, vocab, (batch, length), generator=torch.Generator().manual_seed(0))
     config = LlamaConfig(
         vocab_size=vocab,
@@ -29,22 +30,35 @@ def table(batch: int, length: int, width: int, layers: int, vocab: int, rounds: 
         num_attention_heads=4,
         tie_word_embeddings=True,
     )
+    fastest, bf16 = fast_products(), torch.autocast("cpu", torch.bfloat16)
+    plain, installed, tracked = (
+        _stepper(config, ids, installed=installed, track=track)
+        for installed, track in ((False, False), (True, False), (True, True))
+    )
     steps = {
-        "plain transformers": _stepper(config, ids, installed=False, track=False),
-        "installed": _stepper(config, ids, installed=True, track=False),
-        "installed, paths tracked": _stepper(config, ids, installed=True, track=True),
+        "plain transformers": plain,
+        "installed": installed,
+        "installed, fastest products": fastest(installed),
+        "installed, fastest products, paths tracked": fastest(tracked),
+        "plain transformers, bf16": bf16(plain),
+        "installed, bf16": bf16(installed),
     }
-    times = alternate({name: (lambda step=step: [step() for _ in range(5)]) for name, step in steps.items()}, rounds)
+    count = max(1, 2048 // ids.numel())
+    times = alternate(
+        {name: (lambda step=step: [step() for _ in range(count)]) for name, step in steps.items()}, rounds
+    )
     lines = [
-        f"B = {batch}, T = {length}, D = {width}, L = {layers}, V = {vocab}, tied, AdamW, {rounds} rounds",
+        f"B = {batch}, T = {length}, D = {width}, L = {layers}, V = {vocab}, tied, clipping, AdamW, {rounds} rounds",
         "",
-        "| step | ms for five, median (range) | × plain |",
-        "|---|---|---|",
+        f"| {count} step{'s' * (count > 1)} | ms, median (range) | × plain | × plain of its type |",
+        "|---|---|---|---|",
     ]
     for name, values in times.items():
-        lines.append(f"| {name} | {spread(values)} | {ratio(times, name, 'plain transformers'):.2f} |")
-    cost = ratio(times, "installed, paths tracked", "installed") - 1
-    return "\n".join([*lines, "", f"- tracking both paths: {100 * cost:+.1f} % of a step"])
+        own = "plain transformers, bf16" if "bf16" in name else "plain transformers"
+        ratios = " | ".join(f"{ratio(times, name, other):.2f}" for other in ("plain transformers", own))
+        lines.append(f"| {name} | {spread(values)} | {ratios} |")
+    cost = ratio(times, "installed, fastest products, paths tracked", "installed, fastest products") - 1
+    return "\n".join([*lines, "", f"- {product_choice()}", f"- tracking both paths: {100 * cost:+.1f} % of a step"])
 
 
 def _stepper(config: LlamaConfig, ids: torch.Tensor, *, installed: bool, track: bool) -> Callable[[], None]:
@@ -68,4 +82,4 @@ def _stepper(config: LlamaConfig, ids: torch.Tensor, *, installed: bool, track: 
 
 if __name__ == "__main__":
     chosen = [tuple(map(int, sys.argv[1:6]))] if len(sys.argv) > 1 else SHAPES
-    print("\n\n".join(table(*shape, rounds=9) for shape in chosen))  # type: ignore[misc]
+    print("\n\n".join(table(*shape, rounds=7) for shape in chosen))  # type: ignore[misc]
