@@ -134,11 +134,8 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers
 
     def paced(arms: Sequence[Job], steps: int) -> list[Pace]:
         each = [replace(job, folder=folder / f"{number}") for number, job in enumerate([*arms] * many)]
-        found = workers.each(partial(_pace, steps=steps), each, show, lambda job, pace: None)
-        return [
-            Pace(*(fmean(of) for of in zip(*map(astuple, found[i :: len(arms)]), strict=True)))
-            for i in range(len(arms))
-        ]
+        found = workers.each(partial(pace, steps=steps), each, show, lambda job, pace: None)
+        return [mean_pace(found[i :: len(arms)]) for i in range(len(arms))]
 
     few, most_steps = CALIBRATION_STEPS
     first = paced(jobs[:1], 2)[0]  # what a process does once, it does here
@@ -172,7 +169,12 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers
     return ranks.first_does(most)
 
 
-def _pace(job: Job, steps: int) -> Pace:
+def mean_pace(paces: Sequence[Pace]) -> Pace:
+    """Return the mean of several."""
+    return Pace(*map(fmean, zip(*map(astuple, paces), strict=True)))
+
+
+def pace(job: Job, steps: int) -> Pace:
     """Time evaluation, when some tokens have warmed it up, and a trial of so many steps, made in the job's folder."""
     kind = kind_of(job.settings)
 
