@@ -20,17 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 33_610,
-    "files": 167,
-    "lines of code": 20_938,
+    "lines": 34_100,
+    "files": 168,
+    "lines of code": 21_270,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 149,
     "modules with one importer": 23,
-    "floors": 18,
+    "floors": 20,
     "folders that import each other": 0,
     "words printed by inspect and report": 4_739,
-    "lines of tests": 31_167,
+    "lines of tests": 31_700,
 }
 
 
