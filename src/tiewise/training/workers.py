@@ -1,8 +1,8 @@
 """Several runs at a time, each in a process of its own, and how many.
 
-    Workers.each(train, jobs, …)  ── (work, job) ──►  a worker: work(job), with its share of the threads
-        show(job, what, n, of)    ◄───── at ───────   what it says of its progress
-        done(job, value)          ◄──── found ─────   the value, or the error that ended it
+    Workers.each(train, jobs, …)  ── (work, job, threads) ──►  a worker: work(job), with its share of the threads
+        show(job, what, n, of)    ◄───────── at ───────────    what it says of its progress
+        done(job, value)          ◄──────── found ─────────    the value, or the error that ended it
 
 A step of a small model is hundreds of small operations, many of them too small to be divided among threads. Whether two
 runs of one thread each get through more than one of two depends on what the cores share: both were measured. So `auto`
@@ -124,12 +124,14 @@ class Workers:
         if most < 2:
             return 1, "memory holds no second one"
         steps = round(min(max(TRIED[0], job.settings.steps / seconds), TRIED[1]))
-        alone = pace(replace(job, folder=folder / "alone"), steps).seconds(job)
+        alone = pace(replace(job, folder=folder / "alone"), steps)
         self.count, self.threads = most, threads // most
         jobs = [replace(job, folder=folder / f"{number}") for number in range(most)]
         found = self.each(partial(pace, steps=steps), jobs, lambda *said: None, lambda job, found: None)
         remove(folder)
-        share = mean_pace(found).seconds(job) / most / alone
+        # the rest of a run is left out: of the first in a process it is mostly imports
+        beside, alone = (replace(one, rest=0.0) for one in (mean_pace(found), alone))
+        share = beside.seconds(job) / most / alone.seconds(job)
         if share <= FASTER:
             return most, f"in a trial they took {share:.2f} of the time of one at a time"
         self._end()
@@ -144,6 +146,8 @@ class Workers:
     ) -> list[T]:
         """Return `work(job)` of each job, in this order; `done` is told of each as it ends, `show` of its progress.
 
+        The last jobs, where there are fewer of them than are done at a time, share all threads.
+
         Raises the first error of any, when the others have stopped with a checkpoint; Interrupted after Ctrl-C.
         """
         if self.count == 1:
@@ -154,15 +158,17 @@ class Workers:
                 done(job, found[-1])
             return found
         while len(self._open) < min(self.count, len(jobs)):
-            self._open.append(_Worker(self.threads))
-        values, waiting, end = {}, deque(jobs), None
+            self._open.append(_Worker())
+        last = len(jobs) % self.count
+        shares = [self.threads] * (len(jobs) - last) + [max(1, torch.get_num_threads() // max(1, last))] * last
+        values, waiting, end = {}, deque(zip(jobs, shares, strict=True)), None
         press = _PassedOn(self._open)
         before = set_ctrl_c(press)
         try:
             while True:
                 for worker in self._open:
                     if worker.job is None and waiting and end is None and not press.pressed:
-                        worker.take(work, waiting.popleft())
+                        worker.take(work, *waiting.popleft())
                 busy = {worker.connection: worker for worker in self._open if worker.job is not None}
                 if not busy:
                     break
@@ -191,14 +197,14 @@ class Workers:
 class _Worker:
     """A process that does one thing after another; `job` is what it has in hand."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self) -> None:
         self.job: Any = None  # or None
         self.ready = False  # to be told of Ctrl-C
         self.connection, theirs = Pipe()
         first = f"import gc, sys; gc.set_threshold{gc.get_threshold()}; sys.path[:] = {sys.path!r}"
         begin = f"{first}; from tiewise.training.workers import serve"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{begin}; serve({theirs.fileno()}, {threads})"],
+            [sys.executable, "-c", f"{begin}; serve({theirs.fileno()})"],
             pass_fds=[theirs.fileno()],
             env=os.environ | _QUIET,
             stdin=subprocess.DEVNULL,
@@ -207,11 +213,11 @@ class _Worker:
         )
         theirs.close()
 
-    def take(self, work: Callable[[Job], Any], job: Job) -> None:
-        """Have it do a piece of work."""
+    def take(self, work: Callable[[Job], Any], job: Job, threads: int) -> None:
+        """Have it do a piece of work by so many threads."""
         self.job = job
         with suppress(OSError):  # it has ended, which is seen when it is asked what it says
-            self.connection.send((work, job))
+            self.connection.send((work, job, threads))
 
     def says(self, stopped: bool) -> tuple[Any, ...]:
         """Return its next message; that of a process which has ended is the error that this is."""
@@ -247,11 +253,10 @@ class _PassedOn(NotedPress):
                 worker.process.send_signal(signal.SIGINT if worker.ready else signal.SIGKILL)
 
 
-def serve(descriptor: int, threads: int) -> None:
+def serve(descriptor: int) -> None:
     """Do in a worker's process what comes through the connection, until whoever started it is gone."""
     listen_for_ctrl_c()
     settle()
-    torch.set_num_threads(threads)
     connection = Connection(descriptor)
     asked: SimpleQueue[bytes] = SimpleQueue()
 
@@ -265,7 +270,8 @@ def serve(descriptor: int, threads: int) -> None:
     connection.send(("ready",))
     while True:
         try:
-            work, job = pickle.loads(asked.get())
+            work, job, threads = pickle.loads(asked.get())
+            torch.set_num_threads(threads)
             with heard(lambda what, n, of: connection.send(("at", what, n, of))):
                 answer = "found", work(job)
         except BaseException as error:
