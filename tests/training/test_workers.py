@@ -63,6 +63,16 @@ def test_two_at_a_time_end_with_the_figures_of_one_at_a_time(pair, tiny, tmp_pat
     assert finish(tmp_path / "2", lines.display, pair).runs == two.runs
 
 
+def threads_of(job):
+    return torch.get_num_threads()
+
+
+def test_the_last_runs_share_all_threads(pair, job, tiny, tmp_path, monkeypatch):
+    jobs = [job(tiny(), tmp_path) for _ in range(3)]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert pair.each(threads_of, jobs, said([]), said([])) == [1, 1, 2]
+
+
 def fails(job):
     """What a worker is asked to do here."""
     if job.seed == 1:

@@ -1,8 +1,8 @@
 """Several runs at a time, each in a process of its own, and how many.
 
-    Workers.each(train, jobs, …)  ── (work, job) ──►  a worker: work(job), with its share of the threads
-        show(job, what, n, of)    ◄───── at ───────   what it says of its progress
-        done(job, value)          ◄──── found ─────   the value, or the error that ended it
+    Workers.each(train, jobs, …)  ── (work, job, threads) ──►  a worker: work(job), with its share of the threads
+        show(job, what, n, of)    ◄───────── at ───────────    what it says of its progress
+        done(job, value)          ◄──────── found ─────────    the value, or the error that ended it
 
 A step of a small model is hundreds of small operations, many of them too small to be divided among threads. Whether two
 runs of one thread each get through more than one of two depends on what the cores share: both were measured. So `auto`
@@ -146,6 +146,8 @@ class Workers:
     ) -> list[T]:
         """Return `work(job)` of each job, in this order; `done` is told of each as it ends, `show` of its progress.
 
+        The last jobs, where there are fewer of them than are done at a time, share all threads.
+
         Raises the first error of any, when the others have stopped with a checkpoint; Interrupted after Ctrl-C.
         """
         if self.count == 1:
@@ -156,15 +158,17 @@ class Workers:
                 done(job, found[-1])
             return found
         while len(self._open) < min(self.count, len(jobs)):
-            self._open.append(_Worker(self.threads))
-        values, waiting, end = {}, deque(jobs), None
+            self._open.append(_Worker())
+        last = len(jobs) % self.count
+        shares = [self.threads] * (len(jobs) - last) + [max(1, torch.get_num_threads() // max(1, last))] * last
+        values, waiting, end = {}, deque(zip(jobs, shares, strict=True)), None
         press = _PassedOn(self._open)
         before = set_ctrl_c(press)
         try:
             while True:
                 for worker in self._open:
                     if worker.job is None and waiting and end is None and not press.pressed:
-                        worker.take(work, waiting.popleft())
+                        worker.take(work, *waiting.popleft())
                 busy = {worker.connection: worker for worker in self._open if worker.job is not None}
                 if not busy:
                     break
@@ -193,14 +197,14 @@ class Workers:
 class _Worker:
     """A process that does one thing after another; `job` is what it has in hand."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self) -> None:
         self.job: Any = None  # or None
         self.ready = False  # to be told of Ctrl-C
         self.connection, theirs = Pipe()
         first = f"import gc, sys; gc.set_threshold{gc.get_threshold()}; sys.path[:] = {sys.path!r}"
         begin = f"{first}; from tiewise.training.workers import serve"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{begin}; serve({theirs.fileno()}, {threads})"],
+            [sys.executable, "-c", f"{begin}; serve({theirs.fileno()})"],
             pass_fds=[theirs.fileno()],
             env=os.environ | _QUIET,
             stdin=subprocess.DEVNULL,
@@ -209,11 +213,11 @@ class _Worker:
         )
         theirs.close()
 
-    def take(self, work: Callable[[Job], Any], job: Job) -> None:
-        """Have it do a piece of work."""
+    def take(self, work: Callable[[Job], Any], job: Job, threads: int) -> None:
+        """Have it do a piece of work by so many threads."""
         self.job = job
         with suppress(OSError):  # it has ended, which is seen when it is asked what it says
-            self.connection.send((work, job))
+            self.connection.send((work, job, threads))
 
     def says(self, stopped: bool) -> tuple[Any, ...]:
         """Return its next message; that of a process which has ended is the error that this is."""
@@ -249,11 +253,10 @@ class _PassedOn(NotedPress):
                 worker.process.send_signal(signal.SIGINT if worker.ready else signal.SIGKILL)
 
 
-def serve(descriptor: int, threads: int) -> None:
+def serve(descriptor: int) -> None:
     """Do in a worker's process what comes through the connection, until whoever started it is gone."""
     listen_for_ctrl_c()
     settle()
-    torch.set_num_threads(threads)
     connection = Connection(descriptor)
     asked: SimpleQueue[bytes] = SimpleQueue()
 
@@ -267,7 +270,8 @@ def serve(descriptor: int, threads: int) -> None:
     connection.send(("ready",))
     while True:
         try:
-            work, job = pickle.loads(asked.get())
+            work, job, threads = pickle.loads(asked.get())
+            torch.set_num_threads(threads)
             with heard(lambda what, n, of: connection.send(("at", what, n, of))):
                 answer = "found", work(job)
         except BaseException as error:
