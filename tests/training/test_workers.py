@@ -18,11 +18,12 @@ from tqdm import tqdm
 
 import tiewise
 from tiewise.core.errors import DataError, RunError
-from tiewise.training import ranks, short_trials, workers
+from tiewise.training import pace, ranks, short_trials, workers
 from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import ENVIRONMENT, SPEED, newest_checkpoint, read_json
+from tiewise.training.pace import Pace
 from tiewise.training.run import RESULT, train
-from tiewise.training.short_trials import Pace, steps_within
+from tiewise.training.short_trials import steps_within
 from tiewise.training.trainer import METRICS
 from tiewise.training.workers import Workers
 
@@ -262,7 +263,7 @@ def test_minutes_count_with_the_workers(job, tiny, tmp_path, monkeypatch, many, 
     (tmp_path / "trials").mkdir()
     steps = steps_within(arms, tmp_path / "trials", lambda: 600.0, crowd, said([]))
     whole = [replace(one, settings=replace(settings, steps=steps)) for one in arms]
-    trials = [short_trials.short(one, tmp_path) for one in whole for _ in range(9)] if tune else []
+    trials = [pace.short(one, tmp_path) for one in whole for _ in range(9)] if tune else []
     taken = 600.0
     for runs in (trials, 3 * whole):
         free = [0.0] * many

@@ -44,10 +44,11 @@ from tiewise.training.folder import (
     starting,
     write_json,
 )
+from tiewise.training.pace import short_steps
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete
 from tiewise.training.run import Outcome, finished, kind_of, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import Gone, per_arm, short_steps, steps_within, tune
+from tiewise.training.short_trials import Gone, per_arm, steps_within, tune
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 

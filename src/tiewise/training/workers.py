@@ -44,8 +44,8 @@ from tiewise.core.errors import Interrupted, RunError
 from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, heard, listen_for_ctrl_c, set_ctrl_c
 from tiewise.training import ranks
 from tiewise.training.folder import remove
+from tiewise.training.pace import mean_pace, pace
 from tiewise.training.run import kind_of
-from tiewise.training.short_trials import mean_pace, pace
 from tiewise.training.trainer import Job
 
 T = TypeVar("T")
@@ -105,7 +105,8 @@ class Workers:
                 self.count, self.why = max(1, min(before, runs)), "as when they began"
             each = all_threads // self.count
             shares = f"{each} thread{'s' * (each != 1)}{' each' * (self.count > 1)}"
-            said = f"{self.count} run{'s' * (self.count != 1)} at a time, {shares}: {self.why}"
+            if min(all_threads, runs) > 1:  # else there was nothing to choose
+                said = f"{self.count} run{'s' * (self.count != 1)} at a time, {shares}: {self.why}"
         self.threads = max(1, all_threads // self.count)
         return said
 
