@@ -150,7 +150,7 @@ def test_auto_takes_threads_runs_memory_what_kind_of_run_it_is_and_what_was_fast
     def chosen(runs, asked="auto", one=None, before=None):
         made, one = Tried(asked), one or job(tiny())
         said = made.choose(one, runs, tmp_path / "trial", before)
-        assert bool(said) == (asked == "auto")
+        assert bool(said) == (asked == "auto" and runs > 1)
         assert made.choose(one, runs, tmp_path / "trial") == ""
         return made.count, made.threads, said.partition(": ")[2]
 

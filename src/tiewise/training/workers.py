@@ -120,7 +120,7 @@ class Workers:
         most = min(threads, runs)
         needed, seconds = demand(job) if most > 1 else (1, 0.0)
         if runs * seconds <= WORTH:
-            return 1, "there is too little to do for several" if most > 1 else "there is no other way"
+            return 1, "there is too little to do for several"
         most = min(most, free_memory() // needed)
         if most < 2:
             return 1, "memory holds no second one"
