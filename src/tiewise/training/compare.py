@@ -196,8 +196,8 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     said = workers.choose(jobs[0], settings.seeds * len(jobs), out / SPEED, before if left else 1)
     if said and left:
         display.say(said)
-    if "jobs" not in env:
-        ranks.first_does(lambda: write_json(out / ENVIRONMENT, env | {"jobs": workers.count}))
+    # all ask: what the first has written, another may have read
+    ranks.first_does(lambda: "jobs" in env or write_json(out / ENVIRONMENT, env | {"jobs": workers.count}))
     with display.runs(len(jobs) * steps) as bar:
         if settings.tune:
             jobs, trials = tune(jobs, out, workers, bar.show, bar.ended)
