@@ -21,13 +21,13 @@ ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
     "lines": 34_100,
-    "files": 169,
+    "files": 168,
     "lines of code": 21_270,
     "class names defined twice": 0,
     "file names in several folders": 0,
-    "private helpers used once": 149,
+    "private helpers used once": 150,
     "modules with one importer": 23,
-    "floors": 21,
+    "floors": 20,
     "folders that import each other": 0,
     "words printed by inspect and report": 4_739,
     "lines of tests": 31_700,

@@ -15,4 +15,9 @@ RENAMED: list[tuple[str, str | None, str]] = [
         "answers and captions are words, which may be put better any day; a short one was taken for a name",
     ),
     (r":/env/processor$", None, "the name of the machine's processor, which is another elsewhere"),
+    (
+        r"^inspect comparison:/sections/alignment/found/factored:4/curves/[01]/[xy]\[\]",
+        None,
+        "how many singular values of tables of rank 4 rounding leaves above zero: processors differ, their sum does not",
+    ),
 ]
