@@ -18,6 +18,6 @@ RENAMED: list[tuple[str, str | None, str]] = [
     (
         r"^inspect comparison:/sections/alignment/found/factored:4/curves/[01]/[xy]\[\]",
         None,
-        "how many singular values of tables of rank 4 rounding leaves above zero: processors differ, their sum does not",
+        "how many singular values rounding leaves of tables of rank 4: processors differ, their sum does not",
     ),
 ]
