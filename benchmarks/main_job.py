@@ -1,12 +1,15 @@
-"""The main job on its demo corpus: one run at a time against `--jobs auto`, and where the time of a run goes.
+"""The main job on its demo corpus: by default, one run at a time with torch's own products, and where its time goes.
 
-python -m benchmarks.main_job [STEPS]
+python -m benchmarks.main_job [STEPS [SRC]]
+
+SRC is the `src` of an earlier checkout, whose comparison of the same demo is timed too.
 """
 
 from __future__ import annotations
 
 import cProfile
 import json
+import os
 import pstats
 import statistics
 import subprocess
@@ -14,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tiewise.training.compare import Display, finish_one, start
 from tiewise.training.settings import Settings
@@ -21,7 +25,7 @@ from tiewise.training.settings import Settings
 # what each line of the profile is: (its name, file, function), none within another but as "of it" says
 PARTS = (
     ("forward and backward", "transformers/trainer.py", "training_step"),
-    ("of it the vocabulary loss, with its gradients", "ops/chunked.py", "sweep"),
+    ("of it the vocabulary loss, with its gradients", "ops/native_loss.py", "sweep"),
     ("norms of both paths", "boundary/install.py", "path_norms"),
     ("clipping", "transformers/trainer.py", "_clip_grad_norm"),
     ("optimizer", "accelerate/optimizer.py", "step"),
@@ -34,11 +38,12 @@ PARTS = (
 )
 
 
-def seconds(jobs: str, steps: int, out: Path) -> tuple[float, list[dict[str, float]], dict[str, int]]:
+def seconds(steps: int, out: Path, *more: str, **env: str) -> tuple[float, list[dict[str, float]], dict[str, Any]]:
     """Seconds of the whole command, its runs, and what trained them."""
     begin = time.perf_counter()
-    command = ("compare", "--out", str(out), "--steps", str(steps), "--jobs", jobs, "--quiet", "--json")
-    said = subprocess.run([sys.executable, "-m", "tiewise", *command], check=True, capture_output=True, text=True)
+    command = ("compare", "--out", str(out), "--steps", str(steps), "--quiet", "--json", *more)
+    run = [sys.executable, "-m", "tiewise", *command]
+    said = subprocess.run(run, check=True, capture_output=True, text=True, env=os.environ | env)
     found = json.loads(said.stdout)
     return time.perf_counter() - begin, found["runs"], found["env"]
 
@@ -60,21 +65,29 @@ def profile(steps: int, out: Path) -> str:
 
 def main() -> None:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 600
-    with tempfile.TemporaryDirectory() as folder:
-        one, alone, _ = seconds("1", steps, Path(folder) / "one")
-        auto, beside, env = seconds("auto", steps, Path(folder) / "auto")
-        table = profile(steps, Path(folder) / "profile")
-    losses = [[run["heldout_nll"] for run in runs] for runs in (alone, beside)]
-    apart = max(abs(a - b) for a, b in zip(*losses, strict=True))
-    arms = len({run["arm"] for run in alone})
+    with tempfile.TemporaryDirectory() as made:
+        folder, rows = Path(made), []
+        if len(sys.argv) > 2:
+            rows.append(("the earlier checkout", *seconds(steps, folder / "before", PYTHONPATH=sys.argv[2])))
+        took, runs, env = seconds(steps, folder / "one", "--jobs", "1", TIEWISE_PRODUCTS="default")
+        rows.append(("one at a time, torch's own products", took, runs, env))
+        took, runs, env = seconds(steps, folder / "auto")
+        rows.append((f"by default: {env['jobs']} at a time, threads {env['threads']} each", took, runs, env))
+        table = profile(steps, folder / "profile")
+    _, first, reference, _ = rows[0]
+    arms = len({run["arm"] for run in reference})
+    losses = [[run["heldout_nll"] for run in runs] for _, _, runs, _ in rows]
     deviation = statistics.mean(statistics.stdev(losses[0][arm::arms]) for arm in range(arms))
-    how = f"`--jobs auto`: {env['jobs']} at a time, threads {env['threads']} each"
-    print(f"`tiewise compare --steps {steps}`, {len(alone)} runs of the demo, the whole command\n")
-    print("| | seconds | × one at a time |\n|---|---|---|")
-    print(f"| one at a time | {one:.0f} | 1.00 |\n| {how} | {auto:.0f} | {auto / one:.2f} |\n")
     print(
-        f"- validation nll of a run differs by at most {apart:.5f}; the seeds' deviation is {deviation:.5f}\n\n{table}"
+        f"`tiewise compare --steps {steps}`, {len(reference)} runs of the demo, the whole command; {env['products']}\n"
     )
+    print(
+        "| | seconds | × the first | largest difference of a run's validation nll from the first's |\n|---|---|---|---|"
+    )
+    for (how, took, _, _), found in zip(rows, losses, strict=True):
+        apart = max(abs(a - b) for a, b in zip(losses[0], found, strict=True))
+        print(f"| {how} | {took:.0f} | {took / first:.2f} | {apart:.7f} |")
+    print(f"\nThe seeds' standard deviation is {deviation:.5f}.\n\n{table}")
 
 
 if __name__ == "__main__":

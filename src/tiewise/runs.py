@@ -26,7 +26,7 @@ def compare(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    jobs: int | str = 1,
+    jobs: int | str = "auto",
     quiet: bool = False,
     **settings: Any,
 ) -> Comparison:
@@ -37,7 +37,7 @@ def compare(
         resume: finish the run in `out`, which has its settings.
         overwrite: replace the run in `out`.
         jobs: runs that are trained at a time, in processes of their own with a share of the threads each; "auto" takes
-            as many as there are threads and memory for, one on a GPU, which is faster on some machines only.
+            one, or as many as there are threads and memory for, whichever a trial finds faster.
         quiet: no progress on stderr.
         settings: any setting of `run.yaml`: `arms=["tied", "untied"]`, `text="my.txt"`, `steps=2000`; `recipe="awd"`
             begins with a recipe's.

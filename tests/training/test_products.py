@@ -8,6 +8,7 @@ import pytest
 from tiewise.core.errors import RunError
 from tiewise.ops import fast_products as fp
 from tiewise.ops import kernels
+from tiewise.training import compare
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.kinds import decoder
 from tiewise.training.trainer import TiewiseTrainer
@@ -29,7 +30,8 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(fp, "trial", lambda threads, deadline: taken)
         monkeypatch.setattr(fp, "kernels", lambda: None)
 
-    monkeypatch.setattr(fp, "LARGE", 1)
+    for where in (fp, compare):
+        monkeypatch.setattr(where, "LARGE", 1)
     monkeypatch.delenv("TIEWISE_PRODUCTS", raising=False)
     yield make
     fp._rounding.cache_clear()

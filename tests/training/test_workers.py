@@ -18,11 +18,12 @@ from tqdm import tqdm
 
 import tiewise
 from tiewise.core.errors import DataError, RunError
-from tiewise.training import ranks, short_trials, workers
+from tiewise.training import pace, ranks, short_trials, workers
 from tiewise.training.compare import RunsBar, finish
-from tiewise.training.folder import newest_checkpoint, read_json
-from tiewise.training.run import train
-from tiewise.training.short_trials import Pace, steps_within
+from tiewise.training.folder import ENVIRONMENT, SPEED, newest_checkpoint, read_json
+from tiewise.training.pace import Pace
+from tiewise.training.run import RESULT, train
+from tiewise.training.short_trials import steps_within
 from tiewise.training.trainer import METRICS
 from tiewise.training.workers import Workers
 
@@ -61,6 +62,16 @@ def test_two_at_a_time_end_with_the_figures_of_one_at_a_time(pair, tiny, tmp_pat
     assert [name for name, value in one.env.items() if value != two.env[name]] == ["jobs"]
     assert len(lines) == 2 * (1 + 6 + 4)
     assert finish(tmp_path / "2", lines.display, pair).runs == two.runs
+
+
+def threads_of(job):
+    return torch.get_num_threads()
+
+
+def test_the_last_runs_share_all_threads(pair, job, tiny, tmp_path, monkeypatch):
+    jobs = [job(tiny(), tmp_path) for _ in range(3)]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert pair.each(threads_of, jobs, said([]), said([])) == [1, 1, 2]
 
 
 def fails(job):
@@ -120,34 +131,75 @@ def test_ctrl_c_while_a_worker_is_started_ends_it(job, tiny, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_auto_takes_threads_runs_memory_and_what_kind_of_run_it_is(job, tiny, monkeypatch):
-    arms = [job(tiny(), arm=arm) for arm in ("tied", "untied")]
-    assert Workers("auto").count == 1
-
-    def chosen(runs, asked="auto", arms=arms):
-        made = Workers(asked)
-        made.choose(arms, runs)
-        return made.count, made.threads
-
+def test_auto_takes_threads_runs_memory_what_kind_of_run_it_is_and_what_was_faster(job, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(workers, "free_memory", lambda: 100 * GIGABYTE)
-    assert chosen(9) == (1, 8)  # there is hardly anything to do
+    slower = 1.0  # a run beside others, by what its share of the threads makes of it
+
+    class Tried(Workers):
+        def each(self, work, jobs, show, done):
+            assert len({job.folder for job in jobs}) == len(jobs) == self.count
+            return [Pace(slower * self.count, 0.0, 0.0)] * len(jobs)
+
+    def pace(job, steps):
+        assert steps in range(*workers.TRIED)
+        return Pace(1.0, 0.0, 0.0)
+
+    monkeypatch.setattr(workers, "pace", pace)
+
+    def chosen(runs, asked="auto", one=None, before=None):
+        made, one = Tried(asked), one or job(tiny())
+        said = made.choose(one, runs, tmp_path / "trial", before)
+        assert bool(said) == (asked == "auto" and runs > 1)
+        assert made.choose(one, runs, tmp_path / "trial") == ""
+        return made.count, made.threads, said.partition(": ")[2]
+
+    assert Workers("auto").count == 1
+    assert chosen(9) == (1, 8, "there is too little to do for several")
+    assert chosen(9, before=4) == (4, 2, "as when they began")
+    assert chosen(1, before=4)[:2] == (1, 8)
+    assert (chosen(3, 6), chosen(9, "1")) == ((3, 2, ""), (1, 8, ""))
     monkeypatch.setattr(workers, "demand", lambda job: (10 * GIGABYTE, 30.0))
-    assert [chosen(2), chosen(2, 2)] == [(1, 8), (2, 4)]
-    assert [chosen(9), chosen(3), chosen(1), chosen(9, 3), chosen(9, "1")] == [(8, 1), (3, 2), (1, 8), (3, 2), (1, 8)]
-    need = 10 * GIGABYTE
+    slower = 0.7
+    assert chosen(2)[:2] == (1, 8)
+    assert chosen(9) == (8, 1, "in a trial they took 0.70 of the time of one at a time")
+    assert [chosen(3)[:2], chosen(1)[:2]] == [(3, 2), (1, 8)]
+    slower = 1.2
+    assert chosen(9) == (1, 8, "in a trial 8 at a time took 1.20 of its time")
+    slower, need = 0.7, 10 * GIGABYTE
     for room, count in ((need - 1, 1), (2 * need, 2), (3 * need - 1, 2)):
         monkeypatch.setattr(workers, "free_memory", lambda room=room: room)
         assert chosen(9)[0] == count
         assert chosen(9, 6)[0] == 6
-    assert chosen(9, arms=[job(tiny(backend="flax"))]) == (1, 8)
+    alone = (1, 8, "each takes the whole machine")
+    assert chosen(9, one=job(tiny(backend="flax"))) == alone
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert chosen(9) == (1, 8)
+    assert chosen(9) == alone
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(ranks, "size", lambda: 2)
-    assert [chosen(9), chosen(9, 1)] == [(1, 8), (1, 8)]
+    assert [chosen(9)[:2], chosen(9, 1)[:2]] == [(1, 8), (1, 8)]
     with pytest.raises(RunError, match="jobs = 4 where 2 processes train a run; leave jobs out"):
         chosen(9, 4)
+
+
+@pytest.mark.slow
+def test_a_trial_of_both_ways_decides_once_and_leaves_nothing(tiny, tmp_path, lines, monkeypatch):
+    monkeypatch.setattr(workers, "WORTH", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    settings = tiny(seeds=1, steps=20)
+    for share, count in ((100.0, 2), (0.0, 1)):
+        monkeypatch.setattr(workers, "FASTER", share)
+        out = lines.begin(settings, tmp_path / f"{count}")
+        with Workers() as pair:
+            found = finish(out, lines.display, pair)
+            assert (len(pair._open), found.env["jobs"], found.env["threads"]) == (2 * (count == 2), count, 3 - count)
+        assert not (out / SPEED).exists()
+        assert read_json(out / ENVIRONMENT)["jobs"] == count
+        (out / "untied" / "seed-1" / RESULT).unlink()
+        (out / "tied" / "seed-1" / RESULT).unlink()
+        finish(out, lines.display, again := Workers(1))
+        assert again.count == 1
+    assert [" at a time, " in line for line in lines].count(True) == 2
 
 
 def test_memory_is_rather_more_than_less(job, tiny):
@@ -207,11 +259,11 @@ def test_minutes_count_with_the_workers(job, tiny, tmp_path, monkeypatch, many, 
     crowd = Crowd(many)
     settings = tiny(arms=tuple(paces), minutes=60.0, seeds=3, tune=tune)
     arms = [job(settings, tmp_path, arm=arm) for arm in paces]
-    crowd.choose(arms, 9)
+    crowd.choose(arms[0], 9, tmp_path)
     (tmp_path / "trials").mkdir()
     steps = steps_within(arms, tmp_path / "trials", lambda: 600.0, crowd, said([]))
     whole = [replace(one, settings=replace(settings, steps=steps)) for one in arms]
-    trials = [short_trials.short(one, tmp_path) for one in whole for _ in range(9)] if tune else []
+    trials = [pace.short(one, tmp_path) for one in whole for _ in range(9)] if tune else []
     taken = 600.0
     for runs in (trials, 3 * whole):
         free = [0.0] * many

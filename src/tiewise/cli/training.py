@@ -99,10 +99,10 @@ def compare(
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,
     jobs: str = typer.Option(
-        "1",
+        "auto",
         metavar="N|auto",
-        help="Runs trained at a time, in processes of their own with a share of the threads each. auto: as many as "
-        "there are threads and memory for; one on a GPU. Faster on some machines, slower on others.",
+        help="Runs trained at a time, in processes of their own with a share of the threads each. auto: one, or as "
+        "many as there are threads and memory for, whichever a trial of a few steps finds faster; one on a GPU.",
     ),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
@@ -208,7 +208,9 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
             o.hush_libraries()
             from tiewise.runs import carry_out
             from tiewise.training.compare import Display, finish, finish_one
+            from tiewise.training.workers import settle
 
+            settle()
             found: Any = carry_out(
                 cast("Callable[[Path, Display, Workers], Any]", finish_one if single else finish),
                 settings,

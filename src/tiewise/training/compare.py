@@ -32,13 +32,23 @@ from tiewise.core.frequency import asymmetric_bigrams
 from tiewise.core.long_work import Listener, heard
 from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.ops import kernels
-from tiewise.ops.fast_products import ProductChoice, product_choice, same_here
+from tiewise.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
 from tiewise.training import ranks
-from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, read_json, saved_run, starting, write_json
+from tiewise.training.folder import (
+    DATA,
+    ENVIRONMENT,
+    SPEED,
+    folder_name,
+    read_json,
+    saved_run,
+    starting,
+    write_json,
+)
+from tiewise.training.pace import short_steps
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete
-from tiewise.training.run import Outcome, kind_of, train
+from tiewise.training.run import Outcome, finished, kind_of, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import Gone, per_arm, short_steps, steps_within, tune
+from tiewise.training.short_trials import Gone, per_arm, steps_within, tune
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 
@@ -153,9 +163,10 @@ def start(
         products = ranks.first_does(lambda: products_for(made, text.vocab))
         if made.minutes is not None:
             jobs, workers = make_jobs(made, text, stage, products), workers or Workers(1)
-            workers.choose(jobs, made.seeds * len(jobs))
+            if said := workers.choose(jobs[0], made.seeds * len(jobs), stage / SPEED):
+                display.say(said)
             with display.stages() as show:
-                steps = steps_within(jobs, stage / "calibration", gone, workers, lambda job, *said: show(*said))
+                steps = steps_within(jobs, stage / SPEED, gone, workers, lambda job, *said: show(*said))
             display.say(f"{made.minutes:g} minutes: {steps} steps for each run")
             made = replace(made, steps=steps, minutes=None).checked()
         ranks.first_does(put)
@@ -177,11 +188,20 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     trials: list[dict[str, Any]] = []
     products = products_of(out, display)
     jobs, workers = make_jobs(settings, text, out, products), workers or Workers(1)
-    workers.choose(jobs, settings.seeds * len(jobs))
+    env = read_json(out / ENVIRONMENT) or {}
+    seeds = range(1, settings.seeds + 1)
+    left = any(finished(seeded(job, seed, "").folder) is None for seed in seeds for job in jobs)
+    # of another number of threads the trial was another one
+    before = env.get("jobs") if env.get("threads") == torch.get_num_threads() else None
+    said = workers.choose(jobs[0], settings.seeds * len(jobs), out / SPEED, before if left else 1)
+    if said and left:
+        display.say(said)
+    # all ask: what the first has written, another may have read
+    ranks.first_does(lambda: "jobs" in env or write_json(out / ENVIRONMENT, env | {"jobs": workers.count}))
     with display.runs(len(jobs) * steps) as bar:
         if settings.tune:
             jobs, trials = tune(jobs, out, workers, bar.show, bar.ended)
-        pairs = [(job, seed) for seed in range(1, settings.seeds + 1) for job in jobs]
+        pairs = [(job, seed) for seed in seeds for job in jobs]
         titles = [f"{number}/{len(pairs)} {job.arm} seed {seed}" for number, (job, seed) in enumerate(pairs, 1)]
         runs = [seeded(*pair, title, probe) for pair, title in zip(pairs, titles, strict=True)]
 
@@ -195,10 +215,10 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     comparison = complete(
         Comparison(
             version=__version__,
-            command=(read_json(out / ENVIRONMENT) or {}).get("command", ""),
+            command=env.get("command", ""),
             demo=bool(text.facts.get("demo")),
             arms=list(settings.arms),
-            seeds=list(range(1, settings.seeds + 1)),
+            seeds=list(seeds),
             reference=settings.arms[0],
             setting=kind.setting(settings, text),
             data={k: v for k, v in text.facts.items() if k != "request"},
@@ -251,7 +271,12 @@ def opened(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:
 def products_for(settings: Settings, vocab: int) -> ProductChoice:
     """Choose the matrix products of all runs that begin now: one choice, whatever a resume finds."""
     on_cpu = settings.backend == "torch" and not torch.accelerator.is_available()
-    return product_choice("auto", settings.batch * settings.length * settings.width * vocab if on_cpu else 0)
+    through = settings.batch * settings.length * settings.width  # numbers between two matrices
+    found = product_choice("auto", through * vocab if on_cpu else 0)
+    if found.product == "default" or found.default_ms is None or through * settings.width >= LARGE:
+        return found
+    # the trial was a loss's: oneDNN gains nothing in a small body, whose attention took seven times as long by it
+    return replace(found, product="default", reason=f"{found.reason}; the body's are too small for it")
 
 
 def products_of(out: Path, display: Display) -> ProductChoice:

@@ -30,10 +30,10 @@ from tiewise.core.spec import MODEL_TYPE
 from tiewise.training.results import DENSE, FINAL
 from tiewise.training.settings import FILE, Settings
 
-ENVIRONMENT, DATA, LOCK = "env.json", "data", ".lock"
+ENVIRONMENT, DATA, LOCK, SPEED = "env.json", "data", ".lock", "calibration"
 _STAGE = ".starting"
 _STAGED = (DATA, ENVIRONMENT, FILE)  # what a run starts with, in the order in which it is put in place
-_MADE = ("tuning", "tuning.json", "results.json", "report.html")  # what it makes, beside its arms' folders
+_MADE = (SPEED, "tuning", "tuning.json", "results.json", "report.html")  # what it makes, beside its arms' folders
 
 
 @contextmanager

@@ -15,30 +15,23 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from heapq import heapreplace
 from pathlib import Path
 from shutil import rmtree
-from statistics import fmean
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tiewise.core.errors import Interrupted, RunError
-from tiewise.ops.fast_products import fast_products
+from tiewise.core.errors import RunError
 from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, write_json
+from tiewise.training.pace import Pace, mean_pace, pace, short
 from tiewise.training.run import Outcome, kind_of, train
-from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job
-
-if TYPE_CHECKING:
-    from tiewise.training.workers import Workers
+from tiewise.training.workers import Workers
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
 RATE_FACTORS = (0.5, 1.0, 2.0)
-SEED = 0  # of trials; compared runs count from 1
-MEASURED = 32_768  # tokens of the tuning split that choose, at most
 CALIBRATION_STEPS = (8, 60)  # of a trial that is timed: fewest and most
 CALIBRATION_SHARE = 0.02  # of the time, for the steps of all of these
 LEAST = 20  # steps of a run: its curve has so many points
@@ -95,33 +88,6 @@ def per_arm() -> int:
     return len(INIT_FACTORS) * len(RATE_FACTORS)
 
 
-def short_steps(settings: Settings) -> int:
-    """Steps of a trial."""
-    return max(1, settings.steps // 4)
-
-
-def short(job: Job, folder: Path) -> Job:
-    """Return the trial of a job: a quarter of its steps, judged by a part of the tuning split alone."""
-    steps = short_steps(job.settings)
-    spec = job.spec if (job.spec.tie_at or job.spec.untie_at or 0) < steps else job.spec.plainly()
-    settings = replace(job.settings, steps=steps, measured=min(MEASURED, job.settings.measured))
-    job = replace(job, spec=spec, seed=SEED, settings=settings, split="tune", trial=True)
-    return replace(job, folder=folder, title=f"tune {job.arm}")
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Seconds that an arm takes here: a step, an evaluated token, and a run beside them."""
-
-    step: float
-    token: float
-    rest: float
-
-    def seconds(self, job: Job) -> float:
-        """Of a whole run."""
-        return self.rest + job.settings.steps * self.step + kind_of(job.settings).evaluated(job) * self.token
-
-
 def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers, show: Show) -> int:
     """Return how many steps every run can have, from trials in `folder`, which is removed.
 
@@ -134,11 +100,8 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers
 
     def paced(arms: Sequence[Job], steps: int) -> list[Pace]:
         each = [replace(job, folder=folder / f"{number}") for number, job in enumerate([*arms] * many)]
-        found = workers.each(partial(_pace, steps=steps), each, show, lambda job, pace: None)
-        return [
-            Pace(*(fmean(of) for of in zip(*map(astuple, found[i :: len(arms)]), strict=True)))
-            for i in range(len(arms))
-        ]
+        found = workers.each(partial(pace, steps=steps), each, show, lambda job, pace: None)
+        return [mean_pace(found[i :: len(arms)]) for i in range(len(arms))]
 
     few, most_steps = CALIBRATION_STEPS
     first = paced(jobs[:1], 2)[0]  # what a process does once, it does here
@@ -170,31 +133,6 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers
         raise RunError(what, f"give --minutes {_minutes(past + needed(LEAST))} or more{otherwise}")
 
     return ranks.first_does(most)
-
-
-def _pace(job: Job, steps: int) -> Pace:
-    """Time evaluation, when some tokens have warmed it up, and a trial of so many steps, made in the job's folder."""
-    kind = kind_of(job.settings)
-
-    @fast_products(job.products)
-    def evaluation() -> float:
-        installed = kind.build(job)
-        kind.measure(job, installed, job.split, point=True)
-        begin = monotonic()
-        measured = kind.measure(job, installed, job.split, point=True).tokens
-        return (monotonic() - begin) / max(1, measured)
-
-    token = ranks.first_does(evaluation)
-    whole = replace(job, spec=job.spec.plainly(), settings=replace(job.settings, steps=4 * steps))
-    trial = replace(short(whole, job.folder), title="speed")
-    begin = monotonic()
-    try:
-        result = train(trial).result
-    except Interrupted:
-        raise KeyboardInterrupt from None  # nothing here is worth taking up again
-    ranks.first_does(lambda: rmtree(job.folder))
-    step = max(result.seconds / (steps - 1), 1e-9)
-    return Pace(step, token, max(0.0, monotonic() - begin - steps * step - kind.evaluated(trial) * token))
 
 
 def _minutes(seconds: float) -> str:

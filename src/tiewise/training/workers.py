@@ -1,13 +1,13 @@
 """Several runs at a time, each in a process of its own, and how many.
 
-    Workers.each(train, jobs, …)  ── (work, job) ──►  a worker: work(job), with its share of the threads
-        show(job, what, n, of)    ◄───── at ───────   what it says of its progress
-        done(job, value)          ◄──── found ─────   the value, or the error that ended it
+    Workers.each(train, jobs, …)  ── (work, job, threads) ──►  a worker: work(job), with its share of the threads
+        show(job, what, n, of)    ◄───────── at ───────────    what it says of its progress
+        done(job, value)          ◄──────── found ─────────    the value, or the error that ended it
 
 A step of a small model is hundreds of small operations, many of them too small to be divided among threads. Whether two
-runs of one thread each get through more than one of two depends on what the cores share: both were measured. So one run
-at a time is the default, and with `auto` the threads that PyTorch would give to one run are divided among as many runs,
-as far as memory holds them and where there is a minute's work.
+runs of one thread each get through more than one of two depends on what the cores share: both were measured. So `auto`
+tries: a few steps of a run that has all threads, then of as many runs side by side as there are threads, or as memory
+holds, with an equal share of them. Where there is less than a minute's work it is one at a time without a trial.
 
 A worker is started by `subprocess`: `multiprocessing` would run the caller's script again. It is in a session of its
 own, so Ctrl-C comes to it from its parent alone, as to a run that is alone: once, and it writes a checkpoint; twice,
@@ -16,6 +16,8 @@ and it is gone. However the parent ends, the connection closes and the worker en
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -25,6 +27,8 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from pathlib import Path
@@ -39,6 +43,8 @@ import torch
 from tiewise.core.errors import Interrupted, RunError
 from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, heard, listen_for_ctrl_c, set_ctrl_c
 from tiewise.training import ranks
+from tiewise.training.folder import remove
+from tiewise.training.pace import mean_pace, pace
 from tiewise.training.run import kind_of
 from tiewise.training.trainer import Job
 
@@ -46,6 +52,8 @@ T = TypeVar("T")
 AUTO = "auto"
 WORTH = 60  # seconds of a comparison up to which processes that import everything, for 7 seconds each, gain little
 OPERATIONS = 5e10  # of a core in a second
+TRIED = (6, 40)  # steps of a trial, a second's worth of them: fewest and most
+FASTER = 0.95  # of the time of one at a time, the most that side by side may take: a trial differs by as much by chance
 _PROCESS = 800 << 20  # bytes of a process that has imported everything, and of its buffers
 _MEMORY = Path("/sys/fs/cgroup")  # what a container may take
 # what libraries would print over each other; the parent shows progress
@@ -61,29 +69,74 @@ class Workers:
             raise RunError(f"jobs = {asked!r}", "give how many runs are trained at a time, 1 or more, or auto")
         self.asked = asked
         self.count, self.threads = 1 if asked == AUTO else int(asked), torch.get_num_threads()
+        self.why = ""  # `auto` chose this count
         self._open: list[_Worker] = []
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        for worker in self._open:
+        self._end()
+
+    def _end(self) -> None:
+        """End all processes."""
+        while self._open:
+            worker = self._open.pop()
             worker.connection.close()
             worker.process.kill()  # a run that is not finished is taken up by its last checkpoint
             worker.process.wait()
 
-    def choose(self, arms: Sequence[Job], runs: int) -> None:
-        """Settle for so many runs of these arms how many are trained at a time, and the threads of each."""
+    def choose(self, job: Job, runs: int, folder: Path, before: int | None = None) -> str:
+        """Settle how many of so many runs like `job` are trained at a time, and the threads of each.
+
+        `auto` tries in `folder`, once; `before` is what it found when these runs began. Returns what is to be said of
+        its choice, the first time.
+        """
+        all_threads = torch.get_num_threads()
         if self.asked != AUTO:
             if int(self.asked) > 1 and ranks.size() > 1:
                 raise RunError(f"jobs = {self.asked} where {ranks.size()} processes train a run", "leave jobs out")
             self.count = min(int(self.asked), runs)
-        elif ranks.size() == 1 and not torch.accelerator.is_available() and kind_of(arms[0].settings).side_by_side:
-            most = min(torch.get_num_threads(), runs)
-            needed, seconds = demand(arms[0]) if most > 1 and self.count == 1 else (1, 0.0)
-            if runs * seconds > WORTH:
-                self.count = max(1, min(most, free_memory() // needed))
-        self.threads = max(1, torch.get_num_threads() // self.count)
+        said = ""
+        if self.asked == AUTO and not self.why:
+            if before is None or ranks.size() > 1:
+                self.count, self.why = self._tried(job, runs, folder)
+            else:
+                self.count, self.why = max(1, min(before, runs)), "as when they began"
+            each = all_threads // self.count
+            shares = f"{each} thread{'s' * (each != 1)}{' each' * (self.count > 1)}"
+            if min(all_threads, runs) > 1:  # else there was nothing to choose
+                said = f"{self.count} run{'s' * (self.count != 1)} at a time, {shares}: {self.why}"
+        self.threads = max(1, all_threads // self.count)
+        return said
+
+    def _tried(self, job: Job, runs: int, folder: Path) -> tuple[int, str]:
+        """How many at a time get through these runs fastest, and how that is known."""
+        threads = torch.get_num_threads()
+        if ranks.size() > 1:
+            return 1, "several processes train each"
+        if torch.accelerator.is_available() or not kind_of(job.settings).side_by_side:
+            return 1, "each takes the whole machine"
+        most = min(threads, runs)
+        needed, seconds = demand(job) if most > 1 else (1, 0.0)
+        if runs * seconds <= WORTH:
+            return 1, "there is too little to do for several"
+        most = min(most, free_memory() // needed)
+        if most < 2:
+            return 1, "memory holds no second one"
+        steps = round(min(max(TRIED[0], job.settings.steps / seconds), TRIED[1]))
+        alone = pace(replace(job, folder=folder / "alone"), steps)
+        self.count, self.threads = most, threads // most
+        jobs = [replace(job, folder=folder / f"{number}") for number in range(most)]
+        found = self.each(partial(pace, steps=steps), jobs, lambda *said: None, lambda job, found: None)
+        remove(folder)
+        # the rest of a run is left out: of the first in a process it is mostly imports
+        beside, alone = (replace(one, rest=0.0) for one in (mean_pace(found), alone))
+        share = beside.seconds(job) / most / alone.seconds(job)
+        if share <= FASTER:
+            return most, f"in a trial they took {share:.2f} of the time of one at a time"
+        self._end()
+        return 1, f"in a trial {most} at a time took {share:.2f} of its time"
 
     def each(
         self,
@@ -93,6 +146,8 @@ class Workers:
         done: Callable[[Job, T], None],
     ) -> list[T]:
         """Return `work(job)` of each job, in this order; `done` is told of each as it ends, `show` of its progress.
+
+        The last jobs, where there are fewer of them than are done at a time, share all threads.
 
         Raises the first error of any, when the others have stopped with a checkpoint; Interrupted after Ctrl-C.
         """
@@ -104,15 +159,17 @@ class Workers:
                 done(job, found[-1])
             return found
         while len(self._open) < min(self.count, len(jobs)):
-            self._open.append(_Worker(self.threads))
-        values, waiting, end = {}, deque(jobs), None
+            self._open.append(_Worker())
+        last = len(jobs) % self.count
+        shares = [self.threads] * (len(jobs) - last) + [max(1, torch.get_num_threads() // max(1, last))] * last
+        values, waiting, end = {}, deque(zip(jobs, shares, strict=True)), None
         press = _PassedOn(self._open)
         before = set_ctrl_c(press)
         try:
             while True:
                 for worker in self._open:
                     if worker.job is None and waiting and end is None and not press.pressed:
-                        worker.take(work, waiting.popleft())
+                        worker.take(work, *waiting.popleft())
                 busy = {worker.connection: worker for worker in self._open if worker.job is not None}
                 if not busy:
                     break
@@ -141,13 +198,14 @@ class Workers:
 class _Worker:
     """A process that does one thing after another; `job` is what it has in hand."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self) -> None:
         self.job: Any = None  # or None
         self.ready = False  # to be told of Ctrl-C
         self.connection, theirs = Pipe()
-        begin = f"import sys; sys.path[:] = {sys.path!r}; from tiewise.training.workers import serve"
+        first = f"import gc, sys; gc.set_threshold{gc.get_threshold()}; sys.path[:] = {sys.path!r}"
+        begin = f"{first}; from tiewise.training.workers import serve"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{begin}; serve({theirs.fileno()}, {threads})"],
+            [sys.executable, "-c", f"{begin}; serve({theirs.fileno()})"],
             pass_fds=[theirs.fileno()],
             env=os.environ | _QUIET,
             stdin=subprocess.DEVNULL,
@@ -156,11 +214,11 @@ class _Worker:
         )
         theirs.close()
 
-    def take(self, work: Callable[[Job], Any], job: Job) -> None:
-        """Have it do a piece of work."""
+    def take(self, work: Callable[[Job], Any], job: Job, threads: int) -> None:
+        """Have it do a piece of work by so many threads."""
         self.job = job
         with suppress(OSError):  # it has ended, which is seen when it is asked what it says
-            self.connection.send((work, job))
+            self.connection.send((work, job, threads))
 
     def says(self, stopped: bool) -> tuple[Any, ...]:
         """Return its next message; that of a process which has ended is the error that this is."""
@@ -196,10 +254,10 @@ class _PassedOn(NotedPress):
                 worker.process.send_signal(signal.SIGINT if worker.ready else signal.SIGKILL)
 
 
-def serve(descriptor: int, threads: int) -> None:
+def serve(descriptor: int) -> None:
     """Do in a worker's process what comes through the connection, until whoever started it is gone."""
     listen_for_ctrl_c()
-    torch.set_num_threads(threads)
+    settle()
     connection = Connection(descriptor)
     asked: SimpleQueue[bytes] = SimpleQueue()
 
@@ -213,7 +271,8 @@ def serve(descriptor: int, threads: int) -> None:
     connection.send(("ready",))
     while True:
         try:
-            work, job = pickle.loads(asked.get())
+            work, job, threads = pickle.loads(asked.get())
+            torch.set_num_threads(threads)
             with heard(lambda what, n, of: connection.send(("at", what, n, of))):
                 answer = "found", work(job)
         except BaseException as error:
@@ -229,6 +288,21 @@ def _portable(error: BaseException) -> BaseException:
     except Exception:
         return RuntimeError("".join(traceback.format_exception(error)))
     return wrapped
+
+
+def settle() -> None:
+    """Have a process that does nothing but train keep what it has.
+
+    Every Trainer collects garbage, and what was imported never is any. Memory that a step or an evaluation frees waits
+    for the next: to give pages back and to be given them anew takes a third of an evaluation's time.
+    """
+    gc.freeze()
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        for parameter in (
+            -3,
+            -1,
+        ):  # from how many bytes on memory is mapped, and given back: none, as far as an int goes
+            ctypes.CDLL(None).mallopt(parameter, 2**31 - 1)
 
 
 def demand(job: Job) -> tuple[int, float]:
