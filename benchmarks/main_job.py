@@ -81,9 +81,7 @@ def main() -> None:
     print(
         f"`tiewise compare --steps {steps}`, {len(reference)} runs of the demo, the whole command; {env['products']}\n"
     )
-    print(
-        "| | seconds | × the first | largest difference of a run's validation nll from the first's |\n|---|---|---|---|"
-    )
+    print("| | seconds | × the first | a run's validation nll from the first's, at most |\n|---|---|---|---|")
     for (how, took, _, _), found in zip(rows, losses, strict=True):
         apart = max(abs(a - b) for a, b in zip(losses[0], found, strict=True))
         print(f"| {how} | {took:.0f} | {took / first:.2f} | {apart:.7f} |")

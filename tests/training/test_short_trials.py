@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tiewise.core.errors import RunError
-from tiewise.training import compare, pace, short_trials
+from tiewise.training import compare, short_trials
 from tiewise.training.compare import finish
 from tiewise.training.folder import read_json, saved_run
 from tiewise.training.kinds import decoder
@@ -21,7 +21,7 @@ TOKEN, BUILDING, STARTING, FIRST = 0.001, 4.0, 7.0, 30.0  # an evaluated token, 
 
 def by(monkeypatch, trains):
     """Have runs and trials trained by something else."""
-    for module in (compare, pace, short_trials):
+    for module in (compare, short_trials):
         monkeypatch.setattr(module, "train", trains)
 
 
@@ -38,7 +38,7 @@ def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp
     by(monkeypatch, lambda job: asked.append(job) or train(job))
     found = finish(out, lines.display)
     assert [job.split for job in asked] == ["tune"] * 8 + ["heldout"] * 2
-    assert {(job.settings.steps, job.seed) for job in asked[:8]} == {(5, pace.SEED)}
+    assert {(job.settings.steps, job.seed) for job in asked[:8]} == {(5, short_trials.SEED)}
     for arm in ("tied", "untied"):
         trials = [t for t in found.tuning if t["arm"] == arm]
         best = min(trials, key=lambda t: t["nll"])
@@ -120,7 +120,7 @@ def machine(trained, tiny, tmp_path, monkeypatch):
     machine = Machine(trained(tiny(steps=2), tmp_path / "real"))
     by(monkeypatch, machine.train)
     monkeypatch.setattr(decoder, "measure", machine.measure)
-    monkeypatch.setattr(pace, "monotonic", machine.gone)
+    monkeypatch.setattr(short_trials, "monotonic", machine.gone)
     return machine
 
 
@@ -171,6 +171,6 @@ def test_trials_evaluate_nothing_that_does_not_choose(text, job, tiny, tmp_path,
         return MeasuredSplit(5.0, 1, [])
 
     monkeypatch.setattr(decoder, "measure", measure)
-    train(pace.short(job(tiny(steps=80)), tmp_path / "trial"))
+    train(short_trials.short(job(tiny(steps=80)), tmp_path / "trial"))
     tune = len(text.split("tune"))
     assert asked == [(tune, 32), (tune, tune // 16)]

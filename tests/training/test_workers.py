@@ -18,12 +18,11 @@ from tqdm import tqdm
 
 import tiewise
 from tiewise.core.errors import DataError, RunError
-from tiewise.training import pace, ranks, short_trials, workers
+from tiewise.training import ranks, short_trials
 from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import ENVIRONMENT, SPEED, newest_checkpoint, read_json
-from tiewise.training.pace import Pace
 from tiewise.training.run import RESULT, train
-from tiewise.training.short_trials import steps_within
+from tiewise.training.short_trials import Pace, how_many, steps_within
 from tiewise.training.trainer import METRICS
 from tiewise.training.workers import Workers
 
@@ -133,7 +132,7 @@ def test_ctrl_c_while_a_worker_is_started_ends_it(job, tiny, tmp_path):
 
 def test_auto_takes_threads_runs_memory_what_kind_of_run_it_is_and_what_was_faster(job, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(workers, "free_memory", lambda: 100 * GIGABYTE)
+    monkeypatch.setattr(short_trials, "free_memory", lambda: 100 * GIGABYTE)
     slower = 1.0  # a run beside others, by what its share of the threads makes of it
 
     class Tried(Workers):
@@ -142,24 +141,26 @@ def test_auto_takes_threads_runs_memory_what_kind_of_run_it_is_and_what_was_fast
             return [Pace(slower * self.count, 0.0, 0.0)] * len(jobs)
 
     def pace(job, steps):
-        assert steps in range(*workers.TRIED)
+        assert steps in range(*short_trials.TRIED)
+        assert not job.folder.exists()  # what a trial left that was interrupted
         return Pace(1.0, 0.0, 0.0)
 
-    monkeypatch.setattr(workers, "pace", pace)
+    monkeypatch.setattr(short_trials, "pace", pace)
 
     def chosen(runs, asked="auto", one=None, before=None):
         made, one = Tried(asked), one or job(tiny())
-        said = made.choose(one, runs, tmp_path / "trial", before)
-        assert bool(said) == (asked == "auto" and runs > 1)
-        assert made.choose(one, runs, tmp_path / "trial") == ""
-        return made.count, made.threads, said.partition(": ")[2]
+        (tmp_path / "trial" / "alone").mkdir(parents=True, exist_ok=True)
+        found = how_many(made, one, runs, tmp_path / "trial", said([]), before)
+        assert bool(found) == (asked == "auto" and runs > 1)
+        assert how_many(made, one, runs, tmp_path / "trial", said([])) == ""
+        return made.count, made.threads, found.partition(": ")[2]
 
     assert Workers("auto").count == 1
     assert chosen(9) == (1, 8, "there is too little to do for several")
     assert chosen(9, before=4) == (4, 2, "as when they began")
     assert chosen(1, before=4)[:2] == (1, 8)
     assert (chosen(3, 6), chosen(9, "1")) == ((3, 2, ""), (1, 8, ""))
-    monkeypatch.setattr(workers, "demand", lambda job: (10 * GIGABYTE, 30.0))
+    monkeypatch.setattr(short_trials, "demand", lambda job: (10 * GIGABYTE, 30.0))
     slower = 0.7
     assert chosen(2)[:2] == (1, 8)
     assert chosen(9) == (8, 1, "in a trial they took 0.70 of the time of one at a time")
@@ -168,7 +169,7 @@ def test_auto_takes_threads_runs_memory_what_kind_of_run_it_is_and_what_was_fast
     assert chosen(9) == (1, 8, "in a trial 8 at a time took 1.20 of its time")
     slower, need = 0.7, 10 * GIGABYTE
     for room, count in ((need - 1, 1), (2 * need, 2), (3 * need - 1, 2)):
-        monkeypatch.setattr(workers, "free_memory", lambda room=room: room)
+        monkeypatch.setattr(short_trials, "free_memory", lambda room=room: room)
         assert chosen(9)[0] == count
         assert chosen(9, 6)[0] == 6
     alone = (1, 8, "each takes the whole machine")
@@ -184,17 +185,18 @@ def test_auto_takes_threads_runs_memory_what_kind_of_run_it_is_and_what_was_fast
 
 @pytest.mark.slow
 def test_a_trial_of_both_ways_decides_once_and_leaves_nothing(tiny, tmp_path, lines, monkeypatch):
-    monkeypatch.setattr(workers, "WORTH", 0)
+    monkeypatch.setattr(short_trials, "WORTH", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     settings = tiny(seeds=1, steps=20)
     for share, count in ((100.0, 2), (0.0, 1)):
-        monkeypatch.setattr(workers, "FASTER", share)
+        monkeypatch.setattr(short_trials, "FASTER", share)
         out = lines.begin(settings, tmp_path / f"{count}")
         with Workers() as pair:
             found = finish(out, lines.display, pair)
             assert (len(pair._open), found.env["jobs"], found.env["threads"]) == (2 * (count == 2), count, 3 - count)
         assert not (out / SPEED).exists()
         assert read_json(out / ENVIRONMENT)["jobs"] == count
+        assert finish(out, lines.display, Workers()).env["jobs"] == count  # of what is done it says how it was
         (out / "untied" / "seed-1" / RESULT).unlink()
         (out / "tied" / "seed-1" / RESULT).unlink()
         finish(out, lines.display, again := Workers(1))
@@ -204,24 +206,24 @@ def test_a_trial_of_both_ways_decides_once_and_leaves_nothing(tiny, tmp_path, li
 
 def test_memory_is_rather_more_than_less(job, tiny):
     """Of what can be counted by hand: weights, gradients, moments."""
-    (wide, work), (narrow, less) = (workers.demand(job(tiny(width=width))) for width in (256, 16))
+    (wide, work), (narrow, less) = (short_trials.demand(job(tiny(width=width))) for width in (256, 16))
     parameters = 300 * 256 + 256 * 256 * 4 + 3 * 256 * 680
     assert 16 * parameters < wide - 800 * (1 << 20) < 60 * parameters
     assert narrow < wide
     settings = tiny(width=256)
     tokens = settings.steps * settings.batch * settings.accumulate * settings.length
-    assert work == pytest.approx(6 * (parameters + 300 * 256) * tokens / workers.OPERATIONS, rel=0.05)
+    assert work == pytest.approx(6 * (parameters + 300 * 256) * tokens / short_trials.OPERATIONS, rel=0.05)
     assert less < work
-    assert workers.demand(job(tiny(minutes=2.0)))[1] == 120
+    assert short_trials.demand(job(tiny(minutes=2.0)))[1] == 120
 
 
 def test_what_a_container_may_take_is_all_there_is(monkeypatch, tmp_path):
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    monkeypatch.setattr(workers, "_MEMORY", tmp_path)
-    assert workers.free_memory() == 2000
+    monkeypatch.setattr(short_trials, "_MEMORY", tmp_path)
+    assert short_trials.free_memory() == 2000
     (tmp_path / "memory.max").write_text("max\n")
-    assert workers.free_memory() > GIGABYTE // 8
+    assert short_trials.free_memory() > GIGABYTE // 8
 
 
 @pytest.mark.parametrize("asked", [0, -1, "two", "0", "", 1.5, True, None])
@@ -259,11 +261,11 @@ def test_minutes_count_with_the_workers(job, tiny, tmp_path, monkeypatch, many, 
     crowd = Crowd(many)
     settings = tiny(arms=tuple(paces), minutes=60.0, seeds=3, tune=tune)
     arms = [job(settings, tmp_path, arm=arm) for arm in paces]
-    crowd.choose(arms[0], 9, tmp_path)
+    how_many(crowd, arms[0], 9, tmp_path, said([]))
     (tmp_path / "trials").mkdir()
     steps = steps_within(arms, tmp_path / "trials", lambda: 600.0, crowd, said([]))
     whole = [replace(one, settings=replace(settings, steps=steps)) for one in arms]
-    trials = [pace.short(one, tmp_path) for one in whole for _ in range(9)] if tune else []
+    trials = [short_trials.short(one, tmp_path) for one in whole for _ in range(9)] if tune else []
     taken = 600.0
     for runs in (trials, 3 * whole):
         free = [0.0] * many

@@ -29,26 +29,16 @@ from tiewise.core import __version__
 from tiewise.core.errors import RunError
 from tiewise.core.files import from_record
 from tiewise.core.frequency import asymmetric_bigrams
-from tiewise.core.long_work import Listener, heard
+from tiewise.core.long_work import heard
 from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.ops import kernels
 from tiewise.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
 from tiewise.training import ranks
-from tiewise.training.folder import (
-    DATA,
-    ENVIRONMENT,
-    SPEED,
-    folder_name,
-    read_json,
-    saved_run,
-    starting,
-    write_json,
-)
-from tiewise.training.pace import short_steps
+from tiewise.training.folder import DATA, ENVIRONMENT, SPEED, folder_name, read_json, saved_run, starting, write_json
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete
 from tiewise.training.run import Outcome, finished, kind_of, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import Gone, per_arm, steps_within, tune
+from tiewise.training.short_trials import Gone, Show, how_many, per_arm, short_steps, steps_within, tune
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 
@@ -72,8 +62,8 @@ class Display:
         return cls(lambda line: tqdm.write(line, file=sys.stderr), bars=sys.stderr.isatty())
 
     @contextmanager
-    def stages(self) -> Iterator[Listener]:
-        """Show the progress of each stage inside: reading, tokenizer, tokens, speed."""
+    def stages(self) -> Iterator[Show]:
+        """Show the progress of each stage inside: reading, tokenizer, tokens, speed; workers tell theirs."""
         bar = tqdm(total=100, leave=False, disable=not self.bars, bar_format="{desc:<10}{percentage:3.0f}%|{bar}|")
 
         def show(stage: str, done: float, total: float) -> None:
@@ -82,7 +72,7 @@ class Display:
             bar.refresh()
 
         with bar, heard(show):
-            yield show
+            yield lambda job, *said: show(*said)
 
     @contextmanager
     def runs(self, steps: int) -> Iterator[RunsBar]:
@@ -163,10 +153,10 @@ def start(
         products = ranks.first_does(lambda: products_for(made, text.vocab))
         if made.minutes is not None:
             jobs, workers = make_jobs(made, text, stage, products), workers or Workers(1)
-            if said := workers.choose(jobs[0], made.seeds * len(jobs), stage / SPEED):
-                display.say(said)
             with display.stages() as show:
-                steps = steps_within(jobs, stage / SPEED, gone, workers, lambda job, *said: show(*said))
+                if said := how_many(workers, jobs[0], made.seeds * len(jobs), stage / SPEED, show):
+                    display.say(said)
+                steps = steps_within(jobs, stage / SPEED, gone, workers, show)
             display.say(f"{made.minutes:g} minutes: {steps} steps for each run")
             made = replace(made, steps=steps, minutes=None).checked()
         ranks.first_does(put)
@@ -191,13 +181,15 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     env = read_json(out / ENVIRONMENT) or {}
     seeds = range(1, settings.seeds + 1)
     left = any(finished(seeded(job, seed, "").folder) is None for seed in seeds for job in jobs)
-    # of another number of threads the trial was another one
-    before = env.get("jobs") if env.get("threads") == torch.get_num_threads() else None
-    said = workers.choose(jobs[0], settings.seeds * len(jobs), out / SPEED, before if left else 1)
+    before = env.get("jobs", None if left else 1)
+    if left and env.get("threads") != torch.get_num_threads():
+        before = None  # of another number of threads the trial was another one
+    with display.stages() as show:
+        said = how_many(workers, jobs[0], settings.seeds * len(jobs), out / SPEED, show, before)
     if said and left:
         display.say(said)
-    # all ask: what the first has written, another may have read
-    ranks.first_does(lambda: "jobs" in env or write_json(out / ENVIRONMENT, env | {"jobs": workers.count}))
+    # all of them come here: what the first has written already, another may have read
+    ranks.first_does(lambda: write_json(out / ENVIRONMENT, {"jobs": workers.count} | env))
     with display.runs(len(jobs) * steps) as bar:
         if settings.tune:
             jobs, trials = tune(jobs, out, workers, bar.show, bar.ended)

@@ -1,13 +1,8 @@
-"""Several runs at a time, each in a process of its own, and how many.
+"""Several runs at a time, each in a process of its own.
 
     Workers.each(train, jobs, …)  ── (work, job, threads) ──►  a worker: work(job), with its share of the threads
         show(job, what, n, of)    ◄───────── at ───────────    what it says of its progress
         done(job, value)          ◄──────── found ─────────    the value, or the error that ended it
-
-A step of a small model is hundreds of small operations, many of them too small to be divided among threads. Whether two
-runs of one thread each get through more than one of two depends on what the cores share: both were measured. So `auto`
-tries: a few steps of a run that has all threads, then of as many runs side by side as there are threads, or as memory
-holds, with an equal share of them. Where there is less than a minute's work it is one at a time without a trial.
 
 A worker is started by `subprocess`: `multiprocessing` would run the caller's script again. It is in a session of its
 own, so Ctrl-C comes to it from its parent alone, as to a run that is alone: once, and it writes a checkpoint; twice,
@@ -27,35 +22,21 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from types import FrameType
 from typing import Any, TypeVar
 
-import psutil
 import torch
 
 from tiewise.core.errors import Interrupted, RunError
 from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, heard, listen_for_ctrl_c, set_ctrl_c
-from tiewise.training import ranks
-from tiewise.training.folder import remove
-from tiewise.training.pace import mean_pace, pace
-from tiewise.training.run import kind_of
 from tiewise.training.trainer import Job
 
 T = TypeVar("T")
 AUTO = "auto"
-WORTH = 60  # seconds of a comparison up to which processes that import everything, for 7 seconds each, gain little
-OPERATIONS = 5e10  # of a core in a second
-TRIED = (6, 40)  # steps of a trial, a second's worth of them: fewest and most
-FASTER = 0.95  # of the time of one at a time, the most that side by side may take: a trial differs by as much by chance
-_PROCESS = 800 << 20  # bytes of a process that has imported everything, and of its buffers
-_MEMORY = Path("/sys/fs/cgroup")  # what a container may take
 # what libraries would print over each other; the parent shows progress
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
 
@@ -69,74 +50,22 @@ class Workers:
             raise RunError(f"jobs = {asked!r}", "give how many runs are trained at a time, 1 or more, or auto")
         self.asked = asked
         self.count, self.threads = 1 if asked == AUTO else int(asked), torch.get_num_threads()
-        self.why = ""  # `auto` chose this count
+        self.chosen = False  # whether `auto` has found its count
         self._open: list[_Worker] = []
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._end()
+        self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """End all processes."""
         while self._open:
             worker = self._open.pop()
             worker.connection.close()
             worker.process.kill()  # a run that is not finished is taken up by its last checkpoint
             worker.process.wait()
-
-    def choose(self, job: Job, runs: int, folder: Path, before: int | None = None) -> str:
-        """Settle how many of so many runs like `job` are trained at a time, and the threads of each.
-
-        `auto` tries in `folder`, once; `before` is what it found when these runs began. Returns what is to be said of
-        its choice, the first time.
-        """
-        all_threads = torch.get_num_threads()
-        if self.asked != AUTO:
-            if int(self.asked) > 1 and ranks.size() > 1:
-                raise RunError(f"jobs = {self.asked} where {ranks.size()} processes train a run", "leave jobs out")
-            self.count = min(int(self.asked), runs)
-        said = ""
-        if self.asked == AUTO and not self.why:
-            if before is None or ranks.size() > 1:
-                self.count, self.why = self._tried(job, runs, folder)
-            else:
-                self.count, self.why = max(1, min(before, runs)), "as when they began"
-            each = all_threads // self.count
-            shares = f"{each} thread{'s' * (each != 1)}{' each' * (self.count > 1)}"
-            if min(all_threads, runs) > 1:  # else there was nothing to choose
-                said = f"{self.count} run{'s' * (self.count != 1)} at a time, {shares}: {self.why}"
-        self.threads = max(1, all_threads // self.count)
-        return said
-
-    def _tried(self, job: Job, runs: int, folder: Path) -> tuple[int, str]:
-        """How many at a time get through these runs fastest, and how that is known."""
-        threads = torch.get_num_threads()
-        if ranks.size() > 1:
-            return 1, "several processes train each"
-        if torch.accelerator.is_available() or not kind_of(job.settings).side_by_side:
-            return 1, "each takes the whole machine"
-        most = min(threads, runs)
-        needed, seconds = demand(job) if most > 1 else (1, 0.0)
-        if runs * seconds <= WORTH:
-            return 1, "there is too little to do for several"
-        most = min(most, free_memory() // needed)
-        if most < 2:
-            return 1, "memory holds no second one"
-        steps = round(min(max(TRIED[0], job.settings.steps / seconds), TRIED[1]))
-        alone = pace(replace(job, folder=folder / "alone"), steps)
-        self.count, self.threads = most, threads // most
-        jobs = [replace(job, folder=folder / f"{number}") for number in range(most)]
-        found = self.each(partial(pace, steps=steps), jobs, lambda *said: None, lambda job, found: None)
-        remove(folder)
-        # the rest of a run is left out: of the first in a process it is mostly imports
-        beside, alone = (replace(one, rest=0.0) for one in (mean_pace(found), alone))
-        share = beside.seconds(job) / most / alone.seconds(job)
-        if share <= FASTER:
-            return most, f"in a trial they took {share:.2f} of the time of one at a time"
-        self._end()
-        return 1, f"in a trial {most} at a time took {share:.2f} of its time"
 
     def each(
         self,
@@ -298,36 +227,5 @@ def settle() -> None:
     """
     gc.freeze()
     with suppress(AttributeError, OSError, TypeError):  # another C library
-        for parameter in (
-            -3,
-            -1,
-        ):  # from how many bytes on memory is mapped, and given back: none, as far as an int goes
+        for parameter in (-1, -3):  # from how many bytes on memory is given back, and mapped: never
             ctypes.CDLL(None).mallopt(parameter, 2**31 - 1)
-
-
-def demand(job: Job) -> tuple[int, float]:
-    """Bytes and seconds that a run takes, both roughly, the bytes rather more than less.
-
-    Bytes are those of weights, gradients and moments, and three times what goes into and out of every matrix of the
-    body, for the backward pass. One table more is for arms that have two. Seconds are six operations for each parameter
-    and token, as fast as a core of today does them in a small model.
-    """
-    s, kind = job.settings, kind_of(job.settings)
-    installed = kind.build(job)
-    parameters = list(installed.model.parameters())
-    body = [p for p in parameters if p.dim() > 1 and not any(p is table for table in installed.tables())]
-    kept = 3 * s.batch * s.length * sum(p.shape[0] + p.shape[1] for p in body)
-    numbers = sum(p.numel() for p in parameters) + job.text.vocab * s.width
-    # the last three: saving, and the same model as dense tables
-    needed = _PROCESS + 4 * (kept + (2 + kind.moments(job) + 3) * numbers)
-    work = 6 * numbers * s.steps * s.batch * s.accumulate * s.length / OPERATIONS
-    return needed, work if s.minutes is None else 60 * s.minutes
-
-
-def free_memory() -> int:
-    """Bytes that processes started now can have."""
-    found: int = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):  # no container, or one without a limit
-        most, used = (int((_MEMORY / f"memory.{name}").read_text()) for name in ("max", "current"))
-        found = min(found, most - used)
-    return found
