@@ -15,7 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -64,14 +64,18 @@ class Display:
     @contextmanager
     def stages(self) -> Iterator[Show]:
         """Show the progress of each stage inside: reading, tokenizer, tokens, speed; workers tell theirs."""
-        bar = tqdm(total=100, leave=False, disable=not self.bars, bar_format="{desc:<10}{percentage:3.0f}%|{bar}|")
+        bar: tqdm | None = None  # where nothing is told there is none
 
         def show(stage: str, done: float, total: float) -> None:
+            nonlocal bar
+            if bar is None:
+                form = "{desc:<10}{percentage:3.0f}%|{bar}|"
+                bar = made.enter_context(tqdm(total=100, leave=False, disable=not self.bars, bar_format=form))
             bar.set_description_str(stage, refresh=False)
             bar.n = round(100 * min(1, done / total)) if total else 0  # the size of a stream is unknown
             bar.refresh()
 
-        with bar, heard(show):
+        with ExitStack() as made, heard(show):
             yield lambda job, *said: show(*said)
 
     @contextmanager
