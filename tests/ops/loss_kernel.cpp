@@ -25,10 +25,11 @@ int main() {
         for (int64_t& x : t) x = rand_r(&seed) % V;
         const bool bf16 = problems % 2;
         const bool pairs = bf16 && problems % 4 == 3 && __builtin_cpu_supports("avx512bf16");
-        const avx512::Loss loss{{h.data(), false, d}, {bf16 ? (void*)narrow.data() : (void*)W.data(), bf16, d}, b.data(),
-                                t.data(), c.data(), q.data(), nullptr, n, V, .7f, 0, nullptr, nll.data(), lse.data(), nullptr,
-                                {by_h ? dh.data() : nullptr}, {by_w ? dW.data() : nullptr}, by_w ? db.data() : nullptr,
-                                1 + problems % 4, avx512::up(std::min<int64_t>(n, problems % 7 ? 96 : 1024), 32), pairs};
+        const void* weight = bf16 ? (void*)narrow.data() : (void*)W.data();
+        const avx512::Loss loss{{h.data(), false, d}, {weight, bf16, d}, b.data(), t.data(), c.data(), q.data(), nullptr,
+                                n, V, .7f, 0, nullptr, nll.data(), lse.data(), nullptr, {by_h ? dh.data() : nullptr},
+                                {by_w ? dW.data() : nullptr}, by_w ? db.data() : nullptr, 1 + problems % 4,
+                                avx512::up(std::min<int64_t>(n, problems % 7 ? 96 : 1024), 32), pairs};
         const size_t bytes = avx512::up(loss.workspace() * sizeof(float), 64);
         float* space = static_cast<float*>(aligned_alloc(64, bytes));
         loss.run(reinterpret_cast<avx512::Unit*>(space));
@@ -56,8 +57,10 @@ int main() {
         }
         double size = 1e-3;
         for (double x : want_w) size = std::max(size, std::abs(x));
-        for (int64_t i = 0; by_w && i < V * d; i++) off = std::max(off, std::abs(want_w[i] - dW[i]) / size * (huge ? .01 : 1));
-        if (!(off < (pairs ? 3e-2 : 1e-5))) return std::fprintf(stderr, "n %ld V %ld d %ld: off by %g\n", n, V, d, off), 1;
+        for (int64_t i = 0; by_w && i < V * d; i++)
+          off = std::max(off, std::abs(want_w[i] - dW[i]) / size * (huge ? .01 : 1));
+        if (!(off < (pairs ? 3e-2 : 1e-5)))
+          return std::fprintf(stderr, "n %ld V %ld d %ld: off by %g\n", n, V, d, off), 1;
       }
   std::printf("%d problems\n", problems);
 }
