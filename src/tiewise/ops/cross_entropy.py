@@ -214,39 +214,27 @@ class _Fused(torch.autograd.Function):
 
 # The same under torch.compile: one operator, of tensors and numbers alone.
 
-_SCHEMA = (
-    "(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor? class_weight, Tensor? upstream,"
-    " ScalarType kind, bool[] wanted, str reduction, int? chunk,"
-    " float scale, float? softcap, int ignore_index, float label_smoothing, float z_loss, str? logits,"
-    " str? backend)"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
+_TENSORS = "Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor? class_weight, Tensor? upstream"
+_HOW = (
+    "str reduction, int? chunk, float scale, float? softcap, int ignore_index, float label_smoothing, float z_loss,"
+    " str? logits, str? backend"
 )
+_FIELDS = [argument.split()[1] for argument in _HOW.split(", ")]  # of `LossOptions`
+_SCHEMA = f"({_TENSORS}, ScalarType kind, bool[] wanted, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)"
 
 
 def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, o: LossOptions) -> Tensor:
     # Autocast is decided while tracing: at run time the operator no longer sees which region it stood in.
     kind = compute_dtype(features, weight)
     wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (features, weight, bias)]
-    how = (
-        kind,
-        wanted,
-        o.reduction,
-        o.chunk,
-        o.scale,
-        o.softcap,
-        o.ignore_index,
-        o.label_smoothing,
-        o.z_loss,
-        o.logits,
-        o.backend,
-    )
-    return _operator(features, weight, bias, targets, o.class_weight, None, *how)[0]
+    how = (getattr(o, name) for name in _FIELDS)
+    return _operator(features, weight, bias, targets, o.class_weight, None, kind, wanted, *how)[0]
 
 
 @torch.library.custom_op("tiewise::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
 def _operator(*arguments: Any) -> Any:
-    *tensors, weights, upstream, kind, wanted, reduction, chunk, scale, softcap, ignored, smoothing, z = arguments[:-2]
-    options = LossOptions(scale, softcap, ignored, smoothing, z, weights, reduction, chunk, *arguments[-2:])
+    *tensors, weights, upstream, kind, wanted = arguments[:8]
+    options = LossOptions(class_weight=weights, **dict(zip(_FIELDS, arguments[8:], strict=True)))
     loss, found = reduced(partial(_sweep, options), options, tensors, kind, tuple(wanted), upstream)
     return (loss, *(loss.new_empty(0) if x is None else x for x in found))  # it hands out nothing but tensors
 
@@ -273,7 +261,7 @@ def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
     else:  # an operator's tensors may not be given away
         found = [x * upstream for x in found]
     triples = zip(found, ctx.dtypes, ctx.how[1], strict=True)
-    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * 14)
+    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * (3 + len(ctx.how)))
 
 
 _operator.register_autograd(_derivative, setup_context=_remember)
