@@ -25,6 +25,7 @@ OPTIONS = [
     {"softcap": 2.0, "scale": 1.3, "z_loss": 0.02},
     {"class_weight": True},
     {"label_smoothing": 0.1, "z_loss": 0.01, "scale": 1.7},
+    {"label_smoothing": 0.2, "class_weight": True, "scale": 0.7},
 ]
 
 
@@ -246,9 +247,8 @@ def test_a_nan_reaches_the_whole_gradient_as_it_does_elsewhere():
 def test_what_the_kernel_lacks_is_portable(native):
     (h, w, b), t = problem(100, 300, 20)
     before = len(native)
-    for kw in ({"softcap": 5.0, "label_smoothing": 0.1}, {"label_smoothing": 0.1, "class_weight": torch.rand(300)}):
-        (got, _), (truth, _) = both((h, w, b), t, **kw)
-        assert error(got, truth) < 1e-6
+    (got, _), (truth, _) = both((h, w, b), t, softcap=5.0, label_smoothing=0.1)
+    assert error(got, truth) < 1e-6
     for change in (torch.Tensor.double, torch.Tensor.half):
         linear_cross_entropy(change(h), change(w), t)
     linear_cross_entropy(h, w.T.contiguous().T, t)
