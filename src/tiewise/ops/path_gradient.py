@@ -114,16 +114,20 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None) -> PathNorms:
         fix = "give gradient.full_tensor(), on every process, and gather(record)"
         raise UnsupportedError(f"path_norms of a sharded gradient ({type(gradient).__name__})", fix)
     wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
-    squares = torch.linalg.vector_norm(gradient, dim=1, dtype=wide).double().square_()
-    total = squares.sum()
+
+    def squares(x: Tensor) -> Tensor:  # of each row; a whole table of doubles would take longer than its norm
+        return torch.linalg.vector_norm(x, dim=1, dtype=wide).double().square_()
+
+    each = squares(gradient)
+    total = each.sum()
     if not record.pieces:
         b = total.sqrt().item()
         return PathNorms(0.0, b, b, math.nan)
     ids, rows = record.merged()
-    a_rows = rows.double()
-    b_rows = gradient[ids].double() - a_rows
-    squares[ids] = 0
-    a2, b2, ab = a_rows.square().sum(), squares.sum() + b_rows.square().sum(), (a_rows * b_rows).sum()
+    rows = rows.to(wide)
+    rest = gradient[ids].to(wide).sub_(rows)
+    each[ids] = 0
+    a2, b2, ab = squares(rows).sum(), each.sum() + squares(rest).sum(), torch.linalg.vecdot(rows, rest).double().sum()
     a, b, product, whole = torch.stack([a2.sqrt(), b2.sqrt(), ab, total.sqrt()]).tolist()
     return PathNorms(a, b, whole, product / (a * b) if a and b else math.nan)
 
