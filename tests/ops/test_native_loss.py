@@ -77,6 +77,22 @@ def test_equals_the_formula(native, chosen, with_bias, reduction):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.2, "chunk": 100}, {"softcap": 2.0}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_added_to_a_gradient_that_stands(native, shape, chosen, dtype):
+    (h, w, b), t = problem(*shape, dtype)
+    into, before = torch.linspace(-1, 1, w.numel()).view_as(w), len(native)
+    kw, rounded = {"reduction": "sum"} | chosen, 1e-6 if dtype == torch.float32 else 4e-3
+    standing = into.clone()
+    _, (dh, dw, db) = gradients(oracle, [x.double() for x in (h, w, b)], t, **kw)
+    _, grads = gradients(linear_cross_entropy, (h, w, b), t, into=into, **kw)
+    assert len(native) == before + 1
+    assert (into - standing - dw).norm() < 2e-6 * (standing.norm() + dw.norm())
+    assert shape[1] == 1 or error(grads[0], dh) < rounded > error(grads[2], db)
+    assert grads[1] is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ragged_shapes_and_narrow_inputs(native, shape, dtype):
     (h, w, b), t = problem(*shape, dtype)
@@ -272,9 +288,10 @@ def test_the_operator_is_one_that_torch_can_trace(native):
     linear_cross_entropy(h, w, t)
     c = torch.rand(100)
     for last in ((True, True, True), (True, False, False), (False, False, False)):
-        arguments = (h, w, b, t, c, c, None, None, 0.5, 3.0, 64, False, False, True, *last)
-        torch.library.opcheck(compiled.kernels().vocabulary_loss.default, arguments)
-    how = (None, None, 1.0, 0.0, 64, False, False, False)
+        for into in (None, torch.zeros_like(w)):
+            arguments = (h, w, b, t, c, c, None, None, into, 0.5, 3.0, 64, False, False, True, *last)
+            torch.library.opcheck(compiled.kernels().vocabulary_loss.default, arguments)
+    how = (None, None, None, 1.0, 0.0, 64, False, False, False)
     for wrong in ((h[:, ::2], w[:, ::2]), (h.double(), w.double()), (h[:, 1:].contiguous(), w), (h[:0], w)):
         with pytest.raises(RuntimeError, match=r"must be|do not meet|nothing"):
             compiled.kernels().vocabulary_loss(*wrong, None, t[: len(wrong[0])], c, c, *how, *last)

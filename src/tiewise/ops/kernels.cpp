@@ -194,6 +194,7 @@ struct Loss {
   float* by_bias;              // [V] or null
   int64_t most, rows;                        // threads; tokens of a chunk, a multiple of 32
   bool pairs;                                // multiply in bf16
+  bool onto = false;                         // by_weight is added to what stands there
 
   int64_t d() const { return weight.d; }
   int64_t columns() const { return up(d(), LANES); }
@@ -463,6 +464,7 @@ struct Team {
                            PER == 1 ? _mm512_castps_si512(x[0]) : across(x[0], x[PER - 1]));
       }
     constexpr int64_t wide = LANES / PER;
+    const bool summed = at || l.onto;  // there is something to add to, at every word
 #pragma omp for schedule(dynamic, 1)
     for (int64_t v0 = 0; v0 < l.V; v0 += 16 * WORDS) {  // a panel of hs stays in the cache for 16 tiles
       const int64_t end = std::min(v0 + 16 * WORDS, l.V);
@@ -470,7 +472,7 @@ struct Team {
         for (int64_t v = v0; v < end; v += WORDS) {
           Tile c{};
           const int64_t there = std::min(WORDS, l.V - v);
-          for (int64_t r = 0; at && r < there; r++) l.by_weight.prefetch((v + r) * d + j);
+          for (int64_t r = 0; summed && r < there; r++) l.by_weight.prefetch((v + r) * d + j);
           for (int64_t p = 0; p < panels; p++) {
             const Unit* next = in_E(v + WORDS, p);
             for (int64_t r = 0; j == 0 && r < WORDS * wide; r += 16) _mm_prefetch(next + r, _MM_HINT_T1);
@@ -482,7 +484,7 @@ struct Team {
             for (int half = 0; half < 2; half++) {
               const int64_t o = (v + r) * d + j + half * 16;
               const __mmask16 m = r < there ? first(d - j - half * 16) : 0;
-              if (m && (at || has_target[v + r])) c[r][half] = _mm512_add_ps(c[r][half], l.by_weight.load(o, m));
+              if (m && (summed || has_target[v + r])) c[r][half] = _mm512_add_ps(c[r][half], l.by_weight.load(o, m));
               if (m) l.by_weight.store(o, m, c[r][half], at + l.rows >= l.n);
             }
         }
@@ -517,7 +519,7 @@ struct Team {
       for (int64_t j = begin; j < end; j += 16) {
         const int64_t o = l.targets[i] * d + j;
         const __mmask16 m = first(d - j);
-        const __m512 before = first_of[i] ? _mm512_setzero_ps() : l.by_weight.load(o, m);
+        const __m512 before = first_of[i] && !l.onto ? _mm512_setzero_ps() : l.by_weight.load(o, m);
         const __m512 x = _mm512_fnmadd_ps(_mm512_set1_ps(l.scale * l.q[i]), K::rounded(l.features.load(i, j)), before);
         l.by_weight.store(o, m, x, false);
       }
@@ -641,10 +643,10 @@ avx512::Matrix matrix(const Tensor& x) {
 
 // nll [n], lse [n], the entropy where it is asked for, and the gradients of
 // sum_i (c_i lse_i - q_i z_it + k_i lse_i^2 / 2) that are wanted, else empty; those of features and weight in bf16 where
-// `narrow`. With `known` see above.
+// `narrow`. Where `into` is given weight's is added to it, and what is returned of it is empty. With `known` see above.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
     Tensor features, Tensor weight, std::optional<Tensor> bias, Tensor targets, Tensor c, Tensor q,
-    std::optional<Tensor> k, std::optional<Tensor> known, double scale, double softcap, int64_t rows, bool pairs,
+    std::optional<Tensor> k, std::optional<Tensor> known, std::optional<Tensor> into, double scale, double softcap, int64_t rows, bool pairs,
     bool narrow, bool entropy, bool by_features, bool by_weight, bool by_bias) {
   const int64_t n = features.size(0), d = features.size(1), V = weight.size(0);
   auto vector = [](const std::optional<Tensor>& x, int64_t size) -> const float* {
@@ -657,15 +659,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
   const ScalarType type = narrow ? ScalarType::BFloat16 : ScalarType::Float;
   Tensor nll = made(features, {n}), lse = made(features, {n}), h = made(features, {entropy ? n : 0});
   Tensor db = made(features, {by_bias ? V : 0});
-  Tensor dh = made(features, {by_features ? n : 0, d}, type), dw = made(features, {by_weight ? V : 0, d}, type);
+  STD_TORCH_CHECK(!into || (into->dim() == 2 && into->size(0) == V && into->size(1) == d && into->is_contiguous() &&
+                            into->scalar_type() == ScalarType::Float), "into must be like weight, in float32");
+  const bool fresh = by_weight && !into;
+  Tensor dh = made(features, {by_features ? n : 0, d}, type), dw = made(features, {fresh ? V : 0, d}, type);
   auto floats = [](const Tensor& x) { return x.numel() ? static_cast<float*>(x.data_ptr()) : nullptr; };
-  const Tensor low = made(features, {narrow && by_weight ? V : 0, d}, type);  // while it is summed
+  const Tensor low = made(features, {narrow && fresh ? V : 0, d}, type);  // while it is summed
   auto halves = [&](const Tensor& x) { return narrow ? reinterpret_cast<uint16_t*>(floats(x)) : nullptr; };
   auto sum = [&](const Tensor& x) { return avx512::Sum{narrow ? nullptr : floats(x), halves(x), halves(low)}; };
+  const avx512::Sum onto{into && by_weight ? floats(*into) : nullptr};
   const avx512::Loss loss{matrix(features), matrix(weight), vector(bias, V), targets.const_data_ptr<int64_t>(),
                           vector(c, n), vector(q, n), vector(k, n), n, V, float(scale), float(softcap),
-                          vector(known, n), floats(nll), floats(lse), floats(h), sum(dh), sum(dw), floats(db),
-                          omp_get_max_threads(), avx512::up(std::min(rows, n), avx512::LANES), pairs};
+                          vector(known, n), floats(nll), floats(lse), floats(h), sum(dh), into ? onto : sum(dw), floats(db),
+                          omp_get_max_threads(), avx512::up(std::min(rows, n), avx512::LANES), pairs,
+                          into.has_value()};
   const Tensor space = made(features, {loss.workspace()});
   loss.run(reinterpret_cast<avx512::Unit*>(floats(space)));
   return {nll, lse, h, dh, dw, db};
@@ -689,8 +696,8 @@ STABLE_TORCH_LIBRARY(tiewise_kernels, m) {
   m.def("instruction_sets() -> int");
   m.def(
       "vocabulary_loss(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor c, Tensor q, Tensor? k,"
-      " Tensor? known, float scale, float softcap, int rows, bool pairs, bool narrow, bool entropy, bool by_features,"
-      " bool by_weight, bool by_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      " Tensor? known, Tensor(a!)? into, float scale, float softcap, int rows, bool pairs, bool narrow, bool entropy,"
+      " bool by_features, bool by_weight, bool by_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("seen_in_int8(Tensor q, Tensor step, Tensor digits, Tensor sigma) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(tiewise_kernels, CompositeExplicitAutograd, m) {

@@ -28,7 +28,12 @@ TOKENS = 32  # of a panel of the kernel, to which fewer are padded
 
 
 def sweep(
-    options: LossOptions, tensors: Any, kind: torch.dtype, wanted: tuple[bool, ...], row_weight: Tensor | None
+    options: LossOptions,
+    tensors: Any,
+    kind: torch.dtype,
+    wanted: tuple[bool, ...],
+    row_weight: Tensor | None,
+    into: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
     """Do what `chunked.sweep` does."""
     features, weight, bias, targets = tensors
@@ -36,7 +41,7 @@ def sweep(
     valid = targets != o.ignore_index
     compute = kernel(o, tensors, kind, int(valid.sum()))
     if compute is None:
-        return chunked.sweep(options, tensors, kind, wanted, row_weight)
+        return chunked.sweep(options, tensors, kind, wanted, row_weight, into)
     some = not bool(valid.all())
     with torch.autocast("cpu", enabled=False), torch.no_grad():
         keep = valid.nonzero()[:, 0]
@@ -48,7 +53,10 @@ def sweep(
         hit = (1 - o.label_smoothing) * (1.0 if w is None else w[t])
         smoothed = o.label_smoothing * (1.0 if w is None else w.mean())
         c, k = on * (hit + smoothed), on * 2 * o.z_loss if o.z_loss else None
-        nll, lse, _, *found = compute(h, t, c, on * hit, k, wanted)
+        nll, lse, _, *found = compute(h, t, c, on * hit, k, wanted, into=into)
+        if into is not None:
+            found[1] = into
+            torch.autograd.graph.increment_version(into)
         each, gradients = hit * nll, [x if want else None for x, want in zip(found, wanted, strict=False)]
         if o.z_loss:
             each += o.z_loss * lse.square()
@@ -75,8 +83,9 @@ def sweep(
 def kernel(o: LossOptions, tensors: Any, kind: torch.dtype, count: int) -> Any:
     """Return the compiled operator for `count` tokens, where there is one, it has the options and types, and is faster.
 
-    It takes h [n, E], targets [n], the coefficients c, q and k [n], which gradients are wanted, and `entropy` and
-    `known` as `kernels.cpp` explains them; it returns nll, lse, entropy and three gradients, empty if not asked for.
+    It takes h [n, E], targets [n], the coefficients c, q and k [n], which gradients are wanted, and `entropy`,
+    `known` and `into` as `kernels.cpp` explains them; it returns nll, lse, entropy and three gradients, empty if not
+    asked for.
     """
     features, weight, bias, _ = tensors
     multiplications = count * weight.numel()
@@ -98,14 +107,23 @@ def kernel(o: LossOptions, tensors: Any, kind: torch.dtype, count: int) -> Any:
     pairs = kind == torch.bfloat16 and "avx512_bf16" in processor()
 
     def compute(
-        h: Tensor, t: Tensor, c: Tensor, q: Tensor, k: Any, wanted: Any, *, entropy: bool = False, known: Any = None
+        h: Tensor,
+        t: Tensor,
+        c: Tensor,
+        q: Tensor,
+        k: Any,
+        wanted: Any,
+        *,
+        entropy: bool = False,
+        known: Any = None,
+        into: Any = None,
     ) -> Any:
         if o.softcap is not None and any(wanted):  # its slope at the target
             at = torch.linalg.vecdot(*(x.to(kind).float() for x in (h, weight[t]))) * o.scale
             q = q * (1 - ((at if bias is None else at + bias[t]) / o.softcap).tanh().square())
         rows = chunk_rows(len(t), len(weight) * 3 // 2, "cpu", o.chunk)  # as fast in two thirds of the memory
         how = (o.scale, o.softcap or 0.0, rows, pairs, narrow, entropy)
-        return library.vocabulary_loss(h.contiguous(), weight, bias, t.long(), c, q, k, known, *how, *wanted[:3])
+        return library.vocabulary_loss(h.contiguous(), weight, bias, t.long(), c, q, k, known, into, *how, *wanted[:3])
 
     return compute
 
@@ -122,9 +140,9 @@ def _describe(library: Any) -> None:
 
     @torch.library.register_fake(f"{library.name}::vocabulary_loss")
     def _(features: Any, weight: Any, bias: Any, targets: Any, c: Any, q: Any, k: Any, *rest: Any) -> Any:
-        (n, d), v, (narrow, entropy, by_features, by_weight, by_bias) = features.shape, len(weight), rest[5:]
+        (n, d), v, (narrow, entropy, by_features, by_weight, by_bias) = features.shape, len(weight), rest[6:]
         kind = torch.bfloat16 if narrow else torch.float32
-        sizes: Any = ((n, d) if by_features else (0, d), (v, d) if by_weight else (0, d))
+        sizes: Any = ((n, d) if by_features else (0, d), (v, d) if by_weight and rest[1] is None else (0, d))
         found = [features.new_empty(size, dtype=kind) for size in sizes]
         vectors = [features.new_empty(size, dtype=torch.float32) for size in (n, n, n * entropy, v * by_bias)]
         return (*vectors[:3], *found, vectors[3])

@@ -59,6 +59,7 @@ class LookupOptions:
     stop_both: int | None = None  # row that receives no gradient from either path
     alpha: float = 1.0  # factor on the lookup path
     record: PathRecord | None = None  # where the lookup path's rows are kept for `path_norms`
+    into: Tensor | None = None  # [V, E] that the rows are added to; the `into` of the loss, and without `stop_both`
 
 
 _NONE = LookupOptions()
@@ -79,6 +80,9 @@ def tied_lookup(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> t
     if not (isinstance(table, Tensor) and isinstance(ids, Tensor)):
         what = f"tied_lookup() of a {type(table).__name__} and a {type(ids).__name__}"
         raise UnsupportedError(what, "give the table [V, E] (a module's weight) and token ids, both as tensors")
+    if options.into is not None and (options.stop_both is not None or torch.compiler.is_compiling()):
+        fix = "leave into out, here and of the loss"
+        raise UnsupportedError("tied_lookup() with into beside stop_both or under torch.compile", fix)
     if torch.compiler.is_compiling():
         return _traceable(table, ids, options)
     if torch._C._are_functorch_transforms_active():
@@ -167,9 +171,11 @@ class _TiedLookup(torch.autograd.Function):
             if options.record is not None:
                 ids, rows = _distinct(ids, rows)
                 options.record.add(ids, rows)
-            # an expanded gradient has no memory of its own to add into
-            table_grad = row_grad.new_zeros(ctx.shape) if table_grad is None else table_grad.contiguous()
-            table_grad.index_add_(0, ids, rows.to(table_grad.dtype))
+            into = options.into
+            if into is None:  # an expanded gradient has no memory of its own to add into
+                table_grad = row_grad.new_zeros(ctx.shape) if table_grad is None else table_grad.contiguous()
+                into = table_grad
+            into.index_add_(0, ids, rows.to(into.dtype))
         if options.stop_both is not None and table_grad is not None:
             table_grad[options.stop_both] = 0
         return table_grad, None, None
