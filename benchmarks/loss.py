@@ -151,8 +151,8 @@ def _rounded(values: list[float]) -> list[float]:
 
 
 def peak(shape: list[int], kind: str, name: str) -> float:
-    """Megabytes of one row, in a process of its own; libraries and kernels are loaded before they are counted."""
-    ROWS[name].make(Problem(8, 64, 8, KINDS[kind]))()
+    """Megabytes of one row, in a process of its own; libraries and kernels are loaded, and products chosen, before."""
+    ROWS[name].make(Problem(512, 2048, 256, KINDS[kind]))()  # large enough for both
     return peak_megabytes(ROWS[name].make(Problem(*shape, KINDS[kind])))
 
 

@@ -1,6 +1,6 @@
 """A training step of a small decoder, plain and installed: by torch's own products and the fastest, in both types.
 
-python -m benchmarks.step [BATCH LENGTH WIDTH LAYERS VOCAB]
+python -m benchmarks.step [BATCH LENGTH WIDTH LAYERS VOCAB [ROUNDS]]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks.measure import alternate, ratio, spread
 from tiewise.boundary.install import install
 from tiewise.ops.fast_products import fast_products, product_choice
+from tiewise.ops.kernels import state
 from tiewise.ops.path_gradient import path_norms
 
 SHAPES = ((8, 64, 128, 2, 4096), (4, 512, 512, 4, 32000))
@@ -58,7 +59,12 @@ def table(batch: int, length: int, width: int, layers: int, vocab: int, rounds: 
         ratios = " | ".join(f"{ratio(times, name, other):.2f}" for other in ("plain transformers", own))
         lines.append(f"| {name} | {spread(values)} | {ratios} |")
     cost = ratio(times, "installed, fastest products, paths tracked", "installed, fastest products") - 1
-    return "\n".join([*lines, "", f"- {product_choice()}", f"- tracking both paths: {100 * cost:+.1f} % of a step"])
+    said = [
+        str(product_choice()),
+        f"compiled kernels {state(full=False)}",
+        f"tracking both paths: {100 * cost:+.1f} % of a step",
+    ]
+    return "\n".join([*lines, "", *(f"- {one}" for one in said)])
 
 
 def _stepper(config: LlamaConfig, ids: torch.Tensor, *, installed: bool, track: bool) -> Callable[[], None]:
@@ -82,4 +88,5 @@ def _stepper(config: LlamaConfig, ids: torch.Tensor, *, installed: bool, track: 
 
 if __name__ == "__main__":
     chosen = [tuple(map(int, sys.argv[1:6]))] if len(sys.argv) > 1 else SHAPES
-    print("\n\n".join(table(*shape, rounds=7) for shape in chosen))  # type: ignore[misc]
+    rounds = int(sys.argv[6]) if len(sys.argv) > 6 else 7
+    print("\n\n".join(table(*shape, rounds=rounds) for shape in chosen))  # type: ignore[misc]

@@ -94,6 +94,18 @@ def test_every_point_of_the_spectrum_equals_its_formula(kind, option):
     else:
         torch.testing.assert_close(boundary.table_in.grad, a)
         torch.testing.assert_close(boundary.table_out.grad, b)
+
+    into = torch.ones_like(boundary.table_out)  # added to what stands there, instead
+    if spec.pad is not None:
+        with pytest.raises(SpecError, match="into with pad"):
+            boundary(ids, torch.tanh, targets, into=into)
+        return
+    boundary.zero_grad()
+    boundary(ids, torch.tanh, targets, into=into).backward()
+    torch.testing.assert_close(into - 1, a + b if boundary.tied else b)
+    assert boundary.table_out.grad is None
+    if not boundary.tied:
+        torch.testing.assert_close(boundary.table_in.grad, a)
     for parameter, gradient in zip(others, expected[2:], strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
 

@@ -10,7 +10,8 @@
 // memory that ends where a page ends of which nothing may be touched: sanitizers do not see masked loads
 int8_t* at_the_end(int64_t size) {
   const int64_t page = getpagesize(), whole = (size + page - 1) / page * page;
-  char* at = static_cast<char*>(mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  char* at = static_cast<char*>(mmap(nullptr, whole + page, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   if (at == MAP_FAILED || mprotect(at + whole, page, PROT_NONE)) std::abort();
   return reinterpret_cast<int8_t*>(at + whole - size);
 }
@@ -34,7 +35,8 @@ int main() {
         for (int64_t j = 0; j < n; j++)
           for (int64_t i = 0; i < V; i++) {
             int64_t dot = 0;  // 256 times q.(a + b / 256)
-            for (int64_t c = 0; c < e; c++) dot += q[i * e + c] * (256 * digits[2 * j * e + c] + digits[(2 * j + 1) * e + c]);
+            for (int64_t c = 0; c < e; c++)
+              dot += q[i * e + c] * (256 * digits[2 * j * e + c] + digits[(2 * j + 1) * e + c]);
             const double truth = step[i] * sigma[j] * (dot / 256.0), off = std::abs(seen[j * V + i] - truth);
             if (!(off <= std::abs(truth) * std::numeric_limits<float>::epsilon() / 2 * (1 + 1e-6)))
               return std::fprintf(stderr, "V %ld e %ld n %ld: %g, not %g\n", V, e, n, seen[j * V + i], truth), 1;

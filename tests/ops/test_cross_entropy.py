@@ -333,3 +333,70 @@ def test_fp32_logits_are_those_of_fp64_but_for_a_thousandth_of_a_nat(compiled, d
     assert error(got, truth) < 1e-6
     for one, other, true in zip(grads, rounded_grads, true_grads, strict=True):
         assert error(one, true) <= error(other, true)
+
+
+INTO = [{}, {"label_smoothing": 0.2, "class_weight": True}, {"softcap": 2.0, "z_loss": 0.1, "label_smoothing": 0.1}]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("chosen", INTO, ids=lambda o: "+".join(o) or "plain")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_gradient_is_added_to_what_stands(dtype, chosen, reduction):
+    (h, w, b), t = problem(dtype)
+    kw = options_of(chosen) | {"reduction": reduction, "chunk": 5}
+    truth, true = gradients(oracle, [x.double() for x in (h, w, b)], t, upstream=torch.tensor(0.25).double(), **kw)
+    wide = torch.promote_types(dtype, torch.float32)
+    standing = torch.linspace(-0.01, 0.01, w.numel(), dtype=wide).view_as(w)
+    h, w, b, into = (x.clone() for x in (h, w, b, standing))
+    for leaf in (h, w, b):
+        leaf.requires_grad_()
+    loss = linear_cross_entropy(h, w, t, b, into=into, upstream=0.25, **kw)
+    (loss / 4).backward()
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-6
+    assert w.grad is None
+    assert error(loss.detach(), truth) < tolerance
+    assert_near((h.grad, into - standing, b.grad), true, tolerance)
+
+
+def test_a_narrow_table_s_gradient_over_many_batches_is_summed_in_fp32():
+    (h, w, _), t = problem(torch.bfloat16)
+    into, leaf, true = torch.zeros(w.shape), w.clone().requires_grad_(), w.double().requires_grad_()
+    for i in range(64):
+        x = h * (1 + i / 64)
+        linear_cross_entropy(x, w, t, into=into)  # features and table want none: there is nothing to differentiate
+        linear_cross_entropy(x, leaf, t).backward()
+        oracle(x, true, t).backward()
+    assert error(into, true.grad) < 0.3 * error(leaf.grad, true.grad)
+
+
+def test_into_is_refused_where_it_would_be_wrong():
+    (h, w, b), t = problem(torch.float32)
+    h.requires_grad_()
+    into = torch.zeros_like(w)
+
+    def loss(h, **kw):
+        return linear_cross_entropy(h, w, t, b, **({"into": into} | kw))
+
+    for wrong in (into[1:], into.double(), into.T.contiguous().T, into.clone().requires_grad_(), 3):
+        with pytest.raises(ValueError, match="into must be"):
+            loss(h, into=wrong)
+    with pytest.raises(ValueError, match="scalar"):
+        loss(h, reduction="none")
+    with torch.no_grad():
+        loss(h)
+    assert not into.any()
+    with pytest.raises(UnsupportedError, match=r"upstream=0\.5"):
+        (loss(h) / 2).backward()
+    once = loss(h)
+    once.backward(retain_graph=True)
+    with pytest.raises(UnsupportedError, match="already differentiated"):
+        once.backward()
+    for reentrant in (False, True):
+        with pytest.raises(UnsupportedError, match="checkpoint"):
+            torch.utils.checkpoint.checkpoint(lambda h: loss(h).square(), h, use_reentrant=reentrant).backward()
+    with pytest.raises(UnsupportedError, match="fp16"):
+        linear_cross_entropy(h.half(), w.half(), t, into=into)
+    with pytest.raises(UnsupportedError, match="liger"):
+        loss(h, backend="liger")
+    with pytest.raises(Exception, match="into"):
+        torch.compile(loss, fullgraph=True, backend="eager")(h)

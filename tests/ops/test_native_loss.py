@@ -25,6 +25,7 @@ OPTIONS = [
     {"softcap": 2.0, "scale": 1.3, "z_loss": 0.02},
     {"class_weight": True},
     {"label_smoothing": 0.1, "z_loss": 0.01, "scale": 1.7},
+    {"label_smoothing": 0.2, "class_weight": True, "scale": 0.7},
 ]
 
 
@@ -73,6 +74,22 @@ def test_equals_the_formula(native, chosen, with_bias, reduction):
     assert len(native) > before
     assert error(got, truth) < 5e-7
     assert_near(grads, true_grads, 1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.2, "chunk": 100}, {"softcap": 2.0}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_added_to_a_gradient_that_stands(native, shape, chosen, dtype):
+    (h, w, b), t = problem(*shape, dtype)
+    into, before = torch.linspace(-1, 1, w.numel()).view_as(w), len(native)
+    kw, rounded = {"reduction": "sum"} | chosen, 1e-6 if dtype == torch.float32 else 4e-3
+    standing = into.clone()
+    _, (dh, dw, db) = gradients(oracle, [x.double() for x in (h, w, b)], t, **kw)
+    _, grads = gradients(linear_cross_entropy, (h, w, b), t, into=into, **kw)
+    assert len(native) == before + 1
+    assert (into - standing - dw).norm() < 2e-6 * (standing.norm() + dw.norm())
+    assert shape[1] == 1 or error(grads[0], dh) < rounded > error(grads[2], db)
+    assert grads[1] is None
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -246,9 +263,8 @@ def test_a_nan_reaches_the_whole_gradient_as_it_does_elsewhere():
 def test_what_the_kernel_lacks_is_portable(native):
     (h, w, b), t = problem(100, 300, 20)
     before = len(native)
-    for kw in ({"softcap": 5.0, "label_smoothing": 0.1}, {"label_smoothing": 0.1, "class_weight": torch.rand(300)}):
-        (got, _), (truth, _) = both((h, w, b), t, **kw)
-        assert error(got, truth) < 1e-6
+    (got, _), (truth, _) = both((h, w, b), t, softcap=5.0, label_smoothing=0.1)
+    assert error(got, truth) < 1e-6
     for change in (torch.Tensor.double, torch.Tensor.half):
         linear_cross_entropy(change(h), change(w), t)
     linear_cross_entropy(h, w.T.contiguous().T, t)
@@ -272,9 +288,10 @@ def test_the_operator_is_one_that_torch_can_trace(native):
     linear_cross_entropy(h, w, t)
     c = torch.rand(100)
     for last in ((True, True, True), (True, False, False), (False, False, False)):
-        arguments = (h, w, b, t, c, c, None, None, 0.5, 3.0, 64, False, False, True, *last)
-        torch.library.opcheck(compiled.kernels().vocabulary_loss.default, arguments)
-    how = (None, None, 1.0, 0.0, 64, False, False, False)
+        for into in (None, torch.zeros_like(w)):
+            arguments = (h, w, b, t, c, c, None, None, into, 0.5, 3.0, 64, False, False, True, *last)
+            torch.library.opcheck(compiled.kernels().vocabulary_loss.default, arguments)
+    how = (None, None, None, 1.0, 0.0, 64, False, False, False)
     for wrong in ((h[:, ::2], w[:, ::2]), (h.double(), w.double()), (h[:, 1:].contiguous(), w), (h[:0], w)):
         with pytest.raises(RuntimeError, match=r"must be|do not meet|nothing"):
             compiled.kernels().vocabulary_loss(*wrong, None, t[: len(wrong[0])], c, c, *how, *last)

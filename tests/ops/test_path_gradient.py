@@ -172,12 +172,35 @@ def test_one_buffer():
     assert len(memory.made) == 1
 
 
+def test_micro_batches_into_one_gradient_that_stands():
+    """Both paths of every batch are added to `weight.grad` where it lies, and no [V, E] tensor is made."""
+    table, body, ids, targets = setup()
+    leaf, plain, record = table.clone().requires_grad_(), table.clone().requires_grad_(), PathRecord()
+    leaf.grad = into = torch.zeros_like(table)
+    with Allocations(V * E) as memory:
+        for part in torch.arange(N).split(N // 4):
+            rows, after = tied_lookup(leaf, ids[part], LookupOptions(record=record, into=into))
+            loss = linear_cross_entropy(torch.tanh(rows @ body), after, targets[part], into=into, upstream=0.25)
+            (loss / 4).backward()
+    assert not memory.made
+    assert leaf.grad is into
+    for part in torch.arange(N).split(N // 4):
+        (_plain_loss(torch.tanh(plain[ids[part]] @ body), plain, targets[part]) / 4).backward()
+    torch.testing.assert_close(leaf.grad, plain.grad)
+    parts = [separate(table, body, ids[part], targets[part]) for part in torch.arange(N).split(N // 4)]
+    a, b = (sum(paths).norm().item() / 4 for paths in zip(*parts, strict=True))
+    norms = path_norms(leaf.grad, record)
+    assert (norms.a, norms.b) == (pytest.approx(a), pytest.approx(b))
+
+
 def test_refusals():
     table, _, ids, _ = setup()
     leaf = table.clone().requires_grad_()
     rows, _ = tied_lookup(leaf, ids)
     with pytest.raises(UnsupportedError, match="second derivative"):
         torch.autograd.grad(rows.square().sum(), leaf, create_graph=True)
+    with pytest.raises(UnsupportedError, match="stop_both"):
+        tied_lookup(leaf, ids, LookupOptions(stop_both=1, into=torch.zeros_like(table)))
     with pytest.raises(UnsupportedError, match=r"torch\.func"):
         torch.func.grad(lambda w: tied_lookup(w, ids)[0].sum())(table)
 

@@ -152,7 +152,7 @@ def fused_cross_entropy(
     input.require_unchanged()
     if not torch.compiler.is_compiling():
         input.counts.fused += 1
-    chosen = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "class_weight": weight}
+    chosen: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "class_weight": weight}
     hidden, table, bias, options = _head(input)
     with torch.set_grad_enabled(input.requires_grad):
         loss = linear_cross_entropy(hidden, table, target, bias, options, reduction=reduction, **chosen)

@@ -274,10 +274,26 @@ class Boundary(nn.Module):
         """
         return self._loss(hidden, self._head_table(), targets, options)
 
-    def forward(self, ids: Tensor, body: Callable[[Tensor], Tensor], targets: Tensor, **options: Any) -> Tensor:
-        """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied."""
-        rows, after = self._embed(ids)
-        return self._loss(body(rows), after if self.tied else self._head_table(), targets, options)
+    def forward(
+        self,
+        ids: Tensor,
+        body: Callable[[Tensor], Tensor],
+        targets: Tensor,
+        *,
+        into: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
+
+        `into` is that of `linear_cross_entropy`, for `table_out`; where tied both paths are added to it.
+
+        Raises:
+            SpecError: `into` beside a padding row, to which it would give the gradient that the row must not have.
+        """
+        if into is not None and self.spec.pad is not None:
+            raise SpecError(f"into with pad={self.spec.pad}", "leave into out, and autograd has the gradient")
+        rows, after = self._embed(ids, into if self.tied else None)
+        return self._loss(body(rows), after if self.tied else self._head_table(), targets, options | {"into": into})
 
     def penalty(self) -> Tensor:
         """Penalty of a `projected` spec, to be added to the loss (`penalty_of`); 0 elsewhere."""
@@ -301,7 +317,7 @@ class Boundary(nn.Module):
         """Spec, sizes and whether one table serves both ends."""
         return f"{self.spec}, vocab={self.vocab}, width={self.width}, tables={self.spec.tables}"
 
-    def _embed(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _embed(self, ids: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Rows for the body, and the table to use from here on."""
         if ids.is_floating_point():
             raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
@@ -311,7 +327,7 @@ class Boundary(nn.Module):
             if low < 0 or high >= self.vocab.inputs:
                 wrong = low if low < 0 else high
                 raise IndexError(f"token {wrong} is outside the input vocabulary of {self.vocab.inputs}")
-        options = LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record)
+        options = LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record, into=into)
         rows, after = tied_lookup(self.table_in, ids, options)
         rows = rows if self.in_map is None else self.in_map(rows)
         return (rows if self.input_scale == 1.0 else rows * self.input_scale), after

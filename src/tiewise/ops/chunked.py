@@ -39,9 +39,16 @@ def accumulator(kind: torch.dtype) -> torch.dtype:
 
 
 def sweep(
-    options: LossOptions, tensors: Any, kind: torch.dtype, wanted: tuple[bool, ...], row_weight: Tensor | None
+    options: LossOptions,
+    tensors: Any,
+    kind: torch.dtype,
+    wanted: tuple[bool, ...],
+    row_weight: Tensor | None,
+    into: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Run over all chunks of `tensors`: features [N, E], weight [V, E], bias [V] or None, targets [N].
+
+    The gradient of weight, where it is wanted, is added to `into` if that is given.
 
     Returns:
         the loss of each token [N], and the gradients `wanted` (of features, weight, bias; None elsewhere) of
@@ -51,7 +58,8 @@ def sweep(
     features, weight, bias, targets = tensors
     o, wide, (n, v), device = options, accumulator(kind), (len(targets), len(weight)), features.device.type
     each = features.new_empty(n, dtype=wide)
-    found = gradient_buffers(tensors[:3], wanted[:3], wide)
+    found = gradient_buffers(tensors[:3], (wanted[0], wanted[1] and into is None, wanted[2]), wide)
+    found[1] = into if wanted[1] and into is not None else found[1]
     with own_products(features, weight, kind):
         weight = weight.to(kind)
         bias = None if bias is None else bias.to(wide)
@@ -113,7 +121,7 @@ def sweep(
                     p.sub_(on[:, None] * u)
                 p.mul_(slope)
                 u = None
-            into_gradients(found, part, p, c, h, weight, o.scale)
+            into_gradients(found, part, p, c, h, weight, o.scale, onto=into is not None)
             if u is not None:
                 by_features, by_weight, by_bias = found
                 if by_bias is not None:
@@ -131,11 +139,13 @@ def gradient_buffers(inputs: Any, wanted: Any, dtype: torch.dtype) -> list[Tenso
     return [made(x, x.shape, dtype=dtype) if want else None for x, want in zip(inputs, wanted, strict=True)]
 
 
-def into_gradients(found: Any, part: slice, p: Tensor, c: Tensor, h: Tensor, weight: Tensor, scale: float) -> None:
+def into_gradients(
+    found: Any, part: slice, p: Tensor, c: Tensor, h: Tensor, weight: Tensor, scale: float, *, onto: bool = False
+) -> None:
     """Bring the slopes c ∘ p [n, V] by the logits of tokens `part` into `found`, gradients of features, weight, bias.
 
-    The first chunk overwrites what it finds. `p` and `c` [n] are in the accumulator's type, `h` [n, E] and `weight` in
-    that of the products.
+    The first chunk overwrites what it finds, but weight's where `onto`. `p` and `c` [n] are in the accumulator's type,
+    `h` [n, E] and `weight` in that of the products.
     """
     by_features, by_weight, by_bias = found
     narrow, first = p.to(h.dtype), part.start == 0
@@ -146,9 +156,9 @@ def into_gradients(found: Any, part: slice, p: Tensor, c: Tensor, h: Tensor, wei
     if by_weight is not None:
         weighted = (h.to(p.dtype) * scale * c[:, None]).to(h.dtype)
         if h.dtype == p.dtype:
-            by_weight.addmm_(narrow.T, weighted, beta=int(not first))
+            by_weight.addmm_(narrow.T, weighted, beta=int(onto or not first))
         else:
-            (by_weight.copy_ if first else by_weight.add_)(narrow.T @ weighted)
+            (by_weight.copy_ if first and not onto else by_weight.add_)(narrow.T @ weighted)
 
 
 def chunk_logits(h: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions, z: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ and must not unroll the chunk loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -41,6 +42,9 @@ def linear_cross_entropy(
     targets: Tensor,
     bias: Tensor | None = None,
     options: LossOptions = _DEFAULT,
+    *,
+    into: Tensor | None = None,
+    upstream: float = 1.0,
     **overrides: Any,
 ) -> Tensor:
     """Cross-entropy of `features @ weightᵀ` against `targets`, in chunks of tokens; the [N, V] logits never exist.
@@ -54,6 +58,11 @@ def linear_cross_entropy(
         targets: [...] class indices, or `ignore_index`.
         bias: [V] or None.
         options: see `LossOptions`.
+        into: [V, E], fp32 (fp64 for fp64 inputs), contiguous: the gradient of `weight` is added to it in this call, if
+            gradients are on, and autograd has none to give. So no second table is made, and a narrow `weight` has its
+            gradient summed over batches in fp32. `weight.grad` itself may be given. Hooks of `weight`, and DDP, see
+            nothing of it, and it is for scalar losses whose backward pass follows, once.
+        upstream: by what that pass multiplies, which `into` must know beforehand: 1 / 4 for `(loss / 4).backward()`.
         **overrides: single options by name, e.g. `softcap=30.0, reduction="sum"`.
 
     Returns:
@@ -62,20 +71,24 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: features, weight or targets that are no tensors: a module in place of its weight, say.
-        ValueError: shapes that do not meet, an option out of range.
+        ValueError: shapes that do not meet, an option out of range, `into` unlike what it must be.
         IndexError: a target outside [0, V) (checked on CPU only; on a GPU it would cost a synchronisation).
         UnsupportedError: features or a weight of whole or complex numbers, probability targets, `torch.func`
-            transforms, second derivatives, a backend that is not installed or has not what is asked.
+            transforms, second derivatives, a backend that is not installed or has not what is asked; with `into` also
+            checkpointing, `torch.compile`, fp16, and a backward pass by another factor than `upstream`.
         RunError: the environment variable TIEWISE_LOSS names no backend.
     """
     options = replace(options, **overrides) if overrides else options
     check_problem(features, weight, targets, bias, options)
     flat, t = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
+    if into is not None:
+        _check_into(into, weight, compute_dtype(flat, weight), options)
     if torch.compiler.is_compiling():
         loss = _traced(flat, weight, bias, t, options)
     else:
         check_range(t, weight.shape[0], options.ignore_index)
-        loss = fused_loss("linear_cross_entropy", partial(_sweep, options), options, flat, weight, bias, t)
+        how, factor = partial(_sweep, options, into), None if into is None else upstream
+        loss = fused_loss("linear_cross_entropy", how, options, flat, weight, bias, t, upstream=factor)
     return loss.view(targets.shape) if options.reduction == "none" else loss
 
 
@@ -122,6 +135,24 @@ def check_problem(features: Tensor, weight: Tensor, targets: Tensor, bias: Tenso
         raise UnsupportedError("linear_cross_entropy inside a torch.func transform", fix)
 
 
+def _check_into(into: Any, weight: Tensor, kind: torch.dtype, o: LossOptions) -> None:
+    """Refuse what the gradient of weight cannot be added to, and where it would be added wrongly."""
+    wide = accumulator(kind)
+    like = isinstance(into, Tensor) and (into.shape, into.dtype, into.device) == (weight.shape, wide, weight.device)
+    if not like or into.requires_grad or not into.is_contiguous():
+        raise ValueError(f"into must be a contiguous {wide} tensor of shape {tuple(weight.shape)} without gradient")
+    if o.reduction == "none":
+        raise ValueError("into is for scalar losses: the gradient of losses by token is not known beforehand")
+    lacks = {
+        "under torch.compile": torch.compiler.is_compiling(),
+        "in a backward pass, as a checkpoint runs its forward once more,": torch._C._current_graph_task_id() != -1,
+        "in fp16": kind == torch.float16,
+        f"by backend={o.backend!r}": o.backend in ("liger", "cce"),
+    }
+    for where in (where for where, so in lacks.items() if so):
+        raise UnsupportedError(f"linear_cross_entropy(into=…) {where}", "leave into out, and autograd has the gradient")
+
+
 def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
     """Refuse targets outside [0, vocab) with an IndexError; looked at on a CPU only."""
     if targets.device.type != "cpu" or not targets.numel():
@@ -141,8 +172,17 @@ def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
 Sweep = Callable[[Any, torch.dtype, tuple[bool, ...], Tensor | None], tuple[Tensor, Any]]
 
 
-def _sweep(o: LossOptions, tensors: Any, kind: torch.dtype, *rest: Any) -> tuple[Tensor, Any]:
-    return (maintained(o, tensors, kind) or sweep)(o, tensors, kind, *rest)
+def _sweep(
+    o: LossOptions,
+    into: Tensor | None,
+    tensors: Any,
+    kind: torch.dtype,
+    wanted: tuple[bool, ...],
+    row_weight: Tensor | None,
+) -> tuple[Tensor, Any]:
+    if into is None and (other := maintained(o, tensors, kind)):
+        return other(o, tensors, kind, wanted, row_weight)
+    return sweep(o, tensors, kind, wanted, row_weight, into)
 
 
 def reduced(
@@ -153,11 +193,11 @@ def reduced(
     wanted: tuple[bool, ...],
     upstream: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
-    """Reduce a sweep's losses as `options` say, with gradients: for `none` those of Σ upstream_i · loss_i."""
+    """Reduce a sweep's losses as `options` say, with gradients, those of Σ upstream_i · loss_i if that is given."""
     if options.reduction == "none":
         return sweep(tensors, kind, tuple(want and upstream is not None for want in wanted), upstream)
     if options.reduction == "sum":
-        each, found = sweep(tensors, kind, wanted, None)
+        each, found = sweep(tensors, kind, wanted, upstream)
         return each.sum(), found
     # 1 / Σ w_t over the tokens that count; 1 where none does, so that an all-ignored batch gives 0
     targets, w, wide = tensors[-1], options.class_weight, accumulator(kind)
@@ -166,27 +206,37 @@ def reduced(
     factor = 1 / total.where(total > 0, 1).to(wide)
     # it costs nothing in the row coefficients; in fp16 it would underflow there and comes last
     last = kind == torch.float16
-    each, found = sweep(tensors, kind, wanted, None if last else factor)
+    each, found = sweep(tensors, kind, wanted, None if last else factor if upstream is None else factor * upstream)
     for gradient in found if last else ():
         if gradient is not None:
             gradient.mul_(factor)
     return each.sum() * factor, found
 
 
-def fused_loss(name: str, sweep: Sweep, options: LossOptions, *tensors: Tensor | None) -> Tensor:
-    """Return the reduced loss, differentiable once; `name` is who says that there is no second derivative."""
-    return _Fused.apply(name, sweep, options, torch.is_grad_enabled(), *tensors)
+def fused_loss(
+    name: str, sweep: Sweep, options: LossOptions, *tensors: Tensor | None, upstream: float | None = None
+) -> Tensor:
+    """Return the reduced loss, differentiable once; `name` is who says that there is no second derivative.
+
+    With `upstream` the sweep keeps the second tensor's gradient for itself, multiplied by that already.
+    """
+    return _Fused.apply(name, sweep, options, torch.is_grad_enabled(), upstream, *tensors)
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str, sweep: Sweep, options: LossOptions, grad_mode: bool, *tensors: Any) -> Tensor:
+    def forward(ctx: Any, name: str, sweep: Sweep, options: LossOptions, grad_mode: bool, *rest: Any) -> Tensor:
+        ctx.upstream, *tensors = rest
         ctx.name, ctx.sweep, ctx.options, ctx.kind = name, sweep, options, compute_dtype(*tensors[:2])
-        ctx.wanted = tuple(grad_mode and need for need in ctx.needs_input_grad[4:])
+        ctx.wanted = tuple(grad_mode and need for need in ctx.needs_input_grad[5:])
         ctx.dtypes = [None if x is None else x.dtype for x in tensors]
         if options.reduction == "none":
             ctx.save_for_backward(*tensors)
-        loss, ctx.gradients = reduced(sweep, options, tensors, ctx.kind, ctx.wanted)
+        known = None
+        if ctx.upstream is not None:
+            ctx.wanted = (ctx.wanted[0], grad_mode, *ctx.wanted[2:])
+            known = tensors[0].new_tensor(ctx.upstream, dtype=accumulator(ctx.kind))
+        loss, ctx.gradients = reduced(sweep, options, tensors, ctx.kind, ctx.wanted, known)
         return loss
 
     @staticmethod
@@ -198,8 +248,13 @@ class _Fused(torch.autograd.Function):
         if ctx.options.reduction == "none":
             found = reduced(ctx.sweep, ctx.options, ctx.saved_tensors, ctx.kind, ctx.wanted, upstream)[1]
         elif found is None:
-            fix = "pass retain_graph=True to the first backward"
+            fix = "pass retain_graph=True to the first backward" if ctx.upstream is None else "compute it again"
             raise UnsupportedError("this loss was already differentiated and its graph freed", fix)
+        elif ctx.upstream is not None:
+            if not math.isclose(upstream.item(), ctx.upstream, rel_tol=1e-6):
+                fix = f"give upstream={upstream.item():g} to the loss"
+                raise UnsupportedError(f"into has the gradient multiplied by {ctx.upstream:g} already", fix)
+            ctx.gradients, found = None, [found[0], None, *found[2:]]
         else:
             # the buffers are given away when the graph dies with this call, and copied when it may be asked again
             keep = torch._C._autograd._get_current_graph_task_keep_graph()
@@ -209,45 +264,33 @@ class _Fused(torch.autograd.Function):
             elif keep:
                 found = [x if x is None else x.clone() for x in found]
         pairs = zip(found, ctx.dtypes[:-1], strict=True)
-        return (*[None] * 4, *(None if x is None else x.to(dtype) for x, dtype in pairs), None)
+        return (*[None] * 5, *(None if x is None else x.to(dtype) for x, dtype in pairs), None)
 
 
 # The same under torch.compile: one operator, of tensors and numbers alone.
 
-_SCHEMA = (
-    "(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor? class_weight, Tensor? upstream,"
-    " ScalarType kind, bool[] wanted, str reduction, int? chunk,"
-    " float scale, float? softcap, int ignore_index, float label_smoothing, float z_loss, str? logits,"
-    " str? backend)"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
+_TENSORS = "Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor? class_weight, Tensor? upstream"
+_HOW = (
+    "str reduction, int? chunk, float scale, float? softcap, int ignore_index, float label_smoothing, float z_loss,"
+    " str? logits, str? backend"
 )
+_FIELDS = [argument.split()[1] for argument in _HOW.split(", ")]  # of `LossOptions`
+_SCHEMA = f"({_TENSORS}, ScalarType kind, bool[] wanted, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)"
 
 
 def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, o: LossOptions) -> Tensor:
     # Autocast is decided while tracing: at run time the operator no longer sees which region it stood in.
     kind = compute_dtype(features, weight)
     wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (features, weight, bias)]
-    how = (
-        kind,
-        wanted,
-        o.reduction,
-        o.chunk,
-        o.scale,
-        o.softcap,
-        o.ignore_index,
-        o.label_smoothing,
-        o.z_loss,
-        o.logits,
-        o.backend,
-    )
-    return _operator(features, weight, bias, targets, o.class_weight, None, *how)[0]
+    how = (getattr(o, name) for name in _FIELDS)
+    return _operator(features, weight, bias, targets, o.class_weight, None, kind, wanted, *how)[0]
 
 
 @torch.library.custom_op("tiewise::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
 def _operator(*arguments: Any) -> Any:
-    *tensors, weights, upstream, kind, wanted, reduction, chunk, scale, softcap, ignored, smoothing, z = arguments[:-2]
-    options = LossOptions(scale, softcap, ignored, smoothing, z, weights, reduction, chunk, *arguments[-2:])
-    loss, found = reduced(partial(_sweep, options), options, tensors, kind, tuple(wanted), upstream)
+    *tensors, weights, upstream, kind, wanted = arguments[:8]
+    options = LossOptions(class_weight=weights, **dict(zip(_FIELDS, arguments[8:], strict=True)))
+    loss, found = reduced(partial(_sweep, options, None), options, tensors, kind, tuple(wanted), upstream)
     return (loss, *(loss.new_empty(0) if x is None else x for x in found))  # it hands out nothing but tensors
 
 
@@ -273,7 +316,7 @@ def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
     else:  # an operator's tensors may not be given away
         found = [x * upstream for x in found]
     triples = zip(found, ctx.dtypes, ctx.how[1], strict=True)
-    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * 14)
+    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * (3 + len(ctx.how)))
 
 
 _operator.register_autograd(_derivative, setup_context=_remember)

@@ -270,7 +270,7 @@ def trial(threads: int, deadline: float) -> dict[str, float]:
 
     ways: dict[str, Any] = {f"{way}_ms": partial(products, _chosen(way, "trial")) for way in ("default", "onednn")}
     if library := kernels():
-        loss = (h, w, None, targets, c, c, None, None, 1.0, 0.0, len(h), False, False, False, True, True, False)
+        loss = (h, w, None, targets, c, c, None, None, None, 1.0, 0.0, len(h), False, False, False, True, True, False)
         ways["native_ms"] = partial(library.vocabulary_loss, *loss)
     best, rounds, took = dict.fromkeys(ways, math.inf), 0, 0.0
     with torch.autocast("cpu", enabled=False), torch.no_grad():

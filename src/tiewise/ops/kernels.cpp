@@ -29,22 +29,23 @@ int64_t instruction_sets() {
 // ---------------------------------------------------------------------------------------------------------------------
 // The vocabulary loss: three products of which no logits remain, for features [n, d] and a weight [V, d].
 //
-//     E_ij  = exp(z_ij - ref_i)         ref_i = the target's logit, so that s_i = sum_j E_ij >= 1 and no maximum is needed;
-//                                       where s_i leaves the safe range, the row's maximum, in a second run
+//     E_ij  = exp(z_ij - ref_i)         ref_i = the target's logit, so that s_i = sum_j E_ij >= 1 and no maximum is
+//                                       needed; where s_i leaves the safe range, the row's maximum, in a second run
 //     nll_i = log s_i,  lse_i = ref_i + log s_i,  g_i = (c_i + k_i lse_i) / s_i
 //     dfeatures_i = scale (g_i sum_j E_ij W_j - q_i W_t),   dweight_j = scale sum_i (g_i E_ij - q_i [j = t_i]) h_i
 //
 // with c, q, k [n] the row coefficients of ops/chunked.py. What depends on s stands on rows of n, so that E is made,
-// summed and multiplied while it is in the cache, before s is known. A thread has a share of the words and all tokens of
-// a chunk: it packs each block of words once.
+// summed and multiplied while it is in the cache, before s is known. A thread has a share of the words and all tokens
+// of a chunk: it packs each block of words once.
 //
 // A soft-cap bends z before the exponential, and E by its slope behind the sum; q comes with the slope at the target.
-// Gradients of which lse is known beforehand, and a part of which goes with z (an entropy's), have E and g in their place:
+// Gradients of which lse is known beforehand, and a part of which goes with z (an entropy's), have E and g in their
+// place:
 //
 //     E_ij = exp(z_ij - lse_i) (c_i + k_i (z_ij - lse_i)),  g_i = 1
 //
-// Numbers are counted in units of 32 bits along the reduction: one of fp32, or two of bf16, for which the processor has a
-// dot product. Only `dot` and how two rows are paired tell the kinds apart; a sum is fp32 in both. A register tile is
+// Numbers are counted in units of 32 bits along the reduction: one of fp32, or two of bf16, for which the processor has
+// a dot product. Only `dot` and how two rows are paired tell the kinds apart; a sum is fp32 in both. A register tile is
 // 12 x 32: 12 units that are broadcast, 32 lanes. z has words x tokens, dfeatures tokens x columns (8 x 32), dweight
 // words x columns. Panels are 32 lanes wide and padded with zeros; a block is one of words:
 //
@@ -52,7 +53,7 @@ int64_t instruction_sets() {
 //     rows     of a block  [columns/32][words][32 columns]                      wp = rows, where a unit is one number
 //     wp       of a block  [columns/32][units of words][32 columns]
 //     ev       E, a block  [tokens/32][units of words][32 tokens]
-//     E        of a chunk  [tokens/32][words][32 tokens], written past the cache
+//     E        of a chunk  [words/12][tokens/32][12 words][32 tokens], written past the cache
 // ---------------------------------------------------------------------------------------------------------------------
 
 #pragma GCC push_options
@@ -71,6 +72,8 @@ inline int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 inline __mmask16 first(int64_t count) { return count >= 16 ? 0xffff : (1 << std::max<int64_t>(count, 0)) - 1; }
 
+inline __m512 widened(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+
 struct Matrix {  // fp32 or bf16, [rows, d], read as fp32
   const void* data;
   bool bf16;
@@ -78,13 +81,12 @@ struct Matrix {  // fp32 or bf16, [rows, d], read as fp32
   __m512 load(int64_t row, int64_t j) const {  // 16 numbers from column j on, zeros beyond the last
     const __mmask16 m = first(d - j);
     if (!bf16) return _mm512_maskz_loadu_ps(m, static_cast<const float*>(data) + row * d + j);
-    const __m256i x = _mm256_maskz_loadu_epi16(m, static_cast<const uint16_t*>(data) + row * d + j);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+    return widened(_mm256_maskz_loadu_epi16(m, static_cast<const uint16_t*>(data) + row * d + j));
   }
 };
 
-// Where a gradient is summed: fp32; or bf16, whose upper halves stand in `high` and lower ones in `low` until the last sum
-// is rounded, so that a narrow table costs no second buffer and no second pass.
+// Where a gradient is summed: fp32; or bf16, whose upper halves stand in `high` and lower ones in `low` until the last
+// sum is rounded, so that a narrow table costs no second buffer and no second pass.
 struct Sum {
   float* wide;
   uint16_t *high, *low;
@@ -126,9 +128,7 @@ struct Pair {
   static __m512 dot(__m512 c, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(c, std::bit_cast<__m512bh>(a), std::bit_cast<__m512bh>(b));
   }
-  static __m512 rounded(__m512 x) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x))), 16));
-  }
+  static __m512 rounded(__m512 x) { return widened(std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x))); }
 };
 
 inline __m512i along(__m512 x, __m512 y) { return std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x)); }  // 32 of bf16
@@ -136,7 +136,8 @@ inline __m512i along(__m512 x, __m512 y) { return std::bit_cast<__m512i>(_mm512_
 // x_i, y_i for 16 numbers of bf16 each, where the second number of `from` is the first of y
 inline __m512i order(int from, int second = 32) {
   const __m512i pair = _mm512_add_epi32(_mm512_set1_epi32(second << 16), _mm512_set1_epi32(from * 0x10001));
-  return _mm512_add_epi32(pair, _mm512_mullo_epi32(_mm512_set1_epi32(0x10001), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)));
+  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  return _mm512_add_epi32(pair, _mm512_mullo_epi32(_mm512_set1_epi32(0x10001), lanes));
 }
 
 inline __m512i across(__m512 x, __m512 y) { return _mm512_permutexvar_epi16(order(0, 16), along(x, y)); }
@@ -156,7 +157,8 @@ inline __attribute__((always_inline)) void multiply(Tile& c, const Unit* a, int6
   }
 }
 
-// e^x for x >= LOWEST, relative error 1.2e-7: 2^n 2^f with the fraction from a fused product and log2(e) in two parts; nan stays nan.
+// e^x for x >= LOWEST, relative error 1.2e-7: 2^n 2^f with the fraction from a fused product and log2(e) in two parts;
+// nan stays nan.
 inline __m512 exponential(__m512 x) {
   const __m512 high = _mm512_set1_ps(1.442695f), n = _mm512_roundscale_ps(_mm512_mul_ps(x, high), 0);
   const __m512 f = _mm512_fmadd_ps(x, _mm512_set1_ps(1.925963e-8f), _mm512_fmsub_ps(x, high, n));
@@ -170,7 +172,8 @@ inline __m512 exponential(__m512 x) {
 inline __m512 tangent(__m512 x) {
   const __m512 one = _mm512_set1_ps(1), u = _mm512_mul_ps(x, x), twice = _mm512_abs_ps(_mm512_add_ps(x, x));
   __m512 p = _mm512_set1_ps(-5.70495334e-3f);
-  for (float a : {2.06390545e-2f, -5.37397042e-2f, .133314416f, -.333332807f}) p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(a));
+  for (float a : {2.06390545e-2f, -5.37397042e-2f, .133314416f, -.333332807f})
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(a));
   const __m512 near = _mm512_fmadd_ps(_mm512_mul_ps(x, u), p, x);
   const __m512 e = exponential(_mm512_min_ps(_mm512_set1_ps(80), twice));
   const __m512 far = _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2), _mm512_add_ps(e, one)));
@@ -191,18 +194,23 @@ struct Loss {
   float* by_bias;              // [V] or null
   int64_t most, rows;                        // threads; tokens of a chunk, a multiple of 32
   bool pairs;                                // multiply in bf16
+  bool onto = false;                         // by_weight is added to what stands there
 
   int64_t d() const { return weight.d; }
   int64_t columns() const { return up(d(), LANES); }
   int64_t words() const { return up(V, WORDS); }
-  int64_t block() const { return up(std::clamp<int64_t>((pairs ? 150'000 : 100'000) / columns(), 48, 384), 48); }  // stays in L2
+  int64_t block() const {  // of words: stays in L2
+    return up(std::clamp<int64_t>((pairs ? 150'000 : 100'000) / columns(), 48, 384), 48);
+  }
   int64_t threads() const { return std::min(most, words() / WORDS); }  // each has a word
   bool later() const { return by_weight || by_bias; }
 
   // The workspace, in units: what all threads share, and then each one's own.
   int64_t per() const { return pairs ? 2 : 1; }  // numbers of a unit
-  int64_t shared() const { return rows * ((later() ? words() : 0) + 2 * columns()) / per() + 5 * rows + up(V + n, 64) / 4; }
-  int64_t own() const { return rows * (columns() + block() / per() + 7) + (block() + 2) * columns() + block(); }
+  int64_t shared() const {
+    return rows * ((later() ? words() : 0) + 2 * columns()) / per() + 5 * rows + up(V + n, 64) / 4;
+  }
+  int64_t own() const { return rows * (columns() + block() / per() + 7) + block() * columns() + block(); }
   int64_t workspace() const { return shared() + threads() * own(); }
 
   void run(Unit* space) const;
@@ -235,8 +243,8 @@ struct Team {
     next = space + l.shared() + id * all_own;
     total = reinterpret_cast<double*>(take(2 * l.rows)), moments = reinterpret_cast<double*>(take(2 * l.rows));
     acc = floats(l.rows * columns), sum = floats(l.rows), moment = floats(l.rows), pivot = floats(l.rows);
-    ev = take(l.rows * l.block() / PER), rows = take(apart(l.block()) * columns / PER);
-    wp = PER == 1 ? rows : take(apart(l.block()) * columns / PER);
+    ev = take(l.rows * l.block() / PER), rows = take(l.block() * columns / PER);
+    wp = PER == 1 ? rows : take(l.block() * columns / PER);
     bias = floats(l.block());
   }
 
@@ -247,9 +255,6 @@ struct Team {
 
   // Where E has the 12 words from v on, 12 x 32 tokens.
   Unit* in_E(int64_t v, int64_t p) const { return E + (v * (l.rows / LANES) + p * WORDS) * (LANES / PER); }
-
-  // Words between columns of a block: with one pair more, packing does not write to one set of the cache alone.
-  static int64_t apart(int64_t words) { return words + 2; }
 
   // 16 units of a row from unit u on.
   __m512i load(const Matrix& m, int64_t row, int64_t u) const {
@@ -313,10 +318,10 @@ struct Team {
         __m512i x[PER];
         for (int64_t r = 0; r < PER; r++) {
           x[r] = v0 + v + r < l.V ? load(w, v0 + v + r, j / PER) : _mm512_setzero_si512();
-          _mm512_store_si512(rows + ((j / LANES * apart(words) + v + r) * LANES + j % LANES) / PER, x[r]);
+          _mm512_store_si512(rows + ((j / LANES * words + v + r) * LANES + j % LANES) / PER, x[r]);
         }
         if constexpr (PER == 2) {
-          Unit* to = wp + (j * apart(words) + v * LANES) / PER;
+          Unit* to = wp + (j * words + v * LANES) / PER;
           _mm512_store_si512(to, _mm512_permutex2var_epi16(x[0], order(0), x[1]));
           _mm512_store_si512(to + 16, _mm512_permutex2var_epi16(x[0], order(16), x[1]));
         }
@@ -329,7 +334,7 @@ struct Team {
     constexpr int64_t wide = LANES / PER;
     Tile c{};
     for (int64_t u = 0; u < units; u += wide)
-      multiply<K, WORDS>(c, rows + (u / wide * apart(words) + v) * wide, wide, 1, hp + (p * units + u) * LANES,
+      multiply<K, WORDS>(c, rows + (u / wide * words + v) * wide, wide, 1, hp + (p * units + u) * LANES,
                          std::min(wide, units - u));
     const __m512 scale = _mm512_set1_ps(l.scale);
 #pragma GCC unroll 16
@@ -361,11 +366,11 @@ struct Team {
       }
 #pragma GCC unroll 16
     for (int r = 0; r < WORDS && E; r++) {
-      if constexpr (PER == 1)
-        for (int half = 0; half < 2; half++)
-          _mm512_stream_si512(reinterpret_cast<__m512i*>(later + r * wide + half * 16), _mm512_castps_si512(c[r][half]));
-      else
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(later + r * wide), along(c[r][0], c[r][1]));
+      const auto keep = [&](int64_t i, __m512i x) {
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(later + r * wide + i), x);
+      };
+      if constexpr (PER == 1) keep(0, _mm512_castps_si512(c[r][0])), keep(16, _mm512_castps_si512(c[r][1]));
+      else keep(0, along(c[r][0], c[r][1]));
     }
   }
 
@@ -387,14 +392,16 @@ struct Team {
         for (int64_t i = 0; i < panels * LANES; i++) pivot[i] = sum[i] > 0 ? moment[i] / sum[i] : 0;
       }
       if (maximum) continue;
-      for (int64_t i = 0; i < panels * LANES; i++) total[i] += sum[i], moments[i] += moment[i] + double(pivot[i]) * sum[i];
+      for (int64_t i = 0; i < panels * LANES; i++)
+        total[i] += sum[i], moments[i] += moment[i] + double(pivot[i]) * sum[i];
       if (!l.by_features) continue;
       for (int64_t j = 0; j < columns; j += LANES)
         for (int64_t i = 0; i < panels * LANES; i += 8) {
           Tile c{};
           float* to = acc + i * columns + j;
-          for (int r = 0; r < 8; r++) _mm_prefetch(to + r * columns, _MM_HINT_T0), _mm_prefetch(to + r * columns + 16, _MM_HINT_T0);
-          multiply<K, 8>(c, ev + i / LANES * (words / PER) * LANES + i % LANES, 1, LANES, wp + j * apart(words) / PER, words / PER);
+          for (int r = 0; r < 16; r++) _mm_prefetch(to + r / 2 * columns + r % 2 * 16, _MM_HINT_T0);
+          const Unit* some = ev + i / LANES * (words / PER) * LANES + i % LANES;
+          multiply<K, 8>(c, some, 1, LANES, wp + j * words / PER, words / PER);
 #pragma GCC unroll 16
           for (int r = 0; r < 8; r++)
 #pragma GCC unroll 16
@@ -433,7 +440,8 @@ struct Team {
       g[i] = l.known ? 1.f : (l.c[row] + (l.k ? l.k[row] * l.lse[row] : 0.f)) / s;
       for (int64_t j = 0; l.by_features && j < d; j += 16) {
         __m512 x = _mm512_setzero_ps();
-        for (int64_t thread = 0; thread < threads; thread++) x = _mm512_add_ps(x, _mm512_load_ps(of(thread, acc) + i * columns + j));
+        for (int64_t thread = 0; thread < threads; thread++)
+          x = _mm512_add_ps(x, _mm512_load_ps(of(thread, acc) + i * columns + j));
         const __m512 at_target = _mm512_mul_ps(_mm512_set1_ps(l.q[row]), K::rounded(l.weight.load(t, j)));
         x = _mm512_mul_ps(_mm512_fmsub_ps(_mm512_set1_ps(g[i]), x, at_target), _mm512_set1_ps(l.scale));
         l.by_features.store(row * d + j, first(d - j), x, true);
@@ -452,9 +460,11 @@ struct Team {
           x[r] = i + r < here ? K::rounded(l.features.load(at + i + r, j)) : _mm512_setzero_ps();
           x[r] = _mm512_mul_ps(x[r], _mm512_set1_ps(l.scale * g[i + r]));
         }
-        _mm512_store_si512(hs + (j / LANES * lot + i / PER) * LANES + j % LANES, PER == 1 ? _mm512_castps_si512(x[0]) : across(x[0], x[PER - 1]));
+        _mm512_store_si512(hs + (j / LANES * lot + i / PER) * LANES + j % LANES,
+                           PER == 1 ? _mm512_castps_si512(x[0]) : across(x[0], x[PER - 1]));
       }
     constexpr int64_t wide = LANES / PER;
+    const bool summed = at || l.onto;  // there is something to add to, at every word
 #pragma omp for schedule(dynamic, 1)
     for (int64_t v0 = 0; v0 < l.V; v0 += 16 * WORDS) {  // a panel of hs stays in the cache for 16 tiles
       const int64_t end = std::min(v0 + 16 * WORDS, l.V);
@@ -462,7 +472,7 @@ struct Team {
         for (int64_t v = v0; v < end; v += WORDS) {
           Tile c{};
           const int64_t there = std::min(WORDS, l.V - v);
-          for (int64_t r = 0; at && r < there; r++) l.by_weight.prefetch((v + r) * d + j);
+          for (int64_t r = 0; summed && r < there; r++) l.by_weight.prefetch((v + r) * d + j);
           for (int64_t p = 0; p < panels; p++) {
             const Unit* next = in_E(v + WORDS, p);
             for (int64_t r = 0; j == 0 && r < WORDS * wide; r += 16) _mm_prefetch(next + r, _MM_HINT_T1);
@@ -474,7 +484,7 @@ struct Team {
             for (int half = 0; half < 2; half++) {
               const int64_t o = (v + r) * d + j + half * 16;
               const __mmask16 m = r < there ? first(d - j - half * 16) : 0;
-              if (m && (at || has_target[v + r])) c[r][half] = _mm512_add_ps(c[r][half], l.by_weight.load(o, m));
+              if (m && (summed || has_target[v + r])) c[r][half] = _mm512_add_ps(c[r][half], l.by_weight.load(o, m));
               if (m) l.by_weight.store(o, m, c[r][half], at + l.rows >= l.n);
             }
         }
@@ -484,7 +494,7 @@ struct Team {
           const Unit* e = in_E(v / WORDS * WORDS, i / LANES) + v % WORDS * wide + i % LANES / PER;
           __m512 x;
           if constexpr (PER == 1) x = _mm512_load_ps(e);
-          else x = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(e))), 16));
+          else x = widened(_mm256_load_si256(reinterpret_cast<const __m256i*>(e)));
           s = _mm512_fmadd_ps(x, _mm512_load_ps(g + i), s);
         }
         l.by_bias[v] += _mm512_reduce_add_ps(s);
@@ -509,7 +519,7 @@ struct Team {
       for (int64_t j = begin; j < end; j += 16) {
         const int64_t o = l.targets[i] * d + j;
         const __mmask16 m = first(d - j);
-        const __m512 before = first_of[i] ? _mm512_setzero_ps() : l.by_weight.load(o, m);
+        const __m512 before = first_of[i] && !l.onto ? _mm512_setzero_ps() : l.by_weight.load(o, m);
         const __m512 x = _mm512_fnmadd_ps(_mm512_set1_ps(l.scale * l.q[i]), K::rounded(l.features.load(i, j)), before);
         l.by_weight.store(o, m, x, false);
       }
@@ -518,7 +528,7 @@ struct Team {
 
   void run() {
     const unsigned mode = _mm_getcsr();
-    _mm_setcsr(mode | 0x8040);  // what is below 1e-38 counts as 0: E is full of it, and it takes a hundred times as long
+    _mm_setcsr(mode | 0x8040);  // what is below 1e-38 counts as 0: E is full of it, and it would take 100 times as long
     if (l.later()) targets();
     for (at = 0; at < l.n; at += l.rows) {
       here = std::min(l.rows, l.n - at), panels = up(here, LANES) / LANES;
@@ -559,8 +569,8 @@ void Loss::run(Unit* space) const {
 // What exact_top.py sees of a table in int8: seen_nv = step_v sigma_n (q_v.a_n + q_v.b_n / 256), rounded to fp32 once.
 //
 // `vpdpbusd` multiplies bytes of 0 to 255 by int8 and adds exactly. So the table is flipped to q + 128 as it comes, and
-// 128 times the sum of the digits is taken off again. The table is read once for all queries, as fast as memory delivers
-// it: the prefetch crosses ends of pages, where the processor's own stops.
+// 128 times the sum of the digits is taken off again. The table is read once for all queries, as fast as memory
+// delivers it: the prefetch crosses ends of pages, where the processor's own stops.
 // ---------------------------------------------------------------------------------------------------------------------
 
 #pragma GCC push_options
@@ -631,16 +641,17 @@ avx512::Matrix matrix(const Tensor& x) {
   return {x.data_ptr(), bf16, x.size(1)};
 }
 
-// nll [n], lse [n], the entropy where it is asked for, and the gradients of sum_i (c_i lse_i - q_i z_it + k_i lse_i^2 / 2)
-// that are wanted, else empty; those of features and weight in bf16 where `narrow`. With `known` see above.
+// nll [n], lse [n], the entropy where it is asked for, and the gradients of
+// sum_i (c_i lse_i - q_i z_it + k_i lse_i^2 / 2) that are wanted, else empty; those of features and weight in bf16 where
+// `narrow`. Where `into` is given weight's is added to it, and what is returned of it is empty. With `known` see above.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
     Tensor features, Tensor weight, std::optional<Tensor> bias, Tensor targets, Tensor c, Tensor q,
-    std::optional<Tensor> k, std::optional<Tensor> known, double scale, double softcap, int64_t rows, bool pairs,
+    std::optional<Tensor> k, std::optional<Tensor> known, std::optional<Tensor> into, double scale, double softcap, int64_t rows, bool pairs,
     bool narrow, bool entropy, bool by_features, bool by_weight, bool by_bias) {
   const int64_t n = features.size(0), d = features.size(1), V = weight.size(0);
   auto vector = [](const std::optional<Tensor>& x, int64_t size) -> const float* {
     if (!x) return nullptr;
-    STD_TORCH_CHECK(x->dim() == 1 && x->size(0) == size && x->is_contiguous(), "a vector of ", size, " numbers is needed");
+    STD_TORCH_CHECK(x->dim() == 1 && x->size(0) == size && x->is_contiguous(), "need a vector of ", size, " numbers");
     return x->const_data_ptr<float>();
   };
   STD_TORCH_CHECK(weight.size(1) == d && targets.numel() == n && targets.is_contiguous(), "shapes do not meet");
@@ -648,15 +659,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
   const ScalarType type = narrow ? ScalarType::BFloat16 : ScalarType::Float;
   Tensor nll = made(features, {n}), lse = made(features, {n}), h = made(features, {entropy ? n : 0});
   Tensor db = made(features, {by_bias ? V : 0});
-  Tensor dh = made(features, {by_features ? n : 0, d}, type), dw = made(features, {by_weight ? V : 0, d}, type);
+  STD_TORCH_CHECK(!into || (into->dim() == 2 && into->size(0) == V && into->size(1) == d && into->is_contiguous() &&
+                            into->scalar_type() == ScalarType::Float), "into must be like weight, in float32");
+  const bool fresh = by_weight && !into;
+  Tensor dh = made(features, {by_features ? n : 0, d}, type), dw = made(features, {fresh ? V : 0, d}, type);
   auto floats = [](const Tensor& x) { return x.numel() ? static_cast<float*>(x.data_ptr()) : nullptr; };
-  const Tensor low = made(features, {narrow && by_weight ? V : 0, d}, type);  // while it is summed
+  const Tensor low = made(features, {narrow && fresh ? V : 0, d}, type);  // while it is summed
   auto halves = [&](const Tensor& x) { return narrow ? reinterpret_cast<uint16_t*>(floats(x)) : nullptr; };
   auto sum = [&](const Tensor& x) { return avx512::Sum{narrow ? nullptr : floats(x), halves(x), halves(low)}; };
+  const avx512::Sum onto{into && by_weight ? floats(*into) : nullptr};
   const avx512::Loss loss{matrix(features), matrix(weight), vector(bias, V), targets.const_data_ptr<int64_t>(),
                           vector(c, n), vector(q, n), vector(k, n), n, V, float(scale), float(softcap),
-                          vector(known, n), floats(nll), floats(lse), floats(h), sum(dh), sum(dw), floats(db), omp_get_max_threads(),
-                          avx512::up(std::min(rows, n), avx512::LANES), pairs};
+                          vector(known, n), floats(nll), floats(lse), floats(h), sum(dh), into ? onto : sum(dw), floats(db),
+                          omp_get_max_threads(), avx512::up(std::min(rows, n), avx512::LANES), pairs,
+                          into.has_value()};
   const Tensor space = made(features, {loss.workspace()});
   loss.run(reinterpret_cast<avx512::Unit*>(floats(space)));
   return {nll, lse, h, dh, dw, db};
@@ -664,7 +680,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
 
 Tensor seen_in_int8_op(Tensor q, Tensor step, Tensor digits, Tensor sigma) {
   const int64_t V = q.size(0), e = q.size(1), n = digits.size(0);
-  for (const Tensor& x : {q, step, digits, sigma}) STD_TORCH_CHECK(x.is_contiguous(), "seen_in_int8: contiguous tensors");
+  for (const Tensor& x : {q, step, digits, sigma})
+    STD_TORCH_CHECK(x.is_contiguous(), "seen_in_int8: contiguous tensors");
   STD_TORCH_CHECK(step.size(0) == V && digits.size(1) == 2 && digits.size(2) == e && sigma.size(0) == n && e <= 65536,
                   "seen_in_int8: q [V, E], step [V], digits [n, 2, E], sigma [n], E at most 65,536");
   Tensor seen = torch::stable::new_empty(step, {n, V});
@@ -679,8 +696,8 @@ STABLE_TORCH_LIBRARY(tiewise_kernels, m) {
   m.def("instruction_sets() -> int");
   m.def(
       "vocabulary_loss(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor c, Tensor q, Tensor? k,"
-      " Tensor? known, float scale, float softcap, int rows, bool pairs, bool narrow, bool entropy, bool by_features,"
-      " bool by_weight, bool by_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      " Tensor? known, Tensor(a!)? into, float scale, float softcap, int rows, bool pairs, bool narrow, bool entropy,"
+      " bool by_features, bool by_weight, bool by_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("seen_in_int8(Tensor q, Tensor step, Tensor digits, Tensor sigma) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(tiewise_kernels, CompositeExplicitAutograd, m) {

@@ -59,6 +59,7 @@ class LookupOptions:
     stop_both: int | None = None  # row that receives no gradient from either path
     alpha: float = 1.0  # factor on the lookup path
     record: PathRecord | None = None  # where the lookup path's rows are kept for `path_norms`
+    into: Tensor | None = None  # [V, E] that the rows are added to; the `into` of the loss, and without `stop_both`
 
 
 _NONE = LookupOptions()
@@ -79,6 +80,9 @@ def tied_lookup(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> t
     if not (isinstance(table, Tensor) and isinstance(ids, Tensor)):
         what = f"tied_lookup() of a {type(table).__name__} and a {type(ids).__name__}"
         raise UnsupportedError(what, "give the table [V, E] (a module's weight) and token ids, both as tensors")
+    if options.into is not None and (options.stop_both is not None or torch.compiler.is_compiling()):
+        fix = "leave into out, here and of the loss"
+        raise UnsupportedError("tied_lookup() with into beside stop_both or under torch.compile", fix)
     if torch.compiler.is_compiling():
         return _traceable(table, ids, options)
     if torch._C._are_functorch_transforms_active():
@@ -114,16 +118,20 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None) -> PathNorms:
         fix = "give gradient.full_tensor(), on every process, and gather(record)"
         raise UnsupportedError(f"path_norms of a sharded gradient ({type(gradient).__name__})", fix)
     wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
-    squares = torch.linalg.vector_norm(gradient, dim=1, dtype=wide).double().square_()
-    total = squares.sum()
+
+    def squares(x: Tensor) -> Tensor:  # of each row; a whole table of doubles would take longer than its norm
+        return torch.linalg.vector_norm(x, dim=1, dtype=wide).double().square_()
+
+    each = squares(gradient)
+    total = each.sum()
     if not record.pieces:
         b = total.sqrt().item()
         return PathNorms(0.0, b, b, math.nan)
     ids, rows = record.merged()
-    a_rows = rows.double()
-    b_rows = gradient[ids].double() - a_rows
-    squares[ids] = 0
-    a2, b2, ab = a_rows.square().sum(), squares.sum() + b_rows.square().sum(), (a_rows * b_rows).sum()
+    rows = rows.to(wide)
+    rest = gradient[ids].to(wide).sub_(rows)
+    each[ids] = 0
+    a2, b2, ab = squares(rows).sum(), each.sum() + squares(rest).sum(), torch.linalg.vecdot(rows, rest).double().sum()
     a, b, product, whole = torch.stack([a2.sqrt(), b2.sqrt(), ab, total.sqrt()]).tolist()
     return PathNorms(a, b, whole, product / (a * b) if a and b else math.nan)
 
@@ -163,9 +171,11 @@ class _TiedLookup(torch.autograd.Function):
             if options.record is not None:
                 ids, rows = _distinct(ids, rows)
                 options.record.add(ids, rows)
-            # an expanded gradient has no memory of its own to add into
-            table_grad = row_grad.new_zeros(ctx.shape) if table_grad is None else table_grad.contiguous()
-            table_grad.index_add_(0, ids, rows.to(table_grad.dtype))
+            into = options.into
+            if into is None:  # an expanded gradient has no memory of its own to add into
+                table_grad = row_grad.new_zeros(ctx.shape) if table_grad is None else table_grad.contiguous()
+                into = table_grad
+            into.index_add_(0, ids, rows.to(into.dtype))
         if options.stop_both is not None and table_grad is not None:
             table_grad[options.stop_both] = 0
         return table_grad, None, None
