@@ -1,0 +1,166 @@
+// The pieces that every section is built of: elements, fields, editable matrices, heat maps, bars, curves, tables, guesses.
+import { plain } from "./numbers.js";
+import { keep, kept } from "./state.js";
+
+/** An element with attributes (`on…` are listeners, `class`, `style` a map of CSS properties) and children or texts. */
+export function el(tag, attributes = {}, ...children) {
+  return dressed(document.createElement(tag), attributes, children);
+}
+
+/** The same of SVG. */
+export function svg(tag, attributes = {}, ...children) {
+  return dressed(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function dressed(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.entries(value).forEach(([key, to]) => made.style.setProperty(key, to));
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+let numbered = 0;
+export const fresh = (name) => `${name}-${(numbered += 1)}`;
+
+export const paragraph = (...children) => el("p", {}, ...children);
+export const button = (label, onclick, more = {}) => el("button", { type: "button", onclick, ...more }, label);
+
+/** Say something to whoever does not see the page. */
+export function announce(text) {
+  document.getElementById("status").textContent = text;
+}
+
+/** A figure as reports have it: a heading, what is drawn, how to read it, and its numbers as a table for whoever opens it. */
+export function panel(title, drawn, caption, table = null) {
+  return el("figure", { class: "panel" }, el("h3", {}, title), drawn, caption && el("figcaption", {}, caption),
+    table && el("details", {}, el("summary", {}, "Data", el("span", { class: "hidden" }, ` of: ${title}`)), table));
+}
+
+export const panels = (...children) => el("div", { class: "panels maps" }, ...children);
+
+/** A table: `header` of texts, `rows` of texts or elements; the first cell heads its row. */
+export function listing(caption, header, rows) {
+  const cell = (tag, more) => (text, i) => el(i ? tag : "th", more(i), text);
+  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, el("table", {},
+    el("thead", {}, el("tr", {}, header.map(cell("th", () => ({ scope: "col" }))))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell("td", (i) => (i ? {} : { scope: "row" }))))))));
+}
+
+/** A box for one number; `change` gets it once it is one between least and most. */
+export function numberBox(label, value, change, { least = -Infinity, most = Infinity, step = "any", hide = false } = {}) {
+  const box = el("input", {
+    type: "number", value, step, min: Number.isFinite(least) ? least : null, max: Number.isFinite(most) ? most : null,
+    inputmode: "decimal", "aria-label": hide ? label : null,
+    oninput: () => {
+      const found = box.valueAsNumber, fits = Number.isFinite(found) && found >= least && found <= most;
+      box.setAttribute("aria-invalid", String(!fits));
+      if (fits) change(found);
+    },
+  });
+  return hide ? box : el("label", { class: "field" }, el("span", {}, label), box);
+}
+
+/** A slider with its exact box beside it; on a scale of factors where `factors`. The two always agree. */
+export function slider(label, value, change, { least, most, step = 1, factors = false }) {
+  const to = factors ? Math.log : Number, from = factors ? Math.exp : Number;
+  const fit = (x) => Math.min(most, Math.max(least, Math.round(x / step) * step));
+  const range = el("input", {
+    type: "range", min: to(least), max: to(most), step: factors ? "any" : step, value: to(value), "aria-label": label,
+    oninput: () => { const x = fit(from(range.valueAsNumber)); exact.value = x; tell(x); change(x); },
+  });
+  const exact = numberBox(label, value, (x) => { range.value = to(x); tell(x); change(x); }, { least, most, step, hide: true });
+  const tell = (x) => range.setAttribute("aria-valuetext", String(x));
+  tell(value);
+  return el("div", { class: "field" }, el("span", {}, label), el("div", { class: "slide" }, range, exact));
+}
+
+/** One of several, as buttons that stay pressed. `options` maps what is kept to what is shown. */
+export function choice(label, options, value, change) {
+  const pressed = (of, made) => made.querySelectorAll("button").forEach((b) => b.setAttribute("aria-pressed", String(b.value === of)));
+  const made = el("div", { class: "choice", role: "group", "aria-label": label }, Object.entries(options).map(([of, shown]) =>
+    button(shown, () => { pressed(of, made); change(of); }, { value: of })));
+  pressed(value, made);
+  return made;
+}
+
+/** A matrix whose numbers a reader types; arrow keys move between its boxes. `change` gets the whole matrix. */
+export function editable(label, matrix, { rows, columns, change, step = 0.1 }) {
+  const held = matrix.map((row) => [...row]);
+  const boxes = held.map((row, i) => row.map((value, j) => numberBox(`${label}, ${rows[i]}, ${columns[j]}`, value, (x) => {
+    held[i][j] = x;
+    change(held.map((each) => [...each]));
+  }, { step, hide: true })));
+  const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], Enter: [1, 0] };
+  const table = el("table", { class: "matrix", "aria-label": label }, el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
+    el("tbody", {}, boxes.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((box) => el("td", {}, box))))));
+  table.addEventListener("keydown", (event) => {
+    const move = moves[event.key], i = boxes.findIndex((row) => row.includes(event.target));
+    if (!move || i < 0) return; // up and down change the number, as in every number box
+    const next = boxes[i + move[0]]?.[boxes[i].indexOf(event.target) + move[1]];
+    if (next) { event.preventDefault(); next.focus(); next.select(); }
+  });
+  return table;
+}
+
+/** A small matrix as coloured numbers: rows before columns, `marked(i, j)` a class for some cells. */
+export function heat(label, matrix, { rows, columns = rows, digits = 2, top = null, marked = () => null }) {
+  const most = top ?? Math.max(1e-9, ...matrix.flat().map(Math.abs));
+  return el("table", { class: "matrix heat", "aria-label": label }, el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
+    el("tbody", {}, matrix.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((x, j) =>
+      el("td", { class: marked(i, j), style: shade(x / most) }, plain(x, digits)))))));
+}
+
+/** Colour of a number between −1 and 1, for a cell; the style sheet mixes it for the theme. */
+export const shade = (x) => ({ "--of": `${(100 * Math.min(1, Math.abs(x))).toFixed(1)}%`, "--end": x < 0 ? "var(--low)" : "var(--high)" });
+
+/** Horizontal bars: [{ name, value, colour, said }]; `said` stands behind the bar in place of the number. */
+export function bars(label, items, { most = null, digits = 2 } = {}) {
+  const top = most ?? Math.max(1e-9, ...items.map(({ value }) => Math.abs(value)));
+  return el("div", { class: "bars", role: "group", "aria-label": label }, items.map(({ name, value, colour, said }) =>
+    el("div", {}, el("span", {}, name), el("span", { class: "track", "aria-hidden": "true" },
+      el("span", { style: { width: `${(100 * Math.min(1, Math.abs(value) / top)).toFixed(2)}%`, background: colour ?? "var(--accent)" } })),
+    el("span", {}, said ?? plain(value, digits)))));
+}
+
+const DASHES = ["", "7 4", "2 3", "8 3 2 3"];
+
+/** Curves over one axis: [{ name, points: [[x, y]…], colour }]; an axis that starts at what is least. Scales to its place. */
+export function curves(label, lines, { x, y, width = 560, height = 260, digits = 2, factors = false }) {
+  const all = lines.flatMap(({ points }) => points), to = factors ? Math.log10 : Number;
+  if (!all.length) return el("p", { class: "note" }, "Nothing to draw yet.");
+  const spread = (values) => { const a = Math.min(...values), b = Math.max(...values); return a === b ? [a - 0.5, b + 0.5] : [a, b]; };
+  const [x0, x1] = spread(all.map(([at]) => to(at))), [y0, y1] = spread(all.map(([, of]) => of));
+  const left = 58, right = 12, above = 12, below = 40;
+  const across = (at) => left + ((to(at) - x0) / (x1 - x0)) * (width - left - right);
+  const up = (of) => height - below - ((of - y0) / (y1 - y0)) * (height - above - below);
+  const ticks = [0, 1, 2, 3, 4].map((k) => y0 + (k * (y1 - y0)) / 4);
+  const drawn = lines.map(({ points, colour }, i) => svg("path", {
+    d: points.map(([at, of], k) => `${k ? "L" : "M"}${across(at).toFixed(1)} ${up(of).toFixed(1)}`).join(""),
+    fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": DASHES[i % DASHES.length] }));
+  return el("div", {},
+    el("div", { class: "legend", "aria-hidden": "true" }, lines.map(({ name, colour }, i) => el("span", {},
+      svg("svg", { width: 26, height: 8 }, svg("path", { d: "M0 4H26", stroke: colour, "stroke-width": 2.5, "stroke-dasharray": DASHES[i % DASHES.length] })), ` ${name}`))),
+    svg("svg", { class: "curves", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+      ticks.map((of) => [svg("path", { d: `M${left} ${up(of)}H${width - right}`, class: "grid" }),
+        svg("text", { x: left - 6, y: up(of) + 4, "text-anchor": "end" }, plain(of, digits))]),
+      [x0, x1].map((at, i) => svg("text", { x: i ? width - right : left, y: height - below + 18, "text-anchor": i ? "end" : "start" },
+        plain(factors ? 10 ** at : at, 0))),
+      svg("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, x),
+      svg("text", { x: 0, y: 0, transform: `translate(12 ${height / 2}) rotate(-90)`, "text-anchor": "middle" }, y), drawn));
+}
+
+/** Predict, then reveal: a question with its options; what it comes to, `shown()`, appears once one was taken. */
+export function guess(name, question, options, right, because) {
+  const answer = el("div", { class: "answer", "aria-live": "polite" });
+  const show = (taken) => {
+    const hit = taken === right;
+    answer.replaceChildren(paragraph(el("strong", {}, hit ? "Yes. " : `It is: ${options[right]}. `), because));
+    buttons.querySelectorAll("button").forEach((each) => each.classList.toggle("right", each.value === right));
+  };
+  const buttons = choice(question, options, kept(name), (taken) => { keep({ [name]: taken }); show(taken); });
+  if (kept(name) in options) show(kept(name));
+  return el("div", { class: "guess" }, el("p", { class: "ask" }, question), buttons, answer);
+}

@@ -1,0 +1,37 @@
+// Small matrices as arrays of rows, and numbers as the rest of tiewise prints them. No part of the page.
+
+export const MINUS = "−";
+
+/** 1,234.50 with a true minus sign; a zero has no sign, a dash where there is no number. */
+export function plain(value, digits = 2, sign = "") {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  if (!/[1-9]/.test(size)) return size;
+  return (value < 0 ? MINUS : sign) + size;
+}
+
+/** A whole number with commas. */
+export const count = (value) => plain(value, 0);
+
+export const transposed = (a) => a[0].map((_, j) => a.map((row) => row[j]));
+export const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
+/** a [n, k] · b [k, m] → [n, m]. */
+export const product = (a, b) => { const columns = transposed(b); return a.map((row) => columns.map((c) => dot(row, c))); };
+export const minus = (a, b) => a.map((row, i) => row.map((x, j) => x - b[i][j]));
+
+/** Probabilities of a row of logits. */
+export function softmax(row) {
+  const top = Math.max(...row), e = row.map((x) => Math.exp(x - top)), sum = e.reduce((a, b) => a + b, 0);
+  return e.map((x) => x / sum);
+}
+
+/** Random numbers in [0, 1) that a seed repeats (mulberry32). */
+export function random(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+}

@@ -1,0 +1,73 @@
+"""The page as a whole: tabs, theme, address, keyboard, phone, refusals."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tiewise.core.errors import RunError
+from tiewise.explore.page import explore, joined
+
+ALL = "[...document.querySelectorAll('[role=tab]')].map(t => t.value)"
+
+
+def test_every_name_of_the_joined_script_is_unique_and_no_module_line_is_left():
+    names = re.findall(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", joined(), flags=re.MULTILINE)
+    assert len(names) == len(set(names)) > 20
+    assert not re.search(r"^(import|export)\b", joined(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_every_part_draws_without_a_word_of_complaint_and_fits(visit, width, scheme):
+    shown = visit(width=width, scheme=scheme)
+    for part in shown.page.evaluate(ALL):
+        shown.page.locator(f"#tab-{part}").click()
+        assert shown.page.locator(f"#{part}").inner_text().strip()
+        assert shown.page.evaluate("document.documentElement.scrollWidth") <= width, part
+
+
+def test_tabs_follow_the_arrow_keys_and_the_address_opens_where_it_says(visit):
+    shown = visit()
+    parts = shown.page.evaluate(ALL)
+    shown.page.locator(f"#tab-{parts[0]}").focus()
+    for part in [*parts[1:], parts[0]]:
+        shown.page.keyboard.press("ArrowRight")
+        assert shown.page.evaluate("document.activeElement.value") == part
+        assert f"at={part}" in shown.page.url
+    assert visit(f"at={parts[-1]}").page.locator(f"#{parts[-1]}").count() == 1
+
+
+def test_the_first_press_of_the_theme_works_in_dark(visit):
+    shown = visit(scheme="dark")
+    before = shown.style("body", "backgroundColor")
+    shown.page.locator("#theme").click()
+    assert shown.page.locator("#theme").inner_text() == "Theme: light"
+    assert shown.style("body", "backgroundColor") != before
+
+
+def test_what_is_there_is_kept_and_the_command_says_how_to_replace_it(tmp_path):
+    target = tmp_path / "page.html"
+    target.write_text("mine")
+    with pytest.raises(RunError, match=r"exists.*--overwrite"):
+        explore().write(target)
+    assert target.read_text() == "mine"
+    assert explore().write(target, overwrite=True).read_text().startswith("<!doctype html>")
+
+
+def test_the_command_prints_the_path_where_there_is_no_display(tmp_path):
+    alone = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    command = [sys.executable, "-m", "tiewise", "explore", "--out", str(tmp_path / "page.html")]
+    said = subprocess.run(command, capture_output=True, text=True, env=alone, check=True)
+    assert said.stdout.strip() == str(tmp_path / "page.html")
+    again = subprocess.run([*command, "--json"], capture_output=True, text=True, env=alone)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "--overwrite" in again.stderr
+    record = json.loads(subprocess.run([*command, "--json", "--overwrite"], capture_output=True, env=alone).stdout)
+    assert record == {
+        "page": str(tmp_path / "page.html"),
+        "bytes": (tmp_path / "page.html").stat().st_size,
+        "opened": False,
+    }
