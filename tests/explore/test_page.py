@@ -36,7 +36,8 @@ CONTRASTS = """() => {
     return [...dot.getImageData(0, 0, 1, 1).data];
   };
   const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-  const light = ([r, g, b]) => [r, g, b].map((c) => linear(c / 255)).reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const light = ([r, g, b]) => [r, g, b]
+    .reduce((sum, c, i) => sum + linear(c / 255) * [0.2126, 0.7152, 0.0722][i], 0);
   const behind = (e) => { for (; e; e = e.parentElement) {
     const found = rgba(getComputedStyle(e).backgroundColor);
     if (found[3] === 255) return found;
