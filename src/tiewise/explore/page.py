@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tiewise.core.colours import COLOURS, DIVERGING, PLACES
+from tiewise.core.colours import COLOURS, DIVERGING, PATHS, PLACES
 from tiewise.core.errors import RunError
 from tiewise.core.files import write_whole
 
@@ -77,7 +77,7 @@ def joined(last: str = "main") -> str:
 
 def _colours() -> str:
     """Return the colours that all pages share as variables of the style sheet."""
-    boundaries = "".join(f"--{name}: {COLOURS[place]}; " for name, place in PLACES.items())
+    boundaries = "".join(f"--{name}: {COLOURS[place]}; " for name, place in (PLACES | PATHS).items())
     ends = {
         theme: "; ".join(map(": ".join, zip(("--low", "--zero", "--high"), three, strict=True)))
         for theme, three in DIVERGING.items()

@@ -20,13 +20,21 @@ export function keptNumbers(name, fallback) {
   return found.length === fallback.length && kept(name) && found.every(Number.isFinite) ? found : fallback;
 }
 
+let waiting = 0, late = false;
+
+/** Bring what is kept into the address, at most five times a second: browsers refuse more than some two hundred in thirty. */
+function write() {
+  late = false;
+  // an address of its own would break Back for a slider that is dragged; a frame without one keeps it here alone
+  try { history.replaceState(null, "", `#${held.toString().replaceAll("%2C", ",")}`); } catch { /* about:srcdoc */ }
+  waiting = setTimeout(() => { waiting = 0; if (late) write(); }, 200);
+}
+
 /** Keep texts under names (null: as at first), and tell whoever watches. */
 export function keep(values) {
   held ??= read();
   for (const [name, value] of Object.entries(values)) value === null ? held.delete(name) : held.set(name, String(value));
-  const text = held.toString().replaceAll("%2C", ",");
-  // an address of its own would break Back for a slider that is dragged; a frame without one keeps it here alone
-  try { history.replaceState(null, "", `#${text}`); } catch { /* about:srcdoc */ }
+  if (waiting) late = true; else write();
   for (const watcher of [...watchers]) watcher();
 }
 
