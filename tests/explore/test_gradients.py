@@ -118,9 +118,9 @@ def test_a_reader_predicts_steps_plays_and_sends_the_picture(visit):
     page.wait_for_url(re.compile("g.more=bird"))
     sent = page.evaluate("location.hash.slice(1)")
     assert visit(sent).page.locator("#gradients").inner_text() == page.locator("#gradients").inner_text()
-    page.get_by_label("The text").fill("alone")
+    page.get_by_role("textbox", name="The text").fill("alone")
     assert "at least two words" in page.locator(".finding").inner_text()
-    page.get_by_label("The text").fill(" ".join(f"w{i}" for i in range(40)))
+    page.get_by_role("textbox", name="The text").fill(" ".join(f"w{i}" for i in range(40)))
     assert "Only the first 24 words, and 12 different ones" in page.locator(".finding").inner_text()
 
 
