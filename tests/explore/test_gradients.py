@@ -124,7 +124,9 @@ def test_a_reader_predicts_steps_plays_and_sends_the_picture(visit):
     assert "Only the first 24 words, and 12 different ones" in page.locator(".finding").inner_text()
 
 
-@pytest.mark.parametrize("address", ["g.alpha=x&g.step=-3&g.row=nobody", "g.step=1e9&g.rate=NaN&g.text=%20", "g.seed=1e99"])
+@pytest.mark.parametrize(
+    "address", ["g.alpha=x&g.step=-3&g.row=nobody", "g.step=1e9&g.rate=NaN&g.text=%20", "g.seed=1e99"]
+)
 def test_an_address_that_makes_no_sense_shows_the_nearest_that_does(visit, address):
     assert re.search(r"Step \d+:|at least two", visit(f"at=gradients&{address}").page.locator(".finding").inner_text())
 

@@ -23,7 +23,7 @@ from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import newest_checkpoint, read_json
 from tiewise.training.run import train
 from tiewise.training.short_trials import Pace, steps_within
-from tiewise.training.trainer import METRICS
+from tiewise.training.folder import METRICS
 from tiewise.training.workers import Workers
 
 GIGABYTE = 1 << 30
