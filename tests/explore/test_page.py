@@ -29,6 +29,38 @@ def test_every_part_draws_without_a_word_of_complaint_and_fits(visit, width, sch
         assert shown.page.evaluate("document.documentElement.scrollWidth") <= width, part
 
 
+CONTRASTS = """() => {
+  const dot = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    dot.clearRect(0, 0, 1, 1); dot.fillStyle = colour; dot.fillRect(0, 0, 1, 1);
+    return [...dot.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => [r, g, b]
+    .reduce((sum, c, i) => sum + linear(c / 255) * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (e) => { for (; e; e = e.parentElement) {
+    const found = rgba(getComputedStyle(e).backgroundColor);
+    if (found[3] === 255) return found;
+  } return rgba("white"); };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), low = [];
+  while (texts.nextNode()) {
+    const e = texts.currentNode.parentElement, text = texts.currentNode.data.trim();
+    if (!text || !e.checkVisibility() || e.closest("script, style, noscript, svg, .hidden, :disabled")) continue;
+    const [a, b] = [light(rgba(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) low.push(`${text}: ${((a + 0.05) / (b + 0.05)).toFixed(2)}`);
+  }
+  return low;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_the_contrast_that_wcag_aa_asks_for(visit, scheme):
+    shown = visit(scheme=scheme)
+    for part in shown.page.evaluate(ALL):
+        shown.page.locator(f"#tab-{part}").click()
+        assert shown.page.evaluate(CONTRASTS) == [], part
+
+
 def test_tabs_follow_the_arrow_keys_and_the_address_opens_where_it_says(visit):
     shown = visit()
     parts = shown.page.evaluate(ALL)

@@ -35,7 +35,7 @@ export function announce(text) {
 
 /** A figure as reports have it: a heading, what is drawn, how to read it, and its numbers as a table for whoever opens it. */
 export function panel(title, drawn, caption, table = null) {
-  return el("figure", { class: "panel" }, el("h3", {}, title), drawn, caption && el("figcaption", {}, caption),
+  return el("figure", { class: "panel" }, el("h2", {}, title), drawn, caption && el("figcaption", {}, caption),
     table && el("details", {}, el("summary", {}, "Data", el("span", { class: "hidden" }, ` of: ${title}`)), table));
 }
 

@@ -17,7 +17,8 @@ function start() {
     });
     if (shown === at()) return;
     shown = at();
-    place.replaceChildren(el("section", { role: "tabpanel", id: shown.id, "aria-labelledby": `tab-${shown.id}`, tabindex: -1 }));
+    place.replaceChildren(el("section", { role: "tabpanel", id: shown.id, "aria-labelledby": `tab-${shown.id}`, tabindex: -1 },
+      el("h1", {}, shown.title)));
     shown.draw(place.firstElementChild);
     document.title = `${shown.title}: tiewise explore`;
   };
