@@ -12,12 +12,15 @@ import json
 import os
 import pkgutil
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tiewise.core.colours import COLOURS, DIVERGING, PLACES
 from tiewise.core.errors import RunError
 from tiewise.core.files import write_whole
+from tiewise.explore.embedded import embedded
+from tiewise.explore.verdict_table import verdict_table
 
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 
@@ -44,9 +47,15 @@ class Explorer:
         return target
 
 
-def explore(*paths: str | os.PathLike[str]) -> Explorer:
-    """Make the page."""
-    return Explorer(_page({"at": "symmetry"}))
+def explore(*paths: str | os.PathLike[str], words: Sequence[str] = ()) -> Explorer:
+    """Make the page.
+
+    Args:
+        paths: a checkpoint to carry a part of.
+        words: tokens whose rows are to be in that part.
+    """
+    checkpoint = {"table": verdict_table(), "embedded": embedded(paths[0], words) if paths else None}
+    return Explorer(_page({"at": "checkpoint" if paths else "symmetry", "checkpoint": checkpoint}))
 
 
 def _page(facts: dict[str, Any]) -> str:

@@ -30,14 +30,14 @@ function drawCheckpoint(place) {
   const take = async (list) => {
     if (!list.length) return;
     Object.assign(dropped, { opened: null, result: null });
-    shown.replaceChildren();
+    [busy, shown].forEach((each) => each.replaceChildren());
     const opened = await job.told(() => openDropped(gathered(list), facts.checkpoint.table, job.run));
     if (!opened) return;
     dropped.opened = opened;
     show();
     announce(opened.verdict.sentence);
   };
-  if (!dropped.opened && facts.checkpoint.embedded) dropped.opened = openEmbedded(facts.checkpoint.embedded);
+  if (!dropped.opened && facts.checkpoint.embedded) dropped.opened = openEmbedded(facts.checkpoint.embedded, facts.checkpoint.table);
   show();
 }
 
@@ -58,17 +58,19 @@ async function inDrop(event) {
 
 /** How long work shows itself in `place`: a bar with a button that stops it; a refusal as a sentence. */
 function runner(place) {
-  let current = null;
+  let current = null, latest = 0;
   const run = async (label, work) => {
     const stop = new AbortController(), bar = el("progress", { max: 1, "aria-label": label });
     current = stop;
     place.replaceChildren(el("div", { class: "busy" }, el("span", {}, `${label}…`), bar, button("Cancel", () => stop.abort(), { id: "cancel" })));
     announce(`${label}…`);
-    try { return await work({ signal: stop.signal, progress: (share) => { bar.value = share; } }); } finally { if (current === stop) place.replaceChildren(); }
+    try { return await work({ signal: stop.signal, progress: (share) => { bar.value = share; } }); } finally { if (current === stop) { current = null; place.replaceChildren(); } }
   };
   const told = async (work) => {
-    current?.abort(); // what is under way is of no use any more
-    try { return await work(); } catch (error) {
+    const mine = (latest += 1);
+    current?.abort(); // what is under way is of no use any more, and says nothing
+    try { const made = await work(); return mine === latest ? made : null; } catch (error) {
+      if (mine !== latest) return null;
       if (error.name !== "AbortError" && !(error instanceof Refusal)) throw error;
       const text = error.name === "AbortError" ? "Cancelled." : `${error.message[0].toUpperCase()}${error.message.slice(1)}.`;
       place.replaceChildren(el("p", { class: "banner", role: "alert", id: "refused" }, text));
@@ -141,7 +143,7 @@ function answers(opened, result) {
       listing("Scores both ways", ["Words", "Score", "Rank"], ways.map((way) => [label(way), plain(way.score, 6), `${count(way.rank)} ${among}`]))));
     if (path?.applied) made.push(panel("As the model applies it", bars("Logits both ways", ways.map((way) => ({ name: label(way), value: way.logit, colour, said: plain(way.logit, 4) }))),
       [`The straight path with everything that this class does between its tables: ${path.notes.join(", ")}.`, repeat(inspect)],
-      listing("Logits both ways", ["Words", "Logit", "Probability", "Rank"], ways.map((way) => [label(way), plain(way.logit, 6), Math.exp(way.log).toPrecision(4), `${count(way.modelRank)} ${among}`]))));
+      listing("Logits both ways", ["Words", "Logit", "Probability", "Rank"], ways.map((way) => [label(way), plain(way.logit, 6), Number.isNaN(way.log) ? "–" : Math.exp(way.log).toPrecision(4), `${count(way.modelRank)} ${among}`]))));
     made.push(panel("Ranks", listing("Ranks", ["Words", "Stored rows", ...(path?.applied ? ["As applied"] : [])],
       ways.map((way) => [label(way), count(way.rank), ...(path?.applied ? [count(way.modelRank)] : [])])), `1 is the highest score ${among}.`));
   }

@@ -4,7 +4,7 @@ import { Refusal, short, bytesOf, jsonOf, headerOf } from "./stored.js";
 /**
  * Read a folder, given as [{ name, file }] of the files directly inside: only headers, index, config and tokenizer.
  * A fault in one file does not hide the others. Nothing pickled is opened.
- * → { config, tensors, faults, complete, pickles, adapter, texts, lower }
+ * → { config, tensors, count, faults, complete, pickles, adapter, texts, lower }
  */
 export async function openFolder(files) {
   const by = new Map(files.map((entry) => [entry.name, entry.file])), faults = [], INDEX = "model.safetensors.index.json";
@@ -44,7 +44,7 @@ export async function openFolder(files) {
   const read = await tried(() => readTexts(by, objectOf));
   const pickles = [...by.keys()].filter((name) => /\.(bin|pt|pth|ckpt|pkl|msgpack|h5)$/.test(name) && !name.startsWith("training_args"));
   const adapter = by.has("adapter_config.json") && tensors.size === 0;
-  return { config, tensors: [...tensors.values()], faults, complete: complete && tensors.size > 0, pickles, adapter, ...(read ?? { texts: null, pieces: null, lower: false }) };
+  return { config, tensors: [...tensors.values()], count: tensors.size, faults, complete: complete && tensors.size > 0, pickles, adapter, ...(read ?? { texts: null, pieces: null, lower: false }) };
 }
 
 /**

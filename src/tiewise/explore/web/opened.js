@@ -38,11 +38,14 @@ export async function openDropped({ name, files, single }, data, job) {
       return null;
     });
   }
-  const own = isOwn(folder.config), ends = endsOf(facts, alike, by);
-  return {
-    name, single, embedded: null, texts: folder.texts, pieces: folder.pieces, lower: folder.lower, ends, rows: (table) => table.shape[0],
-    path: ends.output ? pathOf(facts, ends, by, data) : null, verdict: said(name, facts, alike, own, stopped), faults: folder.faults, command: says,
-  };
+  return finished({ name, single, folder, facts, alike, stopped, by, data });
+}
+
+/** What was found, put together: what sections ask of a checkpoint that is open. */
+function finished({ name, single, folder, facts, alike, stopped, by, data }) {
+  const own = isOwn(folder.config), ends = endsOf(facts, alike, by), named = (verb, ...options) => command(name, verb, ...options);
+  return { name, single, embedded: null, texts: folder.texts, pieces: folder.pieces, lower: folder.lower, ends,
+    path: ends.output ? pathOf(facts, ends, by, data) : null, verdict: said(name, facts, alike, own, stopped), faults: folder.faults, command: named };
 }
 
 /** The verdict: { sentence, config, bytes, findings, severity }. */
@@ -60,7 +63,7 @@ function said(name, facts, alike, own, stopped) {
     bytes = `two tables, ${bytesIn(roles.input)} and ${bytesIn(roles.output)}: ${how}`;
   } else if (roles.input) bytes = `one table, ${bytesIn(roles.input)}; ${roles.headless ? "this class has no token head" : "no head of its own"}`;
   else if (roles.output) bytes = `a head alone, ${bytesIn(roles.output)}`;
-  else bytes = `no table of tokens among ${folder.tensors.length.toLocaleString("en-US")} tensors`;
+  else bytes = `no table of tokens among ${folder.count.toLocaleString("en-US")} tensors`;
   return { sentence: headline(facts, alike, findings, own, stopped), config, bytes, findings, severity: findings[0]?.severity ?? null };
 }
 
@@ -86,15 +89,23 @@ function headline({ claims, roles, folder }, alike, findings, own, stopped) {
   return "Untied, by config and by bytes: two tables of their own.";
 }
 
-/** What Python embedded of a checkpoint, opened: { name, rows, tables, texts, verdict, tied, note } with the rows in base64. */
-export function openEmbedded(given) {
-  const tables = given.tables.map(({ dtype, shape, data, ids, name }) => {
-    const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
-    return { name, where: "this page", dtype, shape, start: 0, end: bytes.length, file: new Blob([bytes]), ids };
+/** What Python embedded of a checkpoint (embedded.py), opened: as if it were dropped, with the rows that are there. */
+export function openEmbedded(given, data) {
+  const by = new Map(), tensors = given.tensors.map(({ name, dtype, shape, bytes, data: text }) => {
+    if (text !== undefined) by.set(name, new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))]));
+    return { name, where: name, dtype, shape, start: 0, end: bytes };
   });
-  const [input, output] = tables, texts = [], says = (verb, ...options) => command(given.name, verb, ...options);
-  for (const [id, text] of given.texts) texts[id] = text;
-  const ends = { input: input ?? null, output: given.tied ? input : output ?? null, tied: given.tied, why: given.why };
-  return { name: given.name, single: false, embedded: given, texts: given.texts.length ? Array.from(texts, (text) => text ?? null) : null, pieces: [], lower: false,
-    ends, rows: () => Infinity, path: null, verdict: given.verdict, faults: [], command: says };
+  const texts = [];
+  given.ids.forEach((id, i) => { if (given.texts.length) texts[id] = given.texts[i]; });
+  const listed = given.texts.length ? Array.from(texts, (text) => text ?? null) : null, folder = { ...given, tensors, texts: listed, pieces: listed, lower: false };
+  const opened = finished({ name: given.name, single: false, folder, facts: factsOf(folder, data), alike: given.alike, stopped: false, by, data });
+  const part = (table) => {
+    if (!table?.file || table.scale) return null;
+    const { size } = table.file, rows = given.ids.length;
+    return { ...table, shape: [rows, table.shape[1]], end: size, ids: given.ids };
+  };
+  const { input, output, tied, why } = opened.ends, [one, other] = [part(input), part(output)];
+  const whole = given.note === "";
+  opened.ends = { input: one, output: tied ? one : other, tied, why: why || (one && (tied || other) ? "" : "its rows are not embedded; drop the folder") };
+  return { ...opened, embedded: whole ? null : given, path: opened.ends.output ? opened.path : null };
 }

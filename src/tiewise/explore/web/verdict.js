@@ -104,7 +104,7 @@ export function tyingFindings(name, facts, alike) {
     if (text.vocab === null || !folder.complete || roles.input !== null) return;
     if ((roles.headless && roles.known === null) || (quantised && roles.opaque.length)) return;
     if (roles.output !== null && (!like.length || roles.namedLikeHead)) return;
-    const what = `vocab_size is ${commas(text.vocab)}, and none of ${commas(folder.tensors.length)} tensors is its input table`;
+    const what = `vocab_size is ${commas(text.vocab)}, and none of ${commas(folder.count)} tensors is its input table`;
     say("B010", "fatal", roles.inputName ?? "input table", what + (like.length ? `; one of these may be: ${listed(like)}` : ""),
       roles.inputName ? `store it as ${roles.inputName}` : "store it under the name that its class gives it");
   };

@@ -16,7 +16,8 @@ export const tokenName = (opened, id) => { const text = opened.texts?.[id]; retu
 
 /** The token of a word: #1234 as a number, as a word after a space, as it stands, as the vocabulary writes it; null for none. */
 export function findToken(opened, word) {
-  const rows = Math.min(opened.rows(opened.ends.input), opened.rows(opened.ends.output ?? opened.ends.input)), fits = (id) => (id !== undefined && id < rows ? id : null);
+  const { input, output } = opened.ends, has = (table, id) => (table.ids ? table.ids.includes(id) : id < table.shape[0]);
+  const fits = (id) => (id !== undefined && has(input, id) && has(output ?? input, id) ? id : null);
   if (/^#\d+$/.test(word)) return fits(Number(word.slice(1)));
   if (!opened.texts) return null;
   if (!opened.ids) {
@@ -84,8 +85,8 @@ function lengthBands(lengths, idOf) {
  * Numbers of a table that is embedded in part are among its rows alone.
  */
 export async function measure(opened, ids, { signal, progress = () => {} }) {
-  const { ends, path } = opened, { input, output, tied } = ends, place = (table, id) => (table.ids ? table.ids.indexOf(id) : id);
-  const rowIds = (table, rows) => rows.map((row) => (table.ids ? table.ids[row] : row)), take = (table, rows) => ask("rowsOf", [table, rows], { signal });
+  const idOf = (table) => (row) => (table.ids ? table.ids[row] : row), { ends, path } = opened, { input, output, tied } = ends, place = (table, id) => (table.ids ? table.ids.indexOf(id) : id);
+  const take = (table, rows) => ask("rowsOf", [table, rows], { signal });
   const ins = await take(input, ids.map((id) => place(input, id))), outs = tied || !output ? ins : await take(output, ids.map((id) => place(output, id)));
   const pair = ids.slice(0, 2);
   const [gain, shift, bias] = await Promise.all([path?.gain, path?.shift, path?.bias].map((tensor) => (tensor ? wholeVector(tensor, signal) : null)));
@@ -96,11 +97,10 @@ export async function measure(opened, ids, { signal, progress = () => {} }) {
 
   const nearest = (table, dots, lengths, i) => {
     const own = place(table, pair[i]), angles = dots.map((x, row) => (lengths[row] > 0 && row !== own ? x / (lengths[row] * lengths[own]) : NaN));
-    return largestOf(angles, NEAREST).map((row) => ({ id: rowIds(table, [row])[0], cosine: angles[row] }));
+    return largestOf(angles, NEAREST).map((row) => ({ id: idOf(table)(row), cosine: angles[row] }));
   };
   const n = pair.length, found = { ids, near: { input: pair.map((_, i) => nearest(input, first.dots[i], first.lengths, i)), output: null }, ways: [], after: [] };
   found.lengths = { input: ids.map((id) => first.lengths[place(input, id)]), output: output && !tied ? ids.map((id) => last.lengths[place(output, id)]) : null };
-  const idOf = (table) => (row) => (table.ids ? table.ids[row] : row);
   found.bands = { input: lengthBands(first.lengths, idOf(input)), output: output && !tied ? lengthBands(last.lengths, idOf(output)) : null };
   if (!output) return found;
   found.plain = ids.map((_, i) => ids.map((__, j) => dotted(ins[i], outs[j])));
@@ -108,18 +108,18 @@ export async function measure(opened, ids, { signal, progress = () => {} }) {
   if (!tied) found.near.output = pair.map((_, i) => nearest(output, last.dots[outAt + i], last.lengths, i));
   const shifts = shift && lefts.length ? last.dots[heads.length - 1] : null;
   const logits = lefts.map((_, i) => last.dots[n + i].map((x, row) => {
-    const whole = x + (shifts ? shifts[row] * path.outputScale : 0) + (bias ? bias[row] : 0);
+    const whole = x + (shifts ? shifts[row] * path.outputScale : 0) + (bias ? bias[idOf(output)(row)] : 0);
     return path.cap ? path.cap * Math.tanh(whole / path.cap) : whole;
   }));
   pair.forEach((_, i) => {
     const best = logits[i] ?? last.dots[i];
-    found.after.push(largestOf(best, NEAREST).map((row) => ({ id: rowIds(output, [row])[0], score: best[row] })));
+    found.after.push(largestOf(best, NEAREST).map((row) => ({ id: idOf(output)(row), score: best[row] })));
     pair.forEach((__, j) => {
       if (n > 1 && i === j) return;
       const row = place(output, pair[j]), way = { from: pair[i], to: pair[j], score: found.plain[i][j], rank: rankOf(last.dots[i], last.dots[i][row]) };
       if (logits[i]) {
         const top = logits[i].reduce((a, b) => Math.max(a, b), -Infinity), sum = logits[i].reduce((a, b) => a + Math.exp(b - top), 0);
-        Object.assign(way, { logit: logits[i][row], log: logits[i][row] - top - Math.log(sum), modelRank: rankOf(logits[i], logits[i][row]) });
+        Object.assign(way, { logit: logits[i][row], log: output.ids ? NaN : logits[i][row] - top - Math.log(sum), modelRank: rankOf(logits[i], logits[i][row]) });
       }
       found.ways.push(way);
     });
