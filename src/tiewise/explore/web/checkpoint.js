@@ -72,7 +72,7 @@ function runner(place) {
     try { const made = await work(); return mine === latest ? made : null; } catch (error) {
       if (mine !== latest) return null;
       if (error.name !== "AbortError" && !(error instanceof Refusal)) throw error;
-      const text = error.name === "AbortError" ? "Cancelled." : `${error.message[0].toUpperCase()}${error.message.slice(1)}.`;
+      const text = error.name === "AbortError" ? "Cancelled." : `${error.message}.`;
       place.replaceChildren(el("p", { class: "banner", role: "alert", id: "refused" }, text));
       return null;
     }
@@ -100,9 +100,9 @@ function verdictOf(opened) {
   ].filter(Boolean);
 }
 
-/** Two words that most vocabularies have, or two rows. */
+/** The words that were asked last, else two that most vocabularies have, else two rows. */
 function firstWords(opened) {
-  for (const pair of ["New, York", "San, Francisco", "of, the", "a, b"]) if (pair.split(", ").every((word) => findToken(opened, word) !== null)) return pair;
+  for (const pair of [kept("words", "New, York"), "New, York", "San, Francisco", "of, the", "a, b"]) if (pair.split(",").map((word) => word.trim()).every((word) => findToken(opened, word) !== null)) return pair;
   const { ids, shape } = opened.ends.input, rows = ids ?? { at: (i) => Math.max(0, i) };
   return [Math.floor(shape[0] / 3), Math.floor(shape[0] / 2)].map((row) => `#${rows.at(row)}`).join(", ");
 }
@@ -110,7 +110,7 @@ function firstWords(opened) {
 function wordsOf(opened, job) {
   if (!opened.ends.input) return el("p", { class: "note" }, `Its rows cannot be multiplied here: ${opened.ends.why}.`);
   const help = el("p", { class: "note", id: fresh("help"), role: "status" }), drawn = el("div", { id: "answer" });
-  const box = el("input", { id: "words", type: "text", autocomplete: "off", spellcheck: "false", "aria-describedby": help.id, value: kept("words") || firstWords(opened) });
+  const box = el("input", { id: "words", type: "text", autocomplete: "off", spellcheck: "false", "aria-describedby": help.id, value: firstWords(opened) });
   const ask = async () => {
     const words = box.value.split(",").map((word) => word.trim()).filter(Boolean).slice(0, MOST_WORDS), ids = words.map((word) => findToken(opened, word));
     const wrong = words.find((_, i) => ids[i] === null), near = wrong && likely(opened, wrong);

@@ -38,7 +38,7 @@ export async function openFolder(files) {
     });
     complete &&= found !== null;
     seen += found?.length ?? 0;
-    if (seen > 160_000) throw new Refusal(`more than 160,000 tensors are no checkpoint; give the checkpoint's own folder`);
+    if (seen > 160_000) throw new Refusal(`More than 160,000 tensors are no checkpoint; give the checkpoint's own folder`);
     for (const tensor of found ?? []) if (!tensors.has(tensor.name) || map?.get(tensor.name) === name) tensors.set(tensor.name, tensor);
   }
   const read = await tried(() => readTexts(by, objectOf));

@@ -18,7 +18,7 @@ export function gathered(list) {
 export async function openDropped({ name, files, single }, data, job) {
   const many = files.length > 100_000 ? `${files.length.toLocaleString("en-US")} files are no checkpoint; give the checkpoint's own folder` : "";
   const gguf = files.find((entry) => entry.name.endsWith(".gguf"));
-  if (many || !files.length) throw new Refusal(many || "there is no file directly in it; give the checkpoint's own folder");
+  if (many || !files.length) throw new Refusal(many || "There is no file directly in it; give the checkpoint's own folder");
   const folder = await job(`Reading the headers of ${short(name)}`, (run) => ask("openFolder", [files], run));
   const says = (verb, ...options) => command(name, verb, ...options);
   if (folder.adapter) throw new Refusal(`${short(name)} is an adapter, which changes another checkpoint; ${says("check", "--base BASE")} reads it`);
