@@ -37,3 +37,12 @@ def visit(chromium, plain_page):
         each.context.close()
         assert each.said == []
         assert all(url.split("#")[0] in (each.path.as_uri(),) or url.startswith("blob:") for url in each.asked)
+
+
+@pytest.fixture(scope="module")
+def dropper(chromium, plain_page):
+    """One page for all checkpoints that a module's tests drop on it."""
+    with Visit(chromium, plain_page, ready="[role=tabpanel]", at="#at=checkpoint") as shown:
+        yield shown
+    assert shown.said == []
+    assert all(url.startswith((plain_page.as_uri(), "blob:")) for url in shown.asked)

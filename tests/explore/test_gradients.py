@@ -1,4 +1,4 @@
-"""Two gradients: what the page prints is autograd's in fp64, of the text, the seed and the step that its address names."""
+"""Two gradients: what the page prints is autograd's in fp64, of the text, the seed and the step in its address."""
 
 import random
 import re
@@ -63,9 +63,10 @@ def settings(count):
 
 READ = """all => all.map(one => {
   keep(Object.fromEntries(Object.entries(one).map(([name, value]) => [`g.${name}`, value])));
-  const cells = (e) => [...e.querySelectorAll("tbody tr")].map(row => [...row.querySelectorAll("td")].map(td => td.textContent));
-  const place = document.getElementById("gradients");
-  return { grids: [...place.querySelectorAll("table.heat")].map(cells), terms: cells(place.querySelector(".terms table")),
+  const cells = (e) => [...e.querySelectorAll("tbody tr")]
+    .map(row => [...row.querySelectorAll("td")].map(td => td.textContent));
+  const place = document.getElementById("gradients"), grids = [...place.querySelectorAll("table.heat")].map(cells);
+  return { grids, terms: cells(place.querySelector(".terms table")),
     legends: [...place.querySelectorAll(".panels:not(.beside) .legend b")].map(b => b.textContent) };
 })"""
 

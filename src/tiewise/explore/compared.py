@@ -1,4 +1,4 @@
-"""Runs as the page shows them: the verdict, differences with their intervals and curves, of several folders side by side.
+"""Runs as the page shows them, several side by side: the verdict, differences with their intervals, and curves.
 
 A comparison that is not finished has the curves that it has logged so far, and no verdict.
 """

@@ -3,7 +3,7 @@
     facts (JSON) + web/*.js joined + report.css + page.css → web/page.html
 
 The modules import each other by name, so that an editor knows them; joined, they are one script in which every name is
-unique, and which a worker of the page runs too. Needs neither torch nor plotly.
+unique, and which a worker of the page runs too. Needs neither torch nor plotly, but for a live model.
 """
 
 from __future__ import annotations
@@ -12,21 +12,41 @@ import json
 import os
 import pkgutil
 import re
+from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from tiewise.core import Late
 from tiewise.core.colours import COLOURS, DIVERGING, PATHS, PLACES
 from tiewise.core.errors import RunError
-from tiewise.core.files import write_whole
+from tiewise.core.files import size, write_whole
+from tiewise.explore.compared import compared, is_run
+from tiewise.explore.embedded import embedded
+from tiewise.explore.picture import picture
+from tiewise.explore.verdict_table import verdict_table
 
+_LIVE = Late("tiewise.explore.live")  # which needs torch
+_FRAME = (  # of a notebook: scripts run in it, and reach nothing of the notebook
+    'title="tiewise explore" sandbox="allow-scripts" allow="clipboard-write" width="100%" height="760" '
+    'style="border: 1px solid #8884; border-radius: 8px; background: #fff"'
+)
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 
 
 class Explorer:
-    """The page as text; in a notebook it shows itself in a frame of its own."""
+    """The page as text; in a notebook it shows itself in a frame that reaches nothing outside of it."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html: str, picture: str) -> None:
         self.html = html
+        self.picture = picture  # SVG, for where no script runs
+
+    def __repr__(self) -> str:
+        return f"Explorer: a page of {size(len(self.html))}; .write(path) keeps it"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        frame = f'<iframe srcdoc="{escape(self.html)}" {_FRAME}></iframe>'
+        return {"text/html": frame, "image/svg+xml": self.picture, "text/plain": repr(self)}
 
     def write(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the page to `path`, whole or not at all, and return it.
@@ -44,20 +64,46 @@ class Explorer:
         return target
 
 
-def explore(*paths: str | os.PathLike[str]) -> Explorer:
-    """Make the page."""
-    return Explorer(_page({"at": "symmetry"}))
+def explore(*shown: Any, words: Sequence[str] = (), tokenizer: Any = None) -> Explorer:
+    """Make the page, and open it at what was given.
+
+    Args:
+        shown: folders of `tiewise compare` or `tiewise train`, side by side; and a checkpoint to carry a part of, or a
+            live Hugging Face model.
+        words: tokens whose rows are to be in that part.
+        tokenizer: of a live model, to name its rows.
+
+    Raises:
+        RunError: several checkpoints, or a run that cannot be read.
+        CheckpointError: what is neither run nor checkpoint, or cannot be read.
+        DataError: a word that is no token.
+        InstallError, UnsupportedError: a live model that has no two tables of tokens to show.
+    """
+    places = [one if hasattr(one, "state_dict") else Path(os.fspath(one)) for one in shown]
+    runs = [place for place in places if isinstance(place, Path) and is_run(place)]
+    models = [place for place in places if place not in runs]
+    if len(models) > 1:
+        raise RunError(f"{len(models)} checkpoints", "give one; `tiewise inspect` shows two side by side")
+    held = None
+    for model in models:
+        held = embedded(model, words) if isinstance(model, Path) else _LIVE.live(model, tokenizer, words)
+    facts = {"at": "checkpoint" if held else "runs" if runs else "symmetry"} | (
+        {"runs": compared(runs)} if runs else {}
+    )
+    return _page(facts | {"checkpoint": {"table": verdict_table(), "embedded": held}})
 
 
-def _page(facts: dict[str, Any]) -> str:
-    """Return the page for these facts. Text of users stands in the JSON alone, which closes no script element."""
+def _page(facts: dict[str, Any]) -> Explorer:
+    """Return the page for these facts. Texts of users stand in the JSON, which closes no script, and in the picture."""
     told = json.dumps(facts, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     parts = {
         "style": f"{_text('report/templates/report.css')}{_colours()}{_text('explore/web/page.css')}",
+        "picture": picture(facts),
         "facts": told.replace("<", "\\u003c"),
         "code": joined(),
     }
-    return re.sub(r"/\*(style|facts|code)\*/", lambda found: parts[found[1]], _text("explore/web/page.html"))
+    filled = re.sub(r"/\*(style|picture|facts|code)\*/", lambda found: parts[found[1]], _text("explore/web/page.html"))
+    return Explorer(filled, parts["picture"])
 
 
 def joined(last: str = "main") -> str:

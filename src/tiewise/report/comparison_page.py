@@ -17,9 +17,18 @@ from typing import Any
 import numpy as np
 
 from tiewise.core.files import size
-from tiewise.core.found import NONE, Grid, Listing, count, plain, signed, visible
+from tiewise.core.found import NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
 from tiewise.report import sheet
+from tiewise.report.comparison_curves import (
+    AHEAD,
+    COSINE,
+    OUTPUT_SHARE,
+    TRAINING,
+    VALIDATION,
+    OverTraining,
+    over_training,
+)
 from tiewise.report.comparison_found import (
     DEMO,
     NATS,
@@ -30,15 +39,6 @@ from tiewise.report.comparison_found import (
     found,
     results,
     verdict,
-)
-from tiewise.report.comparison_curves import (
-    AHEAD,
-    COSINE,
-    OUTPUT_SHARE,
-    TRAINING,
-    VALIDATION,
-    OverTraining,
-    over_training,
 )
 from tiewise.report.figures import dots, heat, lines, stacked, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet

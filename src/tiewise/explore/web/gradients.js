@@ -4,7 +4,7 @@ import { MINUS, plain } from "./numbers.js";
 import { follow, keep, kept } from "./state.js";
 import { begun, lengthOf, trained } from "./two_paths.js";
 
-const STEPS = 200, WIDTH = 2, MOST_WORDS = 24, MOST_ROWS = 12, TICK = 250;
+const STEPS = 200, WIDTH = 2, TEXT_WORDS = 24, TEXT_ROWS = 12, TICK = 250;
 const STARTS = { // the worked example has four tokens, of which the last never occurs
   example: { shown: "Worked example: 2, 1, 2 → 1, 2, 3", text: "2 1 2 3", more: "4", rate: 0.1 },
   sentence: { shown: "A sentence", text: "the cat sat on the mat and the dog sat on the rug", more: "bird fish", rate: 0.05 },
@@ -19,8 +19,8 @@ export function asked() {
     const found = Number(kept(name) || first);
     return Number.isFinite(found) ? Math.min(most, Math.max(least, found)) : first;
   };
-  const every = split(kept("g.text", STARTS.example.text)), words = every.slice(0, MOST_WORDS);
-  const each = [...new Set([...words, ...split(kept("g.more", STARTS.example.more))])], rows = each.slice(0, MOST_ROWS);
+  const every = split(kept("g.text", STARTS.example.text)), words = every.slice(0, TEXT_WORDS);
+  const each = [...new Set([...words, ...split(kept("g.more", STARTS.example.more))])], rows = each.slice(0, TEXT_ROWS);
   rows.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
   const ids = words.map((word) => rows.indexOf(word)).filter((id) => id >= 0);
   const alpha = number("g.alpha", 1, 0, 4), rate = number("g.rate", 0.1, 0.001, 1), seed = Math.round(number("g.seed", 1, 0, 1e6));
@@ -29,11 +29,11 @@ export function asked() {
   return { rows, inputs: ids.slice(0, -1), targets: ids.slice(1), alpha, rate, seed, step, row, cut: words.length < every.length || rows.length < each.length };
 }
 
-const runs = { key: "", run: [] };
+const training = { key: "", run: [] };
 function runOf({ rows, inputs, targets, alpha, rate, seed }) {
   const key = JSON.stringify([rows, inputs, targets, alpha, rate, seed]);
-  if (runs.key !== key) Object.assign(runs, { key, run: !inputs.length ? [] : trained(begun(rows.length, WIDTH, seed), inputs, targets, { rate, alpha, steps: STEPS }) });
-  return runs.run;
+  if (training.key !== key) Object.assign(training, { key, run: !inputs.length ? [] : trained(begun(rows.length, WIDTH, seed), inputs, targets, { rate, alpha, steps: STEPS }) });
+  return training.run;
 }
 
 function drawGradients(place) {
@@ -78,7 +78,7 @@ function drawGradients(place) {
     words.replaceChildren(...terms(at, found));
     if (row !== (row = `${at.rows} ${label}`)) rows.replaceChildren(el("span", {}, "The row of"),
       choice("The row of", Object.fromEntries(at.rows.map((word) => [word, word])), label, (word) => { row = `${at.rows} ${word}`; keep({ "g.row": word }); }));
-    if (of !== (of = runs.key)) charts.replaceChildren(panels(moved = overSteps(at, run)));
+    if (of !== (of = training.key)) charts.replaceChildren(panels(moved = overSteps(at, run)));
     moved.forEach((each) => each.mark(at.step));
   };
   place.append(
@@ -99,7 +99,7 @@ function sentence({ step, rows, inputs, cut }, { lengths: { lookup, head }, cosi
   const reached = new Set(inputs).size, ratio = lookup ? `${plain(head / lookup, 2)} times as long as the lookup's` : "all there is";
   const turn = cosine === null ? "." : `, and the two pull ${cosine < 0 ? "against each other" : "the same way"} (cosine ${plain(cosine, 3)}).`;
   return [`Step ${step}: the lookup path reaches ${reached} of ${rows.length} rows, the head path all of them. The head's gradient is ${ratio}${turn}`,
-    cut && ` Only the first ${MOST_WORDS} words, and ${MOST_ROWS} different ones, are taken.`].filter(Boolean);
+    cut && ` Only the first ${TEXT_WORDS} words, and ${TEXT_ROWS} different ones, are taken.`].filter(Boolean);
 }
 
 function pictures(at, found) {

@@ -183,7 +183,7 @@ export function curves(label, lines, { x, y, width: most = 760, height = 260, di
   const home = () => tell(mark === null ? stops.length - 1 : nearest(to(mark)));
   const keys = { ArrowLeft: () => stop - 1, ArrowRight: () => stop + 1, PageDown: () => stop - far, PageUp: () => stop + far, Home: () => 0, End: () => stops.length - 1 };
   const draw = (width) => {
-    const many = Math.max(2, Math.floor(width / 90)), rises = ticks(y0, y1), steps = factors ? factorTicks(x0, x1, many) : ticks(x0, x1, many).at;
+    const many = Math.max(2, Math.floor(width / 70)), rises = ticks(y0, y1), steps = factors ? factorTicks(x0, x1, many) : ticks(x0, x1, many).at;
     const left = 30 + 7 * Math.max(...rises.at.map((of) => plain(of, rises.digits).length)), right = 18, above = 10, below = 42;
     const across = (at) => left + ((to(at) - x0) / (x1 - x0)) * (width - left - right);
     const up = (of) => height - below - ((of - y0) / (y1 - y0)) * (height - above - below);

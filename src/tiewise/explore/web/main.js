@@ -1,10 +1,13 @@
 // The page: a tab per section, the theme, and the address. Everything above is a section or a piece of one.
+import { checkpoint } from "./checkpoint.js";
 import { announce, button, el } from "./kit.js";
-import { facts, follow, keep, kept, reread } from "./state.js";
 import { gradients } from "./gradients.js";
+import { runs } from "./runs.js";
+import { facts, follow, keep, kept, reread } from "./state.js";
 import { symmetry } from "./symmetry.js";
 
-export const SECTIONS = [symmetry, gradients];
+// comparisons have a part where the page was given some
+export const SECTIONS = [symmetry, gradients, checkpoint, ...(facts.runs ? [runs] : [])];
 
 function start() {
   const tabs = document.getElementById("tabs"), place = document.getElementById("place");
