@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from tiewise.core.sharing_spec import SharingSpec as SharingSpec
     from tiewise.core.spec import BoundarySpec as BoundarySpec
     from tiewise.core.spec import Vocabularies as Vocabularies
-    from tiewise.explore.page import Explorer as Explorer
-    from tiewise.explore.page import explore as explore
+    from tiewise.explorer.page import Explorer as Explorer
+    from tiewise.explorer.page import explore as explore
     from tiewise.hf import load as load
     from tiewise.inspection.inspection import Inspection as Inspection
     from tiewise.inspection.inspection import inspect as inspect
@@ -90,7 +90,7 @@ _OFFERS = {
     "TiewiseWarning UnsupportedError",
     "core.sharing_spec": "SharingSpec",
     "core.spec": "BoundarySpec Vocabularies",
-    "explore.page": "Explorer explore",
+    "explorer.page": "Explorer explore",
     "hf": "load",
     "inspection.inspection": "Inspection inspect",
     "ops.augmented_loss": "AugmentedOptions augmented_cross_entropy",

@@ -21,14 +21,14 @@ from tiewise.core import Late
 from tiewise.core.colours import COLOURS, DIVERGING, PATHS, PLACES
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_whole
-from tiewise.explore.compared import compared, is_run
-from tiewise.explore.embedded import embedded
-from tiewise.explore.picture import picture
-from tiewise.explore.verdict_table import verdict_table
+from tiewise.explorer.compared import compared, is_run
+from tiewise.explorer.embedded import embedded
+from tiewise.explorer.picture import picture
+from tiewise.explorer.verdict_table import verdict_table
 
-_LIVE = Late("tiewise.explore.live")  # which needs torch
+_LIVE = Late("tiewise.explorer.live")  # which needs torch
 _FRAME = (  # of a notebook: scripts run in it, and reach nothing of the notebook
-    'title="tiewise explore" sandbox="allow-scripts" allow="clipboard-write" width="100%" height="760" '
+    'title="tiewise explore" sandbox="allow-scripts allow-forms" allow="clipboard-write" width="100%" height="760" '
     'style="border: 1px solid #8884; border-radius: 8px; background: #fff"'
 )
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
@@ -97,12 +97,12 @@ def _page(facts: dict[str, Any]) -> Explorer:
     """Return the page for these facts. Texts of users stand in the JSON, which closes no script, and in the picture."""
     told = json.dumps(facts, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     parts = {
-        "style": f"{_text('report/templates/report.css')}{_colours()}{_text('explore/web/page.css')}",
+        "style": f"{_text('report/templates/report.css')}{_colours()}{_text('explorer/web/page.css')}",
         "picture": picture(facts),
         "facts": told.replace("<", "\\u003c"),
         "code": joined(),
     }
-    filled = re.sub(r"/\*(style|picture|facts|code)\*/", lambda found: parts[found[1]], _text("explore/web/page.html"))
+    filled = re.sub(r"/\*(style|picture|facts|code)\*/", lambda found: parts[found[1]], _text("explorer/web/page.html"))
     return Explorer(filled, parts["picture"])
 
 
@@ -111,7 +111,7 @@ def joined(last: str = "main") -> str:
     texts: dict[str, str] = {}
 
     def take(name: str) -> None:
-        text = _text(f"explore/web/{name}.js")
+        text = _text(f"explorer/web/{name}.js")
         for imported in IMPORT.findall(text):
             if imported not in texts:
                 take(imported)

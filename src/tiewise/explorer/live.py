@@ -14,7 +14,7 @@ from tiewise.boundary.locate import locate
 from tiewise.boundary.saved import is_family
 from tiewise.checkpoint.claims import in_layer
 from tiewise.core.errors import RunError, UnsupportedError
-from tiewise.explore.embedded import embedded
+from tiewise.explorer.embedded import embedded
 
 
 def live(model: Any, tokenizer: Any = None, words: Sequence[str] = ()) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def live(model: Any, tokenizer: Any = None, words: Sequence[str] = ()) -> dict[s
     locate(model)
     name = type(model).__name__
     if is_family(model.config):
-        what = f"{name} has maps between its tables and itself"
+        what = f"{name} does more at its ends than its tables say"
         raise UnsupportedError(what, "explore the folder that its save_pretrained writes")
     outer: dict[int, tuple[str, Any]] = {}  # a table of both ends once, as save_pretrained writes it
     for key, tensor in model.state_dict().items():
