@@ -18,6 +18,7 @@ from typing import Any
 from tiewise.core.colours import COLOURS, DIVERGING, PLACES
 from tiewise.core.errors import RunError
 from tiewise.core.files import write_whole
+from tiewise.explore import counts
 
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 
@@ -46,7 +47,7 @@ class Explorer:
 
 def explore(*paths: str | os.PathLike[str]) -> Explorer:
     """Make the page."""
-    return Explorer(_page({"at": "symmetry"}))
+    return Explorer(_page({"at": "symmetry", "counts": counts.facts()}))
 
 
 def _page(facts: dict[str, Any]) -> str:

@@ -137,7 +137,8 @@ def like(name: str, **sizes: int) -> dict[str, Any]:
     if len(read(config).stacks) > 1:
         raise PlanError(f"{row.name} has an encoder and a decoder", "give a config.json with the sizes of both")
     divided: Divided = set()
-    counts = budget(read(resized(config, _traced(sizes, divided))), BoundarySpec("untied"), SharingSpec()).parameters
+    traced = read(resized(config, _traced({**_sizes(config), **sizes}, divided)))
+    counts = budget(traced, BoundarySpec("untied"), SharingSpec()).parameters
     used = set(_letters(count.terms for count in counts.values() if isinstance(count, Size))).union(*divided, "L")
     for size in sizes:
         if LETTERS[size] not in used:
@@ -151,13 +152,15 @@ class Growth:
     """How the counts of one family grow with sizes; letters as in `LETTERS`, and `RANK` and `GROUPS`."""
 
     sizes: Mapping[str, int]  # those that matter, as the model has them
+    table_width: Terms  # E
     ends: Mapping[str, Mapping[str, Terms]]  # boundary → component → terms
     body: Mapping[str, Mapping[str, Terms]]  # kind of sharing → component → terms
     divided: Divided  # sizes that must divide others
 
     def record(self) -> dict[str, Any]:
         """What does not depend on the sizes at hand, as JSON takes it."""
-        return {"ends": self.ends, "body": self.body, "divided": sorted(self.divided)}
+        kept = {"table_width": self.table_width, "ends": self.ends, "body": self.body}
+        return {**kept, "divided": sorted(self.divided)}
 
 
 def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
@@ -190,7 +193,8 @@ def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
     ends, bodies = ({name: of(name) for name in names} for of, names in ((at_ends, BOUNDARIES), (body, KINDS)))
     used = _letters(terms for found in (*ends.values(), *bodies.values()) for terms in found.values())
     matters = {name: value for name, value in sizes.items() if LETTERS[name] in used.union(*divided)}
-    return Growth(matters, ends, bodies, divided)
+    table_width = {_written(of): times for of, times in _made_of(one.ends.width).items()}
+    return Growth(matters, table_width, ends, bodies, divided)
 
 
 def _sizes(model: Mapping[str, Any] | Sizes) -> dict[str, int]:
