@@ -31,7 +31,7 @@ def drawn(draw, name):
     at = dict(own)
     if draw.random() < 0.85:
         at["H"] = draw.choice([1, 2, 6, 8, 12, 16, 71])
-        at |= {"V": draw.randint(2, 300_000), "D": at["H"] * draw.randint(1, 400), "L": draw.randint(1, 60)}
+        at |= {"V": draw.randint(2, 300_000), "D": at["H"] * draw.randint(1, 400), "L": draw.randint(1, 24)}
         at |= {"F": draw.randint(1, 60_000), "K": draw.choice([k for k in range(1, at["H"] + 1) if at["H"] % k == 0])}
         at = {letter: at[letter] for letter in own}
     widest = next(f["table_width"] for p in TOLD["presets"] for f in [TOLD["forms"][p["form"]]] if p["name"] == name)
@@ -58,7 +58,9 @@ def test_what_the_page_is_told_is_small_and_holds_every_model_of_like_layers():
     assert not {"t5-small", "modernbert-base", "deepseek-v3"} & PRESETS.keys()  # of two depths, or of unlike layers
 
 
-def test_the_page_prints_what_plan_prints_for_hundreds_of_settings(visit):
+def test_the_page_prints_what_plan_prints_for_hundreds_of_settings(visit, monkeypatch):
+    nothing = {"nll": 0.0, "own": 0.0, "assumed": ""}  # the page shows no first loss, which takes a plan most of its time
+    monkeypatch.setattr("tiewise.planning.costs.first_loss", lambda *_: nothing)
     draw = random.Random(3)
     settings = [(name, *drawn(draw, name)) for name in [*PRESETS, *draw.choices(list(PRESETS), k=120)]]
     keys = ("name", "at", "kinds", "dtype")

@@ -121,8 +121,8 @@ def _built(model: Described) -> Described:
     from tiewise.planning.catalogue import find
     from tiewise.planning.plan import config_of
 
-    values = model if isinstance(model, dict) else config_of(model) if isinstance(model, Path) else None
-    values = find(model).config if isinstance(model, str) else values
+    values = config_of(model) if isinstance(model, Path) else find(model).config if isinstance(model, str) else None
+    values = model if isinstance(model, dict) else values  # a model of the catalogue at other sizes
     if values is None:
         raise PlanError(
             "--build has no config to build", "give a config.json, or a model whose sizes the catalogue has"

@@ -5,6 +5,7 @@ Nothing is counted in the page: it puts its sizes into the terms that `planning.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from tiewise.core.ledger import ALBERT_AVERAGE, results
@@ -19,6 +20,7 @@ from tiewise.planning.resized import BOUNDARIES, LETTERS, growth
 PLAIN = {"sizes alone": False, "sizes alone, gated": True}
 
 
+@cache
 def facts() -> dict[str, Any]:
     """Everything as JSON takes it; `forms` are the families' terms, of which each preset names one by its place."""
     forms: list[dict[str, Any]] = []
@@ -50,6 +52,11 @@ def facts() -> dict[str, Any]:
         },
         "header": NEIGHBOUR_HEADER,
         "models": [[m.name, m.vocab, m.width, m.layers, m.tied, m.checked] for m in models() if m.vocab],
+        # what ALBERT measured: by what layers share; and of a model trained on one question, the other's answers right
+        "judged": {
+            trained: next(r.value for r in results(f"pairs right as {asked}, %") if r.setting == f"objective={trained}")
+            for trained, asked in (("sop", "nsp"), ("nsp", "sop"))
+        },
         "scores": [
             [result.choice.rpartition("share ")[2], result.value]
             for result in results(ALBERT_AVERAGE)

@@ -3,14 +3,14 @@
     like("gpt2", width=1024)    its config with D = 1024, for `plan`
     growth(config)              every count as a sum of products of sizes: 4·L·D² + 4·L·D is {"DDL": 4, "DL": 4}
 
-There is one counting: the readers of configs and `architecture.budget`. Growth is what they answer to whole numbers that
-remember what they were made of, so that whoever evaluates the terms prints the same digits as `tiewise plan`.
+There is one counting: the readers of configs and `architecture.budget`. Growth is what they answer to whole numbers
+that remember what they were made of, so that whoever evaluates the terms prints the same digits as `tiewise plan`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,15 +54,12 @@ class Size(int):
         found.made_of, found.divided = {of: times for of, times in made_of.items() if times}, divided
         return found
 
-    @property
-    def terms(self) -> dict[str, int]:
-        """The products as texts."""
-        return {_written(of): times for of, times in self.made_of.items()}
-
     def __add__(self, other: int) -> Size:
-        total = Counter(self.made_of)
+        if other == 0 and not isinstance(other, Size):
+            return self  # most of what a count is added to
+        total = dict(self.made_of)
         for of, times in _made_of(other).items():
-            total[of] += times
+            total[of] = total.get(of, 0) + times
         return self.make(int(self) + int(other), total, self.divided)
 
     def __mul__(self, other: int) -> Size:
@@ -78,13 +75,14 @@ class Size(int):
 
     def __mod__(self, other: int) -> int:
         if isinstance(other, Size) and self.made_of != other.made_of:
-            self.divided.add(("".join(self.terms), "".join(other.terms)))
+            self.divided.add(("".join(terms_of(self)), "".join(terms_of(other))))
         return int(self) % int(other)
 
     def __floordiv__(self, other: int) -> Size:
         """Divide by one product of sizes, which the counting does where it goes in evenly."""
         ((by, times),) = _made_of(other).items()
-        assert times == 1 and not int(self) % int(other), f"{self} // {other}"
+        assert times == 1, f"{other} is no size"
+        assert not int(self) % int(other), f"{self} // {other}"
         return self._times(int(self) // int(other), {tuple((letter, -power) for letter, power in by): 1})
 
     def _times(self, value: int, other: Mapping[Product, int]) -> Size:
@@ -102,9 +100,13 @@ def _made_of(number: int) -> Mapping[Product, int]:
     return number.made_of if isinstance(number, Size) else {(): int(number)}
 
 
-def _written(product: Product) -> str:
-    over, under = ("".join(letter * (sign * power) for letter, power in product) for sign in (1, -1))
-    return f"{over}/{under}" if under else over
+def terms_of(number: int) -> Terms:
+    """Return the products that a number was made of, as texts; "" for what follows from no size."""
+    found = {}
+    for product, times in _made_of(number).items():
+        over, under = ("".join(letter * (sign * power) for letter, power in product) for sign in (1, -1))
+        found[f"{over}/{under}" if under else over] = times
+    return found
 
 
 def resized(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -124,8 +126,8 @@ def resized(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, An
 def like(name: str, **sizes: int) -> dict[str, Any]:
     """Return the config of a model of the catalogue at other sizes: vocab, width, layers, ffn, heads, kv_heads.
 
-    All that is not named stays as it is: a wider model keeps its feed-forward width, and heads whose width its config
-    says.
+    All that is not named stays as its config has it: a wider model keeps the feed-forward width, and that of a head,
+    where the config says them.
 
     Raises:
         PlanError: the catalogue has no such model, or no config of it; its class counts without such a size.
@@ -139,7 +141,7 @@ def like(name: str, **sizes: int) -> dict[str, Any]:
     divided: Divided = set()
     traced = read(resized(config, _traced({**_sizes(config), **sizes}, divided)))
     counts = budget(traced, BoundarySpec("untied"), SharingSpec()).parameters
-    used = set(_letters(count.terms for count in counts.values() if isinstance(count, Size))).union(*divided, "L")
+    used = _letters(map(terms_of, counts.values())).union(*divided, "L")
     for size in sizes:
         if LETTERS[size] not in used:
             raise PlanError(f"{row.name}: nothing in it depends on {size}", "leave it out")
@@ -175,7 +177,7 @@ def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
 
     def at_ends(name: str) -> dict[str, Terms]:
         found = budget(one, BoundarySpec(name, width=rank if name == "factored" else None), SharingSpec()).parameters
-        return {part: found[part].terms for part in AT_ENDS if part in found}
+        return {part: terms_of(found[part]) for part in AT_ENDS if part in found}
 
     def body(kind: str) -> dict[str, Terms]:
         shares = SharingSpec(kind)
@@ -187,14 +189,13 @@ def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
             if part not in AT_ENDS:
                 # what a layer adds, what a group adds, and what is there without any
                 each, group = of_two[part] - of_one[part], apart[part] - of_two[part]
-                found[part] = (of_one[part] - each - group + each * depth + group * groups).terms
+                found[part] = terms_of(of_one[part] - each - group + each * depth + group * groups)
         return found
 
     ends, bodies = ({name: of(name) for name in names} for of, names in ((at_ends, BOUNDARIES), (body, KINDS)))
     used = _letters(terms for found in (*ends.values(), *bodies.values()) for terms in found.values())
     matters = {name: value for name, value in sizes.items() if LETTERS[name] in used.union(*divided)}
-    table_width = {_written(of): times for of, times in _made_of(one.ends.width).items()}
-    return Growth(matters, table_width, ends, bodies, divided)
+    return Growth(matters, terms_of(one.ends.width), ends, bodies, divided)
 
 
 def _sizes(model: Mapping[str, Any] | Sizes) -> dict[str, int]:
@@ -218,5 +219,5 @@ def _traced(sizes: Mapping[str, int], divided: Divided) -> dict[str, int]:
     return {name: sizes[name] if name == "layers" else size for name, size in made.items()}
 
 
-def _letters(terms: Any) -> set[str]:
+def _letters(terms: Iterable[Terms]) -> set[str]:
     return {letter for each in terms for product in each for letter in product}

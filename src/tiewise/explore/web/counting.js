@@ -7,7 +7,7 @@ import { facts } from "./state.js";
 export const preset = (name) => facts.counts.presets.find((each) => each.name === name);
 
 /** A sum of products of sizes; { "DDL": 4, "DDK/H": 2 } is 4·D²·L + 2·D²·K/H, which comes out even. */
-export function summed(terms, at) {
+export function termsAt(terms, at) {
   const product = (letters) => [...letters].reduce((found, letter) => found * at[letter], 1);
   return Object.entries(terms ?? {}).reduce((sum, [letters, times]) => {
     const [over, under = ""] = letters.split("/");
@@ -18,19 +18,19 @@ export function summed(terms, at) {
 /** Parameters by component, in the order in which they are shown. */
 export function counted(name, at, boundary, kind) {
   const form = facts.counts.forms[preset(name).form], terms = { ...form.ends[boundary], ...form.body[kind] };
-  return Object.fromEntries(Object.keys(facts.counts.components).map((part) => [part, summed(terms[part], at)]).filter(([, held]) => held));
+  return Object.fromEntries(Object.keys(facts.counts.components).map((part) => [part, termsAt(terms[part], at)]).filter(([, held]) => held));
 }
 
-export const total = (parameters) => Object.values(parameters).reduce((a, b) => a + b, 0);
-export const tables = (parameters) => (parameters.input_table ?? 0) + (parameters.output_table ?? 0);
+export const totalOf = (parameters) => Object.values(parameters).reduce((a, b) => a + b, 0);
+export const tableParameters = (parameters) => (parameters.input_table ?? 0) + (parameters.output_table ?? 0);
 export const boundaryText = (boundary, at) => (boundary === "factored" ? `factored:${at.k}` : boundary);
 export const shareText = (kind, at) => (kind !== "none" && at.g > 1 ? `${kind}:groups=${at.g}` : kind);
 
 /** Every boundary with every kind of sharing, beside the same model untied with nothing shared. */
 export function choices(name, at, kinds) {
-  const plainest = total(counted(name, at, "untied", "none"));
+  const plainest = totalOf(counted(name, at, "untied", "none"));
   return facts.counts.boundaries.flatMap((boundary) => kinds.map((kind) => {
-    const parameters = counted(name, at, boundary, kind), whole = total(parameters);
+    const parameters = counted(name, at, boundary, kind), whole = totalOf(parameters);
     return { boundary, kind, parameters, total: whole, saved: plainest - whole, savedShare: (plainest - whole) / plainest };
   }));
 }
@@ -60,7 +60,7 @@ export function planRows(found, dtype) {
 
 /** Why these sizes are no model, with the way out; null where they are one. */
 export function refused(name, at) {
-  const { forms, options } = facts.counts, form = forms[preset(name).form], wide = summed(form.table_width, at);
+  const { forms, options } = facts.counts, form = forms[preset(name).form], wide = termsAt(form.table_width, at);
   for (const [what, by] of form.divided) {
     if (at[what] % at[by] === 0) continue;
     const divides = (of) => at[what] % of === 0, below = nextFrom(at[by], -1, divides), above = nextFrom(at[by], 1, divides);
