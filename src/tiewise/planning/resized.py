@@ -171,7 +171,7 @@ def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
     if len(stacks := _at(model, sizes).stacks) != 1 or any(each != stacks[0].layers[0] for each in stacks[0].layers):
         return None
     divided: Divided = set()
-    traced, untied = _traced(sizes, divided), BoundarySpec("untied")
+    traced = _traced(sizes, divided)
     depth, rank, groups = (Size.make(1, {((letter, 1),): 1}, divided) for letter in (LETTERS["layers"], RANK, GROUPS))
     one, two = (_at(model, {**traced, "layers": layers}) for layers in (1, 2))
 
@@ -182,14 +182,13 @@ def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
     def body(kind: str) -> dict[str, Terms]:
         shares = SharingSpec(kind)
         split = shares if kind == "none" else SharingSpec(kind, groups=2)
-        choices = (one, shares), (two, shares), (two, split)
-        of_one, of_two, apart = (budget(layers, untied, sharing).parameters for layers, sharing in choices)
+        of_one, of_two, apart = one.body(shares), two.body(shares), two.body(split)
         found: dict[str, Terms] = {}
-        for part in of_two:
-            if part not in AT_ENDS:
-                # what a layer adds, what a group adds, and what is there without any
-                each, group = of_two[part] - of_one[part], apart[part] - of_two[part]
-                found[part] = terms_of(of_one[part] - each - group + each * depth + group * groups)
+        for part, count in of_two.items():
+            # what a layer adds, what a group adds, and what is there without any
+            single, double, parted = (of.parameters for of in (of_one[part], count, apart[part]))
+            each, group = double - single, parted - double
+            found[part] = terms_of(single - each - group + each * depth + group * groups)
         return found
 
     ends, bodies = ({name: of(name) for name in names} for of, names in ((at_ends, BOUNDARIES), (body, KINDS)))

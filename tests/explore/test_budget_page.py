@@ -59,7 +59,11 @@ def test_what_the_page_is_told_is_small_and_holds_every_model_of_like_layers():
 
 
 def test_the_page_prints_what_plan_prints_for_hundreds_of_settings(visit, monkeypatch):
-    nothing = {"nll": 0.0, "own": 0.0, "assumed": ""}  # the page shows no first loss, which takes a plan most of its time
+    nothing = {
+        "nll": 0.0,
+        "own": 0.0,
+        "assumed": "",
+    }  # not on the page, and most of a plan's time
     monkeypatch.setattr("tiewise.planning.costs.first_loss", lambda *_: nothing)
     draw = random.Random(3)
     settings = [(name, *drawn(draw, name)) for name in [*PRESETS, *draw.choices(list(PRESETS), k=120)]]
