@@ -290,10 +290,19 @@ def test_every_step_fits_a_phone_and_has_the_contrast_of_wcag_aa(visit, number):
 
 
 @pytest.mark.parametrize(
-    "at", ["story=99", "story=x", "story=-1", "story=4&W_E=1e300,1,1,1,1,1", "story=6&counts=0,0,0"]
+    "at",
+    [
+        "story=99",
+        "story=x",
+        "story=-1",
+        "story=4&W_E=1e300,1,1,1,1,1",
+        "story=6&counts=0,0,0",
+        "story=6&W_E=9,9,9,9,9,9",
+    ],
 )
 def test_an_address_that_nobody_wrote_shows_a_step(visit, at):
     answers = "&".join(ANSWERED.values())
-    page = visit(f"at=symmetry&{at}&{answers}&word=Paris&residual=9,9&sizes=0,0").page
+    page = visit(f"at=symmetry&{at}&{answers}&word=Paris&residual=9,9&sizes=0,0", width=390).page
     assert page.locator(".panel").count() > 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert "NaN" not in page.locator("#symmetry").inner_text()

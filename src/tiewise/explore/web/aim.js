@@ -11,15 +11,14 @@ export function aim() {
     and divides by the row's sum, its *normaliser*, so that the row adds up to 1.`],
   "The logits are symmetric. The chance of York after New, and that of New after York, are…",
   { equal: "Equal", different: "Different" }, "different",
-  `The same logit is divided by two different sums. With the story's first table the chances are 0.37 and 0.30.
-  So it is not true that a tied model cannot know “New York” to be common and “York New” rare. What is true
-  comes next.`,
+  `The same logit is divided by two different sums: with the story's first table the chances are 0.37 and 0.30. So
+  symmetric logits can call York likely after New, and New unlikely after York. What they cannot say comes next.`,
   () => [panels(
     panel("Logits", live(() => heat("Logits", tiedLogits(), STORY_NEXT)),
       prose("W_E W_Eᵀ of the table in step 4: symmetric.")),
     panel("Chances of the next word", live(() => heat("Chances", tiedLogits().map(softmax), { ...STORY_NEXT, top: 1 })),
       live(() => `Each row was divided by its own normaliser: ${tiedLogits().map((row, i) =>
-        `${STORY_WORDS[i]} ${plain(row.reduce((sum, x) => sum + Math.exp(x), 0))}`).join(", ")}.`))),
+        `${STORY_WORDS[i]} ${normaliser(row)}`).join(", ")}.`))),
   predict("reverse", [
     `Now let the direct path write a text without end: it draws the next word by these chances, then the next. Count
     the pairs in what it wrote.`],
@@ -29,6 +28,11 @@ export function aim() {
   Played backwards, the text of a symmetric path looks the same. Such chances are called *reversible*. Language
   is not.`, aimAt)]);
 }
+
+const normaliser = (row) => {
+  const sum = row.reduce((all, x) => all + Math.exp(x), 0);
+  return sum < 1e9 ? plain(sum) : sum.toExponential(2);
+};
 
 /** A target to edit, the best paths of one table and of two, and what lies between. */
 function aimAt() {

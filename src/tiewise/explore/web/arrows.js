@@ -25,7 +25,7 @@ export function arrows() {
   const frame = svg("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, class: "plane", role: "img",
     "aria-label": "The three rows and the residual as arrows; the sliders move the residual", onpointermove: drag,
     onpointerdown: (event) => { frame.setPointerCapture(event.pointerId); drag(event); } });
-  live(() => plane(table(), residual(), most()), frame);
+  live(() => arrowPlane(table(), residual(), most()), frame);
   return panels(
     panel("Rows and residual as arrows", frame, `Drag the residual. A dashed line falls from each row's tip onto the
       residual's direction: the further out it lands, the higher the logit.`),
@@ -35,7 +35,7 @@ export function arrows() {
     "A bar is as long as its logit is large, of either sign."));
 }
 
-function plane(table, residual, most) {
+function arrowPlane(table, residual, most) {
   const middle = SIDE / 2, place = ([x, y]) => [middle + (middle * x) / most, middle - (middle * y) / most];
   const line = (from, to, kind) => svg("path", { d: `M${from.join(" ")}L${to.join(" ")}`, class: kind });
   const length = dot(residual, residual), tip = place(residual);

@@ -7,7 +7,7 @@ import { keep, kept, keptNumbers } from "./state.js";
 import { STORY_AXES, STORY_NEXT, STORY_WORDS, live, mirror, predict, prose, storyMatrix, tiedLogits, workbench } from "./story.js";
 import { straightPath } from "./straight_path.js";
 
-const STEPS = [
+const STORY_STEPS = [
   ["A word picks a row", pickRow],
   ["Rows rank the words", rankWords],
   ["The straight path", goStraight],
@@ -19,13 +19,13 @@ const STEPS = [
 export const symmetry = { id: "symmetry", title: "Symmetry", draw: drawStory };
 
 function drawStory(place) {
-  const at = () => Math.min(STEPS.length, Math.max(1, Math.round(Number(kept("story"))) || 1)) - 1;
+  const at = () => Math.min(STORY_STEPS.length, Math.max(1, Math.round(Number(kept("story"))) || 1)) - 1;
   const body = el("div", { class: "step" });
   const numbered = ([title], i) => el("li", {}, button([String(i + 1), el("span", {}, title)], () => go(i)));
-  const steps = el("ol", { class: "steps" }, STEPS.map(numbered));
+  const steps = el("ol", { class: "steps" }, STORY_STEPS.map(numbered));
   const show = () => {
-    const now = at(), [title, draw] = STEPS[now];
-    const turn = (to, label) => to in STEPS && button(`${label}: ${STEPS[to][0]}`, () => go(to));
+    const now = at(), [title, draw] = STORY_STEPS[now];
+    const turn = (to, label) => to in STORY_STEPS && button(`${label}: ${STORY_STEPS[to][0]}`, () => go(to));
     steps.querySelector("[aria-current]")?.removeAttribute("aria-current");
     steps.children[now].firstChild.setAttribute("aria-current", "step");
     body.replaceChildren(el("h2", { tabindex: -1 }, `${now + 1}. ${title}`), ...draw(),
@@ -36,7 +36,7 @@ function drawStory(place) {
     show();
     body.firstChild.focus({ preventScroll: true });
     if (steps.getBoundingClientRect().top < 0) steps.scrollIntoView();
-    announce(`Step ${i + 1} of ${STEPS.length}: ${STEPS[i][0]}`);
+    announce(`Step ${i + 1} of ${STORY_STEPS.length}: ${STORY_STEPS[i][0]}`);
   };
   place.append(el("nav", { "aria-label": "Steps of the story" }, steps), body);
   show();
