@@ -21,6 +21,7 @@ from tiewise.core import Late
 from tiewise.core.colours import COLOURS, DIVERGING, PATHS, PLACES
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_whole
+from tiewise.explorer import counts
 from tiewise.explorer.compared import compared, is_run
 from tiewise.explorer.embedded import embedded
 from tiewise.explorer.picture import picture
@@ -87,10 +88,9 @@ def explore(*shown: Any, words: Sequence[str] = (), tokenizer: Any = None) -> Ex
     held = None
     for model in models:
         held = embedded(model, words) if isinstance(model, Path) else _LIVE.live(model, tokenizer, words)
-    facts = {"at": "checkpoint" if held else "runs" if runs else "symmetry"} | (
-        {"runs": compared(runs)} if runs else {}
-    )
-    return _page(facts | {"checkpoint": {"table": verdict_table(), "embedded": held}})
+    facts = {"at": "checkpoint" if held else "runs" if runs else "symmetry", "counts": counts.facts()}
+    facts["checkpoint"] = {"table": verdict_table(), "embedded": held}
+    return _page(facts | ({"runs": compared(runs)} if runs else {}))
 
 
 def _page(facts: dict[str, Any]) -> Explorer:

@@ -41,22 +41,27 @@ export function panel(title, drawn, caption, table = null) {
 
 export const panels = (...children) => el("div", { class: "panels maps" }, ...children);
 
-/** A table: `header` of texts, `rows` of texts or elements; the first cell heads its row. A column of long texts is read as sentences. */
+/**
+ * A table: `header` of texts, `rows` of texts or elements; the first cell heads its row, a row of one cell the rows below
+ * it. A column of long texts is read as sentences.
+ */
 export function listing(caption, header, rows) {
   const sentence = header.map((_, i) => rows.some((row) => i && String(row[i]).length > 24 && /\p{L}{3}/u.test(row[i])));
   const cell = (tag, more) => (text, i) => el(i ? tag : "th", { class: sentence[i] && "sentence", ...more(i) }, text);
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, el("table", {},
     el("thead", {}, el("tr", {}, header.map(cell("th", () => ({ scope: "col" }))))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell("td", (i) => (i ? {} : { scope: "row" }))))))));
+    el("tbody", {}, rows.map((row) => (row.length === 1 && header.length > 1 // heads those that follow
+      ? el("tr", { class: "head" }, el("th", { scope: "rowgroup", colspan: header.length }, row[0]))
+      : el("tr", {}, row.map(cell("td", (i) => (i ? {} : { scope: "row" })))))))));
 }
 
-/** A box for one number; `change` gets it once it is one between least and most. */
+/** A box for one number; `change` gets it once it is one between least and most, and whole where the step is 1. */
 export function numberBox(label, value, change, { least = -Infinity, most = Infinity, step = "any", hide = false } = {}) {
   const box = el("input", {
     type: "number", value, step, min: Number.isFinite(least) ? least : null, max: Number.isFinite(most) ? most : null,
     inputmode: "decimal", "aria-label": hide ? label : null,
     oninput: () => {
-      const found = box.valueAsNumber, fits = Number.isFinite(found) && found >= least && found <= most;
+      const found = box.valueAsNumber, fits = found >= least && found <= most && (step !== 1 || Number.isInteger(found));
       box.setAttribute("aria-invalid", String(!fits));
       if (fits) change(found);
     },
@@ -64,7 +69,7 @@ export function numberBox(label, value, change, { least = -Infinity, most = Infi
   return hide ? box : el("label", { class: "field" }, el("span", {}, label), box);
 }
 
-/** A slider with its exact box beside it; on a scale of factors where `factors`. The two always agree. */
+/** A slider with its exact box beside it; on a scale of factors where `factors`. What is typed stands: only dragging takes steps. */
 export function slider(label, value, change, { least, most, step = 1, factors = false }) {
   const to = factors ? Math.log : Number, from = factors ? Math.exp : Number;
   const fit = (x) => Math.min(most, Math.max(least, Number((Math.round(x / step) * step).toFixed(9))));
@@ -72,7 +77,7 @@ export function slider(label, value, change, { least, most, step = 1, factors = 
     type: "range", min: to(least), max: to(most), step: factors ? "any" : step, value: to(value), "aria-label": label,
     oninput: () => { const x = fit(from(range.valueAsNumber)); exact.value = x; tell(x); change(x); },
   });
-  const exact = numberBox(label, value, (x) => { range.value = to(x); tell(x); change(x); }, { least, most, step, hide: true });
+  const exact = numberBox(label, value, (x) => { range.value = to(x); tell(x); change(x); }, { least, most, step: Number.isInteger(step) ? 1 : "any", hide: true });
   const tell = (x) => range.setAttribute("aria-valuetext", String(x));
   tell(value);
   return el("div", { class: "field" }, el("span", {}, label), el("div", { class: "slide" }, range, exact));
@@ -87,13 +92,31 @@ export function choice(label, options, value, change) {
   return made;
 }
 
+/** One of many, as a list that opens. `options` maps what is kept to what is shown. */
+export function pick(label, options, value, change) {
+  const list = el("select", { onchange: () => change(list.value) }, Object.entries(options).map(([of, shown]) =>
+    el("option", { value: of, selected: of === value }, shown)));
+  return el("label", { class: "field" }, el("span", {}, label), list);
+}
+
+/** A command that repeats what is shown, with a button that copies it. */
+export function command(text) {
+  const shown = el("pre", { tabindex: 0 }, text);
+  return el("div", { class: "command" }, shown, button("Copy", async ({ currentTarget: pressed }) => {
+    getSelection().selectAllChildren(shown); // what remains where the clipboard is closed to pages
+    try { await navigator.clipboard.writeText(text); pressed.textContent = "Copied"; } catch { pressed.textContent = "Selected"; }
+    announce(pressed.textContent);
+    setTimeout(() => { pressed.textContent = "Copy"; }, 2000);
+  }));
+}
+
 /** A matrix whose numbers a reader types; arrow keys move between its boxes. `change` gets the whole matrix. */
-export function editable(label, matrix, { rows, columns, change, step = 0.1 }) {
+export function editable(label, matrix, { rows, columns, change, step = 0.1, least, most }) {
   const held = matrix.map((row) => [...row]);
   const boxes = held.map((row, i) => row.map((value, j) => numberBox(`${label}, ${rows[i]}, ${columns[j]}`, value, (x) => {
     held[i][j] = x;
     change(held.map((each) => [...each]));
-  }, { step, hide: true })));
+  }, { step, least, most, hide: true })));
   const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], Enter: [1, 0] };
   const table = el("table", { class: "matrix", "aria-label": label }, el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
     el("tbody", {}, boxes.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((box) => el("td", {}, box))))));
@@ -117,12 +140,12 @@ export function heat(label, matrix, { rows, columns = rows, digits = 2, top = nu
 /** Colour of a number between −1 and 1, for a cell; the style sheet mixes it for the theme. */
 export const shade = (x) => ({ "--of": `${(100 * Math.min(1, Math.abs(x))).toFixed(1)}%`, "--end": x < 0 ? "var(--low)" : "var(--high)" });
 
-/** Horizontal bars: [{ name, value, colour, said }]; `said` stands behind the bar in place of the number. */
+/** Horizontal bars: [{ name, value, colour, said, from }]; `said` stands in place of the number, `from` is where a bar starts. */
 export function bars(label, items, { most = null, digits = 2 } = {}) {
   const top = most ?? Math.max(1e-9, ...items.map(({ value }) => Math.abs(value)));
-  return el("div", { class: "bars", role: "group", "aria-label": label }, items.map(({ name, value, colour, said }) =>
+  return el("div", { class: "bars", role: "group", "aria-label": label }, items.map(({ name, value, colour, said, from = 0 }) =>
     el("div", {}, el("span", {}, name), el("span", { class: "track", "aria-hidden": "true" },
-      el("span", { style: { width: `${(100 * Math.min(1, Math.abs(value) / top)).toFixed(2)}%`, background: colour ?? "var(--accent)" } })),
+      el("span", { style: { "margin-left": `${((100 * from) / top).toFixed(2)}%`, width: `${(100 * Math.min(1, Math.abs(value) / top)).toFixed(2)}%`, background: colour ?? "var(--accent)" } })),
     el("span", {}, said ?? plain(value, digits)))));
 }
 
@@ -235,7 +258,7 @@ export function guess(name, question, options, right, because) {
   const answer = el("div", { class: "answer", "aria-live": "polite" });
   const show = (taken) => {
     const hit = taken === right;
-    answer.replaceChildren(paragraph(el("strong", {}, hit ? "Yes. " : `It is: ${options[right]}. `), because));
+    answer.replaceChildren(paragraph(el("strong", {}, hit ? "Right. " : `It is: ${options[right]}. `), because));
     buttons.querySelectorAll("button").forEach((each) => each.classList.toggle("right", each.value === right));
   };
   const buttons = choice(question, options, kept(name), (taken) => { keep({ [name]: taken }); show(taken); });

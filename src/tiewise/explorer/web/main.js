@@ -1,13 +1,15 @@
 // The page: a tab per section, the theme, and the address. Everything above is a section or a piece of one.
+import { budget } from "./budget.js";
 import { checkpoint } from "./checkpoint.js";
-import { announce, button, el } from "./kit.js";
+import { factoring } from "./factoring.js";
 import { gradients } from "./gradients.js";
+import { announce, button, el } from "./kit.js";
 import { runs } from "./runs.js";
 import { facts, follow, keep, kept, reread } from "./state.js";
 import { symmetry } from "./symmetry.js";
 
 // comparisons have a part where the page was given some
-export const SECTIONS = [symmetry, gradients, checkpoint, ...(facts.runs ? [runs] : [])];
+export const SECTIONS = [symmetry, budget, gradients, factoring, checkpoint, ...(facts.runs ? [runs] : [])];
 
 function start() {
   const tabs = document.getElementById("tabs"), place = document.getElementById("place");

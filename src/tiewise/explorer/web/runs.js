@@ -1,5 +1,5 @@
 // Runs: what `tiewise compare` found, several folders side by side: the verdict, differences with intervals, curves.
-import { choice, curves, curveTable, el, listing, panel, panels } from "./kit.js";
+import { choice, command, curves, curveTable, el, listing, panel, panels } from "./kit.js";
 import { plain } from "./numbers.js";
 import { facts, follow, keep, kept } from "./state.js";
 
@@ -52,8 +52,8 @@ const differenceTable = (shown) => listing("Differences of validation loss", ["a
   shown.flatMap((run) => run.differences.map(({ arm, said, seeds, detected }) => [rowName(run, arm), said, plain(seeds, 0), detected ? "yes" : "no"])));
 
 /** What else a run says: its table, its finding arm by arm, and the command that repeats it. */
-function about({ name, results, notes, command }) {
+function about({ name, results, notes, command: line }) {
   return el("section", { class: "about" }, el("h2", {}, facts.runs.runs.length > 1 ? name : "Results"),
     results && listing(`Results of ${name}`, results.header, results.rows),
-    notes.map((note) => el("p", {}, note)), el("div", { class: "command" }, el("pre", {}, command)));
+    notes.map((note) => el("p", {}, note)), command(line));
 }
