@@ -4,6 +4,7 @@ import { count, plain } from "./numbers.js";
 import { gathered, openDropped, openEmbedded } from "./opened.js";
 import { facts, keep, kept } from "./state.js";
 import { Refusal } from "./stored.js";
+import { quoted } from "./verdict.js";
 import { MOST_WORDS, findToken, likely, measure, tokenName } from "./words.js";
 
 export const checkpoint = { id: "checkpoint", title: "Your checkpoint", draw: drawCheckpoint };
@@ -18,7 +19,7 @@ function drawCheckpoint(place) {
   };
   const zone = el("div", { class: "drop", ondragover: (event) => { event.preventDefault(); zone.classList.add("over"); },
     ondragleave: () => zone.classList.remove("over"), ondrop: async (event) => { event.preventDefault(); zone.classList.remove("over"); take(await inDrop(event)); } },
-  el("p", {}, el("strong", {}, "Drop a Hugging Face folder here"), ", or one .safetensors file."),
+  el("p", {}, el("strong", {}, "Drop a Hugging Face folder here"), ", or one .safetensors file"),
   el("div", { class: "choice" }, chooser("Choose a folder…", { webkitdirectory: true, id: "folder" }), chooser("Choose files…", { id: "files", accept: ".safetensors,.json,.txt" })),
   el("p", { class: "note" }, "It is read here, a few MB at a time. Nothing leaves this machine: this page may not reach any network."));
   const busy = el("div"), shown = el("div");
@@ -26,7 +27,7 @@ function drawCheckpoint(place) {
     "Then ask the two tables about words of your own."), zone, busy, shown);
   const job = runner(busy);
 
-  const show = () => { if (dropped.opened) shown.replaceChildren(...verdictOf(dropped.opened), wordsOf(dropped.opened, job)); };
+  const show = () => { zone.classList.toggle("small", dropped.opened !== null); if (dropped.opened) shown.replaceChildren(...verdictOf(dropped.opened), wordsOf(dropped.opened, job)); };
   const take = async (list) => {
     if (!list.length) return;
     Object.assign(dropped, { opened: null, result: null });
@@ -43,7 +44,8 @@ function drawCheckpoint(place) {
 
 /** The files directly in what was dropped: [{ path, file }]. */
 async function inDrop(event) {
-  const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean), found = [];
+  const { items, files } = event.dataTransfer, entries = [...items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean), found = [];
+  if (!entries.length) return [...files];
   const fileOf = (entry) => new Promise((done, fail) => { entry.file(done, fail); });
   for (const entry of entries) {
     if (entry.isFile) { found.push({ path: entry.name, file: await fileOf(entry) }); continue; }
@@ -131,35 +133,40 @@ function wordsOf(opened, job) {
     el("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); ask(); } }, el("label", { for: "words" }, "Words, with commas between"), box, el("button", {}, "Score them")), help, drawn);
 }
 
+/** The command that repeats what the model applies; it takes words, so null where a row has only a number. */
+function inspection(opened, ids) {
+  const words = ids.slice(0, 2).map((id) => opened.texts?.[id]?.trim());
+  const known = words.length === 2 && words.every((word, i) => word && !/[,;]/.test(word) && findToken(opened, word) === ids[i]);
+  return known ? opened.command("inspect", "--only", "direct_path", "--tokens", quoted(words.join(", "))) : null;
+}
+
 function answers(opened, result) {
-  const { ends, path, embedded } = opened, name = (id) => tokenName(opened, id), { ways, ids } = result, made = [];
-  const among = embedded ? `of ${count(ends.output?.shape[0] ?? 0)} embedded rows` : `of ${count(ends.output?.shape[0] ?? 0)}`, pairs = ids.slice(0, 2).map(name);
-  const inspect = opened.command("inspect", "--only", "direct_path", "--tokens", `"${pairs.map((text) => text.replace(/^␣/, "")).join(", ")}"`);
+  const { ends, path, embedded } = opened, name = (id) => tokenName(opened, id), { ways, ids } = result, scores = [], lists = [], drawings = [];
+  const among = `of ${count(ends.output?.shape[0] ?? 0)}${embedded ? " embedded rows" : ""}`, pair = ids.slice(0, 2).map(name), inspect = inspection(opened, ids);
   const colour = ends.tied ? "var(--tied)" : "var(--untied)", label = (way) => `${name(way.from)} → ${name(way.to)}`;
+  const ranked = (value, rank) => [plain(value, 4), el("br"), el("small", {}, `rank ${count(rank)}`)];
   if (ways.length) {
-    const note = ends.tied ? "One table: the product of two of its rows is the same both ways." : "Two tables: each way is a product of other rows.";
-    made.push(panel("Scores both ways", bars("Scores both ways", ways.map((way) => ({ name: label(way), value: way.score, colour, said: plain(way.score, 4) })), {}),
-      [`${note} Row of the first word at the input · row of the second at the output, as they are stored; norm, scales and bias are left out.`, repeat(snippet(opened, result))],
+    const note = ends.tied ? "One table: two of its rows have one product, whichever comes first." : "Two tables: each way is a product of two other rows.";
+    scores.push(panel("Scores both ways", bars("Scores both ways", ways.map((way) => ({ name: label(way), value: way.score, colour, said: ranked(way.score, way.rank) }))),
+      [`${note} Input row of the first word · output row of the second, as they are stored; norm, scales and bias are left out. Rank 1 is the highest ${among}.`,
+        el("details", {}, el("summary", {}, "Repeat it"), el("pre", {}, snippet(opened, result)))],
       listing("Scores both ways", ["Words", "Score", "Rank"], ways.map((way) => [label(way), plain(way.score, 6), `${count(way.rank)} ${among}`]))));
-    if (path?.applied) made.push(panel("As the model applies it", bars("Logits both ways", ways.map((way) => ({ name: label(way), value: way.logit, colour, said: plain(way.logit, 4) }))),
-      [`The straight path with everything that this class does between its tables: ${path.notes.join(", ")}.`, repeat(inspect)],
+    if (path?.applied) scores.push(panel("As the model applies it", bars("Logits both ways", ways.map((way) => ({ name: label(way), value: way.logit, colour, said: ranked(way.logit, way.modelRank) }))),
+      [`The straight path with all that this class does between its tables: ${path.notes.join(", ")}.`, inspect && repeat(inspect)],
       listing("Logits both ways", ["Words", "Logit", "Probability", "Rank"], ways.map((way) => [label(way), plain(way.logit, 6), Number.isNaN(way.log) ? "–" : Math.exp(way.log).toPrecision(4), `${count(way.modelRank)} ${among}`]))));
-    made.push(panel("Ranks", listing("Ranks", ["Words", "Stored rows", ...(path?.applied ? ["As applied"] : [])],
-      ways.map((way) => [label(way), count(way.rank), ...(path?.applied ? [count(way.modelRank)] : [])])), `1 is the highest score ${among}.`));
   }
-  const near = (end) => listing(`Neighbours at the ${end}`, [pairs[0], "cosine", ...(pairs[1] ? [pairs[1], "cosine"] : [])], result.near[end][0].map((_, i) =>
-    result.near[end].flatMap((list) => (list[i] ? [name(list[i].id), plain(list[i].cosine, 3)] : ["", ""]))));
-  const rows = `By the angle between rows${embedded ? ", among the embedded ones" : ""}.`;
-  made.push(panel(ends.tied ? "Nearest rows, at both ends" : "Nearest rows at the input", near("input"), rows));
-  if (result.near.output) made.push(panel("Nearest rows at the output", near("output"), rows));
-  if (result.after.length) made.push(panel("Highest scores behind each word", listing("Highest scores behind each word", pairs.flatMap((text) => [`behind ${text}`, "score"]), result.after[0].map((_, i) =>
-    result.after.flatMap((list) => (list[i] ? [name(list[i].id), plain(list[i].score, 3)] : ["", ""])))), path?.applied ? "As the model applies it." : "Of the stored rows."));
-  if (result.plain && ids.length > 1) made.push(panel("Direct path of all words", el("div", { class: "scroll plainly" }, heat("Direct path of all words", result.plain, { rows: ids.map(name) })), "Row: the word before. Column: the word after. Products of the stored rows."));
-  const lines = Object.entries(result.bands).filter(([, bands]) => bands).flatMap(([end, bands]) => ["high", "middle", "low"].map((part) => ({
-    name: `${ends.tied ? "table" : end}: ${{ high: "95 % of rows below", middle: "median", low: "5 % below" }[part]}`, colour: end === "input" ? "var(--tied)" : "var(--untied)", points: bands.map((band) => [band.id + 1, band[part]]) })));
+  const side = (title, header, ofWord, more) => lists.push(panel(title, listing(title, pair.flatMap((text, i) => [`${more}${text}`, header]), ofWord[0].map((_, i) =>
+    ofWord.flatMap((list) => (list[i] ? [name(list[i].id), plain(list[i].cosine ?? list[i].score, 3)] : ["", ""])))), header === "score" ? (path?.applied ? "As the model applies it." : "Of the stored rows.") : `By the angle between rows${embedded ? ", among the embedded ones" : ""}.`));
+  side(ends.tied ? "Nearest rows, at both ends" : "Nearest rows at the input", "cosine", result.near.input, "");
+  if (result.near.output) side("Nearest rows at the output", "cosine", result.near.output, "");
+  if (result.after.length) side("Highest scores behind each word", "score", result.after, "behind ");
+  if (result.plain && ids.length > 2) drawings.push(panel("Direct path of all words", el("div", { class: "scroll plainly" }, heat("Direct path of all words", result.plain, { rows: ids.map(name) })), "Row: the word before. Column: the word after. Products of the stored rows."));
+  const parts = ends.tied ? { high: "95 % are shorter", middle: "median", low: "5 % are shorter" } : { middle: "median" };
+  const lines = Object.entries(result.bands).filter(([, bands]) => bands).flatMap(([end, bands]) => Object.entries(parts).map(([part, said]) => ({
+    name: `${ends.tied ? "the table" : end}: ${said}`, colour: ends.tied ? "var(--tied)" : end === "input" ? "var(--accent)" : "var(--untied)", points: bands.map((band) => [band.id + 1, band[part]]) })));
   const lengths = ["input", "output"].filter((end) => result.lengths[end]);
-  made.push(panel("Lengths of rows", curves("Lengths of rows against token number", lines, { x: "token number, on a scale of factors", y: "length", factors: true, digits: 2 }),
-    ["Tokenizers mostly number tokens in the order in which they learned them, so a small number is mostly a frequent token.", repeat(opened.command("inspect", "--only", "tokens"))],
+  drawings.push(panel("Lengths of rows", curves("Lengths of rows against token number", lines, { x: "token number, on a scale of factors", y: "length", factors: true }),
+    ["Tokenizers mostly number tokens in the order in which they learned them: a small number is mostly a frequent token.", repeat(opened.command("inspect", "--only", "tokens"))],
     listing("Lengths of the words' rows", ["Word", ...lengths], ids.map((id, i) => [name(id), ...lengths.map((end) => plain(result.lengths[end][i], 4))]))));
   const text = markdown(opened, result, inspect), copied = el("span", { role: "status" });
   const area = el("textarea", { readonly: true, rows: 12, "aria-label": "The report as Markdown", id: "issue" }, text);
@@ -167,7 +174,8 @@ function answers(opened, result) {
     try { await navigator.clipboard.writeText(text); } catch { area.closest("details").open = true; area.select(); document.execCommand("copy"); }
     copied.textContent = " Copied.";
   };
-  return [panels(...made), el("div", { class: "issue" }, button("Copy as issue", copy, { id: "copy-issue" }), copied, el("details", {}, el("summary", {}, "The report as Markdown"), area))];
+  return [el("div", { class: "panels" }, scores), panels(...lists), el("div", { class: "panels" }, drawings),
+    el("div", { class: "issue" }, button("Copy as issue", copy, { id: "copy-issue" }), copied, el("details", {}, el("summary", {}, "The report as Markdown"), area))];
 }
 
 /** A line of Python that repeats the products of stored rows, with nothing of tiewise. */
@@ -187,6 +195,6 @@ function markdown(opened, result, inspect) {
     ...verdict.findings.map((finding) => `- **${finding.rule}** (${finding.severity}) at ${safe(finding.where)}: ${finding.evidence}. Fix: ${safe(finding.repair)}`),
     ...opened.faults.map((fault) => `- ${fault}`), "", `Repeat: ${safe(opened.command("check"))}`, "",
     ...(result.ways.length ? [`| words | score of stored rows | rank |${path?.applied ? " logit as applied | rank |" : ""}`, `|---|---:|---:|${path?.applied ? "---:|---:|" : ""}`, ...result.ways.map(line), "",
-      "Scores of stored rows, repeated:", "", "```", snippet(opened, result), "```", ...(path?.applied ? ["", `Logits as applied (${path.notes.join(", ")}): ${safe(inspect)}`] : [])] : []),
+      "Scores of stored rows, repeated:", "", "```", snippet(opened, result), "```", ...(path?.applied ? ["", `Logits as applied (${path.notes.join(", ")})${inspect ? `: ${safe(inspect)}` : ""}`] : [])] : []),
   ].join("\n");
 }

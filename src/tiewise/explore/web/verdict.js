@@ -22,11 +22,11 @@ export function sized(bytes) {
   return left < 999.5 ? `${general(left, 3)} TB` : `${commas(Math.round(left))} TB`;
 }
 
-/** A command line of tiewise for a checkpoint, with its name quoted where a shell needs that. */
-export function command(name, verb, ...options) {
-  const quoted = /^[\w@%+=:,./-]+$/.test(name) ? name : `'${name.replaceAll("'", `'"'"'`)}'`;
-  return ["tiewise", verb, quoted, ...options].join(" ");
-}
+/** A word of a command line, in quotes where a shell needs them. */
+export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
+
+/** A command line of tiewise for a checkpoint. */
+export const command = (name, verb, ...options) => ["tiewise", verb, quoted(name), ...options].join(" ");
 
 /** How alike two tables are, with numbers. */
 export function difference(alike) {
