@@ -102,7 +102,7 @@ def test_scores_ranks_and_neighbours_are_torchs(dropper, tmp_path, name, dtype):
         if found["near"][end] is not None:
             angles = torch.nn.functional.cosine_similarity(table[ids[0]], table, dim=1)
             angles[ids[0]] = -2
-            nearest = [[one["id"], one["cosine"]] for one in found["near"][end][0]]
+            nearest = [[one["id"], one["value"]] for one in found["near"][end][0]]
             np.testing.assert_allclose(nearest, torch.stack(angles.topk(8)[::-1], 1), atol=1e-6)
             np.testing.assert_allclose(found["lengths"][end], table[ids].norm(dim=1), atol=1e-6)
     assert (found["near"]["output"] is None) == torch.equal(first, second)
@@ -170,9 +170,5 @@ def test_a_table_stored_twice_is_one_and_the_report_says_how_to_repeat_everythin
     assert page.locator("#verdict").inner_text().endswith("It is tied, and stores its one table twice.")
     assert page.evaluate("dropped.result.near.output") is None
     report = page.locator("#issue").input_value()
-    for command in (
-        "tiewise dedupe twice --to NEW_DIR",
-        "tiewise check twice",
-        "tiewise inspect twice --only direct_path --tokens",
-    ):
-        assert command in report
+    assert "tiewise dedupe twice --to NEW_DIR" in report
+    assert "tiewise check twice" in report

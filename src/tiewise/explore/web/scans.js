@@ -1,9 +1,11 @@
-// Whole tables, streamed: how alike two of them are, and products of every row with a few vectors. Runs in a worker, as stored.js does.
+// Whole tables, streamed: how alike two of them are, and products of every row with a few vectors. Runs in a worker,
+// as stored.js does.
 import { bytesOf, decoderOf, eachRows } from "./stored.js";
 
 /** A number in the stored type `dtype`, rounded to the nearest and of two to the even. */
 export function roundedTo(dtype, x) {
-  const even = (t) => { const low = Math.floor(t), rest = t - low; return rest > 0.5 || (rest === 0.5 && low % 2 !== 0) ? low + 1 : low; };
+  const even = (t) => { const low = Math.floor(t), rest = t - low;
+    return rest > 0.5 || (rest === 0.5 && low % 2 !== 0) ? low + 1 : low; };
   if (dtype === "F64" || x === 0 || !Number.isFinite(x)) return x;
   if (dtype === "F32") return Math.fround(x);
   const [digits, lowest, largest] = dtype === "F16" ? [10, -14, 65504] : [7, -126, 2 ** 128 - 2 ** 120];
@@ -16,12 +18,14 @@ export function roundedTo(dtype, x) {
 }
 
 /**
- * How alike two tables [V, E] are, as `tiewise check` compares them (table_scans.py); null where shapes or types allow no comparison.
+ * How alike two tables [V, E] are, as `tiewise check` compares them (table_scans.py); null where shapes or types allow
+ * no comparison.
  * → { kind, rows, differing, first, relative, largest, nan }
  */
 export async function likeness(a, b, told) {
   const BITS = { F64: 64, F32: 32, F16: 16, BF16: 16 }, [rows, width] = a.shape;
-  if (a.shape.length !== 2 || b.shape.length !== 2 || a.shape[1] !== b.shape[1] || rows !== b.shape[0] || !(a.dtype in BITS) || !(b.dtype in BITS)) return null;
+  if (a.shape.length !== 2 || b.shape.length !== 2 || a.shape[1] !== b.shape[1] || rows !== b.shape[0]
+    || !(a.dtype in BITS) || !(b.dtype in BITS)) return null;
   const found = { kind: "identical", rows, differing: 0, first: [], relative: 0, largest: 0, nan: false };
   const exponents = { F64: 0x7ff0, F32: 0x7f80, F16: 0x7c00, BF16: 0x7f80 }[a.dtype], words = BITS[a.dtype] / 16;
   let same = a.dtype === b.dtype;
@@ -41,16 +45,20 @@ export async function likeness(a, b, told) {
   }
   if (same) return found;
   found.nan = false;
-  const narrow = BITS[a.dtype] === BITS[b.dtype] ? [a.dtype, b.dtype].sort()[0] : BITS[a.dtype] < BITS[b.dtype] ? a.dtype : b.dtype;
-  const rounds = (dtype) => (dtype === narrow ? null : (x) => roundedTo(narrow, x)), [one, other] = [rounds(a.dtype), rounds(b.dtype)];
-  const step = Math.max(1, Math.floor((4 * 2 ** 20) / Math.max(1, (a.end - a.start) / rows))), decoders = [a, b].map((t) => decoderOf(t.dtype)), MEASURED = 4096;
+  const narrow = BITS[a.dtype] === BITS[b.dtype] ? [a.dtype, b.dtype].sort()[0] : BITS[a.dtype] < BITS[b.dtype]
+    ? a.dtype : b.dtype;
+  const rounds = (dtype) => (dtype === narrow ? null : (x) => roundedTo(narrow, x)),
+    [one, other] = [rounds(a.dtype), rounds(b.dtype)];
+  const step = Math.max(1, Math.floor((4 * 2 ** 20) / Math.max(1, (a.end - a.start) / rows))),
+    decoders = [a, b].map((t) => decoderOf(t.dtype)), MEASURED = 4096;
   const read = (from) => Promise.all([a, b].map((t) => {
     const rowBytes = (t.end - t.start) / rows;
     return bytesOf(t.file, t.start + from * rowBytes, t.start + Math.min(from + step, rows) * rowBytes, t.where);
   }));
   let measured = 0, error = 0, norm = 0, next = rows ? read(0) : null;
   for (let from = 0; from < rows; from += step) {
-    const both = await next, [left, right] = both.map((data, i) => decoders[i](data)), count = Math.min(step, rows - from);
+    const both = await next, [left, right] = both.map((data, i) => decoders[i](data)),
+      count = Math.min(step, rows - from);
     if (from + step < rows) (next = read(from + step)).catch(() => 0); // said when it is awaited
     let largest = 0;
     for (let row = 0, i = 0; row < count; row++) {
@@ -75,7 +83,10 @@ export async function likeness(a, b, told) {
   return found;
 }
 
-/** Whether numbers [from, to) of two arrays differ, after rounding where there is a function for it; whether the left ones hold NaN. */
+/**
+ * Whether numbers [from, to) of two arrays differ, after rounding where there is a function for it; whether the left
+ * ones hold NaN.
+ */
 function rowDiffers(left, right, from, to, one, other) {
   let differs = false, nan = false;
   for (let i = from; i < to; i++) {
@@ -95,9 +106,11 @@ export async function rowsOf(table, wanted) {
 
 /** Dot products of rows [from, to) with each of some vectors [E], and the rows' lengths: { dots, lengths }. */
 export async function scan(table, queries, from, to, told) {
-  const lengths = new Float64Array(to - from), dots = queries.map(() => new Float64Array(to - from)), width = table.shape[1];
+  const lengths = new Float64Array(to - from), dots = queries.map(() => new Float64Array(to - from)),
+    width = table.shape[1];
   await eachRows(table, from, to, (values, first, count) => {
-    for (let q = 0; q < queries.length; q += 2) twoProducts(values, width, count, first - from, queries[q], queries[q + 1] ?? queries[q], dots[q], dots[q + 1] ?? dots[q]);
+    for (let q = 0; q < queries.length; q += 2) twoProducts(values, width, count, first - from, queries[q],
+      queries[q + 1] ?? queries[q], dots[q], dots[q + 1] ?? dots[q]);
     for (let row = 0, at = 0; row < count; row++) {
       let a = 0, b = 0, j = 1;
       for (; j < width; j += 2, at += 2) { a += values[at] * values[at]; b += values[at + 1] * values[at + 1]; }
