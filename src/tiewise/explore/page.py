@@ -19,6 +19,7 @@ from typing import Any
 from tiewise.core.colours import COLOURS, DIVERGING, PLACES
 from tiewise.core.errors import RunError
 from tiewise.core.files import write_whole
+from tiewise.explore import counts
 from tiewise.explore.embedded import embedded
 from tiewise.explore.verdict_table import verdict_table
 
@@ -52,10 +53,11 @@ def explore(*paths: str | os.PathLike[str], words: Sequence[str] = ()) -> Explor
 
     Args:
         paths: a checkpoint to carry a part of.
-        words: tokens whose rows are to be in that part.
+        words: tokens whose rows are to be in that part: words that are one token, or "#1234".
     """
     checkpoint = {"table": verdict_table(), "embedded": embedded(paths[0], words) if paths else None}
-    return Explorer(_page({"at": "checkpoint" if paths else "symmetry", "checkpoint": checkpoint}))
+    facts = {"counts": counts.facts(), "checkpoint": checkpoint}
+    return Explorer(_page({"at": "checkpoint" if paths else "symmetry"} | facts))
 
 
 def _page(facts: dict[str, Any]) -> str:

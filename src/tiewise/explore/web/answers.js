@@ -34,8 +34,9 @@ function storedScores(opened, result) {
   const caption = [
     `${note} Input row of the first word · output row of the second, as they are stored; norm, scales and bias are `,
     `left out. Rank 1 is the highest ${among}.`,
+    !opened.path.applied && ` What the model applies besides is not shown: ${opened.path.notes[0]}.`,
     el("details", {}, el("summary", {}, "Repeat it"), el("pre", {}, snippet(opened, result))),
-  ];
+  ].filter(Boolean);
   return panel(title, wayBars(title, opened, ways, "score", "rank"), caption, listing(title, ["Words", "Score", "Rank"],
     ways.map((way) => [wayName(opened, way), plain(way.score, 6), `${count(way.rank)} ${among}`])));
 }

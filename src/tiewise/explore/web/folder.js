@@ -1,5 +1,6 @@
 // What lies in a dropped Hugging Face folder: config, headers, and what its tokens read as. Runs in a worker, as
 // stored.js does.
+import { count } from "./numbers.js";
 import { Refusal, short, bytesOf, jsonOf, headerOf } from "./stored.js";
 
 /**
@@ -36,7 +37,7 @@ export async function openFolder(files) {
   });
   if (map) wanted = [...new Set(map.values())].sort();
   if (wanted.length > 30_000)
-    throw new Refusal(`${wanted.length.toLocaleString("en-US")} shards are no checkpoint; give the checkpoint's own folder`);
+    throw new Refusal(`${count(wanted.length)} shards are no checkpoint; give the checkpoint's own folder`);
   const tensors = new Map();
   let complete = true, seen = 0;
   for (const name of wanted) {
@@ -91,7 +92,7 @@ export async function readTexts(by, objectOf) {
   } else if (by.has("vocab.txt")) {
     const file = by.get("vocab.txt");
     if (file.size > 64 * 2 ** 20)
-      throw new Refusal(`vocab.txt: ${file.size.toLocaleString("en-US")} bytes; no vocabulary is that large`);
+      throw new Refusal(`vocab.txt: ${count(file.size)} bytes; no vocabulary is that large`);
     const lines = new TextDecoder().decode(await bytesOf(file, 0, file.size, "vocab.txt")).replace(/\n$/,
       "").split("\n");
     lines.slice(0, MOST).forEach((line, id) => put(id, line.replace(/\r$/, "")));

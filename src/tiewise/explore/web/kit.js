@@ -41,21 +41,23 @@ export function panel(title, drawn, caption, table = null) {
 
 export const panels = (...children) => el("div", { class: "panels maps" }, ...children);
 
-/** A table: `header` of texts, `rows` of texts or elements; the first cell heads its row. */
+/** A table: `header` of texts, `rows` of texts or elements; the first cell heads its row, a row of one cell the rows below it. */
 export function listing(caption, header, rows) {
   const cell = (tag, more) => (text, i) => el(i ? tag : "th", more(i), text);
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, el("table", {},
     el("thead", {}, el("tr", {}, header.map(cell("th", () => ({ scope: "col" }))))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell("td", (i) => (i ? {} : { scope: "row" }))))))));
+    el("tbody", {}, rows.map((row) => (row.length === 1 && header.length > 1 // heads those that follow
+      ? el("tr", { class: "head" }, el("th", { scope: "rowgroup", colspan: header.length }, row[0]))
+      : el("tr", {}, row.map(cell("td", (i) => (i ? {} : { scope: "row" })))))))));
 }
 
-/** A box for one number; `change` gets it once it is one between least and most. */
+/** A box for one number; `change` gets it once it is one between least and most, and whole where the step is 1. */
 export function numberBox(label, value, change, { least = -Infinity, most = Infinity, step = "any", hide = false } = {}) {
   const box = el("input", {
     type: "number", value, step, min: Number.isFinite(least) ? least : null, max: Number.isFinite(most) ? most : null,
     inputmode: "decimal", "aria-label": hide ? label : null,
     oninput: () => {
-      const found = box.valueAsNumber, fits = Number.isFinite(found) && found >= least && found <= most;
+      const found = box.valueAsNumber, fits = found >= least && found <= most && (step !== 1 || Number.isInteger(found));
       box.setAttribute("aria-invalid", String(!fits));
       if (fits) change(found);
     },
@@ -63,7 +65,7 @@ export function numberBox(label, value, change, { least = -Infinity, most = Infi
   return hide ? box : el("label", { class: "field" }, el("span", {}, label), box);
 }
 
-/** A slider with its exact box beside it; on a scale of factors where `factors`. The two always agree. */
+/** A slider with its exact box beside it; on a scale of factors where `factors`. What is typed stands: only dragging takes steps. */
 export function slider(label, value, change, { least, most, step = 1, factors = false }) {
   const to = factors ? Math.log : Number, from = factors ? Math.exp : Number;
   const fit = (x) => Math.min(most, Math.max(least, Math.round(x / step) * step));
@@ -71,7 +73,7 @@ export function slider(label, value, change, { least, most, step = 1, factors = 
     type: "range", min: to(least), max: to(most), step: factors ? "any" : step, value: to(value), "aria-label": label,
     oninput: () => { const x = fit(from(range.valueAsNumber)); exact.value = x; tell(x); change(x); },
   });
-  const exact = numberBox(label, value, (x) => { range.value = to(x); tell(x); change(x); }, { least, most, step, hide: true });
+  const exact = numberBox(label, value, (x) => { range.value = to(x); tell(x); change(x); }, { least, most, step: Number.isInteger(step) ? 1 : "any", hide: true });
   const tell = (x) => range.setAttribute("aria-valuetext", String(x));
   tell(value);
   return el("div", { class: "field" }, el("span", {}, label), el("div", { class: "slide" }, range, exact));
@@ -84,6 +86,24 @@ export function choice(label, options, value, change) {
     button(shown, () => { pressed(of, made); change(of); }, { value: of })));
   pressed(value, made);
   return made;
+}
+
+/** One of many, as a list that opens. `options` maps what is kept to what is shown. */
+export function pick(label, options, value, change) {
+  const list = el("select", { onchange: () => change(list.value) }, Object.entries(options).map(([of, shown]) =>
+    el("option", { value: of, selected: of === value }, shown)));
+  return el("label", { class: "field" }, el("span", {}, label), list);
+}
+
+/** A command that repeats what is shown, with a button that copies it. */
+export function command(text) {
+  const shown = el("pre", { tabindex: 0 }, text);
+  return el("div", { class: "command" }, shown, button("Copy", async ({ currentTarget: pressed }) => {
+    getSelection().selectAllChildren(shown); // what remains where the clipboard is closed to pages
+    try { await navigator.clipboard.writeText(text); pressed.textContent = "Copied"; } catch { pressed.textContent = "Selected"; }
+    announce(pressed.textContent);
+    setTimeout(() => { pressed.textContent = "Copy"; }, 2000);
+  }));
 }
 
 /** A matrix whose numbers a reader types; arrow keys move between its boxes. `change` gets the whole matrix. */

@@ -1,10 +1,12 @@
 // The page: a tab per section, the theme, and the address. Everything above is a section or a piece of one.
+import { budget } from "./budget.js";
 import { checkpoint } from "./checkpoint.js";
+import { factoring } from "./factoring.js";
 import { announce, button, el } from "./kit.js";
 import { facts, follow, keep, kept, reread } from "./state.js";
 import { symmetry } from "./symmetry.js";
 
-export const SECTIONS = [symmetry, checkpoint];
+export const SECTIONS = [symmetry, budget, factoring, checkpoint];
 
 function start() {
   const tabs = document.getElementById("tabs"), place = document.getElementById("place");

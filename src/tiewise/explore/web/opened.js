@@ -2,6 +2,7 @@
 // is said of it first.
 import { ask } from "./ask.js";
 import { isOwn } from "./claims.js";
+import { count } from "./numbers.js";
 import { endsOf, pathOf } from "./path.js";
 import { Refusal, short } from "./stored.js";
 import { command, comparable, difference, factsOf, sized, tyingFindings } from "./verdict.js";
@@ -21,7 +22,7 @@ export function gathered(list) {
 /** Open it: `job(label, run)` shows how far it is and lets a person stop it. Rejects with a Refusal of one sentence. */
 export async function openDropped({ name, files }, data, job) {
   if (!files.length || files.length > 100_000)
-    throw new Refusal(`${files.length.toLocaleString("en-US")} files are no checkpoint; give the checkpoint's own folder`);
+    throw new Refusal(`${count(files.length)} files are no checkpoint; give the checkpoint's own folder`);
   const folder = await job(`Reading the headers of ${short(name)}`, (run) => ask("openFolder", [files], run));
   const wrong = folder.tensors.length ? "" : notTensors(name, files, folder);
   if (wrong) throw new Refusal(wrong);
@@ -47,8 +48,8 @@ function notTensors(name, files, { adapter, faults, pickles }) {
   if (faults.length) return faults[0];
   if (gguf) return `${short(gguf)} is a GGUF file, which this page does not read; ${check} does`;
   if (!pickles.length) return `${short(name)} has no file of tensors; give a checkpoint's folder, or one .safetensors file`;
-  return `${short(name)} holds pickled weights alone (${short(pickles[0])}), which can run code and are opened neither here `
-    + "nor by tiewise; save it again with save_pretrained, which writes safetensors";
+  return `${short(name)} holds pickled weights alone (${short(pickles[0])}), which can run code and are opened neither `
+    + "here nor by tiewise; save it again with save_pretrained, which writes safetensors";
 }
 
 /** What was found, put together: what the section asks of a checkpoint that is open. */
@@ -74,9 +75,10 @@ function byConfig({ levels, deciding, tied, fixed }) {
 function byBytes({ roles: { input, output, headless }, folder }, alike, stopped) {
   const stored = ({ name, dtype, shape, start, end }) =>
     `${short(name)} (${dtype} [${shape.join(", ")}], ${sized(end - start)})`;
-  if (input === null && output === null) return `no table of tokens among ${folder.count.toLocaleString("en-US")} tensors`;
+  if (input === null && output === null) return `no table of tokens among ${count(folder.count)} tensors`;
   if (input === null) return `a head alone, ${stored(output)}`;
-  if (output === null) return `one table, ${stored(input)}; ${headless ? "this class has no token head" : "no head of its own"}`;
+  const lack = headless ? "this class has no token head" : "no head of its own";
+  if (output === null) return `one table, ${stored(input)}; ${lack}`;
   const not = stopped ? "not compared, as it was cancelled" : "of other shapes or packed, so they are not compared";
   return `two tables, ${stored(input)} and ${stored(output)}: ${alike ? difference(alike) : not}`;
 }

@@ -12,7 +12,8 @@ const isForeign = (name, data) => name.split(".").some((part) => data.usual.fore
 /** A tensor's name without what torch.compile, DDP, FSDP and PEFT put around modules. */
 function unwrapped(name, data) {
   const bare = name.startsWith("base_model.model.") ? name.slice(17) : name;
-  return bare.split(".").filter((part) => !data.usual.wrappers.includes(part)).join(".").replaceAll(".modules_to_save.default.", ".");
+  const plain = bare.split(".").filter((part) => !data.usual.wrappers.includes(part)).join(".");
+  return plain.replaceAll(".modules_to_save.default.", ".");
 }
 
 /** The smallest of some things by a list of keys, compared in turn; the first of equals; undefined of none. */
@@ -85,7 +86,9 @@ function byData(modules, ends) {
   if (!styles.some((style) => modules.hits(style))) {
     styles = styles.flatMap((style) => {
       const names = [...style.inputs, ...(style.output ? [style.output] : [])];
-      const found = new Set(modules.called(names).flatMap((m) => names.filter((name) => m.endsWith(`.${name}`)).map((name) => m.slice(0, -name.length))));
+      const before = (module) =>
+        names.filter((name) => module.endsWith(`.${name}`)).map((name) => module.slice(0, -name.length));
+      const found = new Set(modules.called(names).flatMap(before));
       const prefixes = [...found].filter((prefix) => !isForeign(prefix, modules.data)).sort((a,
         b) => a.length - b.length || (a < b ? -1 : 1));
       return prefixes.slice(0, 64).map((prefix) => renamed(style, (name) => prefix + name));

@@ -1,5 +1,6 @@
 // Tensors as a safetensors file stores them, opened as a stranger's: limits, header, types, rows. Used by a worker,
 // never the page itself.
+import { count } from "./numbers.js";
 
 /** What is wrong with a file, in one sentence that a person can act on. */
 export class Refusal extends Error {}
@@ -28,7 +29,7 @@ export function parsed(data, where, unique = false) {
   if (bytes.length > 2 ** 20) for (const byte of bytes) if (byte === 44 || byte === 58 || byte === 91
     || byte === 123) values++;
   if (values > MOST_VALUES)
-    throw new Refusal(`${where}: more than ${MOST_VALUES.toLocaleString("en-US")} values; no file of this kind is that long`);
+    throw new Refusal(`${where}: more than ${count(MOST_VALUES)} values; no file of this kind is that long`);
   let text, found;
   try { text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
     } catch { throw new Refusal(`${where}: not readable as JSON; ${again}`); }
@@ -62,7 +63,7 @@ export function parsed(data, where, unique = false) {
 /** A whole JSON file of at most `most` bytes. */
 export async function jsonOf(file, where, most = 256 * 2 ** 20, unique = false) {
   if (file.size > most)
-    throw new Refusal(`${where}: ${file.size.toLocaleString("en-US")} bytes; no file of this kind is that large`);
+    throw new Refusal(`${where}: ${count(file.size)} bytes; no file of this kind is that large`);
   return parsed(await bytesOf(file, 0, file.size, where), where, unique);
 }
 
@@ -75,11 +76,12 @@ export async function headerOf(file, where) {
     F32: 32, F64: 64, C64: 64,
     F8_E8M0: 8, F8_E5M2: 8, F8_E5M2FNUZ: 8, F8_E4M3: 8, F8_E4M3FNUZ: 8, F4: 4, F6_E2M3: 6, F6_E3M2: 6 };
   const again = "the file is damaged or was cut short: download or write it again",
-    comma = (n) => n.toLocaleString("en-US");
+    comma = (n) => count(n);
   if (file.size < 8) throw new Refusal(`${where}: ${file.size} bytes are no safetensors file; ${again}`);
   const length = new DataView(await bytesOf(file, 0, 8, where)).getBigUint64(0, true);
   if (length > 100_000_000n || length > BigInt(file.size - 8))
-    throw new Refusal(`${where}: its header claims ${comma(length)} bytes, and the file has ${comma(file.size)}; if it is a safetensors file, it ${again.slice(9)}`);
+    throw new Refusal(`${where}: its header claims ${count(Number(length))} bytes, and the file has ${count(file.size)}; `
+      + `if it is a safetensors file, it ${again.slice(9)}`);
   const data = 8 + Number(length), record = parsed(await bytesOf(file, 8, data, where), `${where}: header`, true);
   const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
   if (!isObject(record)) throw new Refusal(`${where}: its header is no JSON object; ${again}`);
@@ -98,20 +100,20 @@ export async function headerOf(file, where) {
     else if (!sizes(offsets) || offsets.length !== 2
       || offsets[0] > offsets[1]) wrong = `its data_offsets ${short(JSON.stringify(offsets))} are none`;
     else if (shape.reduce((n, size) => n * BigInt(size), BigInt(BITS[dtype])) !== 8n * BigInt(offsets[1] - offsets[0]))
-      wrong = `${comma(offsets[1] - offsets[0])} bytes do not hold ${short(`${dtype} [${shape.join(", ")}]`)}`;
+      wrong = `${count(offsets[1] - offsets[0])} bytes do not hold ${short(`${dtype} [${shape.join(", ")}]`)}`;
     if (wrong) throw new Refusal(`${where}: tensor ${short(name)}: ${wrong}; ${again}`);
     tensors.push({ name, where, dtype, shape, start: data + offsets[0], end: data + offsets[1] });
   }
   tensors.sort((a, b) => a.start - b.start || a.end - b.end);
   let end = data;
   for (const tensor of tensors) {
-    const how = tensor.start < end ? "overlaps the tensor before it" : `leaves ${comma(tensor.start - end)} bytes free`;
+    const how = tensor.start < end ? "overlaps the tensor before it" : `leaves ${count(tensor.start - end)} bytes free`;
     if (tensor.start !== end) throw new Refusal(`${where}: tensor ${short(tensor.name)} ${how}; ${again}`);
     end = tensor.end;
   }
   if (end !== file.size) {
-    const how = end > file.size ? `ends ${comma(end - file.size)} bytes before its tensors do`
-      : `goes on ${comma(file.size - end)} bytes`;
+    const how = end > file.size ? `ends ${count(end - file.size)} bytes before its tensors do`
+      : `goes on ${count(file.size - end)} bytes`;
     throw new Refusal(`${where}: the file ${how}; ${again}`);
   }
   return tensors;
