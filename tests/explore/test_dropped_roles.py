@@ -15,7 +15,7 @@ from tiewise.checkpoint.stored import Stored
 V, D = 24, 8
 HEADERS_ALONE = ("B010", "B011", "B016")
 FOUND = """folders => folders.map(folder => {
-  const known = factsOf(folder, facts.checkpoint.table), { claims, roles } = known, name = (tensor) => tensor && tensor.name;
+  const known = factsOf(folder, facts.checkpoint.table), { claims, roles } = known, name = (t) => t && t.name;
   const keys = ["rule", "severity", "where", "evidence", "repair", "safe"];
   return {
     tied: claims.tied, fixed: claims.fixed, deciding: claims.deciding.level, t5: claims.t5Like, known: claims.known,
@@ -77,7 +77,9 @@ def strange():
     for pair in usual().pairs:
         for flag in (True, False):
             yield folder({"vocab_size": V, "tie_word_embeddings": flag}, [f"{one}.weight" for one in pair])
-            yield folder({"vocab_size": V, "tie_word_embeddings": flag}, [f"a.b.{pair[0]}.weight", "model.lm_head.weight"])
+            yield folder(
+                {"vocab_size": V, "tie_word_embeddings": flag}, [f"a.b.{pair[0]}.weight", "model.lm_head.weight"]
+            )
     for kind in (*family_data()["tokenless"], None, 5, [], "mine"):
         yield folder({"model_type": kind, "vocab_size": V}, ["encoder.weight", "words.0.weight", "my_head.weight"])
     for architectures in (None, [], [3], "LlamaForCausalLM", ["MineModel"], ["MineForSequenceClassification"]):

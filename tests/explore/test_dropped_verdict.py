@@ -1,4 +1,4 @@
-"""The page's verdict on a dropped checkpoint is `tiewise check`'s, word for word, over all that the rules' own tests write."""
+"""The page's verdict on a dropped checkpoint is `tiewise check`'s, word for word, on all that their tests write."""
 
 from dataclasses import asdict
 

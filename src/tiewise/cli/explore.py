@@ -18,6 +18,9 @@ def explore(
         metavar="[CKPT|RUN]...",
         help="Hugging Face folders, or folders of `tiewise compare`, to show beside the story.",
     ),
+    tokens: str = typer.Option(
+        None, metavar="WORDS", help="Tokens of the checkpoint that the page is to hold in any case: New, York, #1234."
+    ),
     out: Path = typer.Option(
         None, "--out", "-o", metavar="PAGE.html", help="Where to write the page; a new temporary file."
     ),
@@ -30,7 +33,7 @@ def explore(
     from tiewise.explorer.page import explore as made
 
     with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
-        page = made(*(paths or ()))
+        page = made(*(paths or ()), words=[word.strip() for word in (tokens or "").split(",") if word.strip()])
         target = out or Path(tempfile.mkdtemp(prefix="tiewise-")) / "explore.html"
         page.write(target, overwrite)
     # a browser of the terminal would take it over

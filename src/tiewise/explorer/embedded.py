@@ -1,4 +1,4 @@
-"""`tiewise explore CKPT`: what of a checkpoint the page carries with it, at most 20 MB; the rest is there once it is dropped."""
+"""`tiewise explore CKPT`: what of a checkpoint the page carries: at most 20 MB; dropping it brings the rest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = ()) -> dict[st
     folder = open_folder(path)
     if not folder.tensors:
         what = f"{path}: pickled weights alone" if folder.pickles else f"{path}: no file of tensors in it"
-        raise CheckpointError(what, "give a folder with safetensors, which save_pretrained writes, or one of `tiewise compare`")
+        raise CheckpointError(what, "give one with safetensors, as save_pretrained writes, or one of `tiewise compare`")
     facts = Facts(folder)
     outer = {name: tensor for name, tensor in folder.tensors.items() if not in_layer(name)}
     tables = _tables(facts)
@@ -47,13 +47,17 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = ()) -> dict[st
         if len(tensor.shape) == 1 and tensor.shape[0] in width and tensor.dtype in FLOATING and not is_foreign(name)
     ]
     ids = _rows(folder, tables, MOST_BYTES - sum(vector.nbytes for vector in vectors), words)
-    data = {vector.name: _text(vector, None) for vector in vectors} | {table.name: _text(table, ids) for table in tables}
+    data = {vector.name: _text(vector, None) for vector in vectors} | {
+        table.name: _text(table, ids) for table in tables
+    }
     whole = all(len(ids) == table.rows for table in tables)
     held = sum(vector.nbytes for vector in vectors) + sum(len(ids) * table.nbytes // table.rows for table in tables)
     name = Path(os.path.abspath(path)).name
     which = f"{count(len(ids))} of {count(max(table.rows for table in tables))} rows" if tables else "no rows"
     asked = ", and those asked for" if words else ""
-    part = f"This page holds {which} of {name} ({size(held)}): the first, which tokenizers mostly give to frequent tokens"
+    part = (
+        f"This page holds {which} of {name} ({size(held)}): the first, which tokenizers mostly give to frequent tokens"
+    )
     note = f"{part}{asked}. Ranks and neighbours are among them. Drop the folder for the rest."
     return {
         "name": name,
@@ -86,7 +90,7 @@ def _tables(facts: Facts) -> list[Stored]:
 
 
 def _rows(folder: Folder, tables: Sequence[Stored], room: int, words: Iterable[str]) -> list[int]:
-    """Numbers of the rows that are embedded, in order: those asked for and the first ones, as many as there is room for."""
+    """Numbers of the rows that are embedded, in order: those asked for and the first, as many as there is room for."""
     if not tables:
         return []
     least = min(table.rows for table in tables)
@@ -97,9 +101,9 @@ def _rows(folder: Folder, tables: Sequence[Stored], room: int, words: Iterable[s
         asked.append(find_tokens(folder, [word])[0] if token is None else token)
         if asked[-1] >= least:
             raise DataError(f"{word} is token {asked[-1]}, the tables have {least:,} rows", "choose another")
-    most = max(len(asked), min(MOST_ROWS, room // sum(table.nbytes // table.rows for table in tables)))
-    first = (row for row in range(least) if row not in set(asked))
-    return sorted([*dict.fromkeys(asked), *(row for row, _ in zip(first, range(most - len(set(asked)))))])
+    most = min(MOST_ROWS, room // sum(table.nbytes // table.rows for table in tables))
+    chosen = dict.fromkeys([*asked, *range(min(least, most))])
+    return sorted(list(chosen)[: max(most, len(set(asked)))])
 
 
 def _text(tensor: Stored, ids: Sequence[int] | None) -> str:

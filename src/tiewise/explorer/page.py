@@ -71,7 +71,7 @@ def explore(*shown: Any, words: Sequence[str] = (), tokenizer: Any = None) -> Ex
     Args:
         shown: folders of `tiewise compare` or `tiewise train`, side by side; and a checkpoint to carry a part of, or a
             live Hugging Face model.
-        words: tokens whose rows are to be in that part.
+        words: tokens whose rows are to be in that part: words that are one token, or "#1234".
         tokenizer: of a live model, to name its rows.
 
     Raises:

@@ -1,6 +1,7 @@
 """What the page must know of model families to find a checkpoint's two ends and judge them by rules B010 to B016.
 
-Everything comes from where `tiewise check` and `tiewise inspect` take it, so that page and commands decide by one table.
+Everything comes from where `tiewise check` and `tiewise inspect` take it, so that page and commands decide
+by one table.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ function serveJobs() {
     try {
       globalThis.postMessage({ made: await jobs[job](...given, (share) => globalThis.postMessage({ share })) });
     } catch (error) {
-      globalThis.postMessage({ wrong: error instanceof Refusal ? error.message : `this page failed on it (${error.message}); tiewise check reads it` });
+      globalThis.postMessage({ wrong: error instanceof Refusal ? error.message
+        : `this page failed on it (${error.message}); tiewise check reads it` });
     }
   };
 }
@@ -18,7 +19,8 @@ function serveJobs() {
 /** Do one job in a worker of its own. Rejects with a Refusal; with an AbortError once `signal` is aborted. */
 export function ask(job, given, { signal, progress = () => {} } = {}) {
   // this very script, which draws nothing where there is no page
-  const url = URL.createObjectURL(new Blob([document.getElementById("code").textContent, "\nserveJobs();"], { type: "text/javascript" }));
+  const url = URL.createObjectURL(new Blob([document.getElementById("code").textContent, "\nserveJobs();"],
+    { type: "text/javascript" }));
   const worker = new Worker(url);
   const asked = new Promise((done, fail) => {
     const cancel = () => fail(new DOMException("cancelled", "AbortError"));
@@ -37,12 +39,16 @@ export function ask(job, given, { signal, progress = () => {} } = {}) {
 
 /** `scan` of a whole table, its rows divided among the processor's cores: [{ dots, lengths }] put together again. */
 export async function scanAll(table, queries, { signal, progress = () => {} } = {}) {
-  const rows = table.shape[0], parts = Math.max(1, Math.min(4, navigator.hardwareConcurrency || 1, Math.ceil(rows / 4096)));
-  const bounds = Array.from({ length: parts + 1 }, (_, i) => Math.floor((rows * i) / parts)), shares = new Array(parts).fill(0);
+  const rows = table.shape[0], parts = Math.max(1, Math.min(4, navigator.hardwareConcurrency || 1,
+    Math.ceil(rows / 4096)));
+  const bounds = Array.from({ length: parts + 1 }, (_, i) => Math.floor((rows * i) / parts)),
+    shares = new Array(parts).fill(0);
   const told = (i) => (share) => { shares[i] = share; progress(shares.reduce((a, b) => a + b) / parts); };
   const stop = new AbortController(), either = signal ? AbortSignal.any([signal, stop.signal]) : stop.signal;
-  const jobs = shares.map((_, i) => ask("scan", [table, queries, bounds[i], bounds[i + 1]], { signal: either, progress: told(i) }));
+  const jobs = shares.map((_, i) => ask("scan", [table, queries, bounds[i], bounds[i + 1]],
+    { signal: either, progress: told(i) }));
   const found = await Promise.all(jobs).catch((error) => { stop.abort(); throw error; });
-  const joined = (pick) => { const whole = new Float64Array(rows); found.forEach((part, i) => whole.set(pick(part), bounds[i])); return whole; };
+  const joined = (pick) => { const whole = new Float64Array(rows);
+    found.forEach((part, i) => whole.set(pick(part), bounds[i])); return whole; };
   return { dots: queries.map((_, q) => joined((part) => part.dots[q])), lengths: joined((part) => part.lengths) };
 }

@@ -1,6 +1,8 @@
-// Your checkpoint: dropped or chosen, read here and nowhere else. The verdict first, then what its two tables say of words.
-import { announce, bars, button, curves, el, fresh, heat, listing, panel, panels, paragraph } from "./kit.js";
-import { count, plain } from "./numbers.js";
+// Your checkpoint: dropped or chosen, read here and nowhere else. The verdict first, then what its two tables say of
+// words.
+import { answers, repeat } from "./answers.js";
+import { announce, button, el, fresh, paragraph } from "./kit.js";
+import { count } from "./numbers.js";
 import { gathered, openDropped, openEmbedded } from "./opened.js";
 import { facts, keep, kept } from "./state.js";
 import { Refusal } from "./stored.js";
@@ -13,47 +15,58 @@ export const dropped = { opened: null, result: null };
 
 function drawCheckpoint(place) {
   const chooser = (label, more) => {
-    const box = el("input", { type: "file", multiple: true, class: "hidden", tabindex: -1, "aria-hidden": "true", ...more, onchange: () => { take([...box.files]); box.value = ""; } });
+    const chosen = () => { take(async () => [...box.files]); };
+    const box = el("input", { type: "file", multiple: true, class: "hidden", tabindex: -1, "aria-hidden": "true",
+      onchange: chosen, onclick: () => { box.value = ""; }, ...more });
     return [button(label, () => box.click()), box];
   };
-  const zone = el("div", { class: "drop", ondragover: (event) => { event.preventDefault(); zone.classList.add("over"); },
-    ondragleave: () => zone.classList.remove("over"), ondrop: async (event) => { event.preventDefault(); zone.classList.remove("over"); take(await inDrop(event)); } },
-  el("p", {}, el("strong", {}, "Drop a Hugging Face folder here"), ", or one .safetensors file."),
-  el("div", { class: "choice" }, chooser("Choose a folder…", { webkitdirectory: true, id: "folder" }), chooser("Choose files…", { id: "files", accept: ".safetensors,.json,.txt" })),
-  el("p", { class: "note" }, "It is read here, a few MB at a time. Nothing leaves this machine: this page may not reach any network."));
-  const busy = el("div"), shown = el("div");
-  place.append(paragraph("Do the two ends of your model share one table? The config says one thing; only the bytes are evidence. ",
-    "Then ask the two tables about words of your own."), zone, busy, shown);
-  const job = runner(busy);
+  const over = (on) => (event) => { event.preventDefault(); zone.classList.toggle("over", on); };
+  const release = (event) => { over(false)(event); take(() => inDrop(event)); };
+  const zone = el("div", { class: "drop", ondragover: over(true), ondragleave: over(false), ondrop: release },
+    el("p", {}, el("strong", {}, "Drop a Hugging Face folder here"), ", or one .safetensors file"),
+    el("div", { class: "choice" }, chooser("Choose a folder…", { webkitdirectory: true, id: "folder" }),
+      chooser("Choose files…", { id: "files", accept: ".safetensors,.json,.txt" })),
+    el("p", { class: "note" }, "It is read here, a few MB at a time. Nothing leaves this machine: this page may not ",
+      "reach any network."));
+  const busy = el("div"), shown = el("div"), job = runner(busy);
+  place.append(paragraph("Do the two ends of your model share one table? The config says one thing; only the bytes ",
+    "are evidence. Then ask the two tables about words of your own."), zone, busy, shown);
 
-  const show = () => { if (dropped.opened) shown.replaceChildren(...verdictOf(dropped.opened), wordsOf(dropped.opened, job)); };
-  const take = async (list) => {
-    if (!list.length) return;
+  const show = () => {
+    zone.classList.toggle("small", dropped.opened !== null);
+    if (dropped.opened) shown.replaceChildren(...verdictOf(dropped.opened), wordsOf(dropped.opened, job));
+  };
+  const take = async (files) => {
     Object.assign(dropped, { opened: null, result: null });
     [busy, shown].forEach((each) => each.replaceChildren());
-    const opened = await job.told(() => openDropped(gathered(list), facts.checkpoint.table, job.run));
+    const opened = await job.told(async () => openDropped(gathered(await files()), facts.checkpoint.table, job.run));
     if (!opened) return;
     dropped.opened = opened;
     show();
     announce(opened.verdict.sentence);
   };
-  if (!dropped.opened && facts.checkpoint.embedded) dropped.opened = openEmbedded(facts.checkpoint.embedded, facts.checkpoint.table);
+  const { embedded, table } = facts.checkpoint;
+  if (!dropped.opened && embedded) dropped.opened = openEmbedded(embedded, table);
   show();
 }
 
 /** The files directly in what was dropped: [{ path, file }]. */
-async function inDrop(event) {
-  const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean), found = [];
-  const fileOf = (entry) => new Promise((done, fail) => { entry.file(done, fail); });
-  for (const entry of entries) {
-    if (entry.isFile) { found.push({ path: entry.name, file: await fileOf(entry) }); continue; }
-    const reader = entry.createReader();
-    for (let some = [null]; some.length;) {
-      some = await new Promise((done, fail) => { reader.readEntries(done, fail); });
-      for (const inside of some) if (inside.isFile) found.push({ path: `${entry.name}/${inside.name}`, file: await fileOf(inside) });
+async function inDrop({ dataTransfer: { items, files } }) {
+  const entries = [...items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean), found = [], plainly = [...files];
+  const fileOf = async (entry, path) => {
+    found.push({ path, file: await new Promise((done, fail) => { entry.file(done, fail); }) });
+  };
+  try {
+    for (const entry of entries) {
+      if (entry.isFile) await fileOf(entry, entry.name);
+      const reader = entry.isFile ? null : entry.createReader();
+      for (let some = [null]; reader && some.length;) {
+        some = await new Promise((done, fail) => { reader.readEntries(done, fail); }); // a hundred at a time
+        for (const inside of some) if (inside.isFile) await fileOf(inside, `${entry.name}/${inside.name}`);
+      }
     }
-  }
-  return found;
+  } catch { throw new Refusal("What was dropped cannot be read; choose it with the button instead"); }
+  return entries.length ? found : plainly;
 }
 
 /** How long work shows itself in `place`: a bar with a button that stops it; a refusal as a sentence. */
@@ -62,9 +75,11 @@ function runner(place) {
   const run = async (label, work) => {
     const stop = new AbortController(), bar = el("progress", { max: 1, "aria-label": label });
     current = stop;
-    place.replaceChildren(el("div", { class: "busy" }, el("span", {}, `${label}…`), bar, button("Cancel", () => stop.abort(), { id: "cancel" })));
+    place.replaceChildren(el("div", { class: "busy" }, el("span", {}, `${label}…`), bar,
+      button("Cancel", () => stop.abort(), { id: "cancel" })));
     announce(`${label}…`);
-    try { return await work({ signal: stop.signal, progress: (share) => { bar.value = share; } }); } finally { if (current === stop) { current = null; place.replaceChildren(); } }
+    try { return await work({ signal: stop.signal, progress: (share) => { bar.value = share; } });
+      } finally { if (current === stop) { current = null; place.replaceChildren(); } }
   };
   const told = async (work) => {
     const mine = (latest += 1);
@@ -80,113 +95,70 @@ function runner(place) {
   return { run, told };
 }
 
-/** A command line, to be repeated where the checkpoint lies. */
-const repeat = (...lines) => el("p", { class: "note repeat" }, "Repeat it: ", lines.map((line, i) => [i ? " or " : "", el("code", {}, line)]));
-
 function verdictOf(opened) {
-  const { verdict, name, embedded } = opened, mark = { fatal: "✕", error: "✕", warning: "!", info: "i" }[verdict.severity] ?? "✓";
+  const { verdict, name, embedded } = opened, mark = { fatal: "✕", error: "✕", warning: "!",
+    info: "i" }[verdict.severity] ?? "✓";
   const known = (label, text) => el("div", {}, el("dt", {}, label), el("dd", {}, text));
-  const findings = verdict.findings.map((finding) => el("li", {}, el("p", {}, el("strong", {}, `${finding.rule}, ${finding.severity}: `), `${finding.evidence}.`),
+  const findings = verdict.findings.map((finding) => el("li", {},
+    el("p", {}, el("strong", {}, `${finding.rule}, ${finding.severity}: `), `${finding.evidence}.`),
     el("p", { class: "note" }, "Fix: ", el("code", {}, finding.repair))));
   return [
     embedded && el("p", { class: "banner" }, embedded.note),
-    el("h2", { id: "verdict", tabindex: -1, class: `verdict ${verdict.severity ?? "fine"}` }, el("span", { class: "mark", "aria-hidden": "true" }, mark), ` ${verdict.sentence}`),
-    el("dl", { class: "said" }, known("Folder", name), known("Tied by config?", verdict.config), known("Tied by bytes?", verdict.bytes),
-      known("Rules B010–B016", findings.length ? `${findings.length === 1 ? "one finding" : `${findings.length} findings`}` : "nothing found")),
+    el("h2", { id: "verdict", tabindex: -1, class: `verdict ${verdict.severity ?? "fine"}` },
+      el("span", { class: "mark", "aria-hidden": "true" }, mark), ` ${verdict.sentence}`),
+    el("dl", { class: "said" }, known("Folder", name), known("Tied by config?", verdict.config),
+      known("Tied by bytes?", verdict.bytes),
+      known("Rules B010–B016", findings.length
+        ? `${findings.length === 1 ? "one finding" : `${findings.length} findings`}` : "nothing found")),
     findings.length > 0 && el("ul", { class: "findings" }, findings),
-    opened.faults.length > 0 && el("ul", { class: "findings" }, opened.faults.map((fault) => el("li", {}, `${fault}.`))),
+    opened.faults.length > 0 && el("ul", { class: "findings" },
+      opened.faults.map((fault) => el("li", {}, `${fault}.`))),
     repeat(opened.command("check")),
-    el("p", { class: "note" }, "Seven rules are decided here, by tensors and config alone. ", el("code", {}, "tiewise check"), " runs all of its rules and says what each loader will make of it."),
+    el("p", { class: "note" }, "Seven rules are decided here, by tensors and config alone. ",
+      el("code", {}, "tiewise check"), " runs all of its rules and says what each loader will make of it."),
   ].filter(Boolean);
 }
 
 /** The words that were asked last, else two that most vocabularies have, else two rows. */
 function firstWords(opened) {
-  for (const pair of [kept("words", "New, York"), "New, York", "San, Francisco", "of, the", "a, b"]) if (pair.split(",").map((word) => word.trim()).every((word) => findToken(opened, word) !== null)) return pair;
-  const { ids, shape } = opened.ends.input, rows = ids ?? { at: (i) => Math.max(0, i) };
-  return [Math.floor(shape[0] / 3), Math.floor(shape[0] / 2)].map((row) => `#${rows.at(row)}`).join(", ");
+  const fits = (pair) => pair.split(",").every((word) => findToken(opened, word.trim()) !== null);
+  const { ids, shape } = opened.ends.input, rows = [shape[0] / 3, shape[0] / 2].map(Math.floor);
+  const usual = [kept("words", "New, York"), "New, York", "San, Francisco", "of, the", "a, b"];
+  return usual.find(fits) ?? rows.map((row) => `#${ids ? ids[row] : row}`).join(", ");
 }
 
 function wordsOf(opened, job) {
-  if (!opened.ends.input) return el("p", { class: "note" }, `Its rows cannot be multiplied here: ${opened.ends.why}.`);
+  const { ends } = opened;
+  if (!ends.input) return el("p", { class: "note" }, `Its rows cannot be multiplied here: ${ends.why}.`);
   const help = el("p", { class: "note", id: fresh("help"), role: "status" }), drawn = el("div", { id: "answer" });
-  const box = el("input", { id: "words", type: "text", autocomplete: "off", spellcheck: "false", "aria-describedby": help.id, value: firstWords(opened) });
+  const box = el("input", { id: "words", type: "text", autocomplete: "off", spellcheck: "false",
+    "aria-describedby": help.id, value: firstWords(opened) });
   const ask = async () => {
-    const words = box.value.split(",").map((word) => word.trim()).filter(Boolean).slice(0, MOST_WORDS), ids = words.map((word) => findToken(opened, word));
-    const wrong = words.find((_, i) => ids[i] === null), near = wrong && likely(opened, wrong);
-    box.setAttribute("aria-invalid", String(wrong !== undefined || !words.length));
-    help.textContent = wrong !== undefined ? `“${wrong}” is not one token ${opened.embedded ? "of those that this page holds" : "here"}${near.length ? `; there are ${near.join(", ")}` : ", and #1234 names a row by its number"}.`
-      : !words.length ? "Write one word or more, with commas between." : ids.map((id) => `${tokenName(opened, id)} is token ${count(id)}`).join("; ") + ".";
-    if (wrong !== undefined || !words.length) return;
+    const words = box.value.split(",").map((word) => word.trim()).filter(Boolean).slice(0, MOST_WORDS);
+    const ids = words.map((word) => findToken(opened, word)), wrong = words.find((_, i) => ids[i] === null);
+    const fine = wrong === undefined && words.length > 0;
+    box.setAttribute("aria-invalid", String(!fine));
+    help.textContent = wrong !== undefined ? unknown(opened, wrong)
+      : !fine ? "Write one word or more, with commas between."
+        : `${ids.map((id) => `${tokenName(opened, id)} is token ${count(id)}`).join("; ")}.`;
+    if (!fine) return;
     keep({ words: words.join(", ") });
-    const table = `${count(opened.ends.input.shape[0])} × ${count(opened.ends.input.shape[1])}`;
-    const result = await job.told(() => job.run(`Reading ${table} ${opened.ends.tied ? "numbers" : "numbers at each end"}`, (run) => measure(opened, ids, run)));
+    const label = `Reading ${count(ends.input.shape[0])} × ${count(ends.input.shape[1])} numbers`;
+    const result = await job.told(() => job.run(label, (run) => measure(opened, ids, run)));
     if (!result) return;
     dropped.result = result;
     drawn.replaceChildren(...answers(opened, result));
     announce("Scores are drawn.");
   };
   ask();
-  return el("section", {}, el("h2", {}, "What its two tables say of words"), opened.ends.why && el("p", { class: "note" }, `Scores need both ends: ${opened.ends.why}.`),
-    el("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); ask(); } }, el("label", { for: "words" }, "Words, with commas between"), box, el("button", {}, "Score them")), help, drawn);
+  return el("section", {}, el("h2", {}, "What its two tables say of words"),
+    ends.why && el("p", { class: "note" }, `Scores need both ends: ${ends.why}.`),
+    el("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); ask(); } },
+      el("label", { for: "words" }, "Words, with commas between"), box, el("button", {}, "Score them")), help, drawn);
 }
 
-function answers(opened, result) {
-  const { ends, path, embedded } = opened, name = (id) => tokenName(opened, id), { ways, ids } = result, made = [];
-  const among = embedded ? `of ${count(ends.output?.shape[0] ?? 0)} embedded rows` : `of ${count(ends.output?.shape[0] ?? 0)}`, pairs = ids.slice(0, 2).map(name);
-  const inspect = opened.command("inspect", "--only", "direct_path", "--tokens", `"${pairs.map((text) => text.replace(/^␣/, "")).join(", ")}"`);
-  const colour = ends.tied ? "var(--tied)" : "var(--untied)", label = (way) => `${name(way.from)} → ${name(way.to)}`;
-  if (ways.length) {
-    const note = ends.tied ? "One table: the product of two of its rows is the same both ways." : "Two tables: each way is a product of other rows.";
-    made.push(panel("Scores both ways", bars("Scores both ways", ways.map((way) => ({ name: label(way), value: way.score, colour, said: plain(way.score, 4) })), {}),
-      [`${note} Row of the first word at the input · row of the second at the output, as they are stored; norm, scales and bias are left out.`, repeat(snippet(opened, result))],
-      listing("Scores both ways", ["Words", "Score", "Rank"], ways.map((way) => [label(way), plain(way.score, 6), `${count(way.rank)} ${among}`]))));
-    if (path?.applied) made.push(panel("As the model applies it", bars("Logits both ways", ways.map((way) => ({ name: label(way), value: way.logit, colour, said: plain(way.logit, 4) }))),
-      [`The straight path with everything that this class does between its tables: ${path.notes.join(", ")}.`, repeat(inspect)],
-      listing("Logits both ways", ["Words", "Logit", "Probability", "Rank"], ways.map((way) => [label(way), plain(way.logit, 6), Number.isNaN(way.log) ? "–" : Math.exp(way.log).toPrecision(4), `${count(way.modelRank)} ${among}`]))));
-    made.push(panel("Ranks", listing("Ranks", ["Words", "Stored rows", ...(path?.applied ? ["As applied"] : [])],
-      ways.map((way) => [label(way), count(way.rank), ...(path?.applied ? [count(way.modelRank)] : [])])), `1 is the highest score ${among}.`));
-  }
-  const near = (end) => listing(`Neighbours at the ${end}`, [pairs[0], "cosine", ...(pairs[1] ? [pairs[1], "cosine"] : [])], result.near[end][0].map((_, i) =>
-    result.near[end].flatMap((list) => (list[i] ? [name(list[i].id), plain(list[i].cosine, 3)] : ["", ""]))));
-  const rows = `By the angle between rows${embedded ? ", among the embedded ones" : ""}.`;
-  made.push(panel(ends.tied ? "Nearest rows, at both ends" : "Nearest rows at the input", near("input"), rows));
-  if (result.near.output) made.push(panel("Nearest rows at the output", near("output"), rows));
-  if (result.after.length) made.push(panel("Highest scores behind each word", listing("Highest scores behind each word", pairs.flatMap((text) => [`behind ${text}`, "score"]), result.after[0].map((_, i) =>
-    result.after.flatMap((list) => (list[i] ? [name(list[i].id), plain(list[i].score, 3)] : ["", ""])))), path?.applied ? "As the model applies it." : "Of the stored rows."));
-  if (result.plain && ids.length > 1) made.push(panel("Direct path of all words", el("div", { class: "scroll plainly" }, heat("Direct path of all words", result.plain, { rows: ids.map(name) })), "Row: the word before. Column: the word after. Products of the stored rows."));
-  const lines = Object.entries(result.bands).filter(([, bands]) => bands).flatMap(([end, bands]) => ["high", "middle", "low"].map((part) => ({
-    name: `${ends.tied ? "table" : end}: ${{ high: "95 % of rows below", middle: "median", low: "5 % below" }[part]}`, colour: end === "input" ? "var(--tied)" : "var(--untied)", points: bands.map((band) => [band.id + 1, band[part]]) })));
-  const lengths = ["input", "output"].filter((end) => result.lengths[end]);
-  made.push(panel("Lengths of rows", curves("Lengths of rows against token number", lines, { x: "token number, on a scale of factors", y: "length", factors: true, digits: 2 }),
-    ["Tokenizers mostly number tokens in the order in which they learned them, so a small number is mostly a frequent token.", repeat(opened.command("inspect", "--only", "tokens"))],
-    listing("Lengths of the words' rows", ["Word", ...lengths], ids.map((id, i) => [name(id), ...lengths.map((end) => plain(result.lengths[end][i], 4))]))));
-  const text = markdown(opened, result, inspect), copied = el("span", { role: "status" });
-  const area = el("textarea", { readonly: true, rows: 12, "aria-label": "The report as Markdown", id: "issue" }, text);
-  const copy = async () => {
-    try { await navigator.clipboard.writeText(text); } catch { area.closest("details").open = true; area.select(); document.execCommand("copy"); }
-    copied.textContent = " Copied.";
-  };
-  return [panels(...made), el("div", { class: "issue" }, button("Copy as issue", copy, { id: "copy-issue" }), copied, el("details", {}, el("summary", {}, "The report as Markdown"), area))];
-}
-
-/** A line of Python that repeats the products of stored rows, with nothing of tiewise. */
-function snippet(opened, { ids: [a, b = a] }) {
-  const { input, output } = opened.ends;
-  if (input.scale || output.scale) return opened.command("check");
-  const row = (table, id) => `t(${JSON.stringify(table.where)}, ${JSON.stringify(table.name)})[${id}].double()`;
-  return `python -c 'from safetensors import safe_open as o; t = lambda f, n: o(f, "pt").get_slice(n); print(${row(input, a)} @ ${row(output, b)}, ${row(input, b)} @ ${row(output, a)})'`;
-}
-
-function markdown(opened, result, inspect) {
-  const { verdict, path } = opened, name = (id) => tokenName(opened, id), safe = (text) => `\`${String(text).replaceAll("`", "ˋ")}\``;
-  const line = (way) => `| ${safe(`${name(way.from)} → ${name(way.to)}`)} | ${plain(way.score, 6)} | ${count(way.rank)} |${path?.applied ? ` ${plain(way.logit, 6)} | ${count(way.modelRank)} |` : ""}`;
-  return [
-    `### Tying of ${safe(opened.name)}`, "", verdict.sentence, "",
-    `- by config: ${verdict.config}`, `- by bytes: ${verdict.bytes}`,
-    ...verdict.findings.map((finding) => `- **${finding.rule}** (${finding.severity}) at ${safe(finding.where)}: ${finding.evidence}. Fix: ${safe(finding.repair)}`),
-    ...opened.faults.map((fault) => `- ${fault}`), "", `Repeat: ${safe(opened.command("check"))}`, "",
-    ...(result.ways.length ? [`| words | score of stored rows | rank |${path?.applied ? " logit as applied | rank |" : ""}`, `|---|---:|---:|${path?.applied ? "---:|---:|" : ""}`, ...result.ways.map(line), "",
-      "Scores of stored rows, repeated:", "", "```", snippet(opened, result), "```", ...(path?.applied ? ["", `Logits as applied (${path.notes.join(", ")}): ${safe(inspect)}`] : [])] : []),
-  ].join("\n");
+function unknown(opened, word) {
+  const near = likely(opened, word), where = opened.embedded ? "of those that this page holds" : "here";
+  const instead = near.length ? `there are ${near.join(", ")}` : "#1234 names a row by its number";
+  return `“${word}” is not one token ${where}; ${instead}.`;
 }

@@ -1,4 +1,6 @@
-// What lies in a dropped Hugging Face folder: config, headers, and what its tokens read as. Runs in a worker, as stored.js does.
+// What lies in a dropped Hugging Face folder: config, headers, and what its tokens read as. Runs in a worker, as
+// stored.js does.
+import { count } from "./numbers.js";
 import { Refusal, short, bytesOf, jsonOf, headerOf } from "./stored.js";
 
 /**
@@ -7,55 +9,70 @@ import { Refusal, short, bytesOf, jsonOf, headerOf } from "./stored.js";
  * → { config, tensors, count, faults, complete, pickles, adapter, texts, lower }
  */
 export async function openFolder(files) {
-  const by = new Map(files.map((entry) => [entry.name, entry.file])), faults = [], INDEX = "model.safetensors.index.json";
+  const by = new Map(files.map((entry) => [entry.name, entry.file])), faults = [],
+    INDEX = "model.safetensors.index.json";
   const tried = async (job) => {
-    try { return await job(); } catch (error) { if (!(error instanceof Refusal)) throw error; faults.push(error.message); return null; }
+    try { return await job(); } catch (error) { if (!(error instanceof Refusal)) throw error;
+      faults.push(error.message); return null; }
   };
   const objectOf = async (name, most, unique) => {
     const found = await jsonOf(by.get(name), name, most, unique);
-    if (typeof found !== "object" || found === null || Array.isArray(found)) throw new Refusal(`${name}: no JSON object; take it from its source again`);
+    if (typeof found !== "object" || found === null
+      || Array.isArray(found)) throw new Refusal(`${name}: no JSON object; take it from its source again`);
     return found;
   };
   const config = by.has("config.json") ? await tried(() => objectOf("config.json", 8 * 2 ** 20)) : null;
   const stored = [...by.keys()].filter((name) => name.endsWith(".safetensors") && !name.startsWith("adapter_")).sort();
   let map = null, wanted = stored.includes("model.safetensors") ? ["model.safetensors"] : stored;
   if (by.has(INDEX)) map = await tried(async () => {
-    const found = (await objectOf(INDEX, undefined, true)).weight_map, again = "take it from its source again, or delete it where all tensors are in one file";
+    const found = (await objectOf(INDEX, undefined, true)).weight_map,
+      again = "take it from its source again, or delete it where all tensors are in one file";
     const files = typeof found === "object" && found !== null && !Array.isArray(found) ? Object.values(found) : [0];
-    if (!files.every((file) => typeof file === "string")) throw new Refusal(`${INDEX}: it has no weight_map from tensors to files; ${again}`);
+    if (!files.every((file) => typeof file === "string"))
+      throw new Refusal(`${INDEX}: it has no weight_map from tensors to files; ${again}`);
     const outside = files.find((file) => file === "" || file === ".." || file.includes("/"));
-    if (outside !== undefined) throw new Refusal(`${INDEX}: names the file ${short(outside)}, which does not lie in the folder; ${again}`);
+    if (outside !== undefined)
+      throw new Refusal(`${INDEX}: names the file ${short(outside)}, which does not lie in the folder; ${again}`);
     return new Map(Object.entries(found));
   });
   if (map) wanted = [...new Set(map.values())].sort();
-  if (wanted.length > 30_000) throw new Refusal(`${wanted.length.toLocaleString("en-US")} shards are no checkpoint; give the checkpoint's own folder`);
+  if (wanted.length > 30_000)
+    throw new Refusal(`${count(wanted.length)} shards are no checkpoint; give the checkpoint's own folder`);
   const tensors = new Map();
   let complete = true, seen = 0;
   for (const name of wanted) {
     const found = await tried(async () => {
-      if (!by.has(name)) throw new Refusal(`${name}: the index names it, and it was not dropped; choose the whole folder`);
+      if (!by.has(name))
+        throw new Refusal(`${name}: the index names it, and it was not dropped; choose the whole folder`);
       return headerOf(by.get(name), name);
     });
     complete &&= found !== null;
     seen += found?.length ?? 0;
-    if (seen > 160_000) throw new Refusal(`More than 160,000 tensors are no checkpoint; give the checkpoint's own folder`);
-    for (const tensor of found ?? []) if (!tensors.has(tensor.name) || map?.get(tensor.name) === name) tensors.set(tensor.name, tensor);
+    if (seen > 160_000)
+      throw new Refusal(`More than 160,000 tensors are no checkpoint; give the checkpoint's own folder`);
+    for (const tensor of found ?? []) if (!tensors.has(tensor.name)
+      || map?.get(tensor.name) === name) tensors.set(tensor.name, tensor);
   }
   const read = await tried(() => readTexts(by, objectOf));
-  const pickles = [...by.keys()].filter((name) => /\.(bin|pt|pth|ckpt|pkl|msgpack|h5)$/.test(name) && !name.startsWith("training_args"));
+  const pickles = [...by.keys()].filter((name) => /\.(bin|pt|pth|ckpt|pkl|msgpack|h5)$/.test(name)
+    && !name.startsWith("training_args"));
   const adapter = by.has("adapter_config.json") && tensors.size === 0;
-  return { config, tensors: [...tensors.values()], count: tensors.size, faults, complete: complete && tensors.size > 0, pickles, adapter, ...(read ?? { texts: null, pieces: null, lower: false }) };
+  return { config, tensors: [...tensors.values()], count: tensors.size, faults, complete: complete && tensors.size > 0,
+    pickles, adapter, ...(read ?? { texts: null, pieces: null, lower: false }) };
 }
 
 /**
- * What each token reads as, by tokenizer.json, else vocab.json, else vocab.txt: { texts, pieces, lower }, both arrays by id.
- * A piece is as the vocabulary writes it, a text as `tiewise inspect` shows it; `lower`: words are sought in small letters.
+ * What each token reads as, by tokenizer.json, else vocab.json, else vocab.txt: { texts, pieces, lower }, both arrays
+ * by id.
+ * A piece is as the vocabulary writes it, a text as `tiewise inspect` shows it; `lower`: words are sought in small
+ * letters.
  */
 export async function readTexts(by, objectOf) {
   const pieces = [], added = new Map(), MOST = 1_500_000;
   const put = (id, text) => { if (Number.isSafeInteger(id) && id >= 0 && id < MOST) pieces[id] = String(text); };
   const entries = (vocabulary) => {
-    if (Array.isArray(vocabulary)) vocabulary.forEach((entry, id) => put(id, Array.isArray(entry) ? entry[0] : `#${id}`)); // Unigram
+    if (Array.isArray(vocabulary)) vocabulary.forEach((entry, id) => put(id,
+      Array.isArray(entry) ? entry[0] : `#${id}`)); // Unigram
     else for (const [text, id] of Object.entries(vocabulary ?? {})) put(id, text);
   };
   let decoder = "", byteFallback = false, lower = false;
@@ -65,15 +82,19 @@ export async function readTexts(by, objectOf) {
     const kinds = (part) => (part ? [part.type, ...(part.decoders ?? part.normalizers ?? []).flatMap(kinds)] : []);
     decoder = kinds(record.decoder).includes("ByteLevel") ? "ByteLevel" : "";
     byteFallback = kinds(record.decoder).includes("ByteFallback");
-    lower = kinds(record.normalizer).includes("Lowercase") || (record.normalizer?.type === "BertNormalizer" && record.normalizer.lowercase === true);
-    for (const one of Array.isArray(record.added_tokens) ? record.added_tokens : []) if (Number.isSafeInteger(one?.id)) added.set(one.id, String(one.content ?? ""));
+    lower = kinds(record.normalizer).includes("Lowercase") || (record.normalizer?.type === "BertNormalizer"
+      && record.normalizer.lowercase === true);
+    for (const one of Array.isArray(record.added_tokens) ? record.added_tokens
+      : []) if (Number.isSafeInteger(one?.id)) added.set(one.id, String(one.content ?? ""));
   } else if (by.has("vocab.json")) {
     entries(await objectOf("vocab.json"));
     decoder = by.has("merges.txt") ? "ByteLevel" : "";
   } else if (by.has("vocab.txt")) {
     const file = by.get("vocab.txt");
-    if (file.size > 64 * 2 ** 20) throw new Refusal(`vocab.txt: ${file.size.toLocaleString("en-US")} bytes; no vocabulary is that large`);
-    const lines = new TextDecoder().decode(await bytesOf(file, 0, file.size, "vocab.txt")).replace(/\n$/, "").split("\n");
+    if (file.size > 64 * 2 ** 20)
+      throw new Refusal(`vocab.txt: ${count(file.size)} bytes; no vocabulary is that large`);
+    const lines = new TextDecoder().decode(await bytesOf(file, 0, file.size, "vocab.txt")).replace(/\n$/,
+      "").split("\n");
     lines.slice(0, MOST).forEach((line, id) => put(id, line.replace(/\r$/, "")));
   } else return { texts: null, pieces: null, lower };
   // the letter that byte-level tokenizers write for each byte: itself where it prints, else the next from 256 on
