@@ -107,12 +107,12 @@ export function command(text) {
 }
 
 /** A matrix whose numbers a reader types; arrow keys move between its boxes. `change` gets the whole matrix. */
-export function editable(label, matrix, { rows, columns, change, step = 0.1 }) {
+export function editable(label, matrix, { rows, columns, change, step = 0.1, least, most }) {
   const held = matrix.map((row) => [...row]);
   const boxes = held.map((row, i) => row.map((value, j) => numberBox(`${label}, ${rows[i]}, ${columns[j]}`, value, (x) => {
     held[i][j] = x;
     change(held.map((each) => [...each]));
-  }, { step, hide: true })));
+  }, { step, least, most, hide: true })));
   const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], Enter: [1, 0] };
   const table = el("table", { class: "matrix", "aria-label": label }, el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
     el("tbody", {}, boxes.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((box) => el("td", {}, box))))));
@@ -136,12 +136,12 @@ export function heat(label, matrix, { rows, columns = rows, digits = 2, top = nu
 /** Colour of a number between −1 and 1, for a cell; the style sheet mixes it for the theme. */
 export const shade = (x) => ({ "--of": `${(100 * Math.min(1, Math.abs(x))).toFixed(1)}%`, "--end": x < 0 ? "var(--low)" : "var(--high)" });
 
-/** Horizontal bars: [{ name, value, colour, said }]; `said` stands behind the bar in place of the number. */
+/** Horizontal bars: [{ name, value, colour, said, from }]; `said` stands in place of the number, `from` is where a bar starts. */
 export function bars(label, items, { most = null, digits = 2 } = {}) {
   const top = most ?? Math.max(1e-9, ...items.map(({ value }) => Math.abs(value)));
-  return el("div", { class: "bars", role: "group", "aria-label": label }, items.map(({ name, value, colour, said }) =>
+  return el("div", { class: "bars", role: "group", "aria-label": label }, items.map(({ name, value, colour, said, from = 0 }) =>
     el("div", {}, el("span", {}, name), el("span", { class: "track", "aria-hidden": "true" },
-      el("span", { style: { width: `${(100 * Math.min(1, Math.abs(value) / top)).toFixed(2)}%`, background: colour ?? "var(--accent)" } })),
+      el("span", { style: { "margin-left": `${((100 * from) / top).toFixed(2)}%`, width: `${(100 * Math.min(1, Math.abs(value) / top)).toFixed(2)}%`, background: colour ?? "var(--accent)" } })),
     el("span", {}, said ?? plain(value, digits)))));
 }
 
@@ -177,7 +177,7 @@ export function guess(name, question, options, right, because) {
   const answer = el("div", { class: "answer", "aria-live": "polite" });
   const show = (taken) => {
     const hit = taken === right;
-    answer.replaceChildren(paragraph(el("strong", {}, hit ? "Yes. " : `It is: ${options[right]}. `), because));
+    answer.replaceChildren(paragraph(el("strong", {}, hit ? "Right. " : `It is: ${options[right]}. `), because));
     buttons.querySelectorAll("button").forEach((each) => each.classList.toggle("right", each.value === right));
   };
   const buttons = choice(question, options, kept(name), (taken) => { keep({ [name]: taken }); show(taken); });
