@@ -10,6 +10,7 @@ from tests.report.opened_page import EVIL
 
 from tiewise.core.errors import CheckpointError, RunError
 from tiewise.core.found import plain
+from tiewise.explorer.compared import compared
 from tiewise.explorer.page import explore
 from tiewise.report.comparison_found import difference, results, verdict
 from tiewise.training.folder import METRICS, RESULT, RESULTS, folder_name
@@ -114,10 +115,12 @@ def test_runs_without_curves_or_with_diverged_ones_show_what_there_is(visit, tmp
     assert page.locator(".about pre").inner_text() == f"tiewise train --out {alone} --resume"
 
 
-def test_long_curves_are_thinned_to_what_can_be_seen(tmp_path):
-    run = replace(LARGE.runs[0], curve=[CurvePoint(i, i, train_nll=5.0) for i in range(100_000)])
-    page = explore(write(tmp_path / "long", complete(replace(LARGE, runs=[run, *LARGE.runs[4:5]]))))
-    assert len(page.html) < 700_000
+def test_long_curves_are_thinned_to_what_can_be_seen_and_keep_their_end(tmp_path):
+    run = replace(LARGE.runs[0], curve=[CurvePoint(i, i, train_nll=5.0) for i in range(4_000)])
+    found = compared([write(tmp_path / "long", complete(replace(LARGE, runs=[run, *LARGE.runs[4:5]])))])
+    points = found["runs"][0]["measures"]["training"]["lines"][0]["points"]
+    assert 300 < len(points) <= 401
+    assert points[-1][0] == 3_999
 
 
 @pytest.mark.parametrize(
