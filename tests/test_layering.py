@@ -23,7 +23,7 @@ FLOORS = {
     "internals": 5,
     "inspection": 6,
     "report": 7,
-    "explore": 7.5,
+    "explorer": 7.5,
     "runs": 7.5,
     "cli": 8,
     "__main__": 9,

@@ -1,12 +1,12 @@
-"""The explorer in a real browser: one Chromium for all, a visit for each test."""
+"""The explorer in a real browser: one Chromium for a module, a visit for each test."""
 
 import pytest
 from tests.report.opened_page import BROWSER, FLAGS, Visit
 
-from tiewise.explore.page import explore
+from tiewise.explorer.page import explore
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: two of playwright's loops do not fit into one process
 def chromium():
     if BROWSER is None:
         pytest.skip("no chromium on this machine: install it, or name one in TIEWISE_CHROMIUM")

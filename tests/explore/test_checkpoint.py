@@ -12,8 +12,8 @@ from tests.explore.dropping import drop
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.data.tokenizer import make_tokenizer
-from tiewise.explore.embedded import MOST_BYTES, MOST_ROWS, embedded
-from tiewise.explore.page import explore
+from tiewise.explorer.embedded import MOST_BYTES, MOST_ROWS, embedded
+from tiewise.explorer.page import explore
 from tiewise.inspection.sections.direct_path import direct_path_of
 
 from tiny_checkpoints import llama  # isort: skip - dropping.py says where it is

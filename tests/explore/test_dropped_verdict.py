@@ -6,7 +6,7 @@ import pytest
 from tests.explore.dropping import findings
 
 from tiewise.checkpoint.audit import check
-from tiewise.explore.verdict_table import RULES
+from tiewise.explorer.verdict_table import RULES
 
 from test_rules_tying import FIRES, SILENT  # isort: skip - dropping.py says where they are
 from tiny_checkpoints import written  # isort: skip

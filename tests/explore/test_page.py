@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tiewise.core.errors import RunError
-from tiewise.explore.page import explore, joined
+from tiewise.explorer.page import explore, joined
 
 ALL = "[...document.querySelectorAll('[role=tab]')].map(t => t.value)"
 

@@ -30,7 +30,7 @@ def explore(
     quiet: bool = o.QUIET,
 ) -> None:
     """See tying with your own eyes: one page, offline, to edit matrices, drag sizes and drop a checkpoint on."""
-    from tiewise.explore.page import explore as made
+    from tiewise.explorer.page import explore as made
 
     with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
         page = made(*(paths or ()), words=[word.strip() for word in (tokens or "").split(",") if word.strip()])

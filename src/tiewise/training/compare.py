@@ -34,7 +34,7 @@ from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.ops import kernels
 from tiewise.ops.fast_products import ProductChoice, product_choice, same_here
 from tiewise.training import ranks
-from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, read_json, saved_run, starting, write_json
+from tiewise.training.folder import DATA, ENVIRONMENT, RESULTS, folder_name, read_json, saved_run, starting, write_json
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete
 from tiewise.training.run import Outcome, kind_of, train
 from tiewise.training.settings import Settings
@@ -219,7 +219,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
             ],
         )
     )
-    ranks.first_does(lambda: write_json(out / "results.json", comparison.record()))
+    ranks.first_does(lambda: write_json(out / RESULTS, comparison.record()))
     return replace(comparison, folder=out)
 
 

@@ -36,7 +36,7 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = ()) -> dict[st
     folder = open_folder(path)
     if not folder.tensors:
         what = f"{path}: pickled weights alone" if folder.pickles else f"{path}: no file of tensors in it"
-        raise CheckpointError(what, "give a checkpoint folder with safetensors, which save_pretrained writes")
+        raise CheckpointError(what, "give one with safetensors, as save_pretrained writes, or one of `tiewise compare`")
     facts = Facts(folder)
     outer = {name: tensor for name, tensor in folder.tensors.items() if not in_layer(name)}
     tables = _tables(facts)

@@ -20,13 +20,23 @@ export function keptNumbers(name, fallback) {
   return found.length === fallback.length && kept(name) && found.every(Number.isFinite) ? found : fallback;
 }
 
+let room = 10, since = 0, waiting = 0; // of the address: ten changes at once and three a second, which all browsers allow
+
+function write() {
+  room = Math.min(10, room + (Date.now() - since) / 350);
+  since = Date.now();
+  clearTimeout(waiting);
+  if (room < 1) { waiting = setTimeout(write, 350); return; }
+  room -= 1;
+  // an address of its own would break Back for a slider that is dragged; a frame without one keeps it here alone
+  try { history.replaceState(null, "", `#${held.toString().replaceAll("%2C", ",")}`); } catch { /* about:srcdoc */ }
+}
+
 /** Keep texts under names (null: as at first), and tell whoever watches. */
 export function keep(values) {
   held ??= read();
   for (const [name, value] of Object.entries(values)) value === null ? held.delete(name) : held.set(name, String(value));
-  const text = held.toString().replaceAll("%2C", ",");
-  // an address of its own would break Back for a slider that is dragged; a frame without one keeps it here alone
-  try { history.replaceState(null, "", `#${text}`); } catch { /* about:srcdoc */ }
+  write();
   for (const watcher of [...watchers]) watcher();
 }
 

@@ -2,11 +2,14 @@
 import { budget } from "./budget.js";
 import { checkpoint } from "./checkpoint.js";
 import { factoring } from "./factoring.js";
+import { gradients } from "./gradients.js";
 import { announce, button, el } from "./kit.js";
+import { runs } from "./runs.js";
 import { facts, follow, keep, kept, reread } from "./state.js";
 import { symmetry } from "./symmetry.js";
 
-export const SECTIONS = [symmetry, budget, factoring, checkpoint];
+// comparisons have a part where the page was given some
+export const SECTIONS = [symmetry, budget, gradients, factoring, checkpoint, ...(facts.runs ? [runs] : [])];
 
 function start() {
   const tabs = document.getElementById("tabs"), place = document.getElementById("place");
