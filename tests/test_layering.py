@@ -23,6 +23,7 @@ FLOORS = {
     "internals": 5,
     "inspection": 6,
     "report": 7,
+    "explorer": 7.5,
     "runs": 7.5,
     "cli": 8,
     "__main__": 9,

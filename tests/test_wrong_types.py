@@ -32,6 +32,7 @@ CALLS = {
     "augmented_cross_entropy": (lambda x: tiewise.augmented_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
     **{name: (lambda x, name=name: getattr(tiewise, name)(x, "to"), PATH) for name in ("dedupe", "densify", "repair")},
     **{name: (lambda x, name=name: getattr(tiewise, name)(x, "to"), PATH) for name in ("tie", "untie")},
+    "explore": (tiewise.explore, PATH),
     "factor": (lambda x: tiewise.factor(x, "to", rank=8), PATH),
     "resize": (lambda x: tiewise.resize(x, "to", vocab=8), PATH),
     "tied_lookup": (lambda x: tiewise.tied_lookup(x, IDS), UnsupportedError),
@@ -56,7 +57,7 @@ CALLS = {
 
 # what callers are given or catch, and options that are only kept
 NO_CALLS = {name for name in vars(errors) if name.endswith(("Error", "Warning"))} | {"Interrupted", "__version__"}
-NO_CALLS |= {"Audit", "Comparison", "SingleRun", "Inspection", "Installed", "PathNorms", "PathRecord"}
+NO_CALLS |= {"Audit", "Comparison", "Explorer", "SingleRun", "Inspection", "Installed", "PathNorms", "PathRecord"}
 NO_CALLS |= {"Plan", "Receipt", "Shared", "AugmentedOptions", "LookupOptions", "LossOptions", "Sizes"}
 
 
@@ -78,6 +79,8 @@ def test_what_is_no_main_argument_is_said_to_be_none(name, wrong):
     call, said = CALLS[name]
     if name in LIVE and isinstance(wrong, nn.Module):
         said = CheckpointError
+    if name == "explore" and isinstance(wrong, nn.Module):  # which it shows, where it has two ends
+        said = InstallError
     error, match = (TypeError, said) if isinstance(said, str) else (said, None)
     with pytest.raises(error, match=match) as e:
         call(wrong)

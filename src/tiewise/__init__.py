@@ -10,6 +10,7 @@
     shared = tiewise.share_layers(model, "ffn")         # one feed-forward layer for the whole depth
     comparison = tiewise.compare("runs/mine", text="my.txt")   # trained under several tying choices: what differs
     found = tiewise.inspect("tied", "untied")           # what tying does inside a model
+    tiewise.explore(model)                             # one page to see it, in a notebook or a browser
 
 Importing this package loads nothing heavy: names arrive with their module at first use.
 """
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from tiewise.core.sharing_spec import SharingSpec as SharingSpec
     from tiewise.core.spec import BoundarySpec as BoundarySpec
     from tiewise.core.spec import Vocabularies as Vocabularies
+    from tiewise.explorer.page import Explorer as Explorer
+    from tiewise.explorer.page import explore as explore
     from tiewise.hf import load as load
     from tiewise.inspection.inspection import Inspection as Inspection
     from tiewise.inspection.inspection import inspect as inspect
@@ -87,6 +90,7 @@ _OFFERS = {
     "TiewiseWarning UnsupportedError",
     "core.sharing_spec": "SharingSpec",
     "core.spec": "BoundarySpec Vocabularies",
+    "explorer.page": "Explorer explore",
     "hf": "load",
     "inspection.inspection": "Inspection inspect",
     "ops.augmented_loss": "AugmentedOptions augmented_cross_entropy",

@@ -22,6 +22,7 @@ WORK = [
     ["check", "untied"],
     ["inspect", "untied", "--samples=50"],
     ["inspect", "untied", "tied", "--samples=50", "--json"],
+    ["explore", "untied", "--no-open", "--out=explored.html"],
     ["tie", "untied", "--keep=input", "--to=a", "--force"],
     ["untie", "tied", "--to=b"],
     ["factor", "untied", "--rank=4", "--to=c", "--force"],

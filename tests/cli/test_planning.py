@@ -39,6 +39,15 @@ def test_a_model_of_the_catalogue_side_by_side(tiewise):
     assert "tying changes no FLOPs" in said.out
 
 
+def test_a_model_of_the_catalogue_at_other_sizes(tiewise):
+    said = tiewise("plan", "--like=gpt2", "--width=1024", "--layers=24", "--heads=16", "--boundary=tied")
+    assert said.out.startswith("like gpt2: V 50,257, D 1,024, L 24; as it is tied\n")
+    assert cells(said, "total") == ["354,823,168"]
+    assert "\n  gpt2 " in tiewise("plan", "--like=gpt2", "--layers=13").out  # a neighbour as any other
+    for more in ("--kv-heads=4", "--gated"):
+        assert tiewise("plan", "--like=gpt2", more).code == 2
+
+
 def test_what_it_prints_is_what_python_gives(tiewise, tmp_path):
     choices = ["--like=qwen3-0.6b", "--boundary=tied,factored:64", "--share=none,all:groups=2"]
     choices += ["--world=8", "--tp=4", "--batch=2", "--length=256", "--dtype=bfloat16", "--init=0.01"]

@@ -70,10 +70,13 @@ def browser():
         chromium.close()
 
 
+PLOTTED = ".plot >> nth=-1 >> .main-svg"  # the last figure of a report
+
+
 class Visit:
     """One opened page with everything it said and asked for."""
 
-    def __init__(self, browser, path, width=1280, scheme="light"):
+    def __init__(self, browser, path, width=1280, scheme="light", ready=PLOTTED, at=""):
         self.context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True, reduced_motion="reduce"
         )
@@ -83,8 +86,8 @@ class Visit:
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(path.as_uri())
-        self.page.locator(".plot").last.locator(".main-svg").first.wait_for(state="attached")  # it may be folded
+        self.page.goto(path.as_uri() + at)
+        self.page.locator(ready).first.wait_for(state="attached")  # it may be folded
 
     def __enter__(self):
         return self

@@ -14,19 +14,9 @@ from tests.report.opened_page import EVIL, Page
 
 from tiewise.core.found import signed
 from tiewise.report import comparison_page as page_of
+from tiewise.report.comparison_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION
 from tiewise.report.comparison_found import DEMO, SHARES, share
-from tiewise.report.comparison_page import (
-    AHEAD,
-    COSINE,
-    OUTPUT_SHARE,
-    TRAINING,
-    VALIDATION,
-    asymmetry,
-    centred,
-    render,
-    training_panels,
-    write_report,
-)
+from tiewise.report.comparison_page import asymmetry, centred, render, training_panels, write_report
 from tiewise.report.figures import style
 from tiewise.training.results import ArmDirectPath, CurvePoint, complete
 

@@ -8,10 +8,12 @@ from importlib.resources import files
 import pytest
 from tests.report.comparison_sample import sample_comparison
 
+from tiewise.core import colours
 from tiewise.core.found import Curve, Found, Grid, Quantity
 from tiewise.planning.plan import plan
 from tiewise.report import figures, plan_page, sheet
-from tiewise.report.comparison_page import VALIDATION, training_panels
+from tiewise.report.comparison_curves import VALIDATION
+from tiewise.report.comparison_page import training_panels
 from tiewise.report.figures import panels, styles, token_label
 
 
@@ -41,28 +43,28 @@ def test_contrast_itself_against_known_values():
 
 @pytest.mark.parametrize(("mode", "template"), [("light", sheet.LIGHT), ("dark", sheet.DARK)])
 def test_arms_and_text_stand_out_on_the_background_of_the_page(mode, template):
-    page = sheet.BACKGROUNDS[mode]
-    assert all(contrast(colour, page) >= 3 for colour in figures.COLOURS)
+    page = colours.BACKGROUNDS[mode]
+    assert all(contrast(colour, page) >= 3 for colour in colours.COLOURS)
     assert contrast(template.layout.font.color, page) >= 7
     assert contrast(template.layout.xaxis.tickfont.color, page) >= 4.5
     css = (files("tiewise.report") / "templates" / "report.css").read_text()
-    assert set(re.findall(r"--page: (#\w+)", css)) == set(sheet.BACKGROUNDS.values())
+    assert set(re.findall(r"--page: (#\w+)", css)) == set(colours.BACKGROUNDS.values())
 
 
 def test_a_boundary_has_one_colour_in_every_figure():
     """Of a comparison, a plan and an inspection, whatever stands beside it and in whatever order."""
-    blue, orange = figures.COLOURS[:2]
+    blue, orange = colours.COLOURS[:2]
 
-    def colours(*names):
+    def colours_of(*names):
         found = styles(names)
         return [found[name].colour for name in names]
 
-    assert colours("tied", "untied") == colours("untied", "tied")[::-1] == [blue, orange]
-    assert colours("factored:64", "tied") == [*colours("tied", "untied", "factored:128")[2:], blue]
-    assert colours("runs/untied/seed-1", "runs/tied/seed-1") == colours("untied, output", "tied, both ends")
-    assert colours("untied, input")[0] == orange
+    assert colours_of("tied", "untied") == colours_of("untied", "tied")[::-1] == [blue, orange]
+    assert colours_of("factored:64", "tied") == [*colours_of("tied", "untied", "factored:128")[2:], blue]
+    assert colours_of("runs/untied/seed-1", "runs/tied/seed-1") == colours_of("untied, output", "tied, both ends")
+    assert colours_of("untied, input")[0] == orange
     for names in (("a model", "another"), ("tied-up", "untied+bias", "untied+softcap=3"), tuple("abcdefgh")):
-        found = colours(*names)
+        found = colours_of(*names)
         others = [c for name, c in zip(names, found, strict=True) if "tied" not in name]
         assert not {blue, orange} & set(others)
     assert len(set(styles(["tied", *(f"tied+share={n}" for n in range(40))]).values())) == 41

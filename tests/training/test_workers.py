@@ -20,10 +20,9 @@ import tiewise
 from tiewise.core.errors import DataError, RunError
 from tiewise.training import ranks, short_trials
 from tiewise.training.compare import RunsBar, finish
-from tiewise.training.folder import ENVIRONMENT, SPEED, newest_checkpoint, read_json
-from tiewise.training.run import RESULT, train
+from tiewise.training.folder import ENVIRONMENT, METRICS, RESULT, SPEED, newest_checkpoint, read_json
+from tiewise.training.run import train
 from tiewise.training.short_trials import Pace, how_many, steps_within
-from tiewise.training.trainer import METRICS
 from tiewise.training.workers import Workers
 
 GIGABYTE = 1 << 30

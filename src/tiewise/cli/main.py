@@ -26,7 +26,7 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 COMMANDS = {
     "Training": {"compare": "training", "train": "training", "data": "data"},
     "Planning": {"plan": "planning", "models": "planning"},
-    "Looking inside": {"inspect": "inspect"},
+    "Looking inside": {"inspect": "inspect", "explore": "explore"},
     "Checkpoints": {
         "check": "check",
         **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "dedupe", "repair"), "rewrite"),

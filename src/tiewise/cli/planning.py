@@ -16,14 +16,14 @@ from tiewise.core.errors import PlanError
 if TYPE_CHECKING:
     from tiewise.planning.plan import Described
 
-SIZES = "From sizes: "
+SIZES = "Sizes alone, or of --like: "
 
 
 def plan(
     config: Path = typer.Argument(
         None, metavar="CONFIG_OR_FOLDER", help="A config.json, or the folder that holds one."
     ),
-    like: str = typer.Option(None, metavar="NAME", help="A model of the catalogue (`tiewise models`)."),
+    like: str = typer.Option(None, metavar="NAME", help="A model of the catalogue (`tiewise models`), or its like."),
     vocab: int = typer.Option(None, help=f"{SIZES}tokens V."),
     width: int = typer.Option(None, help=f"{SIZES}width D."),
     layers: int = typer.Option(None, help=f"{SIZES}layers L."),
@@ -53,8 +53,8 @@ def plan(
 ) -> None:
     """Count what tying, factoring and sharing cost and save: parameters, bytes, work, first loss, and who chose what.
 
-    From a config, a model of the catalogue (--like), or sizes (--vocab, --width, --layers). Nothing is loaded, and
-    nothing built but with --build.
+    From a config, a model of the catalogue (--like), which sizes given beside it change, or sizes alone (--vocab,
+    --width, --layers). Nothing is loaded, and nothing built but with --build.
     """
     from tiewise.planning.costs import Setting
     from tiewise.planning.plan import plan as make
@@ -91,6 +91,12 @@ def plan(
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Described:
     """What to plan, from the one of three ways that was used."""
     given = [name for name, value in (("a config", config), ("--like", like), ("sizes", sizes)) if value]
+    if like is not None and config is None and sizes:
+        if "gated" in sizes:
+            raise PlanError(f"--gated of {like}", "the model's class says so: leave it out")
+        from tiewise.planning.resized import like as resized
+
+        return resized(like, **sizes)
     if len(given) != 1:
         what = f"{' and '.join(given)} at once" if given else "no model to plan"
         raise PlanError(what, "give a config.json or its folder, or --like NAME, or --vocab, --width and --layers")
@@ -116,6 +122,7 @@ def _built(model: Described) -> Described:
     from tiewise.planning.plan import config_of
 
     values = config_of(model) if isinstance(model, Path) else find(model).config if isinstance(model, str) else None
+    values = model if isinstance(model, dict) else values  # a model of the catalogue at other sizes
     if values is None:
         raise PlanError(
             "--build has no config to build", "give a config.json, or a model whose sizes the catalogue has"

@@ -21,7 +21,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError
-from tiewise.training.folder import DATA, read_json
+from tiewise.training.folder import DATA, RESULTS, read_json
 from tiewise.training.results import Comparison
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ FULL = find_spec("torch") is not None and find_spec("transformers") is not None 
 LACKS = "needs torch and transformers: pip install 'tiewise[torch]'"
 _CORPUS, _TOKENIZER = Late("tiewise.data.corpus"), Late("tiewise.data.tokenizer")
 _LOADED = Late("tiewise.internals.loaded")
-RESULTS = "results.json"
 FEWEST = 10  # windows: eight to measure on, two to hold out
 STDIN = "-"
 BYTES = 64  # of standard input that are kept for each token that is read: no text needs so many

@@ -33,8 +33,8 @@ from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
 from tiewise.core.long_work import heard
-from tiewise.inspection.bench import FULL, LACKS, RESULTS, Bench, Effort, Request, Subject, comparison_of
-from tiewise.training.folder import FINAL, folder_name
+from tiewise.inspection.bench import FULL, LACKS, Bench, Effort, Request, Subject, comparison_of
+from tiewise.training.folder import FINAL, RESULTS, folder_name
 from tiewise.training.results import ALPHA, gaps
 from tiewise.training.settings import FILE as RUN
 

@@ -206,6 +206,10 @@ class Architecture:
         """Layers applied, over all stacks."""
         return sum(len(stack.layers) for stack in self.stacks)
 
+    def body(self, sharing: SharingSpec) -> dict[str, Count]:
+        """Count what is unique under `sharing`, all but the tables and what stands at them; raises as `stored`."""
+        return merged(self.around, *(stack.stored(sharing) for stack in self.stacks))
+
     def parameters(self) -> Mapping[str, int]:
         """Unique parameters by component of the model as it is; a tied table is counted once, at the input."""
         found = budget(self, self.boundary, self.sharing).parameters
@@ -272,7 +276,7 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
         biases = vocab * max(int(boundary.bias), min(architecture.ends.head_biases, 1))
         ends |= {"head_bias": Count(biases, 0, biases)} | ({"output_table": head} if boundary.tables == 2 else {})
         every_use = total(ends) if boundary.tables == 2 else total(ends) + head  # tied, stored at the input
-    body = merged(architecture.around, *(stack.stored(sharing) for stack in architecture.stacks))
+    body = architecture.body(sharing)
     around = total(architecture.around)
     applied = sum((stack.applied() for stack in architecture.stacks), around)
     decoder = next((stack for stack in architecture.stacks if stack.name == "decoder"), None)

@@ -23,6 +23,7 @@ OPTIMIZERS = {
     "adamw": "AdamW",
     "adamw-bf16-master": "AdamW, bf16, fp32 master",
 }
+SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
@@ -52,14 +53,14 @@ def rows(record: Record) -> list[list[str]]:
     heading("parameters")
     for name in COMPONENTS:
         if any(name in choice["parameters"] for choice in choices):
-            row("maps at the ends" if name == "maps" else name.replace("_", " "), count, of("parameters"), name)
+            row(component(name), count, of("parameters"), name)
     row("total", count, of("parameters"), "total")
     if any(choice["parameters"]["trainable"] < choice["parameters"]["total"] for choice in choices):
         row("of it trained", count, of("parameters"), "trainable")
     row("saved", lambda saved: signed(saved, 0).removeprefix("+"), choices, "saved")
     row("saved, share", lambda share: f"{plain(100 * share, 1)} %", choices, "saved_share")
     heading("checkpoint")
-    for dtype in ("float32", "bfloat16", "float8_e4m3fn"):
+    for dtype in SHOWN_DTYPES:
         row(dtype, size, of("checkpoint_bytes"), dtype)
     heading(f"training, {setting['dtype']}")
     for optimizer, label in OPTIMIZERS.items():
@@ -87,6 +88,11 @@ def rows(record: Record) -> list[list[str]]:
         row("sent per step", size, held, "sent")
         row("of it for tables", size, held, "sent_for_tables")
     return found
+
+
+def component(name: str) -> str:
+    """What a row of it is called."""
+    return "maps at the ends" if name == "maps" else name.replace("_", " ")
 
 
 def operations(value: float) -> str:

@@ -9,18 +9,26 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tiewise.core.estimates import ratio
 from tiewise.core.files import size
 from tiewise.core.found import NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
 from tiewise.report import sheet
+from tiewise.report.comparison_curves import (
+    AHEAD,
+    COSINE,
+    OUTPUT_SHARE,
+    TRAINING,
+    VALIDATION,
+    OverTraining,
+    over_training,
+)
 from tiewise.report.comparison_found import (
     DEMO,
     NATS,
@@ -34,7 +42,7 @@ from tiewise.report.comparison_found import (
 )
 from tiewise.report.figures import dots, heat, lines, stacked, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet
-from tiewise.training.results import MASKED, ArmDirectPath, Comparison, CurvePoint, gaps
+from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
 
 NOTE = (
     "Mean over seeds ± standard deviation; differences paired by seed, with 95 % intervals (Student’s t). "
@@ -51,37 +59,6 @@ JUDGED = {
     "sop": "Segments in a row, half of them swapped; the line is chance.",
     "nsp": "Segments, half of them of two documents; the line is chance.",
 }
-
-
-@dataclass(frozen=True)
-class OverTraining:
-    """A number of every moment of training, and its figure; {reference} stands for the reference's name."""
-
-    title: str
-    unit: str
-    caption: str
-    value: Callable[[CurvePoint], float | None]  # nan and None are not drawn
-    paired: bool = False  # whether the reference's value of the same seed is taken away
-    level: float | None = None  # a value to compare with
-
-
-def _head_share(point: CurvePoint) -> float | None:
-    """‖B‖ / (‖A‖ + ‖B‖): the head path's share of the two gradient norms."""
-    a, b = point.path_a, point.path_b
-    return None if a is None or b is None else ratio(b, a + b)
-
-
-VALIDATION = OverTraining("Validation loss", NATS, "Lower is better.", lambda point: point.heldout_nll)
-MINUS, AHEAD_IS = "Validation loss minus {reference} over training", "Below zero: ahead of {reference}."
-AHEAD = OverTraining(MINUS, f"difference, {NATS}", AHEAD_IS, VALIDATION.value, paired=True, level=0.0)
-TRAINING = OverTraining("Training loss", NATS, "Of each step's batch.", lambda p: p.train_nll)
-HARDER = "Gradient through the lookup (A) and the head (B); above 50 % the head pulls harder."
-OUTPUT_SHARE = OverTraining(
-    "Share of the output path in the gradient", "‖B‖ / (‖A‖ + ‖B‖)", HARDER, _head_share, level=0.5
-)
-COSINE = OverTraining(
-    "Do both paths pull the same way?", "cosine of both paths", "Above zero they agree.", lambda p: p.cosine, level=0.0
-)
 
 
 def write_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
@@ -160,45 +137,22 @@ def _fact(value: Any) -> str:
 
 
 def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]:
-    """Numbers over training, at the steps where every seed of an arm was measured; none that never was."""
+    """Numbers over training; none that never was measured."""
     panels, looks = [], styles(comparison.arms)
+    curves = {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
     for measured in every:
-        values = {  # arm → seed → step → value
-            arm: {
-                run.seed: {p.step: v for p in run.curve if (v := measured.value(p)) is not None and math.isfinite(v)}
-                for run in comparison.of(arm)
-            }
-            for arm in comparison.arms
-        }
-        base = values.pop(comparison.reference) if measured.paired else None
-        title, caption = (text.format(reference=comparison.reference) for text in (measured.title, measured.caption))
-        means, single = [], []
-        for arm, own in values.items():
-            if base is not None:
-                pairs = {seed: (own[seed], base[seed]) for seed in own.keys() & base.keys()}
-                own = {
-                    seed: {step: y[step] - z[step] for step in y.keys() & z.keys()} for seed, (y, z) in pairs.items()
-                }
-            steps = tuple(sorted(set.intersection(*map(set, own.values())))) if own else ()
-            if steps:
-                seeds = [tuple(own[seed][step] for step in steps) for seed in sorted(own)]
-                mean = Curve(
-                    title, steps, tuple(map(statistics.fmean, zip(*seeds, strict=True))), along="training step"
-                )
-                why = f"{caption} Thin lines are single seeds."
-                means.append(replace(mean, of=arm, unit=measured.unit, level=measured.level, why=why))
-                single += [(arm, steps, y) for y in seeds if len(seeds) > 1]
+        means, single = over_training(curves, comparison.reference, measured)
         if not means:
             continue
         panel = lines(means, looks, digits=4)
-        for arm, steps, y in single:
+        for one in single:
             panel.figure.add_scatter(
-                x=steps,
-                y=y,
+                x=one.x,
+                y=one.y,
                 mode="lines",
-                line={"color": looks[arm].colour, "width": 1},
+                line={"color": looks[one.of].colour, "width": 1},
                 opacity=0.3,
-                legendgroup=arm,
+                legendgroup=one.of,
                 showlegend=False,
                 hoverinfo="skip",
             )

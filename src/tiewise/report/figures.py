@@ -4,8 +4,7 @@
     panels                               all that a section's `Found` has to show
     write_inspection                     the page of an inspection: a section's answer, and its panels
 
-Whatever is compared keeps its colour, dash and marker through all figures. Colours are mid tones with a contrast of at
-least 3 : 1 on both page backgrounds, so a figure changes theme by its template alone; they never carry meaning alone.
+Whatever is compared keeps its colour (`core/colours.py`), dash and marker through all figures, in both themes.
 """
 
 from __future__ import annotations
@@ -13,27 +12,21 @@ from __future__ import annotations
 import html
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count as natural
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
+from tiewise.core.colours import COLOURS, places
 from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Points, Quantity, plain, visible
 from tiewise.inspection.inspection import Inspection
 from tiewise.report import faces
 from tiewise.report.sheet import LIGHT, MARGIN, PageSection, Panel, Sheet, write
 
-COLOURS = ("#2f7fd1", "#d1660a", "#2a9468", "#9466d6", "#d4475a", "#13879a", "#9a7b12", "#c4559c")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
-# the place in these of each boundary, whatever the figure
-PLACES = {"tied": 0, "untied": 1, "factored": 2, "projected": 3, "residual": 4, "spd": 5, "factored-untied": 6}
-# the kind of boundary that a name begins with, or one of the folders of a path
-KIND = re.compile(rf"(?:^|/)({'|'.join(sorted(PLACES, key=len, reverse=True))})(?![a-z])")
 PART_COLOURS = ("#8a8f99", "#5f86b8", "#b88a4e", "#6fa287", "#a47fae", "#b86f72")
 PART_PATTERNS = ("", "/", "\\", "x", ".", "-")
 GROUP_COLOURS = ("#8a8f99", "#2f7fd1", "#13879a", "#2a9468", "#c98a06", "#d4475a")  # from rare to frequent
@@ -59,19 +52,8 @@ def style(place: int) -> Style:
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """A style for each of these: boundaries, models that are called by one, or anything else.
-
-    The first of a kind of boundary has that kind's place in every figure; what is left takes places that are free, but
-    never those of tied and untied.
-    """
-    names, found = list(dict.fromkeys(names)), dict[str, int]()
-    for name in names:
-        kind = KIND.search(name)
-        if kind and PLACES[kind[1]] not in found.values():
-            found[name] = PLACES[kind[1]]
-    free = (place for place in natural() if place % len(COLOURS) > PLACES["untied"] and place not in found.values())
-    found |= {name: next(free) for name in names if name not in found}
-    return {name: style(found[name]) for name in names}
+    """A style for each of these, by its place."""
+    return {name: style(place) for name, place in places(names).items()}
 
 
 def panels(found: Mapping[str, Found]) -> list[Panel]:

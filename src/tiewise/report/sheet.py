@@ -23,12 +23,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from tiewise.core.colours import DIVERGING
 from tiewise.core.errors import RunError
 from tiewise.core.files import write_whole
 from tiewise.core.found import Listing
 
 SENTENCE = 24  # characters of a cell from which on its column is read as sentences
-BACKGROUNDS = {"light": "#fbfaf8", "dark": "#17191d"}  # the same as --page in templates/report.css
 MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # of a figure: room for a title above a legend
 FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -63,8 +63,8 @@ def _look(ink: str, quiet: str, grid: str, paper: str, diverging: tuple[str, str
     )
 
 
-LIGHT = _look("#22252b", "#656a75", "#e4e1db", "#ffffff", ("#2166ac", "#f7f5f1", "#b2441a"))
-DARK = _look("#e8e6e1", "#a0a5b0", "#30343c", "#22252b", ("#5aa2ea", "#1f2227", "#ee8a4a"))
+LIGHT = _look("#22252b", "#656a75", "#e4e1db", "#ffffff", DIVERGING["light"])
+DARK = _look("#e8e6e1", "#a0a5b0", "#30343c", "#22252b", DIVERGING["dark"])
 
 
 @dataclass(frozen=True)

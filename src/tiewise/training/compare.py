@@ -34,7 +34,17 @@ from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.ops import kernels
 from tiewise.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
 from tiewise.training import ranks
-from tiewise.training.folder import DATA, ENVIRONMENT, SPEED, folder_name, read_json, saved_run, starting, write_json
+from tiewise.training.folder import (
+    DATA,
+    ENVIRONMENT,
+    RESULTS,
+    SPEED,
+    folder_name,
+    read_json,
+    saved_run,
+    starting,
+    write_json,
+)
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete
 from tiewise.training.run import Outcome, finished, kind_of, train
 from tiewise.training.settings import Settings
@@ -235,7 +245,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
             ],
         )
     )
-    ranks.first_does(lambda: write_json(out / "results.json", comparison.record()))
+    ranks.first_does(lambda: write_json(out / RESULTS, comparison.record()))
     return replace(comparison, folder=out)
 
 

@@ -31,9 +31,12 @@ from tiewise.training.results import DENSE, FINAL
 from tiewise.training.settings import FILE, Settings
 
 ENVIRONMENT, DATA, LOCK, SPEED = "env.json", "data", ".lock", "calibration"
+METRICS = "metrics.jsonl"  # in a run's folder: a line for every point of its curve
+RESULT = "result.json"  # in a run's folder, written last
+RESULTS = "results.json"
 _STAGE = ".starting"
 _STAGED = (DATA, ENVIRONMENT, FILE)  # what a run starts with, in the order in which it is put in place
-_MADE = (SPEED, "tuning", "tuning.json", "results.json", "report.html")  # what it makes, beside its arms' folders
+_MADE = (SPEED, "tuning", "tuning.json", RESULTS, "report.html")  # what it makes, beside its arms' folders
 
 
 @contextmanager
@@ -112,6 +115,27 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def add_line(path: Path, line: dict[str, Any]) -> None:
+    """Append a line to a `metrics.jsonl`."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def keep_lines(path: Path, step: int) -> None:
+    """Drop the lines of a `metrics.jsonl` after `step`, and a torn last one."""
+    kept = [line for line in read_lines(path) if line["step"] <= step]
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a `metrics.jsonl`; a torn last line, left by a kill, is not one."""
+    found: list[dict[str, Any]] = []
+    with suppress(FileNotFoundError, ValueError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            found.append(json.loads(line))
+    return found
 
 
 def how_it_loads(run: Path) -> str:

@@ -39,21 +39,27 @@ from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.ops.fast_products import fast_products
 from tiewise.training import ranks
-from tiewise.training.folder import newest_checkpoint, read_json, remove, replace_path, write_json
+from tiewise.training.folder import (
+    METRICS,
+    RESULT,
+    newest_checkpoint,
+    read_json,
+    read_lines,
+    remove,
+    replace_path,
+    write_json,
+)
 from tiewise.training.results import AGAIN, DENSE, FINAL, BinNll, CurvePoint, RunResult, Share
 from tiewise.training.settings import Settings, find
 from tiewise.training.trainer import (
     MEASURED,
-    METRICS,
     Interrupt,
     Job,
     RunRecord,
     TiewiseTrainer,
     logging_window,
-    read_lines,
 )
 
-RESULT = "result.json"
 TABLES = 1_000_003  # between the seed of a body and that of its tables
 CURVE_BLOCKS = 32  # validation blocks behind each point of a curve; the final figures take the whole split
 # what a comparison says of its models

@@ -7,11 +7,10 @@ follows from the sum.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,14 @@ from transformers.trainer_callback import ExportableState
 
 from tiewise.boundary.install import KEEP, STATE, Installed, install
 from tiewise.core.errors import SpecError, UnsupportedError
-from tiewise.core.files import write_whole
 from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
 from tiewise.ops.fast_products import ProductChoice
 from tiewise.training import ranks
+from tiewise.training.folder import METRICS, add_line, keep_lines
 from tiewise.training.settings import Settings
 
-METRICS = "metrics.jsonl"  # in a run's folder: a line for every point of its curve
 MEASURED = ("heldout_nll", "path_a", "path_b", "cosine")
 
 
@@ -245,27 +243,6 @@ class RunRecord(Kept):
             measured = {name: value for name, value in logs.items() if name not in ("loss", "grad_norm", "epoch")}
             add_line(self.path, line | measured)
             self._nll = logs["loss"]
-
-
-def add_line(path: Path, line: dict[str, Any]) -> None:
-    """Append a line to a `metrics.jsonl`."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def keep_lines(path: Path, step: int) -> None:
-    """Drop the lines of a `metrics.jsonl` after `step`, and a torn last one."""
-    kept = [line for line in read_lines(path) if line["step"] <= step]
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a `metrics.jsonl`; a torn last line, left by a kill, is not one."""
-    found: list[dict[str, Any]] = []
-    with suppress(FileNotFoundError, ValueError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            found.append(json.loads(line))
-    return found
 
 
 class Events(TensorBoardCallback):

@@ -1,8 +1,5 @@
 // Draws every figure, and draws it again in the other theme when the theme changes.
-"use strict";
 const { figures, themes } = JSON.parse(document.getElementById("figures").textContent);
-const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const toggle = document.getElementById("theme");
 // a finger that scrolls must not zoom a figure by accident
 const dragmode = window.matchMedia("(pointer: coarse)").matches ? false : "zoom";
 // nor cover a figure with buttons where there is no pointer to wake them, or no room beside the legend
@@ -10,29 +7,6 @@ const bare = window.matchMedia("(pointer: coarse), (max-width: 600px)").matches;
 const config = {
   responsive: true, displayModeBar: bare ? false : "hover", displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]], doubleClick: "reset",
 };
-let theme = dark.matches ? "dark" : "light";
-let chosen = false;
-
-function show() {
-  document.documentElement.dataset.theme = theme;
-  toggle.setAttribute("aria-pressed", String(theme === "dark"));
-  toggle.textContent = `Theme: ${theme}`;
-  figures.forEach(({ data, layout }, i) => {
-    Plotly.react(`plot-${i}`, data, { ...layout, dragmode, template: themes[theme] }, config);
-  });
-}
-
-toggle.addEventListener("click", () => {
-  theme = theme === "dark" ? "light" : "dark";
-  chosen = true;
-  show();
-});
-dark.addEventListener("change", () => {
-  if (chosen) return;
-  theme = dark.matches ? "dark" : "light";
-  show();
-});
-
 document.getElementById("copy").addEventListener("click", async (event) => {
   const button = event.currentTarget;
   const command = document.getElementById("command");
@@ -64,4 +38,6 @@ document.querySelectorAll("details").forEach((place) => place.addEventListener("
   if (place.open) place.querySelectorAll(".plot").forEach((plot) => Plotly.Plots.resize(plot));
 }));
 
-show();
+startTheme((theme) => figures.forEach(({ data, layout }, i) => {
+  Plotly.react(`plot-${i}`, data, { ...layout, dragmode, template: themes[theme] }, config);
+}));

@@ -26,11 +26,11 @@ from tiewise.core.files import sync, write_whole
 from tiewise.flax.flax_models import FlaxDecoder
 from tiewise.flax.flax_training import Fitting, OptaxRecipe, token_losses
 from tiewise.flax.parameter_files import read
-from tiewise.training.folder import read_json, replace_path, write_json
+from tiewise.training.folder import METRICS, add_line, keep_lines, read_json, replace_path, write_json
 from tiewise.training.kinds.decoder import Decoders
 from tiewise.training.run import CURVE_BLOCKS
 from tiewise.training.settings import DECODER, Settings
-from tiewise.training.trainer import METRICS, Interrupt, Job, add_line, keep_lines, logging_window
+from tiewise.training.trainer import Interrupt, Job, logging_window
 
 ARRAYS, STATE = "arrays.safetensors", "trainer_state.json"
 KEPT = 2  # checkpoints

@@ -1,0 +1,138 @@
+"""Runs as the page shows them, several side by side: the verdict, differences with their intervals, and curves.
+
+A comparison that is not finished has the curves that it has logged so far, and no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tiewise.core.colours import COLOURS, places
+from tiewise.core.errors import RunError
+from tiewise.core.found import Curve
+from tiewise.inspection.bench import comparison_of
+from tiewise.inspection.inspection import labels
+from tiewise.report.comparison_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION, over_training
+from tiewise.report.comparison_found import DEMO, difference, results, verdict
+from tiewise.training.folder import METRICS, RESULT, RESULTS, folder_name, read_lines
+from tiewise.training.results import Comparison, CurvePoint
+from tiewise.training.settings import FILE, read_yaml
+
+MEASURES = {
+    "validation": VALIDATION,
+    "ahead": AHEAD,
+    "training": TRAINING,
+    "share": OUTPUT_SHARE,
+    "cosine": COSINE,
+}
+RANGES = {"share": [0, 1], "cosine": [-1, 1]}
+MOST_POINTS = 400  # of a curve, evenly
+FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # of a line of metrics, as of a `CurvePoint`
+
+Curves = Mapping[str, Mapping[int, Sequence[CurvePoint]]]
+
+
+def is_run(path: Path) -> bool:
+    """Whether `tiewise compare` or `tiewise train` has begun a run in this folder."""
+    return (path / FILE).is_file()
+
+
+def compared(paths: Sequence[Path]) -> dict[str, Any]:
+    """Return what the page shows of these runs; choices of one name have one colour in all.
+
+    Raises:
+        RunError: a folder's files cannot be read.
+    """
+    names = labels([path.resolve() for path in paths])
+    made = [_finished(path) if (path / RESULTS).is_file() else _unfinished(path) for path in paths]
+    colours = {
+        arm: COLOURS[place % len(COLOURS)] for arm, place in places(a for run in made for a in run["arms"]).items()
+    }
+    return {"colours": colours, "runs": [{"name": name} | run for name, run in zip(names, made, strict=True)]}
+
+
+def _finished(path: Path) -> dict[str, Any]:
+    comparison = comparison_of(path)
+    table = results(comparison)
+    curves = {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
+    return {
+        "arms": comparison.arms,
+        "verdict": verdict(comparison),
+        "notes": [*comparison.finding.splitlines(), *([f"{DEMO.capitalize()}."] if comparison.demo else [])],
+        "command": comparison.command,
+        "results": {"header": list(table.header), "rows": [list(row) for row in table.rows]},
+        "reference": comparison.reference,
+        "differences": _differences(comparison),
+        "measures": _measures(curves, comparison.reference),
+    }
+
+
+def _unfinished(path: Path) -> dict[str, Any]:
+    record = read_yaml(path / FILE)
+    arms, single = record.get("arms"), record.get("seed")
+    seeds = record.get("seeds") if single is None else 1
+    if not (isinstance(arms, list) and all(isinstance(arm, str) for arm in arms) and arms and isinstance(seeds, int)):
+        raise RunError(f"{path / FILE} names no arms and seeds", "run the comparison again")
+    folders = {
+        arm: {seed: path / folder_name(arm) / f"seed-{seed}" for seed in ([single] if single else range(1, seeds + 1))}
+        for arm in arms
+    }
+    curves = {arm: {seed: _logged(own) for seed, own in of.items()} for arm, of in folders.items()}
+    every = [folder for of in folders.values() for folder in of.values()]
+    ended = sum((folder / RESULT).is_file() for folder in every)
+    said = f"Not finished: {ended} of {len(every)} runs have ended, so no difference is told yet."
+    if single is not None:
+        said = f"One run of {arms[0]} by itself: there is nothing to compare it with."
+    command = f"tiewise {'compare' if single is None else 'train'} --out {path} --resume"
+    begun = {arm: {seed: points for seed, points in of.items() if points} for arm, of in curves.items()}
+    return {
+        "arms": arms,
+        "verdict": said,
+        "notes": [],
+        "command": command,
+        "results": None,
+        "reference": arms[0],
+        "differences": [],
+        "measures": _measures(begun, arms[0]),
+    }
+
+
+def _logged(folder: Path) -> list[CurvePoint]:
+    """What a run has logged so far."""
+    found = [
+        line for line in read_lines(folder / METRICS) if isinstance(line, dict) and isinstance(line.get("step"), int)
+    ]
+    numbers = ({name: x for name in FIELDS if isinstance(x := line.get(name), int | float)} for line in found)
+    return [CurvePoint(line["step"], 0, **own) for line, own in zip(found, numbers, strict=True)]
+
+
+def _differences(comparison: Comparison) -> list[dict[str, Any]]:
+    """Validation losses of every arm against the reference."""
+    found = ((arm, comparison.difference(arm, "heldout_nll")) for arm in comparison.arms)
+    return [
+        {"arm": arm, "mean": d.mean, "low": d.low, "high": d.high, "said": str(difference(d))}
+        | {"detected": d.detected, "seeds": d.n}
+        for arm, d in found
+        if d is not None and d.mean == d.mean  # a diverged run has none
+    ]
+
+
+def _measures(curves: Curves, reference: str) -> dict[str, Any]:
+    """Curves of every measure that any arm has, by its name."""
+    found = {}
+    for name, measured in MEASURES.items():
+        means, single = over_training(curves, reference, measured)
+        if means:
+            lines = [{"arm": one.of, "points": _points(one)} for one in means]
+            thin = [{"arm": one.of, "points": _points(one), "thin": True} for one in single]
+            first = {"title": means[0].name, "unit": measured.unit, "caption": means[0].why, "level": measured.level}
+            found[name] = first | {"range": RANGES.get(name), "lines": [*lines, *thin]}
+    return found
+
+
+def _points(curve: Curve) -> list[tuple[float, float]]:
+    every, last = -(-len(curve.x) // MOST_POINTS), len(curve.x) - 1
+    pairs = zip(curve.x, curve.y, strict=True)
+    return [(x, round(y, 6)) for i, (x, y) in enumerate(pairs) if i % every == 0 or i == last]

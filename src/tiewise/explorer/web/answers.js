@@ -1,0 +1,145 @@
+// What is shown of measured words (words.js), and the same as a report in Markdown; every number with the command that
+// repeats it.
+import { bars, button, command, curves, el, heat, listing, panel, panels } from "./kit.js";
+import { count, plain } from "./numbers.js";
+import { quoted } from "./verdict.js";
+import { findToken, tokenName } from "./words.js";
+
+/** Everything that is drawn of a result. */
+export function answers(opened, result) {
+  const scores = [storedScores(opened, result), appliedScores(opened, result)].filter(Boolean);
+  return [el("div", { class: "panels" }, scores), panels(...nearestPanels(opened, result)),
+    el("div", { class: "panels" }, [matrixOf(opened, result), lengthsOf(opened, result)].filter(Boolean)),
+    reportOf(opened, result)];
+}
+
+const wayName = (opened, { from, to }) => `${tokenName(opened, from)} → ${tokenName(opened, to)}`;
+const amongOf = ({ ends, embedded }) => `of ${count(ends.output.shape[0])}${embedded ? " embedded rows" : ""}`;
+
+/** One bar for each way, its number and its rank behind it. */
+function wayBars(label, opened, ways, value, rank) {
+  const colour = opened.ends.tied ? "var(--tied)" : "var(--untied)";
+  return bars(label, ways.map((way) => ({ name: wayName(opened, way), value: way[value], colour,
+    said: [plain(way[value], 4), el("br"), el("small", {}, `rank ${count(way[rank])}`)] })));
+}
+
+function storedScores(opened, result) {
+  const { ways } = result, title = "Scores both ways", among = ways.length && amongOf(opened);
+  if (!ways.length) return null;
+  const note = opened.ends.tied ? "One table: two of its rows have one product, whichever comes first."
+    : "Two tables: each way is a product of two other rows.";
+  const caption = [
+    `${note} Input row of the first word · output row of the second, as they are stored; norm, scales and bias are `,
+    `left out. Rank 1 is the highest ${among}.`,
+    !opened.path.applied && ` What the model applies besides is not shown: ${opened.path.notes[0]}.`,
+    el("details", {}, el("summary", {}, "Repeat it"), command(snippet(opened, result))),
+  ].filter(Boolean);
+  return panel(title, wayBars(title, opened, ways, "score", "rank"), caption, listing(title, ["Words", "Score", "Rank"],
+    ways.map((way) => [wayName(opened, way), plain(way.score, 6), `${count(way.rank)} ${among}`])));
+}
+
+function appliedScores(opened, { ways, ids }) {
+  const title = "As the model applies it", inspect = inspection(opened, ids);
+  if (!ways.length || !opened.path.applied) return null;
+  const notes = opened.path.notes.join(", "), caption = [
+    `The straight path with all that this class does between its tables: ${notes}.`, inspect && command(inspect)];
+  const chance = ({ log }) => (Number.isNaN(log) ? "–" : Math.exp(log).toPrecision(4));
+  return panel(title, wayBars(title, opened, ways, "logit", "modelRank"), caption,
+    listing(title, ["Words", "Logit", "Probability", "Rank"], ways.map((way) =>
+      [wayName(opened, way), plain(way.logit, 6), chance(way), `${count(way.modelRank)} ${amongOf(opened)}`])));
+}
+
+/** Lists beside each other: the rows nearest to the words' at each end, and what scores highest behind each word. */
+function nearestPanels(opened, { ids, near, after }) {
+  const pair = ids.slice(0, 2).map((id) => tokenName(opened, id));
+  const cells = (one) => (one ? [tokenName(opened, one.id), plain(one.value, 3)] : ["", ""]);
+  const list = (title, header, before, found, caption) => panel(title, listing(title,
+    pair.flatMap((text) => [`${before}${text}`, header]),
+    found[0].map((_, i) => found.flatMap((each) => cells(each[i])))), caption);
+  const first = opened.ends.tied ? "Nearest rows, at both ends" : "Nearest rows at the input";
+  const angle = `By the angle between rows${opened.embedded ? ", among the embedded ones" : ""}.`;
+  return [
+    list(first, "cosine", "", near.input, angle),
+    near.output && list("Nearest rows at the output", "cosine", "", near.output, angle),
+    after.length > 0 && list("Highest scores behind each word", "score", "behind ", after,
+      opened.path.applied ? "As the model applies it." : "Of the stored rows."),
+  ].filter(Boolean);
+}
+
+function matrixOf(opened, { ids, plain: products }) {
+  const title = "Direct path of all words";
+  if (!products || ids.length < 3) return null;
+  const drawn = heat(title, products, { rows: ids.map((id) => tokenName(opened, id)) });
+  return panel(title, el("div", { class: "scroll plainly", tabindex: 0, role: "region", "aria-label": title }, drawn),
+    "Row: the word before. Column: the word after. Products of the stored rows.");
+}
+
+function lengthsOf(opened, { ids, bands, lengths }) {
+  const { tied } = opened.ends, title = "Lengths of rows", ends = ["input", "output"].filter((end) => lengths[end]);
+  const parts = tied ? { high: "95 % are shorter", middle: "median", low: "5 % are shorter" } : { middle: "median" };
+  const colours = { input: tied ? "var(--tied)" : "var(--accent)", output: "var(--untied)" };
+  const lines = ends.flatMap((end) => Object.entries(parts).map(([part, said]) => ({
+    name: `${tied ? "the table" : end}: ${said}`, colour: colours[end],
+    points: bands[end].map((band) => [band.id + 1, band[part]]) })));
+  const axes = { x: "token number, on a scale of factors", y: "length", factors: true };
+  const caption = ["Tokenizers mostly number tokens in the order in which they learned them: a small number is mostly ",
+    "a frequent token.", command(opened.command("inspect", "--only", "tokens"))];
+  return panel(title, curves("Lengths of rows against token number", lines, axes), caption,
+    listing("Lengths of the words' rows", ["Word", ...ends],
+      ids.map((id, i) => [tokenName(opened, id), ...ends.map((end) => plain(lengths[end][i], 4))])));
+}
+
+/** The command that repeats what the model applies; it takes words, so null where a row has only a number. */
+function inspection(opened, ids) {
+  const words = ids.slice(0, 2).map((id) => opened.texts?.[id]?.trim());
+  const known = words.length === 2
+    && words.every((word, i) => word && !/[,;]/.test(word) && findToken(opened, word) === ids[i]);
+  return known ? opened.command("inspect", "--only", "direct_path", "--tokens", quoted(words.join(", "))) : null;
+}
+
+/** A line of Python that repeats the products of stored rows, with nothing of tiewise. */
+function snippet(opened, { ids: [a, b = a] }) {
+  const { input, output } = opened.ends;
+  if (input.scale || output.scale) return "They are quantised: row · row, each code times its stored scale.";
+  const row = (table, id) => `t(${JSON.stringify(table.where)}, ${JSON.stringify(table.name)})[${id}].double()`;
+  const reading = 'from safetensors import safe_open as o; t = lambda f, n: o(f, "pt").get_slice(n)';
+  const products = `${row(input, a)} @ ${row(output, b)}, ${row(input, b)} @ ${row(output, a)}`;
+  return `python -c ${quoted(`${reading}; print(${products})`)}`;
+}
+
+function reportOf(opened, result) {
+  const text = markdown(opened, result), copied = el("span", { role: "status" });
+  const area = el("textarea", { readonly: true, rows: 12, "aria-label": "The report as Markdown", id: "issue" }, text);
+  const copy = async () => {
+    try { await navigator.clipboard.writeText(text); } catch {
+      area.closest("details").open = true;
+      area.select();
+      document.execCommand("copy");
+    }
+    copied.textContent = " Copied.";
+  };
+  return el("div", { class: "issue" }, button("Copy as issue", copy, { id: "copy-issue" }), copied,
+    el("details", {}, el("summary", {}, "The report as Markdown"), area));
+}
+
+/** The report: verdict, findings, scores, and what repeats them. */
+function markdown(opened, result) {
+  const { verdict, faults } = opened, { ways, ids } = result, applied = opened.path?.applied && ways.length > 0;
+  const safe = (text) => `\`${String(text).replaceAll("`", "ˋ")}\``, inspect = inspection(opened, ids);
+  const found = verdict.findings.map(({ rule, severity, where, evidence, repair: fix }) =>
+    `- **${rule}** (${severity}) at ${safe(where)}: ${evidence}. Fix: ${safe(fix)}`);
+  const row = (cells) => `| ${cells.join(" | ")} |`, columns = ["words", "score of stored rows", "rank"];
+  const cells = (way) => [safe(wayName(opened, way)), plain(way.score, 6), count(way.rank),
+    ...(applied ? [plain(way.logit, 6), count(way.modelRank)] : [])];
+  const table = [row([...columns, ...(applied ? ["logit as applied", "rank"] : [])]),
+    row(["---", ...Array(applied ? 4 : 2).fill("---:")]), ...ways.map((way) => row(cells(way)))];
+  const stored = !ways.length ? [] : [...table, "", "Scores of stored rows, repeated:", "", "```",
+    snippet(opened, result), "```"];
+  const told = `Logits as applied (${opened.path?.notes.join(", ")})`;
+  return [
+    `### Tying of ${safe(opened.name)}`, "", verdict.sentence, "", `- by config: ${verdict.config}`,
+    `- by bytes: ${verdict.bytes}`, ...found, ...faults.map((fault) => `- ${fault}`), "",
+    `Repeat: ${safe(opened.command("check"))}`, "", ...stored,
+    ...(applied ? ["", inspect ? `${told}: ${safe(inspect)}` : told] : []),
+  ].join("\n");
+}

@@ -1,0 +1,100 @@
+// What a model holds at any sizes: the terms that Python's own counting was run for (planning/resized.py), with sizes put
+// in. Letters: V tokens, D width, L layers, F feed-forward width, H heads, K key-value heads, k width of a factored
+// table, g groups of layers that share.
+import { count, plain, size } from "./numbers.js";
+import { facts } from "./state.js";
+
+export const preset = (name) => facts.counts.presets.find((each) => each.name === name);
+
+/** A sum of products of sizes; { "DDL": 4, "DDK/H": 2 } is 4·D²·L + 2·D²·K/H, which comes out even. */
+export function termsAt(terms, at) {
+  const product = (letters) => [...letters].reduce((found, letter) => found * at[letter], 1);
+  return Object.entries(terms ?? {}).reduce((sum, [letters, times]) => {
+    const [over, under = ""] = letters.split("/");
+    return sum + (times * product(over)) / product(under);
+  }, 0);
+}
+
+/** Parameters by component, in the order in which they are shown. */
+export function counted(name, at, boundary, kind) {
+  const form = facts.counts.forms[preset(name).form], terms = { ...form.ends[boundary], ...form.body[kind] };
+  return Object.fromEntries(Object.keys(facts.counts.components).map((part) => [part, termsAt(terms[part], at)]).filter(([, held]) => held));
+}
+
+export const totalOf = (parameters) => Object.values(parameters).reduce((a, b) => a + b, 0);
+export const tableParameters = (parameters) => (parameters.input_table ?? 0) + (parameters.output_table ?? 0);
+export const boundaryText = (boundary, at) => (boundary === "factored" ? `factored:${at.k}` : boundary);
+export const shareText = (kind, at) => (kind !== "none" && at.g > 1 ? `${kind}:groups=${at.g}` : kind);
+
+/** Every boundary with every kind of sharing, beside the same model untied with nothing shared. */
+export function choices(name, at, kinds) {
+  const plainest = totalOf(counted(name, at, "untied", "none"));
+  return facts.counts.boundaries.flatMap((boundary) => kinds.map((kind) => {
+    const parameters = counted(name, at, boundary, kind), whole = totalOf(parameters);
+    return { boundary, kind, parameters, total: whole, saved: plainest - whole, savedShare: (plainest - whole) / plainest };
+  }));
+}
+
+/** What a choice is called, as columns of a plan are: in one line. */
+export function called({ boundary, kind }, at, kinds) {
+  return boundaryText(boundary, at) + (kinds.length > 1 ? `, share ${shareText(kind, at)}` : "");
+}
+
+/** Rows of `tiewise plan`: parameters, checkpoint, training; a row of one cell heads those that follow. */
+export function planRows(found, dtype) {
+  const { components, checkpoint, training, optimizers } = facts.counts;
+  const each = (name, show) => [name, ...found.map(show)];
+  const held = ([part]) => found.some(({ parameters }) => part in parameters);
+  return [
+    ["parameters"],
+    ...Object.entries(components).filter(held).map(([part, label]) => each(label, ({ parameters }) => (part in parameters ? count(parameters[part]) : "–"))),
+    each("total", (of) => count(of.total)),
+    each("saved", (of) => count(of.saved)),
+    each("saved, share", (of) => `${plain(100 * of.savedShare, 1)} %`),
+    ["checkpoint"],
+    ...Object.entries(checkpoint).map(([type, bytes]) => each(type, (of) => size(of.total * bytes))),
+    [`training, ${dtype}`],
+    ...Object.entries(optimizers).map(([optimizer, label]) => each(label, (of) => size(of.total * training[dtype][optimizer]))),
+  ];
+}
+
+/** Why these sizes are no model, with the way out; null where they are one. */
+export function refused(name, at) {
+  const { forms, options } = facts.counts, form = forms[preset(name).form], wide = termsAt(form.table_width, at);
+  for (const [what, by] of form.divided) {
+    if (at[what] % at[by] === 0) continue;
+    const divides = (of) => at[what] % of === 0, below = nextFrom(at[by], -1, divides), above = nextFrom(at[by], 1, divides);
+    const near = [below, above].filter((of) => of >= 1 && of <= at[what]).map(count).join(" or ");
+    return `${what} = ${count(at[what])} is not a multiple of ${by} = ${count(at[by])} (${options[by]}). Choose ${by} = ${near}, or another ${what}.`;
+  }
+  if (at.k > wide) return `A factored table of k = ${count(at.k)} is wider than this model's own, which is ${count(wide)}. Choose k ≤ ${count(wide)}.`;
+  if (at.g > at.L) return `${at.g} groups of ${at.L} layers cannot be. Choose ${at.L} groups or fewer.`;
+  return null;
+}
+
+function nextFrom(start, step, fits) {
+  let at = start;
+  while (at >= 1 && !fits(at)) at += step;
+  return at;
+}
+
+/** The models of the catalogue nearest in V, D and L, the smallest √(ln²(V/V') + ln²(D/D') + ln²(L/L')) first. */
+export function neighbours(at, but) {
+  const away = ([, V, D, L]) => Math.hypot(Math.log(V / at.V), Math.log(D / at.D), Math.log(L / at.L));
+  return facts.counts.models.filter(([name]) => name !== but).map((row) => [away(row), row]).sort(([a], [b]) => a - b).slice(0, 6).map(([, row]) => row);
+}
+
+/** Rows of that, as `tiewise plan` prints them. */
+export const neighbourRows = (near) => near.map(([name, V, D, L, tied, checked]) =>
+  [name, count(V), count(D), String(L), plain(V / D, 1), tied === null ? "not known" : tied ? "tied" : "untied", checked]);
+
+/** The command that prints the same. */
+export function planCommand(name, at, kinds, dtype) {
+  const { plain: alone, options, boundaries } = facts.counts, { sizes } = preset(name);
+  const moved = name in alone || Object.entries(sizes).some(([letter, value]) => value !== at[letter]);
+  return ["tiewise plan", name in alone ? null : `--like ${name}`, name in alone && alone[name] ? "--gated" : null,
+    ...(moved ? Object.keys(sizes).map((letter) => `${options[letter]} ${at[letter]}`) : []),
+    `--boundary ${boundaries.map((boundary) => boundaryText(boundary, at)).join(",")}`,
+    `--share ${kinds.map((kind) => shareText(kind, at)).join(",")}`,
+    dtype === "float32" ? null : `--dtype ${dtype}`].filter(Boolean).join(" ");
+}

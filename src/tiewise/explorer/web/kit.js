@@ -1,0 +1,267 @@
+// The pieces that every section is built of: elements, fields, editable matrices, heat maps, bars, curves, tables, guesses.
+import { plain } from "./numbers.js";
+import { keep, kept } from "./state.js";
+
+/** An element with attributes (`on…` are listeners, `class`, `style` a map of CSS properties) and children or texts. */
+export function el(tag, attributes = {}, ...children) {
+  return dressed(document.createElement(tag), attributes, children);
+}
+
+/** The same of SVG. */
+export function svg(tag, attributes = {}, ...children) {
+  return dressed(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function dressed(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.entries(value).forEach(([key, to]) => made.style.setProperty(key, to));
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+let numbered = 0;
+export const fresh = (name) => `${name}-${(numbered += 1)}`;
+
+export const paragraph = (...children) => el("p", {}, ...children);
+export const button = (label, onclick, more = {}) => el("button", { type: "button", onclick, ...more }, label);
+
+/** Say something to whoever does not see the page. */
+export function announce(text) {
+  document.getElementById("status").textContent = text;
+}
+
+/** A figure as reports have it: a heading, what is drawn, how to read it, and its numbers as a table for whoever opens it. */
+export function panel(title, drawn, caption, table = null) {
+  return el("figure", { class: "panel" }, el("h2", {}, title), drawn, caption && el("figcaption", {}, caption),
+    table && el("details", {}, el("summary", {}, "Data", el("span", { class: "hidden" }, ` of: ${title}`)), table));
+}
+
+export const panels = (...children) => el("div", { class: "panels maps" }, ...children);
+
+/**
+ * A table: `header` of texts, `rows` of texts or elements; the first cell heads its row, a row of one cell the rows below
+ * it. A column of long texts is read as sentences.
+ */
+export function listing(caption, header, rows) {
+  const sentence = header.map((_, i) => rows.some((row) => i && String(row[i]).length > 24 && /\p{L}{3}/u.test(row[i])));
+  const cell = (tag, more) => (text, i) => el(i ? tag : "th", { class: sentence[i] && "sentence", ...more(i) }, text);
+  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, el("table", {},
+    el("thead", {}, el("tr", {}, header.map(cell("th", () => ({ scope: "col" }))))),
+    el("tbody", {}, rows.map((row) => (row.length === 1 && header.length > 1 // heads those that follow
+      ? el("tr", { class: "head" }, el("th", { scope: "rowgroup", colspan: header.length }, row[0]))
+      : el("tr", {}, row.map(cell("td", (i) => (i ? {} : { scope: "row" })))))))));
+}
+
+/** A box for one number; `change` gets it once it is one between least and most, and whole where the step is 1. */
+export function numberBox(label, value, change, { least = -Infinity, most = Infinity, step = "any", hide = false } = {}) {
+  const box = el("input", {
+    type: "number", value, step, min: Number.isFinite(least) ? least : null, max: Number.isFinite(most) ? most : null,
+    inputmode: "decimal", "aria-label": hide ? label : null,
+    oninput: () => {
+      const found = box.valueAsNumber, fits = found >= least && found <= most && (step !== 1 || Number.isInteger(found));
+      box.setAttribute("aria-invalid", String(!fits));
+      if (fits) change(found);
+    },
+  });
+  return hide ? box : el("label", { class: "field" }, el("span", {}, label), box);
+}
+
+/** A slider with its exact box beside it; on a scale of factors where `factors`. What is typed stands: only dragging takes steps. */
+export function slider(label, value, change, { least, most, step = 1, factors = false }) {
+  const to = factors ? Math.log : Number, from = factors ? Math.exp : Number;
+  const fit = (x) => Math.min(most, Math.max(least, Number((Math.round(x / step) * step).toFixed(9))));
+  const range = el("input", {
+    type: "range", min: to(least), max: to(most), step: factors ? "any" : step, value: to(value), "aria-label": label,
+    oninput: () => { const x = fit(from(range.valueAsNumber)); exact.value = x; tell(x); change(x); },
+  });
+  const exact = numberBox(label, value, (x) => { range.value = to(x); tell(x); change(x); }, { least, most, step: Number.isInteger(step) ? 1 : "any", hide: true });
+  const tell = (x) => range.setAttribute("aria-valuetext", String(x));
+  tell(value);
+  return el("div", { class: "field" }, el("span", {}, label), el("div", { class: "slide" }, range, exact));
+}
+
+/** One of several, as buttons that stay pressed. `options` maps what is kept to what is shown. */
+export function choice(label, options, value, change) {
+  const pressed = (of, made) => made.querySelectorAll("button").forEach((b) => b.setAttribute("aria-pressed", String(b.value === of)));
+  const made = el("div", { class: "choice", role: "group", "aria-label": label }, Object.entries(options).map(([of, shown]) =>
+    button(shown, () => { pressed(of, made); change(of); }, { value: of })));
+  pressed(value, made);
+  return made;
+}
+
+/** One of many, as a list that opens. `options` maps what is kept to what is shown. */
+export function pick(label, options, value, change) {
+  const list = el("select", { onchange: () => change(list.value) }, Object.entries(options).map(([of, shown]) =>
+    el("option", { value: of, selected: of === value }, shown)));
+  return el("label", { class: "field" }, el("span", {}, label), list);
+}
+
+/** A command that repeats what is shown, with a button that copies it. */
+export function command(text) {
+  const shown = el("pre", { tabindex: 0 }, text);
+  return el("div", { class: "command" }, shown, button("Copy", async ({ currentTarget: pressed }) => {
+    getSelection().selectAllChildren(shown); // what remains where the clipboard is closed to pages
+    try { await navigator.clipboard.writeText(text); pressed.textContent = "Copied"; } catch { pressed.textContent = "Selected"; }
+    announce(pressed.textContent);
+    setTimeout(() => { pressed.textContent = "Copy"; }, 2000);
+  }));
+}
+
+/** A matrix whose numbers a reader types; arrow keys move between its boxes. `change` gets the whole matrix. */
+export function editable(label, matrix, { rows, columns, change, step = 0.1, least, most }) {
+  const held = matrix.map((row) => [...row]);
+  const boxes = held.map((row, i) => row.map((value, j) => numberBox(`${label}, ${rows[i]}, ${columns[j]}`, value, (x) => {
+    held[i][j] = x;
+    change(held.map((each) => [...each]));
+  }, { step, least, most, hide: true })));
+  const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], Enter: [1, 0] };
+  const table = el("table", { class: "matrix", "aria-label": label }, el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
+    el("tbody", {}, boxes.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((box) => el("td", {}, box))))));
+  table.addEventListener("keydown", (event) => {
+    const move = moves[event.key], i = boxes.findIndex((row) => row.includes(event.target));
+    if (!move || i < 0) return; // up and down change the number, as in every number box
+    const next = boxes[i + move[0]]?.[boxes[i].indexOf(event.target) + move[1]];
+    if (next) { event.preventDefault(); next.focus(); next.select(); }
+  });
+  return table;
+}
+
+/** A small matrix as coloured numbers: rows before columns, `marked(i, j)` a class for some cells. */
+export function heat(label, matrix, { rows, columns = rows, digits = 2, top = null, marked = () => null }) {
+  const most = top ?? Math.max(1e-9, ...matrix.flat().map(Math.abs));
+  return el("table", { class: "matrix heat", "aria-label": label }, el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
+    el("tbody", {}, matrix.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((x, j) =>
+      el("td", { class: marked(i, j), style: shade(x / most) }, plain(x, digits)))))));
+}
+
+/** Colour of a number between −1 and 1, for a cell; the style sheet mixes it for the theme. */
+export const shade = (x) => ({ "--of": `${(100 * Math.min(1, Math.abs(x))).toFixed(1)}%`, "--end": x < 0 ? "var(--low)" : "var(--high)" });
+
+/** Horizontal bars: [{ name, value, colour, said, from }]; `said` stands in place of the number, `from` is where a bar starts. */
+export function bars(label, items, { most = null, digits = 2 } = {}) {
+  const top = most ?? Math.max(1e-9, ...items.map(({ value }) => Math.abs(value)));
+  return el("div", { class: "bars", role: "group", "aria-label": label }, items.map(({ name, value, colour, said, from = 0 }) =>
+    el("div", {}, el("span", {}, name), el("span", { class: "track", "aria-hidden": "true" },
+      el("span", { style: { "margin-left": `${((100 * from) / top).toFixed(2)}%`, width: `${(100 * Math.min(1, Math.abs(value) / top)).toFixed(2)}%`, background: colour ?? "var(--accent)" } })),
+    el("span", {}, said ?? plain(value, digits)))));
+}
+
+const DASHES = ["", "7 4", "2 3", "8 3 2 3"];
+
+/** Round numbers between a and b, some `many` of them, and how many digits they need. */
+function ticks(a, b, many = 5) {
+  const rough = (b - a) / many, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 5].find((of) => of * power >= rough) ?? 10), first = Math.ceil(a / step - 1e-9);
+  const at = Array.from({ length: Math.floor(b / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
+  return { at, digits: Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) };
+}
+
+/** The same along factors, as powers of ten: 1, 2 and 5 of each, or each alone. */
+function factorTicks(a, b, many) {
+  const powers = Array.from({ length: Math.ceil(b) - Math.floor(a) + 1 }, (_, i) => Math.floor(a) + i);
+  const every = powers.flatMap((power) => [1, 2, 5].map((of) => of * 10 ** power)).filter((of) => Math.log10(of) >= a && Math.log10(of) <= b);
+  return every.length > many ? every.filter((of) => Number.isInteger(Math.round(Math.log10(of) * 1e6) / 1e6)) : every;
+}
+
+/** A drawing made again for the width that it has, at most `most`, so that its letters stay as large as they are written. */
+export function fitted(most, draw) {
+  const box = el("div", {}, draw(most));
+  let drawn = most;
+  const watch = new ResizeObserver(([{ contentRect: { width } }]) => {
+    if (!box.isConnected) watch.disconnect();
+    else if (width && Math.abs(Math.min(most, width) - drawn) > 4) box.replaceChildren(draw(drawn = Math.min(most, width)));
+  });
+  watch.observe(box);
+  return box;
+}
+
+const spread = (values) => { const a = Math.min(...values), b = Math.max(...values); return a === b ? [a - 0.5, b + 0.5] : [a, b]; };
+const stopsOf = (lines) => [...new Set(lines.flatMap(({ points }) => points.map(([at]) => at)))].sort((a, b) => a - b);
+const named = (lines) => lines.filter(({ thin }) => !thin);
+const place = (at) => plain(at, Number.isInteger(at) ? 0 : 2);
+
+/**
+ * Curves over one axis: [{ name, points: [[x, y]…], colour, thin }], thin ones unnamed behind the others. The legend says
+ * the values at one x: the last, that of the pointer, that which the arrow keys reach, or `mark`, which `.mark(x)` of what
+ * is returned moves. `level`: a line across; `range`: of y; `factors`: x grows by factors.
+ */
+export function curves(label, lines, { x, y, width: most = 760, height = 260, digits = 2, factors = false, mark = null, level = null, range = null }) {
+  const all = lines.flatMap(({ points }) => points), to = factors ? Math.log10 : Number;
+  if (!all.length) return Object.assign(el("p", { class: "note" }, "Nothing to draw yet."), { mark() {} });
+  const own = named(lines), dash = (line) => DASHES[own.indexOf(line) % DASHES.length] ?? "";
+  const values = own.map(({ points }) => new Map(points)), said = own.map(() => el("b")), where = el("span", { class: "where" });
+  const stops = stopsOf(own), far = Math.max(1, Math.round(stops.length / 10));
+  const [x0, x1] = spread(all.map(([at]) => to(at))), [y0, y1] = range ?? spread(all.map(([, of]) => of).concat(level ?? []));
+  const nearest = (at) => stops.reduce((best, one, i) => (Math.abs(to(one) - at) < Math.abs(to(stops[best]) - at) ? i : best), 0);
+  let stop = 0, show = () => {};
+  const tell = (next) => {
+    stop = Math.max(0, Math.min(stops.length - 1, next));
+    values.forEach((of, i) => { said[i].textContent = plain(of.get(stops[stop]), digits); });
+    where.textContent = `${x} ${place(stops[stop])}`;
+    show();
+  };
+  const home = () => tell(mark === null ? stops.length - 1 : nearest(to(mark)));
+  const keys = { ArrowLeft: () => stop - 1, ArrowRight: () => stop + 1, PageDown: () => stop - far, PageUp: () => stop + far, Home: () => 0, End: () => stops.length - 1 };
+  const draw = (width) => {
+    const many = Math.max(2, Math.floor(width / 70)), rises = ticks(y0, y1), steps = factors ? factorTicks(x0, x1, many) : ticks(x0, x1, many).at;
+    const left = 30 + 7 * Math.max(...rises.at.map((of) => plain(of, rises.digits).length)), right = 18, above = 10, below = 42;
+    const across = (at) => left + ((to(at) - x0) / (x1 - x0)) * (width - left - right);
+    const up = (of) => height - below - ((of - y0) / (y1 - y0)) * (height - above - below);
+    const cursor = svg("path", { class: "cursor" }), dots = own.map(({ colour }) => svg("circle", { r: 4, fill: colour }));
+    const drawn = svg("svg", {
+      class: "curves", width, height, viewBox: `0 0 ${width} ${height}`, role: "slider", tabindex: 0, "aria-label": `${label}: values along the curves`,
+      "aria-valuemin": stops[0], "aria-valuemax": stops.at(-1), onpointerleave: home, onblur: home,
+      onpointermove: ({ clientX }) => tell(nearest(x0 + ((clientX - drawn.getBoundingClientRect().left - left) / (width - left - right)) * (x1 - x0))),
+      onkeydown: (event) => { const next = keys[event.key]; if (next) { event.preventDefault(); tell(next()); } },
+    },
+    rises.at.map((of) => [svg("path", { d: `M${left} ${up(of)}H${width - right}`, class: "grid" }),
+      svg("text", { x: left - 6, y: up(of) + 4, "text-anchor": "end" }, plain(of, rises.digits))]),
+    steps.map((of) => svg("text", { x: across(of), y: height - below + 17, "text-anchor": "middle" }, place(of))),
+    svg("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, x),
+    svg("text", { transform: `translate(12 ${(above + height - below) / 2}) rotate(-90)`, "text-anchor": "middle" }, y),
+    level === null ? null : svg("path", { d: `M${left} ${up(level)}H${width - right}`, class: "level" }),
+    [...lines].sort((a, b) => Boolean(b.thin) - Boolean(a.thin)).map((line) => svg("path", {
+      d: line.points.map(([at, of], k) => `${k ? "L" : "M"}${across(at).toFixed(1)} ${up(of).toFixed(1)}`).join(""), fill: "none", stroke: line.colour,
+      ...(line.thin ? { "stroke-width": 1, opacity: 0.35 } : { "stroke-width": 2, "stroke-dasharray": dash(line) }) })),
+    cursor, dots);
+    show = () => {
+      const at = stops[stop], found = values.map((of) => of.get(at));
+      cursor.setAttribute("d", `M${across(at)} ${above}V${height - below}`);
+      dots.forEach((dot, i) => dot.setAttribute("transform", found[i] === undefined ? "translate(-99 0)" : `translate(${across(at)} ${up(found[i])})`));
+      drawn.setAttribute("aria-valuenow", at);
+      drawn.setAttribute("aria-valuetext", `${x} ${place(at)}: ${own.map(({ name }, i) => `${name} ${plain(found[i], digits)}`).join(", ")}`);
+    };
+    show();
+    return drawn;
+  };
+  home();
+  const made = el("div", {}, el("div", { class: "legend", "aria-hidden": "true" }, own.map((line, i) => el("span", {}, stroke(line.colour, dash(line)), ` ${line.name} `, said[i])), where),
+    fitted(most, draw));
+  return Object.assign(made, { mark(at) { mark = at; home(); } });
+}
+
+/** The line that a legend shows. */
+export const stroke = (colour, dash = "") => svg("svg", { width: 26, height: 8 }, svg("path", { d: "M0 4H26", stroke: colour, "stroke-width": 2.5, "stroke-dasharray": dash }));
+
+/** The numbers of named curves as a table: of many points some `most`, evenly. */
+export function curveTable(label, lines, { x, digits = 2, most = 60 }) {
+  const own = named(lines), values = own.map(({ points }) => new Map(points)), stops = stopsOf(own), every = Math.ceil(stops.length / most) || 1;
+  return listing(label, [x, ...own.map(({ name }) => name)], stops.filter((_, i) => i % every === 0 || i === stops.length - 1)
+    .map((at) => [place(at), ...values.map((of) => plain(of.get(at), digits))]));
+}
+
+/** Predict, then reveal: a question with its options; what it comes to, `shown()`, appears once one was taken. */
+export function guess(name, question, options, right, because) {
+  const answer = el("div", { class: "answer", "aria-live": "polite" });
+  const show = (taken) => {
+    const hit = taken === right;
+    answer.replaceChildren(paragraph(el("strong", {}, hit ? "Right. " : `It is: ${options[right]}. `), because));
+    buttons.querySelectorAll("button").forEach((each) => each.classList.toggle("right", each.value === right));
+  };
+  const buttons = choice(question, options, kept(name), (taken) => { keep({ [name]: taken }); show(taken); });
+  if (kept(name) in options) show(kept(name));
+  return el("div", { class: "guess" }, el("p", { class: "ask" }, question), buttons, answer);
+}

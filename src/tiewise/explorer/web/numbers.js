@@ -1,0 +1,51 @@
+// Small matrices as arrays of rows, and numbers as the rest of tiewise prints them. No part of the page.
+
+export const MINUS = "−";
+
+/** 1,234.50 with a true minus sign; a zero has no sign, a dash where there is no number. Every digit is Python's. */
+export function plain(value, digits = 2, sign = "") {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value), exact = size.toFixed(digits + 30);
+  // toFixed rounds the binary number itself, as Python does, but a half always up; Python makes the last digit even
+  const down = exact.slice(0, -30).replace(/\.$/, ""), half = /^50*$/.test(exact.slice(-30));
+  const [whole, part] = (half && "02468".includes(down.at(-1)) ? down : size.toFixed(digits)).split(".");
+  const text = whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? `.${part}` : "");
+  return /[1-9]/.test(text) ? (value < 0 ? MINUS : sign) + text : text;
+}
+
+/** A whole number with commas. */
+export const count = (value) => plain(value, 0);
+
+/** 12.3 MB, in powers of ten, as core/files.size has them. */
+export function size(bytes) {
+  for (const unit of ["bytes", "kB", "MB", "GB", "TB"]) {
+    if (bytes < 999.5 || unit === "TB") {
+      const text = plain(bytes, unit === "bytes" || bytes >= 99.95 ? 0 : bytes < 9.995 ? 2 : 1);
+      return `${text.includes(".") ? text.replace(/\.?0+$/, "") : text} ${unit}`;
+    }
+    bytes /= 1000;
+  }
+}
+
+export const transposed = (a) => a[0].map((_, j) => a.map((row) => row[j]));
+export const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
+/** a [n, k] · b [k, m] → [n, m]. */
+export const product = (a, b) => { const columns = transposed(b); return a.map((row) => columns.map((c) => dot(row, c))); };
+export const minus = (a, b) => a.map((row, i) => row.map((x, j) => x - b[i][j]));
+
+/** Probabilities of a row of logits. */
+export function softmax(row) {
+  const top = Math.max(...row), e = row.map((x) => Math.exp(x - top)), sum = e.reduce((a, b) => a + b, 0);
+  return e.map((x) => x / sum);
+}
+
+/** Random numbers in [0, 1) that a seed repeats (mulberry32). */
+export function random(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+}

@@ -1,0 +1,82 @@
+// What the six steps of the story share: its words and numbers, kept in the address, and the ways to show and ask.
+import { button, editable, el, guess, heat, listing, panel, paragraph } from "./kit.js";
+import { plain, product, transposed } from "./numbers.js";
+import { follow, keep, kept, keptNumbers } from "./state.js";
+
+export const STORY_WORDS = ["New", "York", "City"];
+export const STORY_AXES = ["1st number", "2nd number"];
+/** Of a heat map whose rows are the word now, and whose columns the next. */
+export const STORY_NEXT = { rows: STORY_WORDS.map((word) => `${word} →`), columns: STORY_WORDS };
+
+const tenths = { least: -9, most: 9, step: 0.1, draw: () => Math.round((2 * Math.random() - 1) * 20) / 10 };
+/** Every matrix that a reader may change: as it is at first, what it may hold, how a random number for it is drawn. */
+const STORY_MATRICES = {
+  W_E: { first: [[1, 0.5], [0.8, 0.9], [0.3, 1.2]], rows: STORY_WORDS, columns: STORY_AXES, ...tenths },
+  W_U: { first: [[-1, 1], [2, -1], [0.2, 0.6]], rows: STORY_WORDS, columns: STORY_AXES, ...tenths },
+  M: { first: [[1, 0.5], [-0.5, 1]], rows: STORY_AXES, columns: STORY_AXES, ...tenths },
+  counts: { first: [[5, 85, 10], [10, 30, 60], [20, 10, 70]], rows: STORY_WORDS, columns: STORY_WORDS,
+    least: 1, most: 99, step: 1, draw: () => Math.ceil(Math.exp(Math.random() * Math.log(99))) },
+};
+
+/** One of these matrices as the reader has it now. */
+export function storyMatrix(name) {
+  const { first, least, most } = STORY_MATRICES[name], width = first[0].length;
+  const flat = keptNumbers(name, first.flat()), fits = flat.every((x) => x >= least && x <= most);
+  return fits ? first.map((_, i) => flat.slice(width * i, width * (i + 1))) : first;
+}
+
+/** A place that is drawn anew whenever anything kept changes. */
+export function live(draw, place = el("div")) {
+  const show = () => place.replaceChildren(...[draw()].flat(Infinity));
+  show();
+  follow(place, show);
+  return place;
+}
+
+/** A panel in which a reader edits one of the matrices; `others` are matrices that buttons put there, by their labels. */
+export function workbench(title, name, caption, others = {}) {
+  const { first, draw, ...limits } = STORY_MATRICES[name], place = el("div");
+  const set = (matrix) => { keep({ [name]: matrix && matrix.flat() }); fill(); };
+  const fill = () => place.replaceChildren(
+    editable(title, storyMatrix(name), { ...limits, change: (matrix) => keep({ [name]: matrix.flat() }) }));
+  fill();
+  return panel(title, el("div", {}, place, el("div", { class: "choice below" },
+    Object.entries(others).map(([label, matrix]) => button(label, () => set(matrix))),
+    button("Randomise", () => set(first.map((row) => row.map(draw)))),
+    button("As at first", () => set(null)))), prose(caption));
+}
+
+/** The logits of the reader's table at both ends. */
+export const tiedLogits = () => { const table = storyMatrix("W_E"); return product(table, transposed(table)); };
+
+/** Logits of every word after every word, each pair in a frame of its own and set against itself. */
+export function mirror(label, logits) {
+  const pairs = [[0, 1], [0, 2], [1, 2]], framed = (k) => `pair pair-${k}`;
+  const marked = (i, j) => (i === j ? null : framed(pairs.findIndex((pair) => pair.includes(i) && pair.includes(j))));
+  return [heat(label, logits, { ...STORY_NEXT, marked }), listing(`${label}, both orders`, ["Pair", "→", el("span", { class: "hidden" }, "equal?"), "←"],
+    pairs.map(([a, b], k) => {
+      const there = plain(logits[a][b]), back = plain(logits[b][a]);
+      const name = el("span", { class: framed(k) }, `${STORY_WORDS[a]}, ${STORY_WORDS[b]}`);
+      return [name, there, there === back ? "=" : "≠", back];
+    }))];
+}
+
+/** Tell, let predict, then reveal: what `shown()` gives appears once the reader has answered. */
+export function predict(asked, sentences, question, options, right, because, shown) {
+  const name = `guess-${asked}`, place = el("div", { class: "revealed" }), all = { ...options, show: "Just show me" };
+  const reveal = () => { if (kept(name) in all && !place.firstChild) place.append(...[shown()].flat(Infinity)); };
+  follow(place, reveal);
+  reveal();
+  const told = el("div", {}, sentences.map((each) => paragraph(prose(each))));
+  return [el("div", { class: "scene" }, told, guess(name, question, all, right, prose(because))), place];
+}
+
+/** A sentence with its marks: *a word that it explains*, |code|, and W_E, W_U, MLP_0 with their letters below the line. */
+export function prose(text) {
+  return text.split(/(\*[^*]+\*|\|[^|]+\||\b(?:W_[EU]|MLP_0))/).map((part) => {
+    if (part.startsWith("*")) return el("dfn", {}, part.slice(1, -1));
+    if (part.startsWith("|")) return el("code", {}, part.slice(1, -1));
+    const [name, below] = /^(W_[EU]|MLP_0)$/.test(part) ? part.split("_") : [part];
+    return below ? el("span", { class: "symbol" }, name, el("sub", {}, below)) : part;
+  });
+}

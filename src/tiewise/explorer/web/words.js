@@ -1,0 +1,157 @@
+// What an opened checkpoint's two tables say of some words: scores both ways, ranks, neighbours at both ends, lengths.
+import { ask, scanAll } from "./ask.js";
+import { leftOf } from "./path.js";
+
+export const MOST_WORDS = 8;
+const NEAREST = 8;
+
+/** White space and control characters made visible: " York" becomes ␣York. */
+export function visibleText(text) {
+  const shown = text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
+  return shown.replace(/[\p{C}\p{Z}]/gu, (c) => `\\x${c.codePointAt(0).toString(16).padStart(2, "0")}`) || "(empty)";
+}
+
+/** What a token reads as; #1234 where no tokenizer says it. */
+export const tokenName = (opened, id) => { const text = opened.texts?.[id];
+  return text === null || text === undefined ? `#${id}` : visibleText(text); };
+
+/**
+ * The token of a word: #1234 as a number, as a word after a space, as it stands, as the vocabulary writes it; null for
+ * none.
+ */
+export function findToken(opened, word) {
+  const { input, output } = opened.ends, has = (table, id) => (table.ids ? table.ids.includes(id)
+    : id < table.shape[0]);
+  const fits = (id) => (id !== undefined && has(input, id) && has(output ?? input, id) ? id : null);
+  if (/^#\d+$/.test(word)) return fits(Number(word.slice(1)));
+  if (!opened.texts) return null;
+  if (!opened.ids) {
+    opened.ids = new Map();
+    for (const list of [opened.texts, opened.pieces]) list.forEach((text,
+      id) => { if (text !== null && !opened.ids.has(text)) opened.ids.set(text, id); });
+  }
+  const small = opened.lower ? [word.toLowerCase()] : [];
+  for (const one of [` ${word}`, word, ...small,
+    visibleSpace(word)]) if (opened.ids.has(one)) return fits(opened.ids.get(one));
+  return null;
+}
+
+const visibleSpace = (word) => word.replace(/␣/g, " ");
+
+/** Tokens that begin as a word does, for whoever typed one that is none. */
+export function likely(opened, word, most = 5) {
+  const wanted = word.toLowerCase(), found = [];
+  for (const text of opened.texts ?? []) {
+    if (text !== null && wanted && text.trim().toLowerCase().startsWith(wanted)) found.push(text.trim());
+    if (found.length === most) break;
+  }
+  return [...new Set(found)];
+}
+
+const dotted = (a, b) => { let sum = 0; for (let i = 0; i < a.length; i++) sum += a[i] * b[i]; return sum; };
+
+/** Places of the largest values, largest first. */
+function largestOf(values, most) {
+  const top = [];
+  values.forEach((value, i) => {
+    if (Number.isNaN(value) || (top.length === most && value <= values[top[most - 1]])) return;
+    let at = top.length;
+    while (at > 0 && values[top[at - 1]] < value) at--;
+    top.splice(at, 0, i);
+    if (top.length > most) top.pop();
+  });
+  return top;
+}
+
+/** How many values are larger than one of them, by more than rounding. */
+function rankOf(values, own) {
+  const beyond = own + 1e-12 * Math.max(1, Math.abs(own));
+  let rank = 1;
+  for (const value of values) if (value > beyond) rank++;
+  return rank;
+}
+
+/**
+ * Medians and outer twentieths of the lengths, over tokens whose ids lie close on a scale of factors: [{ id, low,
+ * middle, high }].
+ */
+function lengthBands(lengths, idOf) {
+  const bins = new Map(), last = Math.log(idOf(lengths.length - 1) + 2);
+  lengths.forEach((length, row) => {
+    const bin = Math.floor((48 * Math.log(idOf(row) + 1)) / last);
+    if (!bins.has(bin)) bins.set(bin, []);
+    if (Number.isFinite(length)) bins.get(bin).push(length);
+  });
+  return [...bins].filter(([, held]) => held.length).map(([bin, held]) => {
+    held.sort((a, b) => a - b);
+    const at = (share) => held[Math.min(held.length - 1, Math.floor(share * held.length))];
+    return { id: Math.exp(((bin + 0.5) * last) / 48), low: at(0.05), middle: at(0.5), high: at(0.95) };
+  });
+}
+
+/**
+ * Measure some tokens, the first two both ways.
+ * → { ids, names, plain [n, n], ways: [{ from, to, score, rank, logit, log, modelRank }], after: [[id…]…], near: {
+ * input, output }, lengths, bands }
+ * Numbers of a table that is embedded in part are among its rows alone.
+ */
+export async function measure(opened, ids, { signal, progress = () => {} }) {
+  const idOf = (table) => (row) => (table.ids ? table.ids[row] : row), { ends, path } = opened,
+    { input, output, tied } = ends, place = (table, id) => (table.ids ? table.ids.indexOf(id) : id);
+  const take = (table, rows) => ask("rowsOf", [table, rows], { signal });
+  const ins = await take(input, ids.map((id) => place(input, id))),
+    outs = tied || !output ? ins : await take(output, ids.map((id) => place(output, id)));
+  const pair = ids.slice(0, 2);
+  const [gain, shift, bias] = await Promise.all([path?.gain, path?.shift,
+    path?.bias].map((tensor) => (tensor ? wholeVector(tensor, signal) : null)));
+  const lefts = path?.applied ? pair.map((_, i) => leftOf(ins[i], path, gain)) : [];
+  const heads = output ? [...pair.map((_, i) => ins[i]), ...lefts, ...(tied ? [] : pair.map((_, i) => outs[i])),
+    ...(shift && lefts.length ? [shift] : [])] : [];
+  const share = tied || !output ? 1 : 0.5, last = output ? await scanAll(output, heads,
+    { signal, progress: (x) => progress(x * share) }) : null;
+  const first = tied ? last : await scanAll(input, pair.map((_, i) => ins[i]),
+    { signal, progress: (x) => progress(output ? share + x * share : x) });
+
+  const nearest = (table, dots, lengths, i) => {
+    const own = place(table, pair[i]), angles = dots.map((x, row) => (lengths[row] > 0
+      && row !== own ? x / (lengths[row] * lengths[own]) : NaN));
+    return largestOf(angles, NEAREST).map((row) => ({ id: idOf(table)(row), value: angles[row] }));
+  };
+  const n = pair.length, found = { ids, near: { input: pair.map((_, i) => nearest(input, first.dots[i], first.lengths,
+    i)), output: null }, ways: [], after: [] };
+  found.lengths = { input: ids.map((id) => first.lengths[place(input, id)]),
+    output: output && !tied ? ids.map((id) => last.lengths[place(output, id)]) : null };
+  found.bands = { input: lengthBands(first.lengths, idOf(input)),
+    output: output && !tied ? lengthBands(last.lengths, idOf(output)) : null };
+  if (!output) return found;
+  found.plain = ids.map((_, i) => ids.map((__, j) => dotted(ins[i], outs[j])));
+  const outAt = n + lefts.length; // where the pair's output rows stand among the vectors
+  if (!tied) found.near.output = pair.map((_, i) => nearest(output, last.dots[outAt + i], last.lengths, i));
+  const shifts = shift && lefts.length ? last.dots[heads.length - 1] : null;
+  const logits = lefts.map((_, i) => last.dots[n + i].map((x, row) => {
+    const whole = x + (shifts ? shifts[row] * path.outputScale : 0) + (bias ? bias[idOf(output)(row)] : 0);
+    return path.cap ? path.cap * Math.tanh(whole / path.cap) : whole;
+  }));
+  pair.forEach((_, i) => {
+    const best = logits[i] ?? last.dots[i];
+    found.after.push(largestOf(best, NEAREST).map((row) => ({ id: idOf(output)(row), value: best[row] })));
+    pair.forEach((__, j) => {
+      if (n > 1 && i === j) return;
+      const row = place(output, pair[j]), way = { from: pair[i], to: pair[j], score: found.plain[i][j],
+        rank: rankOf(last.dots[i], last.dots[i][row]) };
+      if (logits[i]) {
+        const top = logits[i].reduce((a, b) => Math.max(a, b), -Infinity),
+          sum = logits[i].reduce((a, b) => a + Math.exp(b - top), 0);
+        Object.assign(way, { logit: logits[i][row], log: output.ids ? NaN : logits[i][row] - top - Math.log(sum),
+          modelRank: rankOf(logits[i], logits[i][row]) });
+      }
+      found.ways.push(way);
+    });
+  });
+  return found;
+}
+
+/** A stored vector [n] or [1, n], whole. */
+async function wholeVector(tensor, signal) {
+  return (await ask("rowsOf", [{ ...tensor, shape: [1, tensor.shape.at(-1)] }, [0]], { signal }))[0];
+}

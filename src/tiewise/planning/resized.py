@@ -1,0 +1,222 @@
+"""A model at other sizes: its config with them, and how its counts grow with them.
+
+    like("gpt2", width=1024)    its config with D = 1024, for `plan`
+    growth(config)              every count as a sum of products of sizes: 4·L·D² + 4·L·D is {"DDL": 4, "DL": 4}
+
+There is one counting: the readers of configs and `architecture.budget`. Growth is what they answer to whole numbers
+that remember what they were made of, so that whoever evaluates the terms prints the same digits as `tiewise plan`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tiewise.core.errors import PlanError
+from tiewise.core.sharing_spec import KINDS, SharingSpec
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning import catalogue
+from tiewise.planning.architecture import Architecture, budget
+from tiewise.planning.config import Config, recorded
+from tiewise.planning.read_config import Sizes, from_sizes, read
+
+# Sizes as `tiewise plan` names them: the letter of each, and the usual keys of configs, of which a family has one.
+LETTERS = {"vocab": "V", "width": "D", "layers": "L", "ffn": "F", "heads": "H", "kv_heads": "K"}
+KEYS = {
+    "vocab": ("vocab_size",),
+    "width": ("hidden_size",),
+    "layers": ("num_hidden_layers",),
+    "ffn": ("intermediate_size", "ffn_hidden_size"),
+    "heads": ("num_attention_heads",),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+}
+RANK, GROUPS = "k", "g"  # letters of a factored table's width, and of the groups of layers that share
+BOUNDARIES = ("untied", "tied", "factored")
+AT_ENDS = ("input_table", "output_table", "maps", "head_bias")  # components that the boundary decides
+
+Terms = Mapping[str, int]  # product of letters → how often; what stands behind a slash divides: "DDK/H"
+Product = tuple[tuple[str, int], ...]  # (letter, power), sorted
+Divided = set[tuple[str, str]]  # (what, by what), as letters
+
+
+class Size(int):
+    """A whole number with the sum of products that it was made of; `divided` collects what is asked to divide."""
+
+    made_of: dict[Product, int]
+    divided: Divided
+
+    @classmethod
+    def make(cls, value: int, made_of: Mapping[Product, int], divided: Divided) -> Size:
+        """Return `value` as made of these products."""
+        found = cls(value)
+        found.made_of, found.divided = {of: times for of, times in made_of.items() if times}, divided
+        return found
+
+    def __add__(self, other: int) -> Size:
+        if other == 0 and not isinstance(other, Size):
+            return self  # most of what a count is added to
+        total = dict(self.made_of)
+        for of, times in _made_of(other).items():
+            total[of] = total.get(of, 0) + times
+        return self.make(int(self) + int(other), total, self.divided)
+
+    def __mul__(self, other: int) -> Size:
+        return self._times(int(self) * int(other), _made_of(other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __sub__(self, other: int) -> Size:
+        return self + other * -1
+
+    def __rsub__(self, other: int) -> Size:
+        return self * -1 + other
+
+    def __mod__(self, other: int) -> int:
+        if isinstance(other, Size) and self.made_of != other.made_of:
+            self.divided.add(("".join(terms_of(self)), "".join(terms_of(other))))
+        return int(self) % int(other)
+
+    def __floordiv__(self, other: int) -> Size:
+        """Divide by one product of sizes, which the counting does where it goes in evenly."""
+        ((by, times),) = _made_of(other).items()
+        assert times == 1, f"{other} is no size"
+        assert not int(self) % int(other), f"{self} // {other}"
+        return self._times(int(self) // int(other), {tuple((letter, -power) for letter, power in by): 1})
+
+    def _times(self, value: int, other: Mapping[Product, int]) -> Size:
+        total: Counter[Product] = Counter()
+        for ours, often in self.made_of.items():
+            for theirs, times in other.items():
+                powers = Counter(dict(ours))
+                for letter, power in theirs:
+                    powers[letter] += power
+                total[tuple(sorted(item for item in powers.items() if item[1]))] += often * times
+        return self.make(value, total, self.divided)
+
+
+def _made_of(number: int) -> Mapping[Product, int]:
+    return number.made_of if isinstance(number, Size) else {(): int(number)}
+
+
+def terms_of(number: int) -> Terms:
+    """Return the products that a number was made of, as texts; "" for what follows from no size."""
+    found = {}
+    for product, times in _made_of(number).items():
+        over, under = ("".join(letter * (sign * power) for letter, power in product) for sign in (1, -1))
+        found[f"{over}/{under}" if under else over] = times
+    return found
+
+
+def resized(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return a config of the same family with other `sizes`; those that the family has no key for are left out."""
+    known = recorded().get(str(config.get("model_type")), {"defaults": {}, "names": {}})
+    found = dict(config)
+    for name, value in sizes.items():
+        for key in KEYS[name]:
+            own = known["names"].get(key, key)
+            if own in config or own in known["defaults"] or key in known["names"]:
+                found[own] = value
+        if name == "width" and config.get("word_embed_proj_dim") == config.get("hidden_size"):
+            found["word_embed_proj_dim"] = value  # OPT's tables: as wide as the model, where they were
+    return found
+
+
+def like(name: str, **sizes: int) -> dict[str, Any]:
+    """Return the config of a model of the catalogue at other sizes: vocab, width, layers, ffn, heads, kv_heads.
+
+    All that is not named stays as its config has it: a wider model keeps the feed-forward width, and that of a head,
+    where the config says them.
+
+    Raises:
+        PlanError: the catalogue has no such model, or no config of it; its class counts without such a size.
+    """
+    row = catalogue.find(name)
+    if not row.config:
+        raise PlanError(f"{row.name} is known by V, D and L alone", "plan from sizes: --vocab, --width and --layers")
+    config = dict(row.config)
+    if len(read(config).stacks) > 1:
+        raise PlanError(f"{row.name} has an encoder and a decoder", "give a config.json with the sizes of both")
+    divided: Divided = set()
+    traced = read(resized(config, _traced({**_sizes(config), **sizes}, divided)))
+    counts = budget(traced, BoundarySpec("untied"), SharingSpec()).parameters
+    used = _letters(map(terms_of, counts.values())).union(*divided, "L")
+    for size in sizes:
+        if LETTERS[size] not in used:
+            raise PlanError(f"{row.name}: nothing in it depends on {size}", "leave it out")
+    tied = {} if row.tied is None else {"tie_word_embeddings": row.tied}
+    return {**resized(config, sizes), **tied, "_name_or_path": f"like {row.name}"}
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the counts of one family grow with sizes; letters as in `LETTERS`, and `RANK` and `GROUPS`."""
+
+    sizes: Mapping[str, int]  # those that matter, as the model has them
+    table_width: Terms  # E
+    ends: Mapping[str, Mapping[str, Terms]]  # boundary → component → terms
+    body: Mapping[str, Mapping[str, Terms]]  # kind of sharing → component → terms
+    divided: Divided  # sizes that must divide others
+
+    def record(self) -> dict[str, Any]:
+        """What does not depend on the sizes at hand, as JSON takes it."""
+        kept = {"table_width": self.table_width, "ends": self.ends, "body": self.body}
+        return {**kept, "divided": sorted(self.divided)}
+
+
+def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
+    """Run the counting of a config, or of a decoder by its sizes alone; None where its layers are not all alike."""
+    sizes = _sizes(model)
+    if len(stacks := _at(model, sizes).stacks) != 1 or any(each != stacks[0].layers[0] for each in stacks[0].layers):
+        return None
+    divided: Divided = set()
+    traced = _traced(sizes, divided)
+    depth, rank, groups = (Size.make(1, {((letter, 1),): 1}, divided) for letter in (LETTERS["layers"], RANK, GROUPS))
+    one, two = (_at(model, {**traced, "layers": layers}) for layers in (1, 2))
+
+    def at_ends(name: str) -> dict[str, Terms]:
+        found = budget(one, BoundarySpec(name, width=rank if name == "factored" else None), SharingSpec()).parameters
+        return {part: terms_of(found[part]) for part in AT_ENDS if part in found}
+
+    def body(kind: str) -> dict[str, Terms]:
+        shares = SharingSpec(kind)
+        split = shares if kind == "none" else SharingSpec(kind, groups=2)
+        of_one, of_two, apart = one.body(shares), two.body(shares), two.body(split)
+        found: dict[str, Terms] = {}
+        for part, count in of_two.items():
+            # what a layer adds, what a group adds, and what is there without any
+            single, double, parted = (of.parameters for of in (of_one[part], count, apart[part]))
+            each, group = double - single, parted - double
+            found[part] = terms_of(single - each - group + each * depth + group * groups)
+        return found
+
+    ends, bodies = ({name: of(name) for name in names} for of, names in ((at_ends, BOUNDARIES), (body, KINDS)))
+    used = _letters(terms for found in (*ends.values(), *bodies.values()) for terms in found.values())
+    matters = {name: value for name, value in sizes.items() if LETTERS[name] in used.union(*divided)}
+    return Growth(matters, terms_of(one.ends.width), ends, bodies, divided)
+
+
+def _sizes(model: Mapping[str, Any] | Sizes) -> dict[str, int]:
+    """All sizes that a config has or its class would take, in the order of `LETTERS`."""
+    if isinstance(model, Sizes):
+        found = {name: getattr(model, name) for name in KEYS}
+    else:
+        config = Config(model, str(model["model_type"]))
+        found = {name: next(filter(None, map(config.get, keys)), None) for name, keys in KEYS.items()}
+    usual = {"ffn": 4 * found["width"], "kv_heads": found["heads"]}
+    return {name: usual[name] if value is None else value for name, value in found.items()}
+
+
+def _at(model: Mapping[str, Any] | Sizes, sizes: Mapping[str, int]) -> Architecture:
+    return from_sizes(Sizes(**sizes, gated=model.gated)) if isinstance(model, Sizes) else read(resized(model, sizes))
+
+
+def _traced(sizes: Mapping[str, int], divided: Divided) -> dict[str, int]:
+    """Return sizes that remember their letters. Layers are counted one by one: their number is no factor yet."""
+    made = {name: Size.make(value, {((LETTERS[name], 1),): 1}, divided) for name, value in sizes.items()}
+    return {name: sizes[name] if name == "layers" else size for name, size in made.items()}
+
+
+def _letters(terms: Iterable[Terms]) -> set[str]:
+    return {letter for each in terms for product in each for letter in product}

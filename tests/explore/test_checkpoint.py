@@ -1,0 +1,158 @@
+"""Your checkpoint, as a person would use it: keyboard, drop, words, report; and what `tiewise explore CKPT` embeds."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from tests.explore.dropping import drop
+
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.core.errors import CheckpointError, DataError
+from tiewise.data.tokenizer import make_tokenizer
+from tiewise.explorer.embedded import MOST_BYTES, MOST_ROWS, embedded
+from tiewise.explorer.page import explore
+from tiewise.inspection.sections.direct_path import direct_path_of
+
+from tiny_checkpoints import llama  # isort: skip - dropping.py says where it is
+
+V = 257
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An untied Llama whose tokens are bytes."""
+    path = llama(tmp_path_factory.mktemp("folder") / "my model", False, rows=V, config={"rms_norm_eps": 1e-5})
+    make_tokenizer("bytes").save_pretrained(path)
+    return path
+
+
+def ask(page, words):
+    page.locator("#words").fill(words)
+    page.evaluate("document.getElementById('copy-issue')?.remove()")
+    page.locator("#words").press("Enter")
+    page.locator("#copy-issue").wait_for()
+    return page.evaluate("dropped.result")
+
+
+def test_with_the_keyboard_alone(visit, folder):
+    page = visit("at=checkpoint").page
+    page.on("filechooser", lambda chooser: chooser.set_files(folder))
+    page.get_by_role("button", name="Choose a folder").focus()
+    page.keyboard.press("Enter")
+    page.locator("#copy-issue").wait_for()
+    assert page.locator("#status").inner_text() == "Scores are drawn."
+    for _ in range(4):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "words":
+            break
+    page.keyboard.press("Control+a")
+    page.keyboard.type("p, q, r")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Direct path of all words").wait_for()
+    assert "words=p%2C+q%2C+r" in page.url.replace(",", "%2C")
+
+
+def test_files_that_are_dropped(visit, folder):
+    page = visit("at=checkpoint").page
+    page.evaluate(
+        """([files]) => {
+          const moved = new DataTransfer();
+          for (const [name, bytes] of files) moved.items.add(new File([new Uint8Array(bytes)], name));
+          const dropped = new DragEvent("drop", { dataTransfer: moved, cancelable: true });
+          document.querySelector(".drop").dispatchEvent(dropped);
+        }""",
+        [[[name, list((folder / name).read_bytes())] for name in ("config.json", "model.safetensors")]],
+    )
+    page.locator("#copy-issue").wait_for()
+    assert "two tables of their own" in page.locator("#verdict").inner_text()
+
+
+def test_words_that_are_no_tokens_are_named_with_some_that_are(dropper, folder):
+    page = drop(dropper, folder)
+    for words, said in (("a, word", "“word” is not one token here"), ("", "Write one word"), ("#257", "“#257” is not")):
+        page.locator("#words").fill(words)
+        page.locator("#words").press("Enter")
+        assert said in page.locator("[id^=help]").inner_text()
+        assert page.locator("#words").get_attribute("aria-invalid") == "true"
+    assert len(ask(page, "a")["ways"]) == 1
+
+
+def test_every_command_of_the_report_gives_the_numbers_beside_it(dropper, folder, tmp_path):
+    page = drop(dropper, folder)
+    found = ask(page, "a, b")
+    report = page.locator("#issue").input_value()
+    assert "tiewise check 'my model'" in report
+    assert "tiewise inspect 'my model' --only direct_path --tokens 'a, b'" in report
+    (line,) = [line for line in report.splitlines() if line.startswith("python -c ")]
+    run = subprocess.run(
+        ["bash", "-c", line.replace("python", sys.executable, 1)], cwd=folder, capture_output=True, text=True
+    )
+    printed = [float(part.partition("(")[2].partition(",")[0]) for part in run.stdout.split("tensor")[1:]]
+    assert printed == pytest.approx([way["score"] for way in found["ways"]], abs=1e-4), run.stderr
+    told = {q.name: q for q in direct_path_of(open_folder(folder), [("a", "b")]).quantities}
+    for name, way in zip(("a → b", "b → a"), found["ways"], strict=True):
+        assert way["logit"] == pytest.approx(told[name].value, abs=1e-6)
+        assert np.exp(way["log"]) == pytest.approx(told[f"p({name})"].value, rel=1e-6)
+        assert told[f"p({name})"].why == f"rank {way['modelRank']:,}"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#copy-issue").click()
+    page.get_by_text("Copied.").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == report
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A Llama with more rows than a page holds."""
+    path = llama(tmp_path_factory.mktemp("long") / "long", False, rows=6000, width=32)
+    return path
+
+
+def test_what_is_embedded_says_so_and_is_scored_as_if_dropped(visit, long, tmp_path):
+    page_file = explore(long, words=["#5999", "#7"]).write(tmp_path / "page.html")
+    page = visit(path=page_file).page
+    page.locator("#copy-issue").wait_for()
+    assert "This page holds 4,096 of 6,000 rows of long" in page.locator(".banner").inner_text()
+    assert "and those asked for" in page.locator(".banner").inner_text()
+    part = ask(page, "#5999, #7")
+    page.locator("#words").fill("#5998")
+    page.locator("#words").press("Enter")
+    assert "of those that this page holds" in page.locator("[id^=help]").inner_text()
+    verdict = page.evaluate("dropped.opened.verdict")
+    page.set_input_files("#folder", long)
+    page.get_by_text("This page holds").wait_for(state="detached")
+    page.locator("#copy-issue").wait_for()
+    assert page.evaluate("dropped.opened.verdict") == verdict
+    whole = ask(page, "#5999, #7")
+    tensors = load_file(long / "model.safetensors")
+    first, second = tensors["model.embed_tokens.weight"].double(), tensors["lm_head.weight"].double()
+    for one, other, (a, b) in zip(part["ways"], whole["ways"], ((5999, 7), (7, 5999)), strict=True):
+        assert one["score"] == pytest.approx(other["score"]) == pytest.approx((first[a] @ second[b]).item())
+        assert one["logit"] == pytest.approx(other["logit"])
+        held = [*range(4095), 5999]  # 7 is one of the first
+        assert one["rank"] == 1 + (second[held] @ first[a] > first[a] @ second[b] + 1e-9).sum().item()
+        assert other["rank"] == 1 + (second @ first[a] > first[a] @ second[b] + 1e-9).sum().item()
+
+
+def test_no_more_is_embedded_than_is_promised(tmp_path, long, folder):
+    told = embedded(long, ["#5999"])
+    assert len(told["ids"]) == MOST_ROWS
+    assert told["ids"][-1] == 5999
+    wide = embedded(llama(tmp_path, False, rows=4000, width=1024), ["#3999"])
+    assert sum(len(tensor.get("data", "")) * 3 / 4 for tensor in wide["tensors"]) <= MOST_BYTES
+    assert 2400 < len(wide["ids"]) < 4000
+    assert embedded(folder)["note"] == ""  # all of it is there
+    assert embedded(folder)["texts"][ord("a")] is not None
+    json.dumps(told, allow_nan=False)
+
+
+def test_what_cannot_be_embedded_is_refused(tmp_path, folder):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="pickled weights alone"):
+        explore(tmp_path)
+    with pytest.raises(DataError, match="token 257"):
+        explore(folder, words=["#257"])
+    with pytest.raises(CheckpointError, match="no such file"):
+        explore(tmp_path / "nowhere")

@@ -1,0 +1,79 @@
+"""A model at other sizes, and counts as sums of products of sizes."""
+
+import pytest
+
+from tiewise.core.errors import PlanError
+from tiewise.planning import catalogue
+from tiewise.planning.plan import plan
+from tiewise.planning.read_config import Sizes
+from tiewise.planning.resized import Growth, Size, growth, like, terms_of
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("pythia-70m", "pythia-160m"),
+        ("pythia-70m", "pythia-2.8b"),
+        ("opt-125m", "opt-6.7b"),
+        ("gpt2", "gpt2-xl"),
+        ("qwen2.5-7b", "qwen2.5-72b"),
+        ("gemma-3-1b", "gemma-3-12b"),
+    ],
+)
+def test_a_model_at_the_sizes_of_another_of_its_kind_is_that_one(name, other):
+    """What the catalogue says of both was counted on transformers' own classes."""
+    wanted = catalogue.find(other)
+    sizes = growth(wanted.config).sizes
+    given = {size: value for size, value in sizes.items() if size in growth(catalogue.find(name).config).sizes}
+    made = plan(like(name, **given), ("tied" if wanted.tied else "untied",))
+    assert made.choices[0]["parameters"]["total"] == wanted.parameters
+
+
+def test_what_is_not_named_stays_and_a_width_of_its_class_follows():
+    assert plan(like("gpt2", width=1024, layers=24, heads=16)).architecture.total == 354_823_168  # GPT-2 medium
+    assert like("llama-3-8b", width=2048)["intermediate_size"] == 14_336
+    assert like("gpt2", layers=2)["_name_or_path"] == "like gpt2"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "said"),
+    [
+        ("gpt2", {"kv_heads": 4}, "nothing in it depends on kv_heads"),
+        ("starcoder", {"kv_heads": 4}, "nothing in it depends on kv_heads"),
+        ("bloom-560m", {"ffn": 4}, "nothing in it depends on ffn"),
+        ("t5-small", {"width": 4}, "an encoder and a decoder"),
+        ("gpt2", {"heads": 5}, "768 is not a multiple of 5 heads"),
+        ("gpt2", {"width": 0}, "whole number"),
+        ("nothing-like-it", {"width": 4}, "catalogue"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, sizes, said):
+    with pytest.raises(PlanError, match=said):
+        like(name, **sizes)
+
+
+def test_counts_by_hand():
+    """12·D² per layer: the figure of the textbooks; the rest is in the terms."""
+    found = growth(Sizes(1000, 64, 3, heads=4))
+    assert isinstance(found, Growth)
+    assert found.ends == {
+        "untied": {"input_table": {"DV": 1}, "output_table": {"DV": 1}},
+        "tied": {"input_table": {"DV": 1}},
+        "factored": {"input_table": {"Vk": 1}, "maps": {"Dk": 2}},
+    }
+    heads = {"DDL": 2, "DDKL/H": 2}
+    assert found.body["none"] == {"attention": heads, "ffn": {"DFL": 2}}
+    assert found.body["attention"] == {"attention": {"DDg": 2, "DDKg/H": 2}, "ffn": {"DFL": 2}}
+    assert found.divided == {("D", "H"), ("H", "K")}
+    assert growth(catalogue.find("deepseek-v3").config) is None  # dense layers, then experts
+
+
+def test_a_number_remembers_what_it_was_made_of():
+    divided = set()
+    d, h = (Size.make(value, {((letter, 1),): 1}, divided) for value, letter in ((12, "d"), (4, "h")))
+    made = 2 * d * (d // h) + 5 - d
+    assert (made, terms_of(made)) == (2 * 12 * 3 + 5 - 12, {"dd/h": 2, "": 5, "d": -1})
+    assert terms_of(d - d) == {}
+    assert (5 - d, terms_of(5 - d)) == (-7, {"": 5, "d": -1})
+    assert d % h == 0
+    assert divided == {("d", "h")}
