@@ -140,9 +140,9 @@ def test_no_more_is_embedded_than_is_promised(tmp_path, long, folder):
     told = embedded(long, ["#5999"])
     assert len(told["ids"]) == MOST_ROWS
     assert told["ids"][-1] == 5999
-    wide = embedded(llama(tmp_path, False, rows=700, width=8192), ["#699"])
+    wide = embedded(llama(tmp_path, False, rows=4000, width=1024), ["#3999"])
     assert sum(len(tensor.get("data", "")) * 3 / 4 for tensor in wide["tensors"]) <= MOST_BYTES
-    assert 250 < len(wide["ids"]) < 700
+    assert 2400 < len(wide["ids"]) < 4000
     assert embedded(folder)["note"] == ""  # all of it is there
     assert embedded(folder)["texts"][ord("a")] is not None
     json.dumps(told, allow_nan=False)

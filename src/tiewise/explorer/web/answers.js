@@ -1,17 +1,14 @@
 // What is shown of measured words (words.js), and the same as a report in Markdown; every number with the command that
 // repeats it.
-import { bars, button, curves, el, heat, listing, panel, panels } from "./kit.js";
+import { bars, button, command, curves, el, heat, listing, panel, panels } from "./kit.js";
 import { count, plain } from "./numbers.js";
 import { quoted } from "./verdict.js";
 import { findToken, tokenName } from "./words.js";
 
-/** Command lines, to be repeated where the checkpoint lies. */
-export const repeat = (line) => el("p", { class: "note repeat" }, "Repeat it: ", el("code", {}, line));
-
 /** Everything that is drawn of a result. */
 export function answers(opened, result) {
   const scores = [storedScores(opened, result), appliedScores(opened, result)].filter(Boolean);
-  return [el("div", { class: "panels" }, scores), panels(...nearestPanels(opened, result)),
+  return [el("div", { class: "panels" }, scores), panels(...nearLists(opened, result)),
     el("div", { class: "panels" }, [matrixOf(opened, result), lengthsOf(opened, result)].filter(Boolean)),
     reportOf(opened, result)];
 }
@@ -35,7 +32,7 @@ function storedScores(opened, result) {
     `${note} Input row of the first word · output row of the second, as they are stored; norm, scales and bias are `,
     `left out. Rank 1 is the highest ${among}.`,
     !opened.path.applied && ` What the model applies besides is not shown: ${opened.path.notes[0]}.`,
-    el("details", {}, el("summary", {}, "Repeat it"), el("pre", {}, snippet(opened, result))),
+    el("details", {}, el("summary", {}, "Repeat it"), command(snippet(opened, result))),
   ].filter(Boolean);
   return panel(title, wayBars(title, opened, ways, "score", "rank"), caption, listing(title, ["Words", "Score", "Rank"],
     ways.map((way) => [wayName(opened, way), plain(way.score, 6), `${count(way.rank)} ${among}`])));
@@ -45,7 +42,7 @@ function appliedScores(opened, { ways, ids }) {
   const title = "As the model applies it", inspect = inspection(opened, ids);
   if (!ways.length || !opened.path.applied) return null;
   const notes = opened.path.notes.join(", "), caption = [
-    `The straight path with all that this class does between its tables: ${notes}.`, inspect && repeat(inspect)];
+    `The straight path with all that this class does between its tables: ${notes}.`, inspect && command(inspect)];
   const chance = ({ log }) => (Number.isNaN(log) ? "–" : Math.exp(log).toPrecision(4));
   return panel(title, wayBars(title, opened, ways, "logit", "modelRank"), caption,
     listing(title, ["Words", "Logit", "Probability", "Rank"], ways.map((way) =>
@@ -53,7 +50,7 @@ function appliedScores(opened, { ways, ids }) {
 }
 
 /** Lists beside each other: the rows nearest to the words' at each end, and what scores highest behind each word. */
-function nearestPanels(opened, { ids, near, after }) {
+function nearLists(opened, { ids, near, after }) {
   const pair = ids.slice(0, 2).map((id) => tokenName(opened, id));
   const cells = (one) => (one ? [tokenName(opened, one.id), plain(one.value, 3)] : ["", ""]);
   const list = (title, header, before, found, caption) => panel(title, listing(title,
@@ -86,7 +83,7 @@ function lengthsOf(opened, { ids, bands, lengths }) {
     points: bands[end].map((band) => [band.id + 1, band[part]]) })));
   const axes = { x: "token number, on a scale of factors", y: "length", factors: true };
   const caption = ["Tokenizers mostly number tokens in the order in which they learned them: a small number is mostly ",
-    "a frequent token.", repeat(opened.command("inspect", "--only", "tokens"))];
+    "a frequent token.", command(opened.command("inspect", "--only", "tokens"))];
   return panel(title, curves("Lengths of rows against token number", lines, axes), caption,
     listing("Lengths of the words' rows", ["Word", ...ends],
       ids.map((id, i) => [tokenName(opened, id), ...ends.map((end) => plain(lengths[end][i], 4))])));

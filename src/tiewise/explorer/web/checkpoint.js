@@ -1,7 +1,7 @@
 // Your checkpoint: dropped or chosen, read here and nowhere else. The verdict first, then what its two tables say of
 // words.
-import { answers, repeat } from "./answers.js";
-import { announce, button, el, fresh, paragraph } from "./kit.js";
+import { answers } from "./answers.js";
+import { announce, button, command, el, fresh, paragraph } from "./kit.js";
 import { count } from "./numbers.js";
 import { gathered, openDropped, openEmbedded } from "./opened.js";
 import { facts, keep, kept } from "./state.js";
@@ -113,7 +113,7 @@ function verdictOf(opened) {
     findings.length > 0 && el("ul", { class: "findings" }, findings),
     opened.faults.length > 0 && el("ul", { class: "findings" },
       opened.faults.map((fault) => el("li", {}, `${fault}.`))),
-    repeat(opened.command("check")),
+    command(opened.command("check")),
     el("p", { class: "note" }, "Seven rules are decided here, by tensors and config alone. ",
       el("code", {}, "tiewise check"), " runs all of its rules and says what each loader will make of it."),
   ].filter(Boolean);
