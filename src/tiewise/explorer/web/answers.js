@@ -9,7 +9,7 @@ import { findToken, tokenName } from "./words.js";
 /** Everything that is drawn of a result. */
 export function answers(opened, result) {
   const scores = [storedScores(opened, result), appliedScores(opened, result)].filter(Boolean);
-  return [el("div", { class: "panels" }, scores), panels(...nearLists(opened, result)),
+  return [el("div", { class: "panels" }, scores), panels(...nearestPanels(opened, result)),
     el("div", { class: "panels" }, [matrixOf(opened, result), lengthsOf(opened, result)].filter(Boolean)),
     reportOf(opened, result)];
 }
@@ -51,7 +51,7 @@ function appliedScores(opened, { ways, ids }) {
 }
 
 /** Lists beside each other: the rows nearest to the words' at each end, and what scores highest behind each word. */
-function nearLists(opened, { ids, near, after }) {
+function nearestPanels(opened, { ids, near, after }) {
   const pair = ids.slice(0, 2).map((id) => tokenName(opened, id));
   const cells = (one) => (one ? [tokenName(opened, one.id), plain(one.value, 3)] : ["", ""]);
   const list = (title, header, before, found, caption) => panel(title, listing(title,

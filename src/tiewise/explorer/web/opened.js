@@ -5,7 +5,7 @@ import { isOwn } from "./claims.js";
 import { count } from "./numbers.js";
 import { endsOf, pathOf } from "./path.js";
 import { Refusal, short } from "./stored.js";
-import { tiewiseLine, comparable, difference, factsOf, sized, tyingFindings } from "./verdict.js";
+import { commandLine, comparable, difference, factsOf, sized, tyingFindings } from "./verdict.js";
 
 /** Of dropped or chosen files those directly inside one folder: { name, files: [{ name, file }] }. */
 export function gathered(list) {
@@ -43,7 +43,7 @@ export async function openDropped({ name, files }, data, job) {
 
 /** Why there are no tensors, and what reads what is there. */
 function notTensors(name, files, { adapter, faults, pickles }) {
-  const gguf = files.find((entry) => entry.name.endsWith(".gguf"))?.name, check = tiewiseLine(gguf ?? name, "check");
+  const gguf = files.find((entry) => entry.name.endsWith(".gguf"))?.name, check = commandLine(gguf ?? name, "check");
   if (adapter) return `${short(name)} is an adapter, which changes another checkpoint; ${check} --base BASE reads it`;
   if (faults.length) return faults[0];
   if (gguf) return `${short(gguf)} is a GGUF file, which this page does not read; ${check} does`;
@@ -59,7 +59,7 @@ function finished({ name, folder, facts, alike, stopped, by, data }) {
   const verdict = { sentence: headline(facts, alike, findings, stopped), config: byConfig(facts.claims),
     bytes: byBytes(facts, alike, stopped), findings, severity: findings[0]?.severity ?? null };
   return { name, embedded: null, texts, pieces, lower, faults, ends, verdict,
-    path: ends.output ? pathOf(facts, ends, by, data) : null, command: (verb, ...options) => tiewiseLine(name, verb,
+    path: ends.output ? pathOf(facts, ends, by, data) : null, command: (verb, ...options) => commandLine(name, verb,
       ...options) };
 }
 

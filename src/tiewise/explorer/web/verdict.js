@@ -26,7 +26,7 @@ export function sized(bytes) {
 export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
 
 /** A command line of tiewise for a checkpoint. */
-export const tiewiseLine = (name, verb, ...options) => ["tiewise", verb, quoted(name), ...options].join(" ");
+export const commandLine = (name, verb, ...options) => ["tiewise", verb, quoted(name), ...options].join(" ");
 
 /** How alike two tables are, with numbers. */
 export function difference(alike) {
@@ -90,7 +90,7 @@ export function tyingFindings(name, facts, alike) {
   const { claims, roles, folder, quantised, text, unplaced } = facts, found = [];
   const say = (rule, severity, where, evidence, repair, safe = false) =>
     found.push({ rule, severity, where, evidence, repair, safe });
-  const to = (verb, ...options) => tiewiseLine(name, verb, ...options, "--to NEW_DIR");
+  const to = (verb, ...options) => commandLine(name, verb, ...options, "--to NEW_DIR");
   const like = unplaced.map((tensor) => tensor.name), tied = claims.tied;
 
   const strange = (table, wanted) =>
