@@ -109,6 +109,7 @@ def test_runs_without_curves_or_with_diverged_ones_show_what_there_is(visit, tmp
     for name, made in (("bare", bare), ("nan", nan), ("albert", albert_comparison())):
         page = visit(path=explore(write(tmp_path / name, made)).write(tmp_path / f"{name}.html")).page
         assert page.locator("#runs .finding").inner_text() == verdict(made)
+        assert not {"undefined", "false", "null"} & set(page.locator("#runs").inner_text().split())
     alone = begun(tmp_path / "alone", ("tied",), seed=1)
     page = visit(path=explore(alone).write(tmp_path / "alone.html")).page
     assert "nothing to compare it with" in page.locator("#runs .finding").inner_text()

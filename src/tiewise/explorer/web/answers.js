@@ -1,6 +1,7 @@
 // What is shown of measured words (words.js), and the same as a report in Markdown; every number with the command that
 // repeats it.
-import { bars, button, command, curves, el, heat, listing, panel, panels } from "./kit.js";
+import { curves } from "./curves.js";
+import { bars, button, command, el, heat, listing, panel, panels } from "./kit.js";
 import { count, plain } from "./numbers.js";
 import { quoted } from "./verdict.js";
 import { findToken, tokenName } from "./words.js";

@@ -1,4 +1,4 @@
-// The pieces that every section is built of: elements, fields, editable matrices, heat maps, bars, curves, tables, guesses.
+// The pieces that every section is built of: elements, fields, editable matrices, heat maps, bars, tables, guesses.
 import { plain } from "./numbers.js";
 import { keep, kept } from "./state.js";
 
@@ -147,110 +147,6 @@ export function bars(label, items, { most = null, digits = 2 } = {}) {
     el("div", {}, el("span", {}, name), el("span", { class: "track", "aria-hidden": "true" },
       el("span", { style: { "margin-left": `${((100 * from) / top).toFixed(2)}%`, width: `${(100 * Math.min(1, Math.abs(value) / top)).toFixed(2)}%`, background: colour ?? "var(--accent)" } })),
     el("span", {}, said ?? plain(value, digits)))));
-}
-
-const DASHES = ["", "7 4", "2 3", "8 3 2 3"];
-
-/** Round numbers between a and b, some `many` of them, and how many digits they need. */
-function ticks(a, b, many = 5) {
-  const rough = (b - a) / many, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * ([1, 2, 5].find((of) => of * power >= rough) ?? 10), first = Math.ceil(a / step - 1e-9);
-  const at = Array.from({ length: Math.floor(b / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
-  return { at, digits: Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) };
-}
-
-/** The same along factors, as powers of ten: 1, 2 and 5 of each, or each alone. */
-function factorTicks(a, b, many) {
-  const powers = Array.from({ length: Math.ceil(b) - Math.floor(a) + 1 }, (_, i) => Math.floor(a) + i);
-  const every = powers.flatMap((power) => [1, 2, 5].map((of) => of * 10 ** power)).filter((of) => Math.log10(of) >= a && Math.log10(of) <= b);
-  return every.length > many ? every.filter((of) => Number.isInteger(Math.round(Math.log10(of) * 1e6) / 1e6)) : every;
-}
-
-/** A drawing made again for the width that it has, at most `most`, so that its letters stay as large as they are written. */
-export function fitted(most, draw) {
-  const box = el("div", {}, draw(most));
-  let drawn = most;
-  const watch = new ResizeObserver(([{ contentRect: { width } }]) => {
-    if (!box.isConnected) watch.disconnect();
-    else if (width && Math.abs(Math.min(most, width) - drawn) > 4) box.replaceChildren(draw(drawn = Math.min(most, width)));
-  });
-  watch.observe(box);
-  return box;
-}
-
-const spread = (values) => { const a = Math.min(...values), b = Math.max(...values); return a === b ? [a - 0.5, b + 0.5] : [a, b]; };
-const stopsOf = (lines) => [...new Set(lines.flatMap(({ points }) => points.map(([at]) => at)))].sort((a, b) => a - b);
-const named = (lines) => lines.filter(({ thin }) => !thin);
-const place = (at) => plain(at, Number.isInteger(at) ? 0 : 2);
-
-/**
- * Curves over one axis: [{ name, points: [[x, y]…], colour, thin }], thin ones unnamed behind the others. The legend says
- * the values at one x: the last, that of the pointer, that which the arrow keys reach, or `mark`, which `.mark(x)` of what
- * is returned moves. `level`: a line across; `range`: of y; `factors`: x grows by factors.
- */
-export function curves(label, lines, { x, y, width: most = 760, height = 260, digits = 2, factors = false, mark = null, level = null, range = null }) {
-  const all = lines.flatMap(({ points }) => points), to = factors ? Math.log10 : Number;
-  if (!all.length) return Object.assign(el("p", { class: "note" }, "Nothing to draw yet."), { mark() {} });
-  const own = named(lines), dash = (line) => DASHES[own.indexOf(line) % DASHES.length] ?? "";
-  const values = own.map(({ points }) => new Map(points)), said = own.map(() => el("b")), where = el("span", { class: "where" });
-  const stops = stopsOf(own), far = Math.max(1, Math.round(stops.length / 10));
-  const [x0, x1] = spread(all.map(([at]) => to(at))), [y0, y1] = range ?? spread(all.map(([, of]) => of).concat(level ?? []));
-  const nearest = (at) => stops.reduce((best, one, i) => (Math.abs(to(one) - at) < Math.abs(to(stops[best]) - at) ? i : best), 0);
-  let stop = 0, show = () => {};
-  const tell = (next) => {
-    stop = Math.max(0, Math.min(stops.length - 1, next));
-    values.forEach((of, i) => { said[i].textContent = plain(of.get(stops[stop]), digits); });
-    where.textContent = `${x} ${place(stops[stop])}`;
-    show();
-  };
-  const home = () => tell(mark === null ? stops.length - 1 : nearest(to(mark)));
-  const keys = { ArrowLeft: () => stop - 1, ArrowRight: () => stop + 1, PageDown: () => stop - far, PageUp: () => stop + far, Home: () => 0, End: () => stops.length - 1 };
-  const draw = (width) => {
-    const many = Math.max(2, Math.floor(width / 70)), rises = ticks(y0, y1), steps = factors ? factorTicks(x0, x1, many) : ticks(x0, x1, many).at;
-    const left = 30 + 7 * Math.max(...rises.at.map((of) => plain(of, rises.digits).length)), right = 18, above = 10, below = 42;
-    const across = (at) => left + ((to(at) - x0) / (x1 - x0)) * (width - left - right);
-    const up = (of) => height - below - ((of - y0) / (y1 - y0)) * (height - above - below);
-    const cursor = svg("path", { class: "cursor" }), dots = own.map(({ colour }) => svg("circle", { r: 4, fill: colour }));
-    const drawn = svg("svg", {
-      class: "curves", width, height, viewBox: `0 0 ${width} ${height}`, role: "slider", tabindex: 0, "aria-label": `${label}: values along the curves`,
-      "aria-valuemin": stops[0], "aria-valuemax": stops.at(-1), onpointerleave: home, onblur: home,
-      onpointermove: ({ clientX }) => tell(nearest(x0 + ((clientX - drawn.getBoundingClientRect().left - left) / (width - left - right)) * (x1 - x0))),
-      onkeydown: (event) => { const next = keys[event.key]; if (next) { event.preventDefault(); tell(next()); } },
-    },
-    rises.at.map((of) => [svg("path", { d: `M${left} ${up(of)}H${width - right}`, class: "grid" }),
-      svg("text", { x: left - 6, y: up(of) + 4, "text-anchor": "end" }, plain(of, rises.digits))]),
-    steps.map((of) => svg("text", { x: across(of), y: height - below + 17, "text-anchor": "middle" }, place(of))),
-    svg("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, x),
-    svg("text", { transform: `translate(12 ${(above + height - below) / 2}) rotate(-90)`, "text-anchor": "middle" }, y),
-    level === null ? null : svg("path", { d: `M${left} ${up(level)}H${width - right}`, class: "level" }),
-    [...lines].sort((a, b) => Boolean(b.thin) - Boolean(a.thin)).map((line) => svg("path", {
-      d: line.points.map(([at, of], k) => `${k ? "L" : "M"}${across(at).toFixed(1)} ${up(of).toFixed(1)}`).join(""), fill: "none", stroke: line.colour,
-      ...(line.thin ? { "stroke-width": 1, opacity: 0.35 } : { "stroke-width": 2, "stroke-dasharray": dash(line) }) })),
-    cursor, dots);
-    show = () => {
-      const at = stops[stop], found = values.map((of) => of.get(at));
-      cursor.setAttribute("d", `M${across(at)} ${above}V${height - below}`);
-      dots.forEach((dot, i) => dot.setAttribute("transform", found[i] === undefined ? "translate(-99 0)" : `translate(${across(at)} ${up(found[i])})`));
-      drawn.setAttribute("aria-valuenow", at);
-      drawn.setAttribute("aria-valuetext", `${x} ${place(at)}: ${own.map(({ name }, i) => `${name} ${plain(found[i], digits)}`).join(", ")}`);
-    };
-    show();
-    return drawn;
-  };
-  home();
-  const made = el("div", {}, el("div", { class: "legend", "aria-hidden": "true" }, own.map((line, i) => el("span", {}, stroke(line.colour, dash(line)), ` ${line.name} `, said[i])), where),
-    fitted(most, draw));
-  return Object.assign(made, { mark(at) { mark = at; home(); } });
-}
-
-/** The line that a legend shows. */
-export const stroke = (colour, dash = "") => svg("svg", { width: 26, height: 8 }, svg("path", { d: "M0 4H26", stroke: colour, "stroke-width": 2.5, "stroke-dasharray": dash }));
-
-/** The numbers of named curves as a table: of many points some `most`, evenly. */
-export function curveTable(label, lines, { x, digits = 2, most = 60 }) {
-  const own = named(lines), values = own.map(({ points }) => new Map(points)), stops = stopsOf(own), every = Math.ceil(stops.length / most) || 1;
-  return listing(label, [x, ...own.map(({ name }) => name)], stops.filter((_, i) => i % every === 0 || i === stops.length - 1)
-    .map((at) => [place(at), ...values.map((of) => plain(of.get(at), digits))]));
 }
 
 /** Predict, then reveal: a question with its options; what it comes to, `shown()`, appears once one was taken. */

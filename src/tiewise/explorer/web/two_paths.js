@@ -6,14 +6,15 @@ const blank = (a) => a.map((row) => row.map(() => 0));
 const addTo = (row, other, factor = 1) => other.forEach((x, i) => { row[i] += factor * x; });
 export const lengthOf = (a) => Math.hypot(...a.flat());
 
-/** Loss, both gradients of W [V, D], that of M [D, D], and what each position gave: `back` is h̄, the gradient at its lookup. */
+/** Loss, gradients of W [V, D] by both paths and of M [D, D], and what each position gave: `back` is h̄, at its lookup. */
 export function bothPaths({ W, M }, inputs, targets) {
   const lookup = blank(W), head = blank(W), body = blank(M);
   let loss = 0;
   const positions = inputs.map((x, t) => {
     const e = W[x], bent = product([e], M)[0].map(Math.tanh), h = e.map((value, i) => value + bent[i]);
     const p = softmax(W.map((row) => dot(row, h))), error = p.map((value, j) => value - (j === targets[t] ? 1 : 0));
-    const up = transposed(W).map((column) => dot(column, error)), inside = up.map((value, i) => value * (1 - bent[i] ** 2));
+    const up = transposed(W).map((column) => dot(column, error));
+    const inside = up.map((value, i) => value * (1 - bent[i] ** 2));
     const back = up.map((value, i) => value + dot(M[i], inside));
     loss -= Math.log(p[targets[t]]);
     error.forEach((value, j) => addTo(head[j], h, value));
@@ -29,7 +30,8 @@ export const summed = ({ lookup, head }, alpha) => head.map((row, j) => row.map(
 
 /** Where a seed starts: W [V, width] and M [width, width]. */
 export function begun(vocab, width, seed) {
-  const draw = random(seed), table = (rows, size) => Array.from({ length: rows }, () => Array.from({ length: width }, () => size * (2 * draw() - 1)));
+  const draw = random(seed), row = (size) => Array.from({ length: width }, () => size * (2 * draw() - 1));
+  const table = (rows, size) => Array.from({ length: rows }, () => row(size));
   return { W: table(vocab, 1), M: table(width, 0.5) };
 }
 
