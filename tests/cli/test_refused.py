@@ -132,8 +132,7 @@ SHOW = {
 PLAN = {
     "": "no model to plan; give a config.json or its folder",
     "--like=llama3-8b": "no model 'llama3-8b'; close: llama-3-8b",
-    "--like=gpt2 --vocab=3": "--like and sizes at once",
-    "--like=gpt2 --gated": "--like and sizes at once",
+    "--like=gpt2 --gated": "--gated of gpt2; the model's class says so",
     ". --like=gpt2": "a config and --like at once",
     "--vocab=10 --width=4": "--layers missing",
     "--vocab=0 --width=4 --layers=1": "vocab = 0",
