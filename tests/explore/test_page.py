@@ -5,12 +5,15 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tiewise.core.errors import RunError
+from tiewise.explorer import page
 from tiewise.explorer.page import explore, joined
 
+WEB = Path(page.__file__).parent / "web"
 ALL = "[...document.querySelectorAll('[role=tab]')].map(t => t.value)"
 
 
@@ -18,6 +21,8 @@ def test_every_name_of_the_joined_script_is_unique_and_no_module_line_is_left():
     names = re.findall(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", joined(), flags=re.MULTILINE)
     assert len(names) == len(set(names)) > 20
     assert not re.search(r"^(import|export)\b", joined(), flags=re.MULTILINE)
+    lines = [line for path in WEB.glob("*.js") for line in path.read_text(encoding="utf-8").splitlines()]
+    assert max(map(len, lines)) <= 120
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

@@ -89,7 +89,8 @@ const bothOrders = (found) => [["York after New", 0, 1], ["New after York", 1, 0
   bars(title, aimPaths(found).map(([name, p, colour]) => ({ name, value: p[i][j], colour })), { most: 1 })]);
 
 function aimCosts({ p, q, byTied, byUntied }) {
-  const entropy = crossEntropy(q, p), mirrored = irreversibility(q), whole = crossEntropy(q, byTied), tied = "var(--tied)";
+  const entropy = crossEntropy(q, p), mirrored = irreversibility(q), whole = crossEntropy(q, byTied);
+  const tied = "var(--tied)";
   return [paragraph(`The mirror alone costs every tied path ${plain(mirrored, 3)} nats per word on this target.`),
     bars("Nats per word", [
       { name: "Entropy", value: entropy, colour: "var(--quiet)" },

@@ -81,8 +81,8 @@ function lengthsOf(opened, { ids, bands, lengths }) {
   const colours = { input: tied ? "var(--tied)" : "var(--accent)", output: "var(--untied)" };
   const lines = ends.flatMap((end) => Object.entries(parts).map(([part, said]) => ({
     name: `${tied ? "the table" : end}: ${said}`, colour: colours[end],
-    points: bands[end].map((band) => [band.id + 1, band[part]]) })));
-  const axes = { x: "token number, on a scale of factors", y: "length", factors: true };
+    points: bands[end].map((band) => [band.token, band[part]]) })));
+  const axes = { x: "token number (logarithmic)", y: "length", factors: true };
   const caption = ["Tokenizers mostly number tokens in the order in which they learned them: a small number is mostly ",
     "a frequent token.", command(opened.command("inspect", "--only", "tokens"))];
   return panel(title, curves("Lengths of rows against token number", lines, axes), caption,

@@ -14,12 +14,15 @@ export function arrows() {
   const logits = () => table().map((row) => dot(row, residual()));
   const sliders = el("div", { class: "below" });
   const fill = () => sliders.replaceChildren(...STORY_AXES.map((axis, k) => slider(`Residual, ${axis}`, residual()[k],
-    (x) => keep({ residual: residual().map((old, i) => (i === k ? x : old)) }), { least: -REACH, most: REACH, step: 0.05 })));
+    (x) => keep({ residual: residual().map((old, i) => (i === k ? x : old)) }),
+    { least: -REACH, most: REACH, step: 0.05 })));
   fill();
   const drag = (event) => {
     if (!event.buttons) return;
     const box = frame.getBoundingClientRect(), along = (at) => within((2 * at - 1) * most());
-    keep({ residual: [along((event.clientX - box.left) / box.width), along((box.bottom - event.clientY) / box.height)] });
+    keep({
+      residual: [along((event.clientX - box.left) / box.width), along((box.bottom - event.clientY) / box.height)],
+    });
     fill();
   };
   const frame = svg("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, class: "plane", role: "img",

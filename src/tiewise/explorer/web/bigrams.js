@@ -1,5 +1,5 @@
-// What two words in a row make a direct path pay: the objective and the exact parts of tiewise.analysis.bigram_paths, for a
-// handful of words. No part of the page.
+// What two words in a row make a direct path pay: the objective and the exact parts of tiewise.analysis.bigram_paths,
+// for a handful of words. No part of the page.
 import { dot, product, random, softmax, transposed } from "./numbers.js";
 
 const sumOf = (row) => row.reduce((sum, x) => sum + x, 0);
@@ -33,7 +33,8 @@ function stationary(p) {
 export const crossEntropy = (q, p) => -overPairs(q, (i, j) => Math.log(p[i][j]));
 
 /** What symmetric logits pay beyond the target's entropy, at any width: Σ q log(2q / (q + qᵀ)). */
-export const irreversibility = (q) => Math.max(0, overPairs(q, (i, j) => Math.log((2 * q[i][j]) / (q[i][j] + q[j][i]))));
+export const irreversibility = (q) =>
+  Math.max(0, overPairs(q, (i, j) => Math.log((2 * q[i][j]) / (q[i][j] + q[j][i]))));
 
 /** The chances of going once round three words, and round the other way. */
 export const roundTrips = (p) => [p[0][1] * p[1][2] * p[2][0], p[0][2] * p[2][1] * p[1][0]];
@@ -43,8 +44,9 @@ export const chancesOf = ({ left, right, bias }) =>
   product(left, transposed(right)).map((row) => softmax(row.map((x, j) => x + bias[j])));
 
 /**
- * The best path of two tables. Less what a row or a column has in common, which normaliser and bias make up for, log p of
- * n words has rank n − 1: tables of that width hold it. Rows of the first are then n − 1 axes, and minus their sum.
+ * The best path of two tables. Less what a row or a column has in common, which normaliser and bias make up for, log p
+ * of n words has rank n − 1: tables of that width hold it. Rows of the first are then n − 1 axes, and minus their
+ * sum.
  */
 export function bestUntied({ p }) {
   const logs = p.map((row) => row.map(Math.log)), n = p.length;
@@ -55,8 +57,8 @@ export function bestUntied({ p }) {
 }
 
 /**
- * The best path of one table at both ends and a bias. A width of n − 1 is again as good as any; and as the loss is convex
- * in the logits, and such a table can make all that one table can, every valley of it is the lowest.
+ * The best path of one table at both ends and a bias. A width of n − 1 is again as good as any; and as the loss is
+ * convex in the logits, and such a table can make all that one table can, every valley of it is the lowest.
  */
 export function bestTied({ q }) {
   const n = q.length, width = n - 1, draw = random(1), often = q.map(sumOf);
@@ -74,7 +76,7 @@ export function bestTied({ q }) {
   return { left: table, right: table, bias: x.slice(n * width) };
 }
 
-/** Where a walk downhill from `x` ends: BFGS, each step halved until it lowers the value. `loss` gives [value, slope]. */
+/** Where a walk downhill from `x` ends: BFGS, steps halved until they lower the value. `loss` gives [value, slope]. */
 function lowest(loss, x) {
   const unit = () => x.map((_, i) => x.map((_, j) => Number(i === j)));
   let [value, slope] = loss(x), inverse = unit();

@@ -1,13 +1,15 @@
 // Budget: what tying, factoring and sharing leave of a model, at any sizes; the same digits as `tiewise plan`.
 import { choice, command, el, guess, listing, panel, paragraph, pick, slider } from "./kit.js";
-import { called, choices, counted, neighbourRows, neighbours, planCommand, planRows, preset, refused, tableParameters, totalOf } from "./counting.js";
+import { called, choices, counted, neighbourRows, neighbours, planCommand, planRows } from "./counting.js";
+import { preset, refused, tableParameters, totalOf } from "./counting.js";
 import { count, plain } from "./numbers.js";
 import { facts, follow, keep, kept, keptNumbers } from "./state.js";
 
 export const budget = { id: "budget", title: "Budget", draw: drawBudget };
 
 const SIZE_NAMES = {
-  V: "Vocabulary V, tokens", D: "Width D", L: "Layers L", F: "Feed-forward width", H: "Attention heads", K: "Key-value heads",
+  V: "Vocabulary V, tokens", D: "Width D", L: "Layers L",
+  F: "Feed-forward width", H: "Attention heads", K: "Key-value heads",
 };
 const LARGEST = { V: 1_000_000, D: 32_768, L: 200, F: 131_072, H: 256, K: 256 };
 const DRAG_STEPS = { V: 256, F: 64 }; // of dragging alone: a number that is typed stands as it is
@@ -19,7 +21,8 @@ const SHARE_NAMES = { none: "nothing", attention: "attention", ffn: "feed-forwar
 
 /** The model that a reader has chosen: (its name, sizes by letter, kinds of sharing, dtype). */
 export function chosenModel(first = "gpt2") {
-  const name = preset(kept("like", first)) ? kept("like", first) : first, { sizes } = preset(name), letters = Object.keys(sizes);
+  const name = preset(kept("like", first)) ? kept("like", first) : first;
+  const { sizes } = preset(name), letters = Object.keys(sizes);
   const whole = (x, most) => Number.isInteger(x) && x >= 1 && x <= most;
   const asked = keptNumbers("sizes", Object.values(sizes));
   const held = letters.every((letter, i) => whole(asked[i], LARGEST[letter])) ? asked : Object.values(sizes);
@@ -43,13 +46,18 @@ export const presetNames = () => Object.fromEntries(facts.counts.presets.map(({ 
   [name, tied === null ? name : `${name} (${tied ? "tied" : "untied"})`]));
 
 function drawBudget(place) {
-  const sliders = el("div"), finding = el("div", { class: "finding", "aria-live": "polite" }), figure = el("div"), rest = el("div");
+  const sliders = el("div"), finding = el("div", { class: "finding", "aria-live": "polite" });
+  const figure = el("div"), rest = el("div");
   const offer = () => {
-    const { name, at } = chosenModel(), { sizes } = preset(name), heads = "H" in sizes && facts.counts.forms[preset(name).form].divided.some(([what]) => what === "D");
+    const { name, at } = chosenModel(), { sizes } = preset(name);
+    const heads = "H" in sizes && facts.counts.forms[preset(name).form].divided.some(([what]) => what === "D");
     sliders.replaceChildren(...Object.keys(sizes).map((letter) => slider(SIZE_NAMES[letter], at[letter], (x) => {
       const now = chosenModel().at;
       keepSizes(name, { ...now, [letter]: x });
-    }, { least: 1, most: LARGEST[letter], factors: "VDFL".includes(letter), step: letter === "D" ? (heads ? sizes.H : 64) : DRAG_STEPS[letter] ?? 1 })),
+    }, {
+      least: 1, most: LARGEST[letter], factors: "VDFL".includes(letter),
+      step: letter === "D" ? (heads ? sizes.H : 64) : DRAG_STEPS[letter] ?? 1,
+    })),
     slider("Factored table, its width k", at.k, (k) => keep({ k }), { least: 1, most: 8192, factors: true }));
   };
   const show = () => {
@@ -62,34 +70,43 @@ function drawBudget(place) {
     }
     const found = choices(name, at, kinds), near = neighbours(at, isPlainPreset(name, at) ? name : null);
     const tied = found.find(({ boundary, kind }) => boundary === "tied" && kind === "none");
-    finding.replaceChildren(
-      paragraph(`One table at both ends leaves ${count(tied.total)} parameters, ${plain(100 * tied.savedShare, 1)} % fewer than two. `,
-        `Of the ${near.length} models of the catalogue nearest in size, ${near.filter((row) => row[4]).length} tie.`));
+    finding.replaceChildren(paragraph(
+      `One table at both ends leaves ${count(tied.total)} parameters, ${plain(100 * tied.savedShare, 1)} % `
+        + "fewer than two. ",
+      `Of the ${near.length} models of the catalogue nearest in size, ${near.filter((row) => row[4]).length} tie.`));
     figure.replaceChildren(stackedBars(found, at, kinds));
     rest.replaceChildren(
       el("h2", {}, "Every figure"),
       listing("Costs by choice", ["", ...found.map((each) => called(each, at, kinds))], planRows(found, dtype)),
-      el("p", { class: "note" }, "Saved: against the same model untied, nothing shared. Training: weights, gradients and the optimizer's state. ",
+      el("p", { class: "note" },
+        "Saved: against the same model untied, nothing shared. Training: weights, gradients and the optimizer's "
+          + "state. ",
         "Tying changes no work: the head multiplies by its table, whoever else reads it."),
       command(planCommand(name, at, kinds, dtype)),
       el("h2", {}, "Nearest in V, D and L, and what they chose"),
       listing("Nearest models", facts.counts.header, neighbourRows(near)),
-      el("p", { class: "note" }, "A factor counts the same in each of the three, up or down. A catalogue repeats what others wrote: ",
+      el("p", { class: "note" },
+        "A factor counts the same in each of the three, up or down. A catalogue repeats what others wrote: ",
         el("code", {}, "tiewise check PATH"), " on the files themselves is better evidence."));
   };
   const { name, kinds, dtype } = chosenModel();
   place.append(
-    paragraph("A vocabulary is expensive: two tables of V rows, each as wide as the model. Choose a model, or drag its sizes."),
+    paragraph("A vocabulary is expensive: two tables of V rows, each as wide as the model. Choose a model, or drag its "
+      + "sizes."),
     askGrowth(), finding,
     el("div", { class: "panels maps" },
       panel("Sizes", el("div", {},
         pick("Like this model", presetNames(), name, (like) => { keep({ like, sizes: null, k: null }); offer(); }),
         sliders), "Dragging takes steps; a number that you type stands as it is."),
       panel("What each choice holds", el("div", {},
-        el("div", { class: "asked" }, el("span", {}, "Layers share "), choice("Layers share", SHARE_NAMES, kinds.at(-1), (share) => keep({ share }))),
+        el("div", { class: "asked" }, el("span", {}, "Layers share "),
+          choice("Layers share", SHARE_NAMES, kinds.at(-1), (share) => keep({ share }))),
         slider("In this many groups", chosenModel().at.g, (groups) => keep({ groups }), { least: 1, most: 24 }),
-        el("div", { class: "asked" }, el("span", {}, "Weights and gradients in "), choice("dtype", { float32: "float32", bfloat16: "bfloat16" }, dtype, (to) => keep({ dtype: to }))),
-        figure), "Bars are on one scale. A table at both ends is counted once; a shared layer too, though it is applied as often.")),
+        el("div", { class: "asked" }, el("span", {}, "Weights and gradients in "),
+          choice("dtype", { float32: "float32", bfloat16: "bfloat16" }, dtype, (to) => keep({ dtype: to }))),
+        figure),
+      "Bars are on one scale. A table at both ends is counted once; a shared layer too, though it is applied as "
+        + "often.")),
     rest);
   offer();
   follow(rest, show);
@@ -100,28 +117,46 @@ const isPlainPreset = (name, at) => Object.entries(preset(name).sizes).every(([l
 
 /** A question whose answer the same terms give. */
 function askGrowth() {
-  const share = (name) => { const { sizes } = preset(name), at = { ...sizes, k: 1, g: 1 }, [untied, tied] = ["untied", "tied"].map((of) => totalOf(counted(name, at, of, "none"))); return (untied - tied) / untied; };
+  const share = (name) => {
+    const { sizes } = preset(name), at = { ...sizes, k: 1, g: 1 };
+    const [untied, tied] = ["untied", "tied"].map((of) => totalOf(counted(name, at, of, "none")));
+    return (untied - tied) / untied;
+  };
   const [small, large] = ["gpt2", "llama-3-8b"].map((name) => `${plain(100 * share(name), 1)} %`);
-  return guess("grown", `GPT-2 small ties, and would save ${small} of its untied self. What would tying save of Llama 3 8B, whose vocabulary is ${plain(preset("llama-3-8b").sizes.V / preset("gpt2").sizes.V, 1)} times as large?`,
+  const times = plain(preset("llama-3-8b").sizes.V / preset("gpt2").sizes.V, 1);
+  return guess("grown",
+    `GPT-2 small ties, and would save ${small} of its untied self. What would tying save of Llama 3 8B, whose `
+      + `vocabulary is ${times} times as large?`,
     { more: "more than that", same: "about the same", less: "much less" }, "less",
-    `It would save ${large}. A table grows with V·D, the layers with L·D²: the wider and deeper a model, the less its tables weigh. Choose llama-3-8b below and drag D.`);
+    `It would save ${large}. A table grows with V·D, the layers with L·D²: the wider and deeper a model, the less `
+      + "its tables weigh. Choose llama-3-8b below and drag D.");
 }
 
 /** A bar per choice, in its parts: tables in the colour of the boundary, the body in greys. */
 function stackedBars(found, at, kinds) {
   const most = Math.max(...found.map((each) => each.total)), named = Object.values(BAR_PARTS).flat();
   const split = (parameters) => {
-    const parts = Object.entries(BAR_PARTS).map(([label, of]) => [label, of.reduce((sum, part) => sum + (parameters[part] ?? 0), 0)]);
-    return [...parts, ["all else", totalOf(Object.fromEntries(Object.entries(parameters).filter(([part]) => !named.includes(part))))]].filter(([, held]) => held);
+    const parts = Object.entries(BAR_PARTS).map(([label, of]) =>
+      [label, of.reduce((sum, part) => sum + (parameters[part] ?? 0), 0)]);
+    const others = Object.entries(parameters).filter(([part]) => !named.includes(part));
+    return [...parts, ["all else", totalOf(Object.fromEntries(others))]].filter(([, held]) => held);
   };
   const tone = (label) => label.replaceAll(" ", "-");
   const bar = (each) => {
-    const parts = split(each.parameters), share = `tables ${plain((100 * tableParameters(each.parameters)) / each.total, 1)} %`;
+    const parts = split(each.parameters), share = (held) => `${plain((100 * held) / each.total, 1)} %`;
+    const said = parts.map(([label, held]) => `${label} ${share(held)}`).join(", ");
     return el("div", { class: "row" }, el("span", {}, called(each, at, kinds)),
-      el("span", { class: "whole", role: "img", "aria-label": parts.map(([label, held]) => `${label} ${plain((100 * held) / each.total, 1)} %`).join(", ") },
-        parts.map(([label, held]) => el("span", { class: tone(label), title: `${label}: ${count(held)}`, style: { width: `${(100 * held) / most}%`, "--of": `var(--${each.boundary})` } }))),
-      el("span", {}, el("b", {}, count(each.total)), el("small", {}, share)));
+      el("span", { class: "whole", role: "img", "aria-label": said },
+        parts.map(([label, held]) => el("span", {
+          class: tone(label), title: `${label}: ${count(held)}`,
+          style: { width: `${(100 * held) / most}%`, "--of": `var(--${each.boundary})` },
+        }))),
+      el("span", {}, el("b", {}, count(each.total)),
+        el("small", {}, `tables ${share(tableParameters(each.parameters))}`)));
   };
   const legend = ["tables", "maps at the ends", "attention", "feed-forward", "all else"];
-  return el("div", { class: "stack" }, el("div", { class: "legend", "aria-hidden": "true" }, legend.map((label) => el("span", {}, el("i", { class: tone(label === "tables" ? "input table" : label) }), ` ${label}`))), found.map(bar));
+  return el("div", { class: "stack" },
+    el("div", { class: "legend", "aria-hidden": "true" }, legend.map((label) =>
+      el("span", {}, el("i", { class: tone(label === "tables" ? "input table" : label) }), ` ${label}`))),
+    found.map(bar));
 }

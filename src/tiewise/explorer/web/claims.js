@@ -109,7 +109,8 @@ export function modelLevels(config) {
 
 /**
  * Every level of a config and what they decide.
- * → { levels: [{ level, written, default, decides, vocab, hidden, effective }], deciding, tied, fixed, t5Like, known }
+ * → { levels: [{ level, written, default, decides, vocab, hidden, effective }],
+ * deciding, tied, fixed, t5Like, known }
  */
 export function readClaims(config, data) {
   const nothing = { level: "", written: null, default: null, decides: false, vocab: null, hidden: null,

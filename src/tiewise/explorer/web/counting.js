@@ -1,5 +1,5 @@
-// What a model holds at any sizes: the terms that Python's own counting was run for (planning/resized.py), with sizes put
-// in. Letters: V tokens, D width, L layers, F feed-forward width, H heads, K key-value heads, k width of a factored
+// What a model holds at any sizes: the terms that Python's own counting was run for (planning/resized.py), with sizes
+// put in. Letters: V tokens, D width, L layers, F feed-forward width, H heads, K key-value heads, k width of a factored
 // table, g groups of layers that share.
 import { count, plain, size } from "./numbers.js";
 import { facts } from "./state.js";
@@ -18,7 +18,8 @@ export function termsAt(terms, at) {
 /** Parameters by component, in the order in which they are shown. */
 export function counted(name, at, boundary, kind) {
   const form = facts.counts.forms[preset(name).form], terms = { ...form.ends[boundary], ...form.body[kind] };
-  return Object.fromEntries(Object.keys(facts.counts.components).map((part) => [part, termsAt(terms[part], at)]).filter(([, held]) => held));
+  const parts = Object.keys(facts.counts.components).map((part) => [part, termsAt(terms[part], at)]);
+  return Object.fromEntries(parts.filter(([, held]) => held));
 }
 
 export const totalOf = (parameters) => Object.values(parameters).reduce((a, b) => a + b, 0);
@@ -31,7 +32,8 @@ export function choices(name, at, kinds) {
   const plainest = totalOf(counted(name, at, "untied", "none"));
   return facts.counts.boundaries.flatMap((boundary) => kinds.map((kind) => {
     const parameters = counted(name, at, boundary, kind), whole = totalOf(parameters);
-    return { boundary, kind, parameters, total: whole, saved: plainest - whole, savedShare: (plainest - whole) / plainest };
+    const saved = plainest - whole;
+    return { boundary, kind, parameters, total: whole, saved, savedShare: saved / plainest };
   }));
 }
 
@@ -47,14 +49,16 @@ export function planRows(found, dtype) {
   const held = ([part]) => found.some(({ parameters }) => part in parameters);
   return [
     ["parameters"],
-    ...Object.entries(components).filter(held).map(([part, label]) => each(label, ({ parameters }) => (part in parameters ? count(parameters[part]) : "–"))),
+    ...Object.entries(components).filter(held).map(([part, label]) =>
+      each(label, ({ parameters }) => (part in parameters ? count(parameters[part]) : "–"))),
     each("total", (of) => count(of.total)),
     each("saved", (of) => count(of.saved)),
     each("saved, share", (of) => `${plain(100 * of.savedShare, 1)} %`),
     ["checkpoint"],
     ...Object.entries(checkpoint).map(([type, bytes]) => each(type, (of) => size(of.total * bytes))),
     [`training, ${dtype}`],
-    ...Object.entries(optimizers).map(([optimizer, label]) => each(label, (of) => size(of.total * training[dtype][optimizer]))),
+    ...Object.entries(optimizers).map(([optimizer, label]) =>
+      each(label, (of) => size(of.total * training[dtype][optimizer]))),
   ];
 }
 
@@ -63,11 +67,15 @@ export function refused(name, at) {
   const { forms, options } = facts.counts, form = forms[preset(name).form], wide = termsAt(form.table_width, at);
   for (const [what, by] of form.divided) {
     if (at[what] % at[by] === 0) continue;
-    const divides = (of) => at[what] % of === 0, below = nextFrom(at[by], -1, divides), above = nextFrom(at[by], 1, divides);
+    const divides = (of) => at[what] % of === 0;
+    const below = nextFrom(at[by], -1, divides), above = nextFrom(at[by], 1, divides);
     const near = [below, above].filter((of) => of >= 1 && of <= at[what]).map(count).join(" or ");
-    return `${what} = ${count(at[what])} is not a multiple of ${by} = ${count(at[by])} (${options[by]}). Choose ${by} = ${near}, or another ${what}.`;
+    return `${what} = ${count(at[what])} is not a multiple of ${by} = ${count(at[by])} (${options[by]}). `
+      + `Choose ${by} = ${near}, or another ${what}.`;
   }
-  if (at.k > wide) return `A factored table of k = ${count(at.k)} is wider than this model's own, which is ${count(wide)}. Choose k ≤ ${count(wide)}.`;
+  if (at.k > wide)
+    return `A factored table of k = ${count(at.k)} is wider than this model's own, which is ${count(wide)}. `
+      + `Choose k ≤ ${count(wide)}.`;
   if (at.g > at.L) return `${at.g} groups of ${at.L} layers cannot be. Choose ${at.L} groups or fewer.`;
   return null;
 }
@@ -81,12 +89,18 @@ function nextFrom(start, step, fits) {
 /** The models of the catalogue nearest in V, D and L, the smallest √(ln²(V/V') + ln²(D/D') + ln²(L/L')) first. */
 export function neighbours(at, but) {
   const away = ([, V, D, L]) => Math.hypot(Math.log(V / at.V), Math.log(D / at.D), Math.log(L / at.L));
-  return facts.counts.models.filter(([name]) => name !== but).map((row) => [away(row), row]).sort(([a], [b]) => a - b).slice(0, 6).map(([, row]) => row);
+  return facts.counts.models.filter(([name]) => name !== but)
+    .map((row) => [away(row), row])
+    .sort(([a], [b]) => a - b)
+    .slice(0, 6)
+    .map(([, row]) => row);
 }
 
 /** Rows of that, as `tiewise plan` prints them. */
-export const neighbourRows = (near) => near.map(([name, V, D, L, tied, checked]) =>
-  [name, count(V), count(D), String(L), plain(V / D, 1), tied === null ? "not known" : tied ? "tied" : "untied", checked]);
+export const neighbourRows = (near) => near.map(([name, V, D, L, tied, checked]) => [
+  name, count(V), count(D), String(L), plain(V / D, 1),
+  tied === null ? "not known" : tied ? "tied" : "untied", checked,
+]);
 
 /** The command that prints the same. */
 export function planCommand(name, at, kinds, dtype) {

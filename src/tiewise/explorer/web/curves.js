@@ -46,9 +46,9 @@ const named = (lines) => lines.filter(({ thin }) => !thin);
 const whole = (at) => plain(at, Number.isInteger(at) ? 0 : 2);
 
 /**
- * Curves over one axis: [{ name, points: [[x, y]…], colour, thin }], thin ones unnamed behind the others. The legend says
- * the values at one x: the last, that of the pointer, that which the arrow keys reach, or `mark`, which `.mark(x)` of
- * what is returned moves. `level`: a line across; `range`: of y; `factors`: x grows by factors.
+ * Curves over one axis: [{ name, points: [[x, y]…], colour, thin }], thin ones unnamed behind the others. The legend
+ * says the values at one x: the last, that of the pointer, that which the arrow keys reach, or `mark`, which `.mark(x)`
+ * of what is returned moves. `level`: a line across; `range`: of y; `factors`: x grows by factors.
  */
 export function curves(label, lines, asked) {
   const { x, y, width: most = 760, height = 260, digits = 2, factors = false, level = null, range = null } = asked;
@@ -80,7 +80,8 @@ export function curves(label, lines, asked) {
     const right = 18, above = 10, below = 42, foot = height - below;
     const across = (at) => left + ((to(at) - x0) / (x1 - x0)) * (width - left - right);
     const up = (of) => foot - ((of - y0) / (y1 - y0)) * (foot - above);
-    const cursor = svg("path", { class: "cursor" }), dots = own.map(({ colour }) => svg("circle", { r: 4, fill: colour }));
+    const cursor = svg("path", { class: "cursor" });
+    const dots = own.map(({ colour }) => svg("circle", { r: 4, fill: colour }));
     const under = (px) => nearest(x0 + ((px - left) / (width - left - right)) * (x1 - x0));
     const curve = (line) => svg("path", {
       d: line.points.map(([at, of], k) => `${k ? "L" : "M"}${across(at).toFixed(1)} ${up(of).toFixed(1)}`).join(""),
@@ -125,7 +126,8 @@ export function curves(label, lines, asked) {
 /** The numbers of named curves as a table: of many points some `most`, evenly. */
 export function curveTable(label, lines, { x, digits = 2, most = 60 }) {
   const own = named(lines), values = own.map(({ points }) => new Map(points)), stops = stopsOf(own);
-  const every = Math.ceil(stops.length / most) || 1, shown = stops.filter((_, i) => i % every === 0 || i === stops.length - 1);
+  const every = Math.ceil(stops.length / most) || 1;
+  const shown = stops.filter((_, i) => i % every === 0 || i === stops.length - 1);
   return listing(label, [x, ...own.map(({ name }) => name)],
     shown.map((at) => [whole(at), ...values.map((of) => plain(of.get(at), digits))]));
 }

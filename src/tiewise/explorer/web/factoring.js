@@ -1,4 +1,4 @@
-// Factoring and sharing: four pictures of storing less, from the table's rank to the layers, and the question ALBERT asks.
+// Factoring and sharing: four pictures of storing less, from the table's rank to the layers, and ALBERT's question.
 import { drawCell } from "./cell.js";
 import { drawPairs } from "./pairs.js";
 import { drawSharing } from "./shared_layers.js";

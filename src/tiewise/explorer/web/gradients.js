@@ -77,11 +77,11 @@ function drawGradients(place) {
       + "comes next, away from it where it does not."),
     guess("g.guess", "One word of this vocabulary never occurs in the text. Which gradient moves its row?", {
       neither: "None: it is never used", lookup: "The lookup path's", head: "The head path's", both: "Both",
-    }, "head", "The softmax gives every word some probability, and training takes it away from those that did not come. "
-      + "Untied, the input row of such a word would stay where it began; tied, the head moves it at every step."),
+    }, "head", "The softmax gives every word some probability, and training takes it away from those that did not "
+      + "come. Untied, the input row of such a word would stay where it began; tied, the head moves it at every step."),
     boxes.drawn, answer, drawn,
-    panel("One row, term by term", el("div", {}, rows, words), "h: the hidden state at a position. h̄: the gradient that "
-      + "comes back to its lookup. p(word): the probability that the model gave. L: the sum of −log p over the "
+    panel("One row, term by term", el("div", {}, rows, words), "h: the hidden state at a position. h̄: the gradient "
+      + "that comes back to its lookup. p(word): the probability that the model gave. L: the sum of −log p over the "
       + "positions."), charts);
   draw();
   follow(charts, draw);
@@ -126,8 +126,9 @@ function controls({ play, rest, to, on }) {
   };
   const start = Object.keys(STARTS).find((of) => STARTS[of].text === kept("g.text", STARTS.example.text));
   const names = Object.fromEntries(Object.entries(STARTS).map(([of, { shown }]) => [of, shown]));
-  const drawn = el("div", { class: "panel controls" }, choice("What it learns", names, start, preset), text, more, alpha,
-    rate, step, el("div", { class: "choice" },
+  const drawn = el("div", { class: "panel controls" },
+    choice("What it learns", names, start, preset), text, more, alpha, rate, step,
+    el("div", { class: "choice" },
       button("One step", () => to(asked().step + 1)), play,
       button("Reset", () => { rest(); to(0); announce("Step 0"); }),
       button("Other first numbers", () => keep({ "g.seed": (asked().seed + 1) % 1e6, "g.step": null }))));

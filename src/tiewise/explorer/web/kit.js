@@ -2,7 +2,7 @@
 import { plain } from "./numbers.js";
 import { keep, kept } from "./state.js";
 
-/** An element with attributes (`on…` are listeners, `class`, `style` a map of CSS properties) and children or texts. */
+/** An element with attributes (`on…` are listeners, `class`, `style` a map of CSS properties), children or texts. */
 export function el(tag, attributes = {}, ...children) {
   return dressed(document.createElement(tag), attributes, children);
 }
@@ -16,7 +16,8 @@ function dressed(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "style") Object.entries(value).forEach(([key, to]) => made.style.setProperty(key, to));
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value === true ? "" : value);
+    else if (value !== false && value !== null && value !== undefined)
+      made.setAttribute(name, value === true ? "" : value);
   }
   made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return made;
@@ -33,7 +34,7 @@ export function announce(text) {
   document.getElementById("status").textContent = text;
 }
 
-/** A figure as reports have it: a heading, what is drawn, how to read it, and its numbers as a table for whoever opens it. */
+/** A figure as reports have it: a heading, what is drawn, how to read it, and its numbers as a table that opens. */
 export function panel(title, drawn, caption, table = null) {
   return el("figure", { class: "panel" }, el("h2", {}, title), drawn, caption && el("figcaption", {}, caption),
     table && el("details", {}, el("summary", {}, "Data", el("span", { class: "hidden" }, ` of: ${title}`)), table));
@@ -42,11 +43,12 @@ export function panel(title, drawn, caption, table = null) {
 export const panels = (...children) => el("div", { class: "panels maps" }, ...children);
 
 /**
- * A table: `header` of texts, `rows` of texts or elements; the first cell heads its row, a row of one cell the rows below
- * it. A column of long texts is read as sentences.
+ * A table: `header` of texts, `rows` of texts or elements; the first cell heads its row, a row of one cell the rows
+ * below it. A column of long texts is read as sentences.
  */
 export function listing(caption, header, rows) {
-  const sentence = header.map((_, i) => rows.some((row) => i && String(row[i]).length > 24 && /\p{L}{3}/u.test(row[i])));
+  const sentence = header.map((_, i) =>
+    rows.some((row) => i && String(row[i]).length > 24 && /\p{L}{3}/u.test(row[i])));
   const cell = (tag, more) => (text, i) => el(i ? tag : "th", { class: sentence[i] && "sentence", ...more(i) }, text);
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, el("table", {},
     el("thead", {}, el("tr", {}, header.map(cell("th", () => ({ scope: "col" }))))),
@@ -56,12 +58,14 @@ export function listing(caption, header, rows) {
 }
 
 /** A box for one number; `change` gets it once it is one between least and most, and whole where the step is 1. */
-export function numberBox(label, value, change, { least = -Infinity, most = Infinity, step = "any", hide = false } = {}) {
+export function numberBox(label, value, change, asked = {}) {
+  const { least = -Infinity, most = Infinity, step = "any", hide = false } = asked;
   const box = el("input", {
     type: "number", value, step, min: Number.isFinite(least) ? least : null, max: Number.isFinite(most) ? most : null,
     inputmode: "decimal", "aria-label": hide ? label : null,
     oninput: () => {
-      const found = box.valueAsNumber, fits = found >= least && found <= most && (step !== 1 || Number.isInteger(found));
+      const found = box.valueAsNumber;
+      const fits = found >= least && found <= most && (step !== 1 || Number.isInteger(found));
       box.setAttribute("aria-invalid", String(!fits));
       if (fits) change(found);
     },
@@ -69,7 +73,10 @@ export function numberBox(label, value, change, { least = -Infinity, most = Infi
   return hide ? box : el("label", { class: "field" }, el("span", {}, label), box);
 }
 
-/** A slider with its exact box beside it; on a scale of factors where `factors`. What is typed stands: only dragging takes steps. */
+/**
+ * A slider with its exact box beside it; on a scale of factors where `factors`. What is typed stands: only dragging
+ * takes steps.
+ */
 export function slider(label, value, change, { least, most, step = 1, factors = false }) {
   const to = factors ? Math.log : Number, from = factors ? Math.exp : Number;
   const fit = (x) => Math.min(most, Math.max(least, Number((Math.round(x / step) * step).toFixed(9))));
@@ -77,7 +84,8 @@ export function slider(label, value, change, { least, most, step = 1, factors = 
     type: "range", min: to(least), max: to(most), step: factors ? "any" : step, value: to(value), "aria-label": label,
     oninput: () => { const x = fit(from(range.valueAsNumber)); exact.value = x; tell(x); change(x); },
   });
-  const exact = numberBox(label, value, (x) => { range.value = to(x); tell(x); change(x); }, { least, most, step: Number.isInteger(step) ? 1 : "any", hide: true });
+  const exact = numberBox(label, value, (x) => { range.value = to(x); tell(x); change(x); },
+    { least, most, step: Number.isInteger(step) ? 1 : "any", hide: true });
   const tell = (x) => range.setAttribute("aria-valuetext", String(x));
   tell(value);
   return el("div", { class: "field" }, el("span", {}, label), el("div", { class: "slide" }, range, exact));
@@ -85,9 +93,11 @@ export function slider(label, value, change, { least, most, step = 1, factors = 
 
 /** One of several, as buttons that stay pressed. `options` maps what is kept to what is shown. */
 export function choice(label, options, value, change) {
-  const pressed = (of, made) => made.querySelectorAll("button").forEach((b) => b.setAttribute("aria-pressed", String(b.value === of)));
-  const made = el("div", { class: "choice", role: "group", "aria-label": label }, Object.entries(options).map(([of, shown]) =>
-    button(shown, () => { pressed(of, made); change(of); }, { value: of })));
+  const pressed = (of, made) => made.querySelectorAll("button").forEach((b) =>
+    b.setAttribute("aria-pressed", String(b.value === of)));
+  const made = el("div", { class: "choice", role: "group", "aria-label": label },
+    Object.entries(options).map(([of, shown]) =>
+      button(shown, () => { pressed(of, made); change(of); }, { value: of })));
   pressed(value, made);
   return made;
 }
@@ -104,7 +114,10 @@ export function command(text) {
   const shown = el("pre", { tabindex: 0 }, text);
   return el("div", { class: "command" }, shown, button("Copy", async ({ currentTarget: pressed }) => {
     getSelection().selectAllChildren(shown); // what remains where the clipboard is closed to pages
-    try { await navigator.clipboard.writeText(text); pressed.textContent = "Copied"; } catch { pressed.textContent = "Selected"; }
+    try {
+      await navigator.clipboard.writeText(text);
+      pressed.textContent = "Copied";
+    } catch { pressed.textContent = "Selected"; }
     announce(pressed.textContent);
     setTimeout(() => { pressed.textContent = "Copy"; }, 2000);
   }));
@@ -113,13 +126,16 @@ export function command(text) {
 /** A matrix whose numbers a reader types; arrow keys move between its boxes. `change` gets the whole matrix. */
 export function editable(label, matrix, { rows, columns, change, step = 0.1, least, most }) {
   const held = matrix.map((row) => [...row]);
-  const boxes = held.map((row, i) => row.map((value, j) => numberBox(`${label}, ${rows[i]}, ${columns[j]}`, value, (x) => {
-    held[i][j] = x;
-    change(held.map((each) => [...each]));
-  }, { step, least, most, hide: true })));
+  const boxes = held.map((row, i) => row.map((value, j) =>
+    numberBox(`${label}, ${rows[i]}, ${columns[j]}`, value, (x) => {
+      held[i][j] = x;
+      change(held.map((each) => [...each]));
+    }, { step, least, most, hide: true })));
   const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], Enter: [1, 0] };
-  const table = el("table", { class: "matrix", "aria-label": label }, el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
-    el("tbody", {}, boxes.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((box) => el("td", {}, box))))));
+  const table = el("table", { class: "matrix", "aria-label": label },
+    el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
+    el("tbody", {}, boxes.map((row, i) =>
+      el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((box) => el("td", {}, box))))));
   table.addEventListener("keydown", (event) => {
     const move = moves[event.key], i = boxes.findIndex((row) => row.includes(event.target));
     if (!move || i < 0) return; // up and down change the number, as in every number box
@@ -132,21 +148,33 @@ export function editable(label, matrix, { rows, columns, change, step = 0.1, lea
 /** A small matrix as coloured numbers: rows before columns, `marked(i, j)` a class for some cells. */
 export function heat(label, matrix, { rows, columns = rows, digits = 2, top = null, marked = () => null }) {
   const most = top ?? Math.max(1e-9, ...matrix.flat().map(Math.abs));
-  return el("table", { class: "matrix heat", "aria-label": label }, el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
+  return el("table", { class: "matrix heat", "aria-label": label },
+    el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
     el("tbody", {}, matrix.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((x, j) =>
       el("td", { class: marked(i, j), style: shade(x / most) }, plain(x, digits)))))));
 }
 
 /** Colour of a number between −1 and 1, for a cell; the style sheet mixes it for the theme. */
-export const shade = (x) => ({ "--of": `${(100 * Math.min(1, Math.abs(x))).toFixed(1)}%`, "--end": x < 0 ? "var(--low)" : "var(--high)" });
+export const shade = (x) => ({
+  "--of": `${(100 * Math.min(1, Math.abs(x))).toFixed(1)}%`,
+  "--end": x < 0 ? "var(--low)" : "var(--high)",
+});
 
-/** Horizontal bars: [{ name, value, colour, said, from }]; `said` stands in place of the number, `from` is where a bar starts. */
+/**
+ * Horizontal bars: [{ name, value, colour, said, from }]; `said` stands in place of the number, `from` is where a bar
+ * starts.
+ */
 export function bars(label, items, { most = null, digits = 2 } = {}) {
   const top = most ?? Math.max(1e-9, ...items.map(({ value }) => Math.abs(value)));
-  return el("div", { class: "bars", role: "group", "aria-label": label }, items.map(({ name, value, colour, said, from = 0 }) =>
-    el("div", {}, el("span", {}, name), el("span", { class: "track", "aria-hidden": "true" },
-      el("span", { style: { "margin-left": `${((100 * from) / top).toFixed(2)}%`, width: `${(100 * Math.min(1, Math.abs(value) / top)).toFixed(2)}%`, background: colour ?? "var(--accent)" } })),
-    el("span", {}, said ?? plain(value, digits)))));
+  const track = ({ value, colour, from = 0 }) => el("span", { style: {
+    "margin-left": `${((100 * from) / top).toFixed(2)}%`,
+    width: `${(100 * Math.min(1, Math.abs(value) / top)).toFixed(2)}%`,
+    background: colour ?? "var(--accent)",
+  } });
+  return el("div", { class: "bars", role: "group", "aria-label": label }, items.map((item) =>
+    el("div", {}, el("span", {}, item.name),
+      el("span", { class: "track", "aria-hidden": "true" }, track(item)),
+      el("span", {}, item.said ?? plain(item.value, digits)))));
 }
 
 /** Predict, then reveal: a question with its options; what it comes to, `shown()`, appears once one was taken. */

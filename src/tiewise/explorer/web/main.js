@@ -23,13 +23,15 @@ function start() {
     });
     if (shown === at()) return;
     shown = at();
-    place.replaceChildren(el("section", { role: "tabpanel", id: shown.id, "aria-labelledby": `tab-${shown.id}`, tabindex: -1 },
-      el("h1", {}, shown.title)));
+    place.replaceChildren(
+      el("section", { role: "tabpanel", id: shown.id, "aria-labelledby": `tab-${shown.id}`, tabindex: -1 },
+        el("h1", {}, shown.title)));
     shown.draw(place.firstElementChild);
     document.title = `${shown.title}: tiewise explore`;
   };
   const open = (id) => { keep({ at: id }); announce(at().title); };
-  tabs.append(...SECTIONS.map(({ id, title }) => button(title, () => open(id), { role: "tab", value: id, id: `tab-${id}`, "aria-controls": id })));
+  tabs.append(...SECTIONS.map(({ id, title }) => button(title, () => open(id),
+    { role: "tab", value: id, id: `tab-${id}`, "aria-controls": id })));
   tabs.addEventListener("keydown", ({ key, target }) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[key];
     if (!step) return;

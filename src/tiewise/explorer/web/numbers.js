@@ -30,7 +30,10 @@ export function size(bytes) {
 export const transposed = (a) => a[0].map((_, j) => a.map((row) => row[j]));
 export const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 /** a [n, k] · b [k, m] → [n, m]. */
-export const product = (a, b) => { const columns = transposed(b); return a.map((row) => columns.map((c) => dot(row, c))); };
+export const product = (a, b) => {
+  const columns = transposed(b);
+  return a.map((row) => columns.map((c) => dot(row, c)));
+};
 export const minus = (a, b) => a.map((row, i) => row.map((x, j) => x - b[i][j]));
 
 /** Probabilities of a row of logits. */

@@ -47,7 +47,8 @@ function notTensors(name, files, { adapter, faults, pickles }) {
   if (adapter) return `${short(name)} is an adapter, which changes another checkpoint; ${check} --base BASE reads it`;
   if (faults.length) return faults[0];
   if (gguf) return `${short(gguf)} is a GGUF file, which this page does not read; ${check} does`;
-  if (!pickles.length) return `${short(name)} has no file of tensors; give a checkpoint's folder, or one .safetensors file`;
+  if (!pickles.length)
+    return `${short(name)} has no file of tensors; give a checkpoint's folder, or one .safetensors file`;
   return `${short(name)} holds pickled weights alone (${short(pickles[0])}), which can run code and are opened neither `
     + "here nor by tiewise; save it again with save_pretrained, which writes safetensors";
 }
@@ -69,7 +70,8 @@ function byConfig({ levels, deciding, tied, fixed }) {
   if (!levels.length) return "no config.json, so nothing is said";
   if (fixed !== null) return `${word}: its class ${fixed ? "always" : "never"} ties, whatever the flag says`;
   if (tied === null) return `not known: ${flag} is absent, and its class is not known here`;
-  return `${word}: ${flag} ${deciding.written === null ? "is absent, which its class reads so" : `is ${deciding.written}`}`;
+  const read = deciding.written === null ? "is absent, which its class reads so" : `is ${deciding.written}`;
+  return `${word}: ${flag} ${read}`;
 }
 
 function byBytes({ roles: { input, output, headless }, folder }, alike, stopped) {
@@ -106,7 +108,8 @@ function headline({ claims, roles: { input, output, headless }, folder }, alike,
   if (output === null && told === "tied") return "Tied, by config and by bytes: one table serves both ends.";
   if (output === null) return told ? "It says untied, and which tensor is its head is not known here."
     : `It stores one table, ${silent}`;
-  if (alike === null) return `It says ${told ?? "nothing of tying"}; its two tables cannot be compared as they are stored.`;
+  if (alike === null)
+    return `It says ${told ?? "nothing of tying"}; its two tables cannot be compared as they are stored.`;
   return told ? "Untied, by config and by bytes: two tables of their own."
     : `It stores two tables of their own, ${silent}`;
 }

@@ -58,8 +58,8 @@ export function endsOf(facts, alike, files) {
 }
 
 /**
- * What the model does between its tables: { kind, eps, gain, plusOne, shift, inputScale, outputScale, bias, cap, notes };
- * gain, shift and bias are stored tensors or null. Where `applied` is false, `notes` says why nothing is.
+ * What the model does between its tables: { kind, eps, gain, plusOne, shift, inputScale, outputScale, bias, cap,
+ * notes }; gain, shift and bias are stored tensors or null. Where `applied` is false, `notes` says why nothing is.
  */
 export function pathOf(facts, ends, files, data) {
   const { folder, roles, text } = facts, config = isObject(folder.config) ? folder.config : {};
@@ -73,10 +73,12 @@ export function pathOf(facts, ends, files, data) {
 
   const ending = data.norms[data.norm_of[family]], [rows, width] = [ends.output.shape[0], ends.input.shape[1]];
   const held = (one) => (one ? { ...one, file: files.get(one.where) } : null);
-  const fits = ({ shape, dtype }, size) => [`${size}`, `1,${size}`].includes(String(shape)) && TABLE_TYPES.includes(dtype);
+  const fits = ({ shape, dtype }, size) =>
+    [`${size}`, `1,${size}`].includes(String(shape)) && TABLE_TYPES.includes(dtype);
   if (ending.stored && level.do_layer_norm_before !== false) { // OPT-350M normalises inside its layers only
     const prefix = moduleOf(moduleOf(roles.input.name)[0])[0], name = prefix ? `${prefix}.${ending.norm}` : ending.norm;
-    const [gain, shift] = ["weight", "bias"].map((part) => folder.tensors.find((one) => one.name === `${name}.${part}`));
+    const [gain, shift] = ["weight", "bias"].map((part) =>
+      folder.tensors.find((one) => one.name === `${name}.${part}`));
     if (!gain || !fits(gain, width) || (shift && !fits(shift, width)))
       return not(`its final norm ${short(name)}.weight is not stored as it should be`);
     Object.assign(path, { gain: held(gain), shift: held(shift) });

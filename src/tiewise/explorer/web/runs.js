@@ -50,7 +50,8 @@ const rowName = (run, arm) => (facts.runs.runs.length > 1 ? `${run.name}: ${arm}
 /** Differences as dots with their intervals, around a line at zero. */
 function intervals(shown) {
   const rows = shown.flatMap((run) => run.differences.map((each) => ({ ...each, name: rowName(run, each.arm) })));
-  const far = 1.05 * Math.max(1e-9, ...rows.flatMap(({ mean, low, high }) => [mean, low ?? 0, high ?? 0]).map(Math.abs));
+  const reached = rows.flatMap(({ mean, low, high }) => [mean, low ?? 0, high ?? 0]);
+  const far = 1.05 * Math.max(1e-9, ...reached.map(Math.abs));
   const put = (x) => `${(50 + (50 * x) / far).toFixed(2)}%`;
   const wide = (low, high) => `${((50 * (high - low)) / far).toFixed(2)}%`;
   const one = ({ arm, name, mean, low, high, said }) => el("div", {}, el("span", {}, name),

@@ -1,4 +1,4 @@
-// What a reader has chosen, in the address behind the #, so that every picture can be sent. Prose and figures read it here.
+// What a reader has chosen, in the address behind the #, so that every picture can be sent. Prose and figures read it.
 
 /** What Python told the page, by section. */
 export const facts = typeof document === "undefined" ? {} : JSON.parse(document.getElementById("facts").textContent);
@@ -20,7 +20,8 @@ export function keptNumbers(name, fallback) {
   return found.length === fallback.length && kept(name) && found.every(Number.isFinite) ? found : fallback;
 }
 
-let room = 10, since = 0, waiting = 0; // of the address: ten changes at once and three a second, which all browsers allow
+// Of the address: ten changes at once and three a second, which all browsers allow
+let room = 10, since = 0, waiting = 0;
 
 function write() {
   room = Math.min(10, room + (Date.now() - since) / 350);
@@ -35,7 +36,8 @@ function write() {
 /** Keep texts under names (null: as at first), and tell whoever watches. */
 export function keep(values) {
   held ??= read();
-  for (const [name, value] of Object.entries(values)) value === null ? held.delete(name) : held.set(name, String(value));
+  for (const [name, value] of Object.entries(values))
+    value === null ? held.delete(name) : held.set(name, String(value));
   write();
   for (const watcher of [...watchers]) watcher();
 }

@@ -80,8 +80,8 @@ export async function headerOf(file, where) {
   if (file.size < 8) throw new Refusal(`${where}: ${file.size} bytes are no safetensors file; ${again}`);
   const length = new DataView(await bytesOf(file, 0, 8, where)).getBigUint64(0, true);
   if (length > 100_000_000n || length > BigInt(file.size - 8))
-    throw new Refusal(`${where}: its header claims ${count(Number(length))} bytes, and the file has ${count(file.size)}; `
-      + `if it is a safetensors file, it ${again.slice(9)}`);
+    throw new Refusal(`${where}: its header claims ${count(Number(length))} bytes, and the file has `
+      + `${count(file.size)}; if it is a safetensors file, it ${again.slice(9)}`);
   const data = 8 + Number(length), record = parsed(await bytesOf(file, 8, data, where), `${where}: header`, true);
   const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
   if (!isObject(record)) throw new Refusal(`${where}: its header is no JSON object; ${again}`);

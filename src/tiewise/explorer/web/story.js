@@ -33,7 +33,7 @@ export function live(draw, place = el("div")) {
   return place;
 }
 
-/** A panel in which a reader edits one of the matrices; `others` are matrices that buttons put there, by their labels. */
+/** A panel in which a reader edits one of the matrices; buttons put `others` there, matrices by their labels. */
 export function workbench(title, name, caption, others = {}) {
   const { first, draw, ...limits } = STORY_MATRICES[name], place = el("div");
   const set = (matrix) => { keep({ [name]: matrix && matrix.flat() }); fill(); };
@@ -53,7 +53,8 @@ export const tiedLogits = () => { const table = storyMatrix("W_E"); return produ
 export function mirror(label, logits) {
   const pairs = [[0, 1], [0, 2], [1, 2]], framed = (k) => `pair pair-${k}`;
   const marked = (i, j) => (i === j ? null : framed(pairs.findIndex((pair) => pair.includes(i) && pair.includes(j))));
-  return [heat(label, logits, { ...STORY_NEXT, marked }), listing(`${label}, both orders`, ["Pair", "→", el("span", { class: "hidden" }, "equal?"), "←"],
+  const header = ["Pair", "→", el("span", { class: "hidden" }, "equal?"), "←"];
+  return [heat(label, logits, { ...STORY_NEXT, marked }), listing(`${label}, both orders`, header,
     pairs.map(([a, b], k) => {
       const there = plain(logits[a][b]), back = plain(logits[b][a]);
       const name = el("span", { class: framed(k) }, `${STORY_WORDS[a]}, ${STORY_WORDS[b]}`);
@@ -71,7 +72,7 @@ export function predict(asked, sentences, question, options, right, because, sho
   return [el("div", { class: "scene" }, told, guess(name, question, all, right, prose(because))), place];
 }
 
-/** A sentence with its marks: *a word that it explains*, |code|, and W_E, W_U, MLP_0 with their letters below the line. */
+/** A sentence with its marks: *a word that it explains*, |code|, and W_E, W_U, MLP_0 with their letters lowered. */
 export function prose(text) {
   return text.split(/(\*[^*]+\*|\|[^|]+\||\b(?:W_[EU]|MLP_0))/).map((part) => {
     if (part.startsWith("*")) return el("dfn", {}, part.slice(1, -1));

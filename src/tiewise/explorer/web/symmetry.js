@@ -4,7 +4,8 @@ import { announce, bars, button, choice, el, heat, listing, panel, panels, slide
 import { count, dot, plain, product, transposed } from "./numbers.js";
 import { arrows } from "./arrows.js";
 import { keep, kept, keptNumbers } from "./state.js";
-import { STORY_AXES, STORY_NEXT, STORY_WORDS, live, mirror, predict, prose, storyMatrix, tiedLogits, workbench } from "./story.js";
+import { STORY_AXES, STORY_NEXT, STORY_WORDS, live, mirror, predict, prose } from "./story.js";
+import { storyMatrix, tiedLogits, workbench } from "./story.js";
 import { straightPath } from "./straight_path.js";
 
 const STORY_STEPS = [
@@ -63,9 +64,12 @@ function pickRow() {
     const same = { columns: STORY_AXES, top: Math.max(1, ...table.flat().map(Math.abs)) };
     const sum = (k) => `${hot.map((x, i) => `${x}·${plain(table[i][k])}`).join(" + ")} = ${plain(table[at][k])}`;
     return panel("One-hot times table", el("div", { class: "equation" },
-      heat("One-hot", [hot], { rows: [STORY_WORDS[at]], columns: STORY_WORDS, digits: 0, top: 2 }), el("span", {}, "×"),
-      heat("Table", table, { rows: STORY_WORDS, marked: (i) => (i === at ? "picked" : null), ...same }), el("span", {}, "="),
-      heat("Its row", [table[at]], { rows: [STORY_WORDS[at]], ...same })), `First number: ${sum(0)}. Second: ${sum(1)}.`);
+      heat("One-hot", [hot], { rows: [STORY_WORDS[at]], columns: STORY_WORDS, digits: 0, top: 2 }),
+      el("span", {}, "×"),
+      heat("Table", table, { rows: STORY_WORDS, marked: (i) => (i === at ? "picked" : null), ...same }),
+      el("span", {}, "="),
+      heat("Its row", [table[at]], { rows: [STORY_WORDS[at]], ...same })),
+    `First number: ${sum(0)}. Second: ${sum(1)}.`);
   })]);
 }
 
@@ -93,8 +97,13 @@ function goStraight() {
     *direct path*. By itself it can only know what tends to follow the word it came from: which *bigrams*, pairs of
     words in a row, are common.`],
   "Let every block add nothing. What is then the logit of City after York?",
-  { dot: "York's row times City's row", zero: "Zero: nothing was computed", attention: "It depends on the attention" }, "dot",
-  "York's row comes in, arrives unchanged and meets City's row: with the story's first table 0.8·0.3 + 0.9·1.2 = 1.32.",
+  {
+    dot: "York's row times City's row",
+    zero: "Zero: nothing was computed",
+    attention: "It depends on the attention",
+  }, "dot",
+  "York's row comes in, arrives unchanged and meets City's row: with the story's first table 0.8·0.3 + 0.9·1.2 = "
+    + "1.32.",
   () => [sendWord(), panels(
     panel("One word, straight through", live(() => straightPath(sent(), storyMatrix("W_E"))),
       prose(`Dashed: the blocks, and ways not taken. Real models also rescale the numbers before the last table (a
@@ -113,8 +122,8 @@ function goStraight() {
 function seeMirror() {
   return predict("mirror", [
     `All nine logits of a tied direct path are one product, W_E W_Eᵀ. Row New, column York is the logit of York after
-    New; row York, column New is that of New after York. English has “New York” everywhere and “York New” hardly ever,
-    so the two should differ.`],
+    New; row York, column New is that of New after York. English has “New York” everywhere and “York New” hardly
+    ever, so the two should differ.`],
   "You may put any six numbers into the table. Can the two logits differ?",
   { negative: "With negative numbers, yes", long: "If one row is longer, yes", never: "Never" }, "never",
   `One is New's row times York's row, the other York's row times New's row: the same products, added up. A matrix that
@@ -123,8 +132,8 @@ function seeMirror() {
   () => panels(
     workbench("The table", "W_E", "Type any numbers. This is W_E in every step of the story."),
     panel("Its direct path", live(() => mirror("Logits, one table", tiedLogits())),
-      prose(`W_E W_Eᵀ. The two places of a pair wear the same frame. Under →: the second word after the first; under ←: the
-        first after the second.`))));
+      prose(`W_E W_Eᵀ. The two places of a pair wear the same frame. Under →: the second word after the first;
+        under ←: the first after the second.`))));
 }
 
 function breakMirror() {
@@ -146,9 +155,10 @@ function breakMirror() {
       { Nothing: [[1, 0], [0, 1]], Stretch: [[2, 0.5], [0.5, 0.5]], Turn: [[0, 1], [-1, 0]] }),
     path("One table", tiedLogits, "W_E W_Eᵀ, as before."),
     path("Two tables", () => product(storyMatrix("W_E"), transposed(storyMatrix("W_U"))),
-      `W_E W_Uᵀ. Not every 3 × 3 matrix, though: with two numbers per row, one row of the product is always a mix of the
-      others (its *rank* is 2).`),
-    path("One table and M", () => product(storyMatrix("W_E"), product(storyMatrix("M"), transposed(storyMatrix("W_E")))),
+      `W_E W_Uᵀ. Not every 3 × 3 matrix, though: with two numbers per row, one row of the product is always a mix of
+      the others (its *rank* is 2).`),
+    path("One table and M",
+      () => product(storyMatrix("W_E"), product(storyMatrix("M"), transposed(storyMatrix("W_E")))),
       "W_E M W_Eᵀ.")), priceOfM()]);
 }
 
@@ -157,12 +167,13 @@ function priceOfM() {
   const sizes = () => keptNumbers("sizes", first).map((x, i) => Math.min(most[i], Math.max(2, Math.round(x))));
   const set = (i) => (x) => keep({ sizes: sizes().map((old, k) => (k === i ? x : old)) });
   const size = (label, i) => slider(label, sizes()[i], set(i), { least: 2, most: most[i], factors: true });
-  return panel("What M costs, against what tying saved", el("div", {}, size("V, words", 0), size("D, numbers per row", 1),
-    live(() => {
+  return panel("What M costs, against what tying saved",
+    el("div", {}, size("V, words", 0), size("D, numbers per row", 1), live(() => {
       const [V, D] = sizes(), saved = V * D, share = (x) => `${count(x)} (${plain((100 * x) / saved, 1)} %)`;
       return bars("Parameters", [{ name: "Tying saves V·D", value: saved, said: count(saved), colour: "var(--tied)" },
         { name: "A matrix M, D·D", value: D * D, said: share(D * D) },
         { name: "A whole MLP, 8·D·D", value: 8 * D * D, said: share(8 * D * D) }]);
-    })), `In parameters, with their share of what tying saved. The MLP, two matrices of D × 4D and 4D × D, is in the
+    })),
+    `In parameters, with their share of what tying saved. The MLP, two matrices of D × 4D and 4D × D, is in the
       model anyway: the price is the part of it that is busy undoing the mirror.`);
 }

@@ -6,7 +6,9 @@ const blank = (a) => a.map((row) => row.map(() => 0));
 const addTo = (row, other, factor = 1) => other.forEach((x, i) => { row[i] += factor * x; });
 export const lengthOf = (a) => Math.hypot(...a.flat());
 
-/** Loss, gradients of W [V, D] by both paths and of M [D, D], and what each position gave: `back` is h̄, at its lookup. */
+/**
+ * Loss, gradients of W [V, D] by both paths and of M [D, D], and what each position gave: `back` is h̄, at its lookup.
+ */
 export function bothPaths({ W, M }, inputs, targets) {
   const lookup = blank(W), head = blank(W), body = blank(M);
   let loss = 0;

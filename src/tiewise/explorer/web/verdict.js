@@ -32,7 +32,10 @@ export const commandLine = (name, verb, ...options) => ["tiewise", verb, quoted(
 export function difference(alike) {
   const nan = alike.nan ? ", and some values are NaN, which no loader finds equal" : "", { kind, relative: by } = alike;
   if (kind === "identical") return `identical, byte by byte${nan}`;
-  const equal = { "zeros' signs": "but for the signs of zeros", "same values": "once both have the narrower type" }[kind];
+  const equal = {
+    "zeros' signs": "but for the signs of zeros",
+    "same values": "once both have the narrower type",
+  }[kind];
   if (equal) return `equal in all ${count(alike.rows)} rows ${equal}${nan}`;
   const first = alike.first.join(", ") + (alike.differing > alike.first.length ? ", …" : "");
   const share = `${count(alike.differing)} of ${count(alike.rows)} rows differ (first: ${first})`;

@@ -72,8 +72,8 @@ function rankOf(values, own) {
 }
 
 /**
- * Medians and outer twentieths of the lengths, over tokens whose ids lie close on a scale of factors: [{ id, low,
- * middle, high }].
+ * Medians and outer twentieths of the lengths, over tokens whose numbers, from 1, lie close on a scale of factors:
+ * [{ token, low, middle, high }], the token in their middle.
  */
 function lengthBands(lengths, idOf) {
   const bins = new Map(), last = Math.log(idOf(lengths.length - 1) + 2);
@@ -85,14 +85,15 @@ function lengthBands(lengths, idOf) {
   return [...bins].filter(([, held]) => held.length).map(([bin, held]) => {
     held.sort((a, b) => a - b);
     const at = (share) => held[Math.min(held.length - 1, Math.floor(share * held.length))];
-    return { id: Math.exp(((bin + 0.5) * last) / 48), low: at(0.05), middle: at(0.5), high: at(0.95) };
+    const token = Math.round(Math.exp(((bin + 0.5) * last) / 48));
+    return { token, low: at(0.05), middle: at(0.5), high: at(0.95) };
   });
 }
 
 /**
  * Measure some tokens, the first two both ways.
- * → { ids, names, plain [n, n], ways: [{ from, to, score, rank, logit, log, modelRank }], after: [[id…]…], near: {
- * input, output }, lengths, bands }
+ * → { ids, names, plain [n, n], ways: [{ from, to, score, rank, logit, log, modelRank }], after: [[id…]…],
+ * near: { input, output }, lengths, bands }
  * Numbers of a table that is embedded in part are among its rows alone.
  */
 export async function measure(opened, ids, { signal, progress = () => {} }) {
