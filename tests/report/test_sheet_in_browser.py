@@ -6,12 +6,13 @@ import pytest
 from tests.report.comparison_sample import ARMS, sample_comparison
 from tests.report.opened_page import Visit, browser, page_of, pytestmark  # noqa: F401 - a fixture, and the skip
 
+from tiewise.core.files import write_result
 from tiewise.core.found import Listing
 from tiewise.planning.plan import plan
 from tiewise.report.comparison_curves import VALIDATION
 from tiewise.report.comparison_page import training_panels, write_report
 from tiewise.report.plan_page import write_plan
-from tiewise.report.sheet import PageSection, write
+from tiewise.report.sheet import PageSection
 from tiewise.training.results import ArmDirectPath
 
 # what the table of an inspection's evidence is at its longest
@@ -118,7 +119,7 @@ def test_no_table_is_cut_or_scrolled_sideways(browser, report, tmp_path):  # noq
     """Its rows become blocks of named values where it is wider than its place."""
     panels = training_panels(sample_comparison(), VALIDATION)
     sections = [PageSection("One", panels, tables=[EVIDENCE])]
-    long = write(page_of(*sections, contents=True), tmp_path / "page.html", "--out")
+    long = write_result(page_of(*sections, contents=True), tmp_path / "page.html", "--out")
     cut = (
         "[document.documentElement, ...document.querySelectorAll('.scroll')]"
         ".filter(e => e.scrollWidth > e.clientWidth).length"

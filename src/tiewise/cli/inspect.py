@@ -63,15 +63,15 @@ def inspect(
             found = inspected(subjects, request)
     record = found.record()
     if out is not None:
+        from tiewise.core.files import write_result
         from tiewise.report.figures import write_inspection
-        from tiewise.report.sheet import write
 
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make {out}: {error.strerror}", "choose another --out") from None
         page = write_inspection(found, out, o.command_line())
-        write(json.dumps(record, indent=1, allow_nan=False) + "\n", out / RESULT, "--out")
+        write_result(json.dumps(record, indent=1, allow_nan=False) + "\n", out / RESULT, "--out")
         if not quiet:
             o.tell(f"page: {page}")
     if json_:

@@ -47,6 +47,20 @@ def write_whole(path: Path, data: str | bytes) -> None:
         made.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+def write_result(text: str, path: str | os.PathLike[str], option: str) -> Path:
+    """Write what a user asked for to `path`, whole or not at all, and return it.
+
+    Raises:
+        RunError: when the file cannot be written there; `option` is what names another place.
+    """
+    target = Path(path)
+    try:
+        write_whole(target, text)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror}", f"choose another place with {option}") from None
+    return target
+
+
 def sync(path: Path) -> None:
     """Bring a file, or a folder's entries, to the disk; a folder only where the system can open one.
 

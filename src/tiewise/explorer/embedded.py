@@ -46,12 +46,13 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = ()) -> dict[st
         for name, tensor in outer.items()
         if len(tensor.shape) == 1 and tensor.shape[0] in width and tensor.dtype in FLOATING and not is_foreign(name)
     ]
-    ids = _rows(folder, tables, MOST_BYTES - sum(vector.nbytes for vector in vectors), words)
+    beside = sum(vector.nbytes for vector in vectors)
+    ids = _rows(folder, tables, MOST_BYTES - beside, words)
     data = {vector.name: _text(vector, None) for vector in vectors} | {
         table.name: _text(table, ids) for table in tables
     }
     whole = all(len(ids) == table.rows for table in tables)
-    held = sum(vector.nbytes for vector in vectors) + sum(len(ids) * table.nbytes // table.rows for table in tables)
+    held = beside + sum(len(ids) * table.nbytes // table.rows for table in tables)
     name = Path(os.path.abspath(path)).name
     which = f"{count(len(ids))} of {count(max(table.rows for table in tables))} rows" if tables else "no rows"
     asked = ", and those asked for" if words else ""

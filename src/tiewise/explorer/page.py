@@ -20,7 +20,7 @@ from typing import Any
 from tiewise.core import Late
 from tiewise.core.colours import COLOURS, DIVERGING, PATHS, PLACES
 from tiewise.core.errors import RunError
-from tiewise.core.files import size, write_whole
+from tiewise.core.files import size, write_result
 from tiewise.explorer import counts
 from tiewise.explorer.compared import compared, is_run
 from tiewise.explorer.embedded import embedded
@@ -58,11 +58,7 @@ class Explorer:
         target = Path(path)
         if target.exists() and not overwrite:
             raise RunError(f"{target} exists", "choose another place, or replace it with --overwrite")
-        try:
-            write_whole(target, self.html)
-        except OSError as error:
-            raise RunError(f"cannot write {target}: {error.strerror}", "choose another place with --out") from None
-        return target
+        return write_result(self.html, target, "--out")
 
 
 def explore(*shown: Any, words: Sequence[str] = (), tokenizer: Any = None) -> Explorer:

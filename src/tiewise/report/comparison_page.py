@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tiewise.core.files import size
+from tiewise.core.files import size, write_result
 from tiewise.core.found import NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
-from tiewise.report import sheet
 from tiewise.report.comparison_curves import (
     AHEAD,
     COSINE,
@@ -67,7 +66,7 @@ def write_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
     Raises:
         RunError: when the file cannot be written there.
     """
-    return sheet.write(render(comparison), path, "--out")
+    return write_result(render(comparison), path, "--out")
 
 
 def render(comparison: Comparison) -> str:

@@ -20,10 +20,11 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tiewise.core.colours import COLOURS, places
+from tiewise.core.files import write_result
 from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Points, Quantity, plain, visible
 from tiewise.inspection.inspection import Inspection
 from tiewise.report import faces
-from tiewise.report.sheet import LIGHT, MARGIN, PageSection, Panel, Sheet, write
+from tiewise.report.sheet import LIGHT, MARGIN, PageSection, Panel, Sheet
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
@@ -363,7 +364,7 @@ def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], com
     Raises:
         RunError: when the file cannot be written there.
     """
-    return write(inspection_page(inspection, command), Path(folder) / "report.html", "--out")
+    return write_result(inspection_page(inspection, command), Path(folder) / "report.html", "--out")
 
 
 def inspection_page(inspection: Inspection, command: str) -> str:

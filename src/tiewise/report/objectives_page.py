@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.errors import RunError
+from tiewise.core.files import write_result
 from tiewise.core.found import Found, Quantity
 from tiewise.core.ledger import results
 from tiewise.report.comparison_found import CHANCE, SHARES_NOTE, share
 from tiewise.report.faces import summary
 from tiewise.report.figures import panels
 from tiewise.report.papers import ALBERT
-from tiewise.report.sheet import PageSection, Sheet, write
+from tiewise.report.sheet import PageSection, Sheet
 from tiewise.training.results import MASKED, Comparison, Share
 
 JUDGED = {MASKED: "masked tokens right", "nsp": "pairs right as nsp", "sop": "pairs right as sop"}
@@ -100,4 +101,4 @@ def write_objectives(comparisons: Sequence[Comparison], path: str | os.PathLike[
         sections=[],
         command="\n".join(one.command for one in comparisons),
     )
-    return write(page.render(), path, "path")
+    return write_result(page.render(), path, "path")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from tiewise.core.files import size
+from tiewise.core.files import size, write_result
 from tiewise.core.found import Curve, Listing, count, plain
 from tiewise.core.ledger import ALBERT_AVERAGE, results
 from tiewise.core.sharing_spec import KINDS, SharingSpec
@@ -24,7 +24,6 @@ from tiewise.planning.catalogue import BETTER
 from tiewise.planning.plan import Plan
 from tiewise.planning.plan_rows import Record
 from tiewise.planning.read_config import Sizes, from_sizes, read
-from tiewise.report import sheet
 from tiewise.report.figures import QUIET, finish, lines, stacked, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet
 
@@ -53,7 +52,7 @@ def write_plan(plan: Plan, path: str | os.PathLike[str], command: str) -> Path:
     Raises:
         RunError: when the file cannot be written there.
     """
-    return sheet.write(render(plan, command), path, "--plot")
+    return write_result(render(plan, command), path, "--plot")
 
 
 def render(plan: Plan, command: str) -> str:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -24,8 +22,6 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from tiewise.core.colours import DIVERGING
-from tiewise.core.errors import RunError
-from tiewise.core.files import write_whole
 from tiewise.core.found import Listing
 
 SENTENCE = 24  # characters of a cell from which on its column is read as sentences
@@ -155,20 +151,6 @@ class Sheet:
             plotly=Markup(get_plotlyjs()),
             figures=Markup(figures),
         )
-
-
-def write(text: str, path: str | os.PathLike[str], option: str) -> Path:
-    """Write a page to `path`, whole or not at all, and return it.
-
-    Raises:
-        RunError: when the file cannot be written there; `option` is what names another place.
-    """
-    target = Path(path)
-    try:
-        write_whole(target, text)
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror}", f"choose another place with {option}") from None
-    return target
 
 
 @cache

@@ -123,6 +123,10 @@ export function command(text) {
   }));
 }
 
+const matrixTable = (label, kind, rows, columns, cells) => el("table", { class: kind, "aria-label": label },
+  el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
+  el("tbody", {}, cells.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row))));
+
 /** A matrix whose numbers a reader types; arrow keys move between its boxes. `change` gets the whole matrix. */
 export function editable(label, matrix, { rows, columns, change, step = 0.1, least, most }) {
   const held = matrix.map((row) => [...row]);
@@ -132,10 +136,7 @@ export function editable(label, matrix, { rows, columns, change, step = 0.1, lea
       change(held.map((each) => [...each]));
     }, { step, least, most, hide: true })));
   const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], Enter: [1, 0] };
-  const table = el("table", { class: "matrix", "aria-label": label },
-    el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
-    el("tbody", {}, boxes.map((row, i) =>
-      el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((box) => el("td", {}, box))))));
+  const table = matrixTable(label, "matrix", rows, columns, boxes.map((row) => row.map((box) => el("td", {}, box))));
   table.addEventListener("keydown", (event) => {
     const move = moves[event.key], i = boxes.findIndex((row) => row.includes(event.target));
     if (!move || i < 0) return; // up and down change the number, as in every number box
@@ -148,10 +149,8 @@ export function editable(label, matrix, { rows, columns, change, step = 0.1, lea
 /** A small matrix as coloured numbers: rows before columns, `marked(i, j)` a class for some cells. */
 export function heat(label, matrix, { rows, columns = rows, digits = 2, top = null, marked = () => null }) {
   const most = top ?? Math.max(1e-9, ...matrix.flat().map(Math.abs));
-  return el("table", { class: "matrix heat", "aria-label": label },
-    el("thead", {}, el("tr", {}, el("td"), columns.map((c) => el("th", { scope: "col" }, c)))),
-    el("tbody", {}, matrix.map((row, i) => el("tr", {}, el("th", { scope: "row" }, rows[i]), row.map((x, j) =>
-      el("td", { class: marked(i, j), style: shade(x / most) }, plain(x, digits)))))));
+  return matrixTable(label, "matrix heat", rows, columns, matrix.map((row, i) => row.map((x, j) =>
+    el("td", { class: marked(i, j), style: shade(x / most) }, plain(x, digits)))));
 }
 
 /** Colour of a number between −1 and 1, for a cell; the style sheet mixes it for the theme. */
