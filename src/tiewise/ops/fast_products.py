@@ -2,7 +2,7 @@
 
 `torch.mm` in fp32 goes to MKL, which is slow on some processors. `torch.backends.mkldnn.matmul.fp32_precision = "bf16"`
 sends the same products to oneDNN and lets it round them to bf16. With AMX it does; without, it has no such kernel and
-computes in fp32. So
+computes in fp32. Without AVX-512 torch does not ask oneDNN at all, and both are one product. So
 
     auto = onednn     where  the processor has no AMX,  a probe keeps fp32 accuracy,  a trial takes a tenth less time
            default    elsewhere: the flag stays as it was found
