@@ -436,7 +436,7 @@ def test_a_compiled_graph_takes_the_products_of_the_moment_it_runs():
         with fast_products(product):
             assert torch.equal(compiled(a, b), (a @ b).relu() + 1)
             found[product] = a @ b
-    if torch.backends.cpu.get_cpu_capability() == "AVX512":  # without it torch never asks oneDNN: one product, two names
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":  # torch asks oneDNN nowhere else
         assert not torch.equal(*found.values())  # or nothing was seen here
 
 
