@@ -1,8 +1,8 @@
 """`make bench`: every table but the loss's (`benchmarks.loss`), printed and written under `benchmarks/results/`.
 
-python -m benchmarks.run [step|startup|check|alignment|recurrent|sharing|decoding|main_job …] [subspace=CORPUS]
+python -m benchmarks.run [startup|check|alignment|step|recurrent|sharing|decoding|wire|main_job|launchers …]
 
-`subspace` needs a corpus of words, so it is run where one is named only.
+`subspace=CORPUS` needs a corpus of words, so it is run where one is named only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.measure import in_fresh_process
 from tiewise.training.compare import environment
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("startup", "check", "alignment", "step", "recurrent", "sharing", "decoding", "main_job")
+NAMES = ("startup", "check", "alignment", "step", "recurrent", "sharing", "decoding", "wire", "main_job", "launchers")
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ FLOORS = {
     "planning": 3,
     "analysis": 4,
     "training": 4.5,  # predicts its first losses as `plan` does
+    "sharded": 3.5,
     "internals": 5,
     "inspection": 6,
     "report": 7,

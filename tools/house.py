@@ -20,17 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 35_200,
-    "files": 180,
-    "lines of code": 21_900,
+    "lines": 38_000,
+    "files": 196,
+    "lines of code": 23_600,
     "class names defined twice": 0,
     "file names in several folders": 0,
-    "private helpers used once": 163,
-    "modules with one importer": 28,
-    "floors": 19,
+    "private helpers used once": 179,
+    "modules with one importer": 31,
+    "floors": 20,
     "folders that import each other": 0,
     "words printed by inspect and report": 4_711,
-    "lines of tests": 33_800,
+    "lines of tests": 36_800,
 }
 
 

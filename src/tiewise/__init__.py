@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 from tiewise.core import __version__ as __version__
 
 if TYPE_CHECKING:
+    from tiewise.analysis.row_changes import diff as diff
     from tiewise.boundary.boundary import Boundary as Boundary
     from tiewise.boundary.install import Installed as Installed
     from tiewise.boundary.install import install as install
     from tiewise.boundary.install import installed as installed
+    from tiewise.boundary.parallel_plan import parallel_plan as parallel_plan
     from tiewise.boundary.param_groups import param_groups as param_groups
     from tiewise.checkpoint.audit import Audit as Audit
     from tiewise.checkpoint.audit import check as check
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from tiewise.ops.path_gradient import PathRecord as PathRecord
     from tiewise.ops.path_gradient import path_norms as path_norms
     from tiewise.ops.path_gradient import tied_lookup as tied_lookup
+    from tiewise.ops.vocabulary_shard import VocabularyShard as VocabularyShard
     from tiewise.planning.plan import Plan as Plan
     from tiewise.planning.plan import plan as plan
     from tiewise.planning.read_config import Sizes as Sizes
@@ -72,6 +75,9 @@ if TYPE_CHECKING:
     from tiewise.rewrite.ties import untie as untie
     from tiewise.runs import compare as compare
     from tiewise.runs import train as train
+    from tiewise.sharded.export import export_sharded as export_sharded
+    from tiewise.sharded.load import load_sharded as load_sharded
+    from tiewise.sharded.save import save_sharded as save_sharded
     from tiewise.sharing.share import Shared as Shared
     from tiewise.sharing.share import share_layers as share_layers
     from tiewise.training.results import Comparison as Comparison
@@ -81,8 +87,10 @@ if TYPE_CHECKING:
 
 # module below tiewise → what it offers here; a test holds it against the imports above
 _OFFERS = {
+    "analysis.row_changes": "diff",
     "boundary.boundary": "Boundary",
     "boundary.install": "Installed install installed",
+    "boundary.parallel_plan": "parallel_plan",
     "boundary.param_groups": "param_groups",
     "checkpoint.audit": "Audit check",
     "core.backends": "LossOptions PathNorms",
@@ -100,6 +108,7 @@ _OFFERS = {
     "ops.fast_products": "fast_products",
     "ops.log_prob": "linear_log_prob",
     "ops.path_gradient": "LookupOptions PathRecord path_norms tied_lookup",
+    "ops.vocabulary_shard": "VocabularyShard",
     "planning.plan": "Plan plan",
     "planning.read_config": "Sizes",
     "rewrite.engine": "Receipt",
@@ -107,6 +116,9 @@ _OFFERS = {
     "rewrite.resize": "resize",
     "rewrite.ties": "dedupe repair tie untie",
     "runs": "compare train",
+    "sharded.export": "export_sharded",
+    "sharded.load": "load_sharded",
+    "sharded.save": "save_sharded",
     "sharing.share": "Shared share_layers",
     "training.results": "Comparison SingleRun",
     "training.trainer": "tie_at untie_at",

@@ -7,18 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tiewise.core import ranks
 from tiewise.core.errors import RunError
 from tiewise.report.comparison_page import write_report
-from tiewise.training import ranks
 from tiewise.training.compare import Display, finish, finish_one, start
 from tiewise.training.folder import locked
+from tiewise.training.launchers import LOCAL, RAY, on
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Gone
 from tiewise.training.workers import Workers
 
 REPORT = "report.html"
-Found = TypeVar("Found", Comparison, SingleRun)
+Found = TypeVar("Found")
 
 
 def compare(
@@ -27,6 +28,7 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     jobs: int | str = "auto",
+    launcher: str = LOCAL,
     quiet: bool = False,
     **settings: Any,
 ) -> Comparison:
@@ -38,6 +40,7 @@ def compare(
         overwrite: replace the run in `out`.
         jobs: runs that are trained at a time, in processes of their own with a share of the threads each; "auto" takes
             one, or as many as there are threads and memory for, whichever a trial finds faster.
+        launcher: "local", or "ray": runs are spread over the cluster of RAY_ADDRESS, or over this machine's cores.
         quiet: no progress on stderr.
         settings: any setting of `run.yaml`: `arms=["tied", "untied"]`, `text="my.txt"`, `steps=2000`; `recipe="awd"`
             begins with a recipe's.
@@ -50,7 +53,9 @@ def compare(
     command = _command("compare", folder, settings)
     given = _settings(settings, folder, resume)
     display = Display.on_stderr(quiet=quiet)
-    return carry_out(finish, given, folder, command, display, overwrite=overwrite, jobs=jobs)
+    if launcher not in (LOCAL, RAY):
+        raise RunError(f"launcher = {launcher!r}", f"choose {LOCAL} or {RAY}; scripts are written by the command")
+    return carry_out(finish, given, folder, command, display, overwrite=overwrite, jobs=jobs, launcher=launcher)
 
 
 def train(
@@ -92,11 +97,13 @@ def carry_out(
     *,
     overwrite: bool,
     jobs: int | str = 1,
+    launcher: str = LOCAL,
     gone: Gone | None = None,
     begun: Callable[[], None] = lambda: None,
 ) -> Found:
     """Start the run in `out`, if there are settings, say so by `begun`, finish it, and write a comparison's report."""
-    with Workers(jobs) as workers, ranks.first_holds(locked(out)):
+    out = out if launcher == LOCAL else out.absolute()  # other machines have other working folders
+    with on(launcher, jobs, out, display.say, settings) as workers, ranks.first_holds(locked(out)):
         if settings is not None:
             start(settings, out, command, display, overwrite=overwrite, gone=gone, workers=workers)
         begun()

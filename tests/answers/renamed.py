@@ -20,4 +20,9 @@ RENAMED: list[tuple[str, str | None, str]] = [
         None,
         "how many singular values rounding leaves of tables of rank 4: processors differ, their sum does not",
     ),
+    (
+        r"^plan sizes:/choices/\d+/ranks/[12]/sent(_for_tables)?$",
+        None,
+        "measured on ranks: FSDP2 gathers tables once a step, not twice; the loss gathers two numbers a token",
+    ),
 ]

@@ -264,9 +264,12 @@ def sharded():
 
 
 @pytest.mark.parametrize("spec", [None, "tied", "untied", "factored:8", "tied+init=0.1", "spd"])
-def test_a_sharded_model_is_refused_and_one_that_is_sharded_afterwards_trains(sharded, spec):
-    with pytest.raises(InstallError, match=r"sharded, its weight a DTensor; install before fully_shard"):
+def test_a_sharded_model_keeps_its_tables_and_one_that_is_sharded_afterwards_trains(sharded, spec):
+    if spec in (None, "tied"):
         install(sharded(build("llama")), spec)
+    else:
+        with left_alone(model := sharded(build("llama"))), pytest.raises(InstallError, match="would change them"):
+            install(model, spec)
     with pytest.raises(InstallError, match="sharded; share its layers before fully_shard"):
         share_layers(sharded(build("llama")), "ffn")
     model = build("llama")
@@ -276,14 +279,25 @@ def test_a_sharded_model_is_refused_and_one_that_is_sharded_afterwards_trains(sh
     record, plain_record = handle.track(), install(plain).track()
     step(plain, inputs)
     sharded(model)
-    with pytest.raises(InstallError, match="keep what install returned"):
-        install(model, spec)
+    if spec == "factored:8":
+        with pytest.raises(InstallError, match=r"verified on whole tables only; take its handle by tiewise\.installed"):
+            install(model)
     step(model, inputs)
     gradient, wanted = handle.tables()[0].grad, plain.get_input_embeddings().weight.grad
     with pytest.raises(UnsupportedError, match=r"sharded gradient \(DTensor\); give gradient.full_tensor"):
         path_norms(gradient, record)
     got, wanted = path_norms(gradient.full_tensor(), record), path_norms(wanted, plain_record)
     assert (got.a, got.b) == pytest.approx((wanted.a, wanted.b), rel=1e-5)
+
+
+@pytest.mark.parametrize("end", ["lm_head", "model.embed_tokens"])
+@pytest.mark.parametrize("place", [None, nn.Identity()])
+def test_ends_on_different_ranks_of_a_pipeline_are_refused(end, place):
+    model = build("llama")
+    owner, _, name = end.rpartition(".")
+    setattr(model.get_submodule(owner), name, place)
+    with left_alone(model), pytest.raises(InstallError, match=r"its ends are on different ranks: no rank has both"):
+        install(model)
 
 
 def test_a_handle_of_what_is_not_installed():

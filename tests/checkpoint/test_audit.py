@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_tensors, table, write_index, write_sparse
 from typer.testing import CliRunner
@@ -253,3 +254,27 @@ def test_nothing_heavy_is_imported(tmp_path):
     code += "; print([m for m in ('torch', 'transformers', 'safetensors', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "world", "vllm", "megatron"),
+    [
+        (97, 8, "vLLM gives 16 to each", 1024),
+        (97, 3, "vLLM stops, since 3 does not divide the 128 that it pads to", 384),
+        (5, 4, "vLLM gives 16 to each", 512),
+        (129, 2, "vLLM gives 96 to each", 256),
+    ],
+)
+def test_what_ranks_make_of_the_vocabulary(tmp_path, rows, world, vllm, megatron):
+    """torch's share is that of its own cut, the others' by hand from their rules."""
+    parts = [len(part) for part in torch.empty(rows).chunk(world)]
+    (found,) = check(llama(tmp_path, rows=rows), world=world, select=["B042"]).findings
+    none = f", {world - len(parts)} ranks none" if len(parts) < world else ""
+    assert f"torch gives {parts[0]} to each, {parts[-1]} to the last{none}; {vllm}" in found.evidence
+    assert found.evidence.endswith(f"Megatron-LM pads to {megatron:,}")
+
+
+def test_a_vocabulary_that_ranks_divide_is_no_finding(tmp_path):
+    assert check(llama(tmp_path / "a", rows=192), world=3, select=["B042"]).findings == ()
+    with pytest.raises(CheckpointError, match="world is 0"):
+        check(llama(tmp_path / "b"), world=0)

@@ -1,6 +1,7 @@
 import gc
 import io
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -62,3 +63,23 @@ def compare(tiewise, text):
 def tree(tmp_path):
     """What the folder holds, file by file."""
     return lambda: {str(p): p.read_bytes() if p.is_file() else None for p in sorted(tmp_path.rglob("*"))}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Make a file system of so many kB, or resize it; only root can."""
+    made = tmp_path / "disk"
+    made.mkdir()
+    mounted = []
+
+    def sized(size):
+        options = f"{'remount,' if mounted else ''}size={size}k"
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", made], capture_output=True)
+        if done.returncode:
+            pytest.skip("only root can mount")
+        mounted.append(size)
+        return made
+
+    yield sized
+    if mounted:
+        subprocess.run(["umount", "-l", made], check=True)

@@ -20,6 +20,7 @@ SAID = {  # a command line of each command, its exit code, and a letter of its o
     "models": (["models", "--untied"], 0, "≈"),
     "inspect": (["inspect", "wrong", "--only=direct_path,tokens", "--samples=50"], 0, "−"),
     "explore": (["explore", "no…where"], 2, "…"),
+    "diff": (["diff", "no…where", "wrong"], 2, "…"),
     "check": (["check", "wrong"], 1, "→"),
     "tie": (["tie", "wrong", "--keep=mean", "--to=made", "--force"], 0, "→"),
     "untie": (["untie", "tied", "--to=made"], 0, "→"),

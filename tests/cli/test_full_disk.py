@@ -1,7 +1,6 @@
 """A disk that takes no more: one line, exit 2, and `--resume` ends as if nothing had happened."""
 
 import json
-import subprocess
 
 import pytest
 from cli_tiny import TINY
@@ -9,26 +8,6 @@ from launched import ended, launch
 
 pytestmark = pytest.mark.slow
 RUN = ["--steps=40", "--set=width=64", "--json"]
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """Make a file system of so many kB, or resize it; only root can."""
-    made = tmp_path / "disk"
-    made.mkdir()
-    mounted = []
-
-    def sized(size):
-        options = f"{'remount,' if mounted else ''}size={size}k"
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", made], capture_output=True)
-        if done.returncode:
-            pytest.skip("only root can mount")
-        mounted.append(size)
-        return made
-
-    yield sized
-    if mounted:
-        subprocess.run(["umount", "-l", made], check=True)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`train` and `compare` as two processes: the same figures as in one, one voice, one end."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from cli_tiny import TINY, write_text
 from launched import ended, launch, trains, until
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from tiewise.boundary.install import install
@@ -57,6 +59,28 @@ def test_two_processes_have_the_figures_of_one(tmp_path, text, arguments):
     assert_alike(one, two, 2e-5)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--arms=tied,untied,residual:4", "--set=accumulate=2"],
+        ["--arms=tied,factored:8", "--model=gpt2"],
+    ],
+    ids=lambda arguments: arguments[-1],
+)
+def test_two_processes_that_hold_each_model_between_them_have_the_figures_of_one(tmp_path, text, arguments):
+    arguments = [*arguments, "--seeds=1"]
+    one = results(tmp_path, 1, *arguments, "--out=run1")
+    two = results(tmp_path, 2, *arguments, "--out=run2", "--fsdp=2")
+    assert_alike(one, two, 2e-5)
+    for name in ("parameters", "total_parameters", "bytes", "trainable_parameters"):
+        assert [run[name] for run in one["runs"]] == [run[name] for run in two["runs"]]
+    for arm in () if "--model=gpt2" in arguments else ("tied", "untied"):  # its keys' biases are Adam's noise alone
+        finals = [tmp_path / run / arm / "seed-1" / "final" / "model.safetensors" for run in ("run1", "run2")]
+        left, right = map(load_file, finals)
+        assert left.keys() == right.keys()
+        assert all(np.allclose(left[name], right[name], atol=2e-4) for name in left)
+
+
 def test_held_out_text_is_measured_once_and_whole(tmp_path, text):
     run = results(tmp_path, 2, "--arms=tied", "--seeds=1", "--out=run")["runs"][0]
     data = load_prepared(tmp_path / "run" / "data")
@@ -93,6 +117,22 @@ def test_ctrl_c_to_any_stops_all_at_one_step_and_the_run_goes_on(tmp_path, text,
         assert json.loads(out)["runs"][0][name] == pytest.approx(undisturbed["runs"][0][name], abs=1e-6)
 
 
+def test_what_processes_hold_between_them_is_gone_on_with_by_any_number(tmp_path, text, undisturbed):
+    processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", "--fsdp=2")
+    until(trains(tmp_path), *processes)
+    processes[1].send_signal(signal.SIGINT)
+    assert [code for code, *_ in ended(processes)] == [130, 130]
+    (kept,) = (tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*")
+    assert (kept / "sharded").is_dir()
+    for count, sharding in ((2, ["--fsdp=2"]), (2, []), (1, [])):
+        folder = tmp_path / f"{count}{sharding}"
+        shutil.copytree(tmp_path / "run", folder / "run")
+        (code, out, err), *_ = ended(launch(folder, count, "compare", "--out=run", "--resume", "--json", *sharding))
+        assert code == 0, err
+        for name in ("heldout_nll", "train_nll"):
+            assert json.loads(out)["runs"][0][name] == pytest.approx(undisturbed["runs"][0][name], abs=2e-5)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text, count):
     paragraphs = (f"{i} {line}" for i in range(400) for line in (tmp_path / text).read_text().split("\n\n"))
@@ -115,6 +155,8 @@ def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text, count)
         (["-b", "untied+tie_at=3"], "the boundary cannot change while several processes train"),
         (["--set=breadth=3"], "unknown setting 'breadth'"),
         (["--resume"], "--resume takes its settings from the run"),
+        (["--fsdp=3"], "--fsdp 3 and 2 processes; start 3: torchrun --nproc_per_node 3 -m tiewise"),
+        (["--fsdp=2", "--recipe=albert-small"], "--fsdp in an ALBERT run; leave it out"),
     ],
 )
 def test_what_cannot_be_used_is_said_once_and_ends_all(tmp_path, text, more, says):
@@ -127,16 +169,16 @@ def test_what_cannot_be_used_is_said_once_and_ends_all(tmp_path, text, more, say
     assert [path.name for path in tmp_path.iterdir()] == [text]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(tmp_path, text, rank):
-    processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run")
+@pytest.mark.parametrize(("rank", "sharding"), [(0, []), (1, []), (1, ["--fsdp=2"])])
+def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(tmp_path, text, rank, sharding):
+    processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", *sharding)
     until(trains(tmp_path), *processes)
     processes[rank].kill()
     code, out, err = ended(processes)[1 - rank]
     assert (code, out) == (2, "")
     line = "another process of this run has ended; tiewise compare --out run --resume goes on from the last checkpoint"
     assert err.splitlines()[-1] == f"tiewise: {line}"
-    resumed = ended(launch(tmp_path, 2, "compare", "--out=run", "--resume"))
+    resumed = ended(launch(tmp_path, 2, "compare", "--out=run", "--resume", *sharding))
     assert [code for code, *_ in resumed] == [0, 0]
 
 

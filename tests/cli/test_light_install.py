@@ -23,6 +23,7 @@ WORK = [
     ["inspect", "untied", "--samples=50"],
     ["inspect", "untied", "tied", "--samples=50", "--json"],
     ["explore", "untied", "--no-open", "--out=explored.html"],
+    ["diff", "untied", "tied"],
     ["tie", "untied", "--keep=input", "--to=a", "--force"],
     ["untie", "tied", "--to=b"],
     ["factor", "untied", "--rank=4", "--to=c", "--force"],
@@ -41,6 +42,7 @@ LACK = {
     "inspect tied --out=o": PLOTS,
     "inspect tied -t builtin": TORCH,
     "inspect tied --tokens a,b": TORCH,
+    "explore tied --no-open --out=e.html -t builtin": TORCH,
     "inspect tied --only lens": TORCH,
     "factor tied --rank=4 --to=h --text=text.txt": TORCH,
 }

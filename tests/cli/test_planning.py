@@ -50,9 +50,10 @@ def test_a_model_of_the_catalogue_at_other_sizes(tiewise):
 
 def test_what_it_prints_is_what_python_gives(tiewise, tmp_path):
     choices = ["--like=qwen3-0.6b", "--boundary=tied,factored:64", "--share=none,all:groups=2"]
-    choices += ["--world=8", "--tp=4", "--batch=2", "--length=256", "--dtype=bfloat16", "--init=0.01"]
+    choices += ["--world=8", "--tp=4", "--fsdp=2", "--batch=2", "--length=256", "--dtype=bfloat16"]
+    choices += ["--init=0.01"]
     record = json.loads(tiewise("plan", *choices, "--json").out)
-    setting = Setting(2, 256, "bfloat16", 8, 4, 0.01)
+    setting = Setting(2, 256, "bfloat16", 8, 4, 0.01, 2)
     made = package.plan("qwen3-0.6b", ("tied", "factored:64"), ("none", "all:groups=2"), setting)
     assert record == json.loads(json.dumps(made.record()))
     assert len(record["neighbours"]) == 6

@@ -142,6 +142,8 @@ PLAN = {
     "--like=gpt2 --boundary=residual:9999": "rank 9999 exceeds",
     "--like=gpt2 --tp=3": "tp 3 does not divide the world of 1",
     "--like=gpt2 --world=0": "must be 1 or more",
+    "--like=gpt2 --world=8 --fsdp=0": "fsdp 0; it must be 1 or more",
+    "--like=gpt2 --world=8 --fsdp=4 --tp=4": "fsdp 4 × tp 4 does not divide the world of 8",
     "--like=gpt2 --batch=0": "must be 1 or more",
     "--like=gpt2 --dtype=int3": "unknown dtype 'int3'",
     "--like=gpt2 --init=-1": "std -1",

@@ -1,8 +1,12 @@
 """Your checkpoint, as a person would use it: keyboard, drop, words, report; and what `tiewise explore CKPT` embeds."""
 
+import ast
 import json
 import subprocess
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ from safetensors.torch import load_file
 from tests.explore.dropping import drop
 
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.data.tokenizer import make_tokenizer
 from tiewise.explorer.embedded import MOST_BYTES, MOST_ROWS, embedded
 from tiewise.explorer.page import explore
@@ -55,19 +59,41 @@ def test_with_the_keyboard_alone(visit, folder):
     assert "words=p%2C+q%2C+r" in page.url.replace(",", "%2C")
 
 
-def test_files_that_are_dropped(visit, folder):
+def drag(page, path):
+    """Drag a file or folder from the desktop onto the page, by the browser's own drag and drop."""
+    box = page.locator(".drop").bounding_box()
+    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+    devtools = page.context.new_cdp_session(page)
+    for step in ("dragEnter", "dragOver", "drop"):
+        at = {"type": step, "x": box["x"] + 20, "y": box["y"] + 20, "data": data}
+        devtools.send("Input.dispatchDragEvent", at)
+    page.locator("#verdict, #refused").first.wait_for()
+
+
+def test_a_folder_and_a_file_dragged_onto_the_page_that_was_opened_from_the_disk(visit, folder):
     page = visit("at=checkpoint").page
-    page.evaluate(
-        """([files]) => {
-          const moved = new DataTransfer();
-          for (const [name, bytes] of files) moved.items.add(new File([new Uint8Array(bytes)], name));
-          const dropped = new DragEvent("drop", { dataTransfer: moved, cancelable: true });
-          document.querySelector(".drop").dispatchEvent(dropped);
-        }""",
-        [[[name, list((folder / name).read_bytes())] for name in ("config.json", "model.safetensors")]],
-    )
-    page.locator("#copy-issue").wait_for()
-    assert "two tables of their own" in page.locator("#verdict").inner_text()
+    drag(page, folder)
+    assert "Untied, by config and by bytes" in page.locator("#verdict").inner_text()
+    assert page.evaluate("dropped.opened.name") == "my model"
+    page.evaluate("document.getElementById('verdict').remove()")
+    drag(page, folder / "model.safetensors")
+    assert "It stores two tables of their own" in page.locator("#verdict").inner_text()
+
+
+def test_a_folder_dragged_where_folders_are_read_by_entry(chromium, plain_page, folder):
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=plain_page.parent)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        page = chromium.new_page()
+        page.add_init_script("delete DataTransferItem.prototype.getAsFileSystemHandle")  # as in Firefox and Safari
+        page.goto(f"http://127.0.0.1:{server.server_address[1]}/{plain_page.name}#at=checkpoint")
+        drag(page, folder)
+        assert "Untied, by config and by bytes" in page.locator("#verdict").inner_text()
+        page.close()
+        server.shutdown()
 
 
 def test_words_that_are_no_tokens_are_named_with_some_that_are(dropper, folder):
@@ -88,10 +114,11 @@ def test_every_command_of_the_report_gives_the_numbers_beside_it(dropper, folder
     assert "tiewise inspect 'my model' --only direct_path --tokens 'a, b'" in report
     (line,) = [line for line in report.splitlines() if line.startswith("python -c ")]
     run = subprocess.run(
-        ["bash", "-c", line.replace("python", sys.executable, 1)], cwd=folder, capture_output=True, text=True
+        ["bash", "-c", line.replace("python", sys.executable, 1)], cwd=folder.parent, capture_output=True, text=True
     )
-    printed = [float(part.partition("(")[2].partition(",")[0]) for part in run.stdout.split("tensor")[1:]]
-    assert printed == pytest.approx([way["score"] for way in found["ways"]], abs=1e-4), run.stderr
+    assert [(way["score"], way["rank"]) for way in found["ways"]] == [
+        (pytest.approx(score, abs=1e-12), rank) for score, _, rank in ast.literal_eval(run.stdout)
+    ], run.stderr
     told = {q.name: q for q in direct_path_of(open_folder(folder), [("a", "b")]).quantities}
     for name, way in zip(("a → b", "b → a"), found["ways"], strict=True):
         assert way["logit"] == pytest.approx(told[name].value, abs=1e-6)
@@ -156,3 +183,48 @@ def test_what_cannot_be_embedded_is_refused(tmp_path, folder):
         explore(folder, words=["#257"])
     with pytest.raises(CheckpointError, match="no such file"):
         explore(tmp_path / "nowhere")
+
+
+def test_rows_of_a_text_are_held_and_their_lengths_stand_against_their_ranks(visit, tmp_path, folder):
+    text = tmp_path / "text.txt"
+    text.write_text("zzzzzz qqqq aa", encoding="utf-8")
+    told = embedded(folder, (), [str(text)])
+    ranks = dict(zip(told["ids"], told["ranks"], strict=True))
+    assert [ranks[ord(letter)] for letter in "zq a"] == [1, 2, 3, 4]  # a and the space occur twice, the space is first
+    assert ranks[ord("b")] == 0
+
+    page_file = explore(folder, texts=[str(text)]).write(tmp_path / "page.html")
+    page = visit(path=page_file).page
+    page.locator("#copy-issue").wait_for()
+    ask(page, "q, b")
+    panel = page.locator("figure", has_text="Lengths of rows")
+    assert "frequency rank (logarithmic)" in panel.inner_text()
+    panel.get_by_text("Data").click()
+    cells = [row.locator("td").all_inner_texts() for row in panel.locator("tbody tr").all()]
+    lengths = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].double().norm(dim=1)
+    assert [cell[0] for cell in cells[-2:]] == ["2", "not in the text"]
+    assert float(cells[-2][1]) == pytest.approx(lengths[ord("q")].item(), abs=5e-5)
+    bands = page.evaluate("dropped.result.bands.input")
+    assert [band["token"] for band in bands] == sorted(band["token"] for band in bands)
+    by_rank = [lengths[ord(letter)].item() for letter in "zq a"]
+    assert [band["middle"] for band in bands][:3] == pytest.approx(by_rank[:3])
+
+
+def test_the_most_frequent_tokens_come_before_the_first(long, tmp_path):
+    make_tokenizer("bytes").save_pretrained(long)
+    text = tmp_path / "text.txt"
+    text.write_text("hello", encoding="utf-8")
+    told = embedded(long, ["#5999"], [str(text)])
+    assert len(told["ids"]) == MOST_ROWS
+    assert "the most frequent of the 5 tokens that the text has" in told["note"]  # and the end of the document
+    assert {5999, *map(ord, "hello")} <= set(told["ids"])
+
+
+def test_texts_that_cannot_be_counted_are_refused(tmp_path, folder):
+    with pytest.raises(RunError, match="a text to count, and no checkpoint"):
+        explore(texts=["builtin"])
+    with pytest.raises(DataError, match="nowhere"):
+        explore(folder, texts=[str(tmp_path / "nowhere.txt")])
+    bare = llama(tmp_path / "bare", False, rows=V)
+    with pytest.raises(DataError, match="holds no tokenizer"):
+        explore(bare, texts=["builtin"])

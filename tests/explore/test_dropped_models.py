@@ -1,6 +1,10 @@
 """Models that transformers saved, dropped on the page: what it says of words is what torch computes."""
 
+import ast
+import contextlib
+import io
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -51,6 +55,50 @@ def applied(model, ids):
         if isinstance(model, tr.OPTForCausalLM):
             return head(model.model.decoder.final_layer_norm(rows))
     return None
+
+
+def printed(page, path):
+    """What the Python commands under every figure print where a reader would run them: {title: [printed…]}."""
+    said = {}
+    for panel in page.locator("#answer figure").all():
+        lines = panel.locator(".command pre").all_text_contents()
+        said[panel.locator("h2").inner_text()] = made = []
+        for line in (line for line in lines if line.startswith("python -c")):
+            told = io.StringIO()
+            with contextlib.chdir(path.parent), contextlib.redirect_stdout(told):
+                exec(shlex.split(line)[2], {})
+            made.append(ast.literal_eval(told.getvalue()))
+    return said
+
+
+def every_number_is_repeated(page, path, within=1e-9):
+    """Hold what the page found against what its own commands print."""
+    found, said = page.evaluate("dropped.result"), printed(page, path)
+
+    def near(a, b):
+        np.testing.assert_allclose(np.array(a, float), np.array(b, float), rtol=0, atol=within)
+
+    (stored,) = said["Scores both ways"]
+    near([(s, r) for s, _, r in stored], [(way["score"], way["rank"]) for way in found["ways"]])
+    if "As the model applies it" in said:
+        (applied,) = said["As the model applies it"]
+        shown = [(way["logit"], np.exp(way["log"]), way["modelRank"]) for way in found["ways"]]
+        near(applied, shown)
+    tied = found["near"]["output"] is None
+    titles = {"input": "Nearest rows, at both ends" if tied else "Nearest rows at the input"}
+    titles |= {} if tied else {"output": "Nearest rows at the output"}
+    for end, title in titles.items():
+        ((values, ids),) = said[title][0]
+        near(values, [[one["value"] for one in row] for row in found["near"][end]])
+        assert ids == [[one["id"] for one in row] for row in found["near"][end]]
+    ((values, ids),) = said["Highest scores behind each word"][0]
+    near(values, [[one["value"] for one in row] for row in found["after"]])
+    if len(found["ids"]) > 2:
+        near(said["Direct path of all words"][0], found["plain"])
+    for i, end in enumerate(titles):
+        lengths, bands = said["Lengths of rows"][2 * i : 2 * i + 2]
+        near(lengths, found["lengths"][end])
+        near(bands, [[band[of] for of in ("token", "low", "middle", "high")] for band in found["bands"][end]])
 
 
 @pytest.mark.parametrize(
@@ -106,6 +154,7 @@ def test_scores_ranks_and_neighbours_are_torchs(dropper, tmp_path, name, dtype):
             np.testing.assert_allclose(nearest, torch.stack(angles.topk(8)[::-1], 1), atol=1e-6)
             np.testing.assert_allclose(found["lengths"][end], table[ids].norm(dim=1), atol=1e-6)
     assert (found["near"]["output"] is None) == torch.equal(first, second)
+    every_number_is_repeated(page, path)
 
 
 def quantised(path, scale_name, blocks, dtype):
@@ -149,6 +198,7 @@ def test_quantised_tables_are_read_with_their_scales(dropper, tmp_path, scale, b
     a, b = found["ids"]
     np.testing.assert_allclose(found["plain"], (first[[a, b]] @ second[[a, b]].T).numpy(), atol=1e-4)
     assert "packed" in page.locator("dl.said").inner_text()
+    every_number_is_repeated(page, tmp_path / "q", 1e-6)  # the page multiplies codes by scales in 32 bits
 
 
 def test_packed_tables_are_named_and_not_read(dropper, tmp_path):

@@ -227,8 +227,24 @@ def test_a_person_walks_through_the_story_by_guessing(visit):
             page.get_by_role("button", name="Next").click()
             assert page.evaluate("document.activeElement.tagName") == "H2"
             assert f"story={number + 1}" in address(page)
+    page.wait_for_function("location.hash.includes('guess-reverse')")  # a browser takes some changes a second
     taken = dict(part.split("=") for part in address(page).split("&"))
     assert taken.keys() == {*rights, "at", "story"}
+
+
+def test_the_story_takes_the_ten_minutes_that_it_promises(visit):
+    """Everything read at 238 words a minute (Brysbaert 2019, silent reading of non-fiction), ten seconds for a guess,
+    five for a picture."""
+    minutes = 0.0
+    for number in ANSWERED:
+        shown = step(visit, number).page.locator("#symmetry .step")
+        told = shown.locator("h2:visible, p:visible, figcaption:visible, .guess button:visible").all_inner_texts()
+        words = sum(len(text.split()) for text in told)
+        guesses, pictures = (shown.locator(what).count() for what in (".guess", "figure:visible"))
+        assert words > 100, f"step {number} tells nothing"
+        minutes += words / 238 + guesses * 10 / 60 + pictures * 5 / 60
+    assert "Six steps, ten minutes" in step(visit, 1).page.locator("#symmetry").inner_text()
+    assert 5 < minutes <= 10, minutes
 
 
 def test_typing_randomising_and_taking_back_change_pictures_and_address(visit):

@@ -93,6 +93,7 @@ def test_the_fused_loss_holds_one_chunk():
 
 
 REFUSED = [{"batch": 0}, {"length": 0}, {"dtype": "float33"}, {"world": 0}, {"world": 8, "tp": 0}, {"std": -1.0}]
+REFUSED += [{"world": 8, "fsdp": 0}, {"world": 8, "fsdp": 3}, {"world": 8, "fsdp": 4, "tp": 4}]
 
 
 @pytest.mark.parametrize("asked", [*REFUSED, {"world": 8, "tp": 3}, {"world": 4, "tp": 8}, {"std": float("nan")}])
@@ -111,30 +112,94 @@ def counted(kind):
     return architecture, budget(architecture, BoundarySpec.parse(kind), SharingSpec())
 
 
-def pictures(kind, world, tp=1, dtype="float32"):
-    return {rank["layout"]: rank for rank in ranks(counted(kind)[1], Setting(2, 8, dtype, world, tp), V)}
+def pictures(kind, world, tp=1, dtype="float32", fsdp=None, tokens=(2, 8), head=True):
+    setting = Setting(*tokens, dtype, world, tp, fsdp=fsdp)
+    return {rank["layout"]: rank for rank in ranks(counted(kind)[1], setting, V, head)}
 
 
 @pytest.mark.parametrize(("kind", "tables"), [("tied", 1), ("untied", 2)])
 def test_ranks(kind, tables):
     found, whole = pictures(kind, 8), tables * V * D + BODY
-    assert set(found) == {"data parallel", "fsdp"}
+    assert set(found) == {"data parallel", "fsdp", "fsdp, tables kept sharded"}
     assert found["data parallel"]["memory"] == 16 * whole
     assert found["data parallel"]["sent"] == 2 * 7 * 4 * whole // 8
     assert found["data parallel"]["sent_for_tables"] == 2 * 7 * 4 * tables * V * D // 8
-    assert found["fsdp"]["memory"] == 16 * -(-whole // 8)
-    assert found["fsdp"]["sent"] == 3 * 7 * 4 * whole // 8
+    assert found["fsdp"]["memory"] == 16 * (tables * 126 * D + BODY // 8)  # 1001 rows over eight ranks: 8 · 126
+    assert found["fsdp"]["sent_for_tables"] == 7 * 4 * tables * 126 * D * 2  # gathered once, reduced and scattered once
+    assert found["fsdp"]["sent"] == found["fsdp"]["sent_for_tables"] + 3 * 7 * 4 * BODY // 8
+    assert found["fsdp"]["table_memory"]["gathered"] == 2 * tables * 4 * 8 * 126 * D
     split = pictures(kind, 8, 4, "bfloat16")["vocabulary parallel"]
     rows = 251  # 1001 rows over four ranks: three of padding
     assert split["tables"] == tables * rows * D * 2
     assert split["memory"] == 16 * (BODY + tables * rows * D)
     n = 16
     looked_up = 2 * 3 * (n * D * 2) // 4
-    statistics = 2 * 3 * (3 * n * 4) // 4
+    statistics = 3 * 2 * n * 4  # to three others, two fp32 numbers a token
     gradients = 2 * 1 * (tables * rows * D * 2) // 2
     assert split["sent_for_tables"] == 2 * looked_up + statistics + gradients
     assert split["sent"] == split["sent_for_tables"] + BODY * 2
+    stock = pictures(kind, 8, 4, "bfloat16")["stock tensor parallel"]
+    assert stock["sent_for_tables"] == 2 * looked_up + 3 * n * rows * 2 + gradients
+    assert (stock["loss"], split["table_memory"]["gathered"]) == (n * V * 14, 0)
     assert all(rank["sent"] == 0 for rank in pictures(kind, 1).values())
+
+
+@pytest.mark.parametrize(("kind", "tables"), [("tied", 1), ("untied", 2)])
+def test_kept_tables_move_hidden_states(kind, tables):
+    """(W−1)/W · 4 N D b of both ends' states and gradients, two numbers a token, and ids and targets."""
+    n, w = 16, 4
+    kept = pictures(kind, w)["fsdp, tables kept sharded"]
+    of_all = 4 * (n * w) * D * 4 * (w - 1) // w
+    assert kept["wire"]["lookup"] + kept["wire"]["hidden states"] == of_all
+    assert kept["wire"]["loss"] == (w - 1) * (n * w) * 2 * 4
+    assert kept["sent_for_tables"] == of_all + (w - 1) * (n * w) * 2 * 4 + (w - 1) * n * 2 * 8
+    assert kept["table_memory"]["gathered"] == n * w * D * 4
+    assert "lookup" in pictures(kind, w, head=False)["fsdp, tables kept sharded"]["wire"]
+    assert "hidden states" not in pictures(kind, w, head=False)["fsdp, tables kept sharded"]["wire"]
+
+
+def test_ranks_of_two_axes():
+    """world 8 = 2 shards × tp 2 × 2 replicas: a shard is ⌈⌈1001/2⌉/2⌉ = 251 rows, all of it also averaged."""
+    rank = pictures("tied", 8, 2, fsdp=2)["fsdp × vocabulary parallel"]
+    assert rank["axes"] == {"replicas": 2, "fsdp": 2, "tp": 2}
+    shard, n = 251 * D * 4, 16
+    assert rank["tables"] == shard
+    assert rank["wire"] == {
+        "table gather": shard,
+        "gradient reduce-scatter": shard,
+        "gradient all-reduce": shard,
+        "lookup": n * D * 4,
+        "hidden gradient": n * D * 4,
+        "loss": n * 2 * 4,
+    }
+    assert rank["memory"] == 16 * (251 * D + BODY // 2)
+    hybrid = pictures("tied", 8, fsdp=2)["fsdp"]["wire"]
+    assert hybrid["gradient all-reduce"] == 2 * 3 * (501 * D * 4) // 4
+
+
+@pytest.mark.parametrize(("world", "tp", "fsdp"), [(8, 1, None), (8, 4, None), (8, 2, 2), (64, 8, 8)])
+@pytest.mark.parametrize("kind", ["tied", "untied", "factored:16"])
+def test_a_layout_sends_less_up_to_its_break_even(kind, world, tp, fsdp):
+    for name, rank in pictures(kind, world, tp, fsdp=fsdp).items():
+        limit = rank["break_even_tokens"]
+        assert (limit is None) == (name in ("data parallel", "fsdp"))
+        if limit:
+            plain = "fsdp" if rank["axes"]["fsdp"] > 1 else "data parallel"
+            for tokens, fewer in ((limit, True), (limit + 1, False)):
+                found = pictures(kind, world, tp, fsdp=fsdp, tokens=(1, tokens))
+                # a byte or two are lost to whole numbers, and sharding tables by both axes pads more than by one
+                slack = world * D * 8
+                difference = found[name]["sent_for_tables"] - found[plain]["sent_for_tables"]
+                assert difference <= slack if fewer else difference >= -slack
+
+
+def test_keeping_tables_sharded_sends_less_while_two_n_is_below_v():
+    """(W−1)/W · 4 N D b against (W−1)/W · 2 V D b; ids and the loss's numbers are little beside a wide D."""
+    wide = budget(from_sizes(Sizes(128_000, 8192, 1)), BoundarySpec("tied"), SharingSpec())
+    for tokens, fewer in ((7900, True), (8000, False)):
+        found = {rank["layout"]: rank for rank in ranks(wide, Setting(1, tokens, "bfloat16", 8), 128_000)}
+        kept, gathered = (found[name]["sent_for_tables"] for name in ("fsdp, tables kept sharded", "fsdp"))
+        assert (kept < gathered) == fewer == (2 * 8 * tokens < 128_000 * 0.995)
 
 
 def test_a_frozen_table_sends_no_gradient():
@@ -142,6 +207,7 @@ def test_a_frozen_table_sends_no_gradient():
     assert found["data parallel"]["sent_for_tables"] == 0
     assert found["data parallel"]["memory"] == 4 * V * D + 16 * BODY
     assert found["vocabulary parallel"]["memory"] == 4 * 501 * D + 16 * BODY
+    assert "gradient reduce-scatter" not in found["fsdp"]["wire"]
 
 
 @pytest.mark.parametrize(("kind", "sent"), [("tied", V * D * 2), ("untied", 0)])

@@ -48,7 +48,9 @@ def test_the_record_is_json_and_sums():
         total, _ = parameters.pop("total"), parameters.pop("trainable")
         assert total == sum(parameters.values())
         assert choice["checkpoint_bytes"]["float32"] == 4 * total
-        assert [rank["layout"] for rank in choice["ranks"]] == ["data parallel", "fsdp", "vocabulary parallel"]
+        named = [rank["layout"] for rank in choice["ranks"]]
+        kept_and_stock = ["fsdp, tables kept sharded", "stock tensor parallel"]
+        assert named == ["data parallel", "fsdp", "vocabulary parallel", *kept_and_stock]
 
 
 @pytest.mark.parametrize("row", [row for row in catalogue.models() if row.parameters], ids=lambda row: row.name)
@@ -125,7 +127,8 @@ def test_every_row_has_a_cell_for_every_choice_and_components_sum_to_the_total(m
     assert {len(row) for row in shown} == {1, 7}
     names = [row[0] for row in shown if len(row) == 1]
     assert names[0] == "parameters"
-    assert names[-3:] == ["data parallel, 1 of 8", "fsdp, 1 of 8", "vocabulary parallel, tp 4"]
+    assert names[-5:-2] == ["data parallel: 8 replicas", "fsdp: 8 shards", "vocabulary parallel: tp 4 × 2 replicas"]
+    assert names[-2:] == ["fsdp, tables kept sharded: 8 shards", "stock tensor parallel: tp 4 × 2 replicas"]
     first = next(i for i, row in enumerate(shown) if row[0] == "total")
     numbers = [[int(c.replace(",", "").replace("–", "0")) for c in row[1:]] for row in shown[1 : first + 1]]
     assert [sum(column) for column in zip(*numbers[:-1], strict=True)] == numbers[-1] == totals(made)
@@ -146,6 +149,17 @@ def test_a_single_rank_has_no_picture_and_one_sharing_is_not_repeated():
     assert not any("of 1" in name or "parallel" in name for name, *_ in rows(record))
     assert columns(record) == ["tied", "untied"]
     assert columns(plan("gpt2", share=("none", "all")).record())[1] == "tied\nshare all"
+
+
+def test_whether_to_gather_a_table_is_said():
+    (few,) = [line for line in remarks("gpt2", ["tied"], None, Setting(1, 512, world=8)) if "fsdp over" in line]
+    assert few.startswith("tied, fsdp over 8: keep the tables to send less: gathered 270 MB a step, kept sharded ")
+    # 8 · 6,283 rows of 768 · 2 · 4 bytes each, over 4 · 768 · 4 for states, 16 for ids and targets, 8 · 8 for the loss
+    assert f"N = 4,096 tokens of the group, and kept sends less below {8 * (6283 * 6144 // 12368):,} " in few
+    (many,) = [line for line in remarks("gpt2", ["tied"], None, Setting(8, 512, world=8)) if "fsdp over" in line]
+    assert "gather the tables to send less" in many
+    for alone in (Setting(), Setting(world=8, fsdp=1)):
+        assert not any("fsdp over" in line for line in remarks("gpt2", ["tied"], None, alone))
 
 
 def test_what_is_not_known_is_said():

@@ -139,6 +139,28 @@ def test_grows(name, tied, how, tmp_path):
         assert loaded.generate(torch.tensor([[5, 62, 63]]), max_new_tokens=3, do_sample=False).shape[1] > 3
 
 
+@pytest.mark.parametrize(("name", "tied"), [("llama", True), ("phi", False), ("bert", True)])
+def test_rows_of_zeros_pad(name, tied, tmp_path):
+    """As an engine pads a draft's vocabulary to its target's: old logits as they were, new ones exactly 0."""
+    model = type(saved(tmp_path / "a", name, tied)).from_pretrained(tmp_path / "a")
+    receipt = resize(tmp_path / "a", tmp_path / "b", multiple_of=64, rows="zero")
+    assert (receipt.logit_change, receipt.input_change) == (0, 0)
+    assert any("are new, zeros, whose logit is 0" in note for note in receipt.notes)
+    loaded = type(model).from_pretrained(tmp_path / "b")
+    assert torch.equal(logits(loaded)[..., :V], logits(model))
+    assert not logits(loaded)[..., V:].any()
+    assert all(not end.weight[V:].any() for end in ends(loaded))
+
+
+def test_rows_of_zeros_need_none_in_use(tmp_path):
+    llama(tmp_path / "a", rows=8, tensors={"model.embed_tokens.weight": table(8, 4) * 0}, width=4)
+    with pytest.raises(CheckpointError, match="no row of"):
+        resize(tmp_path / "a", tmp_path / "b", vocab=10, force=True)
+    resize(tmp_path / "a", tmp_path / "b", vocab=10, rows="zero", force=True)
+    with pytest.raises(CheckpointError, match="rows are 'none'; choose drawn or zero"):
+        resize(tmp_path / "a", tmp_path / "c", vocab=10, rows="none")
+
+
 def test_a_nested_config(tmp_path):
     model = saved_models.tiny("LlavaForConditionalGeneration").eval()
     rows = ends(model)[0].weight.shape[0]

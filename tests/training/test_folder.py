@@ -17,13 +17,12 @@ from tests.checkpoint.tiny_checkpoints import llama
 
 import tiewise
 from tiewise.core.errors import RunError
+from tiewise.core.files import disk_error, quiet_threads
 from tiewise.training import folder
 from tiewise.training.folder import (
-    disk_error,
     folder_name,
     locked,
     newest_checkpoint,
-    quiet_threads,
     read_json,
     saved_run,
     starting,

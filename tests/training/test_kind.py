@@ -6,8 +6,9 @@ import textwrap
 
 import pytest
 
+from tiewise.core import ranks
 from tiewise.core.errors import RunError, UnsupportedError
-from tiewise.training import kinds, ranks
+from tiewise.training import kinds
 from tiewise.training.compare import finish
 from tiewise.training.settings import Settings, find
 

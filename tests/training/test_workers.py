@@ -17,8 +17,9 @@ from tests.training.conftest import differing
 from tqdm import tqdm
 
 import tiewise
+from tiewise.core import ranks
 from tiewise.core.errors import DataError, RunError
-from tiewise.training import ranks, short_trials
+from tiewise.training import short_trials
 from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import ENVIRONMENT, METRICS, RESULT, SPEED, newest_checkpoint, read_json
 from tiewise.training.run import train

@@ -67,7 +67,7 @@ def _swept(z: Logits, targets: Tensor | None = None) -> VocabularyStatistics:
             torch.autocast(owner.device.type, owner.product if narrow else None, enabled=narrow),
         ):
             hidden = hidden.reshape(-1, hidden.shape[-1])
-            found = vocabulary_statistics(hidden, table, targets, bias, options, entropy=True)
+            found = vocabulary_statistics(hidden, table, targets, bias, options, entropy=True, shard=owner.shard)
         owner.counts.fused += 1
         owner.swept = None if targets is None else targets.clone(), found  # the caller may write into its own
     if owner is z or z.place is None:
@@ -155,7 +155,9 @@ def fused_cross_entropy(
     chosen: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "class_weight": weight}
     hidden, table, bias, options = _head(input)
     with torch.set_grad_enabled(input.requires_grad):
-        loss = linear_cross_entropy(hidden, table, target, bias, options, reduction=reduction, **chosen)
+        loss = linear_cross_entropy(
+            hidden, table, target, bias, options, shard=input.shard, reduction=reduction, **chosen
+        )
     return loss.to(input.dtype) if loss.dtype == torch.float64 else loss  # as in `_handed`
 
 

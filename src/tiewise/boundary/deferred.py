@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tiewise.boundary.asked import ANSWERS, LOG_P, LOGITS, PRODUCTS, P, is_last, total
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.chunked import compute_dtype
+from tiewise.ops.vocabulary_shard import VocabularyShard, gathered, summed_gradient
 
 
 class Fold(NamedTuple):
@@ -56,9 +57,16 @@ class Deferred:
     __array_priority__ = Tensor.__array_priority__  # NumPy's numbers leave their operators to ours
 
     def __init__(
-        self, hidden: Tensor, table: Tensor, bias: Tensor | None, counts: Counts, logits: str | None = None
+        self,
+        hidden: Tensor,
+        table: Tensor,
+        bias: Tensor | None,
+        counts: Counts,
+        logits: str | None = None,
+        shard: VocabularyShard | None = None,
     ) -> None:
         self.hidden, self.table, self.bias, self.counts = hidden, table, bias, counts
+        self.shard = shard  # whose rows table and bias are, of logits over the whole vocabulary
         self.logits = logits  # as in `LossOptions`, for what is answered without computing them
         self.fold = Fold(bias=bias)  # what the steps amount to
         self.steps: tuple[tuple[Any, ...], ...] = ()  # (function, *arguments) behind the logits
@@ -74,7 +82,7 @@ class Deferred:
     def _with(self, *step: Any, **changed: Any) -> Deferred:
         """Return these logits with other attributes, and one more `step` where there is one."""
         self.require_unchanged()
-        new = Deferred(self.hidden, self.table, self.bias, self.counts, self.logits)
+        new = Deferred(self.hidden, self.table, self.bias, self.counts, self.logits, self.shard)
         new.fold, new.dtype, new.product, new.form = self.fold, self.dtype, self.product, self.form
         new.steps = (*self.steps, step) if step else self.steps
         new.grad_mode = new.grad_mode and self.grad_mode
@@ -100,7 +108,7 @@ class Deferred:
     @property
     def shape(self) -> torch.Size:
         """Shape of the logits."""
-        return torch.Size((*self.hidden.shape[:-1], self.table.shape[0]))
+        return torch.Size((*self.hidden.shape[:-1], len(self.table) if self.shard is None else self.shard.total))
 
     @property
     def device(self) -> torch.device:
@@ -155,7 +163,7 @@ class Deferred:
     def _view(self, *shape: Any) -> Deferred | None:
         """Reshape the leading dimensions."""
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        width = self.table.shape[0]
+        width = self.shape[-1]
         if sizes and (sizes[-1] == width or (sizes[-1] == -1 and self.numel() == prod(sizes[:-1]) * width)):
             return self._same(hidden=self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
         return None
@@ -199,7 +207,12 @@ class Deferred:
         if tokens == slice(None):
             return self._with(hidden=self.hidden[positions])
         scale, bias, post = self.fold
-        if self.form != LOGITS or bias is not self.bias or (bias is not None and scale != 1.0):
+        if (
+            self.form != LOGITS
+            or bias is not self.bias
+            or (bias is not None and scale != 1.0)
+            or self.shard is not None
+        ):
             return None  # a bias of steps has all tokens
         bias = None if bias is None else bias[tokens]
         changed = {"table": self.table[tokens], "bias": bias, "fold": Fold(scale, bias, post)}
@@ -230,14 +243,15 @@ class Deferred:
 
     def _plus(self, other: Any) -> Deferred | None:
         """Add a vector [V] (or [1, V], [1, 1, V]) of biases."""
-        v, (scale, bias, post) = self.table.shape[0], self.fold
+        v, (scale, bias, post) = self.shape[-1], self.fold
         if not torch.is_tensor(other) or other.shape[-1:] != (v,) or other.numel() != v or post is not None:
             return None
         dtype = torch.promote_types(self.dtype, other.dtype)
         if other.dim() > self.ndim or dtype not in (self.dtype, torch.float32) or self.form != LOGITS:
             return None
         vector = other.reshape(-1)
-        fold = Fold(scale, vector if bias is None else bias + vector)
+        here = vector if self.shard is None else vector[self.shard.start : self.shard.stop]
+        fold = Fold(scale, here if bias is None else bias + here)
         return self._with(Tensor.add, vector, fold=fold, dtype=dtype)
 
     def _tanh(self) -> Deferred | None:
@@ -284,7 +298,14 @@ class Deferred:
         return self._same(torch.exp, form=P) if self.form == LOG_P else None
 
     def require_unchanged(self) -> None:
-        """Refuse logits that another step in place would have changed."""
+        """Refuse logits that another step in place would have changed, or whose table is no longer there.
+
+        `fully_shard` frees a gathered table by taking its memory away, under whoever still holds it.
+        """
+        gone = self._real is None and self.table.numel() and not torch.compiler.is_compiling()
+        if gone and not self.table.untyped_storage().nbytes():
+            fix = "call set_reshard_after_forward(False, recurse=False) on the module that was sharded with the head"
+            raise UnsupportedError("fully_shard freed the table before these deferred logits were read", fix)
         if self.version != self.memory[0]:
             what = "these logits share memory with others that were scaled in place, and these are deferred"
             raise UnsupportedError(what, "read those, or divide into a new tensor: logits / temperature")
@@ -309,7 +330,9 @@ class Deferred:
         kind = self.product
         with torch.set_grad_enabled(self.requires_grad), torch.autocast(self.device.type, enabled=False):
             bias = None if self.bias is None else self.bias.to(kind)
-            logits = F.linear(self.hidden.to(kind), self.table.to(kind), bias)
+            hidden = self.hidden if self.shard is None else summed_gradient(self.hidden, self.shard)
+            logits = F.linear(hidden.to(kind), self.table.to(kind), bias)
+            logits = logits if self.shard is None else all_words(logits, self.shard)
             for function, *arguments in self.steps:
                 logits = function(logits, *(x.computed() if isinstance(x, Deferred) else x for x in arguments))
         return logits
@@ -341,6 +364,12 @@ class Deferred:
             raise UnsupportedError(what, "take .real() first and compute the loss from that")
         args, kwargs = tree_map(lambda x: x.real(name) if isinstance(x, Deferred) else x, (args, kwargs))
         return func(*args, **kwargs)
+
+
+def all_words(logits: Tensor, shard: VocabularyShard) -> Tensor:
+    """Logits [..., V] of every rank's [..., V_r]; each rank's gradient is that of its own."""
+    padded = F.pad(logits, (0, shard.rows - logits.shape[-1]))  # only behind the vocabulary's last word
+    return gathered(padded, shard).movedim(0, -2).flatten(-2)[..., : shard.total]
 
 
 def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:

@@ -25,11 +25,14 @@ from torch import Tensor, nn
 from tiewise.boundary.boundary import penalty_of
 from tiewise.boundary.decoding import decoding
 from tiewise.boundary.deferred import Counts
+from tiewise.boundary.fsdp import require_same_tables, require_unsharded, reshard, units
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
 from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, declare_family, link_of, on_meta
+from tiewise.boundary.tensor_parallel import held, require_as_it_is, require_whole_table, shard_of, spread
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, verify
+from tiewise.boundary.watch import unwatch
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import InstallError, SpecError, TiewiseWarning, UnsupportedError
 from tiewise.core.spec import BoundarySpec
@@ -68,6 +71,10 @@ class Installed:
         self._link.options = replace(self._link.options, record=PathRecord() if on else None)
         return self.record
 
+    def unwatch(self) -> None:
+        """Skip the assertions of the first steps under DDP and FSDP2, or what is left of them (`boundary.watch`)."""
+        unwatch(self.model)
+
     def fp32_logits(self, on: bool = True) -> None:
         """Answer losses and log-probabilities of a bf16 or fp16 model as `logits="fp32"` of `LossOptions` promises."""
         self._link.logits = "fp32" if on else None
@@ -76,16 +83,26 @@ class Installed:
         """Norms of both paths in the gradient, between the last backward of a step and clipping.
 
         One table needs `track()` before the forward, for what the lookup path brought; of two each holds its own path,
-        and they have no cosine. Over several processes the lookup path's rows are averaged as DDP averages gradients.
+        and they have no cosine. Over several processes the lookup path's rows are averaged as DDP and FSDP2 average
+        gradients, and FSDP2's are put together: all processes must ask.
 
         Raises:
-            UnsupportedError: one table that has no gradient yet, a sharded one, or no record.
+            UnsupportedError: one table that has no gradient yet, or no record; rows that are spread over some of the
+                ranks, beside others who see other tokens.
         """
         table_in, table_out = self.tables()
+        shard, own = shard_of(table_out), bool(units(self.model))  # whether each process looks up tokens of its own
         if table_in is table_out:
-            return path_norms(table_in.grad, None if self.record is None else gather(self.record))
+            if shard is not None and not own and shard.size < torch.distributed.get_world_size():
+                fix = "average the record's rows as the gradient was, and call tiewise.path_norms(…, shard)"
+                raise UnsupportedError("path_norms where others hold the same rows and see other tokens", fix)
+            record = self.record
+            if record is not None and (shard is None or own):
+                record = gather(record, shard)
+            return path_norms(held(table_in.grad), record, shard)
         grads = (table.grad for table in (table_in, table_out))
-        a, b = (0.0 if grad is None else float(torch.linalg.vector_norm(grad)) for grad in grads)
+        nothing = PathRecord()
+        a, b = (0.0 if grad is None else path_norms(held(grad), nothing, shard_of(grad)).total for grad in grads)
         return PathNorms(a, b, math.hypot(a, b), math.nan)
 
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -115,8 +132,10 @@ class Installed:
         The context gives the `ExactTop` of the head's table, made on entry. Anything else computes the logits.
 
         Raises:
-            UnsupportedError: a table in fp64, or not on the CPU.
+            UnsupportedError: a table in fp64, or not on the CPU, or sharded.
         """
+        require_unsharded(self.model, "exact_decoding reads the whole table")
+        require_whole_table(self._link.head, "exact_decoding")
         return decoding(self._link)
 
     def untie(self, optimizer: torch.optim.Optimizer | None = None, state: str = "copy") -> None:
@@ -184,6 +203,8 @@ class Installed:
     def _become(self, kind: str, table_out: Tensor) -> None:
         """Give the head a table and say everywhere what the boundary is now; verified, or nothing has changed."""
         model, link, journal = self.model, self._link, Journal()
+        require_unsharded(model, f"{link.spec} cannot become {kind}")
+        require_whole_table(self._link.head, f"{link.spec} to {kind}")
         try:
             journal.set(link, "spec", replace(link.spec, kind=kind))
             journal.set(link.head, "weight", table_out)
@@ -267,8 +288,13 @@ def build_into(
     """Install, with tables that have their values (`loaded`), or for `rows` that one will start from and must fit."""
     spec = None if spec is None else BoundarySpec.parse(spec)
     old: Link | None = link_of(model)
+    ends = locate(model)  # says what sharding, adapters or quantisation have made of them, also since
+    has = BoundarySpec("tied" if ends.tied else "untied") if old is None else old.spec
+    if units(model):
+        require_same_tables(model, has, spec, changed=rows is not None, folded=old is not None and old.structure.folded)
+    elif any(spread(module) for module in (ends.source, ends.head)):
+        require_as_it_is(model, spec, has, verified=old is not None and not old.structure.plain)
     if old is not None:
-        locate(model)  # says what sharding, adapters or quantisation have since made of its ends
         if model.get_output_embeddings() is old.head and spec in (None, old.spec):
             return _checked(model, old, batch)
         Installed(model, old).uninstall()
@@ -294,8 +320,11 @@ def build_into(
 
 def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
     batch = random_batch(model, link) if batch is None else batch
-    base = verify(model, link, batch)
-    correct_accounting(model, link, batch, base)
+    try:
+        base = verify(model, link, batch)
+        correct_accounting(model, link, batch, base)
+    finally:
+        reshard(model)
     return Installed(model, link)
 
 

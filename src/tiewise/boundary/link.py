@@ -29,9 +29,11 @@ from torch.utils._pytree import tree_map
 
 from tiewise.boundary.asked import fused_cross_entropy
 from tiewise.boundary.boundary import draw, make_maps
-from tiewise.boundary.deferred import Counts, Deferred
+from tiewise.boundary.deferred import Counts, Deferred, all_words
 from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
 from tiewise.boundary.saved import NAME, link_of, swapped
+from tiewise.boundary.tensor_parallel import local, set_aside, shard_of
+from tiewise.boundary.watch import watch
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
 from tiewise.ops.path_gradient import LookupOptions, tied_lookup, without_row
@@ -53,6 +55,11 @@ class Structure:
     def plain(self) -> bool:
         """Whether the family's own class can hold it."""
         return self == Structure()
+
+    @property
+    def folded(self) -> bool:
+        """Whether its dense tables are others than its tables."""
+        return self.maps or (self.input_scale, self.output_scale) != (1.0, 1.0)
 
 
 def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Structure:
@@ -189,6 +196,7 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
     for module in modules:
         undo.set(module, NAME, link)
         undo.set(module, "__class__", swapped(module.__class__, Head if module is ends.head else Lookup))
+        set_aside(module, undo)
     for handle in (
         model.register_forward_pre_hook(begin, with_kwargs=True),
         # a forward that raises must not leave its chain behind
@@ -221,6 +229,8 @@ def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     if kwargs.get("fused_lm_head") and (more or (link.structure.output_scale, link.structure.softcap) != (1.0, None)):
         fix = "take TRL 1.13, or tied or untied without options"
         raise UnsupportedError(f"TRL multiplies by the table itself, and {link.spec} has more than a table", fix)
+    if model.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        watch(model, link)
     asked = kwargs.get("labels") is not None or link.lazy is not LazyLogits
     link.chain.clear()
     link.active, link.defers = True, model.training or link.always > 0 or (asked and not torch.compiler.is_compiling())
@@ -332,13 +342,14 @@ class Lookup(nn.Embedding):
     def forward(self, ids: Tensor) -> Tensor:
         """Rows [..., D] of `ids` [...]."""
         link: Link = vars(self)[NAME]
-        weight, o = self.weight, link.options
-        if torch.is_grad_enabled() and weight.requires_grad:
+        weight, shard, o = self.weight, shard_of(self.weight), link.options
+        if shard is not None or (torch.is_grad_enabled() and weight.requires_grad):
             options = LookupOptions(self.padding_idx, o.stop_both, o.alpha, o.record)
             if torch.compiler.is_compiling() or not link.active:
-                rows = tied_lookup(weight, ids, options)[0]
+                rows = tied_lookup(local(weight), ids, options, shard=shard)[0]
             else:
-                rows, link.chain[id(weight)] = tied_lookup(link.chain.get(id(weight), weight), ids, options)
+                table = link.chain.get(id(weight), local(weight))
+                rows, link.chain[id(weight)] = tied_lookup(table, ids, options, shard=shard)
         else:
             rows = super().forward(ids)
         in_map = getattr(self, "in_map", link.in_map)
@@ -358,16 +369,19 @@ class Head(nn.Linear):
         out_map = getattr(self, "out_map", None)
         if out_map is not None:
             hidden = out_map(hidden)
-        table, bias = None if torch.compiler.is_compiling() else link.chain.get(id(self.weight)), self.bias
+        table, bias = None if torch.compiler.is_compiling() else link.chain.get(id(self.weight)), local(self.bias)
+        shard, stopped = shard_of(self.weight), link.options.stop_both
         if table is None:  # no lookup before it in this forward
-            table = without_row(self.weight, link.options.stop_both)
+            table = without_row(local(self.weight), stopped if shard is None else shard.row(stopped))
         first = bias if scale == 1.0 else None
-        if link.defers:
-            logits: Any = Deferred(hidden, table, first, link.counts, link.logits)
+        if link.defers or shard is not None:
+            logits: Any = Deferred(hidden, table, first, link.counts, link.logits, shard)
+            logits = logits if link.defers else logits.computed()
         else:
             logits = F.linear(hidden, table, first)
         if scale != 1.0:
             logits = logits * scale
+            bias = bias if bias is None or shard is None else all_words(bias, shard)
             logits = logits if bias is None else logits + bias
         if cap is not None:
             logits = torch.tanh(logits / cap) * cap

@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from tiewise.boundary.fsdp import tables_of_units
+from tiewise.boundary.tensor_parallel import spread
 from tiewise.core.errors import InstallError
 
 FLAG = "tie_word_embeddings"
@@ -68,6 +70,7 @@ class ModelEnds:
 def locate(model: nn.Module) -> ModelEnds:
     """Find the ends of a Hugging Face model."""
     kind = type(model).__name__
+    _refuse_pipeline(model)
     table = ask(model, "get_input_embeddings")
     if table is None:
         fix = "install works on models of tokens, loaded and before they are wrapped"
@@ -81,7 +84,8 @@ def locate(model: nn.Module) -> ModelEnds:
     if isinstance(head, nn.Embedding):
         what = f"{kind}: its output head is an Embedding, whose use as a matrix only the model knows"
         raise InstallError(what, "install needs a torch.nn.Linear head with a weight [V, E]")
-    _check_kind(f"{kind}: its output head", head, nn.Linear)
+    gathered = tables_of_units(model)
+    _check_kind(f"{kind}: its output head", head, nn.Linear, gathered)
     modules = dict(model.named_modules())
     names = {id(module): name for name, module in modules.items()}
     if id(head) not in names or id(table) not in names:
@@ -94,7 +98,7 @@ def locate(model: nn.Module) -> ModelEnds:
         lookups = {n: m for n, m in modules.items() if n in partners(model, name) and m is not head}
     for name, module in lookups.items():
         where = f"{kind}: {name}"
-        _check_kind(where, module, nn.Embedding)
+        _check_kind(where, module, nn.Embedding, gathered)
         for option, (does, fix) in _REFUSED.items():
             if getattr(module, option) not in (None, False):
                 raise InstallError(f"{where} {does}", fix)
@@ -109,6 +113,23 @@ def ask(model: Any, method: str) -> Any:
         return None
 
 
+def _refuse_pipeline(model: Any) -> None:
+    """Refuse a stage of a pipeline whose ends are not both here, told by what stands in their place.
+
+    Pipelines take a module away or put an `Identity` there; transformers' own keeps a copy of a tied table at the last
+    stage too, and adds its gradient to nobody's.
+    """
+    split = getattr(getattr(model, "_pp_stage", None), "pp_size", 1) > 1
+    for key in {name for pair in (getattr(model, "_tied_weights_keys", None) or {}).items() for name in pair}:
+        place: Any = model
+        for part in key.split(".")[:-1]:
+            place = getattr(place, "_modules", {}).get(part, ...)
+        if split or place is None or isinstance(place, nn.Identity):
+            fix = "keep both ends on one rank and split the layers between them, or use fully_shard"
+            what = f"{type(model).__name__} is one stage of a pipeline, and its ends are on different ranks"
+            raise InstallError(f"{what}: no rank has both paths of the table's gradient", fix)
+
+
 def _no_head(model: nn.Module) -> str:
     """Say what a model has in place of a token head."""
     kind = type(model).__name__
@@ -119,13 +140,18 @@ def _no_head(model: nn.Module) -> str:
     return f"{kind} is an encoder or body without a token head"
 
 
-def _check_kind(where: str, module: Any, wanted: type[nn.Module]) -> None:
-    """Refuse what is not, or no longer, a `wanted` with a plain weight: wrapped, quantised or sharded."""
+def _check_kind(where: str, module: Any, wanted: type[nn.Module], gathered: set[int]) -> None:
+    """Refuse what is not, or no longer, a `wanted` with a plain weight: wrapped, quantised or sharded.
+
+    `gathered`: ids of weights that are sharded and that a forward sees whole.
+    """
     kind, home = type(module).__qualname__, type(module).__module__
     fix = f"install needs a torch.nn.{wanted.__name__} with a weight [V, E]: install before adapters or quantisation"
     if not isinstance(module, wanted) or home.startswith(("bitsandbytes.", "peft.")):
         raise InstallError(f"{where} is a {kind} of {home}", fix)
     weight = module.weight
+    if id(weight) in gathered or spread(module):
+        return
     if hasattr(weight, "full_tensor"):
         fix = "install before fully_shard or tensor parallelism, and keep what install returned"
         raise InstallError(f"{where} is sharded, its weight a {type(weight).__name__}", fix)

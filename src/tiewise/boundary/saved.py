@@ -136,7 +136,11 @@ class FamilyModel(DepthTying, Swapped):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load as the family does, and tell every entry."""
+        """Load as the family does, and tell every entry; refused (InstallError) by transformers' tensor parallelism."""
+        asked = kwargs.get("distributed_config")
+        if kwargs.get("tp_plan") or kwargs.get("tp_size") or (getattr(asked, "tp_size", None) or 1) > 1:
+            fix = "load it whole and give parallelize_module the plan of tiewise.parallel_plan(model, mesh)"
+            raise InstallError(f"{cls.__name__} has maps or options that no plan of transformers knows", fix)
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
         _loaded(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded

@@ -34,8 +34,10 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaske
 
 from tiewise.boundary.boundary import dense_output
 from tiewise.boundary.deferred import Counts
+from tiewise.boundary.fsdp import narrowed
 from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, computed
 from tiewise.boundary.locate import SEED, Journal, untraced
+from tiewise.boundary.tensor_parallel import ASIDE
 from tiewise.core.errors import InstallError, TiewiseError
 
 Batch = dict[str, Any]
@@ -84,8 +86,11 @@ def unswap(link: Link, journal: Journal) -> None:
     if out_map is not None or structure.output_scale != 1.0:
         table_out = nn.Parameter(dense_output(table_out, out_map, link.hidden_width) * structure.output_scale)
     for module, table in zip(modules, (*tables, table_out), strict=True):
-        journal.set(module, "weight", table)
+        if table is not module.weight:  # what undo gives back is no longer in place where FSDP has gathered it since
+            journal.set(module, "weight", table)
         journal.set(module, "__class__", type(module).plain_class)
+        if ASIDE in vars(module):
+            journal.set(module, "forward", vars(module)[ASIDE])
 
 
 # one forward
@@ -123,11 +128,13 @@ def run(model: Any, batch: Batch, *, training: bool = False) -> tuple[Tensor, An
 
 def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     """Return the reference loss of the batch."""
-    kind, dtype = getattr(type(model), "plain_class", type(model)).__name__, link.head.weight.dtype
+    kind = getattr(type(model), "plain_class", type(model)).__name__
+    dtype = narrowed(model) or link.head.weight.dtype
     try:
         with in_own_classes(link):
             reference, reference_logits = run(model, batch)
-        loss, logits = run(model, batch)
+        with model.register_forward_hook(_compute, prepend=True):  # before FSDP's own hook, which may free the table
+            loss, logits = run(model, batch)
         _agree(f"{kind}: loss", loss, reference, dtype)
         if reference_logits is not None:
             _agree(f"{kind}: logits", computed(logits), reference_logits, dtype)
@@ -154,6 +161,11 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
         raise InstallError(f"{kind} computes its loss past its output head", fix)
     link.counts = Counts()
     return reference
+
+
+def _compute(model: nn.Module, args: Any, output: Any) -> None:
+    for value in output.values() if isinstance(output, dict) else output:
+        computed(value)
 
 
 def _agree(what: str, got: Tensor | None, wanted: Tensor, kind: torch.dtype) -> None:

@@ -117,6 +117,7 @@ def check(
     scan: bool = True,
     base: str | os.PathLike[str] | None = None,
     beside: str | os.PathLike[str] | None = None,
+    world: int | None = None,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
 ) -> Audit:
@@ -128,6 +129,7 @@ def check(
         scan: False reads headers only, so that equal tables are not told from different ones.
         base: of an adapter: the checkpoint that it changes.
         beside: of a GGUF file: the Hugging Face checkpoint that it was made from.
+        world: ranks that the tables are to be spread over: B042 says what of them each gets.
         select: ids or prefixes of the rules to run; none given: all.
         ignore: ids or prefixes of rules to leave out.
 
@@ -135,6 +137,8 @@ def check(
         CheckpointError: nothing at `path` can be read, an id is unknown, or the arguments contradict each other.
     """
     path, select = Path(path), tuple(select)
+    if world is not None and (not hasattr(world, "__index__") or world < 1):
+        raise CheckpointError(f"world is {world!r}", "give a number of ranks, 1 or more")
     if deep and not scan:
         raise CheckpointError("a deep check reads every row", "leave out one of the two: headers only, or deep")
     catalogue = rules()
@@ -160,7 +164,7 @@ def check(
         if not folder.tensors and not folder.faults and not folder.pickles:
             fix = "give a checkpoint folder, or one .safetensors or .gguf file"
             raise CheckpointError(f"{path}: no file of tensors in it", fix)
-        facts = whole = Facts(folder, scan)
+        facts = whole = Facts(folder, scan, world)
         held, kind, audit = folder.tensors, "folder", _whole(path, whole)
 
     elsewhere = {"folder": "for whole checkpoints", "adapter": "for adapters", "gguf": "for GGUF files"}

@@ -43,6 +43,7 @@ class Facts:
 
     folder: Folder  # files, headers, config
     scan: bool = True  # tables may be read (False: headers only)
+    world: int | None = None  # ranks that its tables are to be spread over
 
     @property
     def path(self) -> Path:

@@ -98,15 +98,29 @@ def not_divisible(facts: Facts) -> Told:
     by the number of ranks: with an uneven vocabulary FSDP2 left the last rank without updates (accelerate#4171). Many
     good models have odd vocabularies (GPT-2 has 50,257), so this is only noted. Padding rows cost their bytes and take
     part in the softmax until training has pushed them down.
+    With --world N it says what N ranks make of the rows: torch's Shard(0) (FSDP2, tensor parallelism) gives each the
+    same number rounded up, and the last fewer or none; vLLM pads to a multiple of 64 and stops where N does not divide
+    that; Megatron-LM pads to a multiple of 128 N.
     What to do: if the model is to be trained on many ranks, `tiewise resize --multiple-of 64` pads both ends.
-    Sources: accelerate#4171; pytorch#176076
+    Sources: accelerate#4171; pytorch#176076; NeMo-RL#403; vLLM vocab_parallel_embedding.py, Megatron-LM's
+    make_vocab_size_divisible_by (read)
     """
-    table, step = facts.roles.input, 64
+    table, ranks = facts.roles.input, facts.world or 1
+    step = math.lcm(64, ranks)
     if table is None or facts.quantised or table.rows % step == 0:
         return
-    what = f"{table.rows:,} rows leave {table.rows % step} over when divided by {step}"
+    rows, padded = table.rows, math.ceil(table.rows / 64) * 64
+    what = f"{rows:,} rows leave {rows % step} over when divided by {step}"
+    if ranks > 1:
+        each = math.ceil(rows / ranks)
+        last = [min(each, max(0, rows - rank * each)) for rank in range(ranks)]
+        empty = f", {last.count(0):,} ranks none" if 0 in last else ""
+        stops = f"vLLM stops, since {ranks} does not divide the {padded:,} that it pads to"
+        what += f". On {ranks} ranks torch gives {each:,} to each, {min(filter(None, last)):,} to the last{empty}; "
+        what += f"vLLM gives {padded // ranks:,} to each" if padded % ranks == 0 else stops
+        what += f"; Megatron-LM pads to {math.ceil(rows / (128 * ranks)) * 128 * ranks:,}"
     fix = f"none needed; {facts.command('resize', f'--multiple-of {step}')}"
-    yield short(table.name), what, f"{fix} makes {math.ceil(table.rows / step) * step:,} at both ends"
+    yield short(table.name), what, f"{fix} makes {math.ceil(rows / step) * step:,} at both ends"
 
 
 @rule("B081", "info", "no large tensor is stored twice", deep=True)

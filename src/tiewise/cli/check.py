@@ -19,6 +19,7 @@ def check(
     ),
     base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
     beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF file: the checkpoint that it was made from."),
+    world: int = typer.Option(None, metavar="N", help="Ranks to spread it over: what each gets of the tables."),
     deep: bool = typer.Option(False, "--deep", help="Read every row: NaN, empty and duplicate rows, equal tensors."),
     headers: bool = typer.Option(False, "--headers", help="Read headers only; equal tables are not told apart."),
     select: str = typer.Option(None, metavar="IDS", help="Only these rules: B012,B02."),
@@ -44,6 +45,7 @@ def check(
         "scan": not headers,
         "base": base,
         "beside": beside,
+        "world": world,
         "select": _ids(select),
         "ignore": _ids(ignore),
     }

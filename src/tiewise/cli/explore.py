@@ -21,6 +21,13 @@ def explore(
     tokens: str = typer.Option(
         None, metavar="WORDS", help="Tokens of the checkpoint that the page is to hold in any case: New, York, #1234."
     ),
+    text: list[str] = typer.Option(
+        None,
+        "--text",
+        "-t",
+        metavar="TEXT",
+        help="What to count: the page holds its most frequent tokens; as compare's.",
+    ),
     out: Path = typer.Option(
         None, "--out", "-o", metavar="PAGE.html", help="Where to write the page; a new temporary file."
     ),
@@ -32,8 +39,11 @@ def explore(
     """See tying with your own eyes: one page, offline, to edit matrices, drag sizes and drop a checkpoint on."""
     from tiewise.explorer.page import explore as made
 
+    if text:
+        o.need_torch()
     with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
-        page = made(*(paths or ()), words=[word.strip() for word in (tokens or "").split(",") if word.strip()])
+        words = [word.strip() for word in (tokens or "").split(",") if word.strip()]
+        page = made(*(paths or ()), words=words, texts=text or ())
         target = out or Path(tempfile.mkdtemp(prefix="tiewise-")) / "explore.html"
         page.write(target, overwrite)
     # a browser of the terminal would take it over

@@ -26,7 +26,7 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 COMMANDS = {
     "Training": {"compare": "training", "train": "training", "data": "data"},
     "Planning": {"plan": "planning", "models": "planning"},
-    "Looking inside": {"inspect": "inspect", "explore": "explore"},
+    "Looking inside": {"inspect": "inspect", "explore": "explore", "diff": "diff"},
     "Checkpoints": {
         "check": "check",
         **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "dedupe", "repair"), "rewrite"),
@@ -116,7 +116,7 @@ def main() -> None:
             raise
         if said:
             print("tiewise:", " ".join(said.split()), file=sys.stderr)
-    ranks = sys.modules.get("tiewise.training.ranks")
+    ranks = sys.modules.get("tiewise.core.ranks")
     if "RANK" not in os.environ or ranks is None or not ranks.launched():
         sys.exit(code)
     # One of several processes goes without taking the interpreter down. Threads of the process group outlive it (the

@@ -38,8 +38,11 @@ def plan(
     batch: int = typer.Option(8, help="Sequences of one rank in one step."),
     length: int = typer.Option(1024, help="Tokens of a sequence."),
     dtype: str = typer.Option("float32", help="Of weights and gradients: float32, bfloat16, float16."),
-    world: int = typer.Option(1, help="Ranks: adds data parallel and FSDP."),
-    tp: int = typer.Option(1, help="Ranks that split the vocabulary: adds vocabulary parallel."),
+    world: int = typer.Option(1, help="Ranks: adds data parallel and FSDP, tables gathered or kept sharded."),
+    tp: int = typer.Option(1, help="Ranks that split the vocabulary: adds vocabulary parallel and its stock form."),
+    fsdp: int = typer.Option(
+        None, help="Ranks that shard all parameters; with --tp, adds both at once.", show_default="the world"
+    ),
     init: float = typer.Option(
         None, help="Standard deviation of all weights at the start.", show_default="the config's"
     ),
@@ -68,7 +71,7 @@ def plan(
         _built(model) if build else model,
         o.split_specs(boundary),
         None if share is None else o.split_specs(share),
-        Setting(batch, length, dtype, world, tp, init),
+        Setting(batch, length, dtype, world, tp, init, fsdp),
     )
     if plot is not None:
         o.need("plotly", "jinja2", extra="plots")

@@ -52,6 +52,7 @@ VERBS: dict[str, tuple[str, Options]] = {
             "multiple_of": (int, typer.Option(None, help="Round the rows up to a multiple of this.")),
             "tokenizer": (Path, typer.Option(None, metavar="DIR", help="Give every token of this tokenizer a row.")),
             "shrink": (bool, typer.Option(False, "--shrink", help="Rows may be dropped from the end.")),
+            "rows": (str, typer.Option("drawn", metavar="drawn|zero", help="New rows; zeros are padding.")),
             "seed": (int, typer.Option(0, help="Of the new rows.")),
         },
     ),

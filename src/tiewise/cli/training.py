@@ -6,8 +6,8 @@ import os
 import shlex
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,9 +19,9 @@ from tiewise.core.errors import Interrupted, RunError, TiewiseError
 from tiewise.core.long_work import ctrl_c_behind
 
 if TYPE_CHECKING:
+    from tiewise.training.launchers import Script
     from tiewise.training.results import Comparison, SingleRun
     from tiewise.training.settings import Settings
-    from tiewise.training.workers import Workers
 
 # what stands under the same name in `run.yaml`
 OPTIONS = ("seeds", "seed", "recipe", "split", "tokenizer", "model", "steps", "minutes", "match", "tune", "backend")
@@ -62,6 +62,7 @@ SHARE = typer.Option(
 )
 RESUME = typer.Option(False, "--resume", help="Finish the run in --out.")
 OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.")
+FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
 
 
 def compare(
@@ -98,11 +99,21 @@ def compare(
     out: Path = OUT,
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,
+    fsdp: int = FSDP,
     jobs: str = typer.Option(
         "auto",
         metavar="N|auto",
         help="Runs trained at a time, in processes of their own with a share of the threads each. auto: one, or as "
         "many as there are threads and memory for, whichever a trial of a few steps finds faster; one on a GPU.",
+    ),
+    launcher: str = typer.Option(
+        "local",
+        metavar="local|ray|slurm|sky",
+        help="Where runs are trained. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores. slurm, "
+        "sky: prepare, write the script that trains them to --out, print it, and say how to collect.",
+    ),
+    element: int = typer.Option(
+        None, metavar="N", help="With --resume: train only the N-th run of --out, as such scripts do for each."
     ),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
@@ -111,9 +122,18 @@ def compare(
 
     With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
     """
-    comparison: Comparison | None = carried_out("compare", locals())
-    if comparison is None:
+    found: Comparison | SingleRun | Script | None = carried_out("compare", locals())
+    if found is None:
         return
+    if launcher in ("slurm", "sky"):
+        script = cast("Script", found)
+        print(script.text, end="")
+        o.tell(f"{script.runs} runs to train; start them: {script.submit}")
+        return o.tell(f"when they have ended, collect and report: {script.collect}")
+    if element is not None:
+        result = cast("SingleRun", found).result
+        return print(f"{result.arm} seed {result.seed}: validation nll {result.heldout_nll:.4f}")
+    comparison = cast("Comparison", found)
     from rich.console import Console
 
     from tiewise.report.comparison_found import comparison_view
@@ -147,6 +167,7 @@ def train(
     out: Path = OUT,
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,
+    fsdp: int = FSDP,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -193,34 +214,47 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     o.need_torch()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice on speed; read when torch is imported
     warnings.filterwarnings("ignore")  # a kind of run may import torch to check its settings
-    from tiewise.training import ranks
-    from tiewise.training.folder import disk_error, quiet_threads
+    from tiewise.core import ranks
+    from tiewise.core.files import disk_error, quiet_threads
 
     def begin() -> None:
         nonlocal begun
         begun = True  # the run is on disk: `--resume` goes on with it
 
-    resume, code = shlex.join(["tiewise", command, "--out", str(out), "--resume"]), 2
+    launcher, element = asked.get("launcher", "local"), asked.get("element")
+    if element is not None and (not asked["resume"] or launcher != "local"):
+        raise RunError(f"--element {element}", f"give only --out {out} --resume beside it")
+    more = [] if launcher == "local" else ["--launcher", launcher]
+    more += [] if element is None else ["--element", str(element)]
+    resume, code = shlex.join(["tiewise", command, "--out", str(out), "--resume", *more]), 2
     try:
         with quiet_threads():
-            ranks.join()
+            ranks.join(asked["fsdp"])
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
             o.hush_libraries()
             from tiewise.runs import carry_out
             from tiewise.training.compare import Display, finish, finish_one
-            from tiewise.training.workers import settle
+            from tiewise.training.launchers import LOCAL, RAY, finish_element, written
+            from tiewise.training.worker import settle
 
             settle()
-            found: Any = carry_out(
-                cast("Callable[[Path, Display, Workers], Any]", finish_one if single else finish),
-                settings,
-                out,
-                o.command_line(),
-                Display.on_stderr(quiet=asked["quiet"]),
-                overwrite=asked["overwrite"],
-                jobs=asked.get("jobs", 1),
-                gone=lambda: time.monotonic() - since,
-                begun=begin,
+            display = Display.on_stderr(quiet=asked["quiet"])
+            work: Any = finish_one if single else finish
+            found: Any = (
+                finish_element(out, display, element)
+                if element is not None
+                else carry_out(
+                    work if launcher in (LOCAL, RAY) else partial(written, launcher),
+                    settings,
+                    out,
+                    o.command_line(),
+                    display,
+                    overwrite=asked["overwrite"],
+                    jobs=asked.get("jobs", 1),
+                    launcher=launcher,
+                    gone=lambda: time.monotonic() - since,
+                    begun=begin,
+                )
             )
             speaks = ranks.first()
     except (Exception, KeyboardInterrupt) as error:

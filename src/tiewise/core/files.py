@@ -11,6 +11,9 @@ import json
 import math
 import os
 import pkgutil
+import re
+import shutil
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -198,3 +201,39 @@ def require(record: Any, names: str, holds: Callable[[Any], bool], fix: str) -> 
         value = getattr(record, name)
         if value is not None and not holds(value):
             raise RunError(f"{name} = {value!r}", fix)
+
+
+_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_NEARLY_FULL = 1 << 20  # bytes; what did not fit is larger
+_RUST = re.compile(r"os error (\d+)")  # how safetensors and tokenizers print the system's error
+_TORCH = re.compile(r"PytorchStreamWriter failed|inline_container|iostream error")  # torch.save keeps no error number
+
+
+def disk_error(error: BaseException, out: Path, fix: str) -> RunError | None:
+    """Return what to say where `error`, of any library, means that the disk of `out` took no more, else None."""
+    if (code := _code(error)) is None:
+        return None
+    whole = out.absolute()
+    mount = next(folder for folder in (whole, *whole.parents) if folder.is_mount())
+    code = code or (errno.ENOSPC if shutil.disk_usage(mount).free < _NEARLY_FULL else errno.EIO)
+    return RunError(f"cannot write to {out}: {os.strerror(code)} (file system {mount})", fix)
+
+
+def _code(error: BaseException | None) -> int | None:
+    """Return the system's error number, 0 where it is a writing error of unknown number, None where it is none."""
+    if isinstance(error, OSError):
+        return error.errno if error.errno in _CODES else None
+    if isinstance(error, Exception) and (found := _RUST.search(str(error))):
+        return int(found[1]) if int(found[1]) in _CODES else None
+    return 0 if isinstance(error, RuntimeError) and _TORCH.search(str(error)) else None
+
+
+@contextmanager
+def quiet_threads() -> Iterator[None]:
+    """Within this context a thread's writing error prints no traceback: whoever wrote through it gets the error."""
+    before = threading.excepthook
+    threading.excepthook = lambda thrown: before(thrown) if _code(thrown.exc_value) is None else None
+    try:
+        yield
+    finally:
+        threading.excepthook = before

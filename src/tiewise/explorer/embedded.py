@@ -9,29 +9,36 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tiewise.analysis.token_texts import find_tokens, read_as
 from tiewise.checkpoint.claims import in_layer, is_foreign
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored
+from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.files import size
 from tiewise.core.found import count
+from tiewise.core.frequency import token_counts
 
 MOST_BYTES = 20_000_000  # of the checkpoint, before they are written as text
 MOST_ROWS = 4096
+MOST_TOKENS = 2_000_000  # of a text, that are counted
+_TOKENIZER = Late("tiewise.data.tokenizer")  # which needs transformers
 
 
-def embedded(path: str | os.PathLike[str], words: Sequence[str] = ()) -> dict[str, Any]:
+def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Sequence[str] = ()) -> dict[str, Any]:
     """Return what the page needs for its verdict, and rows of both tables in their stored type.
 
     Args:
         path: a Hugging Face folder, or one `.safetensors`.
         words: tokens whose rows are to be there in any case: words that are one token, or "#1234".
+        texts: what is counted, as `tiewise.data.sources` takes it: its most frequent tokens are there, else the first.
 
     Raises:
         CheckpointError: nothing there can be read, or it holds no tensors.
-        DataError: a word that is no token.
+        DataError: a word that is no token; a text without tokens, or that the folder's tokenizer cannot read.
     """
     folder = open_folder(path)
     if not folder.tensors:
@@ -47,7 +54,15 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = ()) -> dict[st
         if len(tensor.shape) == 1 and tensor.shape[0] in width and tensor.dtype in FLOATING and not is_foreign(name)
     ]
     beside = sum(vector.nbytes for vector in vectors)
-    ids = _rows(folder, tables, MOST_BYTES - beside, words)
+    frequent: list[int] = []  # tokens that the texts have, the most frequent first, those of one count by number
+    if texts and tables:
+        least = min(table.rows for table in tables)
+        counts = token_counts(_TOKENIZER.read_tokens(folder.path, texts, least, MOST_TOKENS), least)
+        frequent = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
+        if not frequent:
+            raise DataError("the text has no tokens", "give a longer one")
+    ids = _rows(folder, tables, MOST_BYTES - beside, words, frequent)
+    rank = {token: place for place, token in enumerate(frequent, 1)}
     data = {vector.name: _text(vector, None) for vector in vectors} | {
         table.name: _text(table, ids) for table in tables
     }
@@ -56,9 +71,10 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = ()) -> dict[st
     name = Path(os.path.abspath(path)).name
     which = f"{count(len(ids))} of {count(max(table.rows for table in tables))} rows" if tables else "no rows"
     asked = ", and those asked for" if words else ""
-    part = (
-        f"This page holds {which} of {name} ({size(held)}): the first, which tokenizers mostly give to frequent tokens"
-    )
+    chosen = "the first, which tokenizers mostly give to frequent tokens"
+    if frequent:
+        chosen = f"the most frequent of the {count(len(frequent))} tokens that the text has"
+    part = f"This page holds {which} of {name} ({size(held)}): {chosen}"
     note = f"{part}{asked}. Ranks and neighbours are among them. Drop the folder for the rest."
     return {
         "name": name,
@@ -68,12 +84,19 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = ()) -> dict[st
         "complete": facts.complete,
         "faults": [f"{fault.what}; {fault.fix}" for fault in folder.faults],
         "tensors": [
-            {"name": name, "dtype": tensor.dtype, "shape": list(tensor.shape), "bytes": tensor.nbytes}
+            {
+                "name": name,
+                "file": tensor.path.name,
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "bytes": tensor.nbytes,
+            }
             | ({"data": data[name]} if name in data else {})
             for name, tensor in outer.items()
         ],
         "alike": None if facts.ends is None else asdict(facts.ends),
         "ids": ids,
+        "ranks": [rank.get(token, 0) for token in ids] if frequent else [],  # 0: not in the text
         "texts": list(read_as(folder, ids)) if folder.has("tokenizer.json") else [],
     }
 
@@ -90,8 +113,11 @@ def _tables(facts: Facts) -> list[Stored]:
     ]
 
 
-def _rows(folder: Folder, tables: Sequence[Stored], room: int, words: Iterable[str]) -> list[int]:
-    """Numbers of the rows that are embedded, in order: those asked for and the first, as many as there is room for."""
+def _rows(
+    folder: Folder, tables: Sequence[Stored], room: int, words: Iterable[str], frequent: Sequence[int]
+) -> list[int]:
+    """Numbers of the rows that are embedded, in order: those asked for, then the `frequent`, then the first, as many as
+    there is room for."""
     if not tables:
         return []
     least = min(table.rows for table in tables)
@@ -103,7 +129,7 @@ def _rows(folder: Folder, tables: Sequence[Stored], room: int, words: Iterable[s
         if asked[-1] >= least:
             raise DataError(f"{word} is token {asked[-1]}, the tables have {least:,} rows", "choose another")
     most = min(MOST_ROWS, room // sum(table.nbytes // table.rows for table in tables))
-    chosen = dict.fromkeys([*asked, *range(min(least, most))])
+    chosen = dict.fromkeys([*asked, *frequent[:most], *range(min(least, most))])
     return sorted(list(chosen)[: max(most, len(set(asked)))])
 
 

@@ -17,13 +17,13 @@ from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.explorer.embedded import embedded
 
 
-def live(model: Any, tokenizer: Any = None, words: Sequence[str] = ()) -> dict[str, Any]:
+def live(model: Any, tokenizer: Any = None, words: Sequence[str] = (), texts: Sequence[str] = ()) -> dict[str, Any]:
     """Return what `embedded` returns of a folder, of a model in memory.
 
     Args:
         model: a Hugging Face model with a token head.
         tokenizer: whose texts name the rows.
-        words: as `embedded` takes them.
+        words, texts: as `embedded` takes them.
 
     Raises:
         InstallError: it has no two ends of tokens.
@@ -53,4 +53,4 @@ def live(model: Any, tokenizer: Any = None, words: Sequence[str] = ()) -> dict[s
                 tokenizer.save_pretrained(folder)
         except OSError as error:
             raise RunError(f"cannot write to {made}: {error.strerror}", "name another disk in TMPDIR") from None
-        return embedded(folder, words)
+        return embedded(folder, words, texts)

@@ -61,19 +61,20 @@ class Explorer:
         return write_result(self.html, target, "--out")
 
 
-def explore(*shown: Any, words: Sequence[str] = (), tokenizer: Any = None) -> Explorer:
+def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), tokenizer: Any = None) -> Explorer:
     """Make the page, and open it at what was given.
 
     Args:
         shown: folders of `tiewise compare` or `tiewise train`, side by side; and a checkpoint to carry a part of, or a
             live Hugging Face model.
         words: tokens whose rows are to be in that part: words that are one token, or "#1234".
+        texts: what is counted, as `tiewise compare --text` takes it: that part holds its most frequent tokens.
         tokenizer: of a live model, to name its rows.
 
     Raises:
-        RunError: several checkpoints, or a run that cannot be read.
+        RunError: several checkpoints, or a run that cannot be read, or texts without a checkpoint.
         CheckpointError: what is neither run nor checkpoint, or cannot be read.
-        DataError: a word that is no token.
+        DataError: a word that is no token; a text without tokens, or that no tokenizer beside the model reads.
         InstallError, UnsupportedError: a live model that has no two tables of tokens to show.
     """
     places = [one if hasattr(one, "state_dict") else Path(os.fspath(one)) for one in shown]
@@ -81,9 +82,12 @@ def explore(*shown: Any, words: Sequence[str] = (), tokenizer: Any = None) -> Ex
     models = [place for place in places if place not in runs]
     if len(models) > 1:
         raise RunError(f"{len(models)} checkpoints", "give one; `tiewise inspect` shows two side by side")
+    if texts and not models:
+        raise RunError("a text to count, and no checkpoint", "name the checkpoint whose tokens are counted in it")
     held = None
     for model in models:
-        held = embedded(model, words) if isinstance(model, Path) else _LIVE.live(model, tokenizer, words)
+        path = isinstance(model, Path)
+        held = embedded(model, words, texts) if path else _LIVE.live(model, tokenizer, words, texts)
     facts = {"at": "checkpoint" if held else "runs" if runs else "symmetry", "counts": counts.facts()}
     facts["checkpoint"] = {"table": verdict_table(), "embedded": held}
     return _page(facts | ({"runs": compared(runs)} if runs else {}))

@@ -9,6 +9,9 @@ For a chunk of n tokens with features h [n, E], P = softmax(z) [n, V]:
 
 so the row coefficients act on [n, E] factors, and [n, V] is passed over twice: by the product and by its softmax.
 With a soft-cap the elementwise derivative 1 − tanh² stands between, and P is multiplied out.
+
+Of a table over several ranks each does so with the columns that it has (`vocabulary_shard`): V and w are the whole
+vocabulary's, only the rank that has t subtracts q, and the ranks' dfeatures are still to be summed.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.ops.fast_products import own_products
+from tiewise.ops.vocabulary_shard import VocabularyShard
 
 CACHED = 131_072  # logits of a thread's rows that are worked on at a time: half a megabyte
 WIDENED = 4_000_000  # numbers of a narrow table that are fp32 at a time: 16 MB
@@ -45,10 +49,12 @@ def sweep(
     wanted: tuple[bool, ...],
     row_weight: Tensor | None,
     into: Tensor | None = None,
+    shard: VocabularyShard | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Run over all chunks of `tensors`: features [N, E], weight [V, E], bias [V] or None, targets [N].
 
-    The gradient of weight, where it is wanted, is added to `into` if that is given.
+    The gradient of weight, where it is wanted, is added to `into` if that is given. With a `shard` weight, bias and
+    their gradients are its rows.
 
     Returns:
         the loss of each token [N], and the gradients `wanted` (of features, weight, bias; None elsewhere) of
@@ -57,6 +63,7 @@ def sweep(
     """
     features, weight, bias, targets = tensors
     o, wide, (n, v), device = options, accumulator(kind), (len(targets), len(weight)), features.device.type
+    vocab, own = (v, slice(None)) if shard is None else (shard.total, slice(shard.start, shard.stop))
     each = features.new_empty(n, dtype=wide)
     found = gradient_buffers(tensors[:3], (wanted[0], wanted[1] and into is None, wanted[2]), wide)
     found[1] = into if wanted[1] and into is not None else found[1]
@@ -65,8 +72,9 @@ def sweep(
         bias = None if bias is None else bias.to(wide)
         w = None if o.class_weight is None else o.class_weight.to(wide)
         spread_weight = o.label_smoothing * (1.0 if w is None else w.mean())  # ε mean(w)
-        smoothed = (each.new_ones(v) if w is None else w) * (o.label_smoothing / v) if o.label_smoothing else None  # u
-        rows = chunk_rows(n, v, device, o.chunk)
+        ones = each.new_ones(v) if w is None else w[own]
+        smoothed = ones * (o.label_smoothing / vocab) if o.label_smoothing else None  # u
+        rows = chunk_rows(n, v if shard is None else shard.rows, device, o.chunk)  # as many chunks on every rank
         buffer = each.new_empty(min(rows, n), v)
         for start in range(0, n, rows):
             part = slice(start, start + rows)
@@ -74,15 +82,18 @@ def sweep(
             valid = t != o.ignore_index
             at = t.where(valid, 0)
             z = chunk_logits(h, weight, bias, o, buffer[: len(t)])
-            target_logit = z.gather(1, at[:, None])[:, 0]
             # before z becomes its softmax: the soft-cap's derivative [n, V], and (1/V) Σ_j w_j z_j [n]
             slope = (z / o.softcap).square_().neg_().add_(1) if any(wanted) and o.softcap is not None else None
-            spread = (z.mean(1) if w is None else z @ w / v) if o.label_smoothing else None
+            spread = (z.sum(1) if w is None else z @ w[own]) / vocab if o.label_smoothing else None
 
             # the nll of the targets [n] (inf where a logit is −inf), lse [n], and the softmax in place of z
-            if device == "cpu":  # where the softmax is one pass over memory and its logarithm a second
+            column, here = (at[:, None], None) if shard is None else shard.columns(t)
+            if shard is not None:
+                p, nll, lse, spread = shard.softmax(z, t, spread)
+            elif device == "cpu":  # where the softmax is one pass over memory and its logarithm a second
+                target_logit = z.gather(1, column)[:, 0]
                 p = torch.softmax(z, 1, out=z)
-                at_target = p.gather(1, at[:, None])[:, 0]
+                at_target = p.gather(1, column)[:, 0]
                 nll = at_target.log().neg_()
                 lse = target_logit + nll
                 lost = (at_target < SMALLEST).nonzero()[:, 0]
@@ -90,11 +101,11 @@ def sweep(
                     lse[lost] = chunk_logits(h[lost], weight, bias, o, p.new_empty(len(lost), v)).logsumexp(1)
                     nll[lost] = lse[lost] - target_logit[lost]
             else:  # only smoothing and the z-loss need an lse that is right: a logit that is finite costs them a pass
-                finite = z.argmax(1, keepdim=True) if o.label_smoothing or o.z_loss else at[:, None]
+                finite = z.argmax(1, keepdim=True) if o.label_smoothing or o.z_loss else column
                 logit = z.gather(1, finite)
                 log_p = torch.log_softmax(z, 1, out=z)
                 lse = (logit - log_p.gather(1, finite))[:, 0]
-                nll = -log_p.gather(1, at[:, None])[:, 0]
+                nll = -log_p.gather(1, column)[:, 0]
                 p = log_p.exp_()
             hit = (1 - o.label_smoothing) * (1.0 if w is None else w[at])
             loss = hit * nll
@@ -111,10 +122,12 @@ def sweep(
             if row_weight is not None:
                 on = valid * (row_weight[part] if row_weight.dim() else row_weight)
             c, q, u = on * (hit + spread_weight + (2 * o.z_loss * lse if o.z_loss else 0.0)), on * hit, smoothed
+            if here is not None:
+                q = q * here
             if slope is None and not o.z_loss:
-                p.scatter_add_(1, at[:, None], -(q / c.where(c != 0, 1))[:, None])
+                p.scatter_add_(1, column, -(q / c.where(c != 0, 1))[:, None])
             else:  # c may vanish, or the soft-cap's slope stands between P and the product: multiply out
-                p.mul_(c[:, None]).scatter_add_(1, at[:, None], -q[:, None])
+                p.mul_(c[:, None]).scatter_add_(1, column, -q[:, None])
                 c = torch.ones_like(c)
             if slope is not None:
                 if u is not None:

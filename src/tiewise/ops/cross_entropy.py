@@ -29,9 +29,11 @@ from torch import Tensor
 
 from tiewise.core.backends import LossOptions, check_loss
 from tiewise.core.errors import UnsupportedError
+from tiewise.ops import chunked
 from tiewise.ops.chunked import accumulator, compute_dtype
 from tiewise.ops.gpu_kernels import maintained
 from tiewise.ops.native_loss import sweep
+from tiewise.ops.vocabulary_shard import VocabularyShard
 
 _DEFAULT = LossOptions()
 
@@ -45,6 +47,7 @@ def linear_cross_entropy(
     *,
     into: Tensor | None = None,
     upstream: float = 1.0,
+    shard: VocabularyShard | None = None,
     **overrides: Any,
 ) -> Tensor:
     """Cross-entropy of `features @ weightᵀ` against `targets`, in chunks of tokens; the [N, V] logits never exist.
@@ -63,6 +66,9 @@ def linear_cross_entropy(
             gradient summed over batches in fp32. `weight.grad` itself may be given. Hooks of `weight`, and DDP, see
             nothing of it, and it is for scalar losses whose backward pass follows, once.
         upstream: by what that pass multiplies, which `into` must know beforehand: 1 / 4 for `(loss / 4).backward()`.
+        shard: where `weight` and `bias` are this rank's rows [V_r, E] and [V_r] of a table over several ranks. All of
+            them call this, with the same features, targets and options; each gets the loss and the features' gradient
+            over the whole vocabulary, and the gradient of its own rows. A class weight is that of the whole [V].
         **overrides: single options by name, e.g. `softcap=30.0, reduction="sum"`.
 
     Returns:
@@ -71,23 +77,25 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: features, weight or targets that are no tensors: a module in place of its weight, say.
-        ValueError: shapes that do not meet, an option out of range, `into` unlike what it must be.
+        ValueError: shapes that do not meet, an option out of range, `into` unlike what it must be, rows that are not
+            those of the shard.
         IndexError: a target outside [0, V) (checked on CPU only; on a GPU it would cost a synchronisation).
         UnsupportedError: features or a weight of whole or complex numbers, probability targets, `torch.func`
             transforms, second derivatives, a backend that is not installed or has not what is asked; with `into` also
-            checkpointing, `torch.compile`, fp16, and a backward pass by another factor than `upstream`.
+            checkpointing, `torch.compile`, fp16, and a backward pass by another factor than `upstream`; with a shard
+            also `torch.compile` and every backend but our own.
         RunError: the environment variable TIEWISE_LOSS names no backend.
     """
     options = replace(options, **overrides) if overrides else options
-    check_problem(features, weight, targets, bias, options)
+    check_problem(features, weight, targets, bias, options, shard)
     flat, t = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
     if into is not None:
         _check_into(into, weight, compute_dtype(flat, weight), options)
     if torch.compiler.is_compiling():
         loss = _traced(flat, weight, bias, t, options)
     else:
-        check_range(t, weight.shape[0], options.ignore_index)
-        how, factor = partial(_sweep, options, into), None if into is None else upstream
+        check_range(t, weight.shape[0] if shard is None else shard.total, options.ignore_index)
+        how, factor = partial(_sweep, options, into, shard), None if into is None else upstream
         loss = fused_loss("linear_cross_entropy", how, options, flat, weight, bias, t, upstream=factor)
     return loss.view(targets.shape) if options.reduction == "none" else loss
 
@@ -121,7 +129,14 @@ def oracle(
     return each.sum() / weight_sum.where(weight_sum > 0, 1) if o.reduction == "mean" else each.sum()
 
 
-def check_problem(features: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, o: LossOptions) -> None:
+def check_problem(
+    features: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    o: LossOptions,
+    shard: VocabularyShard | None = None,
+) -> None:
     """Refuse shapes that do not meet and options out of range; raises as `linear_cross_entropy`."""
     for name, given in (("features", features), ("weight", weight), ("targets", targets)):
         if not isinstance(given, Tensor):
@@ -129,6 +144,8 @@ def check_problem(features: Tensor, weight: Tensor, targets: Tensor, bias: Tenso
     if torch.is_floating_point(targets):
         fix = "pass class indices, or compute the logits and use torch.nn.functional.cross_entropy"
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
+    if shard is not None:
+        o = shard.own_options(weight, o)
     check_loss(features, weight, targets, bias, o, torch.is_floating_point)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         fix = "compute the logits there, or use tiewise.ops.cross_entropy.oracle"
@@ -175,11 +192,17 @@ Sweep = Callable[[Any, torch.dtype, tuple[bool, ...], Tensor | None], tuple[Tens
 def _sweep(
     o: LossOptions,
     into: Tensor | None,
+    shard: VocabularyShard | None,
     tensors: Any,
     kind: torch.dtype,
     wanted: tuple[bool, ...],
     row_weight: Tensor | None,
 ) -> tuple[Tensor, Any]:
+    if shard is not None:
+        each, found = chunked.sweep(o, tensors, kind, wanted, row_weight, into, shard)
+        if found[0] is not None:
+            shard.sum(found[0])
+        return each, found
     if into is None and (other := maintained(o, tensors, kind)):
         return other(o, tensors, kind, wanted, row_weight)
     return sweep(o, tensors, kind, wanted, row_weight, into)
@@ -290,7 +313,7 @@ def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tens
 def _operator(*arguments: Any) -> Any:
     *tensors, weights, upstream, kind, wanted = arguments[:8]
     options = LossOptions(class_weight=weights, **dict(zip(_FIELDS, arguments[8:], strict=True)))
-    loss, found = reduced(partial(_sweep, options, None), options, tensors, kind, tuple(wanted), upstream)
+    loss, found = reduced(partial(_sweep, options, None, None), options, tensors, kind, tuple(wanted), upstream)
     return (loss, *(loss.new_empty(0) if x is None else x for x in found))  # it hands out nothing but tensors
 
 

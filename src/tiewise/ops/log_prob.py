@@ -31,6 +31,7 @@ from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_
 from tiewise.ops.cross_entropy import check_problem, check_range
 from tiewise.ops.fast_products import own_products
 from tiewise.ops.native_loss import kernel
+from tiewise.ops.vocabulary_shard import LOWEST, VocabularyShard, beyond, gathered, summed_gradient
 
 _DEFAULT = LossOptions()
 _LOWEST = -1e4  # log-probabilities below are of exp 0 in fp64, and −inf among them would make 0 · −inf
@@ -53,6 +54,7 @@ def linear_log_prob(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
+    shard: VocabularyShard | None = None,
     **overrides: Any,
 ) -> Any:
     """Log-probabilities of `targets` under softmax(features @ weightᵀ / temperature); the [N, V] logits never exist.
@@ -68,6 +70,7 @@ def linear_log_prob(
         options: see `LossOptions`; `scale`, `softcap`, `ignore_index`, `chunk` and `logits` mean something here.
         temperature: divides the logits, after the soft-cap; the entropy is that of the distribution so flattened.
         entropy: whether the entropy of each distribution is wanted too, for one more pass over each chunk.
+        shard: as in `linear_cross_entropy`.
         **overrides: single options by name, e.g. `softcap=30.0`.
 
     Returns:
@@ -80,9 +83,8 @@ def linear_log_prob(
             positive, and options of a loss (`label_smoothing`, `z_loss`, `class_weight`, `backend`,
             `reduction="sum"`), are ValueErrors.
     """
-    found = vocabulary_statistics(
-        features, weight, targets, bias, options, temperature=temperature, entropy=entropy, **overrides
-    )
+    asked: dict[str, Any] = {"temperature": temperature, "entropy": entropy, "shard": shard, **overrides}
+    found = vocabulary_statistics(features, weight, targets, bias, options, **asked)
     return (found.log_prob, found.entropy) if entropy else found.log_prob
 
 
@@ -95,6 +97,7 @@ def vocabulary_statistics(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
+    shard: VocabularyShard | None = None,
     **overrides: Any,
 ) -> VocabularyStatistics:
     """Return all that one sweep finds, by the arguments of `linear_log_prob`; without targets no token is ignored.
@@ -108,16 +111,52 @@ def vocabulary_statistics(
     tempered = at_temperature(o, temperature)
     shape = features.shape[:-1] if isinstance(features, Tensor) else ()
     stand_in = torch.empty(shape, dtype=torch.long, device="meta") if targets is None else targets
-    check_problem(features, weight, stand_in, bias, o)
+    check_problem(features, weight, stand_in, bias, o, shard)
     flat, t = features.reshape(-1, features.shape[-1]), None if targets is None else targets.reshape(-1)
     if t is not None and not torch.compiler.is_compiling():
-        check_range(t, len(weight), o.ignore_index)
+        check_range(t, len(weight) if shard is None else shard.total, o.ignore_index)
     o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
+    if shard is not None:
+        log_prob, lse, spread = _over_ranks(shard, flat, weight, bias, t, entropy, o)
+        of_target = None if t is None else log_prob.view(shape)
+        return VocabularyStatistics(of_target, lse.view(shape), spread.view(shape) if entropy else None)
     how = (compute_dtype(flat, weight), *(getattr(o, name) for name in _FIELDS))
     log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
     return VocabularyStatistics(
         None if t is None else log_prob.view(shape), lse.view(shape), spread.view(shape) if entropy else None
     )
+
+
+def _over_ranks(
+    shard: VocabularyShard, features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, o: LossOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probability, lse, entropy), each [N], of what every rank finds of its own rows.
+
+    With P_r = exp(lse_r − lse):    log p = log p_owner + log P_owner        H = Σ_r P_r (H_r − log P_r)
+    """
+    features = summed_gradient(features, shard)
+    words = torch.full_like(features[:, 0], shard.start, dtype=torch.long) if targets is None else targets
+    column, here = shard.columns(words)
+    o, ignored = replace(o, ignore_index=-1), o.ignore_index  # no local row, whatever the whole vocabulary ignores
+    if not len(weight) or (bias is not None and bool(bias.isneginf().all())):  # one more row, and no token is here
+        weight, column = torch.cat([weight, weight.new_zeros(1, weight.shape[1])]), torch.zeros_like(words)
+        bias, o = torch.full_like(weight[:, 0], LOWEST, dtype=torch.float32), replace(o, softcap=None)
+    found = vocabulary_statistics(features, weight, column.reshape(-1), bias, o, entropy=entropy)
+    told: list[Any] = [found.lse, found.log_prob, found.entropy]
+    told[1] = told[1].where(here, 0)
+    lses, log_probs, *entropies = gathered(torch.stack(told if entropy else told[:2]), shard).unbind(1)
+    lse = lses.logsumexp(0)
+    below = lses - lse
+    log_prob = log_probs.sum(0) - beyond(lses, shard.owners(lses, words))
+    results = (
+        log_prob.masked_fill(log_prob < LOWEST / 2, -torch.inf),
+        lse,
+        (below.exp() * (entropies[0] - below)).sum(0) if entropy else lse,
+    )
+    if targets is None:
+        return results
+    log_prob, lse, spread = (x.masked_fill(targets == ignored, 0) for x in results)
+    return log_prob, lse, spread
 
 
 def at_temperature(o: LossOptions, temperature: float) -> LossOptions:

@@ -17,7 +17,7 @@ Several lookups of one table chain (`tied_lookup(W', more_ids)`). The method ord
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import UnsupportedError
+from tiewise.ops.vocabulary_shard import VocabularyShard, summed
 
 
 @dataclass
@@ -65,8 +66,13 @@ class LookupOptions:
 _NONE = LookupOptions()
 
 
-def tied_lookup(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> tuple[Tensor, Tensor]:
+def tied_lookup(
+    table: Tensor, ids: Tensor, options: LookupOptions = _NONE, *, shard: VocabularyShard | None = None
+) -> tuple[Tensor, Tensor]:
     """Look up `ids` [...] in `table` [V, E] and hand the table on.
+
+    With a `shard` the table is this rank's rows [V_r, E]; ids, and the rows that `options` stop, are those of the whole
+    vocabulary, and every rank gets all rows [..., E]. A record then holds local rows, for `path_norms` with the shard.
 
     Returns:
         rows [..., E] and the table to use from here on. The second may feed only lookups through `tied_lookup`, matrix
@@ -75,11 +81,15 @@ def tied_lookup(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> t
 
     Raises:
         UnsupportedError: no tensors, inside `torch.func` transforms, and (in backward) when asked for a second
-            derivative.
+            derivative; with a shard also under `torch.compile`.
+        ValueError: a table that is not the shard's.
+        IndexError: with a shard, an id outside [0, V) (checked on CPU only).
     """
     if not (isinstance(table, Tensor) and isinstance(ids, Tensor)):
         what = f"tied_lookup() of a {type(table).__name__} and a {type(ids).__name__}"
         raise UnsupportedError(what, "give the table [V, E] (a module's weight) and token ids, both as tensors")
+    if shard is not None:
+        return _of_shard(table, ids, options, shard)
     if options.into is not None and (options.stop_both is not None or torch.compiler.is_compiling()):
         fix = "leave into out, here and of the loss"
         raise UnsupportedError("tied_lookup() with into beside stop_both or under torch.compile", fix)
@@ -92,6 +102,20 @@ def tied_lookup(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> t
     return _TiedLookup.apply(table, ids, options)
 
 
+def _of_shard(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        raise UnsupportedError("a vocabulary over several ranks under torch.compile", "look up eagerly")
+    shard.check(table)
+    flat = ids.reshape(-1)
+    if flat.device.type == "cpu" and len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < shard.total:
+        raise IndexError(f"an id is outside the vocabulary of {shard.total}")
+    at, here = shard.own(flat)
+    local = replace(o, stop_lookup=shard.row(o.stop_lookup), stop_both=shard.row(o.stop_both))
+    rows, table = tied_lookup(table, here, local)
+    whole = rows.new_zeros(len(flat), rows.shape[1]).index_copy(0, at, rows)
+    return summed(whole, shard).view(*ids.shape, -1), table
+
+
 def without_row(table: Tensor, row: int | None) -> Tensor:
     """Hand the table on as `tied_lookup` does, with no rows looked up and no gradient for `row`."""
     if row is None or not (torch.is_grad_enabled() and table.requires_grad):
@@ -99,12 +123,12 @@ def without_row(table: Tensor, row: int | None) -> Tensor:
     return tied_lookup(table, torch.empty(0, dtype=torch.long, device=table.device), LookupOptions(stop_both=row))[1]
 
 
-def path_norms(gradient: Tensor | None, record: PathRecord | None) -> PathNorms:
+def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: VocabularyShard | None = None) -> PathNorms:
     """Norms of both paths and their cosine, from the summed gradient [V, E] and the recorded rows of the lookup path.
 
     B equals the gradient outside the recorded rows, and the gradient minus A on them, so nothing cancels. Call it after
     the last backward of a step and before clipping; under a GradScaler all norms carry its scale. With several
-    processes, `gather(record)` first.
+    processes, `gather(record)` first; with a `shard`, whose rows' both are, every rank gets the norms of the whole.
 
     Raises:
         UnsupportedError: no gradient yet, no record, or a gradient that is sharded.
@@ -124,27 +148,35 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None) -> PathNorms:
 
     each = squares(gradient)
     total = each.sum()
-    if not record.pieces:
-        b = total.sqrt().item()
-        return PathNorms(0.0, b, b, math.nan)
-    ids, rows = record.merged()
-    rows = rows.to(wide)
-    rest = gradient[ids].to(wide).sub_(rows)
-    each[ids] = 0
-    a2, b2, ab = squares(rows).sum(), each.sum() + squares(rest).sum(), torch.linalg.vecdot(rows, rest).double().sum()
-    a, b, product, whole = torch.stack([a2.sqrt(), b2.sqrt(), ab, total.sqrt()]).tolist()
+    a2, b2, ab = torch.zeros_like(total), total, torch.zeros_like(total)
+    if record.pieces:
+        ids, rows = record.merged()
+        rows = rows.to(wide)
+        rest = gradient[ids].to(wide).sub_(rows)
+        each[ids] = 0
+        a2, b2 = squares(rows).sum(), each.sum() + squares(rest).sum()
+        ab = torch.linalg.vecdot(rows, rest).double().sum()
+    sums = torch.stack([a2, b2, total, ab])  # over rows, so that those of ranks add
+    *found, product = (sums if shard is None else shard.sum(sums)).tolist()
+    a, b, whole = (math.sqrt(x) for x in found)
     return PathNorms(a, b, whole, product / (a * b) if a and b else math.nan)
 
 
-def gather(record: PathRecord) -> PathRecord:
-    """Average the lookup path's rows over all processes of the default group, as DDP averages their gradient."""
+def gather(record: PathRecord, shard: VocabularyShard | None = None) -> PathRecord:
+    """Average the lookup path's rows over all processes of the default group, as DDP averages their gradient.
+
+    With a `shard`, only its rows, by their places in it.
+    """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return record
     parts: list[Any] = [None] * dist.get_world_size()
     mine = [(i.cpu(), r.cpu()) for i, r in [record.merged()]] if record.pieces else []
     dist.all_gather_object(parts, mine)
     device = record.pieces[0][0].device if record.pieces else torch.device("cpu")
-    return PathRecord([(i.to(device), r.to(device) / len(parts)) for part in parts for i, r in part])
+    pieces = [(i.to(device), r.to(device) / len(parts)) for part in parts for i, r in part]
+    if shard is not None:
+        pieces = [(rows, r[at]) for i, r in pieces for at, rows in [shard.own(i)]]
+    return PathRecord(pieces)
 
 
 class _TiedLookup(torch.autograd.Function):

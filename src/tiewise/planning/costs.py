@@ -1,13 +1,14 @@
 """What a choice costs: bytes on disk, in training, per decoded token and per rank; operations; the first loss.
 
 Exact but for the activations, which are an estimate. Collectives are counted as rings send them, per rank: an
-all-reduce of n bytes over p ranks sends 2(p−1)/p·n, an all-gather or reduce-scatter (p−1)/p·n. Every cost is a part of
-a plan's record, under the names that it has there.
+all-reduce of n bytes over p ranks sends 2(p−1)/p·n, an all-gather or reduce-scatter (p−1)/p·n, n being the whole and
+padded as torch pads it (`benchmarks/wire.py` counts the same in running ranks). Every cost is a part of a plan's
+record, under the names that it has there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,11 @@ DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 # Numbers kept per trained parameter, in the weights' dtype: torch's optimizers keep state as the parameter is.
 STATE = {"sgd": 0, "momentum": 1, "adamw": 2}
 MASTER = "adamw-bf16-master"  # bf16 weights and gradients, an fp32 master copy and both moments in fp32
+# What ranks that hold parts of the vocabulary tell each other of one token, in fp32: log-sum-exp and target logit.
+# Label smoothing adds a third.
+LOSS_NUMBERS = 2
+INDEX = 8  # bytes of a token id
+BY_TABLE = ("table gather", "gradient reduce-scatter", "gradient all-reduce")  # sent however few the tokens
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Setting:
     world: int = 1  # ranks
     tp: int = 1  # ranks of a group that splits the vocabulary
     std: float | None = None  # of body and tables at the start; None: the config's
+    fsdp: int | None = None  # ranks of a group that shards every parameter; None: all of them, and tp by itself
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.length < 1:
@@ -46,6 +53,11 @@ class Setting:
         if self.world % self.tp:
             what = f"tp {self.tp} does not divide the world of {self.world}"
             raise PlanError(what, "choose a tp that divides it")
+        if self.fsdp is not None and self.fsdp < 1:
+            raise PlanError(f"fsdp {self.fsdp}", "it must be 1 or more")
+        if self.fsdp is not None and self.world % (self.fsdp * self.tp):
+            what = f"fsdp {self.fsdp} × tp {self.tp} does not divide the world of {self.world}"
+            raise PlanError(what, "choose them so that world = fsdp × tp × replicas")
         if self.std is not None and not 0 < self.std < float("inf"):
             raise PlanError(f"std {self.std}", "give a positive number")
 
@@ -59,7 +71,7 @@ class Setting:
         return {
             "tokens": {"batch": self.batch, "length": self.length, "count": self.tokens},
             "dtype": self.dtype,
-            "world": {"size": self.world, "tp": self.tp},
+            "world": {"size": self.world, "tp": self.tp, "fsdp": self.fsdp},
             "std": self.std,
         }
 
@@ -81,7 +93,7 @@ def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> d
         "flops_per_token": {"forward": forward, "backward": 2 * forward},
         "decode_bytes": decode_bytes(architecture, budget, setting),
         "first_loss": first_loss(architecture, budget.boundary, budget.sharing, setting.std, setting.length),
-        "ranks": ranks(budget, setting, vocab),
+        "ranks": ranks(budget, setting, vocab, head),
         # What each of a pipeline's two ends sends per step to keep its copies of a tied table equal. Both ends also
         # hold the table, so tying saves no memory there.
         "pipeline_tie_bytes": all_reduce(budget.tables * size, 2) if budget.boundary.tables == 1 else 0,
@@ -134,48 +146,120 @@ def all_reduce(count: int, over: int) -> int:
     return 2 * (over - 1) * count // over
 
 
-def ranks(budget: Budget, setting: Setting, vocab: int) -> list[dict[str, Any]]:
-    """What one rank holds and sends, in bytes: of data parallel, of FSDP and, where tp > 1, of vocabulary parallel."""
-    size, p, tp = DTYPES[setting.dtype], setting.world, setting.tp
-    optimizer = "adamw" if setting.dtype == "float32" else MASTER
-    total, trainable, tables = budget.total, budget.trainable, budget.tables
-    trained_tables = tables - budget.frozen_tables
+@dataclass(frozen=True)
+class WorldLayout:
+    """How a world is cut, and what the two vocabulary ends do in it; tp cuts the tables alone, the body is whole."""
 
-    def rank(layout: str, stored: int, trainable: int, tables: int, sent: int, sent_for_tables: int) -> dict[str, Any]:
-        """`sent` is of a whole step, `sent_for_tables` the part of it that the tables cause."""
-        memory = training_bytes(stored, trainable, setting.dtype)[optimizer]["total"]
-        held = {"layout": layout, "memory": memory, "tables": tables * size}
-        return {**held, "sent": sent, "sent_for_tables": sent_for_tables}
+    name: str
+    replicas: int = 1  # groups that average their gradients; world = replicas × fsdp × tp
+    fsdp: int = 1  # ranks that share every parameter, each with tokens of its own
+    tp: int = 1  # ranks that share the rows of every table and have the same tokens
+    kept: bool = False  # under fsdp tables are never gathered: hidden states travel to their rows
+    stock: bool = False  # under tp logits are gathered, as without a loss that knows of shards
 
-    def sent_sharded(weights: int, gradients: int) -> int:
-        """Weights gathered for the forward and again for the backward pass, gradients reduced and scattered."""
-        return (p - 1) * (2 * weights + gradients) * size // p
+    def rows(self, vocab: int) -> int:
+        """Rows of a table that the fullest rank holds: torch cuts into ⌈V/tp⌉ rows, and those again."""
+        split = -(-vocab // self.tp)
+        return -(-split // self.fsdp)
 
+
+def layouts(setting: Setting) -> list[WorldLayout]:
+    """Every layout that a plan shows, in the order of its record."""
+    world, tp, shards = setting.world, setting.tp, setting.fsdp or setting.world
+    fsdp, split = WorldLayout("fsdp", world // shards, shards), WorldLayout("vocabulary parallel", world // tp, tp=tp)
+    both = WorldLayout("fsdp × vocabulary parallel", world // (shards * tp), shards, tp)
     found = [
-        rank(
-            *("data parallel", total, trainable, tables),
-            all_reduce(trainable * size, p),
-            all_reduce(trained_tables * size, p),
-        ),
-        rank(
-            *("fsdp", -(-total // p), -(-trainable // p), -(-tables // p)),
-            sent_sharded(total, trainable),
-            sent_sharded(tables, trained_tables),
-        ),
+        (WorldLayout("data parallel", world), True),
+        (fsdp, setting.fsdp != 1),
+        (split, tp > 1),
+        (replace(fsdp, name="fsdp, tables kept sharded", kept=True), shards > 1),
+        (replace(split, name="stock tensor parallel", stock=True), tp > 1),
+        (both, tp > 1 and shards > 1 and setting.fsdp is not None),
     ]
-    if tp == 1:
-        return found
-    # Each rank of a group holds ⌈V/tp⌉ rows of every table; the body is replicated. Per step and group: the looked-up
-    # rows [N, D] are summed forward, the hidden gradient [N, D] backward, and three numbers per token (largest logit,
-    # sum of exponentials, target logit) forward. The groups then average gradients.
-    groups, rows, width = p // tp, -(-vocab // tp), tables // vocab  # columns of all tables together
-    held, still = rows * width, rows * (budget.frozen_tables // vocab)
-    body, still_body = total - tables, budget.frozen - budget.frozen_tables
-    hidden = all_reduce(setting.tokens * width // budget.boundary.tables * size, tp)
-    numbers = all_reduce(3 * setting.tokens * 4, tp)
-    for_tables = 2 * hidden + numbers + all_reduce((held - still) * size, groups)
-    sent = for_tables + all_reduce((body - still_body) * size, groups)
-    return [*found, rank("vocabulary parallel", body + held, body + held - still - still_body, held, sent, for_tables)]
+    return [layout for layout, shown in found if shown]
+
+
+def sent_at_ends(
+    layout: WorldLayout, budget: Budget, setting: Setting, vocab: int, head: bool = True
+) -> dict[str, int]:
+    """Bytes that one rank sends in a step because of the tables, by cause.
+
+    FSDP2 keeps the unit that holds the tables gathered between forward and backward: one gather, not two. N is of one
+    rank, and tp ranks have the same; over fsdp ranks the kept table meets the tokens of all of them.
+    """
+    size, n, f, tp = DTYPES[setting.dtype], setting.tokens, layout.fsdp, layout.tp
+    rows, into, out, whole, trained = layout.rows(vocab), *table_columns(budget, vocab)
+    found = dict.fromkeys(BY_TABLE, 0)
+    if layout.kept:
+        # of both ends: states to all ranks of the group, their gradients (or looked-up rows) reduced on the way back
+        found["lookup"] = (f - 1) * n * into * size * (1 if budget.boundary.freeze else 2)
+        found["hidden states"] = (f - 1) * n * out * size * 2 * head
+        found["ids and targets"] = (f - 1) * n * INDEX * (1 + head)
+        found["loss"] = (f - 1) * f * n * LOSS_NUMBERS * 4 * head
+    else:
+        found["table gather"] = (f - 1) * rows * whole * size
+        found["gradient reduce-scatter"] = (f - 1) * rows * trained * size
+    if tp > 1:
+        found["lookup"] = all_reduce(n * into * size, tp)  # forward; its gradient stays where it is
+        found["hidden gradient"] = all_reduce(n * out * size, tp) * head
+        if layout.stock:
+            found["logits"] = (tp - 1) * n * -(-vocab // tp) * size * head
+        else:
+            found["loss"] = (tp - 1) * n * LOSS_NUMBERS * 4 * head
+    found["gradient all-reduce"] = all_reduce(rows * trained * size, layout.replicas)
+    return found
+
+
+def table_columns(budget: Budget, vocab: int) -> tuple[int, int, int, int]:
+    """Columns of the input table, of the table at the head, of all stored tables, and of those that are trained."""
+    into, whole = budget.parameters["input_table"] // vocab, budget.tables // vocab
+    return into, whole - into or into, whole, whole - budget.frozen_tables // vocab
+
+
+def ranks(budget: Budget, setting: Setting, vocab: int, head: bool = True) -> list[dict[str, Any]]:
+    """What the fullest rank holds and sends per step, in bytes, in every layout.
+
+    `sent_for_tables` is the part of `sent` that `wire` divides by cause. `gathered` is what is held of other ranks:
+    whole tables and their gradient, or the group's hidden states; `loss` the peak of logits and loss beside them.
+    `break_even_tokens` are N of one rank, below which a layout whose hidden states travel sends less for the tables
+    than one that averages or gathers them in the same world.
+    """
+    optimizer = "adamw" if setting.dtype == "float32" else MASTER
+    size, n = DTYPES[setting.dtype], setting.tokens
+    into, out, whole, trained = table_columns(budget, vocab)
+    body, trained_body = budget.total - whole * vocab, budget.trainable - trained * vocab
+    found = []
+    for layout in layouts(setting):
+        f, rows = layout.fsdp, layout.rows(vocab)
+        stored, learnt = -(-body // f), -(-trained_body // f)
+        held = training_bytes(stored + rows * whole, learnt + rows * trained, setting.dtype)[optimizer]
+        tables = training_bytes(rows * whole, rows * trained, setting.dtype)[optimizer]
+        gathered = f * rows * (whole + trained) * size if f > 1 else 0
+        loss = logits_bytes(n, vocab if layout.stock else -(-vocab // layout.tp), out, setting.dtype)
+        if layout.kept:
+            gathered = f * n * max(into, out) * size
+            loss = logits_bytes(f * n, rows, out, setting.dtype)
+        wire = sent_at_ends(layout, budget, setting, vocab, head)
+        alike = WorldLayout("", layout.replicas * layout.tp, f)
+        still = sum(wire[name] for name in BY_TABLE)
+        moving, instead = sum(wire.values()) - still, sent_at_ends(alike, budget, setting, vocab, head)
+        # weights gathered for the forward and again for the backward pass, gradients reduced and scattered
+        of_body = (f - 1) * (2 * body + trained_body) * size // f + all_reduce(learnt * size, layout.replicas)
+        found.append(
+            {
+                "layout": layout.name,
+                "memory": held["total"],
+                "tables": tables["weights"],
+                "sent": sum(wire.values()) + of_body,
+                "sent_for_tables": sum(wire.values()),
+                "axes": {"replicas": layout.replicas, "fsdp": f, "tp": layout.tp},
+                "table_memory": {**tables, "gathered": gathered},
+                "loss": loss["plain" if layout.stock else "fused_cuda"] if head else None,
+                "wire": {name: sent for name, sent in wire.items() if sent},
+                "break_even_tokens": max(0, sum(instead.values()) - still) * n // moving if moving else None,
+            }
+        )
+    return found
 
 
 @cache

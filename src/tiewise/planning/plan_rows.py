@@ -79,15 +79,43 @@ def rows(record: Record) -> list[list[str]]:
         row("cache added per token", size, of("decode_bytes"), "cache_per_token")
     log = math.log(record["model"]["vocab"])
     row(f"first loss (ln V = {log:.2f})", lambda nll: plain(nll, 2), of("first_loss"), "nll")
-    world = setting["world"]
-    for place, rank in enumerate(choices[0]["ranks"] if choices and world["size"] > 1 else ()):
-        split = rank["layout"].startswith("vocabulary")
-        heading(f"{rank['layout']}, " + (f"tp {world['tp']}" if split else f"1 of {world['size']}"))
+    for place, rank in enumerate(choices[0]["ranks"] if choices and setting["world"]["size"] > 1 else ()):
+        heading(cut(rank))
         held = [ranks[place] for ranks in of("ranks")]
         row("weights, gradients, AdamW", size, held, "memory")
+        row("tables alone", size, [each["table_memory"] for each in held], "total")
+        if rank["axes"]["fsdp"] > 1:
+            row("tables or states gathered", size, [each["table_memory"] for each in held], "gathered")
+        row("logits and loss", size, held, "loss")
         row("sent per step", size, held, "sent")
         row("of it for tables", size, held, "sent_for_tables")
+        if rank["break_even_tokens"] is not None:
+            row("saves below, tokens a rank", count, held, "break_even_tokens")
     return found
+
+
+def cut(rank: Record) -> str:
+    """Name a layout and how it cuts the world: fsdp: 4 shards × 2 replicas."""
+    axes, words = rank["axes"], {"fsdp": "{} shards", "tp": "tp {}", "replicas": "{} replicas"}
+    return f"{rank['layout']}: {' × '.join(word.format(axes[name]) for name, word in words.items() if axes[name] > 1)}"
+
+
+def gathered_or_kept(record: Record) -> list[str]:
+    """Say which of FSDP's two layouts sends fewer bytes for the tables of the first choice; nothing without both."""
+    of = {rank["layout"]: rank for rank in record["choices"][0]["ranks"]} if record["choices"] else {}
+    gathered, kept = of.get("fsdp"), of.get("fsdp, tables kept sharded")
+    if gathered is None or kept is None:
+        return []
+    shards = kept["axes"]["fsdp"]
+    tokens, limit = (shards * n for n in (record["setting"]["tokens"]["count"], kept["break_even_tokens"]))
+    sent = [size(rank["sent_for_tables"]) for rank in (gathered, kept)]
+    beside = [size(rank["table_memory"]["gathered"] + (rank["loss"] or 0)) for rank in (gathered, kept)]
+    return [
+        f"{record['choices'][0]['boundary']}, fsdp over {shards}: {'keep' if tokens < limit else 'gather'} the tables "
+        f"to send less: gathered {sent[0]} a step, kept sharded {sent[1]}; N = {count(tokens)} tokens of the group, "
+        f"and kept sends less below {count(limit)} (about V/2 where tied)",
+        f"gathering holds {beside[0]} beside its shards, with the loss; keeping them {beside[1]}",
+    ]
 
 
 def component(name: str) -> str:
@@ -180,6 +208,7 @@ def remarks(record: Record) -> list[str]:
         if model["boundary"]
         else "this class has no token head: with one table there is nothing to tie, and tying saves nothing",
     ]
+    found += gathered_or_kept(record)
     specs = [BoundarySpec.parse(choice["boundary"]) for choice in choices]
     if any(spec.plainly() != spec for spec in specs):
         found.append("a boundary that changes at a step is counted as it starts")

@@ -38,6 +38,7 @@ from tiewise.rewrite.engine import verb
 
 KEPT = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
 OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; a part of the format, since results depend on it
+DRAWN, ZERO = "drawn", "zero"  # what new rows are
 SUM_BYTES = 64 * 2**20  # of sums held during one reading of the table
 
 
@@ -49,6 +50,7 @@ def resize(
     multiple_of: int | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
     shrink: bool = False,
+    rows: str = DRAWN,
     seed: int = 0,
     force: bool = False,
 ) -> Change:
@@ -61,12 +63,15 @@ def resize(
         multiple_of: rows are rounded up to a multiple of this.
         tokenizer: folder of a tokenizer; there shall be a row for each of its tokens, and no fewer than there are.
         shrink: rows may be dropped from the end, down to what tokenizers and config need.
+        rows: "drawn", new rows go together as those in use do; "zero", they and their biases are zeros, as padding is.
         seed: of the new rows, 0 or more.
     """
     if vocab is not None and tokenizer is not None:
         raise CheckpointError("vocab and tokenizer both say how many rows there shall be", "give one of them")
     if vocab is None and tokenizer is None and multiple_of is None:
         raise CheckpointError("nothing says how many rows there shall be", "give vocab, multiple_of or tokenizer")
+    if rows not in (DRAWN, ZERO):
+        raise CheckpointError(f"rows are {rows!r}", f"choose {DRAWN} or {ZERO}")
     for name, value, least in (("vocab", vocab, 1), ("multiple_of", multiple_of, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise CheckpointError(f"{name} is {value}", f"it must be {least} or more")
@@ -79,33 +84,35 @@ def resize(
 
     # everything with a row for each token
     tables = readable(facts, "resize")
-    rows = tables[0].rows
+    before = tables[0].rows
     biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
     for part in (*tables, *biases):
-        if part.rows != rows or part.dtype not in FLOATING:
-            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {rows:,}"
+        if part.rows != before or part.dtype not in FLOATING:
+            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {before:,}"
             raise CheckpointError(what, "both ends and every bias must have one number of rows first")
-    left_to_do = _left_to_do(facts, {part.name for part in (*tables, *biases)}, rows, force)
-    count = _new_count(facts, rows, vocab, multiple_of, given, shrink)
+    left_to_do = _left_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
+    count = _new_count(facts, before, vocab, multiple_of, given, shrink)
 
     # a row is in use where the tokenizer can produce its id, and at every table it is finite and not zero
     own = next((words for words in (facts.tokenizer, given) if words is not None and words.base_max >= 0), None)
-    used = np.ones(rows, np.bool_) if own is None else np.isin(np.arange(rows), list(own.used))
-    lengths = np.zeros((len(tables), rows))
+    used = np.ones(before, np.bool_) if own is None else np.isin(np.arange(before), list(own.used))
+    lengths = np.zeros((len(tables), before))
     for table, length in zip(tables, lengths, strict=True):
         with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
             for start, stop in reader.spans():
                 length[start:stop] = np.linalg.norm(reader.rows(start, stop).astype(np.float64), axis=1)
     used &= (np.isfinite(lengths) & (lengths > 0)).all(axis=0)
-    if count > rows and not used.any():
+    if count > before and rows == DRAWN and not used.any():
         fix = "train or repair the model first: new rows are drawn from those in use"
         raise CheckpointError(f"{facts.path}: no row of {short(tables[0].name)} is in use", fix)
 
-    notes = [f"rows {count:,} to {rows - 1:,} are dropped"]
-    if more := max(0, count - rows):
-        drawn = f"drawn like the {int(used.sum()):,} rows in use, with seed {seed}"
-        notes = [f"rows {rows:,} to {count - 1:,} are new, {drawn}"]
-    for table, length in zip(tables if more else (), lengths, strict=False):
+    notes = [f"rows {count:,} to {before - 1:,} are dropped"]
+    if more := max(0, count - before):
+        how = f"drawn like the {int(used.sum()):,} rows in use, with seed {seed}"
+        if rows == ZERO:
+            how = "zeros, whose logit is 0 whatever was read: mask them where tokens are chosen, as padding"
+        notes = [f"rows {before:,} to {count - 1:,} are new, {how}"]
+    for table, length in zip(tables if more and rows == DRAWN else (), lengths, strict=False):
         new = np.linalg.norm(next(new_rows(table, used, more, seed)), axis=1)
         low, high = np.quantile(length[used], (0.05, 0.95))
         of = f"the first {len(new):,} new rows" if len(new) < more else "new rows"
@@ -115,12 +122,12 @@ def resize(
     for part in (*tables, *biases):
         shape = facts.folder.tensors[part.name].shape
         shape = (*shape[:-1], count) if part in biases else (count, *shape[1:])
-        write = partial(_pieces, part, used, count, seed)
+        write = partial(_pieces, part, used if rows == DRAWN else None, count, seed)
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
     # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that of
     # the vocabulary's level
     leaves = _leaves(facts.config)
-    paths = [p for p, n in leaves if n == rows and p.endswith("vocab_size") and not p.endswith("type_vocab_size")]
+    paths = [p for p, n in leaves if n == before and p.endswith("vocab_size") and not p.endswith("type_vocab_size")]
     if not paths and facts.folder.config is not None:
         level = facts.text.level if facts.text.level in facts.levels else ""
         paths = [f"{level}.vocab_size".lstrip(".")]
@@ -180,11 +187,15 @@ def _leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield str(key), value
 
 
-def _pieces(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> Pieces:
-    """Yield the bytes of a part with `count` rows: those that stay, then those of new rows."""
+def _pieces(part: Stored, used: NDArray[np.bool_] | None, count: int, seed: int) -> Pieces:
+    """Yield the bytes of a part with `count` rows: those that stay, then new ones, zeros where none is `used`."""
     stay = min(part.rows, count)
     end = part.start + stay * (part.nbytes // max(1, part.rows))
     yield from stored_bytes(replace(part, shape=(stay, *part.shape[1:]), end=end))
+    if used is None:
+        for _ in range(stay, count):
+            yield bytes(part.nbytes // max(1, part.rows))
+        return
     for block in new_rows(part, used, count - stay, seed):
         yield block.astype(NUMPY[part.dtype]).tobytes()
 

@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -25,15 +25,14 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from tiewise.core import __version__
+from tiewise.core import __version__, ranks
 from tiewise.core.errors import RunError
 from tiewise.core.files import from_record
-from tiewise.core.frequency import asymmetric_bigrams
+from tiewise.core.frequency import Bigram, asymmetric_bigrams
 from tiewise.core.long_work import heard
 from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.ops import kernels
 from tiewise.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
-from tiewise.training import ranks
 from tiewise.training.folder import (
     DATA,
     ENVIRONMENT,
@@ -182,12 +181,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     Raises RunError where `out` holds none, Interrupted after Ctrl-C, with a checkpoint written.
     """
     settings, text = opened(out, single=False)
-    found = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
-    tokenizer = text.tokenizer()
-    names = {token: tokenizer.decode([token]) for b in found for token in (b.left, b.right)}
-    # two words come before punctuation, which says less to a reader
-    bigrams = sorted(found, key=lambda b: not all(names[t].strip().isalpha() for t in (b.left, b.right)))[:BIGRAMS]
-    probe = tuple(dict.fromkeys(token for b in bigrams for token in (b.left, b.right)))
+    bigrams, names = probed(text)
     steps = settings.seeds * settings.steps + (per_arm() * short_steps(settings) if settings.tune else 0)
     trials: list[dict[str, Any]] = []
     products = products_of(out, display)
@@ -207,9 +201,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     with display.runs(len(jobs) * steps) as bar:
         if settings.tune:
             jobs, trials = tune(jobs, out, workers, bar.show, bar.ended)
-        pairs = [(job, seed) for seed in seeds for job in jobs]
-        titles = [f"{number}/{len(pairs)} {job.arm} seed {seed}" for number, (job, seed) in enumerate(pairs, 1)]
-        runs = [seeded(*pair, title, probe) for pair, title in zip(pairs, titles, strict=True)]
+        runs = all_runs(jobs, settings.seeds, names)
 
         def ended(job: Job, outcome: Outcome) -> None:
             r = outcome.result
@@ -230,11 +222,12 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
             data={k: v for k, v in text.facts.items() if k != "request"},
             env=environment()
             | {"products": str(products), "jobs": workers.count, "threads": workers.threads}
+            | workers.place
             | {package: version(package) for package in kind.packages},
             runs=[o.result for o in outcomes],
             tuning=trials,
             direct_path=[
-                ArmDirectPath(first.result.arm, [names[token] for token in probe], first.direct_path)
+                ArmDirectPath(first.result.arm, list(names.values()), first.direct_path)
                 for first in outcomes[: len(jobs)]  # of the first seed
                 if first.direct_path
             ],
@@ -254,10 +247,14 @@ def finish_one(out: Path, display: Display, workers: Workers | None = None) -> S
     settings, text = opened(out, single=True)
     assert settings.seed is not None
     jobs = make_jobs(settings, text, out, products_of(out, display))
-    job = seeded(jobs[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}")
-    with display.runs(settings.steps) as bar:
+    return finish_run(seeded(jobs[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}"), display, workers)
+
+
+def finish_run(job: Job, display: Display, workers: Workers | None = None) -> SingleRun:
+    """Train or finish one run. Raises as `train`."""
+    with display.runs(job.settings.steps) as bar:
         [outcome] = (workers or Workers(1)).each(train, [job], bar.show, lambda job, outcome: None)
-    return SingleRun(outcome.result, job.folder, kind_of(settings).setting(settings, text), text.facts)
+    return SingleRun(outcome.result, job.folder, kind_of(job.settings).setting(job.settings, job.text), job.text.facts)
 
 
 def opened(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:
@@ -306,6 +303,23 @@ def make_jobs(
         Job(arm, spec, settings, out / folder_name(arm), text, feed_forward=wide[arm], products=products)
         for arm, spec in settings.specs().items()
     ]
+
+
+def probed(text: PreparedText) -> tuple[list[Bigram], dict[int, str]]:
+    """Return the bigrams whose direct path is measured, and their tokens by name, in the order of the measurement."""
+    found = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
+    tokenizer = text.tokenizer()
+    names = {token: tokenizer.decode([token]) for b in found for token in (b.left, b.right)}
+    # two words come before punctuation, which says less to a reader
+    bigrams = sorted(found, key=lambda b: not all(names[t].strip().isalpha() for t in (b.left, b.right)))[:BIGRAMS]
+    return bigrams, {token: names[token] for b in bigrams for token in (b.left, b.right)}
+
+
+def all_runs(jobs: Sequence[Job], seeds: int, probe: Iterable[int]) -> list[Job]:
+    """Return every run of these arms in the order in which they are trained: seed by seed, each with its title."""
+    pairs = [(job, seed) for seed in range(1, seeds + 1) for job in jobs]
+    titles = [f"{number}/{len(pairs)} {job.arm} seed {seed}" for number, (job, seed) in enumerate(pairs, 1)]
+    return [seeded(*pair, title, tuple(probe)) for pair, title in zip(pairs, titles, strict=True)]
 
 
 def seeded(job: Job, seed: int, title: str, probe: tuple[int, ...] = ()) -> Job:

@@ -10,12 +10,10 @@ at a time works in it: `locked` holds `OUT/.lock`, which a crash releases by its
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -29,6 +27,7 @@ from tiewise.core.files import size, write_whole
 from tiewise.core.spec import MODEL_TYPE
 from tiewise.training.results import DENSE, FINAL
 from tiewise.training.settings import FILE, Settings
+from tiewise.training.worker import TOKEN
 
 ENVIRONMENT, DATA, LOCK, SPEED = "env.json", "data", ".lock", "calibration"
 METRICS = "metrics.jsonl"  # in a run's folder: a line for every point of its curve
@@ -49,7 +48,7 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
         if not overwrite:
             raise RunError(f"{out} holds a run already", "add --resume to finish it, --overwrite to replace it")
         Settings.load(out / FILE).checked()  # says what is there to be replaced
-    elif out.exists() and any(path.name not in (_STAGE, LOCK) for path in out.iterdir()):
+    elif out.exists() and any(path.name not in (_STAGE, LOCK, TOKEN) for path in out.iterdir()):
         raise RunError(f"{out} exists and is no run of tiewise", "choose another --out")
     stage = out / _STAGE
     try:
@@ -191,39 +190,3 @@ def locked(out: Path) -> Iterator[None]:
         with suppress(OSError):
             for folder in absent:
                 folder.rmdir()
-
-
-_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-_NEARLY_FULL = 1 << 20  # bytes; what did not fit is larger
-_RUST = re.compile(r"os error (\d+)")  # how safetensors and tokenizers print the system's error
-_TORCH = re.compile(r"PytorchStreamWriter failed|inline_container|iostream error")  # torch.save keeps no error number
-
-
-def disk_error(error: BaseException, out: Path, fix: str) -> RunError | None:
-    """Return what to say where `error`, of any library, means that the disk of `out` took no more, else None."""
-    if (code := _code(error)) is None:
-        return None
-    whole = out.absolute()
-    mount = next(folder for folder in (whole, *whole.parents) if folder.is_mount())
-    code = code or (errno.ENOSPC if shutil.disk_usage(mount).free < _NEARLY_FULL else errno.EIO)
-    return RunError(f"cannot write to {out}: {os.strerror(code)} (file system {mount})", fix)
-
-
-def _code(error: BaseException | None) -> int | None:
-    """Return the system's error number, 0 where it is a writing error of unknown number, None where it is none."""
-    if isinstance(error, OSError):
-        return error.errno if error.errno in _CODES else None
-    if isinstance(error, Exception) and (found := _RUST.search(str(error))):
-        return int(found[1]) if int(found[1]) in _CODES else None
-    return 0 if isinstance(error, RuntimeError) and _TORCH.search(str(error)) else None
-
-
-@contextmanager
-def quiet_threads() -> Iterator[None]:
-    """Within this context a thread's writing error prints no traceback: whoever wrote through it gets the error."""
-    before = threading.excepthook
-    threading.excepthook = lambda thrown: before(thrown) if _code(thrown.exc_value) is None else None
-    try:
-        yield
-    finally:
-        threading.excepthook = before

@@ -29,19 +29,21 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.trainer_callback import PrinterCallback
 
+from tiewise.boundary.fsdp import fill, shard
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
+from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
 from tiewise.core.files import from_record, to_record
 from tiewise.core.frequency import BINS, bin_of
 from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.ops.fast_products import fast_products
-from tiewise.training import ranks
 from tiewise.training.folder import (
     METRICS,
     RESULT,
+    locked,
     newest_checkpoint,
     read_json,
     read_lines,
@@ -105,6 +107,7 @@ class Kind(ABC):
     options: type | None = None  # dataclass of the settings that it has beyond those of all
     defaults: Mapping[str, Any] = {}  # of settings, where they are others than those of all
     lacks: Mapping[str, tuple[Any, str]] = {}  # setting → (the one value that it can have, the way out)
+    shards = False  # whether processes can hold its model between them
     alone: tuple[str, str] | None = None  # what several processes cannot train, and the way out
     side_by_side = True  # whether several runs at a time, with a share of the threads each, are faster
     leftovers: tuple[str, ...] = ("checkpoint-*",)  # in a run's folder, of no use to a finished run
@@ -124,6 +127,8 @@ class Kind(ABC):
             return
         if self.alone is not None:
             raise UnsupportedError(f"{self.alone[0]} on several processes", self.alone[1])
+        if ranks.sharded() and not self.shards:
+            raise UnsupportedError(f"--fsdp {self.where or 'with this kind of run'}", "leave it out")
         for name, spec in settings.specs().items():
             if spec != spec.plainly():
                 what = f"{name}: the boundary cannot change while several processes train"
@@ -295,34 +300,46 @@ def finished(folder: Path) -> Outcome | None:
 
 
 def train(job: Job) -> Outcome:
-    """Train one job to its end, or take up its finished or interrupted self. Raises Interrupted after Ctrl-C."""
+    """Train one job to its end, or take up its finished or interrupted self.
+
+    Its folder is held meanwhile: a run is nobody else's, whichever machine they are on. Raises Interrupted after
+    Ctrl-C, RunError where another process trains it.
+    """
     kind, folder = kind_of(job.settings), job.folder
 
     def found() -> tuple[Outcome | None, Path | None, int]:
-        folder.mkdir(parents=True, exist_ok=True)
         return finished(folder), *newest_checkpoint(folder)
 
-    done, checkpoint, step = ranks.first_does(found)
-    if done is not None:
-        return done
-    first: dict[str, float] = {}
-    with fast_products(job.products):
-        with ranks.agreed():
-            installed = kind.build(job)
-            if ranks.first():
-                first = {
-                    "init_std": kind.table_std(job),
-                    "predicted_initial_nll": kind.first_loss(job),
-                    "initial_nll": kind.measure(job, installed, job.split, point=True).nll,
-                }
-        timed, seconds = kind.fit(job, installed, checkpoint, step)
+    with ranks.first_holds(locked(folder)):
+        done, checkpoint, step = ranks.first_does(found)
+        if done is not None:
+            return done
+        first: dict[str, float] = {}
+        with fast_products(job.products):
+            with ranks.agreed():
+                installed = kind.build(job)
+                if ranks.first():
+                    first = {
+                        "init_std": kind.table_std(job),
+                        "predicted_initial_nll": kind.first_loss(job),
+                        "initial_nll": kind.measure(job, installed, job.split, point=True).nll,
+                    }
+                if ranks.sharded():
+                    shard(installed.model)
+            timed, seconds = kind.fit(job, installed, checkpoint, step)
+            if ranks.sharded():
+                held = installed.model
+                installed = kind.build(job)
+                fill(installed.model, held)
 
-        def concluded() -> Outcome:
-            outcome = Outcome(_result(job, installed, first, timed, seconds), direct_path(installed, list(job.probe)))
-            _keep(job, installed, outcome)
-            return outcome
+            def concluded() -> Outcome:
+                outcome = Outcome(
+                    _result(job, installed, first, timed, seconds), direct_path(installed, list(job.probe))
+                )
+                _keep(job, installed, outcome)
+                return outcome
 
-        return ranks.first_does(concluded)
+            return ranks.first_does(concluded)
 
 
 def _result(job: Job, installed: Installed, first: dict[str, float], timed: int, seconds: float) -> RunResult:

@@ -34,9 +34,9 @@ from typing import Any
 import psutil
 import torch
 
+from tiewise.core import ranks
 from tiewise.core.errors import Interrupted, RunError
 from tiewise.ops.fast_products import fast_products
-from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, remove, write_json
 from tiewise.training.run import Outcome, kind_of, train
 from tiewise.training.settings import Settings
@@ -219,6 +219,8 @@ def how_many(workers: Workers, job: Job, runs: int, folder: Path, show: Show, be
     `auto` tries in `folder`, once; `before` is what it found when these runs began. Returns what is to be said of its
     choice, the first time; nothing where there was nothing to choose.
     """
+    if (line := workers.fit(runs)) is not None:
+        return line
     threads, said = torch.get_num_threads(), ""
     if workers.asked != AUTO:
         if int(workers.asked) > 1 and ranks.size() > 1:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,20 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
+from tiewise.boundary.fsdp import reshard, units
 from tiewise.boundary.install import KEEP, STATE, Installed, install
-from tiewise.core.errors import SpecError, UnsupportedError
+from tiewise.core import ranks
+from tiewise.core.errors import RunError, SpecError, UnsupportedError
 from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
 from tiewise.ops.fast_products import ProductChoice
-from tiewise.training import ranks
+from tiewise.sharded.load import load_sharded
+from tiewise.sharded.save import save_sharded
 from tiewise.training.folder import METRICS, add_line, keep_lines
 from tiewise.training.settings import Settings
 
+SHARDED = "sharded"  # in a checkpoint, what several processes hold between them
 MEASURED = ("heldout_nll", "path_a", "path_b", "cosine")
 
 
@@ -61,7 +65,8 @@ class Job:
 class TiewiseTrainer(Trainer):
     """Logs `path_a`, `path_b` and `cosine` (means over the logging window), what else it was shown, and its evaluation.
 
-    The first of several processes calls `evaluator` at every log; it alone logs what that returns.
+    The first of several processes calls `evaluator` at every log, all of them where they hold the model between them;
+    the first alone logs what that returns. What they hold is kept by `save_sharded`, which any number can go on from.
     """
 
     def __init__(
@@ -71,6 +76,8 @@ class TiewiseTrainer(Trainer):
         self.installed = installed
         self._evaluator = evaluator
         self._seen: dict[str, list[Tensor | float]] = {}
+        self._sharded = bool(units(installed.model))
+        self.is_distributed_loading_by_transformers |= self._sharded  # else accelerate would wrap it once more
 
     def load(self, checkpoint: Path) -> None:
         """Take a checkpoint's weights and state, as `train` does that resumes from it, and train no further."""
@@ -83,6 +90,44 @@ class TiewiseTrainer(Trainer):
         """Log and save as the Trainer does; where one of several processes cannot write, all of them end here."""
         with ranks.agreed() if self.control.should_log or self.control.should_save else nullcontext():
             super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save as the Trainer does; of a model that is sharded nothing yet: it is saved with its optimizer."""
+        if not self._sharded:
+            super().save_model(output_dir, _internal_call)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self._sharded:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        ranks.first_does(lambda: Path(output_dir).mkdir(parents=True, exist_ok=True))
+        notes = {"scheduler": self.lr_scheduler.state_dict()}
+        save_sharded(Path(output_dir) / SHARDED, self.model, self.optimizer, notes=notes)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if not self._in_parts(resume_from_checkpoint):
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        load_sharded(Path(resume_from_checkpoint) / SHARDED, self.model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not self._in_parts(checkpoint):
+            return super()._load_optimizer_and_scheduler(checkpoint)
+        notes = load_sharded(Path(checkpoint) / SHARDED, self.model, self.optimizer)
+        self.lr_scheduler.load_state_dict(notes["scheduler"])
+
+    def _in_parts(self, checkpoint: str) -> bool:
+        found = (Path(checkpoint) / SHARDED).is_dir()
+        if self._sharded and not found:
+            raise RunError(f"{checkpoint} is of processes that held a whole model each", "resume without --fsdp")
+        return found
+
+    @contextmanager
+    def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
+        """As the Trainer has it, for a model that was not sharded by transformers' own loading."""
+        self.model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.model.set_requires_gradient_sync(True)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save each process's own, all before the first writes the state that says a checkpoint is whole."""
@@ -140,8 +185,9 @@ class TiewiseTrainer(Trainer):
             logs = {**logs, "loss": logs["loss"] - means.pop("penalty", 0.0), **means}
             if math.isnan(logs.get("cosine", 0.0)):
                 del logs["cosine"]  # of paths that end in two tables
-            if self._evaluator is not None and ranks.first():
+            if self._evaluator is not None and (ranks.first() or self._sharded):
                 logs |= self._evaluator()
+                reshard(self.model)  # for what is saved next, and for the optimizer
         super().log(logs, start_time)
 
 

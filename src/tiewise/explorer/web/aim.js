@@ -49,11 +49,10 @@ function aimAt() {
   const map = (title, chances, caption, top = 1) =>
     panel(title, picture((found) => heat(title, chances(found), { rows: STORY_WORDS, top })), caption);
   return [paragraph(prose(`So give the path a target: counts of how often each word came next in a text. The page finds
-    the tables that come closest to it, one for both ends and one for each. They are as wide as the story's, two
-    numbers, and each word also gets a *bias*, a number added to its logit whatever came before; for three words more
-    width would change nothing. Closest means the lowest *cross-entropy*, the loss that language models are trained on:
-    the mean of −log of the chance that the word which came was given. Its unit is the *nat*. Certainty costs 0; blind
-    guessing among three words costs 1.10.`)),
+    the tables that come closest to it, one for both ends and then two; each row holds two numbers, and each word also
+    gets a *bias*, a number added to its logit whatever came before. Closest means the lowest *cross-entropy*: the mean
+    of −log of the chance given to the word that came, in *nats*. Certainty costs 0, blind guessing among three
+    words 1.10.`)),
   panels(
     workbench("The target: counts of the next word", "counts",
       "Row: the word now. Column: the next. Whole numbers from 1 to 99.", {
@@ -68,17 +67,15 @@ function aimAt() {
     map("What tied misses", ({ p, byTied }) => minus(p, byTied), "Target less best tied.", 0.5)),
   panels(
     panel("What it costs, in nats per word", picture(aimCosts), prose(`*Entropy*: what is left to guess when the
-      chances are known; no path pays less. The mirror: the target's *irreversibility*; every tied path pays it,
-      however wide. Squares: a word's logit after itself is a sum of squares, so it cannot be low while the others in
-      its row are high.`)),
+      chances are known. The mirror: the target's *irreversibility*, which every tied path pays, however wide. Squares:
+      a word's logit after itself is a sum of squares, so it cannot be low.`)),
     panel("Why: once round the three words", picture(aimRounds), `Multiply the chances of going once round:
       there (New, York, City, New) and back (New, City, York, New). If the two products are equal, the mirror
-      costs nothing. Symmetric logits make them equal, whatever the numbers; then “New York” is as frequent as
-      “York New”, too.`, picture(aimTables))),
-  paragraph(prose(`That is the whole story. One table at both ends makes the direct path's logits a mirror. Chances may
-    differ still; what a mirror cannot say is which way round, and that costs the irreversibility of the text. A table
-    of its own at the last end says it, and so can the first MLP. What a text of yours costs, and where your model
-    stands: |tiewise inspect MODEL --text FILE --only bigrams|.`))];
+      costs nothing. Symmetric logits make them equal, whatever the numbers.`, picture(aimTables))),
+  paragraph(prose(`That is the whole story. One table at both ends makes the direct path's logits a mirror. It cannot
+    say which way round two words stand, and pays the text's irreversibility. A table of its own at the last end says
+    it, and so can the first MLP. Where your text and model stand: |tiewise inspect MODEL --text FILE --only
+    bigrams|.`))];
 }
 
 const aimPaths = ({ p, byTied, byUntied }) =>

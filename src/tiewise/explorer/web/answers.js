@@ -3,8 +3,9 @@
 import { curves } from "./curves.js";
 import { bars, button, command, el, heat, listing, panel, panels } from "./kit.js";
 import { count, plain } from "./numbers.js";
+import { appliedCode, bandsCode, highestCode, nearestCode, python, storedCode, waysCode } from "./repeat.js";
 import { quoted } from "./verdict.js";
-import { findToken, tokenName } from "./words.js";
+import { NEAREST, findToken, tokenName } from "./words.js";
 
 /** Everything that is drawn of a result. */
 export function answers(opened, result) {
@@ -16,6 +17,9 @@ export function answers(opened, result) {
 
 const wayName = (opened, { from, to }) => `${tokenName(opened, from)} → ${tokenName(opened, to)}`;
 const amongOf = ({ ends, embedded }) => `of ${count(ends.output.shape[0])}${embedded ? " embedded rows" : ""}`;
+
+/** Commands that repeat the numbers above them, behind a line that opens. */
+const repeated = (...lines) => el("details", {}, el("summary", {}, "Repeat it"), lines.filter(Boolean).map(command));
 
 /** One bar for each way, its number and its rank behind it. */
 function wayBars(label, opened, ways, value, rank) {
@@ -31,9 +35,9 @@ function storedScores(opened, result) {
     : "Two tables: each way is a product of two other rows.";
   const caption = [
     `${note} Input row of the first word · output row of the second, as they are stored; norm, scales and bias are `,
-    `left out. Rank 1 is the highest ${among}.`,
+    `left out. Rank 1 is the highest ${among}.`, opened.embedded && " The command ranks among all rows.",
     !opened.path.applied && ` What the model applies besides is not shown: ${opened.path.notes[0]}.`,
-    el("details", {}, el("summary", {}, "Repeat it"), command(snippet(opened, result))),
+    repeated(pairCode(opened, result.ids, storedCode)),
   ].filter(Boolean);
   return panel(title, wayBars(title, opened, ways, "score", "rank"), caption, listing(title, ["Words", "Score", "Rank"],
     ways.map((way) => [wayName(opened, way), plain(way.score, 6), `${count(way.rank)} ${among}`])));
@@ -43,7 +47,8 @@ function appliedScores(opened, { ways, ids }) {
   const title = "As the model applies it", inspect = inspection(opened, ids);
   if (!ways.length || !opened.path.applied) return null;
   const notes = opened.path.notes.join(", "), caption = [
-    `The straight path with all that this class does between its tables: ${notes}.`, inspect && command(inspect)];
+    `The straight path with all that this class does between its tables: ${notes}.`,
+    repeated(inspect, pairCode(opened, ids, () => appliedCode(opened, ids.slice(0, 2))))];
   const chance = ({ log }) => (Number.isNaN(log) ? "–" : Math.exp(log).toPrecision(4));
   return panel(title, wayBars(title, opened, ways, "logit", "modelRank"), caption,
     listing(title, ["Words", "Logit", "Probability", "Rank"], ways.map((way) =>
@@ -54,16 +59,19 @@ function appliedScores(opened, { ways, ids }) {
 function nearestPanels(opened, { ids, near, after }) {
   const pair = ids.slice(0, 2).map((id) => tokenName(opened, id));
   const cells = (one) => (one ? [tokenName(opened, one.id), plain(one.value, 3)] : ["", ""]);
-  const list = (title, header, before, found, caption) => panel(title, listing(title,
+  const list = (title, header, before, found, caption, code) => panel(title, listing(title,
     pair.flatMap((text) => [`${before}${text}`, header]),
-    found[0].map((_, i) => found.flatMap((each) => cells(each[i])))), caption);
+    found[0].map((_, i) => found.flatMap((each) => cells(each[i])))), [caption, repeated(python(opened, ...code))]);
+  const asked = ids.slice(0, 2), { applied } = opened.path ?? {};
   const first = opened.ends.tied ? "Nearest rows, at both ends" : "Nearest rows at the input";
   const angle = `By the angle between rows${opened.embedded ? ", among the embedded ones" : ""}.`;
   return [
-    list(first, "cosine", "", near.input, angle),
-    near.output && list("Nearest rows at the output", "cosine", "", near.output, angle),
+    list(first, "cosine", "", near.input, angle, nearestCode("E", asked, NEAREST)),
+    near.output && list("Nearest rows at the output", "cosine", "", near.output, angle,
+      nearestCode("U", asked, NEAREST)),
     after.length > 0 && list("Highest scores behind each word", "score", "behind ", after,
-      opened.path.applied ? "As the model applies it." : "Of the stored rows."),
+      applied ? "As the model applies it." : "Of the stored rows.",
+      [...(applied ? appliedCode(opened, asked) : storedCode(asked)), highestCode(NEAREST)]),
   ].filter(Boolean);
 }
 
@@ -72,7 +80,8 @@ function matrixOf(opened, { ids, plain: products }) {
   if (!products || ids.length < 3) return null;
   const drawn = heat(title, products, { rows: ids.map((id) => tokenName(opened, id)) });
   return panel(title, el("div", { class: "scroll plainly", tabindex: 0, role: "region", "aria-label": title }, drawn),
-    "Row: the word before. Column: the word after. Products of the stored rows.");
+    ["Row: the word before. Column: the word after. Products of the stored rows.",
+      repeated(python(opened, `print((E[[${ids}]] @ U[[${ids}]].T).tolist())`))]);
 }
 
 function lengthsOf(opened, { ids, bands, lengths }) {
@@ -82,12 +91,20 @@ function lengthsOf(opened, { ids, bands, lengths }) {
   const lines = ends.flatMap((end) => Object.entries(parts).map(([part, said]) => ({
     name: `${tied ? "the table" : end}: ${said}`, colour: colours[end],
     points: bands[end].map((band) => [band.token, band[part]]) })));
-  const axes = { x: "token number (logarithmic)", y: "length", factors: true };
-  const caption = ["Tokenizers mostly number tokens in the order in which they learned them: a small number is mostly ",
-    "a frequent token.", command(opened.command("inspect", "--only", "tokens"))];
-  return panel(title, curves("Lengths of rows against token number", lines, axes), caption,
-    listing("Lengths of the words' rows", ["Word", ...ends],
-      ids.map((id, i) => [tokenName(opened, id), ...ends.map((end) => plain(lengths[end][i], 4))])));
+  const { ranks } = opened, across = ranks ? "frequency rank" : "token number";
+  const axes = { x: `${across} (logarithmic)`, y: "length", factors: true };
+  const seen = (id) => (ranks ? [ranks.get(id) ? count(ranks.get(id)) : "not in the text"] : []);
+  const caption = [ranks ? "Rank 1 is the text's most frequent token. Tokens that it does not have are left out."
+    : "Tokenizers mostly number tokens in the order in which they learned them: a small number is mostly a frequent "
+      + "token.",
+  repeated(...ends.flatMap((end) => {
+    const table = end === "input" ? "E" : "U";
+    return [python(opened, `print(${table}[[${ids}]].norm(dim=1).tolist())`),
+      !ranks && python(opened, ...bandsCode(table))];
+  }))];
+  return panel(title, curves(`Lengths of rows against ${across}`, lines, axes), caption,
+    listing("Lengths of the words' rows", ["Word", ...(ranks ? ["rank in the text"] : []), ...ends],
+      ids.map((id, i) => [tokenName(opened, id), ...seen(id), ...ends.map((end) => plain(lengths[end][i], 4))])));
 }
 
 /** The command that repeats what the model applies; it takes words, so null where a row has only a number. */
@@ -98,15 +115,8 @@ function inspection(opened, ids) {
   return known ? opened.command("inspect", "--only", "direct_path", "--tokens", quoted(words.join(", "))) : null;
 }
 
-/** A line of Python that repeats the products of stored rows, with nothing of tiewise. */
-function snippet(opened, { ids: [a, b = a] }) {
-  const { input, output } = opened.ends;
-  if (input.scale || output.scale) return "They are quantised: row · row, each code times its stored scale.";
-  const row = (table, id) => `t(${JSON.stringify(table.where)}, ${JSON.stringify(table.name)})[${id}].double()`;
-  const reading = 'from safetensors import safe_open as o; t = lambda f, n: o(f, "pt").get_slice(n)';
-  const products = `${row(input, a)} @ ${row(output, b)}, ${row(input, b)} @ ${row(output, a)}`;
-  return `python -c ${quoted(`${reading}; print(${products})`)}`;
-}
+/** The command that repeats both ways of a pair, as `code` says what each token scores. */
+const pairCode = (opened, ids, code) => python(opened, ...code(ids.slice(0, 2)), waysCode(ids.slice(0, 2)));
 
 function reportOf(opened, result) {
   const text = markdown(opened, result), copied = el("span", { role: "status" });
@@ -135,7 +145,7 @@ function markdown(opened, result) {
   const table = [row([...columns, ...(applied ? ["logit as applied", "rank"] : [])]),
     row(["---", ...Array(applied ? 4 : 2).fill("---:")]), ...ways.map((way) => row(cells(way)))];
   const stored = !ways.length ? [] : [...table, "", "Scores of stored rows, repeated:", "", "```",
-    snippet(opened, result), "```"];
+    pairCode(opened, ids, storedCode), "```"];
   const told = `Logits as applied (${opened.path?.notes.join(", ")})`;
   return [
     `### Tying of ${safe(opened.name)}`, "", verdict.sentence, "", `- by config: ${verdict.config}`,

@@ -51,22 +51,30 @@ function drawCheckpoint(place) {
 }
 
 /** The files directly in what was dropped: [{ path, file }]. */
-async function inDrop({ dataTransfer: { items, files } }) {
-  const entries = [...items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean), found = [], plainly = [...files];
-  const fileOf = async (entry, path) => {
-    found.push({ path, file: await new Promise((done, fail) => { entry.file(done, fail); }) });
-  };
+async function inDrop({ dataTransfer: { items } }) {
+  // All is asked of the items now: a browser empties them at the first wait. Chromium lets a page that was opened from
+  // the disk read a folder by its handle alone; Firefox and Safari have no handle here, and their entry does.
+  const given = [...items].filter(({ kind }) => kind === "file").map((item) => {
+    const entry = item.webkitGetAsEntry?.();
+    return entry?.isDirectory ? { entry, handle: item.getAsFileSystemHandle?.() } : { file: item.getAsFile() };
+  });
+  const found = [], put = (folder, file) => found.push({ path: `${folder}${file.name}`, file });
   try {
-    for (const entry of entries) {
-      if (entry.isFile) await fileOf(entry, entry.name);
-      const reader = entry.isFile ? null : entry.createReader();
-      for (let some = [null]; reader && some.length;) {
-        some = await new Promise((done, fail) => { reader.readEntries(done, fail); }); // a hundred at a time
-        for (const inside of some) if (inside.isFile) await fileOf(inside, `${entry.name}/${inside.name}`);
+    for (const { entry, handle, file } of given) {
+      if (file) put("", file);
+      else if (handle) for await (const inside of (await handle).values()) {
+        if (inside.kind === "file") put(`${entry.name}/`, await inside.getFile());
+      } else {
+        const reader = entry.createReader();
+        for (let some = [null]; some.length;) {
+          some = await new Promise((done, fail) => { reader.readEntries(done, fail); }); // a hundred at a time
+          for (const inside of some) if (inside.isFile)
+            put(`${entry.name}/`, await new Promise((done, fail) => { inside.file(done, fail); }));
+        }
       }
     }
   } catch { throw new Refusal("What was dropped cannot be read; choose it with the button instead"); }
-  return entries.length ? found : plainly;
+  return found;
 }
 
 /** How long work shows itself in `place`: a bar with a button that stops it; a refusal as a sentence. */

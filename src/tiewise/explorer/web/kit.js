@@ -49,7 +49,8 @@ export const panels = (...children) => el("div", { class: "panels maps" }, ...ch
 export function listing(caption, header, rows) {
   const sentence = header.map((_, i) =>
     rows.some((row) => i && String(row[i]).length > 24 && /\p{L}{3}/u.test(row[i])));
-  const cell = (tag, more) => (text, i) => el(i ? tag : "th", { class: sentence[i] && "sentence", ...more(i) }, text);
+  const cell = (tag, more) => (text, i) => text === "" ? el("td") // an empty corner heads nothing
+    : el(i ? tag : "th", { class: sentence[i] && "sentence", ...more(i) }, text);
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, el("table", {},
     el("thead", {}, el("tr", {}, header.map(cell("th", () => ({ scope: "col" }))))),
     el("tbody", {}, rows.map((row) => (row.length === 1 && header.length > 1 // heads those that follow
@@ -164,10 +165,12 @@ export const shade = (x) => ({
  * starts.
  */
 export function bars(label, items, { most = null, digits = 2 } = {}) {
-  const top = most ?? Math.max(1e-9, ...items.map(({ value }) => Math.abs(value)));
+  const low = Math.min(0, ...items.map(({ value }) => value)); // what is below zero stands left of it
+  const across = (most ?? Math.max(1e-9, ...items.map(({ value }) => value))) - low;
+  const share = (x) => `${(100 * Math.min(1, Math.max(0, x / across))).toFixed(2)}%`;
   const track = ({ value, colour, from = 0 }) => el("span", { style: {
-    "margin-left": `${((100 * from) / top).toFixed(2)}%`,
-    width: `${(100 * Math.min(1, Math.abs(value) / top)).toFixed(2)}%`,
+    "margin-left": share(from + Math.min(0, value) - low),
+    width: share(Math.abs(value)),
     background: colour ?? "var(--accent)",
   } });
   return el("div", { class: "bars", role: "group", "aria-label": label }, items.map((item) =>

@@ -116,11 +116,11 @@ function headline({ claims, roles: { input, output, headless }, folder }, alike,
 
 /** What Python embedded of a checkpoint (embedded.py), opened: as if it were dropped, with the rows that are there. */
 export function openEmbedded(given, data) {
-  const by = new Map(), tensors = given.tensors.map(({ name, dtype, shape, bytes, data: text }) => {
+  const by = new Map(), tensors = given.tensors.map(({ name, dtype, shape, bytes, data: text, file: saved }) => {
     if (text !== undefined) by.set(name, new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))]));
-    return { name, where: name, dtype, shape, start: 0, end: bytes };
+    return { name, where: name, saved, dtype, shape, start: 0, end: bytes };
   });
-  const texts = [];
+  const texts = [], ranks = given.ranks.length ? new Map(given.ids.map((id, i) => [id, given.ranks[i]])) : null;
   given.ids.forEach((id, i) => { if (given.texts.length) texts[id] = given.texts[i]; });
   const named = given.texts.length ? Array.from(texts, (text) => text ?? null) : null;
   const folder = { ...given, tensors, texts: named, pieces: named, lower: false }, facts = factsOf(folder, data);
@@ -132,5 +132,5 @@ export function openEmbedded(given, data) {
   const { input, output, tied, why } = opened.ends, [one, other] = [part(input), part(output)];
   opened.ends = { input: one, output: tied ? one : other, tied,
     why: why || (one && (tied || other) ? "" : "its rows are not embedded; drop the folder") };
-  return { ...opened, embedded: given.note ? given : null, path: opened.ends.output ? opened.path : null };
+  return { ...opened, ranks, embedded: given.note ? given : null, path: opened.ends.output ? opened.path : null };
 }

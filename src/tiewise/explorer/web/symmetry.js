@@ -142,8 +142,8 @@ function breakMirror() {
   return predict("out", [
     `The mirror breaks if the two ends differ. Either the last table is one of its own, W_U: such a model is *untied*.
     Or there is one table, and something in between turns the numbers. The first MLP, MLP_0, can do that; a matrix M,
-    two by two, stands for it here. What came in as x goes on as x·M. (The norm before the last table, left out here,
-    bends the mirror a little, too: it divides each word by its own length.)`],
+    two by two, stands for it here. What came in as x goes on as x·M. (A norm before the last table bends the
+    mirror a little, too.)`],
   "One table at both ends, and M in between. Which M leave the logits symmetric?",
   { one: "Only the one that changes nothing", symmetric: "Every symmetric M", none: "None" }, "symmetric",
   `Stretching keeps the mirror, only turning breaks it: the two logits of a pair differ by M's upper right number less
@@ -155,8 +155,7 @@ function breakMirror() {
       { Nothing: [[1, 0], [0, 1]], Stretch: [[2, 0.5], [0.5, 0.5]], Turn: [[0, 1], [-1, 0]] }),
     path("One table", tiedLogits, "W_E W_Eᵀ, as before."),
     path("Two tables", () => product(storyMatrix("W_E"), transposed(storyMatrix("W_U"))),
-      `W_E W_Uᵀ. Not every 3 × 3 matrix, though: with two numbers per row, one row of the product is always a mix of
-      the others (its *rank* is 2).`),
+      `W_E W_Uᵀ. With two numbers per row, one row of the product is always a mix of the others: its *rank* is 2.`),
     path("One table and M",
       () => product(storyMatrix("W_E"), product(storyMatrix("M"), transposed(storyMatrix("W_E")))),
       "W_E M W_Eᵀ.")), priceOfM()]);
@@ -174,6 +173,6 @@ function priceOfM() {
         { name: "A matrix M, D·D", value: D * D, said: share(D * D) },
         { name: "A whole MLP, 8·D·D", value: 8 * D * D, said: share(8 * D * D) }]);
     })),
-    `In parameters, with their share of what tying saved. The MLP, two matrices of D × 4D and 4D × D, is in the
-      model anyway: the price is the part of it that is busy undoing the mirror.`);
+    `In parameters, with their share of what tying saved. The MLP is in the model anyway: the price is
+      the part of it that is busy undoing the mirror.`);
 }

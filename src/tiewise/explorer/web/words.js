@@ -3,7 +3,7 @@ import { ask, scanAll } from "./ask.js";
 import { leftOf } from "./path.js";
 
 export const MOST_WORDS = 8;
-const NEAREST = 8;
+export const NEAREST = 8;
 
 /** White space and control characters made visible: " York" becomes ␣York. */
 export function visibleText(text) {
@@ -72,17 +72,19 @@ function rankOf(values, own) {
 }
 
 /**
- * Medians and outer twentieths of the lengths, over tokens whose numbers, from 1, lie close on a scale of factors:
- * [{ token, low, middle, high }], the token in their middle.
+ * Medians and outer twentieths of the lengths, over rows whose places, from 1 (0 for none), lie close on a scale of
+ * factors: [{ token, low, middle, high }], the place in their middle.
  */
-function lengthBands(lengths, idOf) {
-  const bins = new Map(), last = Math.log(idOf(lengths.length - 1) + 2);
+function lengthBands(lengths, places) {
+  const bins = new Map(), last = Math.log(places.reduce((a, b) => Math.max(a, b), 1) + 1);
   lengths.forEach((length, row) => {
-    const bin = Math.floor((48 * Math.log(idOf(row) + 1)) / last);
+    if (!places[row]) return;
+    const bin = Math.floor((48 * Math.log(places[row])) / last);
     if (!bins.has(bin)) bins.set(bin, []);
     if (Number.isFinite(length)) bins.get(bin).push(length);
   });
-  return [...bins].filter(([, held]) => held.length).map(([bin, held]) => {
+  const inOrder = [...bins].sort(([a], [b]) => a - b);
+  return inOrder.filter(([, held]) => held.length).map(([bin, held]) => {
     held.sort((a, b) => a - b);
     const at = (share) => held[Math.min(held.length - 1, Math.floor(share * held.length))];
     const token = Math.round(Math.exp(((bin + 0.5) * last) / 48));
@@ -122,8 +124,12 @@ export async function measure(opened, ids, { signal, progress = () => {} }) {
     i)), output: null }, ways: [], after: [] };
   found.lengths = { input: ids.map((id) => first.lengths[place(input, id)]),
     output: output && !tied ? ids.map((id) => last.lengths[place(output, id)]) : null };
-  found.bands = { input: lengthBands(first.lengths, idOf(input)),
-    output: output && !tied ? lengthBands(last.lengths, idOf(output)) : null };
+  const places = (table, lengths) => Array.from(lengths, (_, row) => {
+    const id = idOf(table)(row);
+    return opened.ranks ? opened.ranks.get(id) : id + 1;
+  });
+  found.bands = { input: lengthBands(first.lengths, places(input, first.lengths)),
+    output: output && !tied ? lengthBands(last.lengths, places(output, last.lengths)) : null };
   if (!output) return found;
   found.plain = ids.map((_, i) => ids.map((__, j) => dotted(ins[i], outs[j])));
   const outAt = n + lefts.length; // where the pair's output rows stand among the vectors

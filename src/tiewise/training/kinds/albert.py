@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from tiewise.boundary.install import Installed, install
+from tiewise.core import ranks
 from tiewise.core.errors import DataError, RunError, SpecError
 from tiewise.core.files import require, to_record
 from tiewise.core.first_loss import first_step
@@ -32,7 +33,6 @@ from tiewise.data.corpus import PreparedText, prepare
 from tiewise.data.sentence_pairs import OBJECTIVES, Packing
 from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
 from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
-from tiewise.training import ranks
 from tiewise.training.optimizers import Lamb, lamb_groups
 from tiewise.training.results import MASKED, Share
 from tiewise.training.run import TABLES, Kind, MeasuredSplit, check_rows, evaluating, measured

@@ -18,11 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.boundary.install import Installed
+from tiewise.core import ranks
 from tiewise.core.errors import PlanError, RunError
 from tiewise.core.first_loss import first_step, small_decoder
 from tiewise.data.corpus import Blocks, PreparedText, prepare
 from tiewise.planning.read_config import read
-from tiewise.training import ranks
 from tiewise.training.run import CURVE_BLOCKS, Kind, MeasuredSplit, build_causal, check_rows, evaluating, measured
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
@@ -33,6 +33,8 @@ _FEED_FORWARD = ("intermediate_size", "n_inner", "ffn_dim", "inner_dim")
 
 class Decoders(Kind):
     """Trained on blocks of any text, in an order that is the seed's, by AdamW with warm-up and a cosine."""
+
+    shards = True
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text, and see that it has blocks enough."""

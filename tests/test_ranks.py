@@ -6,8 +6,8 @@ import signal
 import pytest
 import torch.distributed as dist
 
+from tiewise.core import ranks
 from tiewise.core.errors import RunError
-from tiewise.training import ranks
 
 
 def test_alone_everything_is_what_it_is(monkeypatch):
@@ -15,6 +15,9 @@ def test_alone_everything_is_what_it_is(monkeypatch):
     ranks.join()
     assert (ranks.size(), ranks.first(), ranks.share(7)) == (1, True, 7)
     assert (ranks.any_of(True), ranks.any_of(False)) == (True, False)
+    assert (ranks.rank(), ranks.all_of("mine")) == (0, ["mine"])
+    with ranks.met("nothing happened", "go on"):
+        assert ranks.size() == 1
     value = object()
     assert ranks.first_does(lambda: value) is value
     error = KeyError("x")
@@ -38,6 +41,32 @@ def test_a_batch_is_divided_or_refused(monkeypatch):
     assert ranks.share(12) == 4
     with pytest.raises(RunError, match="a batch of 8 cannot be divided between 3 processes; use --set batch=9"):
         ranks.share(8)
+
+
+def test_a_group_that_somebody_else_has_started_is_met_and_left_as_it_was():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        alone = ranks._group
+        with ranks.met("x was saved", "start again"):
+            assert ranks._group.dist is dist
+            assert ranks.all_of(7) == [7]
+        assert ranks._group is not alone
+        assert ranks._group.dist is None
+        with pytest.raises(RuntimeError, match="other"), ranks.met("x was saved", "start again"):
+            raise RuntimeError("other")
+        assert ranks._group.dist is None
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_process_that_is_gone_is_said_in_one_line(monkeypatch):
+    group = ranks._Group()
+    group.size = 2
+    monkeypatch.setattr(ranks, "_group", group)
+    said = "another process ended while x was saved; start again"
+    with pytest.raises(RunError, match=said), ranks.met("x was saved", "start again"):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
 
 
 def test_a_press_before_the_work_of_the_first_ends_it_undone(monkeypatch):

@@ -39,6 +39,7 @@ class _Group:
         self.size: int = 1 if dist is None else dist.get_world_size()
         # a group of its own: on the CPU whatever trains, and patient
         self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE) if dist is not None else None
+        self.fsdp = 1  # processes that hold one model between them
         self.press = NotedPress()  # where Ctrl-C is not handled as training does: until all can act on it
 
     def gather(self, mine: Any) -> list[Any]:
@@ -56,9 +57,15 @@ def launched() -> bool:
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE") or 1) > 1
 
 
-def join() -> None:
-    """Meet the other processes of this run, if there are any."""
+def join(fsdp: int = 1) -> None:
+    """Meet the other processes of this run, if there are any; `fsdp` of them hold a model between them.
+
+    Raises:
+        RunError: they cannot meet, or are not as many as that.
+    """
     global _group
+    if not launched():
+        _check(fsdp)
     if not launched() or _group.dist is not None:
         return
     import torch  # slow to import, and alone nobody waits for it before the settings are checked
@@ -73,6 +80,14 @@ def join() -> None:
     except (RuntimeError, ValueError) as error:
         raise RunError(f"the processes of this run cannot meet: {str(error).splitlines()[0][:160]}", _NOBODY) from None
     set_ctrl_c(_group.press)
+    first_does(lambda: _check(fsdp))
+    _group.fsdp = fsdp
+
+
+def _check(fsdp: int) -> None:
+    if fsdp not in (1, size()):
+        fix = f"start {fsdp}: torchrun --nproc_per_node {fsdp} -m tiewise …" if fsdp > 1 else "give their number"
+        raise RunError(f"--fsdp {fsdp} and {size()} process{'es' if size() > 1 else ''}", fix)
 
 
 def leave(*, together: bool) -> None:
@@ -92,6 +107,16 @@ def size() -> int:
     return _group.size
 
 
+def rank() -> int:
+    """Return the number of this process, from 0."""
+    return _group.rank
+
+
+def sharded() -> bool:
+    """Whether the processes hold each model between them."""
+    return _group.fsdp > 1
+
+
 def first() -> bool:
     """Whether this process is the one that writes and speaks."""
     return _group.rank == 0
@@ -105,9 +130,14 @@ def share(batch: int) -> int:
     return batch // size()
 
 
+def all_of(value: T) -> list[T]:
+    """Return what every process brings, by rank; it must be picklable, and all must ask."""
+    return [value] if _group.dist is None else _group.gather(value)
+
+
 def any_of(flag: bool) -> bool:
     """Whether `flag` holds in any process; all must ask."""
-    return flag if _group.dist is None else any(_group.gather(flag))
+    return any(all_of(flag))
 
 
 def first_does(work: Callable[[], T]) -> T:
@@ -164,6 +194,31 @@ def lost(error: BaseException) -> bool:
     """Whether an error is how one process sees that another has ended."""
     said = ("closed by peer", "reset by peer", "Broken pipe")
     return size() > 1 and isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+
+
+@contextmanager
+def met(doing: str, way: str) -> Iterator[None]:
+    """Within this block, take the processes of a group that somebody else has started for those of this run.
+
+    Raises:
+        RunError: another one of them has ended.
+    """
+    global _group
+    import torch.distributed as dist
+
+    joined = _group.dist is None and dist.is_available() and dist.is_initialized()
+    if joined:
+        _group = _Group(dist)
+    try:
+        yield
+    except RuntimeError as error:
+        if not lost(error):
+            raise
+        raise RunError(f"another process ended while {doing}", way) from None
+    finally:
+        if joined:
+            dist.destroy_process_group(_group.agreeing)
+            _group = _Group()
 
 
 def everywhere(error: E) -> E:

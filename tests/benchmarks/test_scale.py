@@ -1,0 +1,47 @@
+"""`docs/scale.md` shows what its command prints, and a few of its figures are sums done by hand."""
+
+import sys
+from pathlib import Path
+
+from benchmarks import scale
+from tiewise.planning.read_config import Sizes
+
+PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+V, E, N = 128_000, 8192, 1_000_000
+SIZES = Sizes(V, E, 1)
+
+
+def test_the_page_shows_what_the_command_prints(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["scale"])
+    scale.main()
+    shape, *tables = capsys.readouterr().out.strip().split("\n\n")
+    page = PAGE.read_text(encoding="utf-8")
+    assert (shape, len(tables)) == (f"V = {V:,}, E = {E:,}, bf16, tied; {N:,} tokens a step", 2)
+    for table in tables:
+        assert f"\n\n{table}\n\n" in page
+
+
+def test_a_thousand_ranks_by_hand():
+    averaged = scale.rank(SIZES, N, 1000, "data parallel")
+    assert averaged["sent_for_tables"] == 2 * 999 * V * E * 2 // 1000
+    assert averaged["table_memory"]["total"] == 16 * V * E
+    split = scale.rank(SIZES, N, 1000, "vocabulary parallel", tp=8)  # 8,000 tokens of a group, 125 groups
+    states, gradient = 2 * 7 * 8000 * E * 2 // 8, 2 * 124 * 16_000 * E * 2 // 125
+    assert split["sent_for_tables"] == 2 * states + 7 * 8000 * 8 + gradient
+    both = scale.rank(SIZES, N, 1000, "fsdp × vocabulary parallel", tp=8, fsdp=0)  # 16,000 rows over 125: 128
+    assert both["sent_for_tables"] == 2 * states + 7 * 8000 * 8 + gradient
+    weights = 128 * E * 2
+    shares = {"weights": weights, "gradients": weights, "state": 6 * weights, "total": 8 * weights}
+    assert both["table_memory"] == shares | {"gathered": 2 * 16_000 * E * 2}
+    kept = scale.rank(SIZES, N, 1000, "fsdp, tables kept sharded")
+    assert kept["sent_for_tables"] == 999 * 1000 * (4 * E * 2 + 8 * 1000 + 16)
+    assert scale.rank(SIZES, N, 8, "fsdp × vocabulary parallel", tp=8, fsdp=0) is None
+
+
+def test_the_best_group_is_the_root_of_v_over_2n():
+    def sent(ranks):
+        return scale.rank(SIZES, N, 1000, "fsdp, tables kept sharded", fsdp=ranks)["sent_for_tables"]
+
+    best = round((V / (2 * N / 1000)) ** 0.5)
+    assert best == 8
+    assert all(sent(best) < sent(other) for other in (2, 4, 5, 10, 20, 1000))

@@ -1,0 +1,313 @@
+"""Runs as Ray tasks and as elements of scripts: the local launcher's figures, whatever is killed, pressed or full."""
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from cli_tiny import TINY, refused, write_text
+from launched import ended, launch, trains, until
+
+from tiewise.core.errors import RunError
+from tiewise.core.long_work import progress
+from tiewise.training import launchers, worker
+from tiewise.training.folder import locked
+from tiewise.training.launchers import OnRay
+
+ARMS = ["--arms=tied,untied", "--seeds=2"]
+FIGURES = ("heldout_nll", "train_nll", "initial_nll", "bits_per_byte", "frequency", "parameters")
+
+
+def figures(printed):
+    return [{name: run[name] for name in ("arm", "seed", *FIGURES)} for run in json.loads(printed)["runs"]]
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """Options of four runs of some seconds, and what the local launcher finds in them, undisturbed."""
+    folder = tmp_path_factory.mktemp("local")
+    options = ["-t", folder / write_text(folder), *TINY, *ARMS, "--steps=400"]
+    [(code, out, err)] = ended(launch(folder, 1, "compare", *options, "--jobs=2", "--json"))
+    assert code == 0, err
+    return options, figures(out)
+
+
+def below(process):
+    """All processes that one has started, by what they are."""
+    found = {"streamed": [], "serve(": [], "": []}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            called = " ".join(child.cmdline())
+        except psutil.Error:
+            continue
+        next(listed for name, listed in found.items() if name in called).append(child)
+    return found
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def all_gone(processes):
+    return not psutil.wait_procs(processes, timeout=30)[1]
+
+
+@pytest.mark.slow
+def test_a_worker_of_ray_and_a_run_that_are_killed_are_taken_up_and_counted_once(tmp_path, long, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    options, undisturbed = long
+    [ray] = launch(tmp_path, 1, "compare", *options, "--out=run", "--launcher=ray", "--jobs=2", "--json")
+    until(trains(tmp_path), ray)
+    before = below(ray)
+    assert len(before["streamed"]) == 2
+    before["streamed"][0].kill()
+    assert all_gone(before["streamed"][:1])
+    until(trains(tmp_path), ray)
+    until(lambda: len(below(ray)["serve("]) == 2, ray)
+    until(trains(tmp_path), ray)
+    during = below(ray)
+    during["serve("][0].kill()
+    [(code, out, err)] = ended([ray])
+    assert code == 0, err
+    assert figures(out) == undisturbed
+    said = [line for line in err.splitlines() if "taken up again" in line]
+    assert len(said) == 2, err
+    assert all("taken up again, " in line and " of 3" in line for line in said)
+    assert [sum(f"{n}/4 " in line and "validation" in line for line in err.splitlines()) for n in (1, 2, 3, 4)] == [
+        1
+    ] * 4
+    assert "Traceback" not in err
+    assert all_gone([process for listed in (*before.values(), *during.values()) for process in listed])
+    assert json.loads(out)["env"]["launcher"] == "ray"
+    assert list((tmp_path / "home").iterdir()) == []
+    assert not list(tmp_path.glob("run/.*"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_tasks_with_checkpoints_that_any_launcher_takes_up(tmp_path, long):
+    options, undisturbed = long
+    [ray] = launch(tmp_path, 1, "compare", *options, "--out=run", "--launcher=ray", "--jobs=2")
+    for _ in range(3):
+        until(trains(tmp_path), ray)
+    processes = below(ray)
+    ray.send_signal(signal.SIGINT)
+    [(code, out, err)] = ended([ray])
+    line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume --launcher ray goes on"
+    assert (code, out, err.splitlines()[-1], "Traceback" in err) == (130, "", line, False)
+    assert len(list(tmp_path.glob("run/*/seed-1/checkpoint-*/trainer_state.json"))) >= 2
+    assert all_gone([process for listed in processes.values() for process in listed])
+    [(code, out, err)] = ended(launch(tmp_path, 1, "compare", "--out=run", "--resume", "--jobs=2", "--json"))
+    assert (code, figures(out)) == (0, undisturbed), err
+
+
+# Too little for four models and their checkpoints: a run finds the disk full on its machine, then the head does.
+@pytest.mark.slow
+def test_a_full_disk_under_the_run_folder_ends_in_one_line_and_loses_nothing(tmp_path, long, disk):
+    options, undisturbed = long
+    out = disk(900) / "run"
+    [(code, said, err)] = ended(launch(tmp_path, 1, "compare", *options, f"--out={out}", "--launcher=ray", "--jobs=2"))
+    fix = f"make room there, then tiewise compare --out {out} --resume --launcher ray"
+    assert (code, said, "Traceback" in err) == (2, "", False), err
+    assert "No space left on device" in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith(fix)
+    assert not list(out.glob(".token"))
+    disk(60_000)
+    again = ["--resume", f"--out={out}", "--launcher=ray", "--jobs=2", "--json"]
+    [(code, said, err)] = ended(launch(tmp_path, 1, "compare", *again))
+    assert (code, figures(said)) == (0, undisturbed), err
+
+
+@pytest.mark.slow
+def test_a_cluster_that_does_not_see_the_run_folder_is_refused_before_any_step(tmp_path, monkeypatch):
+    """Its one machine has another file system where the command has the run's folder."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    with tempfile.TemporaryDirectory() as short:  # sockets lie there, whose names may not be long
+        ray = f"{Path(sys.executable).parent}/ray start --head --block --num-cpus=1 --include-dashboard=false"
+        ray += f" --disable-usage-stats --port={os.environ['RAY_ADDRESS'].split(':')[1]} --temp-dir={short}"
+        mounted = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs tmpfs {tmp_path} && exec {ray}"]
+        head = subprocess.Popen(mounted, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for line in head.stdout:
+            if "--block" in line:  # it stands
+                break
+        else:
+            pytest.skip("only root can mount")
+        try:
+            options = ["-t", tmp_path / write_text(tmp_path), *TINY, *ARMS, "--out=run", "--launcher=ray"]
+            [(code, out, err)] = ended(launch(tmp_path, 1, "compare", *options))
+        finally:
+            head.terminate()
+            head.communicate(timeout=60)
+    way = "give an --out on a file system that all machines share"
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].endswith(f"does not see {tmp_path}/run as it is here; {way}"), err
+    assert not list(tmp_path.glob("run/*/seed-1"))
+
+
+@pytest.mark.slow
+def test_an_array_script_trains_every_run_once_and_the_report_follows(compare, tiewise, tmp_path, monkeypatch):
+    """One element is run by a Slurm of two lines; the third is asked for while another process has it."""
+    said = compare(*ARMS, "--launcher=slurm", "--out=a run", "--jobs=3")
+    out = tmp_path / "a run"
+    script = out / "slurm.sh"
+    assert (said.code, said.out) == (0, script.read_text())
+    assert "#SBATCH --array=1-4%3\n" in said.out
+    collect = f"tiewise compare --out '{out}' --resume"
+    assert said.err.splitlines()[-2:] == [
+        f"4 runs to train; start them: sbatch '{script}'",
+        f"when they have ended, collect and report: {collect}",
+    ]
+    before = (out / "run.yaml").read_text()
+    (tmp_path / "srun").write_text('#!/bin/sh\nexec "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    slurm = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1"}
+    env = os.environ | slurm | {"SLURM_ARRAY_TASK_ID": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    subprocess.run(["bash", script], env=env, cwd="/", check=True)
+    [line] = (out / "slurm-7-1.log").read_text().splitlines()
+    assert line.startswith("tied seed 1: validation nll ")
+    assert tiewise("compare", "--out=a run", "--resume", "--element=2").out.startswith("untied seed 1: ")
+    assert (out / "run.yaml").read_text() == before
+    assert not (out / "results.json").exists()
+    said = tiewise("compare", "--out=a run", "--resume", "--launcher=slurm")
+    assert "#SBATCH --array=3-4%2\n" in said.out
+    with locked(out / "tied" / "seed-2"):
+        said = tiewise("compare", "--out=a run", "--resume", "--element=3")
+        assert (said.code, "another run is at work in a run/tied/seed-2" in said.err) == (2, True)
+    for number in (3, 4):
+        assert tiewise("compare", "--out=a run", "--resume", f"--element={number}").code == 0
+    assert "all 4 runs" in tiewise("compare", "--out=a run", "--resume", "--launcher=slurm").err
+    said = tiewise("compare", "--out=a run", "--resume", "--json")
+    whole = compare(*ARMS, "--out=whole", "--jobs=1", "--json")
+    assert figures(said.out) == figures(whole.out)
+
+
+def test_a_sky_task_gives_each_node_its_share_and_each_run_one_node(compare, tmp_path):
+    said = compare("--arms=tied,untied", "--seeds=3", "--launcher=sky", "--out=run", "--jobs=4", "--json")
+    script = json.loads(said.out)
+    assert (script["runs"], script["text"]) == (6, (tmp_path / "run" / "sky.yaml").read_text())
+    task = yaml.safe_load(script["text"])
+    assert (task["num_nodes"], task["file_mounts"]) == (4, {"~/tiewise-run": str(tmp_path / "run")})
+    (tmp_path / "tiewise").write_text('#!/bin/sh\nlast() { shift $(($# - 1)); echo "$1"; }; last "$@"; [ "$7" != 2 ]\n')
+    (tmp_path / "tiewise").chmod(0o755)
+    trained = []
+    for rank in range(4):
+        sky = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_NUM_NODES": "4"}
+        done = subprocess.run(["bash", "-c", task["run"]], env=os.environ | sky, capture_output=True, text=True)
+        trained.append(done.stdout.split())
+        assert (done.returncode != 0) == (rank == 1), done.stderr  # one of its runs failed, and the next was trained
+    assert trained == [["1", "5"], ["2", "6"], ["3"], ["4"]]
+    nodes = "tiewise tiewise-worker1 tiewise-worker2 tiewise-worker3"
+    assert script["collect"].startswith(f"for n in {nodes}; do rsync -a $n:tiewise-run/ {tmp_path}/run/ || break; done")
+
+
+REFUSED = {
+    "--launcher=condor": "no launcher 'condor'; choose one of local, ray, slurm, sky",
+    "--launcher=ray --jobs=0": "jobs = '0'",
+    "--launcher=slurm --tune": "tune with --launcher slurm",
+    "--launcher=sky --set=tune=true": "leave tune out, or use --launcher ray",
+    "--element=1": "--element 1; give only --out run --resume beside it",
+    "--resume --element=1 --launcher=ray": "give only --out run --resume beside it",
+    "--resume --element=1": "run holds no run to resume",
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_what_no_launcher_can_do_is_refused(tiewise, text, tmp_path, arguments):
+    given = [] if "--resume" in arguments else ["-t", text, *TINY]
+    said = tiewise("compare", *given, "--out=run", *arguments.split())
+    assert REFUSED[arguments] in refused(said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ray_that_is_missing_or_out_of_reach_is_refused(compare, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    assert "a client outside the cluster shares no folder" in refused(compare("--launcher=ray", "--out=run"))
+    monkeypatch.setattr(launchers, "find_spec", lambda name: None)
+    assert "--launcher ray needs ray; pip install 'tiewise[ray]'" in refused(compare("--launcher=ray", "--out=run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "runs", "asked", "expected"),
+    [
+        ([2], [0], 12, "auto", (2, 1)),
+        ([8, 8, 8], [0, 0, 0], 3, "auto", (3, 8)),
+        ([8, 8, 8], [0, 0, 0], 4, "auto", (4, 4)),
+        ([8, 3], [0, 0], 12, 5, (5, 2)),
+        ([2, 2], [0, 0], 1, 4, (1, 2)),
+        ([16, 16], [4, 2], 12, "auto", (6, 4)),
+        ([2, 2], [0, 0], 12, 5, "jobs = 5 where the cluster has 4 cores; give 4 or fewer, or auto"),
+        ([], [], 12, "auto", "no machine of the cluster has room for a run: it has 0 cores"),
+        ([16], [2], 12, 3, "jobs = 3 where the cluster has 2 GPUs and 16 cores; give 2 or fewer, or auto"),
+    ],
+)
+def test_as_many_at_a_time_as_asked_or_as_there_are_with_the_most_threads(tmp_path, cores, gpus, runs, asked, expected):
+    made = OnRay(asked, tmp_path, print)
+    made.ray, made.nodes = (
+        "begun",
+        [{"Resources": {"CPU": float(c), "GPU": g}} for c, g in zip(cores, gpus, strict=True)],
+    )
+    if isinstance(expected, str):
+        with pytest.raises(RunError, match=re.escape(expected)):
+            made.fit(runs)
+        return
+    threads = f"{expected[1]} thread{'s' * (expected[1] > 1)} each"
+    machines = f"{len(cores)} machine{'s' * (len(cores) > 1)}"
+    assert made.fit(runs) == f"Ray: {expected[0]} at a time on {machines}, {threads}"
+    assert (made.count, made.threads, made.fit(runs)) == (*expected, "")
+
+
+def test_a_machine_that_sees_another_folder_or_has_other_packages_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "_PATIENCE", 0.1)
+    (tmp_path / worker.TOKEN).write_text("mine")
+    assert worker.fault(str(tmp_path), "mine", worker.installed()) is None
+    for folder, token in ((tmp_path, "other"), (tmp_path / "elsewhere", "mine")):
+        what, fix = worker.fault(str(folder), token, worker.installed())
+        assert (what, fix.startswith("give an --out on a file system")) == (
+            f"does not see {folder} as it is here",
+            True,
+        )
+    what, fix = worker.fault(str(tmp_path), "mine", "tiewise 0.0.1, torch 1.0, Python 3.9")
+    assert what.endswith("and the run began with tiewise 0.0.1, torch 1.0, Python 3.9")
+    [(said, error)] = worker.streamed(b"", {}, str(tmp_path), "other", worker.installed())
+    assert (said, "does not see" in str(pickle.loads(error))) == ("error", True)
+
+
+def waits(folder):
+    """What a worker is asked to do here: to wait for Ctrl-C, and then to note it."""
+    with contextlib.suppress(KeyboardInterrupt):
+        progress("waiting", 0, 1)
+        time.sleep(60)
+    (Path(folder) / "stopped").touch()
+
+
+@pytest.mark.slow
+def test_a_task_that_is_cancelled_has_its_worker_stop_and_one_that_is_killed_is_lost(tmp_path):
+    (tmp_path / worker.TOKEN).write_text("mine")
+    call = pickle.dumps(partial(waits, str(tmp_path)))
+    task = worker.streamed(call, {}, str(tmp_path), "mine", worker.installed())
+    assert next(task) == ("at", "waiting", 0, 1)
+    task.close()
+    assert (tmp_path / "stopped").exists()
+    killed = worker.Worker()
+    worker._kept[os.environ.get("CUDA_VISIBLE_DEVICES")] = killed
+    task = worker.streamed(call, {}, str(tmp_path), "mine", worker.installed())
+    assert next(task)[0] == "at"
+    os.kill(killed.process.pid, signal.SIGKILL)
+    assert list(task) == [("lost", "was ended by SIGKILL")]
+    assert worker._kept == {}
