@@ -165,7 +165,8 @@ def test_interrupted_and_killed_by_turns_it_ends_with_the_same_figures(tmp_path,
 
 
 # What presses Ctrl-C at the process itself: when it looks for its n-th module, or for one by name, or in its n-th call
-# of `__set_name__`, where Python before 3.12 turns it into a RuntimeError.
+# of `__set_name__`, where Python before 3.12 turns it into a RuntimeError, or of a dataclass's body, which is made from
+# text and so leaves CPython a mark by which `python -m` ends killed.
 AT_A_MODULE = """
 class Press:
     seen = 0
@@ -175,16 +176,18 @@ class Press:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Press())
 """
-IN_SET_NAME = """
+IN_A_CALL = """
 left = {moment}
 def press(frame, event, argument):
     global left
-    if event == "call" and frame.f_code.co_name == "__set_name__":
+    if event == "call" and {where}:
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGINT)
 sys.setprofile(press)
 """
+IN_SET_NAME = IN_A_CALL.replace("{where}", "frame.f_code.co_name == '__set_name__'")
+IN_TEXT = IN_A_CALL.replace("{where}", "frame.f_code.co_filename == '<string>'")
 
 
 def pressed(folder, press, moment, *arguments):
@@ -195,7 +198,9 @@ from tiewise.__main__ import main
 sys.argv = ["tiewise", *{arguments!r}]
 main()
 """
-    said = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
+    (folder / "pressed.py").write_text(code)
+    command = [sys.executable, "-m", "pressed"]
+    said = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert (said.returncode, said.stdout) == (130, ""), (moment, said.stderr)
     return said.stderr
 
@@ -203,6 +208,10 @@ main()
 @pytest.mark.parametrize("moment", ["typer", "tiewise.cli.check", "numpy", "numpy._core.umath", "ml_dtypes", 200])
 def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(tmp_path, moment):
     assert pressed(tmp_path, AT_A_MODULE, moment, "check", "model") == ""
+
+
+def test_ctrl_c_while_a_dataclass_is_made(tmp_path):
+    assert pressed(tmp_path, IN_TEXT, 1, "check", "model") == ""
 
 
 @pytest.mark.slow
