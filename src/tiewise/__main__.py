@@ -19,7 +19,7 @@ def main() -> None:
     finally:
         # A Ctrl-C in code that is made from text, as every dataclass is, leaves a mark in CPython by which `python -m`
         # ends as if nobody had caught it, killed by the signal. The next code made from text takes the mark away.
-        exec("")  # noqa: S102
+        exec("")
 
 
 if __name__ == "__main__":
