@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 FLOORS = {
     "core": 0,
+    "exercises": 1,
     "flax": 1,
     "ops": 1,
     "checkpoint": 1,

@@ -30,6 +30,7 @@ SAID = {  # a command line of each command, its exit code, and a letter of its o
     "dedupe": (["dedupe", "equal", "--to=made"], 0, "→"),
     "repair": (["repair", "wrong", "--to=made"], 0, "→"),
     "kernels": (["kernels", "b…d"], 2, "…"),
+    "exercise": (["exercise", "2"], 0, "−"),
 }
 
 

@@ -31,6 +31,7 @@ WORK = [
     ["resize", "tied", "--vocab=50", "--to=e"],
     ["dedupe", "b", "--to=f"],
     ["repair", "wrong", "--to=g"],
+    ["exercise", "1"],
 ]
 LACK = {
     "compare": TORCH,

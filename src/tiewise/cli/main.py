@@ -32,6 +32,7 @@ COMMANDS = {
         **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "dedupe", "repair"), "rewrite"),
     },
     "This machine": {"kernels": "machine"},
+    "Learning": {"exercise": "exercise"},
 }
 
 # what is written for letters that a terminal lacks, where taking an accent off does not help
