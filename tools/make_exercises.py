@@ -7,8 +7,8 @@ from tiewise.exercises import EXERCISES
 PAGE = Path(__file__).parents[1] / "docs" / "exercises.md"
 BEGIN = f"""# Exercises
 
-{len(EXERCISES)} exercises on the two ends of a language model. Write the function that is asked for into a file of your own;
-its arguments are numbers and numpy arrays, and any library may help:
+{len(EXERCISES)} exercises on the two ends of a language model. Write the function that is asked for into a file of
+your own; its arguments are numbers and numpy arrays, and any library may help:
 
 ```
 tiewise exercise 3               # the statement; --hint and --solution print more

@@ -312,7 +312,7 @@ def gradient(w, ids, targets, h, upstream):
             "antisymmetric part of M is missing",
         ),
         (
-            "{edit:    return →    both = [*antisymmetric.flat, *values.clip(max=0)]\n    return np.linalg.norm(both)\n    }",
+            "{edit:    return →    x = [*antisymmetric.flat, *values.clip(max=0)]\n    return np.linalg.norm(x)\n    }",
             "squared distance",
         ),
     ],
