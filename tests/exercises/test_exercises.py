@@ -445,6 +445,7 @@ def test_what_is_right_is_accepted_and_three_mistakes_are_told(tmp_path, number)
         ("def saved(v, d, layers):\n    pass", "returns nothing"),
         ("import nothing_of_this_name", "needs nothing_of_this_name"),
         ("def saved(v, d, layers):\n    return bytearray(1 << 33)", "more than 1024 MB"),
+        ("import torch\ndef saved(v, d, layers):\n    return torch.empty(1 << 33)", "more than 1024 MB"),
         ("def saved(v, d, layers):\n    raise SystemExit('gone')", "gone"),
     ],
 )

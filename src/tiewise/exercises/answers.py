@@ -207,7 +207,7 @@ def _losses(h: np.ndarray, w: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
-@exercise(7, _batches, megabytes=200)
+@exercise(7, _batches, megabytes=300)
 def loss(h: np.ndarray, w: np.ndarray, targets: np.ndarray) -> Any:
     """Mean cross-entropy over positions that have a target."""
     return _losses(h, w, targets).mean()

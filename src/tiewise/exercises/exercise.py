@@ -10,6 +10,7 @@ a reader's function returns is held against the right answer, then against the m
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from tiewise.core.errors import RunError
 
 STATEMENTS = Path(__file__).parent
 SECONDS = 60  # for all cases of an exercise, the imports of the reader's file included
+ARENA = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}  # threads reserve memory that they do not use
 EQUAL = 1e-6  # fp32 may be used where it is enough
 
 Answer = Callable[..., Any]
@@ -113,7 +115,9 @@ def check(number: int, file: Path) -> str | None:
         raise RunError(f"no file {file}", f"tiewise exercise {number} says what it should hold")
     command = [sys.executable, "-m", "tiewise.exercises.run", str(number), str(file)]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS)
+        done = subprocess.run(
+            command, env=os.environ | ARENA, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise RunError(f"{file} took more than {SECONDS} s", "look for a loop that does not end") from None
     if done.returncode:

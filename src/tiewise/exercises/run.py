@@ -44,12 +44,12 @@ def main() -> None:
             if answer is None:
                 raise SystemExit(f"{asked.name} returns nothing")
             found[str(place)] = np.asarray(answer, float)
-    except MemoryError:
-        raise SystemExit(f"{asked.name} needs more than {asked.megabytes} MB for one case") from None
     except ModuleNotFoundError as error:
         fix = f", which pip install 'tiewise[{asked.needs}]' brings" if asked.needs else ""
         raise SystemExit(f"it needs {error.name}{fix}") from None
     except Exception as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch has no error of its own for it
+            raise SystemExit(f"{asked.name} needs more than {asked.megabytes} MB for one case") from None
         at = error.__traceback__
         while at is not None and at.tb_next is not None:
             at = at.tb_next
