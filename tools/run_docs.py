@@ -1,0 +1,150 @@
+"""Run every example of the documentation as it is printed, in a fresh folder with what `examples/kit.py` makes.
+
+    python tools/run_docs.py                      all pages
+    python tools/run_docs.py docs/loss.md …       these
+
+    ```python     run in order, all of a page in one process; with >>> each answer is compared
+    ```sh         run line by line as one script; a finding (exit code 1) is no error
+    ```console    lines after $ are commands, and the lines below each must come in its output
+
+Fences of other kinds are not code. One behind a comment <!-- slow: … -->, <!-- network -->, <!-- cluster --> or
+<!-- part: … --> is not run: it takes long, needs what is not here, or is a piece of something. A comment <!-- = expression --> in
+prose holds a Python expression whose value, as text, stands right before it: a wrong number is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^(?:<!-- (?P<mark>\w+)(?:: [^>]*)? -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```", re.M | re.S)
+NUMBER = re.compile(r"(?P<said>\S+)<!-- = (?P<expression>[^>]+) -->")
+MARKS = ("slow", "network", "cluster", "part")
+SECONDS = 300
+
+
+class Example(NamedTuple):
+    """A fence to be run: its line on the page, its kind and what is in it."""
+
+    line: int
+    kind: str
+    code: str
+
+
+def examples(text: str) -> list[Example]:
+    """Return what of a page is run; SystemExit where a fence has no kind or a mark that there is not."""
+    found = []
+    for fence in FENCE.finditer(text):
+        line = text.count("\n", 0, fence.start("code"))
+        if not fence["kind"]:
+            raise SystemExit(f"line {line}: a fence without its kind; write python, sh, console or text")
+        if fence["mark"] and fence["mark"] not in MARKS:
+            raise SystemExit(f"line {line}: no mark {fence['mark']!r}; choose {', '.join(MARKS)}")
+        if fence["kind"] in ("python", "sh", "console", "bash") and not fence["mark"]:
+            found.append(Example(line, fence["kind"], fence["code"]))
+    found += [Example(text.count("\n", 0, n.start()) + 1, "number", n[0]) for n in NUMBER.finditer(text)]
+    return sorted(found)
+
+
+def script(found: list[Example], page: Path) -> str:
+    """Return one Python program for the Python of a page, which says where it is when it fails."""
+    lines = ["import doctest, sys, traceback", f"page, here = {str(page)!r}, {{'__name__': 'page'}}"]
+    for example in found:
+        if example.kind == "number":
+            said, expression = NUMBER.fullmatch(example.code).group("said", "expression")
+            code = f"assert str({expression}) == {said!r}, f'{{{expression}}} is printed as {said}'"
+        elif example.code.startswith(">>>"):
+            test = "doctest.DocTestParser().get_doctest(code, here, page, page, 0)"
+            code = f"import doctest; code = {example.code!r}\nif doctest.DocTestRunner().run({test}, clear_globs=False).failed: sys.exit(1)"
+            lines.append(f"here.update(page=page, here=here, sys=sys)\nexec(compile({code!r}, page, 'exec'), here)")
+            continue
+        elif example.kind == "python":
+            code = example.code
+        else:
+            continue
+        at = "\n" * example.line + code  # so that a traceback tells the line of the page
+        lines.append(f"exec(compile({at!r}, page, 'exec'), here)")
+    return "\n".join(lines)
+
+
+def commands(example: Example) -> list[tuple[str, list[str]]]:
+    """Return (command, lines that must come in its output) of a console; a command may run over lines inside quotes."""
+    found: list[tuple[str, list[str]]] = []
+    open_quote = False
+    for line in example.code.splitlines():
+        if open_quote:
+            found[-1] = (f"{found[-1][0]}\n{line}", [])
+            open_quote = line.count('"') % 2 == 0
+        elif line.startswith("$ "):
+            found.append((line[2:], []))
+            open_quote = line.count('"') % 2 == 1
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def run(page: Path, kit: Path) -> str | None:
+    """Run a page in a copy of the kit; return what went wrong, or None."""
+    found = examples(page.read_text(encoding="utf-8"))
+    if not found:
+        return None
+    with tempfile.TemporaryDirectory(prefix="docs-") as made:
+        folder = Path(made) / "here"
+        shutil.copytree(kit, folder)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        settings = {"PATH": path, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+
+        def call(*command: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                command, cwd=folder, env=os.environ | settings, capture_output=True, text=True, timeout=SECONDS
+            )
+
+        for example in found:
+            if example.kind in ("sh", "bash"):
+                done = call("bash", "-e", "-c", f"tiewise() {{ command tiewise \"$@\" || [ $? = 1 ]; }}\n{example.code}")
+                if done.returncode:
+                    return f"line {example.line}: {done.stderr[-1500:]}"
+            if example.kind == "console":
+                for command, wanted in commands(example):
+                    said = call("bash", "-c", command)
+                    plain = [" ".join(line.split()) for line in said.stdout.splitlines()]
+                    for line in wanted:
+                        if not any(" ".join(line.split()) in other for other in plain):
+                            return f"line {example.line}: {command}\ndoes not say {line!r} but\n{said.stdout}{said.stderr}"
+        done = call(sys.executable, "-c", script(found, page))
+        if done.returncode:
+            return f"{done.stdout[-1500:]}{done.stderr[-1500:]}"
+    return None
+
+
+def main() -> None:
+    """Run pages two at a time; exit 1 where one fails."""
+    pages = [Path(name).resolve() for name in sys.argv[1:]] or PAGES
+    kit = Path(os.environ.get("TIEWISE_KIT", "")) if os.environ.get("TIEWISE_KIT") else None
+    with tempfile.TemporaryDirectory(prefix="kit-") as made, ThreadPoolExecutor(2) as pool:
+        if kit is None:
+            kit = Path(made) / "kit"
+            subprocess.run([sys.executable, str(ROOT / "examples" / "kit.py"), str(kit)], check=True)
+        began = time.monotonic()
+        results = pool.map(lambda page: run(page, kit), pages)
+        failed = 0
+        for page, wrong in zip(pages, results, strict=True):
+            failed += wrong is not None
+            print(f"{page.relative_to(ROOT)}: {wrong or 'runs as printed'}", flush=True)
+    print(f"{len(pages) - failed} pages run as printed, {failed} do not, {time.monotonic() - began:.0f} s")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
