@@ -1,0 +1,80 @@
+"""The three heat maps of docs/start.md: `python docs/make_heatmaps.py` writes docs/one-table.svg.
+
+Of eight words, which follows which, in the prose that every Python carries: in per cent of a row. Beside it the best that
+two tables can say of it with nothing between them, softmax(E·Uᵀ), and the best that one table can, softmax(W·Wᵀ).
+"""
+
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+
+from tiewise.core.colours import DIVERGING
+from tiewise.data.sources import builtin_texts
+
+WORDS = ("of", "the", "is", "not", "to", "be", "a", "class")
+CELL, LEFT, TOP, GAP = 34, 56, 74, 76
+TITLES = ("What the text asks", "Two tables", "One table, tied")
+
+
+def counts() -> np.ndarray:
+    """How often row's word is followed by column's [8, 8]; one more of each, so that nothing is impossible."""
+    words = [word.lower() for _, text in builtin_texts() for word in re.findall(r"[A-Za-z]+|[.,:;]", text)]
+    pairs = Counter(pairwise(words))
+    return np.array([[pairs[a, b] + 1 for b in WORDS] for a in WORDS], float)
+
+
+def tied(pairs: np.ndarray) -> tuple[np.ndarray, float]:
+    """(softmax of the W·Wᵀ that gives these pairs the least loss, by how many nats a pair it is worse than their own)."""
+    size = len(pairs)
+    n = pairs.sum(1, keepdims=True)
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        w = flat.reshape(size, size)
+        q = log_softmax(w @ w.T, 1)
+        back = n * np.exp(q) - pairs
+        return -(pairs * q).sum() / n.sum(), ((back + back.T) @ w).ravel() / n.sum()
+
+    starts = np.random.default_rng(0).normal(size=(8, size * size))
+    best = min((minimize(loss, x, jac=True, options={"maxiter": 5000}) for x in starts), key=lambda found: found.fun)
+    w = best.x.reshape(size, size)
+    return np.exp(log_softmax(w @ w.T, 1)), best.fun + (pairs * np.log(pairs / n)).sum() / n.sum()
+
+
+def drawing(maps: list[np.ndarray]) -> str:
+    """Return the maps side by side as SVG."""
+    middle, high = (np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) for c in DIVERGING["light"][1:])
+    side = CELL * len(WORDS)
+    parts = []
+    for place, (title, m) in enumerate(zip(TITLES, maps, strict=True)):
+        x0 = LEFT + place * (side + GAP)
+        parts.append(f'<text x="{x0}" y="24" font-size="16" font-weight="600" fill="#22252b">{title}</text>')
+        for i, word in enumerate(WORDS):
+            middle_of = CELL * i + CELL / 2
+            parts.append(f'<text x="{x0 - 8}" y="{TOP + middle_of + 4}" text-anchor="end">{word}</text>')
+            turned = f"rotate(-45 {x0 + middle_of} {TOP - 8})"
+            parts.append(f'<text x="{x0 + middle_of}" y="{TOP - 8}" transform="{turned}">{word}</text>')
+            for j, value in enumerate(m[i]):
+                r, g, b = (middle + value * (high - middle)).round().astype(int)
+                ink = "#ffffff" if value > 0.6 else "#22252b"
+                x, y = x0 + CELL * j, TOP + CELL * i
+                parts.append(f'<rect x="{x}" y="{y}" width="{CELL}" height="{CELL}" fill="rgb({r},{g},{b})"/>')
+                at = f'x="{x + CELL / 2}" y="{y + 21}" font-size="10" text-anchor="middle"'
+                parts.append(f'<text {at} fill="{ink}">{100 * value:.0f}</text>')
+    width, height = LEFT + 3 * side + 2 * GAP + 24, TOP + side + 16
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" '
+        f'fill="#5d626d" role="img"><title>{", ".join(TITLES)}</title><rect width="100%" height="100%" rx="12" '
+        f'fill="#ffffff"/>{"".join(parts)}</svg>\n'
+    )
+
+
+if __name__ == "__main__":
+    asked = counts()
+    own, (best, worse) = asked / asked.sum(1, keepdims=True), tied(asked)
+    Path(__file__).with_name("one-table.svg").write_text(drawing([own, own, best]), encoding="utf-8")
+    print(f"one table: {worse:.2f} nats a pair more")

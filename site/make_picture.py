@@ -1,0 +1,58 @@
+"""The README's picture: the top of a report.html, photographed in a real browser.
+
+    python docs/make_picture.py runs/demo/report.html            writes docs/report.png
+    python docs/make_picture.py runs/demo/report.html --dark -o dark.png
+
+It needs playwright (in the `dev` extra) and a chromium: on the PATH, or named by TIEWISE_CHROMIUM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+WIDTH = 1280
+PANELS = 3  # the paired differences and the two figures under them
+
+
+def main() -> None:
+    """Read the arguments, take the picture, say where it is."""
+    parser = argparse.ArgumentParser(description="Photograph the top of a report.")
+    parser.add_argument("report", type=Path)
+    parser.add_argument("-o", "--out", type=Path, default=Path(__file__).with_name("report.png"))
+    parser.add_argument("--dark", action="store_true")
+    arguments = parser.parse_args()
+    chromium = os.environ.get("TIEWISE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        sys.exit("no chromium found; install one, or name it in TIEWISE_CHROMIUM")
+    if not arguments.report.is_file():
+        sys.exit(f"{arguments.report} is not a file; make one with `make demo`")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page(
+            viewport={"width": WIDTH, "height": 900},
+            color_scheme="dark" if arguments.dark else "light",
+            offline=True,
+        )
+        photograph(page, arguments.report, arguments.out)
+        browser.close()
+    print(arguments.out)
+
+
+def photograph(page: Page, report: Path, out: Path) -> None:
+    """Open the report, wait until its last figure is drawn, and keep the page down to the first few."""
+    page.goto(report.resolve().as_uri())
+    page.locator(".plot").last.locator(".main-svg").first.wait_for()
+    bottoms = page.eval_on_selector_all(".panel", "all => all.map(e => e.getBoundingClientRect().bottom + scrollY)")
+    height = max(bottoms[:PANELS]) + 12
+    page.screenshot(path=out, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
+
+
+if __name__ == "__main__":
+    main()
