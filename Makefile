@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests run two processes on two cores; each keeps to one thread, or they would fight for them.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow check bench format clean setup
+.PHONY: demo test test-slow check docs bench format clean setup
 
 demo: $(STAMP)
 	$(BIN)/tiewise compare --out runs/demo --overwrite
@@ -25,6 +25,10 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python tools/house.py --hold
 	$(BIN)/python tools/files_that_run.py --hold
+
+docs: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/run_docs.py
+	$(BIN)/zensical build --strict
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.loss
@@ -45,4 +49,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,11 +1,11 @@
 """Make what the examples of the documentation work on: `python examples/kit.py FOLDER`, about a minute, no network.
 
-    text.txt            prose that every Python carries
-    runs/demo/          a comparison of three small models, two seeds each
-    model/              its tied model         untied/, factored/    the others
-    my-model/           model/ as some trainers save it: with its table a second time, as a head
-    longer/             model/'s tokenizer with three tokens more
-    config.json         that of model/
+text.txt            prose that every Python carries
+runs/demo/          a comparison of three small models, two seeds each
+model/              its tied model         untied/, factored/    the others
+my-model/           model/ as some trainers save it: with its table a second time, as a head
+longer/             model/'s tokenizer with three tokens more
+config.json         that of model/
 """
 
 import json

@@ -26,7 +26,7 @@ def page() -> str:
         title, statement, hint, solution = exercise.text()
         parts.append(f"## {number}. {title}\n\n{statement}\n")
         for name, text in (("Hint", hint), ("Solution", solution)):
-            parts.append(f"<details><summary>{name}</summary>\n\n{text}\n\n</details>\n")
+            parts.append(f'<details markdown="1"><summary>{name}</summary>\n\n{text}\n\n</details>\n')
     return "\n".join(parts)
 
 

@@ -8,13 +8,12 @@
     ```console    lines after $ are commands, and the lines below each must come in its output
 
 Fences of other kinds are not code. One behind a comment <!-- slow: … -->, <!-- network -->, <!-- cluster --> or
-<!-- part: … --> is not run: it takes long, needs what is not here, or is a piece of something. A comment <!-- = expression --> in
-prose holds a Python expression whose value, as text, stands right before it: a wrong number is an error.
+<!-- part: … --> is not run: it takes long, needs what is not here, or is a piece of something. A comment
+<!-- = expression --> in prose holds a Python expression whose value stands right before it: a wrong number is an error.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
@@ -59,22 +58,20 @@ def examples(text: str) -> list[Example]:
 
 def script(found: list[Example], page: Path) -> str:
     """Return one Python program for the Python of a page, which says where it is when it fails."""
-    lines = ["import doctest, sys, traceback", f"page, here = {str(page)!r}, {{'__name__': 'page'}}"]
-    for example in found:
+    lines = [f"import doctest\npage, here = {str(page)!r}, {{'__name__': 'page'}}"]
+    for example in sorted(found, key=lambda example: example.kind == "number"):  # what they speak of is made by then
+        code = example.code
         if example.kind == "number":
-            said, expression = NUMBER.fullmatch(example.code).group("said", "expression")
+            said, expression = NUMBER.fullmatch(code).group("said", "expression")
             code = f"assert str({expression}) == {said!r}, f'{{{expression}}} is printed as {said}'"
-        elif example.code.startswith(">>>"):
-            test = "doctest.DocTestParser().get_doctest(code, here, page, page, 0)"
-            code = f"import doctest; code = {example.code!r}\nif doctest.DocTestRunner().run({test}, clear_globs=False).failed: sys.exit(1)"
-            lines.append(f"here.update(page=page, here=here, sys=sys)\nexec(compile({code!r}, page, 'exec'), here)")
+        elif example.kind != "python":
             continue
-        elif example.kind == "python":
-            code = example.code
-        else:
-            continue
-        at = "\n" * example.line + code  # so that a traceback tells the line of the page
-        lines.append(f"exec(compile({at!r}, page, 'exec'), here)")
+        if code.startswith(">>>"):
+            lines.append(f"test = doctest.DocTestParser().get_doctest({code!r}, here, page, page, {example.line})")
+            lines.append("if doctest.DocTestRunner().run(test, clear_globs=False).failed: raise SystemExit(1)")
+        else:  # the empty lines have a traceback tell the line of the page
+            program = "\n" * example.line + code
+            lines.append(f"exec(compile({program!r}, page, 'exec'), here)")
     return "\n".join(lines)
 
 
@@ -112,16 +109,18 @@ def run(page: Path, kit: Path) -> str | None:
 
         for example in found:
             if example.kind in ("sh", "bash"):
-                done = call("bash", "-e", "-c", f"tiewise() {{ command tiewise \"$@\" || [ $? = 1 ]; }}\n{example.code}")
+                done = call("bash", "-e", "-c", f'tiewise() {{ command tiewise "$@" || [ $? = 1 ]; }}\n{example.code}')
                 if done.returncode:
-                    return f"line {example.line}: {done.stderr[-1500:]}"
+                    return f"line {example.line + 1}: {done.stderr[-1500:]}"
             if example.kind == "console":
                 for command, wanted in commands(example):
                     said = call("bash", "-c", command)
                     plain = [" ".join(line.split()) for line in said.stdout.splitlines()]
                     for line in wanted:
                         if not any(" ".join(line.split()) in other for other in plain):
-                            return f"line {example.line}: {command}\ndoes not say {line!r} but\n{said.stdout}{said.stderr}"
+                            return (
+                                f"line {example.line}: {command}\ndoes not say {line!r} but\n{said.stdout}{said.stderr}"
+                            )
         done = call(sys.executable, "-c", script(found, page))
         if done.returncode:
             return f"{done.stdout[-1500:]}{done.stderr[-1500:]}"
