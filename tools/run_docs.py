@@ -100,7 +100,8 @@ def run(page: Path, kit: Path) -> str | None:
         folder = Path(made) / "here"
         shutil.copytree(kit, folder)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        settings = {"PATH": path, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+        code = f"{ROOT / 'src'}{os.pathsep}{ROOT}"  # of this checkout, whatever is installed
+        settings = {"PATH": path, "PYTHONPATH": code, "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
 
         def call(*command: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run(

@@ -250,6 +250,14 @@ def test_recipes_are_settings_and_come_back(name, tmp_path):
     assert changed(other) == ["width=10", "epochs=3"]
 
 
+def test_a_recurrent_run_needs_no_recipe(job, tmp_path):
+    chosen = Settings.of(
+        {"kind": "recurrent", "text": ("corpus",), "width": WIDTH, "steps": 2, "arms": ("tied",), "seed": 1}
+    )
+    assert (chosen.model, changed(chosen)) == ("lstm", [f"width={WIDTH}"])
+    assert train(job(chosen.checked(), tmp_path)).result.steps == 2
+
+
 def test_parameters_are_those_of_the_papers():
     """With V = 10,000: Press & Wolf's small and large models, to the unit; two biases add 1,600 and 12,000."""
 

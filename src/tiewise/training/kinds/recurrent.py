@@ -200,7 +200,7 @@ class RecurrentModels(Kind):
 
     where = "in a recurrent run"
     options = RecurrentOptions
-    defaults: Mapping[str, Any] = {"steps": ALL}
+    defaults: Mapping[str, Any] = {"steps": ALL, "model": "lstm"}
     lacks: Mapping[str, tuple[Any, str]] = {
         "minutes": (None, _SHORTER),
         "match": ("width", _SHORTER),
@@ -222,7 +222,7 @@ class RecurrentModels(Kind):
         if options.keep == "best" and any(spec != spec.plainly() for spec in settings.specs().values()):
             raise RunError("keep: best with a boundary that changes", "use keep: last, or a boundary that stays")
         if len(settings.text) != 1:
-            raise RunError(f"{len(settings.text)} corpora for a recipe", "name one folder")
+            raise RunError(f"{len(settings.text)} corpora for a recurrent run", "name one folder")
         return options
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
@@ -349,9 +349,10 @@ def run_steps(settings: Settings, text: PreparedText, seed: int) -> Steps:
 
 
 def changed(settings: Settings) -> list[str]:
-    """Settings that differ from their recipe's, as `name=value`, but for what a recipe leaves open."""
+    """Settings that differ from their recipe's (without one: from the kind's), but for what is left open to all."""
     left_open = {"arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "own", "files"}
-    theirs, ours = ({**vars(s), **vars(s.own)} for s in (Settings.of(recipe(settings.recipe)), settings))
+    began = Settings.of(recipe(settings.recipe) if settings.recipe else {"kind": settings.kind})
+    theirs, ours = ({**vars(s), **vars(s.own)} for s in (began, settings))
     return [f"{name}={ours[name]}" for name in ours if name not in left_open and ours[name] != theirs[name]]
 
 
