@@ -20,8 +20,8 @@ test-slow: $(STAMP)
 	$(PYTEST) -m slow
 
 check: $(STAMP)
-	$(BIN)/ruff format --check src tests benchmarks tools
-	$(BIN)/ruff check src tests benchmarks tools
+	$(BIN)/ruff format --check src tests benchmarks tools examples docs
+	$(BIN)/ruff check src tests benchmarks tools examples docs
 	$(BIN)/mypy
 	$(BIN)/python tools/house.py --hold
 	$(BIN)/python tools/files_that_run.py --hold
@@ -35,8 +35,8 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run
 
 format: $(STAMP)
-	$(BIN)/ruff format src tests benchmarks tools
-	$(BIN)/ruff check --fix src tests benchmarks tools
+	$(BIN)/ruff format src tests benchmarks tools examples docs
+	$(BIN)/ruff check --fix src tests benchmarks tools examples docs
 
 setup: $(STAMP)
 

@@ -1,7 +1,7 @@
 """Run every example of the documentation as it is printed, in a fresh folder with what `examples/kit.py` makes.
 
     python tools/run_docs.py                      all pages
-    python tools/run_docs.py docs/loss.md …       these
+    python tools/run_docs.py docs/loss.md …       these; the scripts and notebooks of examples/ too
 
     ```python     run in order, all of a page in one process; with >>> each answer is compared
     ```sh         run line by line as one script; a finding (exit code 1) is no error
@@ -14,6 +14,7 @@ Fences of other kinds are not code. One behind a comment <!-- slow: … -->, <!-
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -26,7 +27,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SCRIPTS = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name != "kit.py"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.ipynb")),
+    *SCRIPTS,
+]
+LAUNCHED = {"two_processes.py": "torchrun --nproc_per_node 2", "flax_training.py": "python"}
 FENCE = re.compile(r"^(?:<!-- (?P<mark>\w+)(?:: [^>]*)? -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```", re.M | re.S)
 NUMBER = re.compile(r"(?P<said>\S+)<!-- = (?P<expression>[^>]+) -->")
 MARKS = ("slow", "network", "cluster", "part")
@@ -93,7 +101,14 @@ def commands(example: Example) -> list[tuple[str, list[str]]]:
 
 def run(page: Path, kit: Path) -> str | None:
     """Run a page in a copy of the kit; return what went wrong, or None."""
-    found = examples(page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".py":
+        found = [Example(0, "sh", f"{LAUNCHED.get(page.name, 'python')} {page}")]
+    elif page.suffix == ".ipynb":
+        cells = enumerate(cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
+        found = [Example(number, "python", "".join(cell["source"])) for number, cell in cells]
+    else:
+        found = examples(text)
     if not found:
         return None
     with tempfile.TemporaryDirectory(prefix="docs-") as made:

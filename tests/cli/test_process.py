@@ -225,6 +225,17 @@ def test_ctrl_c_while_the_libraries_are_imported(tmp_path, text):
         assert "Traceback" not in said, moment
 
 
+@pytest.mark.parametrize(
+    ("words", "position", "completed"),
+    [("tiewise ch", 1, "check"), ("tiewise check --de", 2, "--deep"), ("tiewise check --he", 2, "--headers\n--help")],
+)
+def test_a_shell_completes_commands_and_options(words, position, completed):
+    asked = {"_TIEWISE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    command = [str(Path(sys.executable).with_name("tiewise"))]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True)
+    assert sorted(done.stdout.split()) == completed.split(), done.stderr
+
+
 # --- a terminal
 
 

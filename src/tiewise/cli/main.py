@@ -99,7 +99,7 @@ def main() -> None:
         # as a path it would be the current folder
         if any(re.fullmatch(r"(--(out|to)=)?", argument) for argument in sys.argv[1:]):
             raise typer.BadParameter("an argument is empty: is a variable unset?")
-        code = command_line(sys.argv[1:])(standalone_mode=False) or 0
+        code = command_line(_typed())(standalone_mode=False) or 0
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code, said = 2, ""
@@ -127,6 +127,17 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _typed() -> list[str]:
+    """Return the arguments: those of the command line, or of one that a shell wants completed."""
+    if "_TIEWISE_COMPLETE" not in os.environ:
+        return sys.argv[1:]
+    from typer.completion import completion_init
+
+    completion_init()  # which typer does by itself only where it adds two options for it to the help
+    words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return words.split()[1:]
 
 
 def _stand_in(error: UnicodeError) -> tuple[str, int]:
