@@ -10,7 +10,8 @@ BEGIN = f"""# Exercises
 {len(EXERCISES)} exercises on the two ends of a language model. Write the function that is asked for into a file of
 your own; its arguments are numbers and numpy arrays, and any library may help:
 
-```
+<!-- part: mine.py is yours -->
+```sh
 tiewise exercise 3               # the statement; --hint and --solution print more
 tiewise exercise 3 mine.py       # right, or where it is wrong and, for the usual mistakes, why
 ```

@@ -50,14 +50,14 @@ class Example(NamedTuple):
 
 
 def examples(text: str) -> list[Example]:
-    """Return what of a page is run; SystemExit where a fence has no kind or a mark that there is not."""
+    """Return what of a page is run; ValueError where a fence has no kind or a mark that there is not."""
     found = []
     for fence in FENCE.finditer(text):
         line = text.count("\n", 0, fence.start("code"))
         if not fence["kind"]:
-            raise SystemExit(f"line {line}: a fence without its kind; write python, sh, console or text")
+            raise ValueError(f"line {line}: a fence without its kind; write python, sh, console or text")
         if fence["mark"] and fence["mark"] not in MARKS:
-            raise SystemExit(f"line {line}: no mark {fence['mark']!r}; choose {', '.join(MARKS)}")
+            raise ValueError(f"line {line}: no mark {fence['mark']!r}; choose {', '.join(MARKS)}")
         if fence["kind"] in ("python", "sh", "console", "bash") and not fence["mark"]:
             found.append(Example(line, fence["kind"], fence["code"]))
     found += [Example(text.count("\n", 0, n.start()) + 1, "number", n[0]) for n in NUMBER.finditer(text)]
@@ -108,7 +108,10 @@ def run(page: Path, kit: Path) -> str | None:
         cells = enumerate(cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
         found = [Example(number, "python", "".join(cell["source"])) for number, cell in cells]
     else:
-        found = examples(text)
+        try:
+            found = examples(text)
+        except ValueError as error:
+            return str(error)
     if not found:
         return None
     with tempfile.TemporaryDirectory(prefix="docs-") as made:
