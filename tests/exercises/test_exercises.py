@@ -351,11 +351,11 @@ def gradient(w, ids, targets, h, upstream):
     9: [
         ("{edit:return left @ right→return (left @ right).T}", "transpose"),
         ("import numpy as np\ndef align(e, u):\n    return np.linalg.pinv(e) @ u", "stretches"),
-        ("{edit:return left @ right→return left @ right.T}", "transposed already"),
+        ("{edit:return left @ right→return left @ right.T}", "returns its last factor transposed"),
     ],
     10: [
         ("{edit: - off.mean()→}", "mean cosine alone"),
-        ("{edit:off.mean()→cosines.mean()}", "do not belong"),
+        ("{edit:off.mean()→cosines.mean()}", "do not belong to chance"),
         ("{edit:(x / np.linalg.norm(x, axis=1, keepdims=True) for x in (e, u))→(e, u)}", "divide by both lengths"),
     ],
     11: [

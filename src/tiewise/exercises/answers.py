@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tiewise.exercises.exercise import exercise
+from tiewise.exercises.checker import exercise
 
 
 def _random(*shape: int, seed: int = 0) -> np.ndarray:
@@ -31,7 +31,7 @@ saved.mistakes = [
     ("the share is of the untied model: both tables are in it", lambda v, d, n: (v * d, v / (v + 12 * n * d))),
     ("tying keeps one of the two tables: V·d is saved, not 2·V·d", lambda v, d, n: (2 * v * d, v / (v + 6 * n * d))),
     (
-        "a layer has 12·d² parameters, not 4·d²: the feed-forward part has 8·d²",
+        "a layer has 12·d² parameters, 8·d² of them in its feed-forward part",
         lambda v, d, n: (v * d, v / (2 * v + 4 * n * d)),
     ),
 ]
@@ -71,23 +71,10 @@ def _once(w: np.ndarray, ids: np.ndarray, targets: np.ndarray, h: np.ndarray, up
 
 
 gradient.mistakes = [
-    (
-        "the lookup's gradient is missing: rows of the input tokens get `upstream` too",
-        lambda w, i, t, h, u: _head(w, t, h),
-    ),
-    (
-        "the head's gradient is missing: every row gets (p − 1[target])·h at every position",
-        lambda w, i, t, h, u: _lookup(w, i, u),
-    ),
-    (
-        "a token that stands twice gets only the last one's: `made[ids] += …` adds once, np.add.at adds all",
-        _once,
-    ),
+    ("the lookup's gradient is missing: rows that were read get `upstream`", lambda w, i, t, h, u: _head(w, t, h)),
+    ("the head's gradient is missing: every row gets (p − 1[target])·h", lambda w, i, t, h, u: _lookup(w, i, u)),
+    ("a token that stands twice gets only the last one's: np.add.at adds all", _once),
 ]
-
-
-def _targets() -> list[tuple[Any, ...]]:
-    return [(np.array([[0.0, 1], [0, 0]]),), (_random(6, 6),), (-np.eye(3),)]
 
 
 def _parts(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -95,7 +82,7 @@ def _parts(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (m - m.T) / 2, np.minimum(values, 0)
 
 
-@exercise(3, _targets)
+@exercise(3, lambda: [(np.array([[0.0, 1], [0, 0]]),), (_random(6, 6),), (-np.eye(3),)])
 def gap(m: np.ndarray) -> Any:
     """Least squared distance of any W·Wᵀ from m."""
     odd, below = _parts(m)
@@ -103,12 +90,9 @@ def gap(m: np.ndarray) -> Any:
 
 
 gap.mistakes = [
-    (
-        "a W·Wᵀ has no negative eigenvalue either: those of the symmetric part count too",
-        lambda m: np.square(_parts(m)[0]).sum(),
-    ),
+    ("a W·Wᵀ has no negative eigenvalue either", lambda m: np.square(_parts(m)[0]).sum()),
     ("the antisymmetric part of M is missing", lambda m: np.square(_parts(m)[1]).sum()),
-    ("that is the root of it: the loss is the squared distance", lambda m: np.sqrt(gap.answer(m))),
+    ("that is the root: the loss is the squared distance", lambda m: np.sqrt(gap.answer(m))),
 ]
 
 
@@ -119,18 +103,9 @@ def factored(v: int, d: int, k: int) -> Any:
 
 
 factored.mistakes = [
-    (
-        "the map from k to d is missing: A has V·k parameters and B has k·d",
-        lambda v, d, k: (v * d - k * v, (v * d - 1) // (v + d)),
-    ),
-    (
-        "at that rank nothing is saved any more: the second is the largest k that still saves",
-        lambda v, d, k: (v * d - k * (v + d), v * d // (v + d) + 1),
-    ),
-    (
-        "that is what the factored table has; asked is what it saves",
-        lambda v, d, k: (k * (v + d), (v * d - 1) // (v + d)),
-    ),
+    ("the map from k to d is missing", lambda v, d, k: (v * d - k * v, (v * d - 1) // (v + d))),
+    ("at that rank nothing is saved any more", lambda v, d, k: (v * d - k * (v + d), v * d // (v + d) + 1)),
+    ("that is what the table has; asked is what it saves", lambda v, d, k: (k * (v + d), (v * d - 1) // (v + d))),
 ]
 
 
@@ -148,11 +123,10 @@ def _embedded(seed: int, ids: np.ndarray, v: int, d: int, found: np.ndarray) -> 
     return None
 
 
-def _all_tokens() -> list[tuple[Any, ...]]:
-    return [(seed, np.arange(40, dtype=np.float32), 40, 8) for seed in (0, 1)]
+_TOKENS = np.arange(40, dtype=np.float32)
 
 
-@exercise(5, _all_tokens, judge=_embedded, needs="flax", megabytes=4096)
+@exercise(5, lambda: [(seed, _TOKENS, 40, 8) for seed in (0, 1)], judge=_embedded, needs="flax", megabytes=4096)
 def tied_io_embed(seed: int, token_ids: np.ndarray, vocab_size: int, d_model: int) -> Any:
     """Logits [T·V] of a tied table of its own drawing."""
     table = 0.02 * _random(vocab_size, d_model, seed=seed)
@@ -214,15 +188,9 @@ def loss(h: np.ndarray, w: np.ndarray, targets: np.ndarray) -> Any:
 
 
 loss.mistakes = [
-    (
-        "the mean is over the positions that have a target: those with −100 do not count",
-        lambda h, w, t: _losses(h, w, t).sum() / len(t),
-    ),
+    ("positions with −100 do not count in the mean", lambda h, w, t: _losses(h, w, t).sum() / len(t)),
     ("that is the sum over positions: their mean is asked", lambda h, w, t: _losses(h, w, t).sum()),
-    (
-        "−100 is no row: w[-100] is one from the end, and these positions have no loss",
-        lambda h, w, t: _losses(h, w, t % len(w)).mean(),
-    ),
+    ("−100 is no row of w: these positions have no loss", lambda h, w, t: _losses(h, w, t % len(w)).mean()),
     ("that is in bits: the logarithm is natural", lambda h, w, t: _losses(h, w, t).mean() / np.log(2)),
 ]
 
@@ -236,44 +204,31 @@ def rnn(c: int, d: int, h: int) -> Any:
 
 rnn.mistakes = [
     (
-        "tied, the scores need a second projection, from H back to D: D·H more",
+        "tied, the scores need a second projection",
         lambda c, d, h: (rnn.answer(c, d, h)[0] - d * h, rnn.answer(c, d, h)[1]),
     ),
+    ("the biases are missing: H and C", lambda c, d, h: tuple(x - h - c for x in rnn.answer(c, d, h))),
     (
-        "the biases are missing: H of the state and C of the scores",
-        lambda c, d, h: tuple(x - h - c for x in rnn.answer(c, d, h)),
-    ),
-    (
-        "untied, the output table is as wide as the state: C·H, not C·D",
+        "untied, the output table is C·H",
         lambda c, d, h: (rnn.answer(c, d, h)[0], rnn.answer(c, d, h)[1] - c * h + c * d),
     ),
 ]
 
 
-def _turned() -> list[tuple[Any, ...]]:
-    turn = np.linalg.qr(_random(4, 4))[0]
-    table = _random(30, 4)
-    return [(table, table @ turn), (table, table @ turn + 0.3 * _random(30, 4, seed=3))]
+_TURN = np.linalg.qr(_random(4, 4))[0]
 
 
-def _svd(e: np.ndarray, u: np.ndarray) -> Any:
-    return np.linalg.svd(e.T @ u)
-
-
-@exercise(9, _turned)
+@exercise(9, lambda: [(_random(30, 4), _random(30, 4) @ _TURN + noise * _random(30, 4, seed=3)) for noise in (0, 0.3)])
 def align(e: np.ndarray, u: np.ndarray) -> Any:
     """Rotation [d, d] that brings e nearest to u."""
-    left, _, right = _svd(e, u)
+    left, _, right = np.linalg.svd(e.T @ u)
     return left @ right
 
 
 align.mistakes = [
-    ("that turns the output rows onto the input rows: it is the transpose", lambda e, u: align.answer(e, u).T),
-    (
-        "that is the best linear map: it stretches too, and a rotation does not",
-        lambda e, u: np.linalg.lstsq(e, u, rcond=None)[0],
-    ),
-    ("numpy's svd returns its last factor transposed already", lambda e, u: _svd(e, u)[0] @ _svd(e, u)[2].T),
+    ("that turns u onto e: it is the transpose", lambda e, u: align.answer(e, u).T),
+    ("that is the best linear map: it stretches too", lambda e, u: np.linalg.lstsq(e, u, rcond=None)[0]),
+    ("numpy's svd returns its last factor transposed", lambda e, u: (s := np.linalg.svd(e.T @ u))[0] @ s[2].T),
 ]
 
 
@@ -281,12 +236,7 @@ def _cosines(e: np.ndarray, u: np.ndarray) -> np.ndarray:
     return (e / np.linalg.norm(e, axis=1, keepdims=True)) @ (u / np.linalg.norm(u, axis=1, keepdims=True)).T
 
 
-def _leaning() -> list[tuple[Any, ...]]:
-    one = _random(12, 5) + 1.0
-    return [(one, _random(12, 5, seed=4) + 1.0), (one, one + _random(12, 5, seed=5))]
-
-
-@exercise(10, _leaning)
+@exercise(10, lambda: [(_random(12, 5) + 1, _random(12, 5) * near + _random(12, 5, seed=4) + 1) for near in (0, 2)])
 def excess(e: np.ndarray, u: np.ndarray) -> Any:
     """Mean cosine of paired rows, less that of rows of two tokens."""
     c, v = _cosines(e, u), len(e)
@@ -295,11 +245,11 @@ def excess(e: np.ndarray, u: np.ndarray) -> Any:
 
 excess.mistakes = [
     (
-        "that is the mean cosine alone: rows that all lean one way have a large one by chance",
+        "that is the mean cosine alone, which leaning rows have by chance",
         lambda e, u: np.trace(_cosines(e, u)) / len(e),
     ),
     (
-        "chance is over pairs of two tokens: the pairs of one token do not belong to it",
+        "pairs of one token do not belong to chance",
         lambda e, u: np.trace(_cosines(e, u)) / len(e) - _cosines(e, u).mean(),
     ),
     (
@@ -312,12 +262,10 @@ excess.mistakes = [
 # --- checkpoints, tokenizers, batches
 
 
-def _merged() -> list[tuple[Any, ...]]:
-    merges = np.array([[0, 1], [4, 2], [2, 3], [5, 6], [1, 1]])  # ids 4 … 8
-    return [(4, merges, np.array([7])), (4, merges, np.array([6, 8])), (4, merges, np.array([], int))]
+_MERGES = np.array([[0, 1], [4, 2], [2, 3], [5, 6], [1, 1]])  # ids 4 … 8
 
 
-@exercise(11, _merged)
+@exercise(11, lambda: [(4, _MERGES, np.array(kept, int)) for kept in ([7], [6, 8], [])])
 def closed(symbols: int, merges: np.ndarray, kept: np.ndarray) -> Any:
     """Kept ids, all that they are made of, and all symbols; sorted."""
     found, waiting = set(range(symbols)), list(map(int, kept))
@@ -331,7 +279,7 @@ def closed(symbols: int, merges: np.ndarray, kept: np.ndarray) -> Any:
 
 closed.mistakes = [
     (
-        "the parents of the parents are missing: a merge can only be applied where both of its parts were made",
+        "the parents of the parents are missing",
         lambda s, m, k: sorted({*range(s), *k, *(p for t in k if t >= s for p in m[t - s])}),
     ),
     (
@@ -341,52 +289,35 @@ closed.mistakes = [
             - (set(range(s)) - {p for t in closed.answer(s, m, k) if t >= s for p in m[t - s]})
         ),
     ),
-    (
-        "the parts of kept tokens are missing: without them their merges are never reached",
-        lambda s, m, k: sorted({*range(s), *k}),
-    ),
+    ("the parts of kept tokens are missing: their merges are never reached", lambda s, m, k: sorted({*range(s), *k})),
 ]
-
-
-def _grown() -> list[tuple[Any, ...]]:
-    return [(_random(9, 4), _random(6, 4, seed=6), 1), (_random(200, 8), _random(5, 8, seed=7), 50)]
 
 
 def _fall(w: np.ndarray, h: np.ndarray, new: Any, n: int) -> np.ndarray:
     return np.log1p(n * np.exp(new) / np.exp(h @ w.T).sum(1))
 
 
-@exercise(12, _grown)
+@exercise(12, lambda: [(_random(9, 4), _random(6, 4, seed=6), 1), (_random(200, 8), _random(5, 8, seed=7), 50)])
 def fall(w: np.ndarray, h: np.ndarray, n: int) -> Any:
     """How far every old token's log-probability falls [N]."""
     return _fall(w, h, h @ w.mean(0), n)
 
 
 fall.mistakes = [
-    (
-        "that is the most that it can be (Jensen): the exact fall depends on the hidden state",
-        lambda w, h, n: np.full(len(h), np.log1p(n / len(w))),
-    ),
-    ("that is for rows of zeros: theirs is the mean of the old rows", lambda w, h, n: _fall(w, h, 0.0, n)),
+    ("that is the most that it can be (Jensen)", lambda w, h, n: np.full(len(h), np.log1p(n / len(w)))),
+    ("that is for rows of zeros", lambda w, h, n: _fall(w, h, 0.0, n)),
     ("that is one new row's: there are n of them", lambda w, h, n: _fall(w, h, h @ w.mean(0), 1)),
 ]
 
 
-def _drawn() -> list[tuple[Any, ...]]:
-    return [(np.array([5, 3, 2]), 4), (1000 // np.arange(1, 200), 512)]
-
-
-@exercise(13, _drawn)
+@exercise(13, lambda: [(np.array([5, 3, 2]), 4), (1000 // np.arange(1, 200), 512)])
 def touched(counts: np.ndarray, n: int) -> Any:
     """Mean number of different tokens in a batch."""
     return (1 - (1 - counts / counts.sum()) ** n).sum()
 
 
 touched.mistakes = [
-    (
-        "1 − exp(−n·p) is near it for rare tokens; exact is 1 − (1 − p)ⁿ",
-        lambda c, n: (1 - np.exp(-n * c / c.sum())).sum(),
-    ),
+    ("exact is 1 − (1 − p)ⁿ", lambda c, n: (1 - np.exp(-n * c / c.sum())).sum()),
     ("n tokens are drawn, but some of them twice", lambda c, n: float(n)),
     ("that takes all tokens as equally frequent", lambda c, n: len(c) * (1 - (1 - 1 / len(c)) ** n)),
 ]

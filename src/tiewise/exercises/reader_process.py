@@ -1,4 +1,4 @@
-"""`python -m tiewise.exercises.run N FILE`: what FILE's function returns for every case, as an .npz on stdout.
+"""`python -m tiewise.exercises.reader_process N FILE`: what FILE's function returns for every case, as .npz on stdout.
 
 What the file prints goes to stderr. Memory is limited once it is imported: libraries reserve far more than they use.
 """

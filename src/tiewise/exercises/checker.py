@@ -113,7 +113,7 @@ def check(number: int, file: Path) -> str | None:
     asked = of_number(number)
     if not file.is_file():
         raise RunError(f"no file {file}", f"tiewise exercise {number} says what it should hold")
-    command = [sys.executable, "-m", "tiewise.exercises.run", str(number), str(file)]
+    command = [sys.executable, "-m", "tiewise.exercises.reader_process", str(number), str(file)]
     try:
         done = subprocess.run(
             command, env=os.environ | ARENA, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS
