@@ -30,7 +30,7 @@ MOST_OF_A_KIND = 10  # findings that are told one by one
 
 
 class Part(NamedTuple):
-    """A stored tensor and the part that it plays: "input", "output", "bias", "position", "map"."""
+    """A stored tensor and its part: "input", "output", "bias", "position", "map", or the role of a `TokenTable`."""
 
     role: str
     tensor: Stored
@@ -223,7 +223,10 @@ def _whole(path: Path, facts: Facts) -> Audit:
         "file" if facts.folder.single else "folder",
         facts.claims,
         roles,
-        tuple(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors),
+        (
+            *(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors),
+            *(Part(other.role, other.tensor) for other in roles.others),
+        ),
         ends,
         spare=roles.output.nbytes if roles.output is not None and ends is not None and ends.kind == IDENTICAL else 0,
         outcomes=predict(facts),

@@ -87,6 +87,7 @@ def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
     said = [
         (ROLES[role], f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}")
         for role, tensor in audit.parts
+        if role in ROLES
     ]
     inputs = sum(role == "input" for role, _ in audit.parts)  # they come first
     yield from said[:inputs]
@@ -94,6 +95,10 @@ def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
         used = "not stored: the input table is used" if audit.claims.tied else "not stored"
         yield ROLES["output"], "none: this class has no token head" if roles.headless else used
     yield from said[inputs:]
+    for role in dict.fromkeys(role for role, _ in audit.parts if role not in ROLES):  # a line for all of a role
+        first, *rest = (tensor for other, tensor in audit.parts if other == role)
+        more = f" and {len(rest):,} more, {size(sum(each.nbytes for each in (first, *rest)))} in all" if rest else ""
+        yield role, f"{short(first.name)}  {first.dtype} {list(first.shape)}  {size(first.nbytes)}{more}"
     if audit.ends is not None:
         spare = f"; {size(audit.spare)} stored twice" if audit.spare else ""
         yield "the two are", difference(audit.ends) + spare

@@ -129,6 +129,7 @@ class Facts:
         """Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name."""
         roles = self.roles
         known = {tensor.name for tensor in (*roles.tables, *roles.positions, *roles.biases)}
+        known |= {other.tensor.name for other in roles.others}
         rows = {table.rows for table in roles.pair} | self.vocabularies
         return [
             tensor

@@ -12,6 +12,7 @@ from typing import Any
 
 from tiewise.analysis.open_path import FAMILIES
 from tiewise.checkpoint.claims import BESIDE, PACKED, POSITION, SCALARS, family_data, usual
+from tiewise.checkpoint.token_tables import PLAIN_TABLE
 
 RULES = ("B010", "B011", "B012", "B013", "B014", "B015", "B016")
 
@@ -37,6 +38,7 @@ def verdict_table() -> dict[str, Any]:
         "ends": [json.loads(entry) for entry in places],
         "usual": usual()._asdict(),
         "position": POSITION.pattern,
+        "beside_ends": PLAIN_TABLE.pattern,
         "beside": BESIDE.pattern,
         "packed": PACKED,
         "scalars": SCALARS,
