@@ -1,15 +1,16 @@
-"""resize where a token has more rows than two: models of transformers answer new ids, and old ones as before."""
+"""Verbs where a token has more rows than two: models of transformers answer new ids, and old ones as before."""
 
 import numpy as np
 import pytest
-import saved_models
 import torch
 from rewrite_models import config_of, logits, tensors
-from tiny_checkpoints import llama_config, table, write_checkpoint
+from tests.checkpoint import saved_models
+from tests.checkpoint.tiny_checkpoints import llama_config, table, write_checkpoint
 
+import tiewise
 from tiewise.checkpoint.audit import check
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite import resize
+from tiewise.rewrite import densify, factor, resize, tie, untie
 
 V, N = 99, 111
 E, H = "model.embed_tokens.weight", "lm_head.weight"
@@ -134,3 +135,34 @@ def test_blts_hash_is_of_bytes_and_stays(tmp_path):
     ends = {E: table(64), H: table(64, seed=1), hashed: table(40)}
     resize(write_checkpoint(tmp_path / "a", llama_config(False, 64), ends), tmp_path / "b", vocab=70)
     assert len(tensors(tmp_path / "b")[hashed]) == 40
+
+
+@pytest.mark.parametrize("keep", ["input", "output", "mean"])
+def test_a_copy_of_an_end_goes_with_it_where_two_become_one(keep, tmp_path):
+    ends = {E: table(64), H: table(64, seed=1)}
+    own = table(64, seed=5)
+    config = llama_config(False, 64) | {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
+    further = {NEXT: ends[E], NEXT_HEAD: ends[H], "model.layers.3.embed_tokens.weight": own}
+    write_checkpoint(tmp_path / "a", config | {"num_hidden_layers": 2}, ends | further)
+    receipt = tie(tmp_path / "a", tmp_path / "b", keep=keep)
+    made = tensors(tmp_path / "b")
+    assert H not in made
+    assert torch.equal(made[NEXT], made[E])
+    assert torch.equal(made[NEXT_HEAD], made[E])
+    assert torch.equal(made["model.layers.3.embed_tokens.weight"], torch.from_numpy(own))
+    copies = [NEXT_HEAD] if keep == "input" else [NEXT, NEXT_HEAD]
+    assert [note.split()[0] for note in receipt.notes if "still is" in note] == copies
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_per_layer_tables_stay_where_ends_change(name, tmp_path):
+    model = saved(tmp_path / "a", name)
+    untie(tmp_path / "a", tmp_path / "b")
+    assert torch.equal(logits(loaded(tmp_path / "b", model), OLD), logits(model, OLD))
+    receipt = factor(tmp_path / "a", tmp_path / "c", rank=12)
+    assert f"model.{PLE}: left as they are, since only the two ends are factored" in receipt.notes
+    densify(tmp_path / "c", tmp_path / "d")
+    narrow, dense = tiewise.load(tmp_path / "c").eval(), loaded(tmp_path / "d", model)
+    assert torch.allclose(logits(narrow, OLD), logits(dense, OLD), atol=1e-4)
+    for folder in "bcd":
+        assert torch.equal(tensors(tmp_path / folder)[f"model.{PLE}"], tensors(tmp_path / "a")[f"model.{PLE}"])
