@@ -137,9 +137,9 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
         _transformers(facts, TRANSFORMERS_5, claims.tied),
         _server(facts, VLLM_BEFORE, of_any),
         _server(facts, VLLM_HEADLESS if kind in ("gemma2", "cohere", "cohere2", "mpt") else VLLM_AFTER, of_any),
-        *_sglang(facts, kind),
         _server(facts, families.get(kind, LLAMA_CPP), claims.tied),
         _mlx(facts, kind),
+        *_sglang(facts, kind),
     )
 
 
@@ -176,7 +176,8 @@ def _mlx(facts: Facts, kind: str) -> LoaderOutcome:
     words = tuple(MLX_LETTERS[letter] for letter in column)
     run = replace(MLX, versions=data["version"], source=f"run on {data['date']}", tied=words, untied=words)
     made = _server(facts, run, True)
-    return replace(made, predicted=made.outcome not in words or facts.quantised or facts.folder.opened is None)
+    as_run = made.outcome in words and made.sentence == PLAIN[made.outcome] and not facts.quantised
+    return replace(made, predicted=not as_run)
 
 
 @lru_cache(maxsize=1)
