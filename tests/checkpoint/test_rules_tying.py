@@ -98,7 +98,7 @@ FIRES = [
     ("B012", "error", HEAD, False, of(T5 | {FLAG: True}, shared=table(), lm_head=OTHER)),  # the flag also scales
     ("B080 B012", "warning", "a", False, {"head": OTHER}, "4 of 7 loaders", "transformers 4: head dropped",
      "vLLM before August 2026: head dropped", "mlx-lm 0.32.2: head dropped"),
-    ("B080", "error", "a", False, UNTIED | {"config": GEMMA}, "3 of 7 loaders",
+    ("B080", "warning", "a", False, UNTIED | {"config": GEMMA}, "3 of 7 loaders",
      "llama.cpp convert_hf_to_gguf: head dropped"),
     ("B080", "info", "a", False, factored, "tiewise densify PATH --to NEW_DIR"),
     ("B090", "info", "logits_scaling", False, {"config": GRANITE}, "logits_scaling = 8"),

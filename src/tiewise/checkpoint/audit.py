@@ -30,7 +30,7 @@ MOST_OF_A_KIND = 10  # findings that are told one by one
 
 
 class Part(NamedTuple):
-    """A stored tensor and its part: "input", "output", "bias", "position", "map", or the role of a `TokenTable`."""
+    """A stored tensor and its part: "input", "output", "bias", "position", "map", or the role of an `IndexedTensor`."""
 
     role: str
     tensor: Stored

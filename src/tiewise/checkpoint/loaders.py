@@ -138,12 +138,12 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
         _server(facts, VLLM_BEFORE, of_any),
         _server(facts, VLLM_HEADLESS if kind in ("gemma2", "cohere", "cohere2", "mpt") else VLLM_AFTER, of_any),
         _server(facts, families.get(kind, LLAMA_CPP), claims.tied),
-        _mlx(facts, kind),
-        *_sglang(facts, kind),
+        mlx(facts, kind),
+        *sglang(facts, kind),
     )
 
 
-def _sglang(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
+def sglang(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
     """What SGLang makes of it; where that changed, what it made of it before."""
     made, head = _server(facts, SGLANG, facts.claims.tied), facts.roles.output_end
     if made.outcome == UNTIED and kind.startswith("qwen3_vl"):
@@ -162,7 +162,7 @@ def _sglang(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
     yield made
 
 
-def _mlx(facts: Facts, kind: str) -> LoaderOutcome:
+def mlx(facts: Facts, kind: str) -> LoaderOutcome:
     """What mlx-lm makes of it: as it was run with a tiny model of its family, else as most of its classes read."""
     data, fixed = mlx_data(), facts.claims.fixed
     levels = [claim for claim in facts.claims.levels if not claim.level or claim.level in TEXT_PARTS]

@@ -31,7 +31,7 @@ from tiewise.checkpoint.claims import (
     without_tokens,
 )
 from tiewise.checkpoint.stored import FLOATING, Stored
-from tiewise.checkpoint.token_tables import TokenTable, token_tables
+from tiewise.checkpoint.token_tables import IndexedTensor, token_tables
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Roles:
     unread: Mapping[str, str] = field(default_factory=dict)
     # tensors that stand where an end should and are no table: packed in an unknown way, or not of two axes
     opaque: tuple[Stored, ...] = ()
-    others: tuple[TokenTable, ...] = ()  # all else that token ids index: per layer, by n-grams, for further tokens
+    others: tuple[IndexedTensor, ...] = ()  # all else that token ids index: per layer, by n-grams, for further tokens
 
     @property
     def tables(self) -> tuple[Stored, ...]:

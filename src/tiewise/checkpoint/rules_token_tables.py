@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
+from collections.abc import Mapping
 
-from tiewise.checkpoint.claims import count, number
+from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rule import Said, Told, describe, difference, dotted, rule
-from tiewise.checkpoint.stored import FLOATING
+from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import CLOSE, SOME_ROWS
-from tiewise.checkpoint.token_tables import MODALITY, MTP_INPUT, MTP_OUTPUT, NGRAM, PER_LAYER, TokenTable
+from tiewise.checkpoint.token_tables import MODALITY, MTP_INPUT, MTP_OUTPUT, NGRAM, PER_LAYER, rows_said
 from tiewise.checkpoint.untrusted import short
 
 
@@ -27,76 +26,42 @@ def other_tables(facts: Facts) -> Told:
     Sources: transformers#45276; transformers#45335; transformers#45324; transformers modeling_gemma3n.py; mlx-lm
     models/longcat_flash_ngram.py; transformers modeling_blt.py
     """
-    roles, main = facts.roles, facts.roles.counted
+    main, gemma3n = facts.roles.counted, str(facts.text.model_type).startswith("gemma3n")
+    source = "take it from the checkpoint's source"
+    grow = source if main is None else facts.command("resize", f"--vocab {main.rows}")
+    others = [other for other in facts.roles.others if other.tensor.dtype in FLOATING]
+    for other in others:
+        table, where = other.tensor, short(other.tensor.name)
+        said = rows_said(other, facts.config)
+        if said is not None and said != table.rows:
+            what = f"the config makes it {said:,} rows, and {describe(table)} has {table.rows:,}"
+            what += ": every n-gram reads another row, or one outside" if other.role == NGRAM else ""
+            back = "bring vocab_size back to what the model was trained with" if other.role == NGRAM else source
+            yield where, what, grow if other.by_id else back
+        if not other.by_id or main is None or table.rows == main.rows:
+            continue
+        # Gemma 3n reads its first row for all further ids; more rows than ids are padding
+        if other.role == PER_LAYER and (gemma3n or table.rows > main.rows):
+            continue
+        what = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
+        what += f": ids from {table.rows:,} on read outside it" if table.rows < main.rows else ""
+        yield where, what, grow if table.rows < main.rows else source
     config = facts.levels.get(facts.text.level, {})
-    gemma3n = str(facts.text.model_type).startswith("gemma3n")
-    own = count(config.get("vocab_size_per_layer_input"))
-    per_layer = [other for other in roles.others if other.role == PER_LAYER]
-    for other in (other for other in roles.others if other.by_id and other.tensor.dtype in FLOATING):
-        table, where, rows = other.tensor, short(other.tensor.name), other.tensor.rows
-        said = own if other in per_layer else None
-        if said is not None and said != rows:
-            key = dotted(facts.text.level, "vocab_size_per_layer_input")
-            yield where, f"{key} is {said:,}, and {describe(table)} has {rows:,} rows", _resize(facts)
-        if main is None or rows == main.rows or (rows > main.rows and other in per_layer):
-            continue
-        if other in per_layer and gemma3n:  # its class reads the first row for all further ids
-            continue
-        what = f"{describe(table)} has {rows:,} rows, and {short(main.name)} {main.rows:,}"
-        what += f": ids from {rows:,} on read outside it" if rows < main.rows else ""
-        yield where, what, _resize(facts) if rows < main.rows else "take it from the checkpoint's source"
-    width = count(config.get("hidden_size_per_layer_input"))
-    if own and width and main is not None and facts.complete and not per_layer and not facts.folder.single:
-        what = f"the config says a table of {own:,} rows for each layer, and none is stored: it is drawn at random"
-        yield dotted(facts.text.level, "vocab_size_per_layer_input"), what, "take it from the checkpoint's source"
-    yield from _hashed(facts)
-    ends = [(other, *_offset(facts, other)) for other in roles.others if other.role == MODALITY]
-    for other, _, wanted in ends:
-        if wanted is not None and wanted != other.tensor.rows:
-            what = f"its config says {wanted:,} tokens, and {describe(other.tensor)} has {other.tensor.rows:,} rows"
-            yield short(other.tensor.name), what, "take it from the checkpoint's source"
-    last, first, _ = max(ends, key=lambda end: end[1] or 0, default=(None, None, None))
-    if last is not None and first is not None and main is not None and main.rows > first + last.tensor.rows:
-        what = f"ids from {first:,} on are looked up in {describe(last.tensor)}: those from"
-        what += f" {first + last.tensor.rows:,} to {main.rows - 1:,} read outside it"
-        yield short(last.tensor.name), what, "bring the vocabulary back to its size, and use ids that are unused"
-
-
-def _resize(facts: Facts) -> str:
-    main = facts.roles.counted
-    return facts.command("resize", f"--vocab {main.rows}") if main is not None else "take it from its source"
-
-
-def _offset(facts: Facts, other: TokenTable) -> tuple[int | None, int | None]:
-    """(first id, number of ids) of a modality, as the config says them."""
-    kind = other.module.rpartition(".")[0].rpartition("embed_")[2]  # vision, audio
-    level = facts.config.get(f"{kind}_config")
-    found = level if isinstance(level, dict) else {}
-    return count(found.get("vocab_offset")), count(found.get("vocab_size"))
-
-
-def _hashed(facts: Facts) -> Iterator[Said]:
-    """Tables of n-grams that have other rows than the hash of their class makes of the config."""
-    config, tables = facts.levels.get(facts.text.level, {}), {}
-    for other in facts.roles.others:
-        if other.role == NGRAM and other.tensor.dtype in FLOATING:
-            tables[other.module] = other.tensor
-    ratio, vocab = number(config.get("ngram_vocab_size_ratio")), facts.text.vocab_size
-    for module, table in tables.items():
-        index = module.rpartition(".embedders.")[2]
-        wanted = None
-        if index.isdecimal() and len(index) < 9 and ratio is not None and vocab is not None:  # odd sizes, one each
-            wanted = int(ratio * vocab + 2 * int(index) + 1)
-        elif module.endswith("encoder_hash_tok_embedding"):
-            sizes = config.get("encoder_hash_byte_group_size")
-            keys = ("encoder_hash_byte_group_vocab", "encoder_hash_byte_group_nb_functions")
-            numbers = [count(config.get(key)) for key in keys]
-            numbers.append(len(sizes) if isinstance(sizes, list) else None)
-            wanted = prod(n for n in numbers if n is not None) if None not in numbers else None
-        if wanted is not None and wanted != table.rows:
-            what = f"the config makes it {wanted:,} rows, and {describe(table)} has {table.rows:,}"
-            fix = "bring vocab_size back to what the model was trained with"
-            yield Said(short(table.name), f"{what}: every n-gram reads another row, or one outside", fix)
+    wide = count(config.get("vocab_size_per_layer_input")) and count(config.get("hidden_size_per_layer_input"))
+    if wide and main is not None and facts.complete and all(other.role != PER_LAYER for other in facts.roles.others):
+        key = dotted(facts.text.level, "hidden_size_per_layer_input")
+        yield key, f"it is {wide:,}, and no per-layer table is stored: one is drawn at random", source
+    offsets: dict[int, Stored] = {}  # by first id; the last modality takes all ids that follow
+    for other in (other for other in others if other.role == MODALITY):
+        level = facts.config.get(f"{other.module.rpartition('.')[0].rpartition('embed_')[2]}_config")
+        offset = count(level.get("vocab_offset")) if isinstance(level, Mapping) else None
+        offsets |= {offset: other.tensor} if offset is not None else {}
+    if offsets and main is not None and main.rows > (end := max(offsets) + offsets[max(offsets)].rows):
+        last = offsets[max(offsets)]
+        what = (
+            f"ids from {max(offsets):,} on are looked up in {describe(last)}: those from {end:,} to {main.rows - 1:,}"
+        )
+        yield short(last.name), f"{what} read outside it", "bring the vocabulary back to its size, and use unused ids"
 
 
 @rule(

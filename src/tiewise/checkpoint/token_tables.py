@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from tiewise.checkpoint.claims import PACKED, count, model_levels, module_of
+from tiewise.checkpoint.claims import PACKED, count, model_levels, module_of, number
 from tiewise.checkpoint.stored import Stored
 
 PER_LAYER, NGRAM, MODALITY = "per-layer table", "n-gram table", "modality table"
@@ -33,7 +34,7 @@ _OUTPUTS = ("lm_head", "head", "shared_head", "output", "output_head", "output_l
 
 
 @dataclass(frozen=True)
-class TokenTable:
+class IndexedTensor:
     """A stored tensor beside the two ends that token ids index."""
 
     role: str  # one of the words above
@@ -48,14 +49,14 @@ class TokenTable:
 
 def token_tables(
     tensors: Mapping[str, Stored], config: Mapping[str, Any], ends: Collection[Stored]
-) -> Iterator[TokenTable]:
+) -> Iterator[IndexedTensor]:
     """Yield those among `tensors`, which stand under names without wrappers, that are none of the `ends`."""
     keys = ("num_hidden_layers", "num_layers", "n_layer")
     layers = [number for _, level in model_levels(config) for key in keys if (number := count(level.get(key)))]
     taken = {table.name for table in ends}
     for name, tensor in tensors.items():
         module, parameter = module_of(name)
-        role = _role(module, parameter, min(layers, default=0))
+        role = role_of(module, parameter, min(layers, default=0))
         flat = role == DRAFT_MAP
         if role is None or tensor.name in taken or (len(tensor.shape) != (1 if flat else 2) and parameter == "weight"):
             continue
@@ -64,10 +65,10 @@ def token_tables(
             like = {axis for end in ends if len(end.shape) == 2 for axis in enumerate(end.shape)}
             if like and like.isdisjoint(enumerate(tensor.shape)):
                 continue
-        yield TokenTable(role, tensor, module)
+        yield IndexedTensor(role, tensor, module)
 
 
-def _role(module: str, parameter: str, layers: int) -> str | None:
+def role_of(module: str, parameter: str, layers: int) -> str | None:
     """The role that a name sounds like; layers from number `layers` on predict further tokens."""
     if parameter in ("d2t", "t2d"):
         return DRAFT_MAP
@@ -82,3 +83,26 @@ def _role(module: str, parameter: str, layers: int) -> str | None:
     if (inside is not None and int(inside[2]) >= layers) or _FURTHER.search(module):
         return MTP_INPUT if last in _INPUTS else MTP_OUTPUT if last in _OUTPUTS else None
     return PER_LAYER if inside is not None and last == "embed_tokens" else None
+
+
+def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
+    """Rows that a config gives a table: its own size, or that of the hash of its class; None where it says none."""
+    if other.role == MODALITY:  # embed_vision.embedding, by vision_config
+        level = config.get(f"{other.module.rpartition('.')[0].rpartition('embed_')[2]}_config")
+        return count(level.get("vocab_size")) if isinstance(level, Mapping) else None
+    for _, level in model_levels(config):
+        said = None
+        if other.role == PER_LAYER and other.module.endswith("embed_tokens_per_layer"):
+            said = count(level.get("vocab_size_per_layer_input"))
+        elif other.role == NGRAM and (index := re.search(r"\.embedders\.(\d{1,9})$", other.module)):
+            # longcat_flash_ngram: each has another odd size, so that the hashes differ
+            ratio, vocab = number(level.get("ngram_vocab_size_ratio")), count(level.get("vocab_size"))
+            said = None if ratio is None or vocab is None else int(ratio * vocab + 2 * int(index[1]) + 1)
+        elif other.role == NGRAM and other.module.endswith("encoder_hash_tok_embedding"):
+            sizes = level.get("encoder_hash_byte_group_size")
+            parts = [count(level.get(f"encoder_hash_byte_group_{key}")) for key in ("vocab", "nb_functions")]
+            parts.append(len(sizes) if isinstance(sizes, list) else None)
+            said = None if None in parts else prod(part for part in parts if part is not None)
+        if said is not None:
+            return said
+    return None
