@@ -25,9 +25,9 @@ ROUNDED, UNKNOWN = "equal once rounded", "not known"
 
 TIED, UNTIED, KEPT = "tied", "untied", "kept with a warning"
 DROPPED, RANDOM_HEAD, RANDOM_TABLE, NEW_BIAS = "head dropped", "random head", "random table", "new bias"
-NO_SCALE = "scale dropped"
+NO_SCALE, RANDOM_LAYERS = "scale dropped", "random layers"
 ERROR, NO_HEAD, NOT_SERVED, DEPENDS = "load error", "no head", "not served", "depends"
-LOST = (RANDOM_HEAD, RANDOM_TABLE, NEW_BIAS, NO_SCALE, ERROR)  # no model, or one that nobody trained
+LOST = (RANDOM_HEAD, RANDOM_TABLE, RANDOM_LAYERS, NEW_BIAS, NO_SCALE, ERROR)  # no model, or one that nobody trained
 RIGHT = (TIED, UNTIED, KEPT, NO_HEAD)
 PLAIN = {
     TIED: "The head is the table.",
@@ -36,6 +36,7 @@ PLAIN = {
     DROPPED: "The stored head is thrown away and the table takes its place.",
     RANDOM_HEAD: "The head is drawn at random: no tensor is its own, and nothing ties it.",
     RANDOM_TABLE: "The input table is drawn at random.",
+    RANDOM_LAYERS: "The layers are drawn at random: none is stored under a name that the class is loaded from.",
     ERROR: "It refuses to load.",
     NO_SCALE: "The numbers of the packed head are taken for its weights, and their scales are dropped.",
     NO_HEAD: "The class has no token head.",
@@ -100,6 +101,7 @@ VERIFIED = {
 
 
 _CANONICAL = "The class saves its shared table under the head's name: its own code decides."
+_ELSEWHERE = "Layers under {} are not read, as the class looks for them under {}: all of them are drawn at random."
 _ANEW = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
 
 
@@ -132,9 +134,14 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
     # llama.cpp converts each family by a class of its own, T5 the only encoder-decoder
     families = dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA) | dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5)
     kind = claims.levels[0].model_type or ""
-    return (
+    own = (
         _transformers(facts, TRANSFORMERS_4, of_text and claims.fixed is not False),
         _transformers(facts, TRANSFORMERS_5, claims.tied),
+    )
+    if facts.as_class is not None:
+        return own
+    return (
+        *own,
         _server(facts, VLLM_BEFORE, of_any),
         _server(facts, VLLM_HEADLESS if kind in ("gemma2", "cohere", "cohere2", "mpt") else VLLM_AFTER, of_any),
         _server(facts, families.get(kind, LLAMA_CPP), claims.tied),
@@ -222,7 +229,7 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
     if roles.headless:
         missing = roles.known is not None and facts.complete and not roles.opaque
         lost = roles.read_input is None and (roles.unread or missing)
-        return _outcome(loader, RANDOM_TABLE if lost else NO_HEAD)
+        return _outcome(loader, RANDOM_TABLE if lost else RANDOM_LAYERS if facts.foreign_layers else NO_HEAD)
     deciding = facts.claims.deciding
     if recent and deciding.malformed is not None:
         loose = family(deciding.model_type).loose
@@ -239,6 +246,8 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
     if facts.half_read and flag is not False:
         return _outcome(loader, DEPENDS, f"{short(facts.half_read[0].name)} is not read; another end takes its place.")
     made = _from_matrix(facts, loader, flag)
+    if facts.foreign_layers is not None and roles.known is not None and made.outcome not in LOST:
+        return _outcome(loader, RANDOM_LAYERS, _ELSEWHERE.format(facts.foreign_layers, roles.known.layers[0]))
     if anew and made.outcome not in LOST:
         return _outcome(loader, NEW_BIAS, _ANEW.format(*anew[0]))
     # the tests load this class with these flags, its own names and plain tables of one type

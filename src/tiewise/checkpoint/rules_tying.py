@@ -304,9 +304,9 @@ def loaders_disagree(facts: Facts) -> Told:
     go their own way. One folder can so be two models, or a random one. The table of loaders in the report says for each
     what it will do, for which versions, and whether that was run or read in its source and threads. A warning where a
     loader makes another model, or a server refuses to load it; an error where transformers fails, or any draws
-    something at random. Where another rule names the cause, repairing that settles this too. Some cases are the loader's
-    own: llama.cpp passes over a separate head of Gemma 2 (llama.cpp#9065), and only transformers knows tiewise's
-    factored tables.
+    something at random. Where another rule names the cause, repairing that settles this too. Some cases are the
+    loader's own: llama.cpp passes over a separate head of Gemma 2 (llama.cpp#9065), and only transformers knows
+    tiewise's factored tables.
     What to do: repair the causes; where only the loader is to blame, use another, or make one table (`tiewise tie`).
     Sources: vllm#51063; vllm#51665; transformers#42507; llama.cpp#9065; llama.cpp#13328
     """

@@ -24,7 +24,7 @@ def verdict_table() -> dict[str, Any]:
     families: dict[str, Any] = {}
     for kind, known in data["families"].items():
         classes = {
-            name: places.setdefault(json.dumps(entry, sort_keys=True), len(places))
+            name: places.setdefault(json.dumps(entry | {"layers": ()}, sort_keys=True), len(places))
             for name, entry in known.get("classes", {}).items()
         }
         families[kind] = {key: known[key] for key in ("tie", "loose", "levels", "sizes", "scalars") if key in known}
