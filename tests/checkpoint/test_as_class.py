@@ -1,6 +1,7 @@
 """`check --as CLASS` and layers under foreign names: what is said is what transformers does, asked by loading."""
 
 import json
+import random
 
 import pytest
 import saved_models as saved
@@ -11,6 +12,8 @@ from tiny_checkpoints import llama
 
 from tiewise.checkpoint import loaders
 from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
 
 GEMMA, TEXT, LLAMA = "Gemma3ForConditionalGeneration", "Gemma3ForCausalLM", "LlamaForCausalLM"
@@ -99,6 +102,18 @@ def test_layers_that_its_class_does_not_load(name, before, after, lost, folder):
     if lost:
         assert f"Layers under {after} are not read, as the class looks for them under {before}" in found.sentence
         assert check(path).at_least("error")[0].rule == "B080"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", random.Random(3).sample(saved.classes(), 80))
+def test_whatever_a_class_saves_it_finds_again(name, tmp_path):
+    try:
+        saved.tiny(name).save_pretrained(tmp_path)
+    except Exception as error:
+        pytest.skip(f"no tiny model: {type(error).__name__}")
+    audit = check(tmp_path, scan=False, select=["B017"])
+    assert not audit.findings
+    assert Facts(open_folder(tmp_path)).foreign_layers is None
 
 
 def test_only_transformers_is_asked(folder):

@@ -45,6 +45,7 @@ def roles_of(config, modules):
          {"model.ngram_embeddings.embedders.1": "n-gram table"}),
         ({}, {"model.layers.1.ple.ple_embedding.ngram_embedding.shard_7": (163, 2)},
          {"model.layers.1.ple.ple_embedding.ngram_embedding.shard_7": "n-gram table"}),
+        ({}, {"prophetnet.decoder.ngram_embeddings": (2, D)}, {}),
         ({}, {"model.encoder_hash_tok_embedding": (600, D)}, {"model.encoder_hash_tok_embedding": "n-gram table"}),
         ({}, {"model.embed_vision.embedding": (4, D)}, {"model.embed_vision.embedding": "modality table"}),
         ({}, {"d2t": (16,), "t2d": (V,)}, {"d2t": "draft map", "t2d": "draft map"}),

@@ -23,8 +23,8 @@ from tiewise.checkpoint.stored import Stored
 
 PER_LAYER, NGRAM, MODALITY = "per-layer table", "n-gram table", "modality table"
 MTP_INPUT, MTP_OUTPUT, DRAFT_MAP = "MTP input", "MTP output", "draft map"
-PLAIN_TABLE = re.compile(
-    r"(^|\.)(embed_tokens_per_layer|ngram_embeddings?(\.(embedders\.\d+|shard_\d+))?|encoder_hash_tok_embedding)$"
+PLAIN_TABLE = re.compile(  # ProphetNet's `ngram_embeddings` is of its streams
+    r"(^|\.)(embed_tokens_per_layer|ngram_embeddings\.embedders\.\d+|ngram_embedding(\.shard_\d+)?|encoder_hash_tok_embedding)$"
 )
 _MODALITY = re.compile(r"(^|\.)embed_(vision|audio)\.embedding$")
 _FURTHER = re.compile(r"(^|\.)(mtp|nextn)\w*\.")  # tokens: modules of the layers that predict them
