@@ -60,7 +60,8 @@ ABOUT = (
     "keys of sizes; scalars, numbers at the boundary by default. A class: inputs, output, positions, maps, names of "
     "modules, whose tensor is <name>.weight; bias, of tensors; tied, {target: source} that it may tie; disk, names in "
     "a saved file where they differ; prefix, of the body; loads, {module or bias: all other names in a file that are "
-    "loaded into it}, unless that is this prefix put before or taken away; decides, levels of the config whose flag "
+    "loaded into it}, unless that is this prefix put before or taken away; layers, what stands before a layer's number "
+    "in a file that is loaded, but for this prefix; decides, levels of the config whose flag "
     "rules (the root where not given), of several one that says true is enough; always or never, tied or not "
     "whatever the flag says."
 )
@@ -187,6 +188,7 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
     entry["maps"] = _maps(model_class, config, {*inputs, output})
     entry["disk"] = _disk(model, [*inputs, *([output] if output else []), *entry["maps"]], entry["bias"])
     entry |= _names(model, [*inputs, *([output] if output else [])], entry["bias"])
+    entry["layers"] = _layers(model)
     if output is not None and inputs:
         entry |= _deciding(model_class, config, inputs, output)
     return {key: value for key, value in entry.items() if value not in (None, [], {})}
@@ -319,6 +321,25 @@ def _names(model: Any, modules: list[str], biases: list[str]) -> dict[str, Any]:
         told &= all(plain.loaded_as(other) == name for other in spelt if loaded_as(other) == name)
         loads[name.removesuffix(".weight")] = found
     return ({"prefix": prefix} if prefix else {}) | ({} if told else {"loads": loads})
+
+
+def _layers(model: Any) -> list[str]:
+    """What stands before the number of a layer of the stacks of text, in the class and in files that it loads.
+
+    A norm speaks for its layer: matrices may be packed together on loading.
+    """
+    first: dict[str, str] = {}
+    for name in sorted(model.state_dict(), key=lambda name: "norm" not in name):
+        stack, layer, _ = name.partition(".0.")
+        if layer and not is_foreign(stack) and not in_layer(f"{stack}."):
+            first.setdefault(stack, name)
+    prefix = f"{model.base_model_prefix}."
+    found = dict.fromkeys(first)
+    for name in first.values():
+        spelt = _names(model, [], [name]).get("loads", {}).get(name.removesuffix(".weight"), [])
+        found |= dict.fromkeys(other.partition(".0.")[0] for other in spelt if ".0." in other)
+    told = {name for own in first for name in (prefix + own, own.removeprefix(prefix))} - first.keys()
+    return [name for name in found if name not in told]
 
 
 def _before(renaming: WeightRenaming, name: str) -> set[str]:

@@ -25,4 +25,10 @@ RENAMED: list[tuple[str, str | None, str]] = [
         None,
         "measured on ranks: FSDP2 gathers tables once a step, not twice; the loss gathers two numbers a token",
     ),
+    (r"^check [^:]*:(/audits/\d+)?/rules/ran/length$", None, "rules are added: B017 and B018"),
+    (
+        r"^check [^:]*:(/audits/\d+)?/loaders/5/(source|predicted)$",
+        None,
+        "mlx-lm is run with a tiny model of the family, and was only read",
+    ),
 ]

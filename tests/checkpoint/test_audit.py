@@ -53,7 +53,7 @@ def test_what_an_audit_says_of_a_healthy_folder(tmp_path):
     assert (audit.tensors, audit.nbytes) == (5, sum(a.nbytes for a in llama_tensors(False, 64).values()))
     assert {part.role: part.tensor.name for part in audit.parts} == {"input": TABLE, "output": HEAD}
     assert (audit.ends.kind, audit.claims.tied) == ("unrelated", False)
-    assert {outcome.loader for outcome in audit.outcomes} == {"transformers", "vLLM", "llama.cpp", "mlx-lm"}
+    assert {outcome.loader for outcome in audit.outcomes} == {"transformers", "vLLM", "SGLang", "llama.cpp", "mlx-lm"}
     assert set(audit.ran) | set(audit.skipped) == set(rules())
     assert set(audit.skipped) == {"B041", "B081", "B060", "B061", "B070", "B071"}
 

@@ -64,7 +64,7 @@ def test_every_class_is_there_or_said_to_be_missing():
 
 def test_the_file_is_small_and_one_line_a_family():
     text = (ROOT / "src/tiewise/checkpoint/data/families.json").read_text()
-    assert len(text) < 160_000
+    assert len(text) < 190_000  # of which 26 kB say where layers lie
     assert make_families.written(DATA) == text
 
 

@@ -29,6 +29,7 @@ COLUMNS = {
     "vLLM since August 2026": loaders.VLLM_AFTER,
     "llama.cpp": loaders.LLAMA_CPP,
     "mlx-lm": loaders.MLX,
+    "SGLang": loaders.SGLANG,
 }
 
 
@@ -84,8 +85,9 @@ def put(model, folder, flags, state):
 
 def outcomes(folder, scan=True):
     """{column of the documentation's matrix: what is said of that loader}."""
-    said = {(one.loader, one.versions): one for one in predict(Facts(open_folder(folder), scan=scan))}
-    return {column: said[loader.name, loader.versions] for column, loader in COLUMNS.items()}
+    found = predict(Facts(open_folder(folder), scan=scan))
+    said = {one.loader: one for one in found} | {(one.loader, one.versions): one for one in found}
+    return {column: said.get((loader.name, loader.versions), said[loader.name]) for column, loader in COLUMNS.items()}
 
 
 def predicted(folder, scan=True):
@@ -215,7 +217,7 @@ DROPPED, LOUD, DRAWN = loaders.DROPPED, loaders.ERROR, loaders.RANDOM_HEAD
 THREADS = [
     *((LLAMA, {} if flag is None else {"": flag}, state, dict(zip(OTHERS, words, strict=True)))
       for flag, state, words in [
-        (True, loaders.NONE, ["tied", "tied", "tied", "tied", "tied"]),
+        (True, loaders.NONE, ["tied"] * 5),
         (True, loaders.SAME, ["tied", "tied", "tied", "untied", "tied"]),
         (True, loaders.DIFFERENT, [DROPPED, DROPPED, "kept with a warning", "untied", DROPPED]),
         (False, loaders.NONE, [DRAWN, DRAWN, "tied", "tied", LOUD]),
@@ -265,7 +267,7 @@ def test_other_configs(untied, tmp_path, config, words):
     write(tmp_path, tensors, written | config)
     said = outcomes(tmp_path)
     assert {column: said[column].outcome for column in words} == words
-    assert all(one.predicted for one in said.values())
+    assert all(one.predicted for one in said.values()), said
     (tmp_path / "config.json").unlink()
     assert predict(Facts(open_folder(tmp_path))) == ()
 
@@ -375,8 +377,9 @@ def test_no_loader_loses_a_model_without_an_error(tmp_path_factory, data):
     (folder / FILE).rename(folder / data.draw(FILES))
     for scan in (True, False):
         audit = check(folder, scan=scan)
-        lost = [outcome for outcome in audit.outcomes if outcome.outcome in LOST]
+        refused = [one for one in audit.outcomes if one.outcome == loaders.ERROR and one.loader != "transformers"]
+        lost = [one for one in audit.outcomes if one.outcome in LOST and one not in refused]
         assert not lost or audit.at_least("error"), (lost, config, stored)
         for outcome in audit.outcomes:
-            assert outcome.predicted or outcome.versions == tr.__version__
+            assert outcome.predicted or outcome.versions in (tr.__version__, loaders.mlx_data()["version"])
             assert (outcome.outcome in LOST) <= (outcome.right is False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import Claims
-from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.facts import Facts, config_for
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
@@ -30,7 +30,7 @@ MOST_OF_A_KIND = 10  # findings that are told one by one
 
 
 class Part(NamedTuple):
-    """A stored tensor and the part that it plays: "input", "output", "bias", "position", "map"."""
+    """A stored tensor and its part: "input", "output", "bias", "position", "map", or the role of an `IndexedTensor`."""
 
     role: str
     tensor: Stored
@@ -55,6 +55,7 @@ class Audit:
     skipped: dict[str, str] = field(default_factory=dict)  # id → why a rule did not run
     scan: bool = True  # the tables were read, not only headers
     deep: bool = False  # every row was read
+    as_class: str | None = None  # the class that it was judged as; None for the one that its config names
 
     @property
     def worst(self) -> str | None:
@@ -83,6 +84,7 @@ class Audit:
                 "versions": {"tiewise": __version__, "python": platform.python_version()},
                 "path": str(self.path),
                 "kind": self.kind,
+                "as": self.as_class,
                 "scan": self.scan,
                 "deep": self.deep,
                 "tensors": self.tensors,
@@ -118,6 +120,7 @@ def check(
     base: str | os.PathLike[str] | None = None,
     beside: str | os.PathLike[str] | None = None,
     world: int | None = None,
+    as_class: str | None = None,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
 ) -> Audit:
@@ -130,6 +133,7 @@ def check(
         base: of an adapter: the checkpoint that it changes.
         beside: of a GGUF file: the Hugging Face checkpoint that it was made from.
         world: ranks that the tables are to be spread over: B042 says what of them each gets.
+        as_class: of a folder: the class of transformers that loads it, where it is not the one that its config names.
         select: ids or prefixes of the rules to run; none given: all.
         ignore: ids or prefixes of rules to leave out.
 
@@ -148,6 +152,8 @@ def check(
         raise CheckpointError("base is given, and this is not an adapter's folder", "leave base out")
     if beside is not None and folder is not None:
         raise CheckpointError("beside is given, and this is not a GGUF file", "leave beside out")
+    if as_class is not None and (folder is None or folder.is_adapter):
+        raise CheckpointError("as_class is given, and this is not a model's folder", "leave as_class out")
     source = base if base is not None else beside
     made_of = Facts(open_folder(source), scan) if source is not None else None
     facts: Facts | AdapterFacts | GgufFacts
@@ -164,7 +170,13 @@ def check(
         if not folder.tensors and not folder.faults and not folder.pickles:
             fix = "give a checkpoint folder, or one .safetensors or .gguf file"
             raise CheckpointError(f"{path}: no file of tensors in it", fix)
-        facts = whole = Facts(folder, scan, world)
+        if as_class is not None:
+            if folder.config is None:
+                raise CheckpointError(
+                    f"{path}: it has no config.json to load {as_class} by", "give the folder that has it"
+                )
+            folder = replace(folder, config=config_for(folder.config, as_class))
+        facts = whole = Facts(folder, scan, world, as_class)
         held, kind, audit = folder.tensors, "folder", _whole(path, whole)
 
     elsewhere = {"folder": "for whole checkpoints", "adapter": "for adapters", "gguf": "for GGUF files"}
@@ -193,6 +205,7 @@ def check(
         skipped=skipped,
         scan=scan,
         deep=deep,
+        as_class=as_class,
     )
 
 
@@ -223,7 +236,10 @@ def _whole(path: Path, facts: Facts) -> Audit:
         "file" if facts.folder.single else "folder",
         facts.claims,
         roles,
-        tuple(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors),
+        (
+            *(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors),
+            *(Part(other.role, other.tensor) for other in roles.others),
+        ),
         ends,
         spare=roles.output.nbytes if roles.output is not None and ends is not None and ends.kind == IDENTICAL else 0,
         outcomes=predict(facts),

@@ -25,13 +25,14 @@ ROLES = {"input": "input table", "output": "output head", "bias": "bias", "posit
 def audit_view(audit: Audit) -> RenderableType:
     """Return an audit as it is printed. Everything that comes from the checkpoint is `Text`, never markup."""
     what = f"{audit.tensors:,} tensors, {size(audit.nbytes)}"
+    loaded_as = f" as {audit.as_class}" if audit.as_class is not None else ""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in (*_claims(audit), *_stored(audit)):
         table.add_row(name, Text(value))
     parts: list[RenderableType] = [
-        Text.assemble((str(audit.path), "bold"), f"  {audit.kind}, {what}", overflow="fold"),
+        Text.assemble((str(audit.path), "bold"), f"  {audit.kind}{loaded_as}, {what}", overflow="fold"),
         table,
         *([_loaders(audit.outcomes)] if audit.outcomes else []),
     ]
@@ -87,6 +88,7 @@ def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
     said = [
         (ROLES[role], f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}")
         for role, tensor in audit.parts
+        if role in ROLES
     ]
     inputs = sum(role == "input" for role, _ in audit.parts)  # they come first
     yield from said[:inputs]
@@ -94,6 +96,10 @@ def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
         used = "not stored: the input table is used" if audit.claims.tied else "not stored"
         yield ROLES["output"], "none: this class has no token head" if roles.headless else used
     yield from said[inputs:]
+    for role in dict.fromkeys(role for role, _ in audit.parts if role not in ROLES):  # a line for all of a role
+        first, *rest = (tensor for other, tensor in audit.parts if other == role)
+        more = f" and {len(rest):,} more, {size(sum(each.nbytes for each in (first, *rest)))} in all" if rest else ""
+        yield role, f"{short(first.name)}  {first.dtype} {list(first.shape)}  {size(first.nbytes)}{more}"
     if audit.ends is not None:
         spare = f"; {size(audit.spare)} stored twice" if audit.spare else ""
         yield "the two are", difference(audit.ends) + spare
@@ -106,7 +112,7 @@ def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Padding:
     for name in ("loader", "makes of it", "that is"):
         table.add_column(name, overflow="fold")
     for outcome in outcomes:
-        basis = f"predicted, {outcome.source}" if outcome.predicted else "verified by our tests"
+        basis = f"read: {outcome.source}" if outcome.predicted else outcome.source
         loader = Text.assemble(f"{outcome.loader} {outcome.versions}\n", (basis, "dim"))
         word = Text(outcome.outcome, STYLE["error"] if outcome.right is False else "")
         table.add_row(loader, word, Text(outcome.sentence))

@@ -95,6 +95,7 @@ class ClassEnds:
     # {module or bias: every other name in a file that transformers loads into it}; None where the prefix, put before a
     # name or taken away, is all that it forgives
     loads: Mapping[str, Sequence[str]] | None = None
+    layers: tuple[str, ...] = ()  # what stands before a layer's number in a file that is loaded, but for the prefix
     decides: tuple[str, ...] = ("",)  # levels of the config that decide; of several, one that says true is enough
     always: bool = False  # tied whatever the flag says
     never: bool = False  # never tied whatever the flag says

@@ -7,17 +7,28 @@ import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, in_layer, is_foreign, model_levels, read_claims
+from tiewise.checkpoint.claims import (
+    OWN_TYPE,
+    Claim,
+    Claims,
+    count,
+    family_data,
+    in_layer,
+    is_foreign,
+    model_levels,
+    read_claims,
+)
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, noting, read_tokenizer
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES, TableLikeness, likeness, same_numbers
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import SpecError
+from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.long_work import doing
 from tiewise.core.spec import BoundarySpec
 
@@ -44,6 +55,7 @@ class Facts:
     folder: Folder  # files, headers, config
     scan: bool = True  # tables may be read (False: headers only)
     world: int | None = None  # ranks that its tables are to be spread over
+    as_class: str | None = None  # the class of transformers that it is loaded as, where not that of its own config
 
     @property
     def path(self) -> Path:
@@ -129,6 +141,7 @@ class Facts:
         """Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name."""
         roles = self.roles
         known = {tensor.name for tensor in (*roles.tables, *roles.positions, *roles.biases)}
+        known |= {other.tensor.name for other in roles.others}
         rows = {table.rows for table in roles.pair} | self.vocabularies
         return [
             tensor
@@ -167,6 +180,21 @@ class Facts:
         """Input tables that transformers does not load under their names, where it loads another one of several."""
         roles = self.roles
         return [] if roles.read_input is None else [table for table in roles.inputs if table.name in roles.unread]
+
+    @cached_property
+    def foreign_layers(self) -> str | None:
+        """What stands before the layers' numbers, where transformers loads none of them into its class; else None."""
+        known = self.roles.known
+        if known is None or not known.layers or not self.complete:
+            return None
+        names = (re.match(r"(.+?)\.\d+\.", name) for name in self.folder.tensors)
+        stored = [found[1] for found in names if found is not None and not is_foreign(found[1])]
+        read = {
+            form
+            for own in known.layers
+            for form in (own, f"{known.prefix}.{own}", own.removeprefix(f"{known.prefix}."))
+        }
+        return stored[0] if stored and read.isdisjoint(stored) else None
 
     @cached_property
     def fresh(self) -> tuple[tuple[str, str], ...]:
@@ -222,3 +250,27 @@ class Facts:
     def command(self, verb: str, *options: str) -> str:
         """Return the command line of a rewriting verb for this checkpoint."""
         return " ".join(["tiewise", verb, shlex.quote(str(self.path)), *options, "--to NEW_DIR"])
+
+
+def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the config that transformers gives a class: the root, or the part that is of the class's family.
+
+    Raises:
+        CheckpointError: no such class is known, or the config has no part of its family.
+    """
+    families = family_data()["families"]
+    own = [kind for kind, record in families.items() if name in record.get("classes", {})]
+    if not own:
+        near = get_close_matches(name, [each for record in families.values() for each in record.get("classes", {})])
+        fix = f"did you mean {' or '.join(near)}?" if near else "write it as transformers does: LlamaForCausalLM"
+        raise CheckpointError(
+            f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens",
+            fix,
+        )
+    parts = [part for part in (config, config.get("text_config"), *config.values()) if isinstance(part, Mapping)]
+    part = next((part for part in parts if part.get("model_type") in own), None)
+    if part is None:
+        said = sorted({short(part["model_type"]) for part in parts if isinstance(part.get("model_type"), str)})
+        fix = f"choose a class of {' or '.join(said)}" if said else "write model_type into config.json"
+        raise CheckpointError(f"{name} is of the family {own[0]}, and no part of the config is", fix)
+    return {**part, "architectures": [name]}

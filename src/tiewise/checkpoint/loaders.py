@@ -7,7 +7,10 @@ it does in each state. docs/loaders.md prints the columns, and tells where each 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from tiewise.checkpoint.claims import architecture, family, family_data, unwrapped
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
@@ -15,14 +18,16 @@ from tiewise.checkpoint.hf_folder import SINGLE
 from tiewise.checkpoint.stored import BITS, TORCH_TYPES
 from tiewise.checkpoint.table_scans import SAME_VALUES
 from tiewise.checkpoint.untrusted import short
+from tiewise.core.files import packaged_json
 
 NONE, SAME, DIFFERENT, ALONE, NEITHER = "no head", "equal head", "other head", "head alone", "neither"
 ROUNDED, UNKNOWN = "equal once rounded", "not known"
 
 TIED, UNTIED, KEPT = "tied", "untied", "kept with a warning"
 DROPPED, RANDOM_HEAD, RANDOM_TABLE, NEW_BIAS = "head dropped", "random head", "random table", "new bias"
+NO_SCALE, RANDOM_LAYERS = "scale dropped", "random layers"
 ERROR, NO_HEAD, NOT_SERVED, DEPENDS = "load error", "no head", "not served", "depends"
-LOST = (RANDOM_HEAD, RANDOM_TABLE, NEW_BIAS, ERROR)  # no model, or one that nobody trained
+LOST = (RANDOM_HEAD, RANDOM_TABLE, RANDOM_LAYERS, NEW_BIAS, NO_SCALE, ERROR)  # no model, or one that nobody trained
 RIGHT = (TIED, UNTIED, KEPT, NO_HEAD)
 PLAIN = {
     TIED: "The head is the table.",
@@ -31,7 +36,9 @@ PLAIN = {
     DROPPED: "The stored head is thrown away and the table takes its place.",
     RANDOM_HEAD: "The head is drawn at random: no tensor is its own, and nothing ties it.",
     RANDOM_TABLE: "The input table is drawn at random.",
+    RANDOM_LAYERS: "The layers are drawn at random: none is stored under a name that the class is loaded from.",
     ERROR: "It refuses to load.",
+    NO_SCALE: "The numbers of the packed head are taken for its weights, and their scales are dropped.",
     NO_HEAD: "The class has no token head.",
     NOT_SERVED: "No class of it is known for this kind of model.",
 }
@@ -63,10 +70,22 @@ _VERSION: str = family_data()["transformers"]
 TRANSFORMERS_5 = Loader("transformers", _VERSION, _SOURCE, (TIED, TIED, KEPT, TIED, RANDOM_TABLE), _DRAWN, True)
 VLLM_BEFORE = Loader("vLLM", "before August 2026", "vllm#51063", _BY_FLAG, (RANDOM_HEAD, UNTIED, UNTIED, *_LOUD))
 VLLM_AFTER = Loader("vLLM", "since August 2026", "vllm#51665", (TIED, TIED, KEPT, *_LOUD), _AS_STORED, True)
+# models whose class has no head of its own to load one into: cohere2_moe is one more
+VLLM_HEADLESS = replace(
+    VLLM_AFTER, source="vllm#51665, vllm#53170", tied=(TIED, *[ERROR] * 4), untied=(TIED, *[ERROR] * 4)
+)
+SGLANG = Loader(
+    "SGLang",
+    "read at bf7a0e2",
+    "models/llama.py: load_weights",
+    (TIED, TIED, DROPPED, *_RANDOM),
+    (RANDOM_HEAD, UNTIED, UNTIED, *_RANDOM),
+)
 LLAMA_CPP = Loader("llama.cpp", "convert_hf_to_gguf", "llama.cpp#13328, llama.cpp#12456", _AS_STORED, _AS_STORED)
 LLAMA_CPP_GEMMA = replace(LLAMA_CPP, source="llama.cpp#9065", tied=_NO_HEADS, untied=_NO_HEADS)
 LLAMA_CPP_T5 = replace(LLAMA_CPP, source="llama.cpp#8055, llama.cpp#8141")
-MLX = Loader("mlx-lm", "0.2x", "mlx-lm, models/llama.py: sanitize", _BY_FLAG, (ERROR, UNTIED, UNTIED, *_LOUD))
+MLX = Loader("mlx-lm", "0.2x", "models/llama.py: sanitize", _BY_FLAG, (ERROR, UNTIED, UNTIED, *_LOUD))
+MLX_LETTERS = {"t": TIED, "u": UNTIED, "d": DROPPED, "e": ERROR}
 
 # classes, and flags by level with which the tests load each in every state of the matrix
 _ROOT: tuple[dict[str, bool], ...] = ({"": True}, {"": False}, {})
@@ -82,6 +101,7 @@ VERIFIED = {
 
 
 _CANONICAL = "The class saves its shared table under the head's name: its own code decides."
+_ELSEWHERE = "Layers under {} are not read, as the class looks for them under {}: all of them are drawn at random."
 _ANEW = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
 
 
@@ -108,20 +128,69 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
     below = (claim for claim in claims.levels if claim.level in TEXT_PARTS and claim.written is not None)
     text = next(below, claims.deciding)
     of_text = text.effective is not False
-    # vLLM takes a flag that is true at any level, mlx-lm the flag as written at any, true where absent
+    # vLLM takes a flag that is true at any level
     written = [claim.written for claim in claims.levels if claim.written is not None]
     of_any = True if any(written) and claims.fixed is not False else claims.tied
-    mlx = claims.fixed if claims.fixed is not None else any(written) or not written
     # llama.cpp converts each family by a class of its own, T5 the only encoder-decoder
     families = dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA) | dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5)
-    return (
+    kind = claims.levels[0].model_type or ""
+    own = (
         _transformers(facts, TRANSFORMERS_4, of_text and claims.fixed is not False),
         _transformers(facts, TRANSFORMERS_5, claims.tied),
-        _server(facts, VLLM_BEFORE, of_any),
-        _server(facts, VLLM_AFTER, of_any),
-        _server(facts, families.get(claims.levels[0].model_type or "", LLAMA_CPP), claims.tied),
-        _server(facts, MLX, mlx),
     )
+    if facts.as_class is not None:
+        return own
+    return (
+        *own,
+        _server(facts, VLLM_BEFORE, of_any),
+        _server(facts, VLLM_HEADLESS if kind in ("gemma2", "cohere", "cohere2", "mpt") else VLLM_AFTER, of_any),
+        _server(facts, families.get(kind, LLAMA_CPP), claims.tied),
+        mlx(facts, kind),
+        *sglang(facts, kind),
+    )
+
+
+def sglang(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
+    """What SGLang makes of it; where that changed, what it made of it before."""
+    made, head = _server(facts, SGLANG, facts.claims.tied), facts.roles.output_end
+    if made.outcome == UNTIED and kind.startswith("qwen3_vl"):
+        what = "The input table is copied over the stored head."
+        yield replace(
+            _outcome(SGLANG, DROPPED, what), versions="before February 2026", source="sglang#15398, sglang#18024"
+        )
+    section = facts.config.get("quantization_config")
+    section = section if isinstance(section, dict) else {}
+    if made.outcome == UNTIED and head.quantised and section.get("quant_method") == "compressed-tensors":
+        source = "sglang#35228, sglang#28130"
+        yield replace(_outcome(SGLANG, NO_SCALE), versions="before 19 August 2026", source=source)
+        what = "It loads a packed head that a target of the quantisation names, and drops the scales of any other."
+        word = UNTIED if "lm_head" in str(section.get("config_groups")) else NO_SCALE
+        made = replace(_outcome(SGLANG, word, what), versions="since 19 August 2026", source=source)
+    yield made
+
+
+def mlx(facts: Facts, kind: str) -> LoaderOutcome:
+    """What mlx-lm makes of it: as it was run with a tiny model of its family, else as most of its classes read."""
+    data, fixed = mlx_data(), facts.claims.fixed
+    levels = [claim for claim in facts.claims.levels if not claim.level or claim.level in TEXT_PARTS]
+    written = {claim.written for claim in levels}
+    letters = data["families"].get(kind)
+    if letters is None or len(written) > 1:  # run was the flag at every level, or at none
+        flags = written - {None}
+        made = _server(facts, MLX, (not flags or True in flags) if fixed is None else fixed)
+        return made if kind in data["served"] or made.outcome == NO_HEAD else _outcome(MLX, NOT_SERVED)
+    column = letters.split()[(True, False, None).index(written.pop())]
+    words = tuple(MLX_LETTERS[letter] for letter in column)
+    run = replace(MLX, versions=data["version"], source=f"run on {data['date']}", tied=words, untied=words)
+    made = _server(facts, run, True)
+    as_run = made.outcome in words and made.sentence == PLAIN[made.outcome] and not facts.quantised
+    return replace(made, predicted=not as_run)
+
+
+@lru_cache(maxsize=1)
+def mlx_data() -> dict[str, Any]:
+    """What mlx-lm made of tiny models, as tools/make_mlx_outcomes.py wrote it down."""
+    return packaged_json("checkpoint/data/mlx_lm.json")
 
 
 def _state(facts: Facts, compares: bool = False) -> str:
@@ -160,7 +229,7 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
     if roles.headless:
         missing = roles.known is not None and facts.complete and not roles.opaque
         lost = roles.read_input is None and (roles.unread or missing)
-        return _outcome(loader, RANDOM_TABLE if lost else NO_HEAD)
+        return _outcome(loader, RANDOM_TABLE if lost else RANDOM_LAYERS if facts.foreign_layers else NO_HEAD)
     deciding = facts.claims.deciding
     if recent and deciding.malformed is not None:
         loose = family(deciding.model_type).loose
@@ -177,6 +246,8 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
     if facts.half_read and flag is not False:
         return _outcome(loader, DEPENDS, f"{short(facts.half_read[0].name)} is not read; another end takes its place.")
     made = _from_matrix(facts, loader, flag)
+    if facts.foreign_layers is not None and roles.known is not None and made.outcome not in LOST:
+        return _outcome(loader, RANDOM_LAYERS, _ELSEWHERE.format(facts.foreign_layers, roles.known.layers[0]))
     if anew and made.outcome not in LOST:
         return _outcome(loader, NEW_BIAS, _ANEW.format(*anew[0]))
     # the tests load this class with these flags, its own names and plain tables of one type

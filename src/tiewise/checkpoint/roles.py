@@ -31,6 +31,7 @@ from tiewise.checkpoint.claims import (
     without_tokens,
 )
 from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.token_tables import IndexedTensor, token_tables
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class Roles:
     unread: Mapping[str, str] = field(default_factory=dict)
     # tensors that stand where an end should and are no table: packed in an unknown way, or not of two axes
     opaque: tuple[Stored, ...] = ()
+    others: tuple[IndexedTensor, ...] = ()  # all else that token ids index: per layer, by n-grams, for further tokens
 
     @property
     def tables(self) -> tuple[Stored, ...]:
@@ -252,6 +254,7 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
         known=known,
         unread=unread,
         opaque=tuple(opaque),
+        others=tuple(token_tables(modules.tensors, config, [end for end in (*tables, head) if end is not None])),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair
-from tiewise.checkpoint.loaders import LOST, predict
+from tiewise.checkpoint.loaders import ERROR, LOST, predict
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, difference, dotted, names, rule, said
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
@@ -300,12 +300,13 @@ def boundary_numbers(facts: Facts) -> Told:
 @rule("B080", "warning", "every loader makes the same model of it")
 def loaders_disagree(facts: Facts) -> Told:
     """Loaders decide by different things: transformers by the flag of one level of the config, vLLM by any level,
-    llama.cpp mostly by which tensors are stored, mlx-lm by the flag with a default of its own. One folder can so be two
-    models, or a random one. The table of loaders in the report says for each what it will do, for which versions, and
-    whether this package's tests load the very case or it is predicted from source and threads. A warning where a loader
-    makes another model; an error where one fails or draws something at random. Where another rule names the cause,
-    repairing that settles this too. Some cases are the loader's own: llama.cpp passes over a separate head of Gemma 2
-    (llama.cpp#9065), and only transformers knows tiewise's factored tables.
+    llama.cpp mostly by which tensors are stored, mlx-lm by the flag with defaults of its own, and each has models that
+    go their own way. One folder can so be two models, or a random one. The table of loaders in the report says for each
+    what it will do, for which versions, and whether that was run or read in its source and threads. A warning where a
+    loader makes another model, or a server refuses to load it; an error where transformers fails, or any draws
+    something at random. Where another rule names the cause, repairing that settles this too. Some cases are the
+    loader's own: llama.cpp passes over a separate head of Gemma 2 (llama.cpp#9065), and only transformers knows
+    tiewise's factored tables.
     What to do: repair the causes; where only the loader is to blame, use another, or make one table (`tiewise tie`).
     Sources: vllm#51063; vllm#51665; transformers#42507; llama.cpp#9065; llama.cpp#13328
     """
@@ -314,7 +315,9 @@ def loaders_disagree(facts: Facts) -> Told:
     if not wrong:
         return
     mended = {outcome.loader for outcome in outcomes if outcome.right}
-    lost = any(outcome.outcome in LOST for outcome in wrong) and not facts.is_own
+    # a server that refuses says so, and others may be right
+    lost = any(one.outcome in LOST and (one.outcome != ERROR or one.loader == "transformers") for one in wrong)
+    lost = lost and not facts.is_own
     note = facts.is_own or mended.issuperset(outcome.loader for outcome in wrong)  # another version of each is right
     listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
     what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from tiewise.analysis.open_path import FAMILIES
 from tiewise.checkpoint.claims import BESIDE, PACKED, POSITION, SCALARS, family_data, usual
+from tiewise.checkpoint.token_tables import PLAIN_TABLE
 
 RULES = ("B010", "B011", "B012", "B013", "B014", "B015", "B016")
 
@@ -23,7 +24,7 @@ def verdict_table() -> dict[str, Any]:
     families: dict[str, Any] = {}
     for kind, known in data["families"].items():
         classes = {
-            name: places.setdefault(json.dumps(entry, sort_keys=True), len(places))
+            name: places.setdefault(json.dumps(entry | {"layers": ()}, sort_keys=True), len(places))
             for name, entry in known.get("classes", {}).items()
         }
         families[kind] = {key: known[key] for key in ("tie", "loose", "levels", "sizes", "scalars") if key in known}
@@ -37,6 +38,7 @@ def verdict_table() -> dict[str, Any]:
         "ends": [json.loads(entry) for entry in places],
         "usual": usual()._asdict(),
         "position": POSITION.pattern,
+        "beside_ends": PLAIN_TABLE.pattern,
         "beside": BESIDE.pattern,
         "packed": PACKED,
         "scalars": SCALARS,

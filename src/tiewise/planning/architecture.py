@@ -25,7 +25,7 @@ from tiewise.core.spec import BoundarySpec, largest_rank
 
 # Every component that a plan may show, in the order in which it is shown.
 COMPONENTS = (
-    *("input_table", "output_table", "maps", "positions", "token_types", "embedding_norm"),
+    *("input_table", "output_table", "other_tables", "maps", "positions", "token_types", "embedding_norm"),
     *("attention", "cross_attention", "mixer", "ffn", "experts", "shared_experts", "router", "norms"),
     *("pooler", "head_transform", "head_bias", "other"),
 )

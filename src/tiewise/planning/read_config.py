@@ -23,11 +23,14 @@ from tiewise.planning.architecture import (
     TokenTables,
     even,
     feed_forward,
+    linear,
+    lookup,
 )
 from tiewise.planning.config import MOST, MOST_LAYERS, Config
 from tiewise.planning.model_families import READERS
 
 torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
+token_tables = Late("tiewise.checkpoint.token_tables")
 UNGATED = ("relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu2")  # others stand behind a gate today
 
 
@@ -47,7 +50,29 @@ def read(config: Mapping[str, Any]) -> Architecture:
     family = str(config.get("model_type") or "unknown")[:60]
     c = Config(config, family)
     std, scale = fresh_table(c)
-    return replace(READERS.get(family, _estimated)(c), table_std=std, output_scale=scale)
+    found, tables = READERS.get(family, _estimated)(c), other_tables(c)
+    if tables.parameters:
+        found = replace(found, around={**found.around, "other_tables": tables})
+    if c.get("num_nextn_predict_layers"):
+        note = "layers that predict further tokens, with what tables they have of their own, are not counted"
+        found = replace(found, notes=(*found.notes, note))
+    return replace(found, table_std=std, output_scale=scale)
+
+
+def other_tables(c: Config) -> Count:
+    """Tables beside the two ends that token ids index, with the maps behind them; nothing where a config has none."""
+    rows, width = (c.size(f"{key}_per_layer_input", 0, least=0) for key in ("vocab_size", "hidden_size"))
+    if rows and width:
+        # Gemma 3n and 4: a row is as wide as all layers; as much is made of the hidden state, and each layer maps twice
+        d, layers = c.size("hidden_size"), c.size("num_hidden_layers")
+        return lookup(rows, layers * width) + linear(d, layers * width) + linear(d, width).times(2 * layers)
+    if c.get("ngram_vocab_size_ratio") is None:
+        return Count()
+    # LongCat-Flash-Lite: for each length of n-grams some tables, each of another odd size, and a map behind each
+    d, tables = c.size("hidden_size"), c.size("emb_split_num") * (c.size("emb_neighbor_num") - 1)
+    base, each = int(c.number("ngram_vocab_size_ratio") * c.size("vocab_size")), even(d, tables)
+    rows = tables * base + tables**2  # Σ base + 2 i + 1
+    return Count(rows * each, 0, tables * each) + linear(each, d).times(tables)
 
 
 def fresh_table(c: Config) -> tuple[float, float]:
@@ -63,7 +88,8 @@ def fresh_table(c: Config) -> tuple[float, float]:
 
 
 def _estimated(c: Config) -> Architecture:
-    """Read sizes by the names that most families give them."""
+    """Read sizes by the names that most families give them; of a width for each layer the mean."""
+    ffn = c.get("intermediate_size")
     sizes = Sizes(
         vocab=c.size("vocab_size"),
         width=c.size("hidden_size" if c.get("hidden_size") is not None else "d_model"),
@@ -71,7 +97,7 @@ def _estimated(c: Config) -> Architecture:
         heads=c.size("num_attention_heads", 1),
         kv_heads=c.get("num_key_value_heads"),
         head_dim=c.get("head_dim"),
-        ffn=c.get("intermediate_size"),
+        ffn=sum(ffn) // len(ffn) if isinstance(ffn, list) and ffn and all(type(n) is int for n in ffn) else ffn,
         gated=(c.text("hidden_act") or c.text("hidden_activation")) not in UNGATED,
     )
     note = f"{c.family} is not a family that tiewise counts exactly: attention and ffn matrices alone are estimated"
@@ -142,7 +168,10 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
         raise PlanError(f"{family} has no token table and head", "plan works on language models")
     bias = getattr(head, "bias", None)
     ours = [id(p) for p in (table.weight, head.weight, bias)]
-    others = [p for p in model.parameters() if id(p) not in ours]
+    looked_up = {
+        id(p): p for n, p in model.named_parameters() if token_tables.PLAIN_TABLE.search(n.removesuffix(".weight"))
+    }
+    others = [p for p in model.parameters() if id(p) not in (*ours, *looked_up)]
     whole = sum(p.numel() for p in others)
     other = Count(whole, sum(p.numel() for p in others if p.dim() > 1), whole)
     if head.weight.shape != table.weight.shape:
@@ -150,4 +179,5 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     vocab, width = table.weight.shape
     ends = TokenTables(vocab, width, head.weight is table.weight, head_biases=int(bias is not None))
     note = f"{family} was built on the meta device; its layers are not told apart"
-    return Architecture(family, width, ends, (), {"other": other}, notes=(note,))
+    tables = sum((lookup(*p.shape) for p in looked_up.values()), Count())
+    return Architecture(family, width, ends, (), {"other_tables": tables, "other": other}, notes=(note,))

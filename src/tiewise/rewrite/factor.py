@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE, module_of
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, plain_ends, read_boundary, tied_names
+from tiewise.checkpoint.rule import names
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
 from tiewise.checkpoint.untrusted import inside, open_regular, read_json, read_whole, require_memory, short
 from tiewise.core import Late
@@ -126,6 +127,9 @@ def factor(
             notes.append(f"{name}: {int(its.sum()):,} tokens seen {label} times: {error}")
     if ends.spare:
         notes.append(f"{', '.join(short(table.name) for table in ends.spare)}: a copy, dropped")
+    if facts.roles.others:
+        left = names([other.tensor.name for other in facts.roles.others])
+        notes.append(f"{left}: left as they are, since only the two ends are factored")
     in_map, out_map = f"{module_of(ends.input.name)[0]}.in_map.weight", f"{ends.head}.out_map.weight"
     for name, table, values in ((in_map, ends.input, made[0].map), (out_map, ends.tables[-1], made[-1].map.T)):
         write = partial(iter, [values.tobytes()])
@@ -313,12 +317,12 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
         put[boundary.head_name] = head
     copies = []
     # whatever else the class ties by the flag that turns false: BART's stacks, BERT's second bias
-    for names in [] if tied or t5_like else tied_names(facts):
-        for name in names.missing:
-            if names.kept is not None and names.kept.name == lookup.table.name:
+    for one_tensor in [] if tied or t5_like else tied_names(facts):
+        for name in one_tensor.missing:
+            if one_tensor.kept is not None and one_tensor.kept.name == lookup.table.name:
                 put.setdefault(name, lookup)
-            elif names.kept is not None and name != boundary.head_name:
-                copies.append(copy_of(names.kept, name))
+            elif one_tensor.kept is not None and name != boundary.head_name:
+                copies.append(copy_of(one_tensor.kept, name))
     tables = (
         NewTensor(name, end.table.dtype, (end.table.rows, end.width), end.table.path.name, end.pieces)
         for name, end in put.items()

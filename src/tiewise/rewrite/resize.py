@@ -1,4 +1,5 @@
-"""`resize`: another number of tokens at both ends, in every head bias, and in the config at every level.
+"""`resize`: another number of tokens at both ends, in every head bias and every other table with a row for each token,
+and in the config at every level.
 
 Rows that stay keep their bytes. New ones are drawn from the normal distribution that has the mean and covariance of
 the rows in use:
@@ -31,6 +32,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored
+from tiewise.checkpoint.token_tables import DRAFT_MAP, MODALITY, NGRAM, PER_LAYER
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, refuse, stored_bytes
@@ -40,6 +42,21 @@ KEPT = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
 OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; a part of the format, since results depend on it
 DRAWN, ZERO = "drawn", "zero"  # what new rows are
 SUM_BYTES = 64 * 2**20  # of sums held during one reading of the table
+PER_LAYER_SIZE = "vocab_size_per_layer_input"
+UNSIZED = {  # roles whose rows no resize can serve: why, and what to do
+    NGRAM: (
+        "its rows are found by a hash of vocab_size, so that under another one every n-gram reads another row",
+        "train it with the vocabulary that it shall have",
+    ),
+    MODALITY: (
+        "the class reads it for every id from an offset on, so that a token behind the last would read outside it",
+        "give new tokens ids that are there already and unused",
+    ),
+    DRAFT_MAP: (
+        "it maps a draft's tokens to those of a target",
+        "resize the target, and make the draft's map for it anew",
+    ),
+}
 
 
 @verb
@@ -86,59 +103,72 @@ def resize(
     tables = readable(facts, "resize")
     before = tables[0].rows
     biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
-    for part in (*tables, *biases):
-        if part.rows != before or part.dtype not in FLOATING:
+    for other in facts.roles.others:
+        if other.role in UNSIZED and not other.module.endswith("encoder_hash_tok_embedding"):  # BLT's hash is of bytes
+            why, fix = UNSIZED[other.role]
+            raise CheckpointError(f"{facts.path}: {short(other.tensor.name)}: {why}", fix)
+    beside = tuple(other.tensor for other in facts.roles.others if other.by_id)
+    for part in (*tables, *biases, *beside):
+        # one beside the ends may be too short: a resize that passed it by left it so, and this one does not
+        if part.rows > before or (part.rows < before and part not in beside) or part.dtype not in FLOATING:
             what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {before:,}"
-            raise CheckpointError(what, "both ends and every bias must have one number of rows first")
-    left_to_do = _left_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
-    count = _new_count(facts, before, vocab, multiple_of, given, shrink)
+            raise CheckpointError(
+                what, "both ends, every bias and every other table of tokens must have one number of rows first"
+            )
+    parts, lookups = (*tables, *biases, *beside), (*tables, *beside)
+    left_to_do = _left_to_do(facts, {part.name for part in parts}, before, force)
+    count = _new_count(facts, before, vocab, multiple_of, given, shrink, any(part.rows < before for part in beside))
 
     # a row is in use where the tokenizer can produce its id, and at every table it is finite and not zero
     own = next((words for words in (facts.tokenizer, given) if words is not None and words.base_max >= 0), None)
     used = np.ones(before, np.bool_) if own is None else np.isin(np.arange(before), list(own.used))
-    lengths = np.zeros((len(tables), before))
-    for table, length in zip(tables, lengths, strict=True):
+    lengths = np.zeros((len(lookups), before))
+    for table, length in zip(lookups, lengths, strict=True):
         with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
             for start, stop in reader.spans():
                 length[start:stop] = np.linalg.norm(reader.rows(start, stop).astype(np.float64), axis=1)
     used &= (np.isfinite(lengths) & (lengths > 0)).all(axis=0)
-    if count > before and rows == DRAWN and not used.any():
+    if count > min(part.rows for part in parts) and rows == DRAWN and not used.any():
         fix = "train or repair the model first: new rows are drawn from those in use"
         raise CheckpointError(f"{facts.path}: no row of {short(tables[0].name)} is in use", fix)
 
-    notes = [f"rows {count:,} to {before - 1:,} are dropped"]
+    notes = [f"rows {count:,} to {before - 1:,} are dropped"] if count < before else []
+    notes += [f"{short(part.name)} had {part.rows:,} rows, too few" for part in beside if part.rows < before]
     if more := max(0, count - before):
         how = f"drawn like the {int(used.sum()):,} rows in use, with seed {seed}"
         if rows == ZERO:
             how = "zeros, whose logit is 0 whatever was read: mask them where tokens are chosen, as padding"
-        notes = [f"rows {before:,} to {count - 1:,} are new, {how}"]
-    for table, length in zip(tables if more and rows == DRAWN else (), lengths, strict=False):
+        notes.append(f"rows {before:,} to {count - 1:,} are new, {how}")
+    for table, length in zip(lookups if more and rows == DRAWN else (), lengths, strict=False):
         new = np.linalg.norm(next(new_rows(table, used, more, seed)), axis=1)
         low, high = np.quantile(length[used], (0.05, 0.95))
         of = f"the first {len(new):,} new rows" if len(new) < more else "new rows"
-        beside = f"nine in ten of those in use {low:.4g} to {high:.4g}"
-        notes.append(f"{short(table.name)}: {of} are {new.min():.4g} to {new.max():.4g} long, {beside}")
+        others = f"nine in ten of those in use {low:.4g} to {high:.4g}"
+        notes.append(f"{short(table.name)}: {of} are {new.min():.4g} to {new.max():.4g} long, {others}")
     put = []
-    for part in (*tables, *biases):
+    repeats_first = str(facts.text.model_type).startswith("gemma3n")  # for ids beyond its per-layer table
+    for part in parts:
         shape = facts.folder.tensors[part.name].shape
         shape = (*shape[:-1], count) if part in biases else (count, *shape[1:])
-        write = partial(_pieces, part, used if rows == DRAWN else None, count, seed)
+        first = max(0, min(before, count) - part.rows) if repeats_first else 0
+        notes += [f"{short(part.name)}: {first:,} rows repeat its first, which their ids read so far"] if first else []
+        write = partial(_pieces, part, used if rows == DRAWN else None, count, seed, first)
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
     # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that of
     # the vocabulary's level
-    leaves = _leaves(facts.config)
+    leaves = list(_leaves(facts.config))
     paths = [p for p, n in leaves if n == before and p.endswith("vocab_size") and not p.endswith("type_vocab_size")]
+    level = facts.text.level if facts.text.level in facts.levels else ""
     if not paths and facts.folder.config is not None:
-        level = facts.text.level if facts.text.level in facts.levels else ""
         paths = [f"{level}.vocab_size".lstrip(".")]
+    if any(other.role == PER_LAYER for other in facts.roles.others) and facts.folder.config is not None:
+        said = [path for path, _ in leaves if path.endswith(PER_LAYER_SIZE)]
+        paths += said or [f"{level}.{PER_LAYER_SIZE}".lstrip(".")]
     return Change(KEPT, put=tuple(put), config=dict.fromkeys(paths, count), notes=(*notes, *left_to_do))
 
 
 def _left_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
-    """What else the user should see to; refused unless forced where a table of neither end has as many rows.
-
-    Such are Gemma 4's per-layer table, and a draft head's own pair.
-    """
+    """What else the user should see to; refused unless forced where a table of no known role has as many rows."""
     notes: tuple[str, ...] = ()
     if facts.folder.config is None:
         notes = ("there is no config.json: write the new vocab_size into the one that goes with this file",)
@@ -147,21 +177,27 @@ def _left_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tupl
         # any but a matrix within a layer has its rows for tokens
         of_tokens = not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]
         if name not in known and len(tensor.shape) == 2 and tensor.rows == rows and of_tokens:
-            what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and belongs to neither end"
+            what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and plays no part that is known"
             notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
     return notes
 
 
 def _new_count(
-    facts: Facts, rows: int, vocab: int | None, multiple_of: int | None, tokenizer: Tokenizer | None, shrink: bool
+    facts: Facts,
+    rows: int,
+    vocab: int | None,
+    multiple_of: int | None,
+    tokenizer: Tokenizer | None,
+    shrink: bool,
+    again: bool,  # a table lacks rows, and may be given those that the others have
 ) -> int:
     given = tokenizer.max_id + 1 if tokenizer is not None else 0
     wanted = vocab or (given if shrink and given else max(rows, given))
     if multiple_of is not None:
         wanted = -(-wanted // multiple_of) * multiple_of
-    if wanted == rows:
+    if wanted == rows and not again:
         raise CheckpointError(f"{facts.path}: it has {rows:,} rows already", "there is nothing to do")
-    if wanted > rows:
+    if wanted >= rows:
         return wanted
     if not shrink:
         fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
@@ -187,14 +223,19 @@ def _leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield str(key), value
 
 
-def _pieces(part: Stored, used: NDArray[np.bool_] | None, count: int, seed: int) -> Pieces:
-    """Yield the bytes of a part with `count` rows: those that stay, then new ones, zeros where none is `used`."""
-    stay = min(part.rows, count)
-    end = part.start + stay * (part.nbytes // max(1, part.rows))
-    yield from stored_bytes(replace(part, shape=(stay, *part.shape[1:]), end=end))
+def _pieces(part: Stored, used: NDArray[np.bool_] | None, count: int, seed: int, first: int) -> Pieces:
+    """Yield the bytes of a part with `count` rows: those that stay, `first` times its first, new ones.
+
+    New ones are zeros where none is `used`.
+    """
+    stay, nbytes = min(part.rows, count), part.nbytes // max(1, part.rows)
+    yield from stored_bytes(replace(part, shape=(stay, *part.shape[1:]), end=part.start + stay * nbytes))
+    for _ in range(first):
+        yield from stored_bytes(replace(part, shape=(1, *part.shape[1:]), end=part.start + nbytes))
+    stay += first
     if used is None:
         for _ in range(stay, count):
-            yield bytes(part.nbytes // max(1, part.rows))
+            yield bytes(nbytes)
         return
     for block in new_rows(part, used, count - stay, seed):
         yield block.astype(NUMPY[part.dtype]).tobytes()

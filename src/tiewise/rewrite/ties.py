@@ -19,6 +19,7 @@ from tiewise.checkpoint.roles import BY_DATA
 from tiewise.checkpoint.rule import difference
 from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
 from tiewise.checkpoint.table_scans import likeness
+from tiewise.checkpoint.token_tables import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, copy_of, measure_move, refuse
@@ -182,6 +183,12 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
         chosen = NewTensor(name, table.dtype, table.shape, file, lambda: _mean_bytes(table, head))
         moved = measure_move((old_output, mean), (old_input, mean))
     drop, put = _without_copies(facts, head, chosen)
+    # what layers for further tokens hold as copies of an end goes with it
+    for other in facts.roles.others:
+        end = {MTP_INPUT: table if keep != "input" else None, MTP_OUTPUT: head}.get(other.role)
+        if end is not None and facts.same(end, other.tensor):
+            follows = replace(chosen or copy_of(table, name), name=other.tensor.name, file=other.tensor.path.name)
+            put, notes = (*put, follows), (*notes, f"{short(other.tensor.name)} was a copy of it, and still is")
     return Change(moved, drop, put, config, notes=notes)
 
 

@@ -51,7 +51,8 @@ const KEEP_ANY = "--keep input (or output, or mean)";
 const flagAt = (level) => (level ? `${short(level)}.${FLAG}` : FLAG);
 
 /** Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name. */
-function unplacedOf(folder, roles) {
+function unplacedOf(folder, roles, data) {
+  const beside = new RegExp(data.beside_ends); // per-layer and n-gram tables: token_tables.py
   const EXTRA = { mllama: 8, moshi: 1, musicgen: 1 }; // rows of the input table: an image, a start
   const rows = new Set([roles.input, roles.output].filter(Boolean).map((table) => table.shape[0]));
   for (const [, level] of isObject(folder.config) ? modelLevels(folder.config) : [["", {}]]) {
@@ -66,7 +67,7 @@ function unplacedOf(folder, roles) {
   const placed = [...roles.inputs, roles.output, ...roles.positions, ...roles.biases].filter(Boolean);
   const known = new Set(placed.map((tensor) => tensor.name));
   return folder.tensors.filter(({ name, shape }) => shape.length === 2 && shape.some((size) => rows.has(size))
-    && !known.has(name) && !inLayer(name) && !roles.isForeign(name));
+    && !known.has(name) && !inLayer(name) && !roles.isForeign(name) && !beside.test(name.replace(/\.weight$/, "")));
 }
 
 /** What is known before any table is read: { folder, claims, roles, quantised, text, unplaced }. */
@@ -77,7 +78,7 @@ export function factsOf(folder, data) {
   const parts = ["text_config", "decoder", "generator", "llm_config", "language_config"];
   const text = claims.levels.find((claim) => parts.includes(lastPart(claim.level)) && claim.vocab !== null)
     ?? claims.deciding;
-  return { folder, claims, roles, quantised, text, unplaced: unplacedOf(folder, roles) };
+  return { folder, claims, roles, quantised, text, unplaced: unplacedOf(folder, roles, data) };
 }
 
 /** Whether the two stored tables can be compared byte by byte. */
