@@ -18,6 +18,7 @@ from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, rules
 from tiewise.checkpoint.rules_adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
+from tiewise.checkpoint.rules_quantised import read_quantisation
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.core import Late, __version__
@@ -118,6 +119,7 @@ def check(
     base: str | os.PathLike[str] | None = None,
     beside: str | os.PathLike[str] | None = None,
     world: int | None = None,
+    quantise: str | os.PathLike[str] | None = None,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
 ) -> Audit:
@@ -130,6 +132,7 @@ def check(
         base: of an adapter: the checkpoint that it changes.
         beside: of a GGUF file: the Hugging Face checkpoint that it was made from.
         world: ranks that the tables are to be spread over: B042 says what of them each gets.
+        quantise: a JSON file with the config of a quantisation that is to come: B051 and B053 judge it beforehand.
         select: ids or prefixes of the rules to run; none given: all.
         ignore: ids or prefixes of rules to leave out.
 
@@ -149,6 +152,8 @@ def check(
     if beside is not None and folder is not None:
         raise CheckpointError("beside is given, and this is not a GGUF file", "leave beside out")
     source = base if base is not None else beside
+    if quantise is not None and (folder is None or folder.is_adapter):
+        raise CheckpointError("quantise is given, and this is not a whole checkpoint", "leave quantise out")
     made_of = Facts(open_folder(source), scan) if source is not None else None
     facts: Facts | AdapterFacts | GgufFacts
     if folder is None:
@@ -164,7 +169,7 @@ def check(
         if not folder.tensors and not folder.faults and not folder.pickles:
             fix = "give a checkpoint folder, or one .safetensors or .gguf file"
             raise CheckpointError(f"{path}: no file of tensors in it", fix)
-        facts = whole = Facts(folder, scan, world)
+        facts = whole = Facts(folder, scan, world, None if quantise is None else read_quantisation(quantise))
         held, kind, audit = folder.tensors, "folder", _whole(path, whole)
 
     elsewhere = {"folder": "for whole checkpoints", "adapter": "for adapters", "gguf": "for GGUF files"}

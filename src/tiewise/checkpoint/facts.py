@@ -44,6 +44,7 @@ class Facts:
     folder: Folder  # files, headers, config
     scan: bool = True  # tables may be read (False: headers only)
     world: int | None = None  # ranks that its tables are to be spread over
+    quantise: Mapping[str, Any] | None = None  # a quantisation that is to come, as a config describes it
 
     @property
     def path(self) -> Path:

@@ -20,6 +20,9 @@ def check(
     base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
     beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF file: the checkpoint that it was made from."),
     world: int = typer.Option(None, metavar="N", help="Ranks to spread it over: what each gets of the tables."),
+    quantise: Path = typer.Option(
+        None, metavar="FILE", help="The JSON config of a quantisation to come: is it right for this model?"
+    ),
     deep: bool = typer.Option(False, "--deep", help="Read every row: NaN, empty and duplicate rows, equal tensors."),
     headers: bool = typer.Option(False, "--headers", help="Read headers only; equal tables are not told apart."),
     select: str = typer.Option(None, metavar="IDS", help="Only these rules: B012,B02."),
@@ -46,6 +49,7 @@ def check(
         "base": base,
         "beside": beside,
         "world": world,
+        "quantise": quantise,
         "select": _ids(select),
         "ignore": _ids(ignore),
     }
