@@ -32,6 +32,7 @@ from tiewise.inspection.inspection import (
 from tiewise.inspection.sections import gradients, gradients_over_training, refinement
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
+from tiewise.inspection.sections.bottleneck import bottleneck_of
 from tiewise.inspection.sections.direct_path import direct_path_of
 from tiewise.inspection.sections.first_mlp import first_mlp_of
 from tiewise.inspection.sections.precision import precision_of
@@ -211,7 +212,8 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
         "tokens": tokens_of(folders["untied"], text()),
         "refinement": refinement.found_of(trajectory(), None, 2),
         "first_mlp": first_mlp_of(model := opened(one_layer("llama"), tmp_path / "model")),
-        "precision": precision_of(model, np.arange(96).reshape(8, 12) % model.vocab),
+        "precision": precision_of(model, windows := np.arange(96).reshape(8, 12) % model.vocab),
+        "bottleneck": bottleneck_of(model, windows),
     }
 
     def of(label):
