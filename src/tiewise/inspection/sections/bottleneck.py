@@ -75,7 +75,7 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, s
             progress("gradients at the logits", int(which[-1]) + 1, len(windows))
     passed, whole = sums
     share = mean_interval(passed.sum(1) / whole.sum(1))
-    chance, told = basis.shape[1] / len(basis), "a direction drawn at random passes"
+    chance = basis.shape[1] / len(basis)
     main = Quantity.of_estimate("share of the squared gradient", share, unit="%", chance=chance, why="‖P g‖² / ‖g‖²")
     quantities = [
         main,
@@ -88,9 +88,8 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, s
             for band, label in enumerate(BINS) if whole[:, band].any()
         ),
     ]  # fmt: skip
-    return Found(
-        f"{Quantity('', share.value, unit='%')} of it; {told} {Quantity('', chance, unit='%')}", tuple(quantities)
-    )
+    shown = [str(Quantity("", value, unit="%")) for value in (share.value, chance)]
+    return Found(f"{shown[0]} of its square, {shown[1]} by chance", tuple(quantities))
 
 
 def _basis(table: Tensor) -> Tensor:
