@@ -25,4 +25,9 @@ RENAMED: list[tuple[str, str | None, str]] = [
         None,
         "measured on ranks: FSDP2 gathers tables once a step, not twice; the loss gathers two numbers a token",
     ),
+    (
+        r"^check .*/rules/ran/length$",
+        None,
+        "how many rules ran: B052 and B053 joined them; which ran is recorded by name",
+    ),
 ]
