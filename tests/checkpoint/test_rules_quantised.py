@@ -5,6 +5,8 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rule_runs import fires, run, silent, table_of
 from test_rules_types_and_rows import COMPRESSED, HEAD, METHODS, TABLE, E, H, by, quantised
 from tiny_checkpoints import D, V, llama, table
@@ -15,11 +17,13 @@ from tiewise.core.errors import CheckpointError
 
 FP8 = table().astype(ml_dtypes.float8_e4m3fn)
 SCALED = {"model.layers.0.mlp.up_proj.weight_scale": np.ones(1, np.float32)}
+OF_A_LAYER = {"model.layers.0.layer_scale": np.ones(D, np.float32)}  # no scale of packed numbers
 FIRES = [
     ("B052", "error", HEAD, False, quantised({HEAD: FP8}, tied=False, quant_method="fp8"),
      f"lm_head.weight F8_E4M3 [{V}, {D}] has no scale beside it", "\ntake the scale from the checkpoint's source\n"),
     ("B052", "error", HEAD, False, {"tied": False, "tensors": {HEAD: FP8} | SCALED}, "as they stand\n"),
     ("B052", "warning", HEAD, False, {"tied": False, "tensors": {HEAD: FP8}}, "none if it was cast without one"),
+    ("B052", "warning", HEAD, False, {"tied": False, "tensors": {HEAD: FP8} | OF_A_LAYER}, "cast without one"),
     ("B052", "error", HEAD, False, {"tied": False, "tensors": by("integers", H)}, "lm_head.weight I8"),
     ("B052", "error", TABLE, False, quantised({TABLE: FP8}, quant_method="fp8"), "has no scale beside it"),
     ("B052", "warning", HEAD, False, quantised(by("fp8", H), tied=False), "counts times weight_scale_inv: an engine",
@@ -38,6 +42,7 @@ def test_what_is_stored_or_announced(tmp_path, case):
 
 
 SILENT = [
+    ("B053", quantised(quant_method="fp8", lm_head="no")),
     *(("B052", quantised(by(m, H), tied=False)) for m in METHODS if m not in (COMPRESSED, "fp8", "integers")),
     ("B052", quantised(by("fp8", E))),  # one shared table, which no engine reads as a head of its own
     ("B052", {"tied": False}),
@@ -92,6 +97,30 @@ def test_its_lists_are_judged_beforehand_too(tmp_path):
     (found,) = check(model, quantise=file, select=["B05"]).findings
     assert (found.rule, found.where) == ("B051", "--quantise.modules_to_not_convert")
     assert run("B051", model) == []
+
+
+KEYS = ["quant_method", "targets", "config_groups", "ignore", "dynamic", "extra_config", "lm_head", "bits"]
+LEAVES = st.sampled_from([None, True, 4, 1.5, "Linear", "lm_head", "+:.*lm_head", "-:x", "re:(((", ""])
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYS, "lm_head", ""]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return llama(tmp_path_factory.mktemp("plain") / "m")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1))
+def test_any_json_is_judged_or_passed_over(plain, section):
+    run("B051", plain, quantise=section)
+    for found in run("B053", plain, quantise=section):
+        assert found.evidence.split()[3] in (E, H)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "7", '{"model_type": "llama"}', '{"a": ', None])

@@ -20,7 +20,7 @@ _LEFT_ALONE = (
     *("skip_modules", "modules_to_exclude", "exclude_layers"),
 )
 MOST_LISTED = 100_000
-_SCALE = re.compile(r"scale|SCB|absmax")  # in the name of what packed numbers are multiplied by
+_SCALE = re.compile(r"weight_\w*scale|scales|SCB|absmax")  # in the name of what packed numbers are multiplied by
 
 
 def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -94,7 +94,7 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, s
 
 def _basis(table: Tensor) -> Tensor:
     """An orthonormal basis [V, r] of the columns of a table [V, E], r its rank."""
-    gram = sum(part.T @ part for part in table.double().split(_ROWS))
+    gram = sum(part.T @ part for part in map(Tensor.double, table.split(_ROWS)))
     if not torch.isfinite(gram).all():
         raise DataError("a head that holds values that are no numbers", "`tiewise check --deep` names the rows")
     values, vectors = torch.linalg.eigh(gram)
