@@ -75,8 +75,19 @@ def test_lost_columns_and_a_few_windows_at_a_time(tmp_path, monkeypatch):
     by_window = passed.reshape(7, -1).sum(1) / all_.reshape(7, -1).sum(1)
     assert whole[SHARE].value == pytest.approx(by_window.mean(), rel=1e-9)
     assert whole[SHARE].chance == 5 / V
-    monkeypatch.setattr("tiewise.internals.two_paths._MOST_LOGITS", 2 * 12 * V)
+    monkeypatch.setattr("tiewise.internals.two_paths._MOST_LOGITS", 9 * 12 * V)
     assert bottleneck_of(model, text(7))[SHARE].value == pytest.approx(whole[SHARE].value, rel=1e-12)
+
+
+def test_short_columns_of_fp32_count(tmp_path):
+    model = opened(build("llama", tied=False), tmp_path)
+    with torch.no_grad():
+        model.ends.head.weight.mul_(torch.logspace(0, -4, 16))
+    exact = bottleneck_of(model, text(6))[SHARE]
+    model.model.float()
+    found = bottleneck_of(model, text(6))[SHARE]
+    assert found.chance == exact.chance == 16 / V
+    assert found.value == pytest.approx(exact.value, rel=1e-5)
 
 
 def test_without_anything_learnt_the_share_is_the_chance_level(tmp_path):

@@ -63,15 +63,14 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, s
         return made[0].clone()  # some families write on it
 
     with head.register_forward_hook(keep):
-        for which in torch.arange(len(windows)).split(loss.at_once):
+        for which in torch.arange(len(windows)).split(max(1, loss.at_once // 4)):  # their gradients are held too
             logits, targets = loss.predicted(which)
             used = torch.autograd.grad(logits.sum(), made, retain_graph=True)[0].flatten(0, -2).any(-1)
             gradient = torch.autograd.grad(F.cross_entropy(logits, targets, reduction="sum"), made)[0]
             gradient = gradient.flatten(0, -2)[used]  # of the positions that predict something, in their order
-            squares = torch.stack([(gradient @ basis).double().square().sum(-1), gradient.double().square().sum(-1)])
             place = np.repeat(which.numpy(), loss.per_window), bands[targets.numpy()]
-            for total, part in zip(sums, squares.numpy(), strict=True):
-                np.add.at(total, place, part)
+            for total, part in zip(sums, (gradient @ basis, gradient), strict=True):
+                np.add.at(total, place, torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64).square().numpy())
             progress("gradients at the logits", int(which[-1]) + 1, len(windows))
     passed, whole = sums
     share = mean_interval(passed.sum(1) / whole.sum(1))
@@ -94,10 +93,13 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, s
 
 def _basis(table: Tensor) -> Tensor:
     """An orthonormal basis [V, r] of the columns of a table [V, E], r its rank."""
-    gram = sum(part.T @ part for part in map(Tensor.double, table.split(_ROWS)))
+    zero = torch.zeros((), dtype=torch.float64)
+    gram = sum((part.T @ part for part in map(Tensor.double, table.split(_ROWS))), zero)
     if not torch.isfinite(gram).all():
         raise DataError("a head that holds values that are no numbers", "`tiewise check --deep` names the rows")
     values, vectors = torch.linalg.eigh(gram)
-    kept = values > values[-1] * len(values) * torch.finfo(table.dtype).eps
+    # a singular value is none below E·ε of the largest, or where the Gram matrix itself is rounding
+    least = max((len(values) * torch.finfo(table.dtype).eps) ** 2, len(values) * torch.finfo(torch.float64).eps)
+    kept = values > values[-1] * least
     turned = vectors[:, kept] / values[kept].sqrt()
     return torch.cat([(part.double() @ turned).to(table.dtype) for part in table.split(_ROWS)])
