@@ -106,8 +106,20 @@ def test_the_end_that_is_told_is_the_one_whose_rounding_moves_less(tmp_path):
 def test_a_few_windows_at_a_time_give_the_same(tmp_path, monkeypatch):
     model = opened(build("gpt2"), tmp_path)
     whole = precision_of(model, text(7))
-    monkeypatch.setattr("tiewise.internals.two_paths._MOST_LOGITS", 2 * 12 * 61)
+    monkeypatch.setattr("tiewise.internals.two_paths._MOST_LOGITS", 9 * 12 * 61)
     monkeypatch.setattr("tiewise.inspection.sections.precision._AT_ONCE", 300)
     for q in precision_of(model, text(7)).quantities:
         was = whole[q.name]
         assert (q.value, q.low, q.n) == pytest.approx((was.value, was.low, 7), rel=1e-9, abs=1e-13)
+
+
+def test_outputs_that_rounding_turns_over(tmp_path):
+    model = opened(build("llama", tied=False), tmp_path)
+    with torch.no_grad():
+        model.ends.head.weight.mul_(1e5)
+    wanted = precision_of(model, text(6))
+    model.model.float()
+    found = precision_of(model, text(6))
+    assert wanted["head, 4 bits"].value > 100
+    for q in wanted.quantities:
+        assert found[q.name].value == pytest.approx(q.value, rel=0.01, abs=0.5)  # fp32 rounds such logits to 0.01
