@@ -50,6 +50,7 @@ CALLS = {
     "parallel_plan": (lambda x: tiewise.parallel_plan(x, None), InstallError),
     "param_groups": (tiewise.param_groups, UnsupportedError),
     "path_norms": (lambda x: tiewise.path_norms(x, PathRecord()), UnsupportedError),
+    "probe": (lambda x: tiewise.probe(nn.Linear(2, 2), x), PATH),
     "plan": (tiewise.plan, PlanError),
     "export_sharded": (lambda x: tiewise.export_sharded(x, "to"), PATH),
     "load_sharded": (lambda x: tiewise.load_sharded(x, nn.Linear(2, 2)), PATH),
@@ -64,7 +65,7 @@ CALLS = {
 # what callers are given or catch, and options that are only kept
 NO_CALLS = {name for name in vars(errors) if name.endswith(("Error", "Warning"))} | {"Interrupted", "__version__"}
 NO_CALLS |= {"Audit", "Comparison", "Explorer", "SingleRun", "Inspection", "Installed", "PathNorms", "PathRecord"}
-NO_CALLS |= {"Plan", "Receipt", "Shared", "AugmentedOptions", "LookupOptions", "LossOptions", "Sizes"}
+NO_CALLS |= {"Plan", "Probe", "Receipt", "Shared", "AugmentedOptions", "LookupOptions", "LossOptions", "Sizes"}
 
 
 def test_every_public_name_is_asked():

@@ -6,6 +6,7 @@
     boundary = tiewise.Boundary("factored:128", vocab=50_304, width=768)
     loss = tiewise.linear_cross_entropy(hidden, table, targets)
     audit = tiewise.check("path/to/checkpoint")        # what it really holds at its two ends
+    tiewise.probe(model, "path/to/checkpoint")          # whether a loaded model holds at its ends what the files do
     receipt = tiewise.untie("old", "new")               # a rewritten copy of a folder; the source is only read
     shared = tiewise.share_layers(model, "ffn")         # one feed-forward layer for the whole depth
     comparison = tiewise.compare("runs/mine", text="my.txt")   # trained under several tying choices: what differs
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from tiewise.boundary.install import installed as installed
     from tiewise.boundary.parallel_plan import parallel_plan as parallel_plan
     from tiewise.boundary.param_groups import param_groups as param_groups
+    from tiewise.boundary.probe import Probe as Probe
+    from tiewise.boundary.probe import probe as probe
     from tiewise.checkpoint.audit import Audit as Audit
     from tiewise.checkpoint.audit import check as check
     from tiewise.core.backends import LossOptions as LossOptions
@@ -92,6 +95,7 @@ _OFFERS = {
     "boundary.install": "Installed install installed",
     "boundary.parallel_plan": "parallel_plan",
     "boundary.param_groups": "param_groups",
+    "boundary.probe": "Probe probe",
     "checkpoint.audit": "Audit check",
     "core.backends": "LossOptions PathNorms",
     "core.errors": "CheckpointError DataError InstallError Interrupted PlanError RunError SpecError TiewiseError "

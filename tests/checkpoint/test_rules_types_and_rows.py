@@ -13,7 +13,7 @@ from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_ten
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.roles import End
-from tiewise.checkpoint.rules_types_and_rows import lists_of, quantisation
+from tiewise.checkpoint.rules_quantised import lists_of, quantisation
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 ALBERT = {"architectures": ["AlbertForMaskedLM"], "model_type": "albert", "vocab_size": V, "hidden_size": 16}
@@ -92,6 +92,7 @@ METHODS = {
     "mlx": {"weight": ones("u4", V, D // 8), "scales": ones("f2", V, 1), "biases": ones("f2", V, 1)},
     "integers": {"weight": ones("i1", V, D)},
 }
+UNREAD = dict.fromkeys((COMPRESSED, "fp8", "integers"), " B052")  # engines drop its scale, or there is none
 E, H = "model.embed_tokens", "lm_head"
 SKIP = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["vision_tower"]}
 
@@ -170,7 +171,10 @@ FIRES = [
      "tiewise resize PATH --multiple-of 64 --to NEW_DIR makes 128"),
     ("B081", "info", "model.layers.0.mlp.up_proj.weight", False, copies(1, 1, 2, 1), "2.1 MB stored more than once",
      "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight hold"),
-    *(("B050", "error", H, False, {"tensors": by(method, H)}, f"beside a plain {E}") for method in METHODS),
+    *(
+        (f"B050{UNREAD.get(method, '')}", "error", H, False, {"tensors": by(method, H)}, f"beside a plain {E}")
+        for method in METHODS
+    ),
     ("B050", "error", H, False, quantised(by("gptq", H), without="lm_head.scales", tied=False), "no scales"),
     ("B050", "error", H, False, quantised(by(COMPRESSED, H), without=f"{H}.weight_scale", tied=False), "no weight_s"),
     ("B050", "error", "config.json", False, quantised(quant_method="gptq", lm_head=True), "stores none"),

@@ -44,6 +44,15 @@ def test_exits_1_on_an_error_unless_told_otherwise(tiewise, options, code):
     assert ("not compared (headers only)" in said.out) == (options == "--headers")
 
 
+def test_a_quantisation_is_judged_before_it_is_carried_out(tiewise, tmp_path):
+    (tmp_path / "gptq.json").write_text('{"quant_method": "gptq", "lm_head": true}')
+    said = tiewise("check", "twice", "--quantise", "gptq.json", "--select", "B053", "--fail-on", "warning")
+    assert said.code == 1
+    assert "the quantisation packs lm_head and leaves model.embed_tokens plain" in " ".join(said.out.split())
+    said = tiewise("check", "twice", "--quantise", "absent.json")
+    assert (said.code, said.out, said.err) == (2, "", "tiewise: absent.json: no such file; check the path\n")
+
+
 def test_json_is_one_object_with_a_version(tiewise):
     record = json.loads(tiewise("check", "twice", "--json").out)
     assert (record["schema"], record["ends"]["kind"], record["spare_bytes"]) == (1, "identical", 24 * 8 * 4)

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 
 from tiewise.sharing.share import share_layers
 
-RUNNING = ["bigrams", "gradients", "lens", "refinement"]
+RUNNING = ["bigrams", "gradients", "bottleneck", "precision", "lens", "refinement"]
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):
     said = here("untied", "-t", "text.txt", "--length", "16", "--lens-steps", "20", "--json")
     assert said.code == 0, said.err
     sections = json.loads(said.out)["sections"]
-    for name in ("direct_path", "first_mlp", "bigrams", "gradients", "tokens", "lens", "refinement"):
+    for name in ("direct_path", "first_mlp", "tokens", *RUNNING):
         assert sections[name]["found"] == {}
         assert "number" in sections[name]["left_out"]["untied"]
     left_out = {q["name"]: q["value"] for q in sections["alignment"]["found"]["untied"]["quantities"]}

@@ -52,6 +52,29 @@ def test_a_training_step_holds_what_was_predicted(name, optimizer, dtype):
     assert predicted["total"] == pytest.approx(measured, rel=0.02)
 
 
+@pytest.mark.parametrize("width", [64, 80])
+def test_packed_tables_are_what_their_numbers_take(width):
+    rows, blocks = 500, {64: 2, 80: 3}[width]
+    half = torch.zeros(rows, width, dtype=torch.float16).nbytes
+    int8 = torch.zeros(rows, width, dtype=torch.int8).nbytes + torch.zeros(rows).nbytes
+    # ggml's block_q4_0: one fp16 and 32 values, two a byte
+    q4_0 = rows * blocks * (torch.zeros(1, dtype=torch.float16).nbytes + torch.zeros(16, dtype=torch.uint8).nbytes)
+    architecture = from_sizes(Sizes(rows, width, 2))
+
+    def of(text):
+        choice = budget(architecture, BoundarySpec.parse(text), SharingSpec())
+        return list(all_costs(architecture, choice, Setting())["table_bytes"].values())
+
+    assert of("tied") == [half, int8, half + int8, q4_0, half + q4_0]
+    assert of("untied") == [2 * half, 2 * int8, half + int8, 2 * q4_0, half + q4_0]
+    assert of("factored:32")[::3] == [rows * 32 * 2, rows * 18]
+    bert = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": rows}
+    encoder = read({**bert, "hidden_size": 64, "num_attention_heads": 4})
+    counted = budget(encoder, BoundarySpec("tied"), SharingSpec())
+    named = all_costs(encoder, counted, Setting())["table_bytes"]
+    assert named == {"16 bits": rows * 128, "8 bits": rows * 68, "4 bits": rows * 36}
+
+
 def test_the_master_copy_is_sixteen_bytes_a_parameter():
     assert training_bytes(10, 10, "float32")["adamw-bf16-master"]["total"] == 160
     assert training_bytes(10, 0, "bfloat16")["adamw"]["total"] == 20

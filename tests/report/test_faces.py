@@ -5,6 +5,7 @@ import io
 import math
 import re
 
+import numpy as np
 import pytest
 from rich.console import Console
 from tests.inspection.test_first_mlp import opened
@@ -31,8 +32,10 @@ from tiewise.inspection.inspection import (
 from tiewise.inspection.sections import gradients, gradients_over_training, refinement
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
+from tiewise.inspection.sections.bottleneck import bottleneck_of
 from tiewise.inspection.sections.direct_path import direct_path_of
 from tiewise.inspection.sections.first_mlp import first_mlp_of
+from tiewise.inspection.sections.precision import precision_of
 from tiewise.inspection.sections.tokens import tokens_of
 from tiewise.inspection.sections.which_end import found_over_seeds
 from tiewise.report import faces
@@ -208,7 +211,9 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
         "gradients_over_training": gradients_over_training.found_of(arm((0.5,) * 10)),
         "tokens": tokens_of(folders["untied"], text()),
         "refinement": refinement.found_of(trajectory(), None, 2),
-        "first_mlp": first_mlp_of(opened(one_layer("llama"), tmp_path / "model")),
+        "first_mlp": first_mlp_of(model := opened(one_layer("llama"), tmp_path / "model")),
+        "precision": precision_of(model, windows := np.arange(96).reshape(8, 12) % model.vocab),
+        "bottleneck": bottleneck_of(model, windows),
     }
 
     def of(label):
@@ -227,7 +232,7 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
         for name in (section.name for section in sections())
     ]
     lines = printed(whole(subjects, made))
-    assert len(lines) <= 45
+    assert len(lines) <= 48
     assert max(map(len, lines)) <= 80
 
 

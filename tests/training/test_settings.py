@@ -38,7 +38,7 @@ def test_a_number_in_any_notation(value):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        *(({name: 0}, f"{name} = 0") for name in ("seeds", "width", "layers", "heads", "batch", "accumulate", "steps")),
+        *(({name: 0}, f"{name} = 0") for name in ("seeds", "width", "heads", "batch", "accumulate", "steps")),
         ({"seed": 0, "arms": ("tied",)}, "seed = 0"),
         ({"length": 1}, "length = 1"),
         ({"learning_rate": 0.0}, "learning_rate = 0.0"),

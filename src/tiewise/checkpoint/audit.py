@@ -18,6 +18,7 @@ from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, rules
 from tiewise.checkpoint.rules_adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
+from tiewise.checkpoint.rules_quantised import read_quantisation
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.core import Late, __version__
@@ -121,6 +122,7 @@ def check(
     beside: str | os.PathLike[str] | None = None,
     world: int | None = None,
     as_class: str | None = None,
+    quantise: str | os.PathLike[str] | None = None,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
 ) -> Audit:
@@ -134,6 +136,7 @@ def check(
         beside: of a GGUF file: the Hugging Face checkpoint that it was made from.
         world: ranks that the tables are to be spread over: B042 says what of them each gets.
         as_class: of a folder: the class of transformers that loads it, where it is not the one that its config names.
+        quantise: a JSON file with the config of a quantisation that is to come: B051 and B053 judge it beforehand.
         select: ids or prefixes of the rules to run; none given: all.
         ignore: ids or prefixes of rules to leave out.
 
@@ -155,6 +158,8 @@ def check(
     if as_class is not None and (folder is None or folder.is_adapter):
         raise CheckpointError("as_class is given, and this is not a model's folder", "leave as_class out")
     source = base if base is not None else beside
+    if quantise is not None and (folder is None or folder.is_adapter):
+        raise CheckpointError("quantise is given, and this is not a whole checkpoint", "leave quantise out")
     made_of = Facts(open_folder(source), scan) if source is not None else None
     facts: Facts | AdapterFacts | GgufFacts
     if folder is None:
@@ -176,7 +181,8 @@ def check(
                     f"{path}: it has no config.json to load {as_class} by", "give the folder that has it"
                 )
             folder = replace(folder, config=config_for(folder.config, as_class))
-        facts = whole = Facts(folder, scan, world, as_class)
+        planned = None if quantise is None else read_quantisation(quantise)
+        facts = whole = Facts(folder, scan, world, as_class, planned)
         held, kind, audit = folder.tensors, "folder", _whole(path, whole)
 
     elsewhere = {"folder": "for whole checkpoints", "adapter": "for adapters", "gguf": "for GGUF files"}

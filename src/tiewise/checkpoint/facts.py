@@ -56,6 +56,7 @@ class Facts:
     scan: bool = True  # tables may be read (False: headers only)
     world: int | None = None  # ranks that its tables are to be spread over
     as_class: str | None = None  # the class of transformers that it is loaded as, where not that of its own config
+    quantise: Mapping[str, Any] | None = None  # a quantisation that is to come, as a config describes it
 
     @property
     def path(self) -> Path:

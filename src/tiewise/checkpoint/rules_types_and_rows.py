@@ -1,16 +1,13 @@
-"""Tables are of one type, quantised alike, in sound rows, and stored once: B040 to B042, B050, B051, B081."""
+"""Tables are of one type, in sound rows, and stored once: B040 to B042, B081."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from tiewise.checkpoint.claims import PACKED
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.roles import End
-from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, names, numbers, rule, said
+from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, names, numbers, rule
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES
 from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import short
@@ -142,101 +139,3 @@ def stored_twice(facts: Facts) -> Told:
 
 
 # keys under which the config of a quantisation lists the modules that it leaves alone
-_LEFT_ALONE = (
-    *("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers", "exclude_modules", "exclude"),
-    *("skip_modules", "modules_to_exclude", "exclude_layers"),
-)
-MOST_LISTED = 100_000
-
-
-def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config that describes a quantisation; empty where none does."""
-    levels = (config, config.get("text_config"), config.get("llm_config"))
-    keys = ("quantization_config", "compression_config", "quantization")
-    found = (level.get(key) for level in levels if isinstance(level, Mapping) for key in keys)
-    return next((section for section in found if isinstance(section, Mapping)), {})
-
-
-def lists_of(section: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Modules that a quantisation leaves alone, by the key that lists them. Patterns stand as written, never run."""
-    lists = {key: entries for key in _LEFT_ALONE if isinstance(entries := section.get(key), list)}
-    if isinstance(dynamic := section.get("dynamic"), Mapping):  # GPTQModel: "-:pattern" leaves modules alone
-        lists["dynamic"] = [key[2:] for key in dynamic if isinstance(key, str) and key.startswith("-:")]
-    return {key: [one for one in entries[:MOST_LISTED] if isinstance(one, str)] for key, entries in lists.items()}
-
-
-def leaves(end: End, entries: list[str]) -> bool:
-    """Whether a list of modules left alone names this end: by name, by a part above it, or within a pattern."""
-    module = end.module or ""
-    return any(module.rpartition(".")[2] in entry or module.startswith(f"{entry}.") for entry in entries if entry)
-
-
-@rule("B050", "error", "a quantisation treats both ends of a tied pair alike")
-def half_quantised(facts: Facts) -> Told:
-    """A tied model has one table for both ends. Where a tool quantises the head and leaves the table plain, the config
-    still says tied: loaders then drop the quantised head, or stop at a parameter for which they have no module, and the
-    model that was measured is not the one that is served. Packed numbers without their scales, or scales without
-    numbers, belong to no table at all. GPTQ's lm_head says whether the head is quantised, and loaders build the module
-    by it. transformers leaves tied modules out of a quantisation of its own.
-    What to do: state tie_word_embeddings as false where the head is quantised by itself, or quantise again.
-    Sources: llm-compressor#2798; llm-compressor#1820; vllm#45535; vllm#45543; sglang#2935; auto-round#100
-    """
-    table, head = facts.roles.input_end, facts.roles.output_end
-    for end in (table, head) if facts.complete else ():
-        numbers_in = next((part for part in end.parts if part in ("weight", *PACKED)), None)
-        needed = {"qweight": "scales", "weight_packed": "weight_scale"}.get(numbers_in or "", numbers_in)
-        if needed is None:
-            needed = "qweight" if "qzeros" in end.parts else "weight"
-        if end.quantised and needed not in end.parts:
-            what = f"it stores {names(end.parts)} of a quantised table, and no {needed}"
-            yield short(end.module), what, "take the checkpoint from its source again"
-    if facts.claims.tied and table.parts and head.parts and table.quantised != head.quantised:
-        one, other = (table, head) if table.quantised else (head, table)
-        what = f"tie_word_embeddings is true, and {short(one.module)} is stored quantised ({names(one.parts)}) beside"
-        what += f" a plain {short(other.module)}: a loader that ties drops one of the two, or finds no module for it"
-        fix = "set tie_word_embeddings to false at every level of config.json"
-        yield short(one.module), what, f"{fix}, or quantise again with the head left alone"
-    says = quantisation(facts.config).get("lm_head")
-    if says is (not head.quantised) and facts.complete and table.parts:
-        how = "stores it plain" if head.parts else "stores none: the head is the plain input table"
-        read = f"{short(head.module)} stores {names(head.parts)}" if head.quantised else f"the checkpoint {how}"
-        what = f"quantization_config.lm_head is {said(says)}, and {read}"
-        yield "config.json", what, f"set quantization_config.lm_head to {said(not says)} by hand"
-
-
-@rule("B051", "warning", "what a quantisation leaves alone are modules of the model")
-def left_alone(facts: Facts) -> Told:
-    """Every method has a list of modules that it leaves plain. A list that is given to transformers replaces the
-    default one for bitsandbytes, FP8 and others, and with it the exception of the head and of tied modules: the head is
-    converted on loading although it is stored plain, or is the input table. A list that names one end of a tied pair
-    keeps nothing plain where that one table is stored quantised, and a name with a wrong prefix matches nothing.
-    What to do: name the head, and name modules as the model has them.
-    Sources: transformers#45674; transformers#37905; vllm#53170; llm-compressor#2835
-    """
-    table, head, section = facts.roles.input_end, facts.roles.output_end, quantisation(facts.config)
-    if facts.roles.headless or table.module is None or head.module is None:
-        return
-    methods = (section.get(key) for key in ("quant_method", "quant_algo", "mode"))
-    method = next((name for name in methods if isinstance(name, str)), "")
-    # models made of several are named otherwise in memory than on disk
-    one_model = facts.claims.tied and not any(claim.level for claim in facts.claims.levels)
-    for key, entries in lists_of(section).items():
-        where = f"quantization_config.{key}"
-        for end, other in ((table, head), (head, table)) if facts.claims.tied else ():
-            shared = other.quantised and not end.parts  # the listed end is the quantised one
-            if leaves(end, entries) and not leaves(other, entries) and (end.quantised or shared):
-                what = f"it leaves {short(end.module)} alone, and on a tied model that table is stored quantised"
-                yield where, what, f'take "{short(end.module)}" out of it, or quantise again'
-        for end in (table, head) if one_model else ():
-            last = (end.module or "").rpartition(".")[2]
-            for entry in entries:
-                plain = all(c.isalnum() or c in "._" for c in entry)
-                if plain and entry.endswith(f".{last}") and not f".{end.module}".endswith(f".{entry}"):
-                    what = f'it names "{short(entry)}", and the module is {short(end.module)}'
-                    yield where, what, f'write "{short(end.module)}"'
-        # a list given for one of these replaces the default one, which would keep tied modules and the head plain
-        replaced = method in ("bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "higgs", "bitnet")
-        if replaced and entries and not head.quantised and not leaves(head, entries):
-            what = f"{method} leaves alone {names(entries)}; a list replaces the default"
-            stored = "it is the input table" if not head.parts else "it is stored plain"
-            yield where, f"{what}, so the head is converted, and {stored}", f'add "{short(head.module)}" to it'

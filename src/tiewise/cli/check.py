@@ -21,6 +21,9 @@ def check(
     beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF file: the checkpoint that it was made from."),
     world: int = typer.Option(None, metavar="N", help="Ranks to spread it over: what each gets of the tables."),
     as_class: str = typer.Option(None, "--as", metavar="CLASS", help="The class of transformers that shall load it."),
+    quantise: Path = typer.Option(
+        None, metavar="FILE", help="The JSON config of a quantisation to come: is it right for this model?"
+    ),
     deep: bool = typer.Option(False, "--deep", help="Read every row: NaN, empty and duplicate rows, equal tensors."),
     headers: bool = typer.Option(False, "--headers", help="Read headers only; equal tables are not told apart."),
     select: str = typer.Option(None, metavar="IDS", help="Only these rules: B012,B02."),
@@ -48,6 +51,7 @@ def check(
         "beside": beside,
         "world": world,
         "as_class": as_class,
+        "quantise": quantise,
         "select": _ids(select),
         "ignore": _ids(ignore),
     }

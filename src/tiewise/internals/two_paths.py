@@ -70,8 +70,8 @@ class TextLoss:
             self._hidden = torch.from_numpy(draws.argsort(1).argsort(1) < hidden)
         self.at_once = max(1, _MOST_LOGITS // (length * len(opened.ends.head.weight)))  # windows in one forward
 
-    def total(self, which: Tensor) -> Tensor:
-        """Sum of −ln p over the tokens that the windows `which` [b] predict: a scalar, in nats."""
+    def predicted(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """(logits [n, V], tokens [n]) of what the windows `which` [b] predict, window by window: n = b·`per_window`."""
         ids = self.windows[which]
         if self.kind == NEXT:
             logits, targets = self.model(input_ids=ids).logits[:, :-1], ids[:, 1:]
@@ -83,7 +83,11 @@ class TextLoss:
             first, targets = ids[:, : ids.shape[1] // 2], ids[:, ids.shape[1] // 2 :]
             shifted = self.model.prepare_decoder_input_ids_from_labels(labels=targets)
             logits = self.model(input_ids=first, decoder_input_ids=shifted).logits
-        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+        return logits.flatten(0, -2), targets.flatten()
+
+    def total(self, which: Tensor) -> Tensor:
+        """Sum of −ln p over the tokens that the windows `which` [b] predict: a scalar, in nats."""
+        return F.cross_entropy(*self.predicted(which), reduction="sum")
 
 
 def _kind(opened: Opened, windows: Tensor) -> str:

@@ -88,6 +88,7 @@ def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> d
     return {
         # of the tensors, a tied table written once
         "checkpoint_bytes": {name: budget.total * each for name, each in DTYPES.items()},
+        "table_bytes": table_bytes(budget, vocab, head),
         "training_bytes": training_bytes(budget.total, budget.trainable, setting.dtype),
         "logits_bytes": logits_bytes(setting.tokens, vocab, out_width, setting.dtype) if head else None,
         "flops_per_token": {"forward": forward, "backward": 2 * forward},
@@ -98,6 +99,21 @@ def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> d
         # hold the table, so tying saves no memory there.
         "pipeline_tie_bytes": all_reduce(budget.tables * size, 2) if budget.boundary.tables == 1 else 0,
     }
+
+
+def table_bytes(budget: Budget, vocab: int, head: bool) -> dict[str, int]:
+    """Bytes of the tables at 16, 8 and 4 bits; a shared one counts once, but where the head alone is packed it is two.
+
+    8 bits are int8 with an fp32 scale per row, 4 bits GGUF's Q4_0: 18 bytes for each 32 values of a row. Maps at the
+    ends are not counted. `inspect --only precision` measures what these two do to the output.
+    """
+    into, out, whole, _ = table_columns(budget, vocab)
+    found = {"16 bits": 2 * vocab * whole}
+    for name, row in (("8 bits", lambda width: width + 4), ("4 bits", lambda width: -(-width // 32) * 18)):
+        found[name] = vocab * (row(into) + (row(out) if whole > into else 0))
+        if head:
+            found[f"{name}, head alone"] = vocab * (2 * into + row(out))
+    return found
 
 
 def training_bytes(stored: int, trainable: int, dtype: str) -> dict[str, dict[str, int]]:

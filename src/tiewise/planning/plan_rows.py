@@ -62,6 +62,9 @@ def rows(record: Record) -> list[list[str]]:
     heading("checkpoint")
     for dtype in SHOWN_DTYPES:
         row(dtype, size, of("checkpoint_bytes"), dtype)
+    heading("tables alone, with scales where packed")
+    for name in choices[0]["table_bytes"] if choices else ():
+        row(name, size, of("table_bytes"), name)
     heading(f"training, {setting['dtype']}")
     for optimizer, label in OPTIMIZERS.items():
         row(label, size, [held[optimizer] for held in of("training_bytes")], "total")

@@ -84,8 +84,10 @@ class Settings:
 
     def checked(self) -> Settings:
         """Return these settings with canonical arm names."""
-        counts = "seeds width layers heads batch accumulate steps seed measured"
+        counts = "seeds width heads batch accumulate steps seed measured"
         require(self, counts, lambda n: n >= 1, "use 1 or more")
+        least = 0 if self.run_kind == DECODER else 1  # a decoder without layers is its two ends, which meet
+        require(self, "layers", lambda n: n >= least, f"use {least} or more")
         require(self, "length", lambda n: n >= 2, "a block needs two tokens or more to predict one")
         require(self, "learning_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
         require(self, "weight_decay", lambda x: 0 <= x < float("inf"), "use zero or a positive number")

@@ -1,0 +1,134 @@
+"""Which end tolerates fewer bits? KL of the output where lookup, head or both are rounded, and the rest is as it was.
+
+    8 bits    one scale per row: x ≈ s·q, s = max|x| / 127, q an integer of −127 … 127
+    4 bits    GGUF's Q4_0, value by value: blocks of 32 of a row, x ≈ d·q, q of −8 … 7, d in fp16 (ggml-quants.c,
+              quantize_row_q4_0_ref); a last block may be shorter, which a GGUF file does not allow
+
+Nothing is fitted, so that no text is held out. The rounded tables take part in fp32, as if they were unpacked; what a
+kernel adds by rounding activations too is not in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tiewise.core.estimates import mean_interval
+from tiewise.core.found import Found, Listing, Quantity
+from tiewise.core.long_work import progress
+from tiewise.data.tokenizer import Ids
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import section
+from tiewise.internals.loaded import Opened
+from tiewise.internals.two_paths import TextLoss, parted
+
+BLOCK = 32  # values of Q4_0 that share a scale
+LOOKUP, HEAD, BOTH = "lookup", "head", "both"
+UNIT = "nats per token"
+FIGURE = "KL of the output once an end is rounded"
+Choice = tuple[str, int]  # what is rounded, and to how many bits
+_AT_ONCE = 1 << 22  # values of a table that are rounded at once
+
+
+@section(asks="Which end tolerates fewer bits?", place=75, text=True, weight=4)
+def precision(subject: Subject, bench: Bench) -> Found:
+    """Round the lookup's table, the head's and both to 8 and to 4 bits."""
+    return precision_of(bench.opened(subject), bench.windows(subject)[0], bench.request.seed)
+
+
+def int8_by_row(table: Tensor) -> Tensor:
+    """A table [V, E] after symmetric int8 with one scale per row; a row of zeros stays one."""
+    scale = table.abs().amax(1, keepdim=True) / 127
+    return (table / scale.clamp_min(torch.finfo(table.dtype).tiny)).round() * scale
+
+
+def q4_0(table: Tensor) -> Tensor:
+    """A table [V, E] after GGUF's Q4_0."""
+    rows, width = table.shape
+    blocks = F.pad(table, (0, -width % BLOCK)).view(rows, -1, BLOCK)
+    scale = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)) / -8  # the largest takes the −8, whatever its sign
+    steps = (blocks * torch.where(scale == 0, scale, 1 / scale) + 8.5).floor().clamp(max=15) - 8
+    return (steps * scale.half().to(table.dtype)).view(rows, -1)[:, :width]
+
+
+ROUNDED = {8: int8_by_row, 4: q4_0}
+
+
+def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Found:
+    """KL(model ‖ model with rounded ends) of the tokens that a text has predicted; the model is left as it was.
+
+    Memory: two more tables for each table that the model has, and the logits of a few windows, six times.
+
+    Args:
+        opened: the checkpoint.
+        windows: token ids [n, T].
+        seed: of hidden tokens, where the model predicts those.
+
+    Raises:
+        DataError: windows that this model cannot be run on.
+        UnsupportedError: an encoder-decoder that cannot shift its own labels.
+    """
+    loss, tied = TextLoss(opened, windows, seed), opened.ends.tied
+    found: dict[Choice, list[Tensor]] = {(end, bits): [] for bits in ROUNDED for end in (LOOKUP, HEAD, BOTH)}
+    with parted(opened.ends) as leaves, torch.no_grad():
+        table, head = leaves.a.data, leaves.b.data
+        kept = {end.data_ptr(): end for end in (table, head)}.values()  # one, where they are tied
+        rounded = {
+            bits: [torch.cat([to(part) for part in end.split(1 + _AT_ONCE // end.shape[1])]) for end in kept]
+            for bits, to in ROUNDED.items()
+        }
+        for which in torch.arange(len(windows)).split(max(1, loss.at_once // 4)):
+            leaves.a.data, leaves.b.data = table, head
+            logits, targets = loss.predicted(which)
+            p = logits.softmax(-1)
+            for (end, bits), means in found.items():
+                leaves.a.data = table if end == HEAD else rounded[bits][0]
+                leaves.b.data = head if end == LOOKUP else rounded[bits][-1]
+                both = _kl_and_loss(logits, p, loss.predicted(which)[0], targets)
+                means.append(both.view(2, len(which), -1).mean(2))
+            progress("rounding the ends", int(which[-1]) + 1, len(windows))
+    return found_of({one: torch.cat(parts, 1) for one, parts in found.items()}, tied)
+
+
+def _kl_and_loss(logits: Tensor, p: Tensor, changed: Tensor, targets: Tensor) -> Tensor:
+    """KL(p ‖ softmax(changed)) with p [n, V] that of `logits`, and how much more the targets [n] cost: [2, n] in fp64.
+
+    With d = logits − changed and m = E_p d, KL = log E_p e^(m − d): a small KL keeps its digits in fp32, where the
+    difference of two log-softmaxes loses them.
+    """
+    moved = logits - changed
+    mean = (p * moved).sum(-1, dtype=torch.float64)
+    kl = (p * torch.expm1(mean[:, None].to(p) - moved)).sum(-1, dtype=torch.float64).log1p()
+    far = ~kl.isfinite()  # e^(m − d) overflows: digits are no question there
+    log_p, log_q = (x[far].double().log_softmax(-1) for x in (logits, changed))
+    mean[far], kl[far] = (log_p.exp() * moved[far]).sum(-1), (log_p.exp() * (log_p - log_q)).sum(-1)
+    return torch.stack([kl, moved.gather(1, targets[:, None])[:, 0] - mean + kl])
+
+
+def found_of(measured: Mapping[Choice, Tensor], tied: bool) -> Found:
+    """Say which end moves less at 4 bits, from [2, n] by choice: means over each window of KL, and of loss more."""
+    least = min(ROUNDED)
+    lookup, head = measured[LOOKUP, least][0], measured[HEAD, least][0]
+    apart = mean_interval((head - lookup).numpy())
+    better = "the lookup" if apart.low > 0 else "the head" if apart.high < 0 else "neither clearly"
+    quantities, rows = [], {end: [end] for end in (LOOKUP, HEAD, BOTH)}
+    for (end, bits), values in measured.items():
+        name, (kl, loss) = f"{end}, {bits} bits", map(mean_interval, values.numpy())
+        why = "KL(model ‖ rounded)"
+        moved = Quantity.of_estimate(name, kl, unit=UNIT, main=end != BOTH, figure=FIGURE, why=why)
+        more = Quantity.of_estimate(f"loss more, {name}", loss, unit=UNIT, chance=0.0, main=False)
+        quantities += [moved, more]
+        rows[end] += [str(moved), str(more)]
+    header = ["rounded", *(f"{what}, {bits} bits" for bits in ROUNDED for what in ("KL", "loss more"))]
+    return Found(
+        answer=f"{better}: at {least} bits the lookup's KL is {lookup.mean():.2g} nats, the head's {head.mean():.2g}",
+        quantities=tuple(quantities),
+        listings=(Listing("Output and loss, nats per token", header, tuple(rows.values())),),
+        notes=(
+            "8 bits: int8, a scale per row; 4 bits: GGUF's Q4_0, a scale per 32 values; everything else as it is",
+            *(["one end alone means a second table beside the rounded one: only both rounded stay tied"] * tied),
+        ),
+    )

@@ -1,0 +1,110 @@
+"""Live models held against their folders: sound ones of many families, and what loaders did to others."""
+
+import pytest
+import torch
+from tests.boundary.tiny_models import FAMILIES, V, build
+from torch import nn
+
+import tiewise
+from tiewise.boundary.probe import DRAWN, FROM_TABLE, SAME, ZERO
+from tiewise.core.errors import CheckpointError, InstallError, UnsupportedError
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(name="llama", tied=True):
+        build(name, tied=tied).save_pretrained(tmp_path / "model")
+        return FAMILIES[name][0].from_pretrained(tmp_path / "model"), tmp_path / "model"
+
+    return save
+
+
+def untied(model, head):
+    """The same model as if a launcher had forced its flag false, with a head of its own."""
+    model.config.tie_word_embeddings = False
+    model.set_output_embeddings(nn.Linear(16, len(head), bias=False))
+    model.get_output_embeddings().weight = nn.Parameter(head)
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "opt_350m", "t5", "bart", "bert"])
+def test_what_transformers_loads_is_sound(saved, name, tied):
+    model, folder = saved(name, tied)
+    found = tiewise.probe(model, folder)
+    assert (found.sound, found.lookup, found.head, found.tied) == (True, SAME, SAME, tied)
+    assert tiewise.probe(model.bfloat16(), folder).sound  # rounded as it was loaded
+
+
+def test_a_head_that_a_forced_flag_left_empty(saved):
+    model, folder = saved()
+    found = tiewise.probe(untied(model, torch.zeros(V, 16)), folder)
+    assert repr(found) == (
+        "Wrong: the lookup is the file's, the head all zero; two tables here, and the config ties them."
+    )
+    assert found.head == ZERO
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_head_that_was_drawn_anew(saved, seed):
+    model, folder = saved()
+    torch.manual_seed(seed)
+    found = tiewise.probe(untied(model, torch.randn(V, 16)), folder)
+    assert (found.sound, found.head, found.claimed) == (False, DRAWN, True)
+
+
+def test_a_head_that_was_overwritten_by_the_table(saved):
+    model, folder = saved(tied=False)
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    found = tiewise.probe(model, folder)
+    assert (found.sound, found.head, found.tied, found.claimed) == (False, FROM_TABLE, True, False)
+
+
+def test_equal_numbers_in_two_tables_are_sound_and_said(saved):
+    model, folder = saved()
+    found = tiewise.probe(untied(model, model.get_input_embeddings().weight.detach().clone()), folder)
+    assert repr(found).startswith("Sound:")
+    assert repr(found).endswith("two tables here, and the config ties them.")
+
+
+def test_rows_that_moved_and_rows_that_padding_adds(saved):
+    model, folder = saved(tied=False)
+    model.resize_token_embeddings(64, mean_resizing=False)
+    assert tiewise.probe(model, folder).sound
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3] += 1
+        model.get_output_embeddings().weight[5, 0] = torch.nan
+    found = tiewise.probe(model, folder)
+    assert (found.lookup, found.head) == (f"other than the file's in 1 of {V} rows", "not all numbers")
+    assert not found.sound
+    model.resize_token_embeddings(40)
+    assert tiewise.probe(model, folder).lookup == f"of another shape, [40, 16] where the file has [{V}, 16]"
+
+
+def test_an_engine_that_names_its_modules_as_the_file_does(saved):
+    model, folder = saved()
+    engine = nn.Module()
+    engine.runner = nn.Module()
+    engine.runner.embed_tokens, engine.lm_head = nn.Module(), nn.Module()
+    engine.runner.embed_tokens.weight = model.get_input_embeddings().weight
+    engine.lm_head.weight = nn.Parameter(torch.zeros(V, 16))
+    assert tiewise.probe(engine, folder).head == ZERO
+    del engine.lm_head
+    with pytest.raises(InstallError, match=r"has no table lm_head\.weight; probe the whole model"):
+        tiewise.probe(engine, folder)
+
+
+def test_what_cannot_be_held_against_a_file_is_refused(saved, tmp_path):
+    model, folder = saved()
+    with pytest.raises(CheckpointError, match="absent"):
+        tiewise.probe(model, tmp_path / "absent")
+    with pytest.raises(UnsupportedError, match="a str is no model"):
+        tiewise.probe("model", folder)
+    with torch.device("meta"):
+        empty = build("llama")
+    with pytest.raises(UnsupportedError, match="no values yet"):
+        tiewise.probe(empty, folder)
+    weight = nn.Parameter(torch.zeros(V, 16, dtype=torch.int8), requires_grad=False)
+    model.get_input_embeddings().weight = weight
+    with pytest.raises(UnsupportedError, match=r"packed numbers \(torch.int8\)"):
+        tiewise.probe(model, folder)

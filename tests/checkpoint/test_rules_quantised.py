@@ -1,0 +1,139 @@
+"""B052 and B053: scales that a packed head needs, and quantisations judged before they are carried out."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rule_runs import fires, run, silent, table_of
+from test_rules_types_and_rows import COMPRESSED, HEAD, METHODS, TABLE, E, H, by, quantised
+from tiny_checkpoints import D, V, llama, table
+
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.rules_quantised import read_quantisation
+from tiewise.core.errors import CheckpointError
+
+FP8 = table().astype(ml_dtypes.float8_e4m3fn)
+SCALED = {"model.layers.0.mlp.up_proj.weight_scale": np.ones(1, np.float32)}
+OF_A_LAYER = {"model.layers.0.layer_scale": np.ones(D, np.float32)}  # no scale of packed numbers
+FIRES = [
+    ("B052", "error", HEAD, False, quantised({HEAD: FP8}, tied=False, quant_method="fp8"),
+     f"lm_head.weight F8_E4M3 [{V}, {D}] has no scale beside it", "\ntake the scale from the checkpoint's source\n"),
+    ("B052", "error", HEAD, False, {"tied": False, "tensors": {HEAD: FP8} | SCALED}, "as they stand\n"),
+    ("B052", "warning", HEAD, False, {"tied": False, "tensors": {HEAD: FP8}}, "none if it was cast without one"),
+    ("B052", "warning", HEAD, False, {"tied": False, "tensors": {HEAD: FP8} | OF_A_LAYER}, "cast without one"),
+    ("B052", "error", HEAD, False, {"tied": False, "tensors": by("integers", H)}, "lm_head.weight I8"),
+    ("B052", "error", TABLE, False, quantised({TABLE: FP8}, quant_method="fp8"), "has no scale beside it"),
+    ("B052", "warning", HEAD, False, quantised(by("fp8", H), tied=False), "counts times weight_scale_inv: an engine",
+     "\nserve it by an engine that reads packed heads"),
+    ("B052", "warning", f"{H}.weight_packed", False, quantised(by(COMPRESSED, H), tied=False), "drops these"),
+    ("B053", "warning", "config.json", False,
+     quantised(quant_method=COMPRESSED, config_groups={"group_0": {"targets": ["Linear"]}}),
+     f"the quantisation packs {H} and leaves {E} plain, and the model is tied",
+     "or first tiewise untie PATH --to NEW_DIR\n"),
+]  # fmt: skip
+
+
+@table_of(FIRES)
+def test_what_is_stored_or_announced(tmp_path, case):
+    fires(tmp_path, case)
+
+
+SILENT = [
+    ("B053", quantised(quant_method="fp8", lm_head="no")),
+    *(("B052", quantised(by(m, H), tied=False)) for m in METHODS if m not in (COMPRESSED, "fp8", "integers")),
+    ("B052", quantised(by("fp8", E))),  # one shared table, which no engine reads as a head of its own
+    ("B052", {"tied": False}),
+    ("B053", quantised(tied=False, config_groups={"group_0": {"targets": ["Linear"]}})),
+    ("B053", quantised(quant_method="gptq", lm_head=True)),  # B050: what is said and stored
+    ("B053", quantised(by(COMPRESSED, E), config_groups={"group_0": {"targets": ["Embedding"]}})),  # done
+]
+
+
+@table_of(SILENT)
+def test_nothing_is_said(tmp_path, case):
+    silent(tmp_path, case)
+
+
+LINEAR = {"config_groups": {"group_0": {"targets": ["Linear"]}}}
+GROUPS = {"a": {"targets": ["Linear"]}, "b": {"targets": ["re:.*embed_tokens$"]}}
+PLANS = [  # a config, and which end it packs alone
+    ({"quant_method": "gptq", "lm_head": True}, H),
+    ({"quant_method": "gptq", "lm_head": False}, None),
+    ({"quant_method": "gptq", "lm_head": True, "dynamic": {"-:.*lm_head": {}}}, None),
+    ({"quant_method": "gptq", "dynamic": {"+:.*embed_tokens": {"bits": 4}}}, E),
+    ({"quant_method": "gptq", "lm_head": True, "dynamic": {"model.embed_tokens": {"bits": 8}}}, None),
+    ({"quant_method": "auto-round", "extra_config": {"lm_head": {"bits": 4}}}, H),
+    ({"quant_method": "auto-round", "extra_config": {"lm_head": {"bits": 16}}}, None),
+    (LINEAR, H),
+    (LINEAR | {"ignore": ["lm_head"]}, None),
+    (LINEAR | {"ignore": ["re:.*lm_head"]}, None),
+    ({"config_groups": GROUPS}, None),
+    ({"config_groups": GROUPS, "ignore": ["lm_head"]}, E),
+    ({"targets": ["re:.*lm_head"], "scheme": "FP8"}, H),
+    ({"quant_method": "torchao", "include_input_output_embeddings": True}, None),
+    ({"quant_method": "bitsandbytes"}, None),
+    ({"config_groups": [3], "targets": 7, "dynamic": [1], "extra_config": {"lm_head": 4}, "lm_head": "yes"}, None),
+]
+
+
+@pytest.mark.parametrize(("plan", "alone"), PLANS)
+@pytest.mark.parametrize("shape", ["bare", "config"])
+def test_a_quantisation_that_is_to_come(tmp_path, plan, alone, shape):
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan if shape == "bare" else {"model_type": "llama", "quantization_config": plan}))
+    for tied in (True, False):
+        found = check(llama(tmp_path / str(tied), tied=tied), quantise=file, select=["B053"]).findings
+        assert len(found) == (tied and alone is not None)
+        if found:
+            assert (found[0].where, found[0].evidence.split()[3]) == ("--quantise", alone)
+
+
+def test_its_lists_are_judged_beforehand_too(tmp_path):
+    file, model = tmp_path / "plan.json", llama(tmp_path / "m")
+    file.write_text(json.dumps({"quant_method": "awq", "modules_to_not_convert": ["model.lm_head"]}))
+    (found,) = check(model, quantise=file, select=["B05"]).findings
+    assert (found.rule, found.where) == ("B051", "--quantise.modules_to_not_convert")
+    assert run("B051", model) == []
+
+
+KEYS = ["quant_method", "targets", "config_groups", "ignore", "dynamic", "extra_config", "lm_head", "bits"]
+LEAVES = st.sampled_from([None, True, 4, 1.5, "Linear", "lm_head", "+:.*lm_head", "-:x", "re:(((", ""])
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYS, "lm_head", ""]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return llama(tmp_path_factory.mktemp("plain") / "m")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1))
+def test_any_json_is_judged_or_passed_over(plain, section):
+    run("B051", plain, quantise=section)
+    for found in run("B053", plain, quantise=section):
+        assert found.evidence.split()[3] in (E, H)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "7", '{"model_type": "llama"}', '{"a": ', None])
+def test_what_is_no_quantisation_is_refused(tmp_path, text):
+    file = tmp_path / "plan.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(CheckpointError, match="plan"):
+        read_quantisation(file)
+
+
+def test_only_a_whole_checkpoint_can_be_quantised(tmp_path):
+    file = tmp_path / "plan.json"
+    file.write_text('{"quant_method": "gptq"}')
+    with pytest.raises(CheckpointError, match="not a whole checkpoint; leave quantise out"):
+        check(tmp_path / "model.gguf", quantise=file)
