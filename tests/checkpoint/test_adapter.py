@@ -7,10 +7,10 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_checkpoints import D, V, llama, table
 
+from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, open_adapter
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rule import rules
-from tiewise.checkpoint.rules_adapter import COPY, LORA, TOKENS, open_adapter
 from tiewise.core.errors import CheckpointError
 
 R = 2
