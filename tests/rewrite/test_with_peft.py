@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.lora_config import lora_config
 from tiewise.rewrite import merge, slim
 
 peft = pytest.importorskip("peft", exc_type=ImportError)
@@ -48,7 +49,8 @@ def trained(base, path, change, **config):
 
 @torch.no_grad()
 def logits(base, path=None):
-    return (base if path is None else peft.PeftModel.from_pretrained(base, path))(IDS).logits
+    """In fp64, so that nothing but what is stored differs."""
+    return (base if path is None else peft.PeftModel.from_pretrained(base, path)).double()(IDS).logits
 
 
 def shift(rows, *ends):
@@ -171,3 +173,27 @@ def test_ends_that_share_their_factors_stay_one_table(tmp_path, bases):
     assert merged.config.tie_word_embeddings is True
     close({"logits": logits(merged)}, {"logits": logits(load(), path)}, 1e-5)
     assert any("predicted from B·A" in note for note in receipt.notes)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("from_folder", [True, False])
+@pytest.mark.parametrize("asked", [{"new_tokens": [3, 90]}, {"tables": True}, {}])
+def test_a_step_with_the_suggested_config_keeps_the_tie(tmp_path, bases, tied, from_folder, asked):
+    base, load = bases(tied)
+    adapted = peft.get_peft_model(load(), peft.LoraConfig(**lora_config(base if from_folder else load(), **asked)))
+    optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=1.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        adapted(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+    adapted.save_pretrained(tmp_path / "a")
+    merge(base, tmp_path / "merged", adapter=tmp_path / "a")
+    stored = load_file(tmp_path / "merged/model.safetensors")
+    old = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    moved = (stored["model.embed_tokens.weight"] != old).any(1).nonzero()[:, 0].tolist()
+    assert moved == asked.get("new_tokens", moved if asked else [])
+    assert len(moved) >= V - 1 or not asked.get("tables")  # the last token of the text is read and predicts nothing
+    assert ("lm_head.weight" in stored) is not tied  # one table still, or two
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    close({"logits": logits(merged)}, {"logits": logits(load(), tmp_path / "a")}, 1e-5)
+    assert not check(tmp_path / "a", base=base).at_least("warning")

@@ -93,18 +93,16 @@ class AdapterFacts:
         base = self.base
         if base is None:
             return {}
-        known, table, found = base.roles.known, base.roles.input, dict[str, str]()
+        known, (own, head), table, found = base.roles.known, end_modules(base), base.roles.input, dict[str, str]()
         # the class may put its body elsewhere than the files do: what stands before the input table's name says so
-        stored = unwrapped(module_of(table.name)[0] if table is not None else "")
-        own = (known.loaded_as(stored) if known is not None else None) or stored
-        before, after = (name.removesuffix(own.rpartition(".")[2]) for name in (stored, own))
+        stored = "" if table is None else unwrapped(module_of(table.name)[0])
+        before, after = (name.removesuffix((own or "").rpartition(".")[2]) for name in (stored, own or ""))
         for module in dict.fromkeys(module_of(name)[0] for name in base.folder.tensors):
             plain = unwrapped(module)
             end = known.loaded_as(plain) if known is not None else None
             found[end or (after + plain.removeprefix(before) if plain.startswith(before) else plain)] = module
-        if base.roles.output is None and base.roles.output_name is not None and table is not None:
-            name = known.output if known is not None and known.output is not None else base.roles.output_name[:-7]
-            found[name] = module_of(table.name)[0]  # a tied head has no tensor of its own
+        if base.roles.output is None and head is not None and table is not None:
+            found[head] = module_of(table.name)[0]  # a tied head has no tensor of its own
         return found
 
     @cached_property
@@ -160,6 +158,15 @@ class AdapterFacts:
             return None
         with doing("comparing the adapter's two copies", a.nbytes):
             return same_bytes(a, b)
+
+
+def end_modules(base: Facts) -> tuple[str | None, str | None]:
+    """Modules of the input table and of the head as the base's class names them; None for an end that is not known."""
+    roles, known = base.roles, base.roles.known
+    stored = (None if roles.input is None else roles.input.name, None if roles.headless else roles.output_name)
+    plain = [None if name is None else unwrapped(module_of(name)[0]) for name in stored]
+    found = [(known.loaded_as(name) if known is not None and name is not None else None) or name for name in plain]
+    return found[0], found[1]
 
 
 def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -> AdapterFacts:
