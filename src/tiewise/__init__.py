@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tiewise.boundary.param_groups import param_groups as param_groups
     from tiewise.checkpoint.audit import Audit as Audit
     from tiewise.checkpoint.audit import check as check
+    from tiewise.checkpoint.lora_config import lora_config as lora_config
     from tiewise.core.backends import LossOptions as LossOptions
     from tiewise.core.backends import PathNorms as PathNorms
     from tiewise.core.errors import CheckpointError as CheckpointError
@@ -68,7 +69,9 @@ if TYPE_CHECKING:
     from tiewise.rewrite.engine import Receipt as Receipt
     from tiewise.rewrite.factor import densify as densify
     from tiewise.rewrite.factor import factor as factor
+    from tiewise.rewrite.merge import merge as merge
     from tiewise.rewrite.resize import resize as resize
+    from tiewise.rewrite.slim import slim as slim
     from tiewise.rewrite.ties import dedupe as dedupe
     from tiewise.rewrite.ties import repair as repair
     from tiewise.rewrite.ties import tie as tie
@@ -93,6 +96,7 @@ _OFFERS = {
     "boundary.parallel_plan": "parallel_plan",
     "boundary.param_groups": "param_groups",
     "checkpoint.audit": "Audit check",
+    "checkpoint.lora_config": "lora_config",
     "core.backends": "LossOptions PathNorms",
     "core.errors": "CheckpointError DataError InstallError Interrupted PlanError RunError SpecError TiewiseError "
     "TiewiseWarning UnsupportedError",
@@ -113,7 +117,9 @@ _OFFERS = {
     "planning.read_config": "Sizes",
     "rewrite.engine": "Receipt",
     "rewrite.factor": "densify factor",
+    "rewrite.merge": "merge",
     "rewrite.resize": "resize",
+    "rewrite.slim": "slim",
     "rewrite.ties": "dedupe repair tie untie",
     "runs": "compare train",
     "sharded.export": "export_sharded",
