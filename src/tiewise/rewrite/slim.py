@@ -47,6 +47,7 @@ def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> 
     ends = [(end, end.copy, table) for end, table in pairs if end is not None and end.copy is not None and table]
     if not ends:
         raise CheckpointError(f"{adapter.path}: it stores no copy of a table of the base", "there is nothing to slim")
+    first = end_modules(model)[0] or ""  # a list of rows that names no module is of the input table
     gone = {end.module for end, _, _ in ends if end.kind == COPY}
     _require_rows_will_do(adapter, model, gone)
 
@@ -64,10 +65,9 @@ def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> 
             what = f"{adapter.path}: {len(ids):,} of {copy.rows:,} rows of {short(copy.name)} differ from the base"
             raise CheckpointError(what, "was it trained on another base? If not, the copy is what it needs")
         if end.kind == COPY and not (adapter.tied and kept):  # of a tied pair PEFT keeps the rows once, at the input
-            module = end_modules(model)[0] if adapter.tied and end is adapter.output else None
-            kept[module or end.module] = (copy, table, ids)
+            kept[first if adapter.tied else end.module] = (copy, table, ids)
 
-    rows = {name or ends[0][0].module: list(ids) for name, ids in adapter.token_rows.items()}
+    rows = {name or first: list(ids) for name, ids in adapter.token_rows.items()}
     rows |= {module: ids for module, (_, _, ids) in kept.items() if ids}
     saved = [name for name in adapter.listed("modules_to_save") if not any(ends_with(one, name) for one in gone)]
     config = {"modules_to_save": saved or None, "trainable_token_indices": rows or None} if gone else {}
@@ -77,6 +77,9 @@ def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> 
         for module, (copy, _, ids) in kept.items()
         if ids
     ]
+    if not put and len(ends) == len(adapter.tensors):
+        what = f"{adapter.path}: it stores nothing but the tables of the base"
+        raise CheckpointError(what, "leave it out: it does nothing")
     said = (f"{len(ids):,} of {copy.rows:,} rows of {short(module)}" for module, (copy, _, ids) in kept.items())
 
     def accept(made: Path) -> None:
