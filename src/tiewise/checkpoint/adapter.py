@@ -100,6 +100,8 @@ class AdapterFacts:
         for module in dict.fromkeys(module_of(name)[0] for name in base.folder.tensors):
             plain = unwrapped(module)
             end = known.loaded_as(plain) if known is not None else None
+            if end is None and not plain.startswith(before) and known is not None and known.prefix:
+                found[f"{known.prefix}.{plain}"] = module  # other parts, vision towers, went below it too
             found[end or (after + plain.removeprefix(before) if plain.startswith(before) else plain)] = module
         if base.roles.output is None and head is not None and table is not None:
             found[head] = module_of(table.name)[0]  # a tied head has no tensor of its own

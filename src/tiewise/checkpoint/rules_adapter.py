@@ -157,5 +157,5 @@ def adapter_copies(facts: AdapterFacts) -> Told:
             rows = len(changed_rows(copy, table))
         if rows <= copy.rows // 2:
             spare = size(copy.nbytes - rows * (copy.nbytes // max(1, copy.rows)))
-            of = f"{spare} of {size(copy.nbytes)} are the base's own"
-            yield short(copy.name), f"a copy of {describe(table)} of which {rows:,} rows differ: {of}", command
+            what = f"a copy of {describe(table)}; rows that differ: {rows:,} of {copy.rows:,}; the base has"
+            yield short(copy.name), f"{what} {spare} of its {size(copy.nbytes)}", command
