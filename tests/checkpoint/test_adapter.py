@@ -234,9 +234,9 @@ def with_rows(*rows):
 
 
 COPIED = [
-    ({f"{E}.weight": with_rows(3)}, {}, ["rows that differ: 1 of 24; the base has 736 bytes of its 768 bytes"]),
-    ({f"{E}.weight": with_rows(3), f"{H}.weight": with_rows(3, 4)}, {}, ["differ: 1 of", "differ: 2 of"]),
-    (on_table() | {f"{E}.base_layer.weight": table()}, {}, ["differ: 0 of"]),
+    ({f"{E}.weight": with_rows(3)}, {}, ["not the base's: 1 of 24, 32 bytes of 768 bytes"]),
+    ({f"{E}.weight": with_rows(3), f"{H}.weight": with_rows(3, 4)}, {}, ["base's: 1 of", "base's: 2 of"]),
+    (on_table() | {f"{E}.base_layer.weight": table()}, {}, ["base's: 0 of"]),
     ({f"{E}.weight": table(seed=8)}, {}, []),
     ({f"{E}.weight": table(V + 1)}, {}, []),
     ({f"{H}.weight": with_rows(3)}, {"tied": False}, []),  # the head has other rows than the input table

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.lora_config import lora_config
@@ -197,3 +197,43 @@ def test_a_step_with_the_suggested_config_keeps_the_tie(tmp_path, bases, tied, f
     merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged").eval()
     close({"logits": logits(merged)}, {"logits": logits(load(), tmp_path / "a")}, 1e-5)
     assert not check(tmp_path / "a", base=base).at_least("warning")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_copies_below_low_rank_updates_go(tmp_path, bases, tied):
+    base, load = bases(tied)
+    fat = trained(load(), tmp_path / "fat", nothing, target_modules=["embed_tokens", "lm_head"])
+    receipt = slim(fat, tmp_path / "slim", base=base)
+    assert len(receipt.dropped) == 2
+    assert torch.equal(logits(load(), fat), logits(load(), tmp_path / "slim"))
+
+
+OTHERS = {
+    "gpt2": ({"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 128}, ["c_attn", "c_proj", "c_fc"]),
+    "gemma3_text": (
+        {"num_hidden_layers": 1, "head_dim": 8, "num_attention_heads": 2, "num_key_value_heads": 2},
+        ["q_proj", "embed_tokens"],
+    ),
+    "opt": ({"num_hidden_layers": 1, "word_embed_proj_dim": 16, "num_attention_heads": 2, "ffn_dim": 32}, ["fc1"]),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_a_merge_in_other_families(tmp_path, family):
+    """GPT-2's layers lie turned, some of them square; Gemma scales its rows; OPT has biases, and a body of its own."""
+    sizes, modules = OTHERS[family]
+    common = {"vocab_size": V, "hidden_size": D, "intermediate_size": 32, "tie_word_embeddings": True}
+    config = AutoConfig.for_model(family, **common | sizes)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+
+    def load(place="base"):
+        return AutoModelForCausalLM.from_pretrained(tmp_path / place).eval()
+
+    path = trained(load(), tmp_path / "a", nothing, target_modules=modules)
+    merge(tmp_path / "base", tmp_path / "merged", adapter=path)
+    close({"logits": logits(load("merged"))}, {"logits": logits(load(), path)}, 1e-5)
+    if "embed_tokens" not in modules:  # which PEFT merges into the one table, and so into the head
+        peft.PeftModel.from_pretrained(load(), path).merge_and_unload().save_pretrained(tmp_path / "theirs")
+        theirs = load_file(tmp_path / "theirs/model.safetensors")
+        close(load_file(tmp_path / "merged/model.safetensors"), theirs, 1e-6)

@@ -155,7 +155,6 @@ def adapter_copies(facts: AdapterFacts) -> Told:
             continue
         with doing("comparing the adapter's copy with the base", copy.nbytes):
             rows = len(changed_rows(copy, table))
-        if rows <= copy.rows // 2:
-            spare = size(copy.nbytes - rows * (copy.nbytes // max(1, copy.rows)))
-            what = f"a copy of {describe(table)}; rows that differ: {rows:,} of {copy.rows:,}; the base has"
-            yield short(copy.name), f"{what} {spare} of its {size(copy.nbytes)}", command
+        if copy.rows and rows <= copy.rows // 2:
+            own = f"{rows:,} of {copy.rows:,}, {size(rows * (copy.nbytes // copy.rows))} of {size(copy.nbytes)}"
+            yield short(copy.name), f"a copy of {describe(table)}; rows that are not the base's: {own}", command

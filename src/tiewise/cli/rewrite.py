@@ -30,7 +30,10 @@ AFTER: Options = {
 KEEP = typer.Option(None, metavar="input|output|mean", help="Whose values the one table gets, where the two differ.")
 COUNTS = "How often each token occurs (JSON, .npy, .safetensors, or a number a line)."
 TEXT = "Or a text, counted with the checkpoint's own tokenizer.json."
-BASE = (Path, typer.Option(..., metavar="DIR", help="Checkpoint that the adapter was trained on; only read."))
+OF_ADAPTER: Options = {
+    "source": (Path, typer.Argument(metavar="ADAPTER", help="Folder of a PEFT adapter. It is only read.")),
+    "base": (Path, typer.Option(..., metavar="DIR", help="Checkpoint that it was trained on. It is only read.")),
+}
 VERBS: dict[str, tuple[str, Options]] = {
     "tie": ("Give both ends of a checkpoint one table.", {"keep": (str, KEEP)}),
     "untie": (f"Give each end of a checkpoint a table of its own.\n\n{RESULT}", {}),
@@ -48,11 +51,11 @@ VERBS: dict[str, tuple[str, Options]] = {
     ),
     "slim": (
         f"Keep of an adapter's copies of whole tables only the rows that differ from its base.\n\n{RESULT}",
-        {"base": BASE},
+        OF_ADAPTER,
     ),
     "merge": (
         "Write an adapter's changes into its base; where they part the two ends of a tied base, it has two tables.",
-        {"base": BASE},
+        OF_ADAPTER,
     ),
     "resize": (
         "Give both ends, and the head's bias, another number of rows; new ones are drawn like the existing ones.",

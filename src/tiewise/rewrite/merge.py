@@ -62,6 +62,7 @@ class Merged:
         lengths = None if self.length is None else _whole(self.length)
         place = {row: at for at, row in enumerate(self.ids)}
 
+        @np.errstate(all="ignore")  # an adapter may hold infinities; the result then says so
         def read(start: int, stop: int) -> NDArray:
             with Reader(self.old) as reader:
                 made = reader.rows(start, stop).astype(np.float64)
