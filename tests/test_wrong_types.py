@@ -35,7 +35,10 @@ CALLS = {
     "diff": (lambda x: tiewise.diff(x, x), PATH),
     "explore": (tiewise.explore, PATH),
     "factor": (lambda x: tiewise.factor(x, "to", rank=8), PATH),
+    "lora_config": (tiewise.lora_config, PATH),
+    "merge": (lambda x: tiewise.merge(x, "to", adapter="a"), PATH),
     "resize": (lambda x: tiewise.resize(x, "to", vocab=8), PATH),
+    "slim": (lambda x: tiewise.slim(x, "to", base="b"), PATH),
     "tied_lookup": (lambda x: tiewise.tied_lookup(x, IDS), UnsupportedError),
     "inspect": (tiewise.inspect, PATH),
     "install": (tiewise.install, InstallError),
@@ -104,6 +107,8 @@ LIVE = {
     "resize": r"model\.resize_token_embeddings",
     "dedupe": "save_pretrained",
     "repair": "save_pretrained",
+    "slim": "save_pretrained",
+    "merge": "save_pretrained",
 }
 
 

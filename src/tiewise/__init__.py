@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tiewise.boundary.probe import probe as probe
     from tiewise.checkpoint.audit import Audit as Audit
     from tiewise.checkpoint.audit import check as check
+    from tiewise.checkpoint.lora_config import lora_config as lora_config
     from tiewise.core.backends import LossOptions as LossOptions
     from tiewise.core.backends import PathNorms as PathNorms
     from tiewise.core.errors import CheckpointError as CheckpointError
@@ -71,7 +72,9 @@ if TYPE_CHECKING:
     from tiewise.rewrite.engine import Receipt as Receipt
     from tiewise.rewrite.factor import densify as densify
     from tiewise.rewrite.factor import factor as factor
+    from tiewise.rewrite.merge import merge as merge
     from tiewise.rewrite.resize import resize as resize
+    from tiewise.rewrite.slim import slim as slim
     from tiewise.rewrite.ties import dedupe as dedupe
     from tiewise.rewrite.ties import repair as repair
     from tiewise.rewrite.ties import tie as tie
@@ -97,6 +100,7 @@ _OFFERS = {
     "boundary.param_groups": "param_groups",
     "boundary.probe": "Probe probe",
     "checkpoint.audit": "Audit check",
+    "checkpoint.lora_config": "lora_config",
     "core.backends": "LossOptions PathNorms",
     "core.errors": "CheckpointError DataError InstallError Interrupted PlanError RunError SpecError TiewiseError "
     "TiewiseWarning UnsupportedError",
@@ -117,7 +121,9 @@ _OFFERS = {
     "planning.read_config": "Sizes",
     "rewrite.engine": "Receipt",
     "rewrite.factor": "densify factor",
+    "rewrite.merge": "merge",
     "rewrite.resize": "resize",
+    "rewrite.slim": "slim",
     "rewrite.ties": "dedupe repair tie untie",
     "runs": "compare train",
     "sharded.export": "export_sharded",

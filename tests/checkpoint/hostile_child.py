@@ -17,6 +17,7 @@ import stat
 import struct
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ from tiny_checkpoints import D, V, bpe_tokenizer, llama, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
 from tiewise.core.errors import CheckpointError
+from tiewise.rewrite import merge, slim
 
+ADAPTERS = ("adapter", "copies", "rows")
 SECONDS = 20  # for one case, on a busy machine; a healthy check takes milliseconds
 HUGE = 2**60
 ODD = [None, True, -1, 0, 0.5, HUGE, -HUGE, 2**63, 2**64, 10**400, float("nan"), float("inf"), "", "x" * 100_000]
@@ -84,7 +87,18 @@ def seeds(scratch):
     lora = {"lm_head.lora_A": np.ones((2, D)), "lm_head.lora_B": np.ones((V, 2)), "model.embed_tokens": table()}
     lora = {f"base_model.model.{name}.weight": values for name, values in lora.items()}
     adapter = {"peft_type": "LORA", "target_modules": ["lm_head"], "modules_to_save": ["embed_tokens"]}
+    ends, body = ("model.embed_tokens", "lm_head"), "model.layers.0.mlp.down_proj"
+    copies = {f"base_model.model.{end}.weight": table() + np.eye(V, D, dtype=np.float32) for end in ends}
+    for part, shape in (("lora_A", (2, 2 * D)), ("lora_B", (D, 2))):
+        copies[f"base_model.model.{body}.{part}.weight"] = np.ones(shape, np.float32)
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "alpha_pattern": {"q_proj": 1}, "use_dora": False}
+    settings |= {"modules_to_save": ["embed_tokens", "lm_head"], "base_model_name_or_path": "/etc"}
+    settings["init_lora_weights"] = True
+    rows = {"base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": table(2)}
+    tokens = settings | {"modules_to_save": None, "trainable_token_indices": {"embed_tokens": [1, 3]}}
     made = {
+        "copies": write_checkpoint(scratch / "copies", None, copies, files={"adapter_config.json": settings}),
+        "rows": write_checkpoint(scratch / "rows", None, rows, files={"adapter_config.json": tokens}, **tokenizer),
         "tied": llama(scratch / "tied", files=files, **tokenizer),
         "untied": llama(scratch / "untied", False, **tokenizer),
         "equal": llama(scratch / "equal", head=table()),
@@ -95,7 +109,8 @@ def seeds(scratch):
         "adapter": write_checkpoint(scratch / "adapter", None, lora, files={"adapter_config.json": adapter}),
     }
     (made["code"] / "m.py").write_text(CODE)
-    (made["adapter"] / "model.safetensors").rename(made["adapter"] / "adapter_model.safetensors")
+    for name in ADAPTERS:
+        (made[name] / "model.safetensors").rename(made[name] / "adapter_model.safetensors")
     gathered = {name: {file.name: file.read_bytes() for file in folder.iterdir()} for name, folder in made.items()}
     split = [("split.count", struct.pack("<IH", 2, 1)), ("tokenizer.ggml.merges", strings(["a b"] * 3))]
     gathered["gguf"] = gathered["untied"] | {"m.gguf": model(V, 32, head=bytes(V * 32 * 4), keys=split)}
@@ -215,8 +230,9 @@ def make(rng, folder, kinds):
     if kind == "gguf":
         arguments["path"] = folder / "m.gguf"
         arguments["beside"] = rng.choice([None, folder])
-    elif kind == "adapter":
+    elif kind in ADAPTERS:
         arguments["base"] = rng.choice([None, folder.parent / "base"])
+        arguments["verb"] = "check" if arguments["base"] is None else rng.choice(["check", "slim", "merge"])
     elif rng.random() < 0.15:
         arguments["path"] = folder / rng.choice(sorted(files))
     return done, arguments
@@ -235,9 +251,11 @@ def run(home, first, count):
     shutil.copytree(home.parent / "seeds" / "tied", home / "base", dirs_exist_ok=True)
     for name, files in kinds.items():  # what is loaded once, is loaded before anything is watched
         write(home / "warm", files)
-        given = {"base": home / "base"} if name == "adapter" else {}
+        given = {"base": home / "base"} if name in ADAPTERS else {}
         path = home / "warm" / "m.gguf" if name == "gguf" else home / "warm"
-        json.dumps(check(path, deep=True, **given).record())
+        for verb in ("check", "slim", "merge") if name in ("copies", "rows") else ("check",):
+            with suppress(CheckpointError):  # rows are slim already
+                json.dumps(answer({"verb": verb, "path": path, "scan": True, "deep": True} | given))
         shutil.rmtree(home / "warm")
     (home / "secret").write_bytes(kinds["tied"]["config.json"])  # mutate_folder links to it
     watch = Watch(home / "case", home / "base")
@@ -261,6 +279,18 @@ def stop(signum, frame):
     raise Hang
 
 
+def answer(arguments):
+    """What a check says, or a verb that writes nothing; of verbs the checkpoint that they change is healthy."""
+    verb, given = arguments.get("verb", "check"), {k: v for k, v in arguments.items() if k != "verb"}
+    if verb == "check":
+        return check(**given).record()
+    source, base, to = given["path"], given["base"], given["base"].parent / "new"
+    if verb == "slim":
+        return slim(source, to, base=base, dry_run=True).record() | {"findings": []}
+    receipt = merge(base, to, adapter=source, dry_run=True)
+    return receipt.record() | {"findings": []}
+
+
 def one(watch, arguments, told):
     """Check one case; return what went wrong, or None."""
     watch.wrong.clear()
@@ -268,7 +298,7 @@ def one(watch, arguments, told):
     signal.alarm(SECONDS)
     watch.on = True
     try:
-        record = check(**arguments).record()
+        record = answer(arguments)
         watch.on = False
         told["checked"] += 1
         json.dumps(record, allow_nan=False)

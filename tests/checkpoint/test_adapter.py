@@ -1,16 +1,16 @@
-"""PEFT adapters by files with the names that PEFT 0.21 writes, and the two rules on what they do to a tied base."""
+"""PEFT adapters by files with the names that PEFT 0.21 writes, and the rules on what they do to their base."""
 
 import json
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tiny_checkpoints import D, V, llama, table
+from tiny_checkpoints import D, V, llama, table, write_checkpoint
 
+from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, open_adapter
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rule import rules
-from tiewise.checkpoint.rules_adapter import COPY, LORA, TOKENS, open_adapter
 from tiewise.core.errors import CheckpointError
 
 R = 2
@@ -170,3 +170,85 @@ def test_pickled_adapters_are_named_and_the_config_answers(tmp_path):
 def test_a_pattern_is_never_run(tmp_path):
     path = adapter(tmp_path / "a", None, target_modules="(a|a)*(a|a)*(a|a)*" * 20 + "!")
     assert facts_of(path, llama(tmp_path / "base")).output is None
+
+
+def on(*modules):
+    """Low-rank updates of matrices [D, D]."""
+    ends = {"A": np.ones((R, D), np.float32), "B": np.ones((D, R), np.float32)}
+    return {f"base_model.model.{module}.lora_{end}.weight": ends[end] for module in modules for end in ends}
+
+
+def stored_as(body, tower="vision_tower", kind="gemma3", architecture="Gemma3ForConditionalGeneration"):
+    """A base whose text model lies under `body` in its files, beside a vision tower."""
+
+    def made(path):
+        text = {"model_type": f"{kind}_text", "vocab_size": V, "hidden_size": D, "tie_word_embeddings": True}
+        tensors = {f"{body}embed_tokens.weight": table(), f"{body}layers.0.mlp.down_proj.weight": table(D, D)}
+        tensors |= {f"{tower}.layers.0.mlp.fc1.weight": table(D, D)} if tower else {}
+        config = {"model_type": kind, "architectures": [architecture], "text_config": text} if tower else text
+        config |= {} if tower else {"model_type": kind, "architectures": [architecture]}
+        return write_checkpoint(path, config, tensors)
+
+    return made
+
+
+LAYER = "layers.0.mlp.down_proj"
+OLD, NEW, PLAIN = stored_as("language_model.model."), stored_as("model.language_model.", "model.vision_tower"), llama
+TEXT_ONLY = stored_as("model.", "", "gemma3_text", "Gemma3ForCausalLM")
+NAMES = [  # a base, modules of an adapter, what is found of them, what to write in whose place
+    (NEW, [f"model.language_model.{LAYER}", "model.vision_tower.layers.0.mlp.fc1"], ""),
+    (OLD, [f"model.language_model.{LAYER}", "model.vision_tower.layers.0.mlp.fc1", "lm_head"], ""),
+    (TEXT_ONLY, [f"model.{LAYER}", "model.embed_tokens", "lm_head"], ""),
+    (NEW, [f"model.{LAYER}"], "1 of its 1", "model.model.language_model. in the place of base_model.model.model.:"),
+    (OLD, [f"language_model.model.{LAYER}"], "1 of its 1", "put base_model.model.model.language_model. in"),
+    (TEXT_ONLY, [f"model.language_model.{LAYER}"], "1 of its 1", "put base_model.model.model. in"),
+    (PLAIN, [LAYER, f"model.{LAYER}"], "1 of its 2", "put base_model.model.model. in the place of base_model.model.:"),
+    (PLAIN, ["model.layers.9.mlp.up_proj"], "1 of its 1", "give the base that it was trained on (org/base)"),
+]
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_b062_modules_that_the_base_lacks(tmp_path, case):
+    make, modules, said, *fix = case
+    path = adapter(tmp_path / "a", None)
+    save_file(on(*modules), path / "adapter_model.safetensors")
+    found = list(rules()["B062"].check(facts_of(path, make(tmp_path / "base"))))
+    assert len(found) == bool(said)
+    for one in found:
+        assert (one.severity, said in one.evidence, fix[0] in one.repair) == ("error", True, True), one
+
+
+def test_b062_lets_new_heads_be(tmp_path):
+    """A classifier that was trained beside the base is all in the adapter; of an unknown class names are a guess."""
+    path = adapter(tmp_path / "a", {"base_model.model.score.weight": table(2)})
+    assert not list(rules()["B062"].check(facts_of(path, llama(tmp_path / "base"))))
+    save_file(on("x.y"), path / "adapter_model.safetensors")
+    base = llama(tmp_path / "b", config={"model_type": "new", "architectures": ["NewForCausalLM"]})
+    assert [one.severity for one in rules()["B062"].check(facts_of(path, base))] == ["warning"]
+
+
+def with_rows(*rows):
+    made = table()
+    made[list(rows)] += 1
+    return made
+
+
+COPIED = [
+    ({f"{E}.weight": with_rows(3)}, {}, ["not the base's: 1 of 24, 32 bytes of 768 bytes"]),
+    ({f"{E}.weight": with_rows(3), f"{H}.weight": with_rows(3, 4)}, {}, ["base's: 1 of", "base's: 2 of"]),
+    (on_table() | {f"{E}.base_layer.weight": table()}, {}, ["base's: 0 of"]),
+    ({f"{E}.weight": table(seed=8)}, {}, []),
+    ({f"{E}.weight": table(V + 1)}, {}, []),
+    ({f"{H}.weight": with_rows(3)}, {"tied": False}, []),  # the head has other rows than the input table
+    (rows(E), {}, []),
+]
+
+
+@pytest.mark.parametrize(("tensors", "base", "said"), COPIED)
+def test_b063_copies_of_rows_that_the_base_has(tmp_path, tensors, base, said):
+    path, base = adapter(tmp_path / "a", tensors), llama(tmp_path / "base", **base)
+    found = list(rules()["B063"].check(facts_of(path, base)))
+    assert len(found) == len(said)
+    for one, words in zip(found, said, strict=True):
+        assert words in one.evidence
+        assert one.repair == f"tiewise slim {path} --base {base} --to NEW_DIR"

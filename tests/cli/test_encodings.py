@@ -26,6 +26,8 @@ SAID = {  # a command line of each command, its exit code, and a letter of its o
     "untie": (["untie", "tied", "--to=made"], 0, "→"),
     "factor": (["factor", "wrong", "--rank=4", "--to=made", "--force"], 0, "→"),
     "densify": (["densify", "no…where", "--to=made"], 2, "…"),
+    "slim": (["slim", "no…where", "--base=tied", "--to=made"], 2, "…"),
+    "merge": (["merge", "no…where", "--base=tied", "--to=made"], 2, "…"),
     "resize": (["resize", "wrong", "--vocab=70", "--to=made"], 0, "→"),
     "dedupe": (["dedupe", "equal", "--to=made"], 0, "→"),
     "repair": (["repair", "wrong", "--to=made"], 0, "→"),

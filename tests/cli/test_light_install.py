@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.inspection.tiny_folders import write_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -30,6 +31,9 @@ WORK = [
     ["densify", "c", "--to=d"],
     ["resize", "tied", "--vocab=50", "--to=e"],
     ["dedupe", "b", "--to=f"],
+    ["check", "adapter", "--base=tied"],
+    ["slim", "adapter", "--base=tied", "--to=i"],
+    ["merge", "adapter", "--base=tied", "--to=j"],
     ["repair", "wrong", "--to=g"],
     ["exercise", "1"],
 ]
@@ -58,11 +62,24 @@ def said(tmp_path_factory):
         byte_level(write_model(folder / name, tied=name == "tied", tensors=norm))
     write_model(folder / "wrong", tensors={"lm_head.weight": np.ones((40, 8), np.float32)})
     (folder / "text.txt").write_text("a b")
+    adapter_of(folder / "tied")
     lines = [*WORK, *(line.split() for line in LACK)]
     command = [sys.executable, Path(__file__).with_name("without_torch.py"), json.dumps(lines)]
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return dict(zip(map(" ".join, lines), json.loads(run.stdout), strict=True))
+
+
+def adapter_of(base):
+    """Put beside a tied base an adapter with copies of its table in which one row was trained."""
+    (base.parent / "adapter").mkdir()
+    table = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    table[3] += 1
+    names = ("model.embed_tokens", "lm_head")
+    tensors = {f"base_model.model.{name}.weight": table for name in names}
+    save_file(tensors, base.parent / "adapter/adapter_model.safetensors", {"format": "pt"})
+    config = {"peft_type": "LORA", "modules_to_save": ["embed_tokens", "lm_head"], "r": 2, "lora_alpha": 2}
+    (base.parent / "adapter/adapter_config.json").write_text(json.dumps(config))
 
 
 def byte_level(folder):

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tiewise.checkpoint.adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import Claims
 from tiewise.checkpoint.facts import Facts, config_for
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, rules
-from tiewise.checkpoint.rules_adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.rules_quantised import read_quantisation
 from tiewise.checkpoint.stored import Stored

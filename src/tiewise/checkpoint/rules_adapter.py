@@ -1,154 +1,19 @@
-"""A PEFT adapter folder: what it asks for, what its tensors hold at the two ends, and what that does to a tied base.
-
-B060 and B061. The tensors decide where they can be read. A pattern in `target_modules` is never run: one from a
-stranger could take for ever, and the tensors' names say what it matched.
-"""
+"""What an adapter does to its base, at the two ends above all: B060 to B063."""
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
-from tiewise.checkpoint.claims import ends_with, in_layer, is_foreign, module_of, usual
-from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, noting
+from tiewise.checkpoint.adapter import COPY, LORA, PREFIX, AdapterFacts, EndUpdate
+from tiewise.checkpoint.claims import ends_with
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG
 from tiewise.checkpoint.rule import Said, Told, describe, dotted, names, rule
-from tiewise.checkpoint.stored import Stored, read_header
-from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import inside, short
+from tiewise.checkpoint.stored import FLOATING
+from tiewise.checkpoint.table_scans import changed_rows
+from tiewise.checkpoint.untrusted import short
+from tiewise.core.files import size
 from tiewise.core.long_work import doing
-
-WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
-LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"
-# what follows a module's name in a tensor's; the adapter's own name may stand in it where another tool saved
-_PARTS = re.compile(
-    r"(?P<module>.+?)\.(?P<part>base_layer\.weight|lora_(?:A|B|embedding_A|embedding_B)(?:\.\w+)?(?:\.weight)?"
-    r"|(?:token_adapter\.)?trainable_tokens_delta(?:\.\w+)?|(?:modules_to_save\.(?:\w+\.)?)?weight)"
-)
-
-
-@dataclass(frozen=True)
-class EndUpdate:
-    """What the adapter does to one module."""
-
-    module: str  # its name in the base, "model.embed_tokens"
-    kind: str  # "low-rank update", "full copy" or "trained rows"
-    # [V, E] that the base's table must have, -1 where the adapter's tensors do not say; None where they say nothing
-    shape: tuple[int, int] | None = None
-    copy: Stored | None = None  # the stored full copy; None otherwise
-
-
-@dataclass(frozen=True)
-class AdapterFacts:
-    """One adapter as it lies on disk, and the checkpoint that it changes."""
-
-    path: Path  # the folder
-    config: Mapping[str, Any]  # adapter_config.json
-    tensors: dict[str, Stored]  # by name; empty where they could not be read, or are pickled
-    faults: tuple[Fault, ...] = ()  # what could not be read
-    base: Facts | None = None  # None where none was given
-    scan: bool = True  # tables may be read (False: headers only)
-
-    def listed(self, key: str) -> tuple[str, ...]:
-        """The names under a key; none where a pattern or "all-linear" stands there."""
-        return _only(str, self.config.get(key))
-
-    @cached_property
-    def token_rows(self) -> dict[str, tuple[int, ...]]:
-        """`trainable_token_indices` by the name of the module, "" where the config does not name it."""
-        rows = self.config.get("trainable_token_indices")
-        by_module = rows if isinstance(rows, Mapping) else {"": rows}  # a list alone names no module
-        return {name: _only(int, ids) for name, ids in by_module.items() if isinstance(ids, list)}
-
-    @property
-    def ties(self) -> bool:
-        """Whether PEFT ties what it adds to the two ends."""
-        return self.config.get("ensure_weight_tying") is True
-
-    @cached_property
-    def input(self) -> EndUpdate | None:
-        """What the adapter does to the input table."""
-        paths = [path.rpartition(".")[2] for path, _ in usual().pairs]
-        return self.update(paths, None if self.base is None else self.base.roles.input_name)
-
-    @cached_property
-    def output(self) -> EndUpdate | None:
-        """What the adapter does to the output head."""
-        return self.update(usual().outputs, None if self.base is None else self.base.roles.output_name)
-
-    def update(self, usually: Sequence[str], stored: str | None = None) -> EndUpdate | None:
-        """What is done to the module of the base's table `stored`, or to one of a usual name; None for nothing."""
-        module = module_of(stored or "")[0]
-        # PEFT names modules as they are once loaded: the last part at least is as it is stored
-        wanted = usually if stored is None else (module, module.rpartition(".")[2])
-        at_end: dict[str, dict[str, Stored]] = {}
-        for name, tensor in self.tensors.items():
-            match = _PARTS.fullmatch(name.removeprefix("base_model.model."))
-            if match is None or not any(ends_with(match["module"], one) for one in wanted):
-                continue
-            if len(tensor.shape) == 2 and not in_layer(name) and not is_foreign(name):
-                at_end.setdefault(match["module"], {})[match["part"]] = tensor
-        for module, parts in at_end.items():
-            if low_rank := {part: tensor for part, tensor in parts.items() if part.startswith("lora_")}:
-                # a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V] and its B [E, r]
-                shape = [-1, -1]
-                for part, tensor in low_rank.items():
-                    lookup, first = part.startswith("lora_embedding"), part.split(".")[0].endswith("A")
-                    shape[first != lookup] = tensor.shape[first]
-                return EndUpdate(module, LORA, (shape[0], shape[1]))
-            for part, tensor in parts.items():
-                if "trainable_tokens_delta" in part:
-                    return EndUpdate(module, TOKENS, (-1, tensor.shape[1]))
-                if not part.startswith("base_layer"):
-                    return EndUpdate(module, COPY, (tensor.shape[0], tensor.shape[1]), tensor)
-        if self.tensors:  # they say more than the config
-            return None
-        claims = {COPY: self.listed("modules_to_save"), LORA: self.listed("target_modules"), TOKENS: self.token_rows}
-        named = (EndUpdate(module, kind) for kind, modules in claims.items() for module in modules if module)
-        return next((one for one in named if any(ends_with(name, one.module) for name in wanted)), None)
-
-    @cached_property
-    def tied(self) -> bool | None:
-        """Whether the base has one table at both ends, by flag and by tensors; None where that is not known."""
-        if self.base is None or self.base.roles.output is None or self.base.claims.tied is False:
-            return None if self.base is None else self.base.claims.tied
-        return self.base.truth
-
-    @cached_property
-    def equal(self) -> bool | None:
-        """Whether the adapter's full copies of both ends hold the same bytes; None without both, or unread."""
-        a, b = (None if end is None else end.copy for end in (self.input, self.output))
-        if a is None or b is None or not self.scan:
-            return None
-        with doing("comparing the adapter's two copies", a.nbytes):
-            return same_bytes(a, b)
-
-
-def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -> AdapterFacts:
-    """Read an adapter's config and the header of its tensors; `adapter_model.bin` is not opened."""
-    config = json_object(folder.path, ADAPTER_CONFIG)
-    tensors: dict[str, Stored] = {}
-    faults: list[Fault] = []
-    if folder.has(WEIGHTS):
-        with noting(faults, WEIGHTS):
-            tensors = read_header(inside(folder.path, WEIGHTS)).tensors
-    elif folder.has(PICKLE):
-        fix = "save the adapter again with safe_serialization=True"
-        faults.append(Fault(PICKLE, f"{folder.path / PICKLE}: pickled tensors are not opened", fix))
-    else:
-        fix = "take the adapter from its source again"
-        faults.append(Fault(WEIGHTS, f"{folder.path}: an adapter without {WEIGHTS}", fix))
-    return AdapterFacts(folder.path, config, tensors, tuple(faults), base, scan)
-
-
-def _only(kind: type, value: Any) -> tuple[Any, ...]:
-    """The items of a list that are of a type; empty where `value` is no list."""
-    return tuple(item for item in value if type(item) is kind) if isinstance(value, list) else ()
 
 
 @rule("B060", "error", "an adapter leaves a tied pair tied", kind="adapter")
@@ -234,3 +99,62 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
     if roles.input is not None and worst >= roles.input.rows:
         what = f"trainable_token_indices name row {worst:,}, and the base stores {describe(roles.input)}"
         yield ADAPTER_CONFIG, what, facts.base.command("resize", f"--vocab {worst + 1}")
+
+
+@rule("B062", "error", "an adapter's modules are modules of the base", kind="adapter")
+def adapter_modules(facts: AdapterFacts) -> Told:
+    """Loaders find the modules of an adapter by name. One that was trained on another class, on a model inside another
+    or behind a wrapper, has names that the base's class does not have: it loads, with a warning at most, and what it
+    learned at these names does nothing. Names are those of the class once loaded, which may not be those of the files.
+    What to do: rename the adapter's tensors as the finding says, or load it into the class that it was trained on.
+    Sources: vllm#41754; vllm#38844
+    """
+    base = facts.base
+    if base is None or not base.complete or facts.listed("target_parameters"):
+        return
+    # a whole module that the base lacks is a new head: of it the adapter brings every number
+    modules = [m for m, parts in facts.parts.items() if not parts.keys() <= {"weight", "bias"}]
+    lost = [module for module in modules if module not in facts.base_modules]
+    if not lost:
+        return
+    what = f"{len(lost):,} of its {len(modules):,} modules are not in the base, and do nothing there: {names(lost, 2)}"
+    fix = f"give the base that it was trained on ({short(facts.config.get('base_model_name_or_path'))})"
+    if (other := renamed(lost[0], facts.base_modules)) is not None:
+        old, new = f"{PREFIX}{other[0]}", f"{PREFIX}{other[1]}"
+        right = sum(m.startswith(other[0]) and other[1] + m.removeprefix(other[0]) in facts.base_modules for m in lost)
+        fix = f"in the names of its tensors put {short(new)} in the place of {short(old)}: right for {right:,} of them"
+    yield Said(short(facts.path.name), what, fix, severity="error" if base.roles.known is not None else "warning")
+
+
+def renamed(module: str, known: Iterable[str]) -> tuple[str, str] | None:
+    """(what stands before a module's name, what should) for the known one with the longest end in common; else None."""
+    parts = module.split(".")
+    for start in range(len(parts) - 1):
+        end = ".".join(parts[start:])
+        found = {name.removesuffix(end) for name in known if ends_with(name, end)}
+        if len(found) == 1:
+            return module.removesuffix(end), found.pop()
+    return None
+
+
+@rule("B063", "info", "an adapter stores no row that the base has", kind="adapter", scans=True)
+def adapter_copies(facts: AdapterFacts) -> Told:
+    """An adapter that trains some tokens as a module to save, or that PEFT saves together with its embedding layers,
+    stores whole tables of which most rows are the base's own: hundreds of megabytes for one token.
+    What to do: tiewise slim keeps the rows that changed. To train only these from the start, give PEFT what
+    tiewise.lora_config(base, new_tokens=[…]) returns.
+    Sources: peft#2898
+    """
+    if facts.base is None:
+        return
+    command = f"tiewise slim {shlex.quote(str(facts.path))} --base {shlex.quote(str(facts.base.path))} --to NEW_DIR"
+    roles = facts.base.roles
+    for update, table in ((facts.input, roles.input), (facts.output, roles.output or roles.input)):
+        copy = None if update is None else update.copy
+        if copy is None or table is None or copy.shape != table.shape or not {copy.dtype, table.dtype} <= set(FLOATING):
+            continue
+        with doing("comparing the adapter's copy with the base", copy.nbytes):
+            rows = len(changed_rows(copy, table))
+        if copy.rows and rows <= copy.rows // 2:
+            own = f"{rows:,} of {copy.rows:,}, {size(rows * (copy.nbytes // copy.rows))} of {size(copy.nbytes)}"
+            yield short(copy.name), f"a copy of {describe(table)}; rows that are not the base's: {own}", command

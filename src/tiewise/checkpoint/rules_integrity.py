@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.claims import count, ends_with, module_of, usual
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, is_id
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule, shown
-from tiewise.checkpoint.rules_adapter import AdapterFacts
 from tiewise.checkpoint.rules_gguf import GgufFacts
 from tiewise.checkpoint.untrusted import short
 

@@ -133,6 +133,19 @@ def _differing(a: NDArray, b: NDArray) -> NDArray:
     return rows[~((x == y) | (np.isnan(x) & np.isnan(y))).all(axis=1)]
 
 
+def changed_rows(a: Stored, b: Stored) -> NDArray[np.int64]:
+    """Rows of two tables of one shape that differ in a bit once both have the wider type. Advances by bytes of `a`."""
+    found = [np.zeros(0, np.int64)]
+    with Reader(a) as one, Reader(b) as other:
+        for start, stop in one.spans():
+            x, y = one.wide(start, stop), other.wide(start, stop)
+            wide = np.result_type(x, y)
+            bits = [values.astype(wide, copy=False).view(f"u{wide.itemsize}") for values in (x, y)]
+            found.append(start + np.flatnonzero((bits[0] != bits[1]).any(axis=1)))
+            advance(stop * one.row_bytes)
+    return np.concatenate(found)
+
+
 LARGE = 2**20  # smaller tensors are not looked at for duplicates: norms and biases are often equal
 _SAMPLE = 2**16
 

@@ -29,7 +29,9 @@ COMMANDS = {
     "Looking inside": {"inspect": "inspect", "explore": "explore", "diff": "diff"},
     "Checkpoints": {
         "check": "check",
-        **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "dedupe", "repair"), "rewrite"),
+        **dict.fromkeys(
+            ("tie", "untie", "factor", "densify", "resize", "dedupe", "repair", "slim", "merge"), "rewrite"
+        ),
     },
     "This machine": {"kernels": "machine"},
     "Learning": {"exercise": "exercise"},

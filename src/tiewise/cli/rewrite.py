@@ -30,6 +30,10 @@ AFTER: Options = {
 KEEP = typer.Option(None, metavar="input|output|mean", help="Whose values the one table gets, where the two differ.")
 COUNTS = "How often each token occurs (JSON, .npy, .safetensors, or a number a line)."
 TEXT = "Or a text, counted with the checkpoint's own tokenizer.json."
+OF_ADAPTER: Options = {
+    "source": (Path, typer.Argument(metavar="ADAPTER", help="Folder of a PEFT adapter. It is only read.")),
+    "base": (Path, typer.Option(..., metavar="DIR", help="Checkpoint that it was trained on. It is only read.")),
+}
 VERBS: dict[str, tuple[str, Options]] = {
     "tie": ("Give both ends of a checkpoint one table.", {"keep": (str, KEEP)}),
     "untie": (f"Give each end of a checkpoint a table of its own.\n\n{RESULT}", {}),
@@ -44,6 +48,14 @@ VERBS: dict[str, tuple[str, Options]] = {
             "counts": (Path, typer.Option(None, metavar="FILE", help=COUNTS)),
             "text": (Path, typer.Option(None, metavar="FILE", help=TEXT)),
         },
+    ),
+    "slim": (
+        f"Keep of an adapter's copies of whole tables only the rows that differ from its base.\n\n{RESULT}",
+        OF_ADAPTER,
+    ),
+    "merge": (
+        "Write an adapter's changes into its base; where they part the two ends of a tied base, it has two tables.",
+        OF_ADAPTER,
     ),
     "resize": (
         "Give both ends, and the head's bias, another number of rows; new ones are drawn like the existing ones.",
@@ -74,7 +86,10 @@ def _command(verb: str) -> Callable[..., None]:
             return f"; {source} is as it was and {to} {done}"
 
         with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True):
-            receipt = getattr(rewrite, verb)(source, to, **options)
+            if verb == "merge":  # what is rewritten is the base
+                receipt = rewrite.merge(options.pop("base"), to, adapter=source, **options)
+            else:
+                receipt = getattr(rewrite, verb)(source, to, **options)
         if json_:
             o.print_json(receipt.record())
             return
@@ -100,4 +115,4 @@ def _command(verb: str) -> Callable[..., None]:
     return command
 
 
-tie, untie, dedupe, repair, densify, factor, resize = map(_command, VERBS)
+tie, untie, dedupe, repair, densify, factor, slim, merge, resize = map(_command, VERBS)

@@ -10,7 +10,9 @@ from tiewise.rewrite.engine import rewrite as rewrite
 from tiewise.rewrite.engine import verb as verb
 from tiewise.rewrite.factor import densify as densify
 from tiewise.rewrite.factor import factor as factor
+from tiewise.rewrite.merge import merge as merge
 from tiewise.rewrite.resize import resize as resize
+from tiewise.rewrite.slim import slim as slim
 from tiewise.rewrite.ties import dedupe as dedupe
 from tiewise.rewrite.ties import repair as repair
 from tiewise.rewrite.ties import tie as tie

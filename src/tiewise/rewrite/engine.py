@@ -15,15 +15,16 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from tiewise.checkpoint.adapter import WEIGHTS
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import CONFIG, INDEX, Folder, open_folder
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, open_folder
 from tiewise.checkpoint.rule import names
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
@@ -38,6 +39,7 @@ from tiewise.rewrite.new_folder import become, beside, cannot_write, destination
 
 SCHEMA = 1  # of a receipt's record
 VERSION = 1  # of `tiewise.json`
+OF_ADAPTERS = ("slim",)  # verbs whose source is an adapter's folder
 SHOWN = 6  # names of tensors in one line
 
 Place = str | os.PathLike[str]
@@ -152,12 +154,14 @@ def rewrite(
     if Path(source).suffix == ".gguf":
         fix = "rewrite the Hugging Face folder from which it was made, and convert that"
         raise CheckpointError(f"{source}: a GGUF file is not rewritten", fix)
-    folder, to = open_folder(source), Path(to)
-    if not folder.tensors and not folder.faults:
-        kind, fix = "a folder without safetensors", "give a folder with model.safetensors"
-        if folder.is_adapter:
-            kind, fix = "an adapter", "merge it into its base first"
-        raise CheckpointError(f"{source}: {kind} has no two ends to rewrite", fix)
+    folder, to = _opened(source), Path(to)
+    what, fix = "a folder without safetensors has no two ends to rewrite", "give a folder with model.safetensors"
+    if folder.has(ADAPTER_CONFIG):
+        what, fix = "an adapter has no two ends to rewrite", "tiewise merge it into its base first"
+    if make.__name__ in OF_ADAPTERS:
+        what, fix = f"{make.__name__} is for adapters", f"give a folder with {ADAPTER_CONFIG} and {WEIGHTS}"
+    if (WEIGHTS in folder.headers) != (make.__name__ in OF_ADAPTERS) or not (folder.tensors or folder.faults):
+        raise CheckpointError(f"{source}: {what}", fix)
     facts = Facts(folder)
     change = make(facts, force=force, **options)
     real = destination(folder, to)
@@ -211,6 +215,15 @@ def rewrite(
     )
 
 
+def _opened(path: Place) -> Folder:
+    """Open a folder, an adapter's with its tensors."""
+    folder = open_folder(path)
+    if not folder.is_adapter or not folder.has(WEIGHTS):
+        return folder
+    header = read_header(inside(folder.path, WEIGHTS))
+    return replace(folder, headers={WEIGHTS: header}, tensors=header.tensors)
+
+
 def _states(folder: Folder, plan: FilePlan) -> dict[str, tuple[int, int, int, int]]:
     """(device, inode, bytes, time of change) of every file that is read."""
     found = {}
@@ -218,7 +231,7 @@ def _states(folder: Folder, plan: FilePlan) -> dict[str, tuple[int, int, int, in
         try:
             state = os.stat(inside(folder.path, name))
         except FileNotFoundError:
-            if name == INDEX:  # one that is about to be made
+            if not folder.has(name):  # one that is about to be made
                 continue
             what = f"{folder.path / name}: no such file"
             raise CheckpointError(what, "run again when nothing writes there") from None
@@ -228,7 +241,7 @@ def _states(folder: Folder, plan: FilePlan) -> dict[str, tuple[int, int, int, in
 
 def verify(source: Facts, change: Change, plan: FilePlan, made: Path, force: bool) -> None:
     """Open the result as any reader would, before it gets its name; raise where it is not what was planned."""
-    result, put = open_folder(made), {tensor.name for tensor in change.put}
+    result, put = _opened(made), {tensor.name for tensor in change.put}
 
     def flaws() -> Iterator[str]:
         yield from (fault.what for fault in result.faults)

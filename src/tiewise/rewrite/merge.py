@@ -1,0 +1,261 @@
+"""`merge`: an adapter's changes in its base's own tensors, so that the result does what base and adapter do together.
+
+    linear      W + s·B A       s = alpha / r, or alpha / √r (rsLoRA); W is stored [out, in], or turned as in GPT-2
+    DoRA        m · (W + s·B A) / ‖W + s·B A‖, row by row
+    lookup      E + s·(B A)ᵀ
+    full copy, trained rows     in the place of what the base has
+
+Computed in fp64 from pieces of a few MB, and rounded once to the base's type. On a tied base an update of one end acts
+at that end alone while it is not merged, and in the one table it would act at both: where the two ends come out
+different, the result stores both.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.adapter import DELTA, WRAPPED, AdapterFacts, open_adapter
+from tiewise.checkpoint.claims import ends_with, family_type, number
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_tokenizer
+from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.rule import describe, names
+from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite.change import Change, NewTensor, Pieces, TableRows, hidden_vectors, measure_move
+from tiewise.rewrite.engine import verb
+from tiewise.rewrite.ties import parted
+
+TURNED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")  # families whose layers store [in, out]
+# settings under which an adapter does more than the sums of this file
+BEYOND = "target_parameters layer_replication use_qalora use_bdlora alora_invocation_tokens arrow_config kasa_config"
+INITIAL = ("True", "False", "None", "gaussian", "eva", "orthogonal")  # ways to begin that leave the base as it is
+LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
+WHOLE = {f"{wrap}{kind}" for wrap in ("", WRAPPED) for kind in ("weight", "bias")}
+KNOWN = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *WHOLE}
+WORDS = "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt"
+PLAIN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")  # no groups, one repetition: never slow
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A tensor of the result."""
+
+    old: Stored  # what it starts from: the base's tensor, or the adapter's copy of it
+    dtype: str  # of the base's tensor
+    factors: Callable[[], tuple[NDArray, NDArray]] | None = None  # [rows, r] and s·[r, columns], whose product is added
+    length: Stored | None = None  # [rows]: that of each row once the product is added (DoRA)
+    ids: tuple[int, ...] = ()  # rows that are replaced, each by one of
+    rows: Stored | None = None
+
+    def table(self) -> TableRows:
+        """Its rows, in its type; it holds the two factors."""
+        product = None if self.factors is None else self.factors()
+        lengths = None if self.length is None else _whole(self.length)
+        place = {row: at for at, row in enumerate(self.ids)}
+
+        @np.errstate(all="ignore")  # an adapter may hold infinities; the result then says so
+        def read(start: int, stop: int) -> NDArray:
+            with Reader(self.old) as reader:
+                made = reader.rows(start, stop).astype(np.float64)
+            if product is not None:
+                made += (product[0][start:stop].astype(np.float64) @ product[1]).reshape(made.shape)
+            if lengths is not None:
+                made *= (lengths[start:stop] / np.linalg.norm(made, axis=1))[:, None]
+            if self.rows is not None:
+                with Reader(self.rows) as reader:
+                    for row in place.keys() & set(range(start, stop)):
+                        made[row - start] = reader.rows(place[row], place[row] + 1)[0]
+            return rounded(made, self.dtype)
+
+        return TableRows(self.old.rows, math.prod(self.old.shape[1:]), read)
+
+    def pieces(self) -> Pieces:
+        """Yield its bytes."""
+        table = self.table()
+        step = max(1, CHUNK_BYTES // (8 * max(1, table.width)))
+        for start in range(0, table.rows, step):
+            yield table.read(start, min(start + step, table.rows)).tobytes()
+
+
+@verb
+def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False) -> Change:
+    """Write a LoRA adapter's changes into its base, so that the result does what base and adapter do together.
+
+    On a base whose two ends are one table, an update that acts at one of them unties the result.
+
+    Args:
+        adapter: folder of the PEFT adapter; it is only read.
+    """
+    folder, table = open_folder(adapter), readable(facts, "merge into")[0]
+    given, tensors, head = open_adapter(folder, facts), facts.folder.tensors, facts.roles.output or table
+    modules = {module: module for module in given.base_modules.values()} | given.base_modules
+    for what, fix in _reasons_against(given, facts, folder, modules):
+        raise CheckpointError(f"{given.path}: {what}", fix)
+
+    ends: dict[str, Merged] = {}  # "input" and "output": what comes of them
+    body: list[NewTensor] = []
+    at_end = {update.module: end for end in ("input", "output") if (update := getattr(given, end)) is not None}
+    for module, parts in given.parts.items():
+        end, stored = at_end.get(module, ""), modules[module]
+        if any("bias" not in part for part in parts):
+            own = {"input": table, "output": head}.get(end, tensors.get(f"{stored}.weight"))
+            made, own = _merged(given, module, "weight", own, turned=not end and family_type(facts.config) in TURNED)
+            if end:
+                ends[end] = made
+            else:
+                body.append(NewTensor(own.name, own.dtype, own.shape, own.path.name, made.pieces))
+        if any("bias" in part for part in parts):
+            made, own = _merged(given, module, "bias", tensors.get(f"{stored}.bias", tensors.get(f"{module}.bias")))
+            body.append(NewTensor(own.name, own.dtype, own.shape, own.path.name, made.pieces))
+
+    change = _tables(given, facts, ends, (table, head), force)
+    notes = list(change.notes)
+    if body:
+        notes.append(f"{len(body):,} tensors of the body change too; what that does to logits only running it shows")
+    if "output" in ends and ends["output"].factors is not None:
+        left, right = ends["output"].factors()
+        inner = right @ hidden_vectors(head.shape[1]).T
+        largest = max(np.abs(left[at : at + 4096] @ inner).max() for at in range(0, len(left), 4096))
+        notes.append(f"predicted from B·A alone: the largest change of a logit is {largest:.3g}")
+    own_files = (name for name in (*WORDS.split(), *PIECES, "chat_template.jinja") if folder.has(name))
+    files = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in own_files}
+    notes += [f"taken from the adapter: {names(files)}"] if files else []
+    return replace(change, put=(*change.put, *body), files=files, notes=tuple(notes))
+
+
+def _reasons_against(
+    given: AdapterFacts, facts: Facts, folder: Folder, modules: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """(what, way out) of whatever keeps a merge from doing all that the adapter does."""
+    config, beside = given.config, "load it beside its base, or merge it with PEFT"
+    yield from ((fault.what, fault.fix) for fault in (*given.faults, *facts.folder.faults))
+    if config.get("peft_type") != "LORA":
+        yield f"its peft_type is {short(config.get('peft_type'))}, and not LORA", beside
+    yield from (
+        (f"it was trained with {key}, no sum that is known here", beside) for key in BEYOND.split() if config.get(key)
+    )
+    if (first := str(config.get("init_lora_weights", True))) not in INITIAL:
+        fix = "convert it with PEFT first: path_initial_model_for_weight_conversion"
+        yield f"its training began with {short(first)}, which changes the base", fix
+    if lost := [module for module in given.parts if module not in modules]:
+        what = f"the base lacks {len(lost):,} of its {len(given.parts):,} modules, {names(lost, 2)}"
+        yield what, "tiewise check ADAPTER --base BASE says how they should be called"
+    for module, parts in given.parts.items():
+        odd = (part for part, tensor in parts.items() if part not in KNOWN or tensor.dtype not in FLOATING)
+        yield from ((f"{short(module)} has {short(part)}, unknown here", beside) for part in odd)
+    words, rows = read_tokenizer(folder), readable(facts, "merge into")[0].rows
+    ids = [-1 if words is None else words.max_id, *(row for ids in given.token_rows.values() for row in ids)]
+    if max(ids) >= rows:
+        fix = f"{facts.command('resize', f'--vocab {max(ids) + 1}')}, and merge into that"
+        yield f"it names token {max(ids):,}, and the base has {rows:,} rows: what it learned would be lost", fix
+    if given.input is not None or given.output is not None:
+        if given.tied is None and not facts.roles.headless:
+            yield "whether the base ties its two ends is not known", f"tiewise check {facts.path} says more"
+        if len(facts.roles.inputs) > 1:
+            yield "the base stores several input tables", "tiewise dedupe makes them one"
+
+
+def _merged(
+    given: AdapterFacts, module: str, kind: str, own: Stored | None, turned: bool = False
+) -> tuple[Merged, Stored]:
+    """What comes of the base's `own` tensor, a module's "weight" or "bias", and that tensor."""
+    parts, config = given.parts[module], given.config
+
+    def wrong(what: str) -> CheckpointError:
+        return CheckpointError(f"{given.path}: {short(module)}: {what}", "tiewise check ADAPTER --base BASE says more")
+
+    if own is None or own.dtype not in FLOATING:
+        raise wrong(f"the base has no plain {kind} of this name; if it is quantised, merge into what it was made from")
+    old = parts.get(kind, parts.get(f"{WRAPPED}{kind}", own))
+    if old.shape != own.shape:
+        raise wrong(f"{describe(old)} would lose rows in the place of {describe(own)}; tiewise resize the base first")
+    if DELTA in parts:
+        ids = next((ids for name, ids in given.token_rows.items() if not name or ends_with(module, name)), ())
+        if parts[DELTA].shape != (len(set(ids)), *own.shape[1:]) or len(ids) > len(set(ids)) or min(ids, default=0) < 0:
+            raise wrong(f"{describe(parts[DELTA])} are not the {len(ids):,} rows of its config")
+        return Merged(old, own.dtype, ids=ids, rows=parts[DELTA]), own
+    updates = {part for part in parts if part.startswith("lora_") and ("bias" in part) == (kind == "bias")}
+    if not updates:
+        return Merged(old, own.dtype), own
+    pair = next((pair for pair in (LINEAR, LOOKUP) if parts.keys() >= set(pair)), None)
+    if pair is None:
+        raise wrong("it has half of a low-rank update")
+    a, b = (parts[part] for part in pair)
+    scale, bias = _scale(given, module, a.rows), parts.get("lora_B.bias")
+    if kind == "bias":
+        if bias is None or bias.shape != own.shape:
+            raise wrong("its bias is not as long as the base's")
+        return Merged(old, own.dtype, lambda: (_whole(bias)[:, None], np.array([[scale]]))), own
+    # a square matrix does not say how it lies; of others the shapes do
+    square = own.shape == b.shape[:1] + a.shape[1:] == a.shape[1:] + b.shape[:1]
+    turned = pair == LOOKUP or (turned if square else own.rows != b.rows)
+    if not len(own.shape) == len(a.shape) == 2 or a.shape[:1] != b.shape[1:] or {a.shape[1], b.rows} != set(own.shape):
+        raise wrong(f"{describe(b)} times {describe(a)} is no update of {describe(own)}")
+    length = parts.get("lora_magnitude_vector")
+    if (length is None) is bool(config.get("use_dora")) or (length is not None and length.shape != own.shape[:1]):
+        raise wrong("use_dora and what is stored contradict each other")
+    if length is not None and turned:
+        raise wrong("DoRA of a lookup, or of a matrix that is stored turned, is not merged here; PEFT does it")
+
+    def factors() -> tuple[NDArray, NDArray]:
+        left, right = (_whole(a).T, _whole(b).T) if turned else (_whole(b), _whole(a))
+        return left, right.astype(np.float64) * scale
+
+    return Merged(old, own.dtype, factors, length), own
+
+
+def _scale(given: AdapterFacts, module: str, rank: int) -> float:
+    """The factor of a module's low-rank update."""
+    config = given.config
+    patterns, alpha = config.get("alpha_pattern"), config.get("lora_alpha", 8)
+    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
+        if len(module) > 300 or PLAIN.fullmatch(pattern) is None:  # it comes from a stranger
+            what = f"{given.path}: alpha_pattern has {short(pattern)}, which may take long to match, and is not run"
+            raise CheckpointError(what, "write the modules' names in its place")
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            alpha = value
+            break
+    alpha = number(alpha)
+    if alpha is None or rank < 1:
+        raise CheckpointError(f"{given.path}: {short(module)} has rank {rank} and no lora_alpha", "it must be a number")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _tables(
+    given: AdapterFacts, facts: Facts, ends: dict[str, Merged], old: tuple[Stored, Stored], force: bool
+) -> Change:
+    """What comes of the two ends: one table again where both come out the same, else two. Completes `ends`."""
+    (table, head), roles = old, facts.roles
+    if given.tied and len(ends) == 1:
+        # PEFT gives trained rows of the input to the head as well, and with ensure_weight_tying a copy of either end
+        (only,) = ends.values()
+        if only.factors is None and (given.ties or (only.rows is not None and "input" in ends)):
+            ends |= {"input": only, "output": only}
+    one, two = ends.get("input"), ends.get("output")
+    outputs = None if two is None else (TableRows.of(head), two.table())
+    moved = measure_move(outputs, None if one is None else (TableRows.of(table), one.table()))
+    change, put = Change(moved), dict[str, NewTensor]()
+    both = zip(one.pieces(), two.pieces(), strict=True) if one is not None and two is not None else [(b"", None)]
+    if given.tied and one is not two and any(a != b for a, b in both):
+        apart = parted(facts, force)
+        notes = (*apart.notes, "the adapter parts the two ends of the tied base: the result has two tables")
+        change, put = replace(apart, moved=moved, notes=notes), {new.name: new for new in apart.put}
+    heads = [new for new in put if new.endswith(roles.output_name or "")] if roles.output is None else [head.name]
+    for made, was, targets in ((one, table, [table.name]), (two, head, heads)):
+        if made is not None:
+            put |= {name: NewTensor(name, was.dtype, was.shape, was.path.name, made.pieces) for name in targets}
+    return replace(change, put=tuple(put.values()))
+
+
+def _whole(tensor: Stored) -> NDArray:
+    with Reader(tensor) as reader:
+        return reader.wide()

@@ -1,0 +1,239 @@
+"""Adapters as PEFT itself makes, loads and merges them: `slim`, `merge` and `lora_config` against it."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.lora_config import lora_config
+from tiewise.rewrite import merge, slim
+
+peft = pytest.importorskip("peft", exc_type=ImportError)
+V, D = 97, 16
+IDS = torch.arange(V)[None]
+
+
+def model(tied, **config):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": V, "hidden_size": D, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.3}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=tied, **config)).eval()
+
+
+@pytest.fixture
+def bases(tmp_path):
+    """Save a base and return (its folder, a function that loads it anew)."""
+
+    def made(tied, **config):
+        model(tied, **config).save_pretrained(tmp_path / "base")
+        return tmp_path / "base", lambda: LlamaForCausalLM.from_pretrained(tmp_path / "base").eval()
+
+    return made
+
+
+def trained(base, path, change, **config):
+    """Save an adapter with random numbers in its low-rank updates, and what `change` makes of its model."""
+    adapted = peft.get_peft_model(base, peft.LoraConfig(**{"r": 2, "target_modules": ["q_proj"]} | config))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.3)
+        change(adapted)
+    adapted.save_pretrained(path)
+    return path
+
+
+@torch.no_grad()
+def logits(base, path=None):
+    """In fp64, so that nothing but what is stored differs."""
+    return (base if path is None else peft.PeftModel.from_pretrained(base, path)).double()(IDS).logits
+
+
+def shift(rows, *ends):
+    """Move some rows of the copies at these ends, the same at each."""
+
+    def change(adapted):
+        for end in ends:
+            copy = adapted.get_submodule(end).modules_to_save.default.weight
+            copy[rows] += torch.arange(len(rows), dtype=copy.dtype)[:, None] + 1
+
+    return change
+
+
+E_, H_ = "base_model.model.model.embed_tokens", "base_model.model.lm_head"
+COPIES = [
+    (True, ["embed_tokens", "lm_head"], {}, (E_, H_), {"model.embed_tokens": [3, 90]}),
+    (True, ["embed_tokens"], {"ensure_weight_tying": True}, (E_,), {"model.embed_tokens": [3, 90]}),
+    (False, ["embed_tokens", "lm_head"], {}, (E_, H_), {"model.embed_tokens": [3, 90], "lm_head": [3, 90]}),
+    (False, ["lm_head"], {}, (H_,), {"lm_head": [3, 90]}),
+    (False, ["embed_tokens"], {}, (E_,), {"model.embed_tokens": [3, 90]}),
+]
+
+
+@pytest.mark.parametrize(("tied", "saved", "config", "ends", "rows"), COPIES)
+def test_a_slim_adapter_does_the_same(tmp_path, bases, tied, saved, config, ends, rows):
+    base, load = bases(tied)
+    fat = trained(load(), tmp_path / "fat", shift([3, 90], *ends), modules_to_save=saved, **config)
+    assert {found.rule for found in check(fat, base=base).findings} >= {"B063"}
+    receipt = slim(fat, tmp_path / "slim", base=base)
+    assert receipt.bytes_after < receipt.bytes_before
+    record = json.loads((tmp_path / "slim/adapter_config.json").read_text())
+    assert (record["trainable_token_indices"], record["modules_to_save"]) == (rows, None)
+    assert torch.equal(logits(load(), fat), logits(load(), tmp_path / "slim"))
+    assert not torch.equal(logits(load()), logits(load(), fat))
+    assert not check(tmp_path / "slim", base=base).at_least("info")
+
+
+def rows(adapted):
+    """Move every trained row."""
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "trainable_tokens_delta" in name and parameter.requires_grad:
+                parameter += 0.5
+
+
+def nothing(adapted):
+    pass
+
+
+def close(found, wanted, within):
+    """Within a share of the largest number, each tensor."""
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        error = (found[name].double() - tensor.double()).abs().max()
+        assert error <= within * tensor.double().abs().max(), (name, error)
+
+
+LINEARS = {"target_modules": "all-linear"}
+FORMS = [
+    (False, {}, LINEARS, nothing),
+    (True, {}, LINEARS, nothing),
+    (
+        False,
+        {},
+        LINEARS | {"rank_pattern": {"q_proj": 3}, "alpha_pattern": {r"layers.\d+.self_attn.q_proj": 5}},
+        nothing,
+    ),
+    (False, {}, LINEARS | {"alpha_pattern": {"^model.layers.0.mlp.down_proj": 5}, "use_rslora": True}, nothing),
+    (False, {}, LINEARS | {"use_dora": True}, nothing),
+    (False, {"attention_bias": True}, {"target_modules": ["q_proj"], "bias": "all"}, nothing),
+    (False, {"attention_bias": True}, {"target_modules": ["q_proj", "k_proj"], "lora_bias": True}, nothing),
+    (False, {}, {"target_modules": ["embed_tokens", "lm_head", "q_proj"]}, nothing),
+    (False, {}, {"modules_to_save": ["embed_tokens", "lm_head", "norm"]}, shift([2], E_, H_)),
+    (False, {}, {"trainable_token_indices": {"embed_tokens": [9, 4], "lm_head": [5]}}, rows),
+    (True, {}, {"trainable_token_indices": [9, 4]}, rows),
+    (True, {}, {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, shift([2], E_)),
+]
+
+
+@pytest.mark.parametrize(("tied", "config", "chosen", "change"), FORMS)
+def test_a_merge_is_that_of_peft(tmp_path, bases, tied, config, chosen, change):
+    base, load = bases(tied, **config)
+    path = trained(load(), tmp_path / "a", change, **chosen)
+    merge(base, tmp_path / "merged", adapter=path)
+    peft.PeftModel.from_pretrained(load(), path).merge_and_unload().save_pretrained(tmp_path / "theirs")
+    close(load_file(tmp_path / "merged/model.safetensors"), load_file(tmp_path / "theirs/model.safetensors"), 1e-6)
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    close({"logits": logits(merged)}, {"logits": logits(load(), path)}, 1e-5)
+    assert not check(tmp_path / "merged").at_least("error")
+
+
+APART = [
+    ({"target_modules": ["embed_tokens"]}, nothing),
+    ({"target_modules": ["lm_head"]}, nothing),
+    ({"target_modules": ["embed_tokens", "lm_head"]}, nothing),
+    ({"modules_to_save": ["embed_tokens"]}, shift([2], E_)),
+    ({"modules_to_save": ["embed_tokens", "lm_head"]}, shift([2], E_)),
+    ({"trainable_token_indices": {"embed_tokens": [9, 4], "lm_head": [5]}}, rows),
+]
+
+
+@pytest.mark.parametrize(("chosen", "change"), APART)
+def test_what_parts_the_ends_of_a_tied_base_unties_it(tmp_path, bases, chosen, change):
+    base, load = bases(True)
+    path = trained(load(), tmp_path / "a", change, **chosen)
+    receipt = merge(base, tmp_path / "merged", adapter=path)
+    assert any("two tables" in note for note in receipt.notes)
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert merged.config.tie_word_embeddings is False
+    close({"logits": logits(merged)}, {"logits": logits(load(), path)}, 1e-5)
+
+
+def test_ends_that_share_their_factors_stay_one_table(tmp_path, bases):
+    base, load = bases(True)
+    path = trained(
+        load(), tmp_path / "a", nothing, target_modules=["embed_tokens", "lm_head"], ensure_weight_tying=True
+    )
+    receipt = merge(base, tmp_path / "merged", adapter=path)
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert merged.config.tie_word_embeddings is True
+    close({"logits": logits(merged)}, {"logits": logits(load(), path)}, 1e-5)
+    assert any("predicted from B·A" in note for note in receipt.notes)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("from_folder", [True, False])
+@pytest.mark.parametrize("asked", [{"new_tokens": [3, 90]}, {"tables": True}, {}])
+def test_a_step_with_the_suggested_config_keeps_the_tie(tmp_path, bases, tied, from_folder, asked):
+    base, load = bases(tied)
+    adapted = peft.get_peft_model(load(), peft.LoraConfig(**lora_config(base if from_folder else load(), **asked)))
+    optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=1.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        adapted(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+    adapted.save_pretrained(tmp_path / "a")
+    merge(base, tmp_path / "merged", adapter=tmp_path / "a")
+    stored = load_file(tmp_path / "merged/model.safetensors")
+    old = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    moved = (stored["model.embed_tokens.weight"] != old).any(1).nonzero()[:, 0].tolist()
+    assert moved == asked.get("new_tokens", moved if asked else [])
+    assert len(moved) >= V - 1 or not asked.get("tables")  # the last token of the text is read and predicts nothing
+    assert ("lm_head.weight" in stored) is not tied  # one table still, or two
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    close({"logits": logits(merged)}, {"logits": logits(load(), tmp_path / "a")}, 1e-5)
+    assert not check(tmp_path / "a", base=base).at_least("warning")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_copies_below_low_rank_updates_go(tmp_path, bases, tied):
+    base, load = bases(tied)
+    fat = trained(load(), tmp_path / "fat", nothing, target_modules=["embed_tokens", "lm_head"])
+    receipt = slim(fat, tmp_path / "slim", base=base)
+    assert len(receipt.dropped) == 2
+    assert torch.equal(logits(load(), fat), logits(load(), tmp_path / "slim"))
+
+
+OTHERS = {
+    "gpt2": ({"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 128}, ["c_attn", "c_proj", "c_fc"]),
+    "gemma3_text": (
+        {"num_hidden_layers": 1, "head_dim": 8, "num_attention_heads": 2, "num_key_value_heads": 2},
+        ["q_proj", "embed_tokens"],
+    ),
+    "opt": ({"num_hidden_layers": 1, "word_embed_proj_dim": 16, "num_attention_heads": 2, "ffn_dim": 32}, ["fc1"]),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_a_merge_in_other_families(tmp_path, family):
+    """GPT-2's layers lie turned, some of them square; Gemma scales its rows; OPT has biases, and a body of its own."""
+    sizes, modules = OTHERS[family]
+    common = {"vocab_size": V, "hidden_size": D, "intermediate_size": 32, "tie_word_embeddings": True}
+    config = AutoConfig.for_model(family, **common | sizes)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+
+    def load(place="base"):
+        return AutoModelForCausalLM.from_pretrained(tmp_path / place).eval()
+
+    path = trained(load(), tmp_path / "a", nothing, target_modules=modules)
+    merge(tmp_path / "base", tmp_path / "merged", adapter=path)
+    close({"logits": logits(load("merged"))}, {"logits": logits(load(), path)}, 1e-5)
+    if "embed_tokens" not in modules:  # which PEFT merges into the one table, and so into the head
+        peft.PeftModel.from_pretrained(load(), path).merge_and_unload().save_pretrained(tmp_path / "theirs")
+        theirs = load_file(tmp_path / "theirs/model.safetensors")
+        close(load_file(tmp_path / "merged/model.safetensors"), theirs, 1e-6)
