@@ -17,6 +17,7 @@ from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, rules
 from tiewise.checkpoint.rules_adapter import AdapterFacts, open_adapter
+from tiewise.checkpoint.rules_draft import Draft, draft_of
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
@@ -26,11 +27,13 @@ from tiewise.core.files import strict
 
 SCHEMA = 1
 _VIEW = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs rich
+# of models that stand alone: their ends, their tokenizer, their loaders; a draft, half a model, has B083 to B087
+_ALONE = ("B01", "B02", "B03", "B042", "B080")
 MOST_OF_A_KIND = 10  # findings that are told one by one
 
 
 class Part(NamedTuple):
-    """A stored tensor and the part that it plays: "input", "output", "bias", "position", "map"."""
+    """A stored tensor and the part that it plays: "input", "output", "bias", "position", "map", "draft map"."""
 
     role: str
     tensor: Stored
@@ -41,7 +44,7 @@ class Audit:
     """What is true of one checkpoint. In a notebook it shows what the command prints."""
 
     path: Path  # what was given
-    kind: str  # "folder", "file" (one `.safetensors`), "adapter" or "gguf"
+    kind: str  # "folder", "file" (one `.safetensors`), "draft", "adapter" or "gguf"
     claims: Claims = field(default_factory=Claims)  # of the config; without levels where there is none
     roles: Roles | None = None  # the parts of the boundary that are stored; None for an adapter or a GGUF file
     parts: tuple[Part, ...] = ()  # their tensors, the two ends first
@@ -117,6 +120,7 @@ def check(
     scan: bool = True,
     base: str | os.PathLike[str] | None = None,
     beside: str | os.PathLike[str] | None = None,
+    target: str | os.PathLike[str] | None = None,
     world: int | None = None,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
@@ -129,6 +133,7 @@ def check(
         scan: False reads headers only, so that equal tables are not told from different ones.
         base: of an adapter: the checkpoint that it changes.
         beside: of a GGUF file: the Hugging Face checkpoint that it was made from.
+        target: of a draft model or head: the checkpoint that it proposes tokens to.
         world: ranks that the tables are to be spread over: B042 says what of them each gets.
         select: ids or prefixes of the rules to run; none given: all.
         ignore: ids or prefixes of rules to leave out.
@@ -148,26 +153,33 @@ def check(
         raise CheckpointError("base is given, and this is not an adapter's folder", "leave base out")
     if beside is not None and folder is not None:
         raise CheckpointError("beside is given, and this is not a GGUF file", "leave beside out")
+    if target is not None and (folder is None or folder.is_adapter):
+        raise CheckpointError("target is given, and this is no draft model", "leave target out")
     source = base if base is not None else beside
     made_of = Facts(open_folder(source), scan) if source is not None else None
     facts: Facts | AdapterFacts | GgufFacts
+    kinds: tuple[str, ...]
     if folder is None:
         facts = gguf = replace(open_gguf(path), source=made_of, scan=scan)
-        held, kind = gguf.tensors, "gguf"
+        held, kinds = gguf.tensors, ("any", "gguf")
         ends = {"input": gguf.table, "output": gguf.head}
         parts = tuple(Part(role, tensor) for role, tensor in ends.items() if tensor is not None)
         audit = Audit(path, "gguf", parts=parts, spare=parts[1].tensor.nbytes if gguf.equal else 0)
     elif folder.is_adapter:
         facts = adapter = open_adapter(folder, made_of, scan)
-        held, kind, audit = adapter.tensors, "adapter", Audit(path, "adapter")
+        held, kinds, audit = adapter.tensors, ("any", "adapter"), Audit(path, "adapter")
     else:
         if not folder.tensors and not folder.faults and not folder.pickles:
             fix = "give a checkpoint folder, or one .safetensors or .gguf file"
             raise CheckpointError(f"{path}: no file of tensors in it", fix)
-        facts = whole = Facts(folder, scan, world)
-        held, kind, audit = folder.tensors, "folder", _whole(path, whole)
+        proposes_to = None if target is None else Facts(open_folder(target), scan)
+        facts = whole = Facts(folder, scan, world, proposes_to)
+        draft = draft_of(whole)
+        kinds = ("any", "folder", "draft") if draft is not None or target is not None else ("any", "folder")
+        held, audit = folder.tensors, _whole(path, whole, draft)
 
     elsewhere = {"folder": "for whole checkpoints", "adapter": "for adapters", "gguf": "for GGUF files"}
+    elsewhere["draft"] = "for drafts"
     skipped: dict[str, str] = {}
     found: list[Finding] = []
     for name, rule in catalogue.items():
@@ -175,8 +187,10 @@ def check(
             skipped[name] = "ignored"
         elif name not in chosen:
             skipped[name] = "not selected"
-        elif rule.kind not in (kind, "any"):
+        elif rule.kind not in kinds:
             skipped[name] = elsewhere[rule.kind]
+        elif audit.kind == "draft" and name.startswith(_ALONE):
+            skipped[name] = "for models that stand alone"
         elif rule.scans and not scan:
             skipped[name] = "compares the two tables, and only headers were read"
         elif rule.deep and not deep:
@@ -213,18 +227,19 @@ def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield finding if left == 1 else replace(finding, evidence=what, count=left)
 
 
-def _whole(path: Path, facts: Facts) -> Audit:
+def _whole(path: Path, facts: Facts, draft: Draft | None) -> Audit:
     """What is stored at the two ends, and what loaders make of it."""
     roles, ends = facts.roles, facts.ends
     groups = {"input": roles.inputs, "output": roles.tables[len(roles.inputs) :], "bias": roles.biases}
     groups |= {"position": roles.positions, "map": roles.maps}
+    groups["draft map"] = () if draft is None else tuple(one for one in (draft.d2t, draft.t2d) if one is not None)
     return Audit(
         path,
-        "file" if facts.folder.single else "folder",
+        "draft" if draft is not None else "file" if facts.folder.single else "folder",
         facts.claims,
         roles,
         tuple(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors),
         ends,
         spare=roles.output.nbytes if roles.output is not None and ends is not None and ends.kind == IDENTICAL else 0,
-        outcomes=predict(facts),
+        outcomes=predict(facts) if draft is None else (),
     )

@@ -44,6 +44,7 @@ class Facts:
     folder: Folder  # files, headers, config
     scan: bool = True  # tables may be read (False: headers only)
     world: int | None = None  # ranks that its tables are to be spread over
+    target: Facts | None = None  # the model that a draft proposes tokens to; None where none was given
 
     @property
     def path(self) -> Path:

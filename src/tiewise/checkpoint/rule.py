@@ -30,7 +30,7 @@ from tiewise.core.errors import CheckpointError
 
 Severity = Literal["info", "warning", "error", "fatal"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # from the least
-Kind = Literal["folder", "adapter", "gguf", "any"]
+Kind = Literal["folder", "draft", "adapter", "gguf", "any"]
 
 
 @dataclass(frozen=True)
