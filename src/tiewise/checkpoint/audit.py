@@ -14,8 +14,9 @@ from tiewise.checkpoint.claims import Claims
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
+from tiewise.checkpoint.onnx_file import OnnxFacts, read_onnx
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, rules
+from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, names, rules
 from tiewise.checkpoint.rules_adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.rules_draft import Draft, draft_of
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
@@ -28,6 +29,7 @@ from tiewise.core.files import strict
 SCHEMA = 1
 _VIEW = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs rich
 # of models that stand alone: their ends, their tokenizer, their loaders; a draft, half a model, has B083 to B087
+_FILES = (".gguf", ".onnx")
 _ALONE = ("B01", "B02", "B03", "B042", "B080")
 MOST_OF_A_KIND = 10  # findings that are told one by one
 
@@ -44,7 +46,7 @@ class Audit:
     """What is true of one checkpoint. In a notebook it shows what the command prints."""
 
     path: Path  # what was given
-    kind: str  # "folder", "file" (one `.safetensors`), "draft", "adapter" or "gguf"
+    kind: str  # "folder", "file" (one `.safetensors`), "draft", "adapter", "gguf" or "onnx"
     claims: Claims = field(default_factory=Claims)  # of the config; without levels where there is none
     roles: Roles | None = None  # the parts of the boundary that are stored; None for an adapter or a GGUF file
     parts: tuple[Part, ...] = ()  # their tensors, the two ends first
@@ -128,11 +130,11 @@ def check(
     """Audit a checkpoint. Nothing is executed, nothing written, no pickle opened.
 
     Args:
-        path: a Hugging Face folder, one `.safetensors`, a PEFT adapter's folder, or a GGUF file.
+        path: a Hugging Face folder, one `.safetensors`, a PEFT adapter's folder, a GGUF or an ONNX file or its folder.
         deep: read every row of the tables and compare all large tensors.
         scan: False reads headers only, so that equal tables are not told from different ones.
         base: of an adapter: the checkpoint that it changes.
-        beside: of a GGUF file: the Hugging Face checkpoint that it was made from.
+        beside: of a GGUF or ONNX file: the Hugging Face checkpoint that it was made from.
         target: of a draft model or head: the checkpoint that it proposes tokens to.
         world: ranks that the tables are to be spread over: B042 says what of them each gets.
         select: ids or prefixes of the rules to run; none given: all.
@@ -148,29 +150,36 @@ def check(
         raise CheckpointError("a deep check reads every row", "leave out one of the two: headers only, or deep")
     catalogue = rules()
     chosen, ignored = matching(select) if select else frozenset(catalogue), matching(ignore)
-    folder = None if path.suffix == ".gguf" else open_folder(path)
+    path = path if path.suffix in _FILES else _exported(path)
+    folder = None if path.suffix in _FILES else open_folder(path)
     if base is not None and (folder is None or not folder.is_adapter):
         raise CheckpointError("base is given, and this is not an adapter's folder", "leave base out")
     if beside is not None and folder is not None:
-        raise CheckpointError("beside is given, and this is not a GGUF file", "leave beside out")
+        raise CheckpointError("beside is given, and this is no GGUF or ONNX file", "leave beside out")
     if target is not None and (folder is None or folder.is_adapter):
         raise CheckpointError("target is given, and this is no draft model", "leave target out")
     source = base if base is not None else beside
     made_of = Facts(open_folder(source), scan) if source is not None else None
-    facts: Facts | AdapterFacts | GgufFacts
+    facts: Facts | AdapterFacts | GgufFacts | OnnxFacts
     kinds: tuple[str, ...]
-    if folder is None:
+    if path.suffix == ".onnx":
+        facts = onnx = replace(read_onnx(path), source=made_of, scan=scan)
+        held, kinds = onnx.tensors, ("any", "onnx")
+        ends = [("input", onnx.table), *(("output", head) for head in onnx.heads)]
+        parts = tuple(Part(role, tensor) for role, tensor in ends if tensor is not None)
+        audit = Audit(path, "onnx", parts=parts, spare=sum(copy.nbytes for copy in onnx.copies))
+    elif folder is None:
         facts = gguf = replace(open_gguf(path), source=made_of, scan=scan)
         held, kinds = gguf.tensors, ("any", "gguf")
-        ends = {"input": gguf.table, "output": gguf.head}
-        parts = tuple(Part(role, tensor) for role, tensor in ends.items() if tensor is not None)
+        ends = [("input", gguf.table), ("output", gguf.head)]
+        parts = tuple(Part(role, tensor) for role, tensor in ends if tensor is not None)
         audit = Audit(path, "gguf", parts=parts, spare=parts[1].tensor.nbytes if gguf.equal else 0)
     elif folder.is_adapter:
         facts = adapter = open_adapter(folder, made_of, scan)
         held, kinds, audit = adapter.tensors, ("any", "adapter"), Audit(path, "adapter")
     else:
         if not folder.tensors and not folder.faults and not folder.pickles:
-            fix = "give a checkpoint folder, or one .safetensors or .gguf file"
+            fix = "give a checkpoint folder, or one .safetensors, .gguf or .onnx file"
             raise CheckpointError(f"{path}: no file of tensors in it", fix)
         proposes_to = None if target is None else Facts(open_folder(target), scan)
         facts = whole = Facts(folder, scan, world, proposes_to)
@@ -179,7 +188,7 @@ def check(
         held, audit = folder.tensors, _whole(path, whole, draft)
 
     elsewhere = {"folder": "for whole checkpoints", "adapter": "for adapters", "gguf": "for GGUF files"}
-    elsewhere["draft"] = "for drafts"
+    elsewhere |= {"draft": "for drafts", "onnx": "for ONNX files"}
     skipped: dict[str, str] = {}
     found: list[Finding] = []
     for name, rule in catalogue.items():
@@ -208,6 +217,15 @@ def check(
         scan=scan,
         deep=deep,
     )
+
+
+def _exported(path: Path) -> Path:
+    """The ONNX file of a folder that has no other tensors; the path itself where there is none."""
+    folder = open_folder(path) if path.is_dir() else None
+    files = [] if folder is None or folder.tensors else [name for name in folder.files if name.endswith(".onnx")]
+    if len(files) > 1 and "model.onnx" not in files:
+        raise CheckpointError(f"{path}: {len(files)} ONNX files", f"give one of them: {names(files)}")
+    return path / ("model.onnx" if len(files) > 1 else files[0]) if files else path
 
 
 def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
