@@ -38,7 +38,7 @@ def test_damaged_checkpoints(tmp_path, first, count, kinds):
     told = json.loads(done.stdout)
     assert not told["failed"], f"{len(told['failed'])} of {count}: " + "\n".join(told["failed"][:20])
     assert told["checked"] + told["refused"] == count
-    assert told["refused"] > count // 100
+    assert told["refused"] > count // (200 if kinds == ["draft"] else 100)
     assert told["checked"] > count // (4 if kinds == ["onnx"] else 2)  # a graph has no JSON to be odd in
     assert told["grown"] < 200 * 2**20
 

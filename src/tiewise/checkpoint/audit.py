@@ -22,6 +22,7 @@ from tiewise.checkpoint.rules_draft import Draft, draft_of
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
+from tiewise.checkpoint.untrusted import inside
 from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import strict
@@ -225,7 +226,7 @@ def _exported(path: Path) -> Path:
     files = [] if folder is None or folder.tensors else [name for name in folder.files if name.endswith(".onnx")]
     if len(files) > 1 and "model.onnx" not in files:
         raise CheckpointError(f"{path}: {len(files)} ONNX files", f"give one of them: {names(files)}")
-    return path / ("model.onnx" if len(files) > 1 else files[0]) if files else path
+    return inside(path, "model.onnx" if len(files) > 1 else files[0]) if files else path
 
 
 def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
