@@ -29,7 +29,7 @@ from tiewise.core.files import strict
 
 SCHEMA = 1
 _VIEW = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs rich
-# of models that stand alone: their ends, their tokenizer, their loaders; a draft, half a model, has B083 to B087
+# of models that stand alone: their ends, their tokenizer, their loaders; a draft, half a model, has B083 to B086
 _FILES = (".gguf", ".onnx")
 _ALONE = ("B01", "B02", "B03", "B042", "B080")
 MOST_OF_A_KIND = 10  # findings that are told one by one

@@ -1,15 +1,14 @@
-"""A draft that proposes tokens to a larger model: its maps, its sizes, and whose ids it speaks of: B083 to B087.
+"""A draft that proposes tokens to a larger model: its maps, its sizes, and whose ids it speaks of: B083 to B086.
 
 EAGLE-3 (arXiv:2503.01840) drafts over the N most frequent of the target's V tokens. Its head has N rows, and two maps
-are stored beside it: `d2t` [N], the distance of row i's token from i (token = i + d2t[i]), and `t2d` [V], whether a
-token has a row. EAGLE and EAGLE-2 use the target's own head and need no maps. How engines read them: `load_weights` of
-vLLM's and of SGLang's `llama_eagle3.py`; how they are made: `process_token_dict_to_mappings` of SpecForge.
+lie beside it: `d2t` [N], the distance of row i's token from i, and `t2d` [V], whether a token has a row. How engines
+read them: `llama_eagle3.py` of vLLM and of SGLang; how they are made: `process_token_dict_to_mappings` of SpecForge.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,37 +18,32 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import MOST_TOKENS, PIECES, Tokenizer
 from tiewise.checkpoint.rule import Said, Told, describe, difference, numbers, rule
 from tiewise.checkpoint.stored import Reader, Stored
-from tiewise.checkpoint.table_scans import CLOSE, UNRELATED
+from tiewise.checkpoint.table_scans import UNRELATED
 from tiewise.checkpoint.untrusted import short
 
 AGAIN = "take the draft from its source again, or export it again with the maps that it was trained with"
+OTHER = "give the target that it was trained for, or train a draft for this one"
 _DRAFT = re.compile(r"eagle|medusa|dflash|dspark|speculator", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Draft:
-    """What a folder says of its draft vocabulary."""
+class Draft(NamedTuple):
+    """What a folder says of its draft vocabulary; None for what it does not say."""
 
-    d2t: Stored | None  # the two maps, where they are stored
+    d2t: Stored | None
     t2d: Stored | None
-    size: int | None  # N of the config; None where it names none
-    vocabulary: int | None  # V that the draft's ids are of, by its config; None where that does not say
-
-    @property
-    def reduced(self) -> bool:
-        """Whether it drafts over a part of the vocabulary, and so needs a map."""
-        return self.size is not None and self.vocabulary is not None and self.size < self.vocabulary
+    size: int | None  # N
+    vocabulary: int | None  # V
+    reduced: bool  # it drafts over a part of the vocabulary, and so needs a map
 
 
 def draft_of(facts: Facts) -> Draft | None:
     """Return what makes a checkpoint a draft that no loader can use alone; None of a model of its own."""
     last = {name.rpartition(".")[2]: tensor for name, tensor in facts.folder.tensors.items()}
-    levels = facts.levels.values()
-    size = next((n for level in levels if (n := count(level.get("draft_vocab_size"))) is not None), None)
-    maps = last.get("d2t"), last.get("t2d")
-    if maps == (None, None) and size is None and not _DRAFT.search(architecture(facts.config) or ""):
+    size = next((n for level in facts.levels.values() if (n := count(level.get("draft_vocab_size"))) is not None), None)
+    d2t, t2d, every = last.get("d2t"), last.get("t2d"), vocabulary_of(facts)
+    if d2t is t2d is size is None and not _DRAFT.search(architecture(facts.config) or ""):
         return None
-    return Draft(*maps, size, vocabulary_of(facts))
+    return Draft(d2t, t2d, size, every, size is not None and every is not None and size < every)
 
 
 def vocabulary_of(facts: Facts) -> int | None:
@@ -59,28 +53,25 @@ def vocabulary_of(facts: Facts) -> int | None:
     return next((claim.vocab_size for claim in said if claim.vocab_size is not None), rows)
 
 
-def _values(facts: Facts, tensor: Stored | None, kinds: str) -> NDArray[np.int64] | None:
-    """A stored map as whole numbers; None where it may not be read, or is none."""
+def _values(facts: Facts, tensor: Stored | None) -> NDArray[np.int64] | None:
+    """A stored map; None where it may not be read, or is no list of whole numbers."""
     if tensor is None or not facts.scan or len(tensor.shape) != 1 or tensor.rows > MOST_TOKENS:
         return None
-    if tensor.dtype not in kinds.split():
+    if tensor.dtype not in ("I64", "I32", "I16", "I8", "U8", "BOOL"):
         return None
     with Reader(tensor) as reader:
         return reader.rows().astype(np.int64)
 
 
-D2T, T2D = "I64 I32 I16", "BOOL U8 I8 I32 I64"  # types of the two maps
-
-
-@rule("B083", "error", "a draft's map leads each of its rows to a token of its own", kind="draft")
-def draft_map(facts: Facts) -> Told:
-    """A draft with a vocabulary of its own needs d2t: engines add it to the row's number to get the target's token.
-    Where it is missing or was saved before it was set, all distances are zero, every row stands for the token of its
-    own number, and nearly no proposal is accepted; nothing else is wrong, and no shape shows it. Token ids stored in
-    place of distances lead beyond the vocabulary. Two rows of one token, or tokens that do not rise with the rows, are
-    no map that a trainer made: t2d, a mask, gives it the tokens in rising order.
-    What to do: store the map that the head was trained with; a map made anew belongs to another head.
-    Sources: Automodel#2447; EAGLE#222; EAGLE#258; SpecForge#534; vllm llama_eagle3.py (read)
+@rule("B083", "error", "a draft's maps lead each of its rows to a token of its own", kind="draft")
+def draft_maps(facts: Facts) -> Told:
+    """Engines add d2t to the row's number to get the target's token. Where it is missing or was saved before it was
+    set, row i stands for token i and nearly no proposal is accepted; nothing else is wrong, and no shape shows it.
+    Token ids in place of distances lead beyond the vocabulary. Rows of one token, or tokens that do not rise with the
+    rows, are no map that a trainer made. t2d picks the logits that the head is trained against: where it marks other
+    tokens than d2t leads to, the two are of two exports. Engines do without t2d; a trainer does not.
+    What to do: store the maps that the head was trained with; new ones belong to another head.
+    Sources: Automodel#2447; EAGLE#222; EAGLE#258; SpecForge#534; verl-SpeCo#66; vllm llama_eagle3.py (read)
     """
     draft = draft_of(facts)
     if draft is None or (draft.d2t is None and not draft.reduced):
@@ -91,89 +82,70 @@ def draft_map(facts: Facts) -> Told:
         )
         yield "d2t", f"{what} for token i, and accept nearly nothing", AGAIN
         return
-    where, steps = short(draft.d2t.name), _values(facts, draft.d2t, D2T)
+    if draft.t2d is None:
+        yield Said("t2d", "d2t is stored without t2d: it serves, and cannot be trained on", AGAIN, severity="info")
+    where, steps, marks = short(draft.d2t.name), _values(facts, draft.d2t), _values(facts, draft.t2d)
+    for one, read in ((draft.d2t, steps), (draft.t2d, marks)):
+        if one is not None and read is None and facts.scan:
+            yield short(one.name), f"{describe(one)} is no list of whole numbers", AGAIN
     if steps is None:
-        if facts.scan:
-            yield where, f"{describe(draft.d2t)} is no list of whole numbers", AGAIN
         return
-    with np.errstate(over="ignore"):
-        ids = steps + np.arange(len(steps))
     most = draft.vocabulary if draft.vocabulary is not None else MOST_TOKENS
-    outside = np.flatnonzero((ids < 0) | (ids >= most))
-    marked = _values(facts, draft.t2d, T2D)
+    ids = steps + np.arange(len(steps))
+    outside, falls = np.flatnonzero((ids < 0) | (ids >= most)), np.flatnonzero(np.diff(ids) < 0)
+    here = None if marks is None else np.flatnonzero(marks)
     if draft.reduced and not steps.any():
         yield where, f"it is all zeros: its {len(ids):,} rows stand for the first {len(ids):,} tokens", AGAIN
-    elif marked is not None and np.array_equal(np.flatnonzero(marked), np.sort(steps)) and steps.any() and len(outside):
-        what = "it holds the tokens' ids, and engines add them to the row's number"
-        yield where, f"{what}: {len(outside):,} rows lead beyond the vocabulary", "store d2t[i] − i in place of d2t[i]"
+    elif len(outside) and here is not None and np.array_equal(here, np.sort(steps)):
+        yield where, "it holds the tokens' ids, and engines add them to the row's number", "store d2t[i] − i"
     elif len(outside):
         first = f"row {outside[0]:,} to {ids[outside[0]]:,}"
         yield where, f"{len(outside):,} of {len(ids):,} rows lead outside the {most:,} tokens ({first})", AGAIN
     elif (distinct := len(np.unique(ids))) < len(ids):
         yield where, f"its {len(ids):,} rows lead to {distinct:,} tokens: some have several rows", AGAIN
-    elif (np.diff(ids) < 0).any():
-        row = int(np.flatnonzero(np.diff(ids) < 0)[0]) + 1
+    elif len(falls):
+        row = falls[0] + 1
         what = f"its tokens do not rise with the rows (row {row:,}: token {ids[row]:,} after {ids[row - 1]:,})"
-        yield Said(where, f"{what}, as t2d and every trainer that uses it take them to", AGAIN, severity="warning")
-
-
-@rule("B084", "error", "t2d marks the tokens that d2t leads to", kind="draft")
-def draft_marks(facts: Facts) -> Told:
-    """t2d picks the target's logits that a draft is trained against, d2t turns its rows into tokens when it is served.
-    Where the two differ, the head was trained on other tokens than it proposes: the training's accuracy looks fine and
-    acceptance collapses. Engines read d2t alone; a draft without t2d serves, and only cannot be trained on.
-    What to do: take both maps from one export.
-    Sources: SpecForge#534; SpecForge#602; verl-SpeCo#66
-    """
-    draft = draft_of(facts)
-    if draft is None or draft.d2t is None:
-        return
-    if draft.t2d is None:
-        yield Said("t2d", "d2t is stored without t2d: it serves, and cannot be trained on", AGAIN, severity="info")
-        return
-    steps, marked = _values(facts, draft.d2t, D2T), _values(facts, draft.t2d, T2D)
-    if steps is None or marked is None:
-        if facts.scan and marked is None:
-            yield short(draft.t2d.name), f"{describe(draft.t2d)} is no list of marks", AGAIN
-        return
-    with np.errstate(over="ignore"):
-        ids = np.unique(steps + np.arange(len(steps)))
-    here = np.flatnonzero(marked)
-    if len(apart := np.setxor1d(ids, here)):
-        what = f"it marks {len(here):,} tokens, and d2t leads to {len(ids):,}: {len(apart):,} are in one alone"
+        yield Said(where, what, AGAIN, severity="warning")
+    if draft.t2d is not None and here is not None and len(apart := np.setxor1d(ids, here)):
+        what = f"it marks other tokens than d2t leads to: {len(apart):,} are in one of the two alone"
         yield short(draft.t2d.name), f"{what} ({numbers(apart[:4].tolist(), len(apart))})", AGAIN
 
 
-@rule("B085", "error", "a draft's tables and maps have the rows that its config says", kind="draft")
+@rule("B084", "error", "a draft's tables and maps have the rows that its config says", kind="draft")
 def draft_sizes(facts: Facts) -> Told:
     """The head and d2t have a row for each of draft_vocab_size tokens, the input table and t2d one for each of
     vocab_size. An engine that builds its modules by the config refuses other shapes, or copies what fits. A draft
-    without an input table of its own looks tokens up in the target's, which must be as wide as the draft.
+    without an input table looks tokens up in the target's, which must be as wide as the draft.
     What to do: correct the config, or export the draft again.
     Sources: SpecForge#76; SpecForge#602; sglang llama_eagle3.py, vllm llama_eagle3.py (read)
     """
     draft, roles = draft_of(facts), facts.roles
     if draft is None or not facts.complete:
         return
-    rows, every = draft.size if draft.size is not None else draft.vocabulary, draft.vocabulary
+    of, every = "vocab_size" if draft.size is None else "draft_vocab_size", draft.vocabulary
+    rows = every if draft.size is None else draft.size
     if rows is not None and every is not None and rows > every:
         yield "config.json", f"draft_vocab_size is {rows:,}, and vocab_size {every:,}", "edit config.json by hand"
-    of = "draft_vocab_size" if draft.size is not None else "vocab_size"
-    held = [(draft.d2t, rows, of), (draft.t2d, every, "vocab_size")]
-    ends = ((roles.output, rows, of), (roles.input, every, "vocab_size"))
-    held += [one for one in ends if one[0] is not None and not roles.packed(one[0])]
-    for tensor, wanted, said in held:
-        if tensor is not None and wanted is not None and tensor.rows != wanted:
+    held = ((draft.d2t, rows, of), (draft.t2d, every, "vocab_size"))
+    for tensor, wanted, said in (*held, (roles.output, rows, of), (roles.input, every, "vocab_size")):
+        packed = tensor in roles.pair and roles.packed(tensor)
+        if tensor is not None and wanted not in (None, tensor.rows) and not packed:
             yield short(tensor.name), f"{describe(tensor)} has {tensor.rows:,} rows, and {said} is {wanted:,}", AGAIN
     if draft.reduced and roles.output is None and not facts.tied and not roles.output_end.quantised:
         yield "lm_head", f"draft_vocab_size is {rows:,}, and no head of {rows:,} rows is stored", AGAIN
     shared = None if facts.target is None or roles.input is not None else facts.target.roles.counted
     if shared is not None and facts.text.hidden_size not in (None, shared.shape[-1]):
         what = f"it has no input table and is {facts.text.hidden_size:,} wide; the target's, which it would use, is"
-        yield "embed_tokens", f"{what} {describe(shared)}", "give the target that it was trained for"
+        yield "embed_tokens", f"{what} {describe(shared)}", OTHER
 
 
-@rule("B086", "error", "a draft's ids are the target's", kind="draft")
+def _known(tokenizer: Tokenizer | None) -> Tokenizer | None:
+    """A tokenizer whose tokens' texts were read; of SentencePiece models only their number is."""
+    return None if tokenizer is None or not tokenizer.base or set(tokenizer.files) & set(PIECES) else tokenizer
+
+
+@rule("B085", "error", "a draft's ids are the target's", kind="draft")
 def draft_ids(facts: Facts) -> Told:
     """A proposal is accepted where draft and target mean the same token by an id. Two vocabularies of one size can
     differ in every id: acceptance falls to about 1 %, and no size shows it. Told from both tokenizers, id by id; a
@@ -184,45 +156,29 @@ def draft_ids(facts: Facts) -> Told:
     target = facts.target
     if target is None:
         return
-    ours, theirs, fix = _known(facts.tokenizer), _known(target.tokenizer), "give the target that it was trained for"
+    ours, theirs = _known(facts.tokenizer), _known(target.tokenizer)
+    table, stored = facts.roles.counted, target.roles.counted
     if ours is not None and theirs is not None:
-        if ours.fingerprint == theirs.fingerprint:
-            return
         one, other = ours.texts, theirs.texts
         wrong = sorted(number for number, text in one.items() if other.get(number) != text)
         if wrong:
-            what = f"{len(wrong):,} of its {len(one):,} ids are other tokens in the target, or none"
             there = short(repr(other[wrong[0]]), 30) if wrong[0] in other else "no token"
+            what = f"{len(wrong):,} of its {len(one):,} ids are other tokens in the target, or none"
             what += f": {wrong[0]:,} is {short(repr(one[wrong[0]]), 30)} here and {there} there"
-            yield "tokenizer", f"{what} (vocabularies {ours.fingerprint} and {theirs.fingerprint})", fix
-        else:
-            what = (
-                f"{len(other) - len(one):,} tokens of the target have no id in the draft's tokenizer; all others agree"
-            )
+            yield "tokenizer", f"{what} (vocabularies {ours.fingerprint} and {theirs.fingerprint})", OTHER
+        elif lacking := len(other) - len(one):
+            what = f"{lacking:,} tokens of the target have no id in the draft's tokenizer; all others agree"
             yield Said("tokenizer", what, "none needed: it never proposes them", severity="info")
-        return
-    table, stored = facts.roles.counted, target.roles.counted
-    alike = None if table is None or stored is None else facts.compare(table, stored)
-    if alike is not None and table is not None:
-        what = f"its input table against the target's: {difference(alike)}"
+    elif table is not None and stored is not None and (alike := facts.compare(table, stored)) is not None:
         if alike.kind == UNRELATED:
-            yield Said(
-                short(table.name), f"{what}. It was trained for another target, or trained on", fix, severity="warning"
-            )
-        elif alike.kind == CLOSE:
-            yield Said(short(table.name), f"{what}, as of a table that was trained on", "none needed", severity="info")
+            what = f"its input table is not the target's: {difference(alike)}"
+            yield Said(short(table.name), what, OTHER, severity="warning")
     else:
-        what = "nothing here says which tokens its ids are: no tokenizer on both sides whose texts can be read, and no"
-        fix = "compare with --target where both folders have their tokenizer.json"
-        yield Said("tokenizer", f"{what} input table of the target's shape that may be", fix, severity="info")
+        what = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
+        yield Said("tokenizer", what, "put each model's own tokenizer.json beside it", severity="info")
 
 
-def _known(tokenizer: Tokenizer | None) -> Tokenizer | None:
-    """A tokenizer that was read and has its tokens' texts; of SentencePiece models only positions are read."""
-    return None if tokenizer is None or not tokenizer.base or set(tokenizer.files) & set(PIECES) else tokenizer
-
-
-@rule("B087", "error", "rows that only one of draft and target has are padding", kind="draft")
+@rule("B086", "error", "rows that only one of draft and target has are padding", kind="draft")
 def draft_padding(facts: Facts) -> Told:
     """Models of one family pad one vocabulary to different sizes: Qwen 2.5 has 151,936 rows up to 3B and 152,064 from
     7B on, for 151,665 tokens. An engine that compares sizes refuses such a pair, and users then edit configs by hand.
@@ -234,22 +190,16 @@ def draft_padding(facts: Facts) -> Told:
     every = None if target is None else vocabulary_of(target)
     if target is None or own is None or every is None or own == every:
         return
-    less, more = sorted((own, every))
+    (less, smaller), (more, _) = sorted(((own, facts), (every, target)), key=lambda one: one[0])
     what = f"the draft's vocabulary has {own:,} rows, the target's {every:,}"
     tokenizer = next((one for one in (target.tokenizer, facts.tokenizer) if one is not None and one.count), None)
     if tokenizer is None:
-        yield Said(
-            "vocab_size",
-            f"{what}; no tokenizer says whether tokens lie between",
-            "add tokenizer.json",
-            severity="warning",
-        )
+        what += "; no tokenizer says whether tokens lie between"
+        yield Said("vocab_size", what, "put the target's tokenizer.json beside it", severity="warning")
     elif tokenizer.max_id < less:
-        smaller = facts if own < every else target
-        fix = smaller.command("resize", f"--vocab {more}", "--rows zero")
-        fix = fix if draft_of(smaller) is None else "pad its input table and t2d with zeros, and set vocab_size"
+        fix = "pad its input table and t2d with zeros, and set vocab_size"
+        fix = smaller.command("resize", f"--vocab {more}", "--rows zero") if draft_of(smaller) is None else fix
         what += f": rows {less:,} to {more - 1:,} hold no token (the last is {tokenizer.max_id:,}), so padding is safe"
         yield Said("vocab_size", what, f"where an engine wants one size: {fix}", severity="info")
     else:
-        what = f"{what}, and tokens up to {tokenizer.max_id:,} lie in the rows that only one has"
-        yield "vocab_size", what, "give the target that it was trained for"
+        yield "vocab_size", f"{what}, and tokens up to {tokenizer.max_id:,} lie in the rows that only one has", OTHER

@@ -46,12 +46,11 @@ def onnx_head(facts: OnnxFacts) -> Told:
     Sources: mobius#295; mobius#671
     """
     fix = "export it again, from a checkpoint that stores its head (tiewise untie) where the exporter ties none"
-    for name, said in facts.unfilled.items():
-        yield short(name), f"{short(name)} is declared as {short(said)}, and has no data", fix
-    known = facts.given | facts.makers.keys() | {""}
+    for name in facts.unfilled:
+        yield short(name), f"{short(name)} is declared with a shape, and has no data", fix
     for node in facts.nodes:
         for name in node.inputs:
-            if name not in known:
+            if name and name not in facts.known and name not in facts.makers:
                 yield (
                     short(name),
                     f"{short(node.operator)} takes {short(name)}, which nothing makes and no file holds",

@@ -15,11 +15,9 @@ def vocab(
     text: list[str] = o.TEXT,
     tokenizer: str = typer.Option(..., metavar="MODEL", help="Folder of the target model, tokenizer.json, or Hub id."),
     size: int = typer.Option(32768, help="Tokens of the draft's vocabulary."),
-    vocabulary: int = typer.Option(
-        None, "--vocab", metavar="V", help="Rows of the target, where its config is not there."
-    ),
+    rows: int = typer.Option(None, "--vocab", metavar="V", help="Rows of the target, where its config is not there."),
     to: Path = typer.Option(
-        None, metavar="FILE", help="x.safetensors (EAGLE-3), x.pt (FR-Spec) or x.json; none: say only."
+        None, metavar="FILE", help="x.safetensors (EAGLE-3), x.pt (FR-Spec), x.json; else say only."
     ),
     seed: int = typer.Option(0, min=0, help="Of what is held out."),
     json_: bool = o.JSON,
@@ -37,29 +35,26 @@ def vocab(
 
     from tiewise.data.hot_tokens import LAYOUTS, hot_tokens
 
+    texts = text or ["builtin"]
     if to is not None and to.suffix not in LAYOUTS:  # said before gigabytes are read
         raise RunError(f"{to}: no layout has this ending", f"choose one of {', '.join(LAYOUTS)}")
     with TemporaryDirectory() as folder, o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=False):
-        found = hot_tokens(
-            tuple(text or ("builtin",)), tokenizer, size, Path(folder) / "data", vocab=vocabulary, seed=seed
-        )
+        found = hot_tokens(texts, tokenizer, size, Path(folder) / "data", vocab=rows, seed=seed)
         if to is not None:
             found.write(to)
     if json_:
-        o.print_json(found.record())
-        return
-    from rich.console import Console
+        from tiewise.core.files import strict
 
+        o.print_json(strict(found.record()))
+        return
     from tiewise.report.faces import rich_table
 
-    console = Console()
-    console.print(f"{found.answer}.", style="bold", highlight=False)
-    rows = [(f"{n:,}", f"{e.value:.2%}", f"{e.low:.2%} – {e.high:.2%}") for n, e in found.coverage.items()]
-    console.print(rich_table([("tokens", "cover", "95 % interval"), *rows], justified=True))
-    of = f"{found.counted:,} tokens of {', '.join(text or ['builtin'])}"
-    console.print(f"Counted on {of}, measured on {found.held_out:,} others.", markup=False, highlight=False)
+    share = f"{found.coverage[size].value:.2%} of the held-out text"
+    lines = [(f"{n:,}", f"{e.value:.2%}", f"{e.low:.2%} – {e.high:.2%}") for n, e in found.coverage.items()]
+    typer.echo(f"{size:,} of {found.vocabulary:,} tokens cover {share}.")
+    o.print_view(rich_table([("tokens", "cover", "95 % interval"), *lines], justified=True))
+    typer.echo(f"Counted on {found.counted:,} tokens of {', '.join(texts)}, measured on {found.held_out:,} others.")
     if found.unseen:
-        unseen = f"{found.unseen:,} of the {size:,} do not occur in it: a longer text would choose them better."
-        console.print(unseen, highlight=False)
+        typer.echo(f"{found.unseen:,} of the {size:,} do not occur in it: a longer text would choose them better.")
     if to is not None:
-        console.print(f"{to}: {LAYOUTS[to.suffix]}", markup=False, highlight=False)
+        typer.echo(f"{to}: {LAYOUTS[to.suffix]}")
