@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from onnx_writer import graph, initialiser, model, node, number, piece, varint
 from tiny_checkpoints import D, V, llama, table
 
-from tiewise.checkpoint import onnx_file, table_scans
+from tiewise.checkpoint import rules_onnx, table_scans
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.onnx_file import read_onnx
+from tiewise.checkpoint.rules_onnx import read_onnx
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.table_scans import same_shared
 from tiewise.core.errors import CheckpointError
@@ -189,13 +189,17 @@ LEFT_OUT = {"inputs": ("input_ids", "lm_head.weight")}
         (
             made(HEAD, held=[*HELD, NO_DATA]),
             [("B101", "error", "head")],
-            "head is declared with a shape, and has no data",
+            "MatMul takes head, of which the file has no data",
         ),
-        (made(HEAD), [("B101", "error", "head"), ("B101", "error", "graph")], "MatMul takes head, which nothing makes"),
+        (
+            made(HEAD),
+            [("B101", "error", "head"), ("B101", "error", "graph")],
+            "MatMul takes head, of which the file has no data",
+        ),
         (
             made(node("MatMul", ["x", "lm_head.weight"], ["logits"]), **LEFT_OUT),
             [("B101", "error", "lm_head.weight"), ("B101", "error", "graph")],
-            "is asked of whoever runs the model",
+            "takes lm_head.weight, of which the file has no data",
         ),
         (made(outputs=("x",)), [("B101", "warning", "graph")], "no product has 24 columns: it ends at x"),
         (made(outputs=("logits",)), [("B101", "error", "graph")], "it ends at logits"),
@@ -260,10 +264,10 @@ def test_what_is_refused(tmp_path, data, says):
 
 
 def test_more_fields_or_text_than_any_model_has(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_file, "MOST_FIELDS", 20_000)
+    monkeypatch.setattr(rules_onnx, "MOST_FIELDS", 20_000)
     with pytest.raises(CheckpointError, match="more than 20,000 fields"):
         read_onnx(written(tmp_path, number(1, 1) * 20_001))
-    monkeypatch.setattr(onnx_file, "MOST_TEXT", 10_000)
+    monkeypatch.setattr(rules_onnx, "MOST_TEXT", 10_000)
     with pytest.raises(CheckpointError, match="too long"):
         read_onnx(written(tmp_path, model([node("Add", ["a" * 4000], [])] * 3)))
 

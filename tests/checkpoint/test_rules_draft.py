@@ -1,4 +1,4 @@
-"""Drafts by files as SpecForge and EAGLE write them: B083 to B086 find what is broken and nothing in what is sound."""
+"""Drafts by files as SpecForge and EAGLE write them: B083 to B085 find what is broken and nothing in what is sound."""
 
 import json
 
@@ -169,13 +169,13 @@ def test_whose_ids_they_are(tmp_path, own, tensors, of, found, words):
     ],
 )
 def test_padding(tmp_path, rows, tokens, severity, words):
-    audit = check(draft(tmp_path / "a"), target=target(tmp_path / "t", rows, bpe_tokenizer(tokens)), select=["B086"])
+    audit = check(draft(tmp_path / "a"), target=target(tmp_path / "t", rows, bpe_tokenizer(tokens)), select=["B084"])
     (found,) = audit.findings
     assert (found.severity, words in found.evidence) == (severity, True)
 
 
 def test_padding_without_any_tokenizer(tmp_path):
-    (found,) = check(draft(tmp_path / "a"), target=llama(tmp_path / "t", rows=32), select=["B086"]).findings
+    (found,) = check(draft(tmp_path / "a"), target=llama(tmp_path / "t", rows=32), select=["B084"]).findings
     assert (found.severity, "no tokenizer says" in found.evidence) == ("warning", True)
 
 
@@ -185,7 +185,7 @@ def test_a_small_model_as_a_draft_keeps_its_own_rules(tmp_path):
     assert audit.kind == "folder"
     assert audit.outcomes
     (found,) = [one for one in audit.findings if "B083" <= one.rule < "B090"]
-    assert (found.rule, found.severity) == ("B086", "info")
+    assert (found.rule, found.severity) == ("B084", "info")
     assert f"tiewise resize {small} --vocab 24 --rows zero" in found.repair
 
 

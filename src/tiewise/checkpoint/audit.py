@@ -14,12 +14,12 @@ from tiewise.checkpoint.claims import Claims
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
-from tiewise.checkpoint.onnx_file import OnnxFacts, read_onnx
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, names, rules
 from tiewise.checkpoint.rules_adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.rules_draft import Draft, draft_of
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
+from tiewise.checkpoint.rules_onnx import OnnxFacts, read_onnx
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.checkpoint.untrusted import inside
@@ -29,8 +29,8 @@ from tiewise.core.files import strict
 
 SCHEMA = 1
 _VIEW = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs rich
-# of models that stand alone: their ends, their tokenizer, their loaders; a draft, half a model, has B083 to B086
 _FILES = (".gguf", ".onnx")
+# rules on models that stand alone: their ends, tokenizer and loaders; a draft, half a model, has B083 to B085
 _ALONE = ("B01", "B02", "B03", "B042", "B080")
 MOST_OF_A_KIND = 10  # findings that are told one by one
 
@@ -166,7 +166,8 @@ def check(
     if path.suffix == ".onnx":
         facts = onnx = replace(read_onnx(path), source=made_of, scan=scan)
         held, kinds = onnx.tensors, ("any", "onnx")
-        ends = [("input", onnx.table), *(("output", head) for head in onnx.heads)]
+        ends = [("both" if onnx.table in onnx.heads else "input", onnx.table)]
+        ends += [("output", head) for head in onnx.heads if head is not onnx.table]
         parts = tuple(Part(role, tensor) for role, tensor in ends if tensor is not None)
         audit = Audit(path, "onnx", parts=parts, spare=sum(copy.nbytes for copy in onnx.copies))
     elif folder is None:

@@ -20,7 +20,7 @@ from tiewise.core.files import size
 
 STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
 ROLES = {"input": "input table", "output": "output head", "bias": "bias", "position": "positions", "map": "map"}
-ROLES["draft map"] = "draft map"
+ROLES |= {"draft map": "draft map", "both": "both ends"}
 
 
 def audit_view(audit: Audit) -> RenderableType:
@@ -90,9 +90,6 @@ def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
         for role, tensor in audit.parts
     ]
     inputs = sum(role == "input" for role, _ in audit.parts)  # they come first
-    held = [tensor for _, tensor in audit.parts]
-    if audit.kind == "onnx" and len(set(held)) < len(held):
-        said[1:] = [(ROLES["output"], "the same initialiser")]
     yield from said[:inputs]
     if roles is not None and roles.output is None and roles.input is not None:
         used = "not stored: the input table is used" if audit.claims.tied else "not stored"

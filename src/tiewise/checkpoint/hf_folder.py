@@ -236,11 +236,8 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """Sixteen digits that two tokenizers share where every id is the same token: of SHA-256 over both in order."""
-        lines = (f"{number}\0{text}\0" for number, text in sorted(self.texts.items()))
-        digest = hashlib.sha256()
-        for line in lines:
-            digest.update(line.encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()[:16]
+        lines = "".join(f"{number}\0{text}\0" for number, text in sorted(self.texts.items()))
+        return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     @cached_property
     def used(self) -> frozenset[int]:

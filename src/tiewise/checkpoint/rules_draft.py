@@ -1,4 +1,4 @@
-"""A draft that proposes tokens to a larger model: its maps, its sizes, and whose ids it speaks of: B083 to B086.
+"""A draft that proposes tokens to a larger model: its maps, its sizes, and whose ids it speaks of: B083 to B085.
 
 EAGLE-3 (arXiv:2503.01840) drafts over the N most frequent of the target's V tokens. Its head has N rows, and two maps
 lie beside it: `d2t` [N], the distance of row i's token from i, and `t2d` [V], whether a token has a row. How engines
@@ -112,32 +112,52 @@ def draft_maps(facts: Facts) -> Told:
         yield short(draft.t2d.name), f"{what} ({numbers(apart[:4].tolist(), len(apart))})", AGAIN
 
 
-@rule("B084", "error", "a draft's tables and maps have the rows that its config says", kind="draft")
+@rule("B084", "error", "a draft has the rows that its config and its target say", kind="draft")
 def draft_sizes(facts: Facts) -> Told:
     """The head and d2t have a row for each of draft_vocab_size tokens, the input table and t2d one for each of
-    vocab_size. An engine that builds its modules by the config refuses other shapes, or copies what fits. A draft
-    without an input table looks tokens up in the target's, which must be as wide as the draft.
-    What to do: correct the config, or export the draft again.
-    Sources: SpecForge#76; SpecForge#602; sglang llama_eagle3.py, vllm llama_eagle3.py (read)
+    vocab_size; a draft without an input table looks tokens up in the target's, which must be as wide. Engines refuse
+    other shapes, or copy what fits. Models of one family pad one vocabulary to different sizes (Qwen 2.5 has 151,936
+    rows up to 3B and 152,064 from 7B on, for 151,665 tokens): engines that compare sizes refuse such a pair, and users
+    edit configs by hand. That is safe where no token lies in the rows that only one has, which the tokenizer shows.
+    What to do: export the draft again; pad the smaller of the two with rows of zeros.
+    Sources: SpecForge#76; SpecForge#602; vllm#42775; vllm#7252; vllm#13849; sglang llama_eagle3.py (read)
     """
-    draft, roles = draft_of(facts), facts.roles
-    if draft is None or not facts.complete:
+    draft, roles, target, own = draft_of(facts), facts.roles, facts.target, vocabulary_of(facts)
+    if draft is not None and facts.complete:
+        of, rows = ("vocab_size", own) if draft.size is None else ("draft_vocab_size", draft.size)
+        if rows is not None and own is not None and rows > own:
+            yield "config.json", f"draft_vocab_size is {rows:,}, and vocab_size {own:,}", "edit config.json by hand"
+        held = ((draft.d2t, rows, of), (draft.t2d, own, "vocab_size"))
+        for tensor, wanted, said in (*held, (roles.output, rows, of), (roles.input, own, "vocab_size")):
+            packed = tensor in roles.pair and roles.packed(tensor)
+            if tensor is not None and wanted not in (None, tensor.rows) and not packed:
+                yield (
+                    short(tensor.name),
+                    f"{describe(tensor)} has {tensor.rows:,} rows, and {said} is {wanted:,}",
+                    AGAIN,
+                )
+        if draft.reduced and roles.output is None and not facts.tied and not roles.output_end.quantised:
+            yield "lm_head", f"draft_vocab_size is {rows:,}, and no head of {rows:,} rows is stored", AGAIN
+        shared = None if target is None or roles.input is not None else target.roles.counted
+        if shared is not None and facts.text.hidden_size not in (None, shared.shape[-1]):
+            what = f"it has no input table and is {facts.text.hidden_size:,} wide; the target's, which it would use, is"
+            yield "embed_tokens", f"{what} {describe(shared)}", OTHER
+    every = None if target is None else vocabulary_of(target)
+    if target is None or own is None or every is None or own == every:
         return
-    of, every = "vocab_size" if draft.size is None else "draft_vocab_size", draft.vocabulary
-    rows = every if draft.size is None else draft.size
-    if rows is not None and every is not None and rows > every:
-        yield "config.json", f"draft_vocab_size is {rows:,}, and vocab_size {every:,}", "edit config.json by hand"
-    held = ((draft.d2t, rows, of), (draft.t2d, every, "vocab_size"))
-    for tensor, wanted, said in (*held, (roles.output, rows, of), (roles.input, every, "vocab_size")):
-        packed = tensor in roles.pair and roles.packed(tensor)
-        if tensor is not None and wanted not in (None, tensor.rows) and not packed:
-            yield short(tensor.name), f"{describe(tensor)} has {tensor.rows:,} rows, and {said} is {wanted:,}", AGAIN
-    if draft.reduced and roles.output is None and not facts.tied and not roles.output_end.quantised:
-        yield "lm_head", f"draft_vocab_size is {rows:,}, and no head of {rows:,} rows is stored", AGAIN
-    shared = None if facts.target is None or roles.input is not None else facts.target.roles.counted
-    if shared is not None and facts.text.hidden_size not in (None, shared.shape[-1]):
-        what = f"it has no input table and is {facts.text.hidden_size:,} wide; the target's, which it would use, is"
-        yield "embed_tokens", f"{what} {describe(shared)}", OTHER
+    (less, smaller), (more, _) = sorted(((own, facts), (every, target)), key=lambda one: one[0])
+    what = f"the draft's vocabulary has {own:,} rows, the target's {every:,}"
+    tokenizer = next((one for one in (target.tokenizer, facts.tokenizer) if one is not None and one.count), None)
+    if tokenizer is None:
+        what += "; no tokenizer says whether tokens lie between"
+        yield Said("vocab_size", what, "put the target's tokenizer.json beside it", severity="warning")
+    elif tokenizer.max_id < less:
+        fix = "pad its input table and t2d with zeros, and set vocab_size"
+        fix = smaller.command("resize", f"--vocab {more}", "--rows zero") if draft_of(smaller) is None else fix
+        what += f": rows {less:,} to {more - 1:,} hold no token (the last is {tokenizer.max_id:,}), so padding is safe"
+        yield Said("vocab_size", what, f"where an engine wants one size: {fix}", severity="info")
+    else:
+        yield "vocab_size", f"{what}, and tokens up to {tokenizer.max_id:,} lie in the rows that only one has", OTHER
 
 
 def _known(tokenizer: Tokenizer | None) -> Tokenizer | None:
@@ -176,30 +196,3 @@ def draft_ids(facts: Facts) -> Told:
     else:
         what = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
         yield Said("tokenizer", what, "put each model's own tokenizer.json beside it", severity="info")
-
-
-@rule("B086", "error", "rows that only one of draft and target has are padding", kind="draft")
-def draft_padding(facts: Facts) -> Told:
-    """Models of one family pad one vocabulary to different sizes: Qwen 2.5 has 151,936 rows up to 3B and 152,064 from
-    7B on, for 151,665 tokens. An engine that compares sizes refuses such a pair, and users then edit configs by hand.
-    That is safe where no token lies in the rows that only one of the two has, which the tokenizer shows.
-    What to do: pad the smaller with rows of zeros; draft ids stay as they are.
-    Sources: vllm#42775; vllm#7252; vllm#13849
-    """
-    target, own = facts.target, vocabulary_of(facts)
-    every = None if target is None else vocabulary_of(target)
-    if target is None or own is None or every is None or own == every:
-        return
-    (less, smaller), (more, _) = sorted(((own, facts), (every, target)), key=lambda one: one[0])
-    what = f"the draft's vocabulary has {own:,} rows, the target's {every:,}"
-    tokenizer = next((one for one in (target.tokenizer, facts.tokenizer) if one is not None and one.count), None)
-    if tokenizer is None:
-        what += "; no tokenizer says whether tokens lie between"
-        yield Said("vocab_size", what, "put the target's tokenizer.json beside it", severity="warning")
-    elif tokenizer.max_id < less:
-        fix = "pad its input table and t2d with zeros, and set vocab_size"
-        fix = smaller.command("resize", f"--vocab {more}", "--rows zero") if draft_of(smaller) is None else fix
-        what += f": rows {less:,} to {more - 1:,} hold no token (the last is {tokenizer.max_id:,}), so padding is safe"
-        yield Said("vocab_size", what, f"where an engine wants one size: {fix}", severity="info")
-    else:
-        yield "vocab_size", f"{what}, and tokens up to {tokenizer.max_id:,} lie in the rows that only one has", OTHER

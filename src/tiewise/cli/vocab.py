@@ -19,7 +19,6 @@ def vocab(
     to: Path = typer.Option(
         None, metavar="FILE", help="x.safetensors (EAGLE-3), x.pt (FR-Spec), x.json; else say only."
     ),
-    seed: int = typer.Option(0, min=0, help="Of what is held out."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -33,13 +32,13 @@ def vocab(
     o.hush_libraries()
     from tempfile import TemporaryDirectory
 
-    from tiewise.data.hot_tokens import LAYOUTS, hot_tokens
+    from tiewise.data.hot_tokens import BLOCK, LAYOUTS, hot_tokens
 
     texts = text or ["builtin"]
     if to is not None and to.suffix not in LAYOUTS:  # said before gigabytes are read
         raise RunError(f"{to}: no layout has this ending", f"choose one of {', '.join(LAYOUTS)}")
     with TemporaryDirectory() as folder, o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=False):
-        found = hot_tokens(texts, tokenizer, size, Path(folder) / "data", vocab=rows, seed=seed)
+        found = hot_tokens(texts, tokenizer, size, Path(folder) / "data", vocab=rows)
         if to is not None:
             found.write(to)
     if json_:
@@ -47,13 +46,11 @@ def vocab(
 
         o.print_json(strict(found.record()))
         return
-    from tiewise.report.faces import rich_table
-
-    share = f"{found.coverage[size].value:.2%} of the held-out text"
-    lines = [(f"{n:,}", f"{e.value:.2%}", f"{e.low:.2%} – {e.high:.2%}") for n, e in found.coverage.items()]
-    typer.echo(f"{size:,} of {found.vocabulary:,} tokens cover {share}.")
-    o.print_view(rich_table([("tokens", "cover", "95 % interval"), *lines], justified=True))
-    typer.echo(f"Counted on {found.counted:,} tokens of {', '.join(texts)}, measured on {found.held_out:,} others.")
+    share = found.coverage
+    what = f"{size:,} of {found.vocabulary:,} tokens cover {share.value:.2%} of the held-out text"
+    typer.echo(f"{what} (95 % interval {share.low:.2%} – {share.high:.2%}).")
+    blocks = f"{share.rows:,} blocks of {BLOCK} others"
+    typer.echo(f"Counted on {found.counted:,} tokens of {', '.join(texts)}, measured on {blocks}.")
     if found.unseen:
         typer.echo(f"{found.unseen:,} of the {size:,} do not occur in it: a longer text would choose them better.")
     if to is not None:

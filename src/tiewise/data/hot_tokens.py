@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import open_folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rules_draft import vocabulary_of
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.files import to_record, write_result
-from tiewise.data.corpus import TOKENIZER, prepare
-from tiewise.data.tokenizer import bpe_size
+from tiewise.data.corpus import prepare
 
 BLOCK = 256  # tokens
 LAYOUTS = {
@@ -43,16 +42,13 @@ class HotTokens:
 
     token_ids: NDArray[np.int64]  # in rising order [N]
     vocabulary: int  # V
-    fingerprint: str  # of the tokenizer, as `tiewise check` prints it
     unseen: int  # how many of them the training split does not have, special ones apart
     counted: int  # tokens of the training split
-    held_out: int  # tokens of the held-out split
-    coverage: dict[int, Estimate]  # share of held-out tokens by size of the vocabulary, N and others
+    coverage: Estimate  # the share of the held-out tokens that they are
 
     def record(self) -> dict[str, Any]:
         """Return everything as strict JSON takes it."""
-        coverage = {str(size): to_record(found) for size, found in self.coverage.items()}
-        return vars(self) | {"coverage": coverage, "token_ids": self.token_ids.tolist()}
+        return vars(self) | {"coverage": to_record(self.coverage), "token_ids": self.token_ids.tolist()}
 
     def write(self, path: Path) -> None:
         """Write it in the layout of the file's ending, one of `LAYOUTS`; a RunError where it cannot be written."""
@@ -67,34 +63,29 @@ class HotTokens:
         write_result(data.getvalue(), path, "--to")
 
 
-def hot_tokens(
-    texts: Sequence[str], tokenizer: str, size: int, folder: Path, *, vocab: int | None = None, seed: int = 0
-) -> HotTokens:
+def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vocab: int | None = None) -> HotTokens:
     """Rank the tokens of `texts` (as in `tiewise.data.sources`) and measure what the first `size` cover.
 
     Args:
-        texts: what to read; text such as the target writes.
+        texts: text such as the target writes.
         tokenizer: the target's folder, a tokenizer.json, or an id of the Hugging Face Hub.
         size: N.
         folder: where the tokens of the text go meanwhile.
         vocab: V; None for what the folder's config says, else the tokenizer.
-        seed: draws what is held out.
 
     Raises:
         DataError: a text or tokenizer that cannot be used, or a size that is no part of the vocabulary.
     """
-    if tokenizer == "bytes" or bpe_size(tokenizer):
-        raise DataError(f"{tokenizer} is no model's tokenizer", "give the folder of the target")
     source = Path(tokenizer).expanduser()
-    target = open_folder(source) if source.is_dir() else None
-    vocab = vocabulary_of(Facts(target, scan=False)) if vocab is None and target is not None else vocab
-    one_model = "give the tokenizer and the size of one model"
+    if vocab is None and source.is_dir():
+        vocab = vocabulary_of(Facts(open_folder(source), scan=False))
     if size < 1 or size > (vocab or size):  # said before gigabytes are read
         raise DataError(f"{size:,} tokens of {vocab or 'a vocabulary'}", "choose a size from 1 to the vocabulary's")
-    prepared = prepare(texts, tokenizer, folder, length=BLOCK, seed=seed)
+    prepared = prepare(texts, tokenizer, folder, length=BLOCK)
     words, counts, every = prepared.tokenizer(), prepared.counts, vocab or prepared.vocab
     if size > every or counts[every:].any():
-        raise DataError(f"the text or the size goes beyond a vocabulary of {every:,}", one_model)
+        what = f"the text or the size goes beyond a vocabulary of {every:,}"
+        raise DataError(what, "give the tokenizer and the size of one model")
     added = [number for number, one in words.added_tokens_decoder.items() if one.special]
     special = [number for number in {*words.all_special_ids, *added} if number < every]
     if len(special) > size:
@@ -102,17 +93,11 @@ def hot_tokens(
     weight = np.zeros(every, np.int64)
     weight[: len(counts)] = counts[:every]
     weight[special] = np.iinfo(np.int64).max
-    ranking = np.argsort(-weight, kind="stable")  # of equals the lowest ids, which merges made first
-    place = np.empty(every, np.int32)
-    place[ranking] = np.arange(every, dtype=np.int32)
+    chosen = np.sort(np.argsort(-weight, kind="stable")[:size])  # of equals the lowest ids, which merges made first
     tokens = prepared.split("heldout")
     tokens = tokens[tokens != prepared.eos_id]  # which ends our documents, and is no text
     blocks = max(1, len(tokens) // BLOCK)
-    places, coverage = place[tokens[: blocks * BLOCK]].reshape(blocks, -1), {}
-    for some in sorted({n for n in (size // 4, size // 2, size, 2 * size) if len(special) <= n <= every}):
-        found = mean_interval((places < some).mean(axis=1))
-        coverage[some] = Estimate(found.value, max(0.0, found.low), min(1.0, found.high), blocks)
-    named = read_tokenizer(open_folder(prepared.folder / TOKENIZER) if target is None else target)
-    chosen, mark = np.sort(ranking[:size]), "" if named is None else named.fingerprint
-    unseen = int((weight[chosen] == 0).sum())
-    return HotTokens(chosen, every, mark, unseen, int(counts.sum()), places.size, coverage)
+    covered = np.isin(np.arange(prepared.vocab), chosen)[tokens[: blocks * BLOCK]].reshape(blocks, -1)
+    share = mean_interval(covered.mean(axis=1))
+    share = replace(share, low=max(0.0, share.low), high=min(1.0, share.high))
+    return HotTokens(chosen, every, int((weight[chosen] == 0).sum()), int(counts.sum()), share)
