@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx_writer import piece
 from tiny_checkpoints import bpe_tokenizer, llama, llama_config, write_checkpoint, write_index
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rule import rules
+from tiewise.checkpoint.rules_onnx import MOST_FIELDS
 from tiewise.checkpoint.untrusted import MOST_VALUES, parse_json
 from tiewise.core.errors import CheckpointError
 
@@ -118,6 +120,13 @@ def test_a_file_beyond_all_bounds_is_a_finding(tmp_path, file, content, says):
     faults = [evidence for rule, evidence, _ in checked(path) if rule == "B001"]
     assert len(faults) == (says is not None)
     assert all(evidence.startswith(f"{file}: ") and says in evidence for evidence in faults)
+
+
+@pytest.mark.parametrize("nodes", [MOST_FIELDS + 1, pytest.param(MOST_FIELDS - 9, marks=pytest.mark.slow)])
+def test_a_graph_of_as_many_nodes_as_may_be(tmp_path, nodes):
+    (tmp_path / "m.onnx").write_bytes(piece(7, piece(1, b"") * nodes))
+    said = checked(tmp_path / "m.onnx")
+    assert (f"more than {MOST_FIELDS:,} fields" in said) == (nodes > MOST_FIELDS)
 
 
 def indexed(path, shards):

@@ -25,7 +25,7 @@ from tiewise.core.files import size
 from tiewise.core.long_work import doing
 
 DAMAGED = "the file is damaged or was cut short, or is no ONNX model: export or download it again"
-MOST_FIELDS, MOST_NAME, MOST_TEXT = 2_000_000, 4096, 2**27  # far above every model known
+MOST_FIELDS, MOST_NAME, MOST_TEXT = 1_500_000, 4096, 2**27  # far above every model known
 WINDOW_BYTES = 2**14  # of the file that are in memory
 _TYPES = (
     "F32 U8 I8 U16 I16 I32 I64 - BOOL F16 F64 U32 U64 C64 C128 BF16 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ U4 I4 F4"
@@ -213,7 +213,9 @@ class _Graph:
 
     def varint(self, start: int, end: int) -> tuple[int, int]:
         """A number of seven bits a byte, and where it ends."""
-        value = 0
+        at, value = start - self.begin, 0
+        if start < end and 0 <= at < len(self.window) and self.window[at] < 128:  # as nearly all are
+            return self.window[at], start + 1
         for place, byte in enumerate(self.take(start, min(10, end - start))):
             value |= (byte & 127) << 7 * place
             if byte < 128:
@@ -275,12 +277,14 @@ def onnx_head(facts: OnnxFacts) -> Told:
     """
     fix = "export it again, from a checkpoint that stores its head (tiewise untie) where the exporter ties none"
     filled = facts.known.difference(facts.unfilled).union(facts.makers, [""])
+    lacking: dict[str, str] = {}  # {name: operator that takes it}
     for node in facts.nodes:
         for name in node.inputs:
             weight = node.operator in PRODUCTS and name in facts.inputs and name.endswith(("weight", "kernel"))
             if weight or name not in filled:
-                what = f"{short(node.operator)} takes {short(name)}, of which the file has no data"
-                yield short(name), what, fix
+                lacking[name] = node.operator
+    for name, operator in lacking.items():
+        yield short(name), f"{short(operator)} takes {short(name)}, of which the file has no data", fix
     if facts.table is not None and not facts.heads and not facts.unfilled:
         what = f"{describe(facts.table)} is looked up in, and no product has {facts.table.rows:,} columns"
         promised = any("logits" in name for name in facts.outputs)
