@@ -150,6 +150,14 @@ PIECES = {"embed_tokens__weight": None}
             [],  # the target's, trained on
             "",
         ),
+        (None, {}, {"rows": 32, "tokenizer": bpe_tokenizer(V)}, [("B084", "info", "vocab_size")], "padding is safe"),
+        (
+            None,
+            {},
+            {"rows": 32, "width": 16},
+            [("B084", "info", "vocab_size"), ("B085", "info", "tokenizer")],
+            "padding",
+        ),
         (None, PIECES, {}, [("B085", "info", "tokenizer")], "nothing here says whose ids it has"),
         (None, PIECES, {"width": 16}, [("B084", "error", "embed_tokens"), ("B085", "info", "tokenizer")], "is 8 wide"),
     ],

@@ -8,6 +8,7 @@ read them: `llama_eagle3.py` of vLLM and of SGLang; how they are made: `process_
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,20 +96,23 @@ def draft_maps(facts: Facts) -> Told:
     outside, falls = np.flatnonzero((ids < 0) | (ids >= most)), np.flatnonzero(np.diff(ids) < 0)
     here = None if marks is None else np.flatnonzero(marks)
     if draft.reduced and not steps.any():
-        yield where, f"it is all zeros: its {len(ids):,} rows stand for the first {len(ids):,} tokens", AGAIN
+        yield where, f"{where} is all zeros: its {len(ids):,} rows stand for the first {len(ids):,} tokens", AGAIN
     elif len(outside) and here is not None and np.array_equal(here, np.sort(steps)):
-        yield where, "it holds the tokens' ids, and engines add them to the row's number", "store d2t[i] − i"
+        what = f"{where} holds the tokens' ids, and engines add them to the row's number"
+        yield where, what, f"store {where}[i] − i for row i"
     elif len(outside):
         first = f"row {outside[0]:,} to {ids[outside[0]]:,}"
-        yield where, f"{len(outside):,} of {len(ids):,} rows lead outside the {most:,} tokens ({first})", AGAIN
+        yield where, f"{len(outside):,} of {len(ids):,} rows of {where} lead outside {most:,} tokens ({first})", AGAIN
     elif (distinct := len(np.unique(ids))) < len(ids):
-        yield where, f"its {len(ids):,} rows lead to {distinct:,} tokens: some have several rows", AGAIN
+        yield where, f"the {len(ids):,} rows of {where} lead to {distinct:,} tokens: some have several rows", AGAIN
     elif len(falls):
         row = falls[0] + 1
-        what = f"its tokens do not rise with the rows (row {row:,}: token {ids[row]:,} after {ids[row - 1]:,})"
+        what = (
+            f"the tokens of {where} do not rise with the rows (row {row:,}: token {ids[row]:,} after {ids[row - 1]:,})"
+        )
         yield Said(where, what, AGAIN, severity="warning")
     if draft.t2d is not None and here is not None and len(apart := np.setxor1d(ids, here)):
-        what = f"it marks other tokens than d2t leads to: {len(apart):,} are in one of the two alone"
+        what = f"t2d marks other tokens than d2t leads to: {len(apart):,} are in one of the two alone"
         yield short(draft.t2d.name), f"{what} ({numbers(apart[:4].tolist(), len(apart))})", AGAIN
 
 
@@ -177,7 +181,12 @@ def draft_ids(facts: Facts) -> Told:
     if target is None:
         return
     ours, theirs = _known(facts.tokenizer), _known(target.tokenizer)
-    table, stored = facts.roles.counted, target.roles.counted
+    tables = [one for one in (facts.roles.counted, target.roles.counted) if one is not None]
+    rows = min((one.rows for one in tables), default=0)  # of the longer one the first: it may be padded
+    tables = [
+        replace(one, shape=(rows, *one.shape[1:]), end=one.start + one.nbytes // max(1, one.rows) * rows)
+        for one in tables
+    ]
     if ours is not None and theirs is not None:
         one, other = ours.texts, theirs.texts
         wrong = sorted(number for number, text in one.items() if other.get(number) != text)
@@ -189,10 +198,10 @@ def draft_ids(facts: Facts) -> Told:
         elif lacking := len(other) - len(one):
             what = f"{lacking:,} tokens of the target have no id in the draft's tokenizer; all others agree"
             yield Said("tokenizer", what, "none needed: it never proposes them", severity="info")
-    elif table is not None and stored is not None and (alike := facts.compare(table, stored)) is not None:
+    elif len(tables) == 2 and (alike := facts.compare(*tables)) is not None:
         if alike.kind == UNRELATED:
             what = f"its input table is not the target's: {difference(alike)}"
-            yield Said(short(table.name), what, OTHER, severity="warning")
+            yield Said(short(tables[0].name), what, OTHER, severity="warning")
     else:
         what = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
         yield Said("tokenizer", what, "put each model's own tokenizer.json beside it", severity="info")
