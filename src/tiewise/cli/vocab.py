@@ -48,10 +48,10 @@ def vocab(
         return
     share = found.coverage
     what = f"{size:,} of {found.vocabulary:,} tokens cover {share.value:.2%} of the held-out text"
-    typer.echo(f"{what} (95 % interval {share.low:.2%} – {share.high:.2%}).")
+    print(f"{what} (95 % interval {share.low:.2%} – {share.high:.2%}).")
     blocks = f"{share.rows:,} blocks of {BLOCK} others"
-    typer.echo(f"Counted on {found.counted:,} tokens of {', '.join(texts)}, measured on {blocks}.")
+    print(f"Counted on {found.counted:,} tokens of {', '.join(texts)}, measured on {blocks}.")
     if found.unseen:
-        typer.echo(f"{found.unseen:,} of the {size:,} do not occur in it: a longer text would choose them better.")
+        print(f"{found.unseen:,} of the {size:,} do not occur in it: a longer text would choose them better.")
     if to is not None:
-        typer.echo(f"{to}: {LAYOUTS[to.suffix]}")
+        print(f"{to}: {LAYOUTS[to.suffix]}")
