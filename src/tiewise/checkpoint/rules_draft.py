@@ -78,10 +78,8 @@ def draft_maps(facts: Facts) -> Told:
     if draft is None or (draft.d2t is None and not draft.reduced):
         return
     if draft.d2t is None:
-        what = (
-            f"it drafts over {draft.size:,} of {draft.vocabulary:,} tokens, and no d2t says which: engines take row i"
-        )
-        yield "d2t", f"{what} for token i, and accept nearly nothing", AGAIN
+        what = f"it drafts over {draft.size:,} of {draft.vocabulary:,} tokens, and no d2t says which"
+        yield "d2t", f"{what}: engines take row i for token i, and accept nearly nothing", AGAIN
         return
     if draft.t2d is None:
         yield Said("t2d", "d2t is stored without t2d: it serves, and cannot be trained on", AGAIN, severity="info")
@@ -106,11 +104,8 @@ def draft_maps(facts: Facts) -> Told:
     elif (distinct := len(np.unique(ids))) < len(ids):
         yield where, f"the {len(ids):,} rows of {where} lead to {distinct:,} tokens: some have several rows", AGAIN
     elif len(falls):
-        row = falls[0] + 1
-        what = (
-            f"the tokens of {where} do not rise with the rows (row {row:,}: token {ids[row]:,} after {ids[row - 1]:,})"
-        )
-        yield Said(where, what, AGAIN, severity="warning")
+        pair = f"row {falls[0] + 1:,}: token {ids[falls[0] + 1]:,} after {ids[falls[0]]:,}"
+        yield Said(where, f"the tokens of {where} do not rise with the rows ({pair})", AGAIN, severity="warning")
     if draft.t2d is not None and here is not None and len(apart := np.setxor1d(ids, here)):
         what = f"t2d marks other tokens than d2t leads to: {len(apart):,} are in one of the two alone"
         yield short(draft.t2d.name), f"{what} ({numbers(apart[:4].tolist(), len(apart))})", AGAIN
@@ -183,10 +178,8 @@ def draft_ids(facts: Facts) -> Told:
     ours, theirs = _known(facts.tokenizer), _known(target.tokenizer)
     tables = [one for one in (facts.roles.counted, target.roles.counted) if one is not None]
     rows = min((one.rows for one in tables), default=0)  # of the longer one the first: it may be padded
-    tables = [
-        replace(one, shape=(rows, *one.shape[1:]), end=one.start + one.nbytes // max(1, one.rows) * rows)
-        for one in tables
-    ]
+    ends = [one.start + one.nbytes // max(1, one.rows) * rows for one in tables]
+    tables = [replace(one, shape=(rows, *one.shape[1:]), end=end) for one, end in zip(tables, ends, strict=True)]
     if ours is not None and theirs is not None:
         one, other = ours.texts, theirs.texts
         wrong = sorted(number for number, text in one.items() if other.get(number) != text)
