@@ -110,6 +110,12 @@ def test_what_makes_no_map(target, texts, tmp_path, tokenizer, size, vocab, says
         hot_tokens(texts, tokenizer or str(target), size, tmp_path / "data", vocab=vocab)
 
 
+def test_a_short_text_says_too_little(target, tmp_path):
+    (tmp_path / "short.jsonl").write_text("".join(json.dumps({"text": f"w{i} w1"}) + "\n" for i in range(400)))
+    with pytest.raises(DataError, match="say too little: 512 are needed; give more text"):
+        hot_tokens([str(tmp_path / "short.jsonl")], str(target), N, tmp_path / "data")
+
+
 def test_a_tokenizer_alone_has_as_many_tokens_as_it_says(target, texts, tmp_path):
     made = hot_tokens(texts, str(target / "tokenizer.json"), N, tmp_path / "data")
     assert made.vocabulary == WORDS + 3

@@ -52,9 +52,8 @@ class OnnxFacts:
 
     path: Path
     tensors: dict[str, Stored]  # initialisers by name, those whose bytes lie in a row
-    unfilled: tuple[str, ...]  # initialisers that declare a shape and have no data
     nodes: tuple[OnnxNode, ...]  # of all graphs
-    known: frozenset[str]  # names of inputs and initialisers of all graphs
+    filled: frozenset[str]  # names of inputs, and of initialisers that have data, of all graphs
     inputs: tuple[str, ...]  # what whoever runs the model gives it
     outputs: tuple[str, ...]
     source: Facts | None = None  # the Hugging Face checkpoint; None where none was given
@@ -121,8 +120,7 @@ class _Graph:
         self.window, self.begin = b"", 0
         self.fields_left, self.text_left = MOST_FIELDS, MOST_TEXT
         self.tensors: dict[str, Stored] = {}
-        self.unfilled: list[str] = []
-        self.known: set[str] = set()
+        self.filled: set[str] = set()
 
     def read(self) -> OnnxFacts:
         waiting = self.message(0, os.fstat(self.descriptor).st_size)[7]
@@ -136,11 +134,10 @@ class _Graph:
             for at in parts[5]:
                 self.initialiser(*at)
             named = [[self.text(*name) for end in parts[n] for name in self.message(*end)[1]] for n in (11, 12)]
-            self.known.update(named[0])
+            self.filled.update(named[0])
             ends = ends or named
         inputs, outputs = tuple(name for name in ends[0] if name not in self.tensors), tuple(ends[1])
-        known = frozenset(self.known)
-        return OnnxFacts(self.path, self.tensors, tuple(self.unfilled), tuple(nodes), known, inputs, outputs)
+        return OnnxFacts(self.path, self.tensors, tuple(nodes), frozenset(self.filled), inputs, outputs)
 
     def node(self, start: int, end: int, waiting: list[Span]) -> OnnxNode:
         parts = self.message(start, end)
@@ -164,10 +161,9 @@ class _Graph:
         what, dtype = f"the tensor {short(name)}", TYPES.get(kind, "-")
         if len(shape) > MOST_AXES or any(length >= 2**63 for length in shape):
             raise self.wrong(f"{what} has the shape {short(shape)}")
-        self.known.add(name)
         needed = -(-math.prod(shape) * _BITS.get(dtype, 0) // 8)
-        if needed and not filled:
-            self.unfilled.append(name)
+        if filled or not needed:
+            self.filled.add(name)
         if not needed or not (entries or len(data) == 1):
             return  # texts, small integers of any length, and what is in pieces: no table
         path, (first, last) = self.path, data[0] if data else (0, 0)
@@ -276,7 +272,7 @@ def onnx_head(facts: OnnxFacts) -> Told:
     Sources: mobius#295; mobius#671
     """
     fix = "export it again, from a checkpoint that stores its head (tiewise untie) where the exporter ties none"
-    filled = facts.known.difference(facts.unfilled).union(facts.makers, [""])
+    filled = facts.filled.union(facts.makers, [""])
     lacking: dict[str, str] = {}  # {name: operator that takes it}
     for node in facts.nodes:
         for name in node.inputs:
@@ -285,7 +281,7 @@ def onnx_head(facts: OnnxFacts) -> Told:
                 lacking[name] = node.operator
     for name, operator in lacking.items():
         yield short(name), f"{short(operator)} takes {short(name)}, of which the file has no data", fix
-    if facts.table is not None and not facts.heads and not facts.unfilled:
+    if facts.table is not None and not facts.heads and not lacking:
         what = f"{describe(facts.table)} is looked up in, and no product has {facts.table.rows:,} columns"
         promised = any("logits" in name for name in facts.outputs)
         what, fix = f"{what}: it ends at {names(facts.outputs)}", f"{fix}; none for an embedding model"

@@ -42,9 +42,7 @@ def vocab(
         if to is not None:
             found.write(to)
     if json_:
-        from tiewise.core.files import strict
-
-        o.print_json(strict(found.record()))
+        o.print_json(found.record())
         return
     share = found.coverage
     what = f"{size:,} of {found.vocabulary:,} tokens cover {share.value:.2%} of the held-out text"

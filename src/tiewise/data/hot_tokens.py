@@ -81,7 +81,7 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
         vocab = vocabulary_of(Facts(open_folder(source), scan=False))
     if size < 1 or size > (vocab or size):  # said before gigabytes are read
         raise DataError(f"{size:,} tokens of {vocab or 'a vocabulary'}", "choose a size from 1 to the vocabulary's")
-    prepared = prepare(texts, tokenizer, folder, length=BLOCK)
+    prepared = prepare(texts, tokenizer, folder, length=1)
     words, counts, every = prepared.tokenizer(), prepared.counts, vocab or prepared.vocab
     if size > every or counts[every:].any():
         what = f"the text or the size goes beyond a vocabulary of {every:,}"
@@ -96,7 +96,9 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
     chosen = np.sort(np.argsort(-weight, kind="stable")[:size])  # of equals the lowest ids, which merges made first
     tokens = prepared.split("heldout")
     tokens = tokens[tokens != prepared.eos_id]  # which ends our documents, and is no text
-    blocks = max(1, len(tokens) // BLOCK)
+    blocks = len(tokens) // BLOCK
+    if blocks < 2:
+        raise DataError(f"{len(tokens):,} held-out tokens say too little: {2 * BLOCK} are needed", "give more text")
     covered = np.isin(np.arange(prepared.vocab), chosen)[tokens[: blocks * BLOCK]].reshape(blocks, -1)
     share = mean_interval(covered.mean(axis=1))
     share = replace(share, low=max(0.0, share.low), high=min(1.0, share.high))
