@@ -1,6 +1,6 @@
 """A process of its own in which thousands of damaged checkpoints are checked, watched from inside.
 
-    python hostile_child.py FOLDER FIRST COUNT
+    python hostile_child.py FOLDER FIRST COUNT [KIND]
 
 Prints one JSON object: what was checked, refused, and what must not have happened. Every case is made from its number
 alone, so that `FOLDER N 1` repeats it.
@@ -22,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 from gguf_writer import model, strings
+from onnx_writer import initialiser, node
+from onnx_writer import model as onnx_model
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
@@ -112,6 +114,14 @@ def seeds(scratch):
     for name in ADAPTERS:
         (made[name] / "model.safetensors").rename(made[name] / "adapter_model.safetensors")
     gathered = {name: {file.name: file.read_bytes() for file in folder.iterdir()} for name, folder in made.items()}
+    ids = np.array([0, 1, 2, 5, 9])
+    maps = {"d2t": ids - np.arange(5), "t2d": np.isin(np.arange(V), ids), "lm_head.weight": table(5)}
+    made["draft"] = llama(scratch / "draft", False, config={"draft_vocab_size": 5}, tensors=maps, **tokenizer)
+    gathered |= {"draft": {file.name: file.read_bytes() for file in made["draft"].iterdir()}}
+    at = initialiser("e", dims=(V, D), kind=1, at={"location": "m.data", "length": str(4 * V * D)})
+    nodes = [node("Gather", ["e", "input_ids"], ["h"]), node("MatMul", ["h", "t"], ["logits"])]
+    exported = onnx_model(nodes, [at, initialiser("t", table().T)])
+    gathered["onnx"] = {"m.onnx": exported, "m.data": table().tobytes()}
     split = [("split.count", struct.pack("<IH", 2, 1)), ("tokenizer.ggml.merges", strings(["a b"] * 3))]
     gathered["gguf"] = gathered["untied"] | {"m.gguf": model(V, 32, head=bytes(V * 32 * 4), keys=split)}
     return gathered
@@ -218,7 +228,7 @@ def make(rng, folder, kinds):
     files = dict(kinds[kind])
     done = [kind]
     if rng.random() < 0.85:
-        weights = [4 if name.endswith((".gguf", ".safetensors")) or "config" in name else 2 for name in files]
+        weights = [4 if name.endswith((".gguf", ".onnx", ".safetensors")) or "config" in name else 2 for name in files]
         for name in dict.fromkeys(rng.choices(list(files), weights, k=rng.choice([1, 1, 1, 2]))):
             files[name] = mutate_file(rng, name, files[name])
             done.append(name)
@@ -230,6 +240,10 @@ def make(rng, folder, kinds):
     if kind == "gguf":
         arguments["path"] = folder / "m.gguf"
         arguments["beside"] = rng.choice([None, folder])
+    elif kind == "onnx":
+        arguments["path"] = folder / rng.choice(["", "m.onnx"])
+    elif kind == "draft":
+        arguments["target"] = rng.choice([None, folder.parent / "base"])
     elif kind in ADAPTERS:
         arguments["base"] = rng.choice([None, folder.parent / "base"])
         arguments["verb"] = "check" if arguments["base"] is None else rng.choice(["check", "slim", "merge"])
@@ -245,13 +259,15 @@ def clear(folder):
     shutil.rmtree(folder)
 
 
-def run(home, first, count):
+def run(home, first, count, *only):
     home.mkdir(exist_ok=True)
     kinds = seeds(home.parent / "seeds")
+    chosen = {name: kinds[name] for name in only or kinds}
     shutil.copytree(home.parent / "seeds" / "tied", home / "base", dirs_exist_ok=True)
     for name, files in kinds.items():  # what is loaded once, is loaded before anything is watched
         write(home / "warm", files)
-        given = {"base": home / "base"} if name in ADAPTERS else {}
+        option = "base" if name in ADAPTERS else "target" if name == "draft" else None
+        given = {} if option is None else {option: home / "base"}
         path = home / "warm" / "m.gguf" if name == "gguf" else home / "warm"
         for verb in ("check", "slim", "merge") if name in ("copies", "rows") else ("check",):
             with suppress(CheckpointError):  # rows are slim already
@@ -266,7 +282,7 @@ def run(home, first, count):
     told = {"checked": 0, "refused": 0, "failed": []}
     for number in range(first, first + count):
         rng = random.Random(number)
-        done, arguments = make(rng, home / "case", kinds)
+        done, arguments = make(rng, home / "case", chosen)
         problem = one(watch, arguments, told)
         if problem is not None:
             told["failed"].append(f"case {number} ({'; '.join(done)}; {arguments}): {problem}")
@@ -322,4 +338,4 @@ def one(watch, arguments, told):
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
+    print(json.dumps(run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])))

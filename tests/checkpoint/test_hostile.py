@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx_writer import piece
 from tiny_checkpoints import bpe_tokenizer, llama, llama_config, write_checkpoint, write_index
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rule import rules
+from tiewise.checkpoint.rules_onnx import MOST_FIELDS
 from tiewise.checkpoint.untrusted import MOST_VALUES, parse_json
 from tiewise.core.errors import CheckpointError
 
@@ -23,18 +25,23 @@ CHILD = Path(__file__).with_name("hostile_child.py")
 
 
 @pytest.mark.parametrize(
-    ("first", "count"), [(0, 150), pytest.param(1000, 10_000, marks=pytest.mark.slow)], ids=["few", "many"]
+    ("first", "count", "kinds"),
+    [
+        pytest.param(0, 180, [], id="few"),
+        pytest.param(1000, 10_000, [], id="many", marks=pytest.mark.slow),
+        *(pytest.param(20_000, 3000, [kind], id=kind, marks=pytest.mark.slow) for kind in ("draft", "onnx")),
+    ],
 )
-def test_damaged_checkpoints(tmp_path, first, count):
+def test_damaged_checkpoints(tmp_path, first, count, kinds):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, str(CHILD), str(tmp_path / "home"), str(first), str(count)]
+    command = [sys.executable, str(CHILD), str(tmp_path / "home"), str(first), str(count), *kinds]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads(done.stdout)
     assert not told["failed"], f"{len(told['failed'])} of {count}: " + "\n".join(told["failed"][:20])
     assert told["checked"] + told["refused"] == count
-    assert told["refused"] > count // 100
-    assert told["checked"] > count // 2
+    assert told["refused"] > count // (200 if kinds == ["draft"] else 100)
+    assert told["checked"] > count // (4 if kinds == ["onnx"] else 2)  # a graph has no JSON to be odd in
     assert told["grown"] < 200 * 2**20
 
 
@@ -113,6 +120,13 @@ def test_a_file_beyond_all_bounds_is_a_finding(tmp_path, file, content, says):
     faults = [evidence for rule, evidence, _ in checked(path) if rule == "B001"]
     assert len(faults) == (says is not None)
     assert all(evidence.startswith(f"{file}: ") and says in evidence for evidence in faults)
+
+
+@pytest.mark.parametrize("nodes", [MOST_FIELDS + 1, pytest.param(MOST_FIELDS - 9, marks=pytest.mark.slow)])
+def test_a_graph_of_as_many_nodes_as_may_be(tmp_path, nodes):
+    (tmp_path / "m.onnx").write_bytes(piece(7, piece(1, b"") * nodes))
+    said = checked(tmp_path / "m.onnx")
+    assert (f"more than {MOST_FIELDS:,} fields" in said) == (nodes > MOST_FIELDS)
 
 
 def indexed(path, shards):

@@ -27,6 +27,19 @@ def test_says_what_is_stored_twice_and_how_to_drop_it(tiewise):
     assert "tiewise dedupe twice --to NEW_DIR" in " ".join(said.out.split())
 
 
+def test_a_draft_against_its_target(tiewise, tmp_path):
+    ids = np.array([0, 2, 5])
+    maps = {"d2t": ids - np.arange(3), "t2d": np.isin(np.arange(24), ids), "lm_head.weight": table(3)}
+    llama(tmp_path / "draft", False, config={"draft_vocab_size": 3}, tensors=maps)
+    llama(tmp_path / "reset", False, config={"draft_vocab_size": 3}, tensors=maps | {"d2t": ids * 0})
+    said = tiewise("check", "draft", "--target", "twice")
+    assert (said.code, said.err) == (0, "")
+    assert "nothing found" in said.out
+    said = tiewise("check", "reset", "--target", "twice")
+    assert (said.code, said.err) == (1, "")
+    assert "d2t is all zeros: its 3 rows stand for the first 3 tokens" in " ".join(said.out.split())
+
+
 @pytest.mark.parametrize(
     ("options", "code"),
     [

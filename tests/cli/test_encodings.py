@@ -10,12 +10,14 @@ from safetensors.numpy import load_file
 from tests.inspection.tiny_folders import write_model
 
 from tiewise.cli.main import COMMANDS, main
+from tiewise.data.tokenizer import make_tokenizer
 
 RUN = ["-t", "text.txt", *TINY, "--seeds=2", "--arms=tied,untied", "--out=made"]
 SAID = {  # a command line of each command, its exit code, and a letter of its output that ASCII lacks
     "compare": (["compare", *RUN], 0, "−"),
     "train": (["train", "-t", "no…where.txt", *TINY], 2, "…"),
     "data": (["data", "show", "-t", "dots.txt", "--tokenizer=bpe:300"], 0, "…"),
+    "vocab": (["vocab", "hot", "-t", "text.txt", "--tokenizer=words.json", "--size=40"], 0, "–"),
     "plan": (["plan", "--like", "gpt2"], 0, "·"),
     "models": (["models", "--untied"], 0, "≈"),
     "inspect": (["inspect", "wrong", "--only=direct_path,tokens", "--samples=50"], 0, "−"),
@@ -41,6 +43,7 @@ def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("letters")
     text = (folder / write_text(folder)).read_text()
     (folder / "dots.txt").write_text(text.replace(" a", " … a"), encoding="utf-8")
+    make_tokenizer("bytes").backend_tokenizer.save(str(folder / "words.json"))
     write_model(folder / "tied")
     table = load_file(folder / "tied/model.safetensors")["model.embed_tokens.weight"]
     write_model(folder / "equal", tensors={"lm_head.weight": table})

@@ -41,6 +41,7 @@ LACK = {
     "compare": TORCH,
     "train": TORCH,
     "data show": TORCH,
+    "vocab hot --tokenizer=tied": TORCH,
     "kernels": TORCH,
     "plan --like=gpt2 --build": TORCH,
     "plan --like=gpt2 --plot=p.html": PLOTS,

@@ -16,17 +16,23 @@ from tiewise.checkpoint.facts import Facts, config_for
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, rules
+from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, names, rules
+from tiewise.checkpoint.rules_draft import Draft, draft_of
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
+from tiewise.checkpoint.rules_onnx import OnnxFacts, read_onnx
 from tiewise.checkpoint.rules_quantised import read_quantisation
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
+from tiewise.checkpoint.untrusted import inside
 from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import strict
 
 SCHEMA = 1
 _VIEW = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs rich
+_FILES = (".gguf", ".onnx")
+# rules on models that stand alone: their ends, tokenizer and loaders; a draft, half a model, has B083 to B085
+_ALONE = ("B01", "B02", "B03", "B042", "B080")
 MOST_OF_A_KIND = 10  # findings that are told one by one
 
 
@@ -42,7 +48,7 @@ class Audit:
     """What is true of one checkpoint. In a notebook it shows what the command prints."""
 
     path: Path  # what was given
-    kind: str  # "folder", "file" (one `.safetensors`), "adapter" or "gguf"
+    kind: str  # "folder", "file" (one `.safetensors`), "draft", "adapter", "gguf" or "onnx"
     claims: Claims = field(default_factory=Claims)  # of the config; without levels where there is none
     roles: Roles | None = None  # the parts of the boundary that are stored; None for an adapter or a GGUF file
     parts: tuple[Part, ...] = ()  # their tensors, the two ends first
@@ -120,6 +126,7 @@ def check(
     scan: bool = True,
     base: str | os.PathLike[str] | None = None,
     beside: str | os.PathLike[str] | None = None,
+    target: str | os.PathLike[str] | None = None,
     world: int | None = None,
     as_class: str | None = None,
     quantise: str | os.PathLike[str] | None = None,
@@ -129,11 +136,12 @@ def check(
     """Audit a checkpoint. Nothing is executed, nothing written, no pickle opened.
 
     Args:
-        path: a Hugging Face folder, one `.safetensors`, a PEFT adapter's folder, or a GGUF file.
+        path: a Hugging Face folder, one `.safetensors`, a PEFT adapter's folder, a GGUF or an ONNX file or its folder.
         deep: read every row of the tables and compare all large tensors.
         scan: False reads headers only, so that equal tables are not told from different ones.
         base: of an adapter: the checkpoint that it changes.
-        beside: of a GGUF file: the Hugging Face checkpoint that it was made from.
+        beside: of a GGUF or ONNX file: the Hugging Face checkpoint that it was made from.
+        target: of a draft model or head: the checkpoint that it proposes tokens to.
         world: ranks that the tables are to be spread over: B042 says what of them each gets.
         as_class: of a folder: the class of transformers that loads it, where it is not the one that its config names.
         quantise: a JSON file with the config of a quantisation that is to come: B051 and B053 judge it beforehand.
@@ -150,30 +158,41 @@ def check(
         raise CheckpointError("a deep check reads every row", "leave out one of the two: headers only, or deep")
     catalogue = rules()
     chosen, ignored = matching(select) if select else frozenset(catalogue), matching(ignore)
-    folder = None if path.suffix == ".gguf" else open_folder(path)
+    path = path if path.suffix in _FILES else _exported(path)
+    folder = None if path.suffix in _FILES else open_folder(path)
     if base is not None and (folder is None or not folder.is_adapter):
         raise CheckpointError("base is given, and this is not an adapter's folder", "leave base out")
     if beside is not None and folder is not None:
-        raise CheckpointError("beside is given, and this is not a GGUF file", "leave beside out")
+        raise CheckpointError("beside is given, and this is no GGUF or ONNX file", "leave beside out")
     if as_class is not None and (folder is None or folder.is_adapter):
         raise CheckpointError("as_class is given, and this is not a model's folder", "leave as_class out")
+    if target is not None and (folder is None or folder.is_adapter):
+        raise CheckpointError("target is given, and this is no draft model", "leave target out")
     source = base if base is not None else beside
     if quantise is not None and (folder is None or folder.is_adapter):
         raise CheckpointError("quantise is given, and this is not a whole checkpoint", "leave quantise out")
     made_of = Facts(open_folder(source), scan) if source is not None else None
-    facts: Facts | AdapterFacts | GgufFacts
-    if folder is None:
+    facts: Facts | AdapterFacts | GgufFacts | OnnxFacts
+    kinds: tuple[str, ...]
+    if path.suffix == ".onnx":
+        facts = onnx = replace(read_onnx(path), source=made_of, scan=scan)
+        held, kinds = onnx.tensors, ("any", "onnx")
+        ends = [("both" if onnx.table in onnx.heads else "input", onnx.table)]
+        ends += [("output", head) for head in onnx.heads if head is not onnx.table]
+        parts = tuple(Part(role, tensor) for role, tensor in ends if tensor is not None)
+        audit = Audit(path, "onnx", parts=parts, spare=sum(copy.nbytes for copy in onnx.copies))
+    elif folder is None:
         facts = gguf = replace(open_gguf(path), source=made_of, scan=scan)
-        held, kind = gguf.tensors, "gguf"
-        ends = {"input": gguf.table, "output": gguf.head}
-        parts = tuple(Part(role, tensor) for role, tensor in ends.items() if tensor is not None)
+        held, kinds = gguf.tensors, ("any", "gguf")
+        ends = [("input", gguf.table), ("output", gguf.head)]
+        parts = tuple(Part(role, tensor) for role, tensor in ends if tensor is not None)
         audit = Audit(path, "gguf", parts=parts, spare=parts[1].tensor.nbytes if gguf.equal else 0)
     elif folder.is_adapter:
         facts = adapter = open_adapter(folder, made_of, scan)
-        held, kind, audit = adapter.tensors, "adapter", Audit(path, "adapter")
+        held, kinds, audit = adapter.tensors, ("any", "adapter"), Audit(path, "adapter")
     else:
         if not folder.tensors and not folder.faults and not folder.pickles:
-            fix = "give a checkpoint folder, or one .safetensors or .gguf file"
+            fix = "give a checkpoint folder, or one .safetensors, .gguf or .onnx file"
             raise CheckpointError(f"{path}: no file of tensors in it", fix)
         if as_class is not None:
             if folder.config is None:
@@ -182,10 +201,14 @@ def check(
                 )
             folder = replace(folder, config=config_for(folder.config, as_class))
         planned = None if quantise is None else read_quantisation(quantise)
-        facts = whole = Facts(folder, scan, world, as_class, planned)
-        held, kind, audit = folder.tensors, "folder", _whole(path, whole)
+        proposes_to = None if target is None else Facts(open_folder(target), scan)
+        facts = whole = Facts(folder, scan, world, as_class, planned, proposes_to)
+        draft = draft_of(whole)
+        kinds = ("any", "folder", "draft") if draft is not None or target is not None else ("any", "folder")
+        held, audit = folder.tensors, _whole(path, whole, draft)
 
     elsewhere = {"folder": "for whole checkpoints", "adapter": "for adapters", "gguf": "for GGUF files"}
+    elsewhere |= {"draft": "for drafts", "onnx": "for ONNX files"}
     skipped: dict[str, str] = {}
     found: list[Finding] = []
     for name, rule in catalogue.items():
@@ -193,8 +216,10 @@ def check(
             skipped[name] = "ignored"
         elif name not in chosen:
             skipped[name] = "not selected"
-        elif rule.kind not in (kind, "any"):
+        elif rule.kind not in kinds:
             skipped[name] = elsewhere[rule.kind]
+        elif audit.kind == "draft" and name.startswith(_ALONE):
+            skipped[name] = "for models that stand alone"
         elif rule.scans and not scan:
             skipped[name] = "compares the two tables, and only headers were read"
         elif rule.deep and not deep:
@@ -215,6 +240,15 @@ def check(
     )
 
 
+def _exported(path: Path) -> Path:
+    """The ONNX file of a folder that has no other tensors; the path itself where there is none."""
+    folder = open_folder(path) if path.is_dir() else None
+    files = [] if folder is None or folder.tensors else [name for name in folder.files if name.endswith(".onnx")]
+    if len(files) > 1 and "model.onnx" not in files:
+        raise CheckpointError(f"{path}: {len(files)} ONNX files", f"give one of them: {names(files)}")
+    return inside(path, "model.onnx" if len(files) > 1 else files[0]) if files else path
+
+
 def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield ten findings of each kind of one rule, and one that stands for all others of it."""
     seen: Counter[str] = Counter()
@@ -232,14 +266,14 @@ def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield finding if left == 1 else replace(finding, evidence=what, count=left)
 
 
-def _whole(path: Path, facts: Facts) -> Audit:
+def _whole(path: Path, facts: Facts, draft: Draft | None) -> Audit:
     """What is stored at the two ends, and what loaders make of it."""
     roles, ends = facts.roles, facts.ends
     groups = {"input": roles.inputs, "output": roles.tables[len(roles.inputs) :], "bias": roles.biases}
     groups |= {"position": roles.positions, "map": roles.maps}
     return Audit(
         path,
-        "file" if facts.folder.single else "folder",
+        "draft" if draft is not None else "file" if facts.folder.single else "folder",
         facts.claims,
         roles,
         (
@@ -248,5 +282,5 @@ def _whole(path: Path, facts: Facts) -> Audit:
         ),
         ends,
         spare=roles.output.nbytes if roles.output is not None and ends is not None and ends.kind == IDENTICAL else 0,
-        outcomes=predict(facts),
+        outcomes=predict(facts) if draft is None else (),
     )

@@ -20,6 +20,7 @@ from tiewise.core.files import size
 
 STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
 ROLES = {"input": "input table", "output": "output head", "bias": "bias", "position": "positions", "map": "map"}
+ROLES |= {"draft map": "draft map", "both": "both ends"}
 
 
 def audit_view(audit: Audit) -> RenderableType:
@@ -103,7 +104,7 @@ def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
     if audit.ends is not None:
         spare = f"; {size(audit.spare)} stored twice" if audit.spare else ""
         yield "the two are", difference(audit.ends) + spare
-    elif roles is not None and roles.input is not None and roles.output is not None:
+    elif roles is not None and roles.input is not None and roles.output is not None and audit.kind != "draft":
         yield "the two are", "not compared" + ("" if audit.scan else " (headers only)")
 
 

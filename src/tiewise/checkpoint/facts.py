@@ -57,6 +57,7 @@ class Facts:
     world: int | None = None  # ranks that its tables are to be spread over
     as_class: str | None = None  # the class of transformers that it is loaded as, where not that of its own config
     quantise: Mapping[str, Any] | None = None  # a quantisation that is to come, as a config describes it
+    target: Facts | None = None  # the model that a draft proposes tokens to; None where none was given
 
     @property
     def path(self) -> Path:

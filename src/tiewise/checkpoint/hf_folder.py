@@ -7,6 +7,7 @@ vocab.json, vocab.txt, a SentencePiece model; then, always, added_tokens.json an
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
@@ -226,6 +227,17 @@ class Tokenizer:
     def count(self) -> int:
         """Distinct ids."""
         return len(np.unique(np.fromiter(itertools.chain(self.base.values(), self.added), np.int64)))
+
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """{id: text} of all tokens; an added token's text where it takes an id of the vocabulary proper."""
+        return {number: text for text, number in self.base.items()} | dict(self.added)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sixteen digits that two tokenizers share where every id is the same token: of SHA-256 over both in order."""
+        lines = "".join(f"{number}\0{text}\0" for number, text in sorted(self.texts.items()))
+        return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     @cached_property
     def used(self) -> frozenset[int]:

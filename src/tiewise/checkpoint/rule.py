@@ -30,7 +30,7 @@ from tiewise.core.errors import CheckpointError
 
 Severity = Literal["info", "warning", "error", "fatal"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # from the least
-Kind = Literal["folder", "adapter", "gguf", "any"]
+Kind = Literal["folder", "draft", "adapter", "gguf", "onnx", "any"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ Told = Iterator[tuple[Any, ...]]  # each makes a `Said`
 class Rule:
     """One entry of the catalogue."""
 
-    id: str  # "B001" to "B090"
+    id: str  # "B001" to "B101"
     severity: Severity  # of its findings, unless a finding says otherwise
     title: str  # what must hold, in half a line
     explain: str  # what goes wrong where it does not hold, in which tools, and what to do

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,30 @@ def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray], None] = lambda bl
                 return False
             look(left[:count])
             advance(start + count)
+    return True
+
+
+def same_shared(table: Stored, other: Stored) -> bool:
+    """Whether a tensor holds a table's bytes, in another shape or transposed too. Advances by the table's bytes."""
+    if (table.dtype, table.nbytes) != (other.dtype, other.nbytes):
+        return False
+    if same_bytes(table, replace(other, shape=table.shape)):
+        return True
+    if len(table.shape) != 2 or other.shape != table.shape[::-1] or table.dtype not in NUMPY:
+        return False
+    (rows, width), item = table.shape, NUMPY[table.dtype].itemsize
+    with Reader(table) as one, Reader(other) as turned:
+        step = max(1, 8 * SCAN_BYTES // one.row_bytes)
+        for start in range(0, rows, step):
+            count = min(step, rows - start)
+            left, columns = np.empty(count * one.row_bytes, np.uint8), np.empty((width, count * item), np.uint8)
+            one.into(left.data, start * one.row_bytes)
+            for number, column in enumerate(columns):
+                turned.into(column.data, number * turned.row_bytes + start * item)
+            right = columns.reshape(width, count, item).transpose(1, 0, 2)
+            if not np.array_equal(left.reshape(count, width, item), right):
+                return False
+            advance((start + count) * one.row_bytes)
     return True
 
 

@@ -15,10 +15,13 @@ FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
 def check(
     paths: list[Path] = typer.Argument(
-        None, metavar="PATH", help="Hugging Face folder, one .safetensors, PEFT adapter folder, or GGUF file."
+        None, metavar="PATH", help="Hugging Face folder, one .safetensors, PEFT adapter folder, GGUF or ONNX file."
     ),
     base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
-    beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF file: the checkpoint that it was made from."),
+    beside: Path = typer.Option(
+        None, metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint that it was made from."
+    ),
+    target: Path = typer.Option(None, metavar="DIR", help="Of a draft: the checkpoint that it proposes tokens to."),
     world: int = typer.Option(None, metavar="N", help="Ranks to spread it over: what each gets of the tables."),
     as_class: str = typer.Option(None, "--as", metavar="CLASS", help="The class of transformers that shall load it."),
     quantise: Path = typer.Option(
@@ -41,7 +44,7 @@ def check(
         _explain(explain, json_)
         return
     if not paths:
-        raise typer.BadParameter("give a checkpoint: a folder, a .safetensors or a .gguf file")
+        raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
         raise typer.BadParameter(f"--fail-on {fail_on}: choose one of {', '.join(FAIL_ON)}")
     options: dict[str, Any] = {
@@ -49,6 +52,7 @@ def check(
         "scan": not headers,
         "base": base,
         "beside": beside,
+        "target": target,
         "world": world,
         "as_class": as_class,
         "quantise": quantise,

@@ -50,7 +50,7 @@ def write_whole(path: Path, data: str | bytes) -> None:
         made.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
-def write_result(text: str, path: str | os.PathLike[str], option: str) -> Path:
+def write_result(data: str | bytes, path: str | os.PathLike[str], option: str) -> Path:
     """Write what a user asked for to `path`, whole or not at all, and return it.
 
     Raises:
@@ -58,7 +58,7 @@ def write_result(text: str, path: str | os.PathLike[str], option: str) -> Path:
     """
     target = Path(path)
     try:
-        write_whole(target, text)
+        write_whole(target, data)
     except OSError as error:
         raise RunError(f"cannot write {target}: {error.strerror}", f"choose another place with {option}") from None
     return target

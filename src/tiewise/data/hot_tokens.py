@@ -1,0 +1,105 @@
+"""The tokens that a text uses most, as the vocabulary of a draft: which, and how much of other text they cover.
+
+Tokens are ranked by their counts in the training split, special ones before all others: no text has them, and every
+answer ends in one. The share of the held-out split that the first N cover is what a draft over these N can propose at
+all; its interval is Student's over blocks of consecutive tokens, since words come in clusters.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.rules_draft import vocabulary_of
+from tiewise.core.errors import DataError
+from tiewise.core.estimates import Estimate, mean_interval
+from tiewise.core.files import to_record, write_result
+from tiewise.data.corpus import prepare
+
+BLOCK = 256  # tokens
+LAYOUTS = {
+    ".safetensors": "d2t and t2d, as an EAGLE-3 draft stores them",
+    # SGLang's load_token_map opens it by torch.load(weights_only=True), which takes nothing else
+    ".pt": "a list of ids, as FR-Spec and SGLang's --speculative-token-map read it; a pickle of plain numbers",
+    ".json": "token_ids in rising order, and what was measured",
+}
+
+
+@dataclass(frozen=True)
+class HotTokens:
+    """The N most frequent tokens of V."""
+
+    token_ids: NDArray[np.int64]  # in rising order [N]
+    vocabulary: int  # V
+    unseen: int  # how many of them the training split does not have, special ones apart
+    counted: int  # tokens of the training split
+    coverage: Estimate  # the share of the held-out tokens that they are
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as strict JSON takes it."""
+        return vars(self) | {"coverage": to_record(self.coverage), "token_ids": self.token_ids.tolist()}
+
+    def write(self, path: Path) -> None:
+        """Write it in the layout of the file's ending, one of `LAYOUTS`; a RunError where it cannot be written."""
+        ids, data = self.token_ids, io.BytesIO()
+        if path.suffix == ".safetensors":
+            marks = np.isin(np.arange(self.vocabulary), ids)
+            data.write(save({"d2t": ids - np.arange(len(ids)), "t2d": marks}, {"format": "pt"}))
+        elif path.suffix == ".pt":
+            torch.save(ids.tolist(), data)
+        else:
+            data.write(json.dumps(self.record()).encode())
+        write_result(data.getvalue(), path, "--to")
+
+
+def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vocab: int | None = None) -> HotTokens:
+    """Rank the tokens of `texts` (as in `tiewise.data.sources`) and measure what the first `size` cover.
+
+    Args:
+        texts: text such as the target writes.
+        tokenizer: the target's folder, a tokenizer.json, or an id of the Hugging Face Hub.
+        size: N.
+        folder: where the tokens of the text go meanwhile.
+        vocab: V; None for what the folder's config says, else the tokenizer.
+
+    Raises:
+        DataError: a text or tokenizer that cannot be used, or a size that is no part of the vocabulary.
+    """
+    source = Path(tokenizer).expanduser()
+    if vocab is None and source.is_dir():
+        vocab = vocabulary_of(Facts(open_folder(source), scan=False))
+    if size < 1 or size > (vocab or size):  # said before gigabytes are read
+        raise DataError(f"{size:,} tokens of {vocab or 'a vocabulary'}", "choose a size from 1 to the vocabulary's")
+    prepared = prepare(texts, tokenizer, folder, length=1)
+    words, counts, every = prepared.tokenizer(), prepared.counts, vocab or prepared.vocab
+    if size > every or counts[every:].any():
+        what = f"the text or the size goes beyond a vocabulary of {every:,}"
+        raise DataError(what, "give the tokenizer and the size of one model")
+    added = [number for number, one in words.added_tokens_decoder.items() if one.special]
+    special = [number for number in {*words.all_special_ids, *added} if number < every]
+    if len(special) > size:
+        raise DataError(f"{len(special):,} special tokens do not fit {size:,}", f"use --size {len(special)} or more")
+    weight = np.zeros(every, np.int64)
+    weight[: len(counts)] = counts[:every]
+    weight[special] = np.iinfo(np.int64).max
+    chosen = np.sort(np.argsort(-weight, kind="stable")[:size])  # of equals the lowest ids, which merges made first
+    tokens = prepared.split("heldout")
+    tokens = tokens[tokens != prepared.eos_id]  # which ends our documents, and is no text
+    blocks = len(tokens) // BLOCK
+    if blocks < 2:
+        raise DataError(f"{len(tokens):,} held-out tokens say too little: {2 * BLOCK} are needed", "give more text")
+    covered = np.isin(np.arange(prepared.vocab), chosen)[tokens[: blocks * BLOCK]].reshape(blocks, -1)
+    share = mean_interval(covered.mean(axis=1))
+    share = replace(share, low=max(0.0, share.low), high=min(1.0, share.high))
+    return HotTokens(chosen, every, int((weight[chosen] == 0).sum()), int(counts.sum()), share)

@@ -1,0 +1,218 @@
+"""Drafts by files as SpecForge and EAGLE write them: B083 to B085 find what is broken and nothing in what is sound."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, table, write_checkpoint
+
+from tiewise.checkpoint.audit import check
+from tiewise.core.errors import CheckpointError
+
+IDS = np.array([0, 1, 2, 3, 5, 8, 9, 11, 17, 23])  # the target's tokens that the draft has rows for
+N = len(IDS)
+STEPS = IDS - np.arange(N)
+MARKS = np.isin(np.arange(V), IDS)
+HEAD, NEW = table(N, D, 3), table(V, D, 9)
+
+
+def draft(path, tokenizer=None, config=None, **tensors):
+    """An EAGLE-3 draft of the tied Llama; a tensor of None is left out, a dot is a double underscore."""
+    made = {"d2t": STEPS, "t2d": MARKS, "lm_head.weight": HEAD, "embed_tokens.weight": table()}
+    made |= {"fc.weight": table(D, 3 * D, 4), "midlayer.hidden_norm.weight": np.ones(D, np.float32)}
+    made |= {name.replace("__", "."): value for name, value in tensors.items()}
+    said = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": N} | (config or {})
+    made = {name: np.ascontiguousarray(value) for name, value in made.items() if value is not None}
+    return write_checkpoint(path, llama_config(False, **said), made, tokenizer=tokenizer)
+
+
+def changed(values, **at):
+    made = values.copy()
+    for place, value in at.items():
+        made[int(place[1:])] = value
+    return made
+
+
+def target(path, rows=V, tokenizer=None, **how):
+    return llama(path, rows=rows, tokenizer=bpe_tokenizer() if tokenizer is None else tokenizer, **how)
+
+
+def worst(audit):
+    return [(one.rule, one.severity, one.where) for one in audit.findings]
+
+
+SPECULATOR = {
+    "architectures": ["Eagle3Speculator"],
+    "model_type": None,
+    "vocab_size": None,
+    "hidden_size": None,
+    "transformer_layer_config": {"model_type": "llama", "vocab_size": V, "hidden_size": D},
+}
+SOUND = [
+    {},
+    {"embed_tokens__weight": None},  # it looks tokens up in the target's table
+    {"d2t": STEPS.astype(np.int32), "t2d": MARKS.astype(np.uint8)},
+    {"config": SPECULATOR},
+    # over all tokens: no map, or one that changes nothing
+    {"d2t": None, "t2d": None, "lm_head__weight": table(), "config": {"draft_vocab_size": V}},
+    {"d2t": np.zeros(V, int), "t2d": np.ones(V, bool), "lm_head__weight": table(), "config": {"draft_vocab_size": V}},
+    # EAGLE and EAGLE-2 share the target's head
+    {"d2t": None, "t2d": None, "lm_head__weight": None, "config": {"draft_vocab_size": None}},
+]
+
+
+@pytest.mark.parametrize("how", SOUND)
+def test_sound_drafts(tmp_path, how):
+    path = draft(tmp_path / "a", **how)
+    assert check(path, deep=True).kind == "draft"
+    without = {name: value for name, value in how.items() if name != "embed_tokens__weight"}
+    for audit in (check(path), check(draft(tmp_path / "b", **without), target=target(tmp_path / "t"))):
+        assert worst(audit) == []
+        assert audit.outcomes == ()
+        assert "for models that stand alone" in audit.skipped["B010"]
+    if how.get("d2t", 0) is not None:
+        assert [part.tensor.name for part in check(path).parts if part.role == "draft map"] == ["d2t", "t2d"]
+
+
+NO_MAPS = {"d2t": None, "t2d": None}
+AGAIN = [  # what is stored, (rule, severity, where) of each finding, words of the first
+    (NO_MAPS, [("B083", "error", "d2t")], "drafts over 10 of 24 tokens, and no d2t says which"),
+    ({"t2d": None}, [("B083", "info", "t2d")], "cannot be trained on"),
+    ({"d2t": STEPS * 0}, [("B083", "error", "d2t"), ("B083", "error", "t2d")], "stand for the first 10 tokens"),
+    ({"d2t": IDS}, [("B083", "error", "d2t"), ("B083", "error", "t2d")], "the tokens' ids, and engines add"),
+    ({"d2t": changed(STEPS, i9=900)}, [("B083", "error", "d2t"), ("B083", "error", "t2d")], "row 9 to 909"),
+    ({"d2t": changed(STEPS, i0=-1)}, [("B083", "error", "d2t"), ("B083", "error", "t2d")], "row 0 to -1"),
+    ({"d2t": changed(STEPS, i4=-1)}, [("B083", "error", "d2t"), ("B083", "error", "t2d")], "lead to 9 tokens"),
+    ({"d2t": changed(STEPS, i4=4, i5=0)}, [("B083", "warning", "d2t")], "row 5: token 5 after 8"),
+    ({"d2t": STEPS.astype(np.float32)}, [("B083", "error", "d2t")], "d2t F32 [10] is no list of whole numbers"),
+    ({"t2d": MARKS * 0.5}, [("B083", "error", "t2d")], "is no list of whole numbers"),
+    ({"t2d": MARKS & False}, [("B083", "error", "t2d")], "10 are in one of the two alone (0, 1, 2, 3, …)"),
+    ({"t2d": changed(MARKS, i4=True, i23=False)}, [("B083", "error", "t2d")], "2 are in one of the two alone (4, 23)"),
+    (
+        {"d2t": STEPS[:8]},
+        [("B083", "error", "t2d"), ("B084", "error", "d2t")],
+        "2 are in one of the two alone (17, 23)",
+    ),
+    ({"lm_head__weight": table(12)}, [("B084", "error", "lm_head.weight")], "12 rows, and draft_vocab_size is 10"),
+    ({"lm_head__weight": None}, [("B084", "error", "lm_head")], "no head of 10 rows"),
+    ({"embed_tokens__weight": table(20)}, [("B084", "error", "embed_tokens.weight")], "20 rows, and vocab_size is 24"),
+    ({"t2d": MARKS[:-1]}, [("B083", "error", "t2d"), ("B084", "error", "t2d")], "1 are in one of the two alone (23)"),
+    (
+        {"config": {"draft_vocab_size": 40}},
+        [("B084", "error", "config.json"), ("B084", "error", "d2t"), ("B084", "error", "lm_head.weight")],
+        "draft_vocab_size is 40, and vocab_size 24",
+    ),
+]
+
+
+@pytest.mark.parametrize(("how", "found", "words"), AGAIN)
+def test_broken_drafts(tmp_path, how, found, words):
+    audit = check(draft(tmp_path / "a", **how))
+    assert worst(audit) == found
+    assert words in audit.findings[0].evidence
+
+
+def test_maps_are_not_read_where_only_headers_are(tmp_path):
+    assert worst(check(draft(tmp_path / "a", d2t=STEPS * 0), scan=False)) == []
+
+
+OTHER = bpe_tokenizer()
+OTHER["model"]["vocab"] = {f"t{(7 * i) % V}": i for i in range(V)}  # as many tokens, and hardly an id is the same
+MORE = bpe_tokenizer(added=[(V, "<new>", True)])
+PIECES = {"embed_tokens__weight": None}
+
+
+@pytest.mark.parametrize(
+    ("own", "tensors", "of", "found", "words"),
+    [
+        (bpe_tokenizer(), {}, {}, [], ""),
+        (
+            OTHER,
+            {},
+            {},
+            [("B085", "error", "tokenizer")],
+            "18 of its 24 ids are other tokens in the target, or none: 1 is",
+        ),
+        (MORE, {}, {}, [("B085", "error", "tokenizer")], "24 is '<new>' here and no token there"),
+        (bpe_tokenizer(20), {}, {}, [("B085", "info", "tokenizer")], "4 tokens of the target have no id"),
+        (None, {}, {"tokenizer": OTHER}, [], ""),  # its table is the target's
+        (
+            None,
+            {"embed_tokens__weight": NEW},
+            {},
+            [("B085", "warning", "embed_tokens.weight")],
+            "two tables of their own",
+        ),
+        (
+            None,
+            {"embed_tokens__weight": table() * np.float32(1.01)},
+            {},
+            [],  # the target's, trained on
+            "",
+        ),
+        (None, {}, {"rows": 32, "tokenizer": bpe_tokenizer(V)}, [("B084", "info", "vocab_size")], "padding is safe"),
+        (
+            None,
+            {},
+            {"rows": 32, "width": 16},
+            [("B084", "info", "vocab_size"), ("B085", "info", "tokenizer")],
+            "padding",
+        ),
+        (None, PIECES, {}, [("B085", "info", "tokenizer")], "nothing here says whose ids it has"),
+        (None, PIECES, {"width": 16}, [("B084", "error", "embed_tokens"), ("B085", "info", "tokenizer")], "is 8 wide"),
+    ],
+)
+def test_whose_ids_they_are(tmp_path, own, tensors, of, found, words):
+    audit = check(draft(tmp_path / "a", tokenizer=own, **tensors), target=target(tmp_path / "t", **of))
+    assert worst(audit) == found
+    assert not words or words in audit.findings[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "severity", "words"),
+    [
+        (32, V, "info", "rows 24 to 31 hold no token (the last is 23), so padding is safe"),
+        (32, 28, "error", "tokens up to 27 lie in the rows that only one has"),
+        (20, 20, "info", "rows 20 to 23 hold no token"),
+    ],
+)
+def test_padding(tmp_path, rows, tokens, severity, words):
+    audit = check(draft(tmp_path / "a"), target=target(tmp_path / "t", rows, bpe_tokenizer(tokens)), select=["B084"])
+    (found,) = audit.findings
+    assert (found.severity, words in found.evidence) == (severity, True)
+
+
+def test_padding_without_any_tokenizer(tmp_path):
+    (found,) = check(draft(tmp_path / "a"), target=llama(tmp_path / "t", rows=32), select=["B084"]).findings
+    assert (found.severity, "no tokenizer says" in found.evidence) == ("warning", True)
+
+
+def test_a_small_model_as_a_draft_keeps_its_own_rules(tmp_path):
+    small = llama(tmp_path / "a", rows=16, tokenizer=bpe_tokenizer(16))
+    audit = check(small, target=target(tmp_path / "t", tokenizer=bpe_tokenizer(16)))
+    assert audit.kind == "folder"
+    assert audit.outcomes
+    (found,) = [one for one in audit.findings if "B083" <= one.rule < "B090"]
+    assert (found.rule, found.severity) == ("B084", "info")
+    assert f"tiewise resize {small} --vocab 24 --rows zero" in found.repair
+
+
+def test_two_tokenizers_of_pieces_are_not_told_apart_by_positions(tmp_path):
+    """A SentencePiece model is read for its count alone."""
+    paths = draft(tmp_path / "a"), llama(tmp_path / "t", head=None)
+    for path in paths:
+        (path / "tokenizer.model").write_bytes(b"\n\3\n\1a" * V)
+    (paths[0] / "model.safetensors").unlink()
+    draft(tmp_path / "a", embed_tokens__weight=NEW)
+    assert worst(check(paths[0], target=paths[1], select=["B085"])) == [("B085", "warning", "embed_tokens.weight")]
+
+
+def test_a_target_belongs_to_a_model(tmp_path):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    for path in (adapter, tmp_path / "m.gguf"):
+        with pytest.raises(CheckpointError, match="target is given"):
+            check(path, target=tmp_path)
+    with pytest.raises(CheckpointError, match=r"cannot be listed|no such file"):
+        check(draft(tmp_path / "a"), target=tmp_path / "none")
