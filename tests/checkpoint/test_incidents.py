@@ -62,7 +62,7 @@ INCIDENTS = [
     Incident("mlx-lm#1298, mlx-lm#1055", granite, "check model --fail-on warning", 1, ("B013",)),
     Incident("ColossalAI#6160, Pai-Megatron-Patch#593", surplus, "dedupe model --to mended", 0, ("lm_head.weight",)),
     Incident("Megatron-Bridge#4883", renamed, "check model", 1, ("B010",)),
-    Incident("mergekit#328", moved, "diff base tuned", 0, ("24 to 26",)),
+    Incident("mergekit#328", moved, "diff base tuned", 0, ("rows 24 to 25",)),
     Incident("mergekit#657", donor, "check model", 1, ("B031",)),
     Incident("vllm#42775, sglang#7252", plain, "resize model --vocab 32 --rows zero --to padded", 0, ("zero",)),
     Incident("NeMo-RL#403, Automodel#425", plain, "check model --world 16", 0, ("B042", "16")),
