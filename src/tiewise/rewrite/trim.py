@@ -1,0 +1,321 @@
+"""`trim`: a smaller vocabulary, of the tokens that a text needs, in tables, tokenizer and configs alike.
+
+Rows that stay keep their bytes, in their old order; ids close ranks. What text of kept tokens alone is cut into stays
+as it was, by the proof that `trim_tokenizer.py` carries out and docs/trim.md tells; other text takes more tokens, and
+how many more is measured on the last tenth of the text, which the tokens measured there were not chosen by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.claims import in_layer
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import CONFIG, is_id, open_folder
+from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.stored import FLOATING, Reader, Stored
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite.change import Change, NewTensor, Pieces, stored_bytes
+from tiewise.rewrite.engine import verb
+from tiewise.rewrite.file_plan import edited
+from tiewise.rewrite.resize import KEPT, _leaves
+from tiewise.rewrite.text_tokens import encoded, loaded
+from tiewise.rewrite.trim_tokenizer import Noted, TokenizerFile
+
+HELD = 0.1  # of the text, at its end, is what the measured choice does not see
+MOST_HELD = 4 << 20  # characters that are measured at most
+SHOWN = 8  # tokens in one line
+CONFIGS = ("generation_config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+NAMES_TOKENS = re.compile(
+    r"token_ids?$|token_index$|suppress_tokens$|(bad_words|force_words|forced_decoder)_ids$|sequence_bias$"
+    r"|(^|\.)(lang|task)_to_id\."
+)
+OTHER_TOKENIZERS = re.compile(r"\.(model(\.v\d+)?|spm|tiktoken)$|^tekken\.json$")  # which nothing here rewrites
+
+
+@verb
+def trim(
+    facts: Facts,
+    *,
+    text: str | os.PathLike[str] | None = None,
+    keep: str | os.PathLike[str] | None = None,
+    size: int | None = None,
+    force: bool = False,
+) -> Change:
+    """Write a checkpoint with fewer tokens: rows, tokenizer and the ids that configs name.
+
+    Special and added tokens, bytes and whatever a config names always stay, and so do the ancestors of all that stay.
+
+    Args:
+        text: a text file; the tokens that occur in it stay.
+        keep: a file with a token, or with an id, on each line; these stay too.
+        size: how many tokens stay: the most frequent of the text, then those of the smallest ids.
+    """
+    if text is None and keep is None and size is None:
+        raise CheckpointError("nothing says which tokens stay", "give text, keep or size")
+    if facts.folder.single:
+        raise CheckpointError(f"{facts.path}: one file has no tokenizer beside it", "give the checkpoint's folder")
+    parts = _parts(facts)
+    before = parts[0].rows
+    words = TokenizerFile(facts.folder.path)
+
+    # everything beside the tensors that names a token
+    records = {name: _object(facts, name) for name in (CONFIG, *CONFIGS) if facts.folder.has(name)}
+    named = Noted()
+    for record in records.values():
+        _config_changes(record, named)
+    if (largest := max((*words.ids.values(), *named))) >= before:
+        what = f"{facts.path}: its tokenizer or config names token {largest:,}, and its tables have {before:,} rows"
+        raise CheckpointError(what, "tiewise resize makes rows for all, or take the name out of the config")
+    must = words.closed(words.always | named.keys() | (set() if keep is None else _kept_by(Path(keep), words)))
+    if size is not None and not len(must) <= size < before:
+        what = f"{facts.path}: size is {size:,}, of {before:,} rows"
+        raise CheckpointError(what, f"choose {len(must):,}, which must stay, up to {before - 1:,}")
+
+    first, last = Counter[int](), Counter[int]()  # of the text, and of its end
+    held: list[tuple[str, list[int]]] = []
+    letters = 0
+    if text is not None:
+        end = (1 - HELD) * (os.path.getsize(text) if os.path.isfile(text) else 0)
+        for at, piece, ids in encoded(words.engine, Path(text), f"counting {short(text)}"):
+            (first if at < end else last).update(ids)
+            if at >= end and letters < MOST_HELD:
+                held.append((piece, ids))
+                letters += len(piece)
+    seen = first + last
+    kept = _chosen(words, must, seen, size)
+    if len(kept) == before:
+        raise CheckpointError(f"{facts.path}: all {before:,} tokens would stay", "give a smaller text, or a size")
+    new = {old: number for number, old in enumerate(sorted(kept))}
+    tokenizer = words.without(new)
+    wanted = {token: new[number] for token, number in words.ids.items() if number in new}
+    _require_vocabulary(tokenizer, wanted, "the trimmed tokenizer")
+
+    notes = [
+        f"{len(new):,} of {before:,} tokens stay ({len(must):,} of them whatever the text); their rows keep every byte,"
+        " and text that was made of them alone is cut into the same tokens"
+    ]
+    if text is not None:
+        gone = [(token, count) for token, count in seen.most_common() if token not in new]
+        total = seen.total()
+        listed = ", ".join(f"{words.engine.decode([token])!r} {count:,} ×" for token, count in gone[:SHOWN])
+        covered = f"{sum(count for _, count in gone) / total:.2%} of the text's tokens are gone: {short(listed, 200)}"
+        notes.append(covered if gone else f"every token of {short(text)} stays")
+        if first and held:
+            notes.append(_measured(words, _chosen(words, must, first, size), held))
+    behind = frozenset(filter(OTHER_TOKENIZERS.search, facts.folder.files))
+    if behind:
+        notes.append(f"{', '.join(map(short, sorted(behind)))}: stays behind, since it has the old tokens")
+
+    rows = np.array(sorted(new), np.int64)
+    put = []
+    for part in parts:
+        stored = facts.folder.tensors[part.name].shape
+        shape = tuple(len(new) if axis == (part.shape != stored) else n for axis, n in enumerate(stored))
+        put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(gathered, part, rows)))
+    texts = {"tokenizer.json": tokenizer, **_beside(facts, words, new)}
+    for name, record in records.items():
+        if name != CONFIG and (changes := _config_changes(record, new)):
+            texts[name] = _edited(facts, name, changes)
+    config = _config_changes(records.get(CONFIG, {}), new)
+    for path, value in _leaves(records.get(CONFIG, {})):
+        if value == before and "vocab_size" in path and "type_vocab_size" not in path:
+            config[path] = len(new)
+
+    def accept(made: Path) -> None:
+        _require_vocabulary((made / "tokenizer.json").read_bytes(), wanted, "the result was not kept: its tokenizer")
+        result = open_folder(made).tensors
+        for part in parts:
+            if _digest(stored_bytes(result[part.name])) != _digest(gathered(part, rows)):
+                what = f"the result was not kept: a row of {short(part.name)} differs"
+                raise CheckpointError(what, "was the source written meanwhile? If not, report this")
+
+    return Change(KEPT, put=tuple(put), config=config, texts=texts, leave=behind, notes=tuple(notes), accept=accept)
+
+
+def gathered(part: Stored, rows: NDArray[np.int64]) -> Pieces:
+    """Yield the bytes of some rows of a tensor, which ascend, a few MB at a time."""
+    with Reader(part) as reader:
+        for start, stop in reader.spans():
+            first, last = np.searchsorted(rows, (start, stop))
+            if first < last:
+                yield reader.rows(start, stop)[rows[first:last] - start].tobytes()
+
+
+def _parts(facts: Facts) -> tuple[Stored, ...]:
+    """Everything with a row for each token, as [V, …]; refuse where something is that cannot be trimmed with it."""
+    tables = readable(facts, "trim")
+    biases = (replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
+    others = getattr(facts.roles, "others", ())
+    parts = (*tables, *biases, *(other.tensor for other in others if other.by_id))
+    for part in parts:
+        if part.rows != tables[0].rows or part.dtype not in FLOATING:
+            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {tables[0].rows:,}"
+            raise CheckpointError(what, "everything with rows for tokens must have one number of rows first")
+    for other in others:
+        if not other.by_id:
+            what = f"{facts.path}: {short(other.tensor.name)} is a {other.role}, which other ids would read wrongly"
+            raise CheckpointError(what, "nothing here trims it: train the model with the vocabulary that it shall have")
+    known = {part.name for part in (*parts, *facts.roles.positions)}
+    for name, tensor in facts.folder.tensors.items():
+        of_tokens = not in_layer(name) or "embed" in name or "head" in name
+        if name not in known and len(tensor.shape) == 2 and tensor.rows == tables[0].rows and of_tokens:
+            what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and plays no part that is known"
+            raise CheckpointError(what, "nothing here trims it, and its rows may belong to tokens")
+    return parts
+
+
+def _kept_by(path: Path, words: TokenizerFile) -> set[int]:
+    """Ids of the tokens that a file names: all of its lines are ids, or all are tokens as the vocabulary has them."""
+    try:
+        lines = [line.rstrip("\r") for line in read_whole(path, MOST_BYTES).decode().split("\n")]
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path}: not UTF-8 text", "give a file with a token, or an id, on each line") from None
+    lines = [line for line in lines if line]
+    if lines and all(line.isascii() and line.isdigit() for line in lines):
+        known, found = set(words.ids.values()), {int(line[:18]) for line in lines}
+        wrong = str(min(found - known)) if found - known else None
+    else:
+        wrong = next((line for line in lines if line not in words.ids), None)
+        found = {words.ids[line] for line in lines if line in words.ids}
+    if wrong is not None or not found:
+        what = f"{path}: {short(wrong)!r} is no token of this tokenizer" if found else f"{path}: it names no token"
+        raise CheckpointError(what, "write a token on each line as tokenizer.json has it (Ġword, ▁word), or its id")
+    return found
+
+
+def _chosen(words: TokenizerFile, must: set[int], seen: Counter[int], size: int | None) -> set[int]:
+    """The tokens that stay, closed under ancestors: those of the text, or as many as `size` says."""
+    if size is None:
+        return must | words.closed(seen)
+    kept = set(must)
+    for token in sorted(words.ids.values(), key=lambda token: (-seen[token], token)):
+        if len(kept) == size:
+            break
+        if token not in kept and len(kept) + len(more := words.closed([token]) - kept) <= size:
+            kept |= more
+    return kept
+
+
+def _measured(words: TokenizerFile, kept: set[int], held: list[tuple[str, list[int]]]) -> str:
+    """What a choice of tokens costs on text that it was not made by, in one sentence; raise where text is lost."""
+    new = {old: number for number, old in enumerate(sorted(kept))}
+    trial = loaded(words.without(new), "the trimmed tokenizer")
+    length = {number: len(token) for token, number in words.ids.items()}
+    before = after = letters = missed = 0
+    for piece, old in held:
+        ids = trial.encode(piece, add_special_tokens=False).ids
+        same = all(token in new for token in old)
+        if (same and ids != [new[token] for token in old]) or trial.decode(ids) != words.engine.decode(old):
+            raise CheckpointError("a kept text is cut or read otherwise", "report this with the tokenizer's name")
+        before, after = before + len(old), after + len(ids)
+        letters += sum(length[token] for token in old)
+        missed += sum(length[token] for token in old if token not in new)
+    held_out = f"the text's end, {sum(len(piece) for piece, _ in held):,} characters, when its start alone chooses"
+    return f"{held_out}: {missed / letters:.2%} of it is of tokens that are gone; {after / before - 1:.2%} more tokens"
+
+
+def _require_vocabulary(text: bytes, wanted: Mapping[str, int], where: str) -> None:
+    if loaded(text, where).get_vocab(with_added_tokens=True) != wanted:
+        raise CheckpointError(f"{where} has other tokens than planned", "report this with the tokenizer's name")
+
+
+# what else names tokens
+
+
+def _renumbered(path: str, value: Any, new: Mapping[int, int]) -> Any:
+    """A value of a config with new ids, where its key says that it names tokens; negative numbers name none."""
+
+    def each(part: Any) -> Any:
+        if isinstance(part, list):
+            return list(map(each, part))
+        return new[part] if is_id(part) else part
+
+    if not NAMES_TOKENS.search(path):
+        return value
+    pairs = isinstance(value, list) and all(isinstance(part, list) and len(part) == 2 for part in value)
+    if pairs and path.endswith("forced_decoder_ids"):  # [place, id]
+        return [[place, each(token)] for place, token in value]
+    if pairs and path.endswith("sequence_bias"):  # [ids, number]
+        return [[each(tokens), number] for tokens, number in value]
+    return each(value)
+
+
+def _config_changes(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:
+    """{dotted path: new value} of what names tokens in a config."""
+    changes = {}
+    for path, value in _leaves(record):
+        if (after := _renumbered(path, value, new)) != value:
+            changes[path] = after
+    if isinstance(decoder := record.get("added_tokens_decoder"), dict):
+        digits = {key for key in decoder if key.isascii() and key.isdigit() and len(key) < 19}
+        listed = ((str(new[int(key)]) if key in digits else key, entry) for key, entry in decoder.items())
+        changes["added_tokens_decoder"] = dict(listed)
+    return changes
+
+
+def _edited(facts: Facts, name: str, changes: Mapping[str, Any]) -> bytes:
+    try:
+        return edited(read_whole(inside(facts.folder.path, name), MOST_BYTES).decode(), changes).encode()
+    except (KeyError, RecursionError) as error:
+        what = f"{facts.folder.path / name}: new ids cannot be written into it ({short(error)})"
+        raise CheckpointError(what, "take the file away, and write it again by hand") from None
+
+
+def _object(facts: Facts, name: str) -> dict[str, Any]:
+    path = inside(facts.folder.path, name)
+    record = parse_json(read_whole(path, MOST_BYTES), str(path))
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{path}: no JSON object", "take it from its source again")
+    return record
+
+
+def _beside(facts: Facts, words: TokenizerFile, new: Mapping[int, int]) -> dict[str, bytes]:
+    """{file: new content} of the files that repeat the vocabulary."""
+    made: dict[str, str] = {}
+    for name in filter(facts.folder.has, ("vocab.json", "added_tokens.json")):
+        listed = _object(facts, name)
+        _require_same(facts, name, listed.items(), words)
+        made[name] = json.dumps({token: new[number] for token, number in listed.items() if number in new})
+    if facts.folder.has("vocab.txt"):
+        lines = read_whole(inside(facts.folder.path, "vocab.txt"), MOST_BYTES).decode("utf-8", "replace").splitlines()
+        _require_same(facts, "vocab.txt", zip(lines, range(len(lines)), strict=True), words)
+        made["vocab.txt"] = "".join(f"{line}\n" for number, line in enumerate(lines) if number in new)
+    if facts.folder.has("merges.txt"):
+        kept = {piece for piece, number in words.pieces.items() if number in new}
+        text = read_whole(inside(facts.folder.path, "merges.txt"), MOST_BYTES).decode("utf-8", "replace")
+        both = ((line, line.split(" ")) for line in text.split("\n"))
+        lines = [
+            line
+            for line, parts in both
+            if len(parts) != 2 or {*parts, "".join(parts)} <= kept or parts[0] == "#version:"
+        ]
+        made["merges.txt"] = "\n".join(lines)
+    return {name: text.encode() for name, text in made.items()}
+
+
+def _require_same(facts: Facts, name: str, listed: Iterable[tuple[str, Any]], words: TokenizerFile) -> None:
+    other = next((token for token, number in listed if words.ids.get(token, -1) != number), None)
+    if other is not None:
+        what = f"{facts.folder.path / name}: it gives {short(other)!r} another id than tokenizer.json"
+        raise CheckpointError(what, "take away the one that is not this model's")
+
+
+def _digest(pieces: Pieces) -> bytes:
+    made = hashlib.sha256()
+    for piece in pieces:
+        made.update(piece)
+    return made.digest()
