@@ -1,8 +1,8 @@
 """`trim`: a smaller vocabulary, of the tokens that a text needs, in tables, tokenizer and configs alike.
 
-Rows that stay keep their bytes, in their old order; ids close ranks. What text of kept tokens alone is cut into stays
-as it was, by the proof that `trim_tokenizer.py` carries out and docs/trim.md tells; other text takes more tokens, and
-how many more is measured on the last tenth of the text, which the tokens measured there were not chosen by.
+Rows that stay keep their bytes and their order; ids close ranks. Text that was made of kept tokens alone is cut into
+them as before (`trim_tokenizer.py`, and docs/trim.md for the proof). Other text takes more tokens. How many more is
+measured on the last tenth of the text, with tokens that the rest of it alone chose.
 """
 
 from __future__ import annotations
@@ -102,23 +102,22 @@ def trim(
     new = {old: number for number, old in enumerate(sorted(kept))}
     tokenizer = words.without(new)
     wanted = {token: new[number] for token, number in words.ids.items() if number in new}
-    _require_vocabulary(tokenizer, wanted, "the trimmed tokenizer")
 
     notes = [
-        f"{len(new):,} of {before:,} tokens stay ({len(must):,} of them whatever the text); their rows keep every byte,"
+        f"{len(new):,} of {before:,} tokens stay, {len(must):,} of them whatever the text; their rows keep every byte,"
         " and text that was made of them alone is cut into the same tokens"
     ]
     if text is not None:
         gone = [(token, count) for token, count in seen.most_common() if token not in new]
-        total = seen.total()
-        listed = ", ".join(f"{words.engine.decode([token])!r} {count:,} ×" for token, count in gone[:SHOWN])
-        covered = f"{sum(count for _, count in gone) / total:.2%} of the text's tokens are gone: {short(listed, 200)}"
-        notes.append(covered if gone else f"every token of {short(text)} stays")
+        listed = ", ".join(f"{words.engine.decode([token])!r} {count:,} times" for token, count in gone[:SHOWN])
+        share = sum(count for _, count in gone) / max(1, seen.total())
+        most = f"{share:.2%} of its tokens are gone, most often {short(listed, 200)}"
+        notes.append(f"{short(text)}: {most if gone else 'each of its tokens stays'}")
         if first and held:
             notes.append(_measured(words, _chosen(words, must, first, size), held))
     behind = frozenset(filter(OTHER_TOKENIZERS.search, facts.folder.files))
     if behind:
-        notes.append(f"{', '.join(map(short, sorted(behind)))}: stays behind, since it has the old tokens")
+        notes.append(f"{', '.join(map(short, sorted(behind)))}: stays behind, since it knows the old tokens only")
 
     rows = np.array(sorted(new), np.int64)
     put = []
@@ -136,7 +135,10 @@ def trim(
             config[path] = len(new)
 
     def accept(made: Path) -> None:
-        _require_vocabulary((made / "tokenizer.json").read_bytes(), wanted, "the result was not kept: its tokenizer")
+        words = loaded((made / "tokenizer.json").read_bytes(), "the result was not kept: its tokenizer")
+        if words.get_vocab(with_added_tokens=True) != wanted:
+            what = "the result was not kept: its tokenizer has other tokens than planned"
+            raise CheckpointError(what, "report this with the tokenizer's name")
         result = open_folder(made).tensors
         for part in parts:
             if _digest(stored_bytes(result[part.name])) != _digest(gathered(part, rows)):
@@ -224,13 +226,9 @@ def _measured(words: TokenizerFile, kept: set[int], held: list[tuple[str, list[i
         before, after = before + len(old), after + len(ids)
         letters += sum(length[token] for token in old)
         missed += sum(length[token] for token in old if token not in new)
-    held_out = f"the text's end, {sum(len(piece) for piece, _ in held):,} characters, when its start alone chooses"
-    return f"{held_out}: {missed / letters:.2%} of it is of tokens that are gone; {after / before - 1:.2%} more tokens"
-
-
-def _require_vocabulary(text: bytes, wanted: Mapping[str, int], where: str) -> None:
-    if loaded(text, where).get_vocab(with_added_tokens=True) != wanted:
-        raise CheckpointError(f"{where} has other tokens than planned", "report this with the tokenizer's name")
+    held_out = f"held out, the text's last {sum(len(piece) for piece, _ in held):,} letters, when the others choose"
+    why = f"since {missed / letters:.2%} of it stood in tokens that are gone"
+    return f"{held_out}: it takes {after / before - 1:.2%} more tokens, {why}"
 
 
 # what else names tokens

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from functools import cache, cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -83,23 +83,23 @@ class TokenizerFile:
         if sum(len(piece) ** 2 for piece in self.pieces) > MOST_STEPS:
             raise self.refused("its tokens are longer than any tokenizer's", "take it from its source again")
         fallen = frozenset(BYTES) if self.model.get("byte_fallback") else frozenset()
-        for number, (a, b) in enumerate(self._merges):
+        for number, (a, b) in enumerate(self._merges()):
             if not a or not b or not {a, b, a + b} <= self.pieces.keys():
                 raise self.refused(f"merge {number} joins {short(a)!r} and {short(b)!r}, not tokens", "it is damaged")
             if not fallen.isdisjoint((a, b)):
                 raise self.refused(f"merge {number} joins a byte of byte_fallback", "nothing is proved of such")
 
-    @cached_property
-    def _merges(self) -> list[tuple[str, str]]:
+    def _merges(self) -> Iterator[tuple[str, str]]:
         """Both parts of every merge, which older files write as one text."""
-        found = (merge.split(" ") if isinstance(merge, str) else merge for merge in self.model["merges"])
-        return [(parts[0], parts[1]) for parts in found]
+        for merge in self.model["merges"]:
+            a, b = merge.split(" ") if isinstance(merge, str) else merge
+            yield a, b
 
     @cached_property
     def _ranks(self) -> dict[tuple[int, int], tuple[int, int]]:
         """{ids of both parts: (rank, id of what they make)}; of a merge that is there twice the last counts."""
         of = self.pieces
-        return {(of[a], of[b]): (rank, of[a + b]) for rank, (a, b) in enumerate(self._merges)}
+        return {(of[a], of[b]): (rank, of[a + b]) for rank, (a, b) in enumerate(self._merges())}
 
     @cached_property
     def _texts(self) -> dict[int, str]:
@@ -139,15 +139,19 @@ class TokenizerFile:
         while left:
             if (token := left.pop()) not in found:
                 found.add(token)
-                left += self._parents(token)
+                if token not in self._parents:
+                    self._parents[token] = self._joined(token) if self.kind == "BPE" else ()
+                left += self._parents[token]
         return found
 
-    @cache  # noqa: B019 - one tokenizer is trimmed, and the process ends
-    def _parents(self, token: int) -> tuple[int, ...]:
+    @cached_property
+    def _parents(self) -> dict[int, tuple[int, ...]]:
+        """What `_joined` found so far."""
+        return {}
+
+    def _joined(self, token: int) -> tuple[int, ...]:
         """The two tokens that the last merge joins where BPE makes this one of its letters; none where it does not."""
-        if self.kind != "BPE" or token not in self._texts:
-            return ()
-        symbols = [self.pieces.get(letter, -1) for letter in self._texts[token]]
+        symbols = [self.pieces.get(letter, -1) for letter in self._texts.get(token, "")]
         last: tuple[int, ...] = ()
         none = (math.inf, -1)
         while len(symbols) > 1:
@@ -169,7 +173,7 @@ class TokenizerFile:
             model["vocab"] = {piece: new[number] for piece, number in self.pieces.items() if number in new}
         if self.kind == "BPE":
             kept = model["vocab"].keys()
-            both = zip(model["merges"], self._merges, strict=True)
+            both = zip(model["merges"], self._merges(), strict=True)
             model["merges"] = [merge for merge, (a, b) in both if a in kept and b in kept and a + b in kept]
         record = _renumbered_ids({**self.record, "model": model}, new)
         return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
