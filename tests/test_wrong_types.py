@@ -36,6 +36,7 @@ CALLS = {
     "explore": (tiewise.explore, PATH),
     "factor": (lambda x: tiewise.factor(x, "to", rank=8), PATH),
     "resize": (lambda x: tiewise.resize(x, "to", vocab=8), PATH),
+    "trim": (lambda x: tiewise.trim(x, "to", size=8), PATH),
     "tied_lookup": (lambda x: tiewise.tied_lookup(x, IDS), UnsupportedError),
     "inspect": (tiewise.inspect, PATH),
     "install": (tiewise.install, InstallError),
@@ -103,6 +104,7 @@ LIVE = {
     "resize": r"model\.resize_token_embeddings",
     "dedupe": "save_pretrained",
     "repair": "save_pretrained",
+    "trim": "save_pretrained",
 }
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.untrusted import inside
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
 from tiewise.core import Late
 from tiewise.core.errors import CheckpointError
 from tiewise.core.long_work import advance, doing
@@ -21,22 +21,14 @@ tokenizers = Late("tokenizers")
 BLOCK = 1 << 20  # characters read at once
 
 
-def open_tokenizer(folder: Path, needed_by: str) -> Any:
-    """Return the tokenizer of a folder's tokenizer.json, which cuts and pads nothing; `needed_by` is for errors.
+def loaded(text: bytes, where: str) -> Any:
+    """Return the tokenizer that the text of a tokenizer.json describes, which cuts off and pads nothing.
 
     Raises:
-        CheckpointError: the library is missing, or the file is, or is none.
+        CheckpointError: the library is missing, or the text, which came from `where`, is no tokenizer's.
     """
     if find_spec("tokenizers") is None:
-        raise CheckpointError(f"{needed_by} needs the tokenizers library", "pip install 'tiewise[torch]'")
-    file = inside(folder, "tokenizer.json")
-    if not file.is_file():
-        raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there")
-    return loaded(file.read_bytes(), str(file))
-
-
-def loaded(text: bytes, where: str) -> Any:
-    """Return the tokenizer that the text of a tokenizer.json describes; a CheckpointError names `where`."""
+        raise CheckpointError(f"{where}: this needs the tokenizers library", "pip install 'tiewise[torch]'")
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(text)
         tokenizer.no_truncation()
@@ -44,7 +36,7 @@ def loaded(text: bytes, where: str) -> Any:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # plain Exception for every damaged file, and Rust's panics, which are none
-        raise CheckpointError(f"{where}: no tokenizer ({error})", "take it from its source again") from None
+        raise CheckpointError(f"{where}: no tokenizer ({short(error, 120)})", "take it from its source again") from None
     return tokenizer
 
 
@@ -79,8 +71,10 @@ def encoded(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str
 
 def count_tokens(folder: Path, text: Path) -> list[int]:
     """Count how often each token of the tokenizer in `folder` occurs in a text."""
-    found: Counter[int] = Counter()
-    for _, _, ids in encoded(open_tokenizer(folder, "--text"), text, f"counting {text.name}"):
+    file, found = inside(folder, "tokenizer.json"), Counter[int]()
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
+    for _, _, ids in encoded(loaded(read_whole(file, MOST_BYTES), str(file)), text, f"counting {text.name}"):
         found.update(ids)
     if not found:
         raise CheckpointError(f"{text}: no token in it", "give a text")

@@ -75,8 +75,12 @@ def trim(
     # everything beside the tensors that names a token
     records = {name: _object(facts, name) for name in (CONFIG, *CONFIGS) if facts.folder.has(name)}
     named = Noted()
-    for record in records.values():
-        _config_changes(record, named)
+    for name, record in records.items():
+        try:
+            _config_changes(record, named)
+        except RecursionError:
+            what = f"{facts.folder.path / name}: it is nested deeper than any config"
+            raise CheckpointError(what, "take it from its source again") from None
     if (largest := max((*words.ids.values(), *named))) >= before:
         what = f"{facts.path}: its tokenizer or config names token {largest:,}, and its tables have {before:,} rows"
         raise CheckpointError(what, "tiewise resize makes rows for all, or take the name out of the config")

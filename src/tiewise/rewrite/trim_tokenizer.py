@@ -130,7 +130,7 @@ class TokenizerFile:
                     named.add(number)
         if self.kind == "Unigram":  # by the least score the library sets that of unknown letters
             scores = [score for _, score in self.model["vocab"]]
-            named.add(scores.index(min(scores)))
+            named |= {scores.index(min(scores))} if scores else set()
         return frozenset(self.closed(named))
 
     def closed(self, wanted: Iterable[int]) -> set[int]:
