@@ -1,6 +1,7 @@
 """`trim`: kept rows bit for bit, kept text cut as before, and transformers loading the result."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewrite_models import config_of, tensors
-from tests.checkpoint.tiny_checkpoints import table
-from tokenizers import Tokenizer
+from rewrite_models import V, build, child, config_of, saved, tensors
+from rewrite_models import logits as family_logits
+from tests.checkpoint.tiny_checkpoints import llama_config, table, write_sparse
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from trimmed_words import (
     KINDS,
     bert_model,
@@ -60,8 +62,8 @@ def assert_rows(before, after, kept):
     assert old.keys() == new.keys()
     cut = [name for name in old if old[name].shape != new[name].shape]
     for name, value in old.items():
-        wanted = value[kept] if name in cut else value
-        assert wanted.numpy().tobytes() == new[name].numpy().tobytes(), name
+        rows = value if name not in cut else value[kept] if len(value) > 1 else value[:, kept]
+        assert rows.numpy().tobytes() == new[name].numpy().tobytes(), name
     return cut
 
 
@@ -143,6 +145,31 @@ def test_bert_its_biases_and_vocab_txt(tmp_path):
     ids, mine = (words(TEXT[:200], return_tensors="pt").input_ids for words in (old, new))
     assert [kept[number] for number in mine[0]] == ids[0].tolist()
     assert (logits(loaded, mine) - logits(model, ids)[..., kept]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"), [("llama", True), ("phi", False), ("bart", True), ("t5", True), ("qwen2", True)]
+)
+def test_every_table_and_bias_of_a_family(name, tied, tmp_path):
+    """Logits of the kept tokens, in transformers; the tables of two stacks, and biases [V] and [1, V]."""
+    saved(tmp_path / "a", name, tied)
+    random_bpe(0, size=50).save(str(tmp_path / "a/tokenizer.json"))
+    receipt = trim(tmp_path / "a", tmp_path / "b", size=30)
+    old, new = (type(build(name, tied)).from_pretrained(tmp_path / at).eval() for at in "ab")
+    kept = [number for number in range(V) if number not in dropped(tmp_path)]
+    cut = assert_rows(tmp_path / "a", tmp_path / "b", kept)
+    assert set(cut) == set(receipt.written)
+    assert {n for n in cut if "bias" in n} == {"phi": {"lm_head.bias"}, "bart": {"final_logits_bias"}}.get(name, set())
+    assert new.config.vocab_size == 30
+    ids = torch.arange(40).reshape(2, 20) % 30
+    assert (family_logits(new, ids) - family_logits(old, torch.tensor(kept)[ids])[..., kept]).abs().max() < 1e-6
+
+
+def dropped(path):
+    """Old ids that a trimmed model of `saved` lost: what has no token keeps its row only where a config names it."""
+    old, new = opened(path / "a").get_vocab(), opened(path / "b").get_vocab()
+    named = {config_of(path / "a").get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return {n for t, n in old.items() if t not in new} | ({*range(V)} - {*old.values()} - named)
 
 
 # what a kept text is cut into
@@ -337,3 +364,66 @@ def test_trimmed_twice_is_trimmed_once(tmp_path):
     operations = json.loads((tmp_path / "c/tiewise.json").read_text())["operations"]
     assert len(operations) == 2
     assert "tokenizer.json" in operations[0]["source"]["sha256"]
+
+
+# long bars
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "llama3"])
+def test_a_million_letters_that_chose_nothing(kind, tmp_path):
+    """Word for word: what is of kept tokens is cut as before; and all of it reads back as it stands."""
+    text, train, other = prose(300_000), prose(600_000), prose(1_050_000, 1_000_000)
+    words = KINDS[kind](train, 12_000)
+    folder(tmp_path / "a", words)
+    trim(tmp_path / "a", tmp_path / "b", text=text_file(tmp_path / "t.txt", text), size=4000)
+    old, new = opened(tmp_path / "a"), opened(tmp_path / "b")
+    left = new.get_vocab()
+    to = {number: left[token] for token, number in old.get_vocab().items() if token in left}
+    letters = kept = gone = 0
+    for piece, _ in pieces([(other, True)]):
+        before, after = (by_word(words.encode(piece, add_special_tokens=False)) for words in (old, new))
+        assert before.keys() == after.keys()
+        for word, tokens in before.items():
+            if all(token in to for token in tokens):
+                kept += 1
+                assert after[word] == [to[token] for token in tokens]
+            else:
+                gone += 1
+                assert len(after[word]) > 1
+        assert new.decode(ids_of(new, piece)) == piece
+        letters += len(piece)
+    assert letters >= 1_000_000
+    assert kept > 3 * gone > 10_000
+
+
+def by_word(encoding):
+    found = {}
+    for word, token in zip(encoding.word_ids, encoding.ids, strict=True):
+        found.setdefault(word, []).append(token)
+    return found
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_tokens_in_little_memory(tmp_path):
+    rng, rows, width = random.Random(0), 100_000, 2048
+    tokens = list(pre_tokenizers.ByteLevel.alphabet())
+    merges, known = [], set(tokens)
+    while len(tokens) < rows:
+        a, b = rng.choice(tokens), rng.choice(tokens)
+        if len(a + b) < 16 and a + b not in known:
+            merges.append((a, b))
+            tokens.append(a + b)
+            known.add(a + b)
+    words = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges, ignore_merges=True))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    (tmp_path / "a").mkdir()
+    words.save(str(tmp_path / "a/tokenizer.json"))
+    shapes = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), ("BF16", (rows, width)))
+    write_sparse(tmp_path / "a/model.safetensors", shapes)
+    (tmp_path / "a/config.json").write_text(json.dumps(llama_config(False, rows, width)))
+    text_file(tmp_path / "t.txt", prose(1_000_000))
+    result = child("trim", tmp_path / "a", tmp_path / "b", text=str(tmp_path / "t.txt"), size=60_000)
+    assert (tmp_path / "b/model.safetensors").stat().st_size > 4 * 60_000 * width
+    assert result["peak"] < 400e6, f"{result['peak'] / 1e6:.0f} MB"

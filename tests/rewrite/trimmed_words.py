@@ -17,15 +17,14 @@ LLAMA3 += r"|\s+(?!\S)|\s+"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
+_SOURCE, _READ = builtin_texts(), []
+
+
 def prose(letters, skip=0):
     """So many letters of the documentation that Python carries, from a place on."""
-    text, parts = 0, []
-    for _, part in builtin_texts():
-        parts.append(part)
-        text += len(part) + 2
-        if text > letters + skip:
-            break
-    return "\n\n".join(parts)[skip : skip + letters]
+    while sum(map(len, _READ)) < skip + letters:
+        _READ.append(next(_SOURCE)[1] + "\n\n")
+    return "".join(_READ)[skip : skip + letters]
 
 
 def gpt2(text, size=700):

@@ -126,7 +126,7 @@ def trim(
     rows = np.array(sorted(new), np.int64)
     put = []
     for part in parts:
-        stored = facts.folder.tensors[part.name].shape
+        stored = facts.folder.tensors[part.name].shape  # a bias may be [1, V]: its second axis is that of tokens
         shape = tuple(len(new) if axis == (part.shape != stored) else n for axis, n in enumerate(stored))
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(gathered, part, rows)))
     texts = {"tokenizer.json": tokenizer, **_beside(facts, words, new)}
