@@ -50,9 +50,6 @@ def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
 
 
 def begins_spaced(engine: Any) -> bool:
-    """Whether a tokenizer begins every text with a space of its own, as SentencePiece does.
-
-    A piece that goes on must not bring another.
-    """
+    """Whether a tokenizer begins every text with a space, as SentencePiece does: what goes on must not bring one."""
     word, spaced, both = (engine.encode(t, add_special_tokens=False).ids for t in ("a", " a", "b a"))
     return both[-len(spaced) :] != spaced and both[-len(word) :] == word

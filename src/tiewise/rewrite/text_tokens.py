@@ -49,7 +49,7 @@ def encoded(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str
                 yield block, False
         yield "", True
 
-    spaced, done = begins_spaced(tokenizer), 0
+    spaced, done, count = begins_spaced(tokenizer), 0, 0
     try:
         if not text.is_file():
             raise CheckpointError(f"{text}: no file of text", "check the path")
@@ -61,8 +61,10 @@ def encoded(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str
                     parts, read, tokenizer.encode_batch_fast(read, add_special_tokens=False), strict=True
                 ):
                     yield done, said, found.ids
-                    done += len(one.encode())
+                    done, count = done + len(one.encode()), count + len(found.ids)
                     advance(done)
+        if not count:
+            raise CheckpointError(f"{text}: no token in it", "give a text")
     except OSError as error:
         raise CheckpointError(f"{text}: cannot be read ({error.strerror})", "check the path") from None
     except UnicodeDecodeError:
@@ -76,6 +78,4 @@ def count_tokens(folder: Path, text: Path) -> list[int]:
         raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
     for _, _, ids in encoded(loaded(read_whole(file, MOST_BYTES), str(file)), text, f"counting {text.name}"):
         found.update(ids)
-    if not found:
-        raise CheckpointError(f"{text}: no token in it", "give a text")
     return [found[token] for token in range(max(found) + 1)]

@@ -7,12 +7,11 @@ measured on the last tenth of the text, with tokens that the rest of it alone ch
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,12 +22,12 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import CONFIG, is_id, open_folder
+from tiewise.checkpoint.hf_folder import CONFIG, is_id, json_object, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, NewTensor, Pieces, stored_bytes
+from tiewise.rewrite.change import Change, NewTensor, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
 from tiewise.rewrite.resize import KEPT, _leaves
@@ -40,9 +39,9 @@ MOST_HELD = 4 << 20  # characters that are measured at most
 SHOWN = 8  # tokens in one line
 CONFIGS = ("generation_config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 NAMES_TOKENS = re.compile(
-    r"token_ids?$|token_index$|suppress_tokens$|(bad_words|force_words|forced_decoder)_ids$|sequence_bias$"
-    r"|(^|\.)(lang|task)_to_id\."
+    r"token_ids?$|token_index$|suppress_tokens$|(bad_words|force_words)_ids$|(^|\.)(lang|task)_to_id\."
 )
+IN_PAIRS = {"forced_decoder_ids": 1, "sequence_bias": 0}  # lists of [place, id] and of [ids, number]: which is of ids
 OTHER_TOKENIZERS = re.compile(r"\.(model(\.v\d+)?|spm|tiktoken)$|^tekken\.json$")  # which nothing here rewrites
 
 
@@ -73,7 +72,7 @@ def trim(
     words = TokenizerFile(facts.folder.path)
 
     # everything beside the tensors that names a token
-    records = {name: _object(facts, name) for name in (CONFIG, *CONFIGS) if facts.folder.has(name)}
+    records = {name: json_object(facts.folder.path, name) for name in (CONFIG, *CONFIGS) if facts.folder.has(name)}
     named = Noted()
     for name, record in records.items():
         try:
@@ -81,25 +80,27 @@ def trim(
         except RecursionError:
             what = f"{facts.folder.path / name}: it is nested deeper than any config"
             raise CheckpointError(what, "take it from its source again") from None
-    if (largest := max((*words.ids.values(), *named))) >= before:
-        what = f"{facts.path}: its tokenizer or config names token {largest:,}, and its tables have {before:,} rows"
-        raise CheckpointError(what, "tiewise resize makes rows for all, or take the name out of the config")
     must = words.closed(words.always | named.keys() | (set() if keep is None else _kept_by(Path(keep), words)))
+    for number in must.union(words.ids.values()):
+        if not 0 <= number < before:
+            what = f"{facts.path}: its tokenizer or config names token {number}, and its tables have {before:,} rows"
+            raise CheckpointError(what, "tiewise resize makes rows for all, or take it out of the file that names it")
     if size is not None and not len(must) <= size < before:
         what = f"{facts.path}: size is {size:,}, of {before:,} rows"
         raise CheckpointError(what, f"choose {len(must):,}, which must stay, up to {before - 1:,}")
 
-    first, last = Counter[int](), Counter[int]()  # of the text, and of its end
+    seen, first = Counter[int](), Counter[int]()  # in the text, and before its end
     held: list[tuple[str, list[int]]] = []
     letters = 0
     if text is not None:
         end = (1 - HELD) * (os.path.getsize(text) if os.path.isfile(text) else 0)
         for at, piece, ids in encoded(words.engine, Path(text), f"counting {short(text)}"):
-            (first if at < end else last).update(ids)
-            if at >= end and letters < MOST_HELD:
+            seen.update(ids)
+            if at < end:
+                first.update(ids)
+            elif ids and letters < MOST_HELD:
                 held.append((piece, ids))
                 letters += len(piece)
-    seen = first + last
     kept = _chosen(words, must, seen, size)
     if len(kept) == before:
         raise CheckpointError(f"{facts.path}: all {before:,} tokens would stay", "give a smaller text, or a size")
@@ -107,10 +108,8 @@ def trim(
     tokenizer = words.without(new)
     wanted = {token: new[number] for token, number in words.ids.items() if number in new}
 
-    notes = [
-        f"{len(new):,} of {before:,} tokens stay, {len(must):,} of them whatever the text; their rows keep every byte,"
-        " and text that was made of them alone is cut into the same tokens"
-    ]
+    stay = f"{len(new):,} of {before:,} tokens stay, {len(must):,} of them whatever the text"
+    notes = [f"{stay}; their rows keep every byte, and text that was made of them alone is cut into the same tokens"]
     if text is not None:
         gone = [(token, count) for token, count in seen.most_common() if token not in new]
         listed = ", ".join(f"{words.engine.decode([token])!r} {count:,} times" for token, count in gone[:SHOWN])
@@ -131,8 +130,13 @@ def trim(
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(gathered, part, rows)))
     texts = {"tokenizer.json": tokenizer, **_beside(facts, words, new)}
     for name, record in records.items():
-        if name != CONFIG and (changes := _config_changes(record, new)):
-            texts[name] = _edited(facts, name, changes)
+        file = inside(facts.folder.path, name)
+        try:
+            if name != CONFIG and (changes := _config_changes(record, new)):
+                texts[name] = edited(read_whole(file, MOST_BYTES).decode(), changes).encode()
+        except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
+            what = f"{file}: new ids cannot be written into it ({short(error)})"
+            raise CheckpointError(what, "take the file away, and write it again by hand") from None
     config = _config_changes(records.get(CONFIG, {}), new)
     for path, value in _leaves(records.get(CONFIG, {})):
         if value == before and "vocab_size" in path and "type_vocab_size" not in path:
@@ -145,9 +149,15 @@ def trim(
             raise CheckpointError(what, "report this with the tokenizer's name")
         result = open_folder(made).tensors
         for part in parts:
-            if _digest(stored_bytes(result[part.name])) != _digest(gathered(part, rows)):
-                what = f"the result was not kept: a row of {short(part.name)} differs"
-                raise CheckpointError(what, "was the source written meanwhile? If not, report this")
+            at = 0
+            with Reader(result[part.name]) as reader:
+                for piece in gathered(part, rows):
+                    again = bytearray(len(piece))
+                    reader.into(memoryview(again), at)
+                    at += len(piece)
+                    if again != piece:
+                        what = f"the result was not kept: a row of {short(part.name)} differs"
+                        raise CheckpointError(what, "was the source written meanwhile? If not, report this")
 
     return Change(KEPT, put=tuple(put), config=config, texts=texts, leave=behind, notes=tuple(notes), accept=accept)
 
@@ -186,21 +196,18 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
 
 def _kept_by(path: Path, words: TokenizerFile) -> set[int]:
     """Ids of the tokens that a file names: all of its lines are ids, or all are tokens as the vocabulary has them."""
+    fix = "write a token on each line as tokenizer.json has it (Ġword, ▁word), or on each line an id"
     try:
-        lines = [line.rstrip("\r") for line in read_whole(path, MOST_BYTES).decode().split("\n")]
+        lines = [line.rstrip("\r") for line in read_whole(path, MOST_BYTES).decode().split("\n") if line.rstrip("\r")]
     except UnicodeDecodeError:
-        raise CheckpointError(f"{path}: not UTF-8 text", "give a file with a token, or an id, on each line") from None
-    lines = [line for line in lines if line]
-    if lines and all(line.isascii() and line.isdigit() for line in lines):
-        known, found = set(words.ids.values()), {int(line[:18]) for line in lines}
-        wrong = str(min(found - known)) if found - known else None
-    else:
-        wrong = next((line for line in lines if line not in words.ids), None)
-        found = {words.ids[line] for line in lines if line in words.ids}
-    if wrong is not None or not found:
-        what = f"{path}: {short(wrong)!r} is no token of this tokenizer" if found else f"{path}: it names no token"
-        raise CheckpointError(what, "write a token on each line as tokenizer.json has it (Ġword, ▁word), or its id")
-    return found
+        raise CheckpointError(f"{path}: not UTF-8 text", fix) from None
+    known = {str(number): number for number in words.ids.values()} if all(map(str.isdigit, lines)) else words.ids
+    wrong = next((line for line in lines if line not in known), None)
+    if wrong is not None or not lines:
+        raise CheckpointError(
+            f"{path}: {short(wrong)!r} is no token of this tokenizer" if lines else f"{path}: empty", fix
+        )
+    return {known[line] for line in lines}
 
 
 def _chosen(words: TokenizerFile, must: set[int], seen: Counter[int], size: int | None) -> set[int]:
@@ -224,9 +231,11 @@ def _measured(words: TokenizerFile, kept: set[int], held: list[tuple[str, list[i
     before = after = letters = missed = 0
     for piece, old in held:
         ids = trial.encode(piece, add_special_tokens=False).ids
-        same = all(token in new for token in old)
-        if (same and ids != [new[token] for token in old]) or trial.decode(ids) != words.engine.decode(old):
-            raise CheckpointError("a kept text is cut or read otherwise", "report this with the tokenizer's name")
+        otherwise = all(token in new for token in old) and ids != [new[token] for token in old]
+        # a word that WordPiece did not know may be known without a piece that led it astray
+        if otherwise or (words.kind != "WordPiece" and trial.decode(ids) != words.engine.decode(old)):
+            what = f"{words.where}: without some tokens a text is cut or read otherwise"
+            raise CheckpointError(what, "it is not trimmed: report this with the tokenizer's name")
         before, after = before + len(old), after + len(ids)
         letters += sum(length[token] for token in old)
         missed += sum(length[token] for token in old if token not in new)
@@ -238,30 +247,22 @@ def _measured(words: TokenizerFile, kept: set[int], held: list[tuple[str, list[i
 # what else names tokens
 
 
-def _renumbered(path: str, value: Any, new: Mapping[int, int]) -> Any:
-    """A value of a config with new ids, where its key says that it names tokens; negative numbers name none."""
+def _config_changes(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:
+    """{dotted path: new value} of what names tokens in a config; negative numbers name none."""
 
     def each(part: Any) -> Any:
         if isinstance(part, list):
             return list(map(each, part))
         return new[part] if is_id(part) else part
 
-    if not NAMES_TOKENS.search(path):
-        return value
-    pairs = isinstance(value, list) and all(isinstance(part, list) and len(part) == 2 for part in value)
-    if pairs and path.endswith("forced_decoder_ids"):  # [place, id]
-        return [[place, each(token)] for place, token in value]
-    if pairs and path.endswith("sequence_bias"):  # [ids, number]
-        return [[each(tokens), number] for tokens, number in value]
-    return each(value)
-
-
-def _config_changes(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:
-    """{dotted path: new value} of what names tokens in a config."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for path, value in _leaves(record):
-        if (after := _renumbered(path, value, new)) != value:
-            changes[path] = after
+        place, after = IN_PAIRS.get(path.rpartition(".")[2]), value
+        if place is not None and isinstance(value, list) and all(isinstance(pair, list) for pair in value):
+            after = [[each(part) if at == place else part for at, part in enumerate(pair)] for pair in value]
+        elif NAMES_TOKENS.search(path):
+            after = each(value)
+        changes |= {path: after} if after != value else {}
     if isinstance(decoder := record.get("added_tokens_decoder"), dict):
         digits = {key for key in decoder if key.isascii() and key.isdigit() and len(key) < 19}
         listed = ((str(new[int(key)]) if key in digits else key, entry) for key, entry in decoder.items())
@@ -269,55 +270,28 @@ def _config_changes(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[s
     return changes
 
 
-def _edited(facts: Facts, name: str, changes: Mapping[str, Any]) -> bytes:
-    try:
-        return edited(read_whole(inside(facts.folder.path, name), MOST_BYTES).decode(), changes).encode()
-    except (KeyError, RecursionError) as error:
-        what = f"{facts.folder.path / name}: new ids cannot be written into it ({short(error)})"
-        raise CheckpointError(what, "take the file away, and write it again by hand") from None
-
-
-def _object(facts: Facts, name: str) -> dict[str, Any]:
-    path = inside(facts.folder.path, name)
-    record = parse_json(read_whole(path, MOST_BYTES), str(path))
-    if not isinstance(record, dict):
-        raise CheckpointError(f"{path}: no JSON object", "take it from its source again")
-    return record
-
-
 def _beside(facts: Facts, words: TokenizerFile, new: Mapping[int, int]) -> dict[str, bytes]:
     """{file: new content} of the files that repeat the vocabulary."""
+
+    def text(name: str) -> str:
+        return read_whole(inside(facts.folder.path, name), MOST_BYTES).decode("utf-8", "replace")
+
     made: dict[str, str] = {}
-    for name in filter(facts.folder.has, ("vocab.json", "added_tokens.json")):
-        listed = _object(facts, name)
-        _require_same(facts, name, listed.items(), words)
-        made[name] = json.dumps({token: new[number] for token, number in listed.items() if number in new})
+    names = filter(facts.folder.has, ("vocab.json", "added_tokens.json"))
+    listed: dict[str, dict[str, Any]] = {name: json_object(facts.folder.path, name) for name in names}
     if facts.folder.has("vocab.txt"):
-        lines = read_whole(inside(facts.folder.path, "vocab.txt"), MOST_BYTES).decode("utf-8", "replace").splitlines()
-        _require_same(facts, "vocab.txt", zip(lines, range(len(lines)), strict=True), words)
-        made["vocab.txt"] = "".join(f"{line}\n" for number, line in enumerate(lines) if number in new)
+        lines = text("vocab.txt").removesuffix("\n").split("\n")
+        listed["vocab.txt"] = {line.rstrip("\r"): number for number, line in enumerate(lines)}
+    for name, ids in listed.items():
+        other = next((token for token, number in ids.items() if words.ids.get(token, -1) != number), None)
+        if other is not None:
+            what = f"{facts.folder.path / name}: it gives {short(other)!r} another id than tokenizer.json"
+            raise CheckpointError(what, "take away the one that is not this model's")
+        left = {token: new[number] for token, number in ids.items() if number in new}
+        made[name] = "".join(f"{token}\n" for token in left) if name == "vocab.txt" else json.dumps(left)
     if facts.folder.has("merges.txt"):
-        kept = {piece for piece, number in words.pieces.items() if number in new}
-        text = read_whole(inside(facts.folder.path, "merges.txt"), MOST_BYTES).decode("utf-8", "replace")
-        both = ((line, line.split(" ")) for line in text.split("\n"))
-        lines = [
-            line
-            for line, parts in both
-            if len(parts) != 2 or {*parts, "".join(parts)} <= kept or parts[0] == "#version:"
-        ]
+        kept = {"", *(piece for piece, number in words.pieces.items() if number in new)}
+        lines = text("merges.txt").split("\n")
+        lines = [ln for ln in lines if ln.startswith("#version") or {*ln.split(" "), ln.replace(" ", "")} <= kept]
         made["merges.txt"] = "\n".join(lines)
-    return {name: text.encode() for name, text in made.items()}
-
-
-def _require_same(facts: Facts, name: str, listed: Iterable[tuple[str, Any]], words: TokenizerFile) -> None:
-    other = next((token for token, number in listed if words.ids.get(token, -1) != number), None)
-    if other is not None:
-        what = f"{facts.folder.path / name}: it gives {short(other)!r} another id than tokenizer.json"
-        raise CheckpointError(what, "take away the one that is not this model's")
-
-
-def _digest(pieces: Pieces) -> bytes:
-    made = hashlib.sha256()
-    for piece in pieces:
-        made.update(piece)
-    return made.digest()
+    return {name: content.encode() for name, content in made.items()}

@@ -64,34 +64,28 @@ class TokenizerFile:
                 raise self.refused("it has one piece twice", "nothing says which of the two is meant")
         added = {one["content"]: one["id"] for one in self.record.get("added_tokens") or ()}
         self.ids = self.pieces | added  # of all tokens
-        self.added = frozenset(added.values())
+        self._texts = {number: piece for piece, number in self.pieces.items()}
+        self._parents: dict[int, tuple[int, ...]] = {}  # what `_joined` found so far
         if self.ids != self.engine.get_vocab(with_added_tokens=True) or len(set(self.ids.values())) < len(self.ids):
-            raise self.refused(
-                "the library gives its tokens other ids than the file", "save it again with transformers"
-            )
-        if self.kind == "BPE":
-            self._require_plain_merges()
+            raise self.refused("the library gives its tokens other ids than the file", "save it with transformers")
+        for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+            if self.kind == "BPE" and self.model.get(key):
+                raise self.refused(f"its BPE has a {key}", "nothing is proved of such: it is not trimmed")
+        if sum(len(piece) ** 2 for piece in self.pieces) > MOST_STEPS:
+            raise self.refused("its tokens are longer than any tokenizer's", "take it from its source again")
+        odd = {"", *(BYTES if self.model.get("byte_fallback") else ())}
+        for number, parts in enumerate(self._merges()):
+            if not odd.isdisjoint(parts):
+                what = f"merge {number} joins {short(parts[0])!r} and {short(parts[1])!r}"
+                raise self.refused(what, "nothing is proved of merges of bytes that stand for letters, or of nothing")
 
     def refused(self, what: str, fix: str) -> CheckpointError:
         """Return the error that says why it is not trimmed."""
         return CheckpointError(f"{self.where}: {what}", fix)
 
-    def _require_plain_merges(self) -> None:
-        for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-            if self.model.get(key):
-                raise self.refused(f"its BPE has a {key}", "nothing is proved of such: it is not trimmed")
-        if sum(len(piece) ** 2 for piece in self.pieces) > MOST_STEPS:
-            raise self.refused("its tokens are longer than any tokenizer's", "take it from its source again")
-        fallen = frozenset(BYTES) if self.model.get("byte_fallback") else frozenset()
-        for number, (a, b) in enumerate(self._merges()):
-            if not a or not b or not {a, b, a + b} <= self.pieces.keys():
-                raise self.refused(f"merge {number} joins {short(a)!r} and {short(b)!r}, not tokens", "it is damaged")
-            if not fallen.isdisjoint((a, b)):
-                raise self.refused(f"merge {number} joins a byte of byte_fallback", "nothing is proved of such")
-
     def _merges(self) -> Iterator[tuple[str, str]]:
         """Both parts of every merge, which older files write as one text."""
-        for merge in self.model["merges"]:
+        for merge in self.model["merges"] if self.kind == "BPE" else ():
             a, b = merge.split(" ") if isinstance(merge, str) else merge
             yield a, b
 
@@ -101,10 +95,6 @@ class TokenizerFile:
         of = self.pieces
         return {(of[a], of[b]): (rank, of[a + b]) for rank, (a, b) in enumerate(self._merges())}
 
-    @cached_property
-    def _texts(self) -> dict[int, str]:
-        return {number: piece for piece, number in self.pieces.items()}
-
     # what must stay
 
     @cached_property
@@ -112,15 +102,15 @@ class TokenizerFile:
         """Tokens without which text that could be written could no longer be, and those that the file names."""
         noted = Noted()
         _renumbered_ids(self.record, noted)
-        named = {*self.added, *noted}
+        named = set(noted)
         unknown = self.model.get("unk_token")
-        named |= {self.ids[unknown]} if unknown in self.ids else set()
-        named |= {self.ids[byte] for byte in BYTES if self.model.get("byte_fallback") and byte in self.ids}
-        if self.model.get("byte_fallback") and self.ids.keys() >= set(BYTES):  # any letter can be written by its bytes
-            named |= {self.ids[SPACE]} if SPACE in self.ids else set()
-        elif self.kind == "BPE":
+        named |= {self.ids[unknown]} if isinstance(unknown, str) and unknown in self.ids else set()
+        written = (*BYTES, SPACE) if self.model.get("byte_fallback") else ()
+        named |= {self.pieces[piece] for piece in written if piece in self.pieces}
+        covered = bool(written) and self.pieces.keys() >= set(BYTES)  # any letter can be written by its bytes
+        if self.kind == "BPE" and not covered:
             named |= {number for piece, number in self.pieces.items() if len(piece) == 1}
-        else:  # every letter, and the pieces that have one which is no piece itself
+        elif not covered:  # every letter, and the pieces that have one which is no piece itself
             more = self.model.get("continuing_subword_prefix", "") if self.kind == "WordPiece" else ""
             for piece, number in self.pieces.items():
                 inner = bool(more) and piece.startswith(more)
@@ -143,11 +133,6 @@ class TokenizerFile:
                     self._parents[token] = self._joined(token) if self.kind == "BPE" else ()
                 left += self._parents[token]
         return found
-
-    @cached_property
-    def _parents(self) -> dict[int, tuple[int, ...]]:
-        """What `_joined` found so far."""
-        return {}
 
     def _joined(self, token: int) -> tuple[int, ...]:
         """The two tokens that the last merge joins where BPE makes this one of its letters; none where it does not."""
