@@ -137,6 +137,7 @@ def trim(
         except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
             what = f"{file}: new ids cannot be written into it ({short(error)})"
             raise CheckpointError(what, "take the file away, and write it again by hand") from None
+    notes.append(f"{', '.join(texts)}: written with the new ids")
     config = _config_changes(records.get(CONFIG, {}), new)
     for path, value in _leaves(records.get(CONFIG, {})):
         if value == before and "vocab_size" in path and "type_vocab_size" not in path:
@@ -239,9 +240,8 @@ def _measured(words: TokenizerFile, kept: set[int], held: list[tuple[str, list[i
         before, after = before + len(old), after + len(ids)
         letters += sum(length[token] for token in old)
         missed += sum(length[token] for token in old if token not in new)
-    held_out = f"held out, the text's last {sum(len(piece) for piece, _ in held):,} letters, when the others choose"
-    why = f"since {missed / letters:.2%} of it stood in tokens that are gone"
-    return f"{held_out}: it takes {after / before - 1:.2%} more tokens, {why}"
+    end = f"the text's last {sum(len(piece) for piece, _ in held):,} letters, with tokens that only its start chose"
+    return f"{end}: {after / before - 1:.2%} more tokens; {missed / letters:.2%} of it stood in tokens that are gone"
 
 
 # what else names tokens
