@@ -39,6 +39,7 @@ CALLS = {
     "merge": (lambda x: tiewise.merge(x, "to", adapter="a"), PATH),
     "resize": (lambda x: tiewise.resize(x, "to", vocab=8), PATH),
     "slim": (lambda x: tiewise.slim(x, "to", base="b"), PATH),
+    "trim": (lambda x: tiewise.trim(x, "to", size=8), PATH),
     "tied_lookup": (lambda x: tiewise.tied_lookup(x, IDS), UnsupportedError),
     "inspect": (tiewise.inspect, PATH),
     "install": (tiewise.install, InstallError),
@@ -109,6 +110,7 @@ LIVE = {
     "repair": "save_pretrained",
     "slim": "save_pretrained",
     "merge": "save_pretrained",
+    "trim": "save_pretrained",
 }
 
 

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from tiewise.rewrite.ties import repair as repair
     from tiewise.rewrite.ties import tie as tie
     from tiewise.rewrite.ties import untie as untie
+    from tiewise.rewrite.trim import trim as trim
     from tiewise.runs import compare as compare
     from tiewise.runs import train as train
     from tiewise.sharded.export import export_sharded as export_sharded
@@ -125,6 +126,7 @@ _OFFERS = {
     "rewrite.resize": "resize",
     "rewrite.slim": "slim",
     "rewrite.ties": "dedupe repair tie untie",
+    "rewrite.trim": "trim",
     "runs": "compare train",
     "sharded.export": "export_sharded",
     "sharded.load": "load_sharded",

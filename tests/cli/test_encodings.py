@@ -31,6 +31,7 @@ SAID = {  # a command line of each command, its exit code, and a letter of its o
     "slim": (["slim", "no…where", "--base=tied", "--to=made"], 2, "…"),
     "merge": (["merge", "no…where", "--base=tied", "--to=made"], 2, "…"),
     "resize": (["resize", "wrong", "--vocab=70", "--to=made"], 0, "→"),
+    "trim": (["trim", "no…where", "--size=9", "--to=made"], 2, "…"),
     "dedupe": (["dedupe", "equal", "--to=made"], 0, "→"),
     "repair": (["repair", "wrong", "--to=made"], 0, "→"),
     "kernels": (["kernels", "b…d"], 2, "…"),

@@ -51,6 +51,7 @@ LACK = {
     "explore tied --no-open --out=e.html -t builtin": TORCH,
     "inspect tied --only lens": TORCH,
     "factor tied --rank=4 --to=h --text=text.txt": TORCH,
+    "trim tied --size=40 --to=i": TORCH,
 }
 
 

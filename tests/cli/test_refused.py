@@ -173,6 +173,8 @@ CHECKPOINTS = {
     "resize twice --to new": "vocab",
     "resize twice --to new --vocab 10": "shrink",
     "densify twice --to new": "plain",
+    "trim twice --to new": "which tokens stay",
+    "trim twice --to new --size 9": "no tokenizer.json in it",
     "repair twice --to /proc/new": "/proc",
     "dedupe twice --to differ": "not empty",
 }

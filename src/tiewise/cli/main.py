@@ -30,7 +30,7 @@ COMMANDS = {
     "Checkpoints": {
         "check": "check",
         **dict.fromkeys(
-            ("tie", "untie", "factor", "densify", "resize", "dedupe", "repair", "slim", "merge"), "rewrite"
+            ("tie", "untie", "factor", "densify", "resize", "trim", "dedupe", "repair", "slim", "merge"), "rewrite"
         ),
     },
     "This machine": {"kernels": "machine"},

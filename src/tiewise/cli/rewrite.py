@@ -68,6 +68,15 @@ VERBS: dict[str, tuple[str, Options]] = {
             "seed": (int, typer.Option(0, help="Of the new rows.")),
         },
     ),
+    "trim": (
+        "Drop the tokens that a text does not need: rows at both ends, the tokenizer, and ids in configs.\n\n"
+        "Text that is made of the tokens that stay is cut into the same tokens as before.",
+        {
+            "text": (Path, typer.Option(None, metavar="FILE", help="Tokens that occur in this text stay.")),
+            "keep": (Path, typer.Option(None, metavar="FILE", help="These stay too: a token, or an id, on each line.")),
+            "size": (int, typer.Option(None, help="So many stay: the text's most frequent, then the smallest ids.")),
+        },
+    ),
 }
 
 
@@ -115,4 +124,4 @@ def _command(verb: str) -> Callable[..., None]:
     return command
 
 
-tie, untie, dedupe, repair, densify, factor, slim, merge, resize = map(_command, VERBS)
+tie, untie, dedupe, repair, densify, factor, slim, merge, resize, trim = map(_command, VERBS)

@@ -32,9 +32,10 @@ from tiewise.core.errors import DataError, RunError, TiewiseError
 from tiewise.core.files import sync, write_whole, written_whole
 from tiewise.core.frequency import token_counts
 from tiewise.core.long_work import advance, doing, progress
+from tiewise.core.text_pieces import pieces
 from tiewise.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
 from tiewise.data.sources import Source, read_sources, resolve
-from tiewise.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, pieces, write_tokens
+from tiewise.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, write_tokens
 
 FACTS = "data.json"
 TOKENIZER = "tokenizer"

@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tiewise.core.errors import DataError
 from tiewise.core.files import sync
 from tiewise.core.long_work import advance
+from tiewise.core.text_pieces import batches, begins_spaced, pieces
 from tiewise.data.documents import byte_letters, ended, one_line
 from tiewise.data.sources import Text, open_sources
 
@@ -35,10 +36,6 @@ _SMALLEST = 257  # every byte, and <eos>
 _ENDS = (EOS, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "[SEP]", "[EOS]")
 _CHOICES = "choose bpe:4096, bytes, a tokenizer.json, a tokenizer's folder, or a Hugging Face id"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_BATCH = 1 << 19  # characters handed to the tokenizer at once; it takes about 100 bytes per token while it works
-_PIECE = 1 << 14  # characters after which a longer document is cut, so that a batch has work for several threads
-# Tokenizers begin a word at a single space between letters: what is cut there has the tokens of the text left whole.
-_SAFE = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])")
 
 
 def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda: iter(())) -> PreTrainedTokenizerFast:
@@ -119,9 +116,7 @@ class StreamEncoder:
         self._engine.no_padding()
         self._eos_id = tokenizer.eos_token_id
         self._dtype = dtype
-        word, spaced, both = (self._engine.encode(t, add_special_tokens=False).ids for t in ("a", " a", "b a"))
-        # SentencePiece begins every text with a space of its own: a piece that goes on must not bring another
-        self._begins_spaced = both[-len(spaced) :] != spaced and both[-len(word) :] == word
+        self._begins_spaced = begins_spaced(self._engine)
         self._ended = True  # whether the last piece was the end of a document
 
     def encode(self, batch: list[tuple[str, bool]]) -> np.ndarray:
@@ -152,43 +147,6 @@ def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: StreamE
             advance(characters)
     sync(path)
     return count
-
-
-def pieces(texts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Join the parts of documents and cut these anew, where no tokenizer sees it: (text, whether a document ends).
-
-    Where no single space stands between letters for long, the cut is at a line end, or anywhere.
-    """
-    text, start = "", 0
-    for part, ends in texts:
-        text, start = text[start:] + part, 0
-        while len(text) - start > _PIECE:
-            stop = start + 4 * _PIECE
-            if safe := _SAFE.search(text, start + _PIECE, stop):
-                end = safe.start()
-            elif len(text) > stop:
-                end = text.rfind("\n", start + _PIECE, stop) + 1 or stop
-            else:  # more of the text may bring a safe place
-                break
-            yield text[start:end], False
-            start = end
-        if ends:
-            yield text[start:], True
-            text, start = "", 0
-
-
-def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Gather pieces until they are enough for the tokenizer."""
-    batch: list[tuple[str, bool]] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece[0])
-        if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 # what an inspection reads

@@ -65,7 +65,8 @@ class Change:
     config: Mapping[str, Any] = field(default_factory=dict)
     drop_copies: frozenset[tuple[str, str]] = frozenset()  # (file, name) that go while the tensor stays elsewhere
     reindex: bool = False  # the index is written anew although no shard changes
-    files: Mapping[str, bytes] = field(default_factory=dict)  # small files, by name, new or in the place of old ones
+    texts: Mapping[str, bytes] = field(default_factory=dict)  # {file beside the tensors: its new content}
+    leave: frozenset[str] = frozenset()  # files beside the tensors that stay behind
     notes: tuple[str, ...] = ()  # what the user should know, one sentence each
     # looks at the finished result before it gets its name, and raises where it is not as it should be
     accept: Callable[[Path], None] | None = None

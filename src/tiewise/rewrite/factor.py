@@ -21,12 +21,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +35,7 @@ from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, plain_ends, read_boundary, tied_names
 from tiewise.checkpoint.rule import names
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
-from tiewise.checkpoint.untrusted import inside, open_regular, read_json, read_whole, require_memory, short
-from tiewise.core import Late
+from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, require_memory, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
 from tiewise.core.frequency import BINS, bin_of
@@ -59,9 +55,9 @@ from tiewise.rewrite.change import (
     measure_move,
 )
 from tiewise.rewrite.engine import verb
+from tiewise.rewrite.text_tokens import count_tokens
 from tiewise.rewrite.ties import flags
 
-tokenizers = Late("tokenizers")  # no part of a base install
 GRAM_BYTES = 32 * 2**20  # of rows in fp64 added at once: reading the Gram matrix then costs less than its products
 WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace of two, the eigenvectors
 MOST_BYTES = 64 * 2**20  # of a file of counts
@@ -255,32 +251,6 @@ def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
         fix = "were they made with this model's tokenizer?"
         raise CheckpointError(f"{name}: it counts token {len(found) - 1:,}, and the table has {rows:,} rows", fix)
     return np.pad(found.astype(np.float64), (0, rows - len(found)))
-
-
-def count_tokens(folder: Path, text: Path) -> list[int]:
-    """Count how often each token of the tokenizer in `folder` occurs in a text, which is streamed."""
-    if find_spec("tokenizers") is None:
-        raise CheckpointError("--text needs the tokenizers library", "pip install 'tiewise[torch]', or give --counts")
-    file = inside(folder, "tokenizer.json")
-    if not file.is_file():
-        raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception for every damaged file
-        raise CheckpointError(f"{file}: no tokenizer ({error})", "take it from its source again") from None
-    found: Counter[int] = Counter()
-    try:
-        with text.open(encoding="utf-8") as lines:
-            while batch := list(islice(lines, 2048)):
-                for encoded in tokenizer.encode_batch(batch, add_special_tokens=False):
-                    found.update(encoded.ids)
-    except OSError as error:
-        raise CheckpointError(f"{text}: cannot be read ({error.strerror})", "check the path") from None
-    except UnicodeDecodeError:
-        raise CheckpointError(f"{text}: not UTF-8 text", "convert it first") from None
-    if not found:
-        raise CheckpointError(f"{text}: no token in it", "give a text")
-    return [found[token] for token in range(max(found) + 1)]
 
 
 # plain tables again

@@ -129,7 +129,7 @@ def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False)
     own_files = (name for name in (*WORDS.split(), *PIECES, "chat_template.jinja") if folder.has(name))
     files = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in own_files}
     notes += [f"taken from the adapter: {names(files)}"] if files else []
-    return replace(change, put=(*change.put, *body), files=files, notes=tuple(notes))
+    return replace(change, put=(*change.put, *body), texts=files, notes=tuple(notes))
 
 
 def _reasons_against(

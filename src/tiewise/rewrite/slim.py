@@ -96,7 +96,7 @@ def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> 
         SAME,
         drop=frozenset(copy.name for _, copy, _ in ends),
         put=tuple(put),
-        files={ADAPTER_CONFIG: edited(text, config).encode()},
+        texts={ADAPTER_CONFIG: edited(text, config).encode()},
         notes=(f"kept: {' and '.join(said) or 'the low-rank updates; the copies were the tables of the base'}",),
         accept=accept,
     )

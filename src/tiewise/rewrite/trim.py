@@ -1,0 +1,297 @@
+"""`trim`: a smaller vocabulary, of the tokens that a text needs, in tables, tokenizer and configs alike.
+
+Rows that stay keep their bytes and their order; ids close ranks. Text that was made of kept tokens alone is cut into
+them as before (`trim_tokenizer.py`, and docs/trim.md for the proof). Other text takes more tokens. How many more is
+measured on the last tenth of the text, with tokens that the rest of it alone chose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.claims import in_layer
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import CONFIG, is_id, json_object, open_folder
+from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.stored import FLOATING, Reader, Stored
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite.change import Change, NewTensor, Pieces
+from tiewise.rewrite.engine import verb
+from tiewise.rewrite.file_plan import edited
+from tiewise.rewrite.resize import KEPT, _leaves
+from tiewise.rewrite.text_tokens import encoded, loaded
+from tiewise.rewrite.trim_tokenizer import Noted, TokenizerFile
+
+HELD = 0.1  # of the text, at its end, is what the measured choice does not see
+MOST_HELD = 4 << 20  # characters that are measured at most
+SHOWN = 8  # tokens in one line
+CONFIGS = ("generation_config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+NAMES_TOKENS = re.compile(
+    r"token_ids?$|token_index$|suppress_tokens$|(bad_words|force_words)_ids$|(^|\.)(lang|task)_to_id\."
+)
+IN_PAIRS = {"forced_decoder_ids": 1, "sequence_bias": 0}  # lists of [place, id] and of [ids, number]: which is of ids
+OTHER_TOKENIZERS = re.compile(r"\.(model(\.v\d+)?|spm|tiktoken)$|^tekken\.json$")  # which nothing here rewrites
+
+
+@verb
+def trim(
+    facts: Facts,
+    *,
+    text: str | os.PathLike[str] | None = None,
+    keep: str | os.PathLike[str] | None = None,
+    size: int | None = None,
+    force: bool = False,
+) -> Change:
+    """Write a checkpoint with fewer tokens: rows, tokenizer and the ids that configs name.
+
+    Special and added tokens, bytes and whatever a config names always stay, and so do the ancestors of all that stay.
+
+    Args:
+        text: a text file; the tokens that occur in it stay.
+        keep: a file with a token, or with an id, on each line; these stay too.
+        size: how many tokens stay: the most frequent of the text, then those of the smallest ids.
+    """
+    if text is None and keep is None and size is None:
+        raise CheckpointError("nothing says which tokens stay", "give text, keep or size")
+    if facts.folder.single:
+        raise CheckpointError(f"{facts.path}: one file has no tokenizer beside it", "give the checkpoint's folder")
+    parts = _parts(facts)
+    before = parts[0].rows
+    words = TokenizerFile(facts.folder.path)
+
+    # everything beside the tensors that names a token
+    records = {name: json_object(facts.folder.path, name) for name in (CONFIG, *CONFIGS) if facts.folder.has(name)}
+    named = Noted()
+    for name, record in records.items():
+        try:
+            _config_changes(record, named)
+        except RecursionError:
+            what = f"{facts.folder.path / name}: it is nested deeper than any config"
+            raise CheckpointError(what, "take it from its source again") from None
+    must = words.closed(words.always | named.keys() | (set() if keep is None else _kept_by(Path(keep), words)))
+    for number in must.union(words.ids.values()):
+        if not 0 <= number < before:
+            what = f"{facts.path}: its tokenizer or config names token {number}, and its tables have {before:,} rows"
+            raise CheckpointError(what, "tiewise resize makes rows for all, or take it out of the file that names it")
+    if size is not None and not len(must) <= size < before:
+        what = f"{facts.path}: size is {size:,}, of {before:,} rows"
+        raise CheckpointError(what, f"choose {len(must):,}, which must stay, up to {before - 1:,}")
+
+    seen, first = Counter[int](), Counter[int]()  # in the text, and before its end
+    held: list[tuple[str, list[int]]] = []
+    letters = 0
+    if text is not None:
+        end = (1 - HELD) * (os.path.getsize(text) if os.path.isfile(text) else 0)
+        for at, piece, ids in encoded(words.engine, Path(text), f"counting {short(text)}"):
+            seen.update(ids)
+            if at < end:
+                first.update(ids)
+            elif ids and letters < MOST_HELD:
+                held.append((piece, ids))
+                letters += len(piece)
+    kept = _chosen(words, must, seen, size)
+    if len(kept) == before:
+        raise CheckpointError(f"{facts.path}: all {before:,} tokens would stay", "give a smaller text, or a size")
+    new = {old: number for number, old in enumerate(sorted(kept))}
+    tokenizer = words.without(new)
+    wanted = {token: new[number] for token, number in words.ids.items() if number in new}
+
+    stay = f"{len(new):,} of {before:,} tokens stay, {len(must):,} of them whatever the text"
+    notes = [f"{stay}; their rows keep every byte, and text that was made of them alone is cut into the same tokens"]
+    if text is not None:
+        gone = [(token, count) for token, count in seen.most_common() if token not in new]
+        listed = ", ".join(f"{words.engine.decode([token])!r} {count:,} times" for token, count in gone[:SHOWN])
+        share = sum(count for _, count in gone) / max(1, seen.total())
+        most = f"{share:.2%} of its tokens are gone, most often {short(listed, 200)}"
+        notes.append(f"{short(text)}: {most if gone else 'each of its tokens stays'}")
+        if first and held:
+            notes.append(_measured(words, _chosen(words, must, first, size), held))
+    behind = frozenset(filter(OTHER_TOKENIZERS.search, facts.folder.files))
+    if behind:
+        notes.append(f"{', '.join(map(short, sorted(behind)))}: stays behind, since it knows the old tokens only")
+
+    rows = np.array(sorted(new), np.int64)
+    put = []
+    for part in parts:
+        stored = facts.folder.tensors[part.name].shape  # a bias may be [1, V]: its second axis is that of tokens
+        shape = tuple(len(new) if axis == (part.shape != stored) else n for axis, n in enumerate(stored))
+        put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(gathered, part, rows)))
+    texts = {"tokenizer.json": tokenizer, **_beside(facts, words, new)}
+    for name, record in records.items():
+        file = inside(facts.folder.path, name)
+        try:
+            if name != CONFIG and (changes := _config_changes(record, new)):
+                texts[name] = edited(read_whole(file, MOST_BYTES).decode(), changes).encode()
+        except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
+            what = f"{file}: new ids cannot be written into it ({short(error)})"
+            raise CheckpointError(what, "take the file away, and write it again by hand") from None
+    notes.append(f"{', '.join(texts)}: written with the new ids")
+    config = _config_changes(records.get(CONFIG, {}), new)
+    for path, value in _leaves(records.get(CONFIG, {})):
+        if value == before and "vocab_size" in path and "type_vocab_size" not in path:
+            config[path] = len(new)
+
+    def accept(made: Path) -> None:
+        words = loaded((made / "tokenizer.json").read_bytes(), "the result was not kept: its tokenizer")
+        if words.get_vocab(with_added_tokens=True) != wanted:
+            what = "the result was not kept: its tokenizer has other tokens than planned"
+            raise CheckpointError(what, "report this with the tokenizer's name")
+        result = open_folder(made).tensors
+        for part in parts:
+            at = 0
+            with Reader(result[part.name]) as reader:
+                for piece in gathered(part, rows):
+                    again = bytearray(len(piece))
+                    reader.into(memoryview(again), at)
+                    at += len(piece)
+                    if again != piece:
+                        what = f"the result was not kept: a row of {short(part.name)} differs"
+                        raise CheckpointError(what, "was the source written meanwhile? If not, report this")
+
+    return Change(KEPT, put=tuple(put), config=config, texts=texts, leave=behind, notes=tuple(notes), accept=accept)
+
+
+def gathered(part: Stored, rows: NDArray[np.int64]) -> Pieces:
+    """Yield the bytes of some rows of a tensor, which ascend, a few MB at a time."""
+    with Reader(part) as reader:
+        for start, stop in reader.spans():
+            first, last = np.searchsorted(rows, (start, stop))
+            if first < last:
+                yield reader.rows(start, stop)[rows[first:last] - start].tobytes()
+
+
+def _parts(facts: Facts) -> tuple[Stored, ...]:
+    """Everything with a row for each token, as [V, …]; refuse where something is that cannot be trimmed with it."""
+    tables = readable(facts, "trim")
+    biases = (replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
+    others = getattr(facts.roles, "others", ())
+    parts = (*tables, *biases, *(other.tensor for other in others if other.by_id))
+    for part in parts:
+        if part.rows != tables[0].rows or part.dtype not in FLOATING:
+            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {tables[0].rows:,}"
+            raise CheckpointError(what, "everything with rows for tokens must have one number of rows first")
+    for other in others:
+        if not other.by_id:
+            what = f"{facts.path}: {short(other.tensor.name)} is a {other.role}, which other ids would read wrongly"
+            raise CheckpointError(what, "nothing here trims it: train the model with the vocabulary that it shall have")
+    known = {part.name for part in (*parts, *facts.roles.positions)}
+    for name, tensor in facts.folder.tensors.items():
+        of_tokens = not in_layer(name) or "embed" in name or "head" in name
+        if name not in known and len(tensor.shape) == 2 and tensor.rows == tables[0].rows and of_tokens:
+            what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and plays no part that is known"
+            raise CheckpointError(what, "nothing here trims it, and its rows may belong to tokens")
+    return parts
+
+
+def _kept_by(path: Path, words: TokenizerFile) -> set[int]:
+    """Ids of the tokens that a file names: all of its lines are ids, or all are tokens as the vocabulary has them."""
+    fix = "write a token on each line as tokenizer.json has it (Ġword, ▁word), or on each line an id"
+    try:
+        lines = [line.rstrip("\r") for line in read_whole(path, MOST_BYTES).decode().split("\n") if line.rstrip("\r")]
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path}: not UTF-8 text", fix) from None
+    known = {str(number): number for number in words.ids.values()} if all(map(str.isdigit, lines)) else words.ids
+    wrong = next((line for line in lines if line not in known), None)
+    if wrong is not None or not lines:
+        raise CheckpointError(
+            f"{path}: {short(wrong)!r} is no token of this tokenizer" if lines else f"{path}: empty", fix
+        )
+    return {known[line] for line in lines}
+
+
+def _chosen(words: TokenizerFile, must: set[int], seen: Counter[int], size: int | None) -> set[int]:
+    """The tokens that stay, closed under ancestors: those of the text, or as many as `size` says."""
+    if size is None:
+        return must | words.closed(seen)
+    kept = set(must)
+    for token in sorted(words.ids.values(), key=lambda token: (-seen[token], token)):
+        if len(kept) == size:
+            break
+        if token not in kept and len(kept) + len(more := words.closed([token]) - kept) <= size:
+            kept |= more
+    return kept
+
+
+def _measured(words: TokenizerFile, kept: set[int], held: list[tuple[str, list[int]]]) -> str:
+    """What a choice of tokens costs on text that it was not made by, in one sentence; raise where text is lost."""
+    new = {old: number for number, old in enumerate(sorted(kept))}
+    trial = loaded(words.without(new), "the trimmed tokenizer")
+    length = {number: len(token) for token, number in words.ids.items()}
+    before = after = letters = missed = 0
+    for piece, old in held:
+        ids = trial.encode(piece, add_special_tokens=False).ids
+        otherwise = all(token in new for token in old) and ids != [new[token] for token in old]
+        # a word that WordPiece did not know may be known without a piece that led it astray
+        if otherwise or (words.kind != "WordPiece" and trial.decode(ids) != words.engine.decode(old)):
+            what = f"{words.where}: without some tokens a text is cut or read otherwise"
+            raise CheckpointError(what, "it is not trimmed: report this with the tokenizer's name")
+        before, after = before + len(old), after + len(ids)
+        letters += sum(length[token] for token in old)
+        missed += sum(length[token] for token in old if token not in new)
+    end = f"the text's last {sum(len(piece) for piece, _ in held):,} letters, with tokens that only its start chose"
+    return f"{end}: {after / before - 1:.2%} more tokens; {missed / letters:.2%} of it stood in tokens that are gone"
+
+
+# what else names tokens
+
+
+def _config_changes(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:
+    """{dotted path: new value} of what names tokens in a config; negative numbers name none."""
+
+    def each(part: Any) -> Any:
+        if isinstance(part, list):
+            return list(map(each, part))
+        return new[part] if is_id(part) else part
+
+    changes: dict[str, Any] = {}
+    for path, value in _leaves(record):
+        place, after = IN_PAIRS.get(path.rpartition(".")[2]), value
+        if place is not None and isinstance(value, list) and all(isinstance(pair, list) for pair in value):
+            after = [[each(part) if at == place else part for at, part in enumerate(pair)] for pair in value]
+        elif NAMES_TOKENS.search(path):
+            after = each(value)
+        changes |= {path: after} if after != value else {}
+    if isinstance(decoder := record.get("added_tokens_decoder"), dict):
+        digits = {key for key in decoder if key.isascii() and key.isdigit() and len(key) < 19}
+        listed = ((str(new[int(key)]) if key in digits else key, entry) for key, entry in decoder.items())
+        changes["added_tokens_decoder"] = dict(listed)
+    return changes
+
+
+def _beside(facts: Facts, words: TokenizerFile, new: Mapping[int, int]) -> dict[str, bytes]:
+    """{file: new content} of the files that repeat the vocabulary."""
+
+    def text(name: str) -> str:
+        return read_whole(inside(facts.folder.path, name), MOST_BYTES).decode("utf-8", "replace")
+
+    made: dict[str, str] = {}
+    names = filter(facts.folder.has, ("vocab.json", "added_tokens.json"))
+    listed: dict[str, dict[str, Any]] = {name: json_object(facts.folder.path, name) for name in names}
+    if facts.folder.has("vocab.txt"):
+        lines = text("vocab.txt").removesuffix("\n").split("\n")
+        listed["vocab.txt"] = {line.rstrip("\r"): number for number, line in enumerate(lines)}
+    for name, ids in listed.items():
+        other = next((token for token, number in ids.items() if words.ids.get(token, -1) != number), None)
+        if other is not None:
+            what = f"{facts.folder.path / name}: it gives {short(other)!r} another id than tokenizer.json"
+            raise CheckpointError(what, "take away the one that is not this model's")
+        left = {token: new[number] for token, number in ids.items() if number in new}
+        made[name] = "".join(f"{token}\n" for token in left) if name == "vocab.txt" else json.dumps(left)
+    if facts.folder.has("merges.txt"):
+        kept = {"", *(piece for piece, number in words.pieces.items() if number in new)}
+        lines = text("merges.txt").split("\n")
+        lines = [ln for ln in lines if ln.startswith("#version") or {*ln.split(" "), ln.replace(" ", "")} <= kept]
+        made["merges.txt"] = "\n".join(lines)
+    return {name: content.encode() for name, content in made.items()}

@@ -1,0 +1,127 @@
+"""A process of its own in which damaged tokenizers are trimmed: what it prints, a traceback or a crash would spoil.
+
+    python hostile_trims.py FOLDER FIRST COUNT
+
+Prints one JSON object: how many were made, refused, and what must not have happened. Every case is made from its
+number alone, so that `FOLDER N 1` repeats it.
+"""
+
+import json
+import random
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from tests.checkpoint.hostile_child import Hang, clear, mutate_file, mutate_record, stop, write
+from tests.checkpoint.tiny_checkpoints import llama
+from tokenizers import Tokenizer
+from trimmed_words import KINDS, prose
+
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite import trim
+
+SECONDS = 20
+ODD = [["", "a"], ["a", ""], ["no", "such"], "a b c", "ab", ["a"], [1, 2], ["<0x41>", "a"], ["a", "a"]]
+
+
+def seeds(scratch, text):
+    """{kind: {file: bytes}} of healthy folders."""
+    generation = {"eos_token_id": [0, 1], "suppress_tokens": [5, 6], "forced_decoder_ids": [[1, 7]]}
+    found = {}
+    for name, train in KINDS.items():
+        tokenizer = train(text, 400)
+        files = {"generation_config.json": generation, "tokenizer_config.json": {"added_tokens_decoder": {"0": {}}}}
+        if name == "gpt2":
+            files["vocab.json"] = tokenizer.get_vocab()
+        made = llama(
+            scratch / name,
+            rows=tokenizer.get_vocab_size(),
+            tokenizer=json.loads(tokenizer.to_str()),
+            files=files,
+        )
+        found[name] = {file.name: file.read_bytes() for file in made.iterdir()}
+        if name == "gpt2":
+            merges = json.loads(found[name]["tokenizer.json"])["model"]["merges"]
+            lines = ["#version: 0.2", *(" ".join(merge) for merge in merges)]
+            found[name]["merges.txt"] = "\n".join(lines).encode()
+    return found
+
+
+def mutated(rng, name, data):
+    """Damage a file; of a tokenizer.json mostly single parts, since the library refuses most of the rest."""
+    if name != "tokenizer.json" or rng.random() < 0.3:
+        return mutate_file(rng, name, data)
+    record = json.loads(data)
+    model = record["model"]
+    how = rng.randrange(6)
+    if how == 0 and "merges" in model:
+        model["merges"].insert(rng.randrange(len(model["merges"])), rng.choice([*ODD, rng.choice(model["merges"])]))
+    elif how == 1:
+        rng.shuffle(model["merges"] if "merges" in model else record["added_tokens"])
+    elif how == 2 and isinstance(model["vocab"], dict):
+        token = rng.choice(sorted(model["vocab"]))
+        number = model["vocab"].pop(token)
+        model["vocab"] |= rng.choice([{}, {token + "x": number}, {token: 2**32 - 1}, {token: 0}, {token: -1}])
+    elif how == 3 and isinstance(model["vocab"], list):
+        entry = rng.choice(model["vocab"])
+        rng.choice([model["vocab"].remove, model["vocab"].append])(entry)
+    elif how == 4:
+        part = rng.choice(["added_tokens", "post_processor", "padding", "normalizer", "pre_tokenizer", "decoder"])
+        record[part] = mutate_record(rng, record.get(part) or [{}])
+    else:
+        model[rng.choice(["unk_token", "unk_id", "dropout", "byte_fallback", "type", "ignore_merges"])] = rng.choice(
+            [None, True, 0, 1, 0.5, -1, 10**9, "", "a", "WordLevel", "BPE", "WordPiece", []]
+        )
+    return json.dumps(record).encode()
+
+
+def one(rng, home, kinds):
+    """Trim one damaged folder: (what was done to it, whether it was made, what went wrong)."""
+    kind = rng.choice(sorted(kinds))
+    files = dict(kinds[kind])
+    names = [name for name in files if name != "model.safetensors"]
+    for name in {rng.choice(["tokenizer.json", rng.choice(names)]) for _ in range(rng.choice([1, 1, 2]))}:
+        files[name] = mutated(rng, name, files[name])
+    write(home / "case", files)
+    options = rng.choice([{"text": home / "text.txt"}, {"size": 380}, {"keep": home / "keep.txt"}])
+    try:
+        trim(home / "case", home / "made", **options, dry_run=rng.random() < 0.5)
+    except CheckpointError as error:
+        plain = str(error).isprintable() and error.fix
+        return kind, False, None if plain and not (home / "made").exists() else f"no plain error: {error!r}"
+    except Hang:
+        return kind, False, f"hangs for {SECONDS} s"
+    except Exception:
+        return kind, False, traceback.format_exc(limit=-4)
+    if (home / "made").exists():
+        Tokenizer.from_file(str(home / "made/tokenizer.json")).encode("a b")
+        shutil.rmtree(home / "made")
+    return kind, True, None
+
+
+def run(home, first, count):
+    home.mkdir(exist_ok=True)
+    text = prose(8_000)
+    (home / "text.txt").write_text(text[:2_000], encoding="utf-8")
+    (home / "keep.txt").write_text("4\n5\n")
+    kinds = seeds(home / "seeds", text)
+    signal.signal(signal.SIGALRM, stop)
+    told = {"made": 0, "refused": 0, "failed": []}
+    before = None
+    for number in range(first, first + count):
+        signal.alarm(SECONDS)
+        kind, made, wrong = one(random.Random(number), home, kinds)
+        signal.alarm(0)
+        told["made" if made else "refused"] += 1
+        clear(home / "case")
+        left = sorted(path.name for path in home.iterdir())
+        before = before or left
+        if wrong is not None or left != before:
+            told["failed"].append(f"case {number} ({kind}): {wrong or left}")
+    return told
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,429 @@
+"""`trim`: kept rows bit for bit, kept text cut as before, and transformers loading the result."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewrite_models import V, build, child, config_of, saved, tensors
+from rewrite_models import logits as family_logits
+from tests.checkpoint.tiny_checkpoints import llama_config, table, write_sparse
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from trimmed_words import (
+    KINDS,
+    bert_model,
+    folder,
+    gpt2,
+    gpt2_model,
+    ids_of,
+    llama3,
+    llama_model,
+    logits,
+    prose,
+    qwen,
+    random_bpe,
+    random_unigram,
+    same_where_kept,
+    short_texts,
+    words_of,
+)
+
+from tiewise.checkpoint.audit import check
+from tiewise.core.text_pieces import pieces
+from tiewise.rewrite import trim
+from tiewise.rewrite.trim_tokenizer import TokenizerFile
+
+TEXT = prose(60_000)
+OTHER = prose(30_000, 200_000)
+
+
+def opened(path):
+    return Tokenizer.from_file(str(path / "tokenizer.json"))
+
+
+def text_file(path, text=TEXT[:20_000]):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def kept_ids(old, new):
+    """Old ids of the tokens of a trimmed tokenizer, in the order of the new."""
+    names, before = {number: token for token, number in new.get_vocab().items()}, old.get_vocab()
+    return [before[names[number]] for number in sorted(names)]
+
+
+def assert_rows(before, after, kept):
+    """Every tensor is the old one, or its rows of the kept ids, bit for bit."""
+    old, new = tensors(before), tensors(after)
+    assert old.keys() == new.keys()
+    cut = [name for name in old if old[name].shape != new[name].shape]
+    for name, value in old.items():
+        rows = value if name not in cut else value[kept] if len(value) > 1 else value[:, kept]
+        assert rows.numpy().tobytes() == new[name].numpy().tobytes(), name
+    return cut
+
+
+# in transformers
+
+
+def test_gpt2_and_its_tokenizer_in_transformers(tmp_path):
+    words = gpt2(TEXT)
+    model = gpt2_model(words.get_vocab_size(), 0)
+    model.save_pretrained(tmp_path / "a")
+    hf.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>").save_pretrained(tmp_path / "a")
+    words.model.save(str(tmp_path / "a"))  # vocab.json, merges.txt
+    receipt = trim(tmp_path / "a", tmp_path / "b", text=text_file(tmp_path / "t.txt", TEXT[:5_000]))
+    assert not [found for found in check(tmp_path / "b").findings if found.severity != "info"]
+    old, new = (hf.AutoTokenizer.from_pretrained(tmp_path / name) for name in "ab")
+    kept = kept_ids(words, opened(tmp_path / "b"))
+    assert 257 < len(kept) < len(words.get_vocab())
+    assert assert_rows(tmp_path / "a", tmp_path / "b", kept) == ["transformer.wte.weight"]
+    assert (receipt.logit_change, receipt.input_change) == (0, 0)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "b")
+    assert loaded.config.vocab_size == len(kept)
+    assert (loaded.config.eos_token_id, loaded.generation_config.eos_token_id) == (0, 0)
+    ids = old(TEXT[:400], return_tensors="pt").input_ids
+    mine = new(TEXT[:400], return_tensors="pt").input_ids
+    assert [kept[number] for number in mine[0]] == ids[0].tolist()
+    assert (logits(loaded, mine) - logits(model, ids)[..., kept]).abs().max() < 1e-6
+    # the two files beside tokenizer.json say the same as it
+    vocab = json.loads((tmp_path / "b/vocab.json").read_text())
+    merges = json.loads((tmp_path / "b/tokenizer.json").read_text())["model"]["merges"]
+    assert vocab == opened(tmp_path / "b").get_vocab()
+    listed = (tmp_path / "b/merges.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.split(" ") for line in listed if not line.startswith("#version")] == merges
+
+
+def test_llama3_and_its_configs_in_transformers(tmp_path):
+    words = llama3(TEXT)
+    begin, end, turn = (words.token_to_id(f"<|{name}|>") for name in ("begin_of_text", "end_of_text", "eot_id"))
+    rows = words.get_vocab_size() + 5  # padding
+    model = llama_model(rows, begin, [end, turn])
+    model.generation_config.suppress_tokens = [begin]
+    model.save_pretrained(tmp_path / "a", max_shard_size="50KB")
+    specials = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+    hf.PreTrainedTokenizerFast(tokenizer_object=words, **specials).save_pretrained(tmp_path / "a")
+    receipt = trim(tmp_path / "a", tmp_path / "b", text=text_file(tmp_path / "t.txt", TEXT[:5_000]))
+    assert len(receipt.rewritten) == 2
+    assert not [found for found in check(tmp_path / "b").findings if found.severity != "info"]
+    kept = kept_ids(words, opened(tmp_path / "b"))
+    assert set(assert_rows(tmp_path / "a", tmp_path / "b", kept)) == {"model.embed_tokens.weight", "lm_head.weight"}
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "b")
+    old, new = (hf.AutoTokenizer.from_pretrained(tmp_path / name) for name in "ab")
+    assert new.bos_token_id == loaded.config.bos_token_id == len(kept) - 3
+    assert loaded.config.eos_token_id == [len(kept) - 2, len(kept) - 1]
+    assert loaded.generation_config.eos_token_id == [len(kept) - 2, len(kept) - 1]
+    assert loaded.generation_config.suppress_tokens == [len(kept) - 3]
+    text = f"<|begin_of_text|>{TEXT[:300]}<|eot_id|>"
+    ids, mine = (words(text, return_tensors="pt").input_ids for words in (old, new))
+    assert [kept[number] for number in mine[0]] == ids[0].tolist()
+    assert mine[0, 0] == new.bos_token_id
+    assert (logits(loaded, mine) - logits(model, ids)[..., kept]).abs().max() < 1e-6
+    assert loaded.generate(mine[:, :4], max_new_tokens=3, do_sample=False).shape[1] > 4
+
+
+def test_bert_its_biases_and_vocab_txt(tmp_path):
+    words = KINDS["wordpiece"](TEXT)
+    model = bert_model(words.get_vocab_size())
+    with torch.no_grad():
+        model.cls.predictions.bias.normal_()
+    model.save_pretrained(tmp_path / "a")
+    hf.BertTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "a")
+    names = sorted(words.get_vocab(), key=words.token_to_id)
+    (tmp_path / "a/vocab.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    trim(tmp_path / "a", tmp_path / "b", text=text_file(tmp_path / "t.txt", TEXT[:5_000]))
+    kept = kept_ids(words, opened(tmp_path / "b"))
+    assert len(kept) < len(names)
+    assert "cls.predictions.bias" in assert_rows(tmp_path / "a", tmp_path / "b", kept)
+    assert (tmp_path / "b/vocab.txt").read_text(encoding="utf-8").splitlines() == [names[number] for number in kept]
+    loaded = hf.AutoModelForMaskedLM.from_pretrained(tmp_path / "b")
+    old, new = (hf.AutoTokenizer.from_pretrained(tmp_path / name) for name in "ab")
+    ids, mine = (words(TEXT[:200], return_tensors="pt").input_ids for words in (old, new))
+    assert [kept[number] for number in mine[0]] == ids[0].tolist()
+    assert (logits(loaded, mine) - logits(model, ids)[..., kept]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"), [("llama", True), ("phi", False), ("bart", True), ("t5", True), ("qwen2", True)]
+)
+def test_every_table_and_bias_of_a_family(name, tied, tmp_path):
+    """Logits of the kept tokens, in transformers; the tables of two stacks, and biases [V] and [1, V]."""
+    saved(tmp_path / "a", name, tied)
+    random_bpe(0, size=50).save(str(tmp_path / "a/tokenizer.json"))
+    receipt = trim(tmp_path / "a", tmp_path / "b", size=30)
+    old, new = (type(build(name, tied)).from_pretrained(tmp_path / at).eval() for at in "ab")
+    kept = [number for number in range(V) if number not in dropped(tmp_path)]
+    cut = assert_rows(tmp_path / "a", tmp_path / "b", kept)
+    assert set(cut) == set(receipt.written)
+    assert {n for n in cut if "bias" in n} == {"phi": {"lm_head.bias"}, "bart": {"final_logits_bias"}}.get(name, set())
+    assert new.config.vocab_size == 30
+    ids = torch.arange(40).reshape(2, 20) % 30
+    assert (family_logits(new, ids) - family_logits(old, torch.tensor(kept)[ids])[..., kept]).abs().max() < 1e-6
+
+
+def dropped(path):
+    """Old ids that a trimmed model of `saved` lost: what has no token keeps its row only where a config names it."""
+    old, new = opened(path / "a").get_vocab(), opened(path / "b").get_vocab()
+    named = {config_of(path / "a").get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return {n for t, n in old.items() if t not in new} | ({*range(V)} - {*old.values()} - named)
+
+
+# what a kept text is cut into
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"size": 500}], ids=["all", "size"])
+def test_words_of_kept_tokens_are_cut_as_before(kind, options, tmp_path):
+    words = KINDS[kind](TEXT)
+    folder(tmp_path / "a", words)
+    size = {"size": 600} if options and kind == "sentencepiece" else options
+    receipt = trim(tmp_path / "a", tmp_path / "b", text=text_file(tmp_path / "t.txt"), **size)
+    old, new = opened(tmp_path / "a"), opened(tmp_path / "b")
+    kept, gone = same_where_kept(
+        old, new, [*words_of(TEXT[:20_000]), *words_of(OTHER), " zyzzyva", "é", "日本", "\n\n"]
+    )
+    assert kept > 1000
+    assert (gone > 10) == bool(options) or not options
+    if not options:  # nothing that the text needs is gone
+        back = kept_ids(old, new)
+        assert [back[number] for number in ids_of(new, TEXT[:20_000])] == ids_of(old, TEXT[:20_000])
+    else:
+        assert len(new.get_vocab()) == size["size"]
+        assert any("of its tokens are gone" in note for note in receipt.notes)
+    assert old.num_special_tokens_to_add(False) == new.num_special_tokens_to_add(False)
+    names = [new.encode("the end").tokens, old.encode("the end").tokens]
+    assert names[0] == names[1] or options
+
+
+RANDOM = settings(max_examples=40, deadline=None)
+
+
+@RANDOM
+@given(seed=st.integers(0, 10**6), wanted=st.sets(st.integers(0, 39), max_size=12), ignore=st.booleans())
+def test_merges_drawn_at_random(tmp_path_factory, seed, wanted, ignore):
+    """Every text of up to five letters, in any closed set of tokens: as the library cuts it before and after."""
+    old = random_bpe(seed, ignore_merges=ignore)
+    path = tmp_path_factory.mktemp("words")
+    old.save(str(path / "tokenizer.json"))
+    words = TokenizerFile(path)
+    kept = words.closed(words.always | wanted)
+    new = Tokenizer.from_buffer(words.without({old: number for number, old in enumerate(sorted(kept))}))
+    assert {old.id_to_token(number) for number in kept} == set(new.get_vocab())
+    same_where_kept(old, new, short_texts(most=5))
+
+
+def test_a_set_that_is_not_closed_cuts_otherwise(tmp_path):
+    """The property above can fail: of some random merges, without the ancestors."""
+    differing = 0
+    for seed in range(30):
+        old = random_bpe(seed)
+        old.save(str(tmp_path / "tokenizer.json"))
+        words = TokenizerFile(tmp_path)
+        kept = {number for token, number in old.get_vocab().items() if len(token) != 2}  # all but the first merges
+        new = Tokenizer.from_buffer(words.without({old: number for number, old in enumerate(sorted(kept))}))
+        try:
+            same_where_kept(old, new, short_texts(most=5))
+        except AssertionError:
+            differing += 1
+    assert differing > 10
+
+
+@RANDOM
+@given(seed=st.integers(0, 10**6), wanted=st.sets(st.integers(0, 25), max_size=12))
+def test_pieces_with_scores_drawn_at_random(tmp_path_factory, seed, wanted):
+    """Of paths that are equally good the same is taken; `x` is unknown."""
+    old = random_unigram(seed)
+    path = tmp_path_factory.mktemp("pieces")
+    old.save(str(path / "tokenizer.json"))
+    words = TokenizerFile(path)
+    kept = words.closed(words.always | {number for number in wanted if number < old.get_vocab_size()})
+    new = Tokenizer.from_buffer(words.without({old: number for number, old in enumerate(sorted(kept))}))
+    same_where_kept(old, new, short_texts("abcdx", 5))
+
+
+# which tokens stay
+
+
+def test_a_size_keeps_the_most_frequent_and_their_ancestors(tmp_path):
+    words = gpt2(TEXT)
+    folder(tmp_path / "a", words)
+    trim(tmp_path / "a", tmp_path / "b", text=text_file(tmp_path / "t.txt"), size=400)
+    kept = set(kept_ids(words, opened(tmp_path / "b")))
+    count = np.bincount(ids_of(words, TEXT[:20_000]), minlength=words.get_vocab_size())
+    free = sorted((number for number in range(257, 700)), key=lambda number: (-count[number], number))
+    in_order = [number in kept for number in free]
+    assert all(in_order[:60])  # with their ancestors these are fewer than 143
+    assert sum(in_order) == 143
+
+
+def test_without_a_text_the_smallest_ids_stay_and_files_name_more(tmp_path):
+    words = qwen(TEXT)
+    folder(tmp_path / "a", words, config={"bos_token_id": None, "eos_token_id": 700, "image_token_id": 698})
+    (tmp_path / "keep.txt").write_text("Ġclass\n690\n")
+    trim(tmp_path / "a", tmp_path / "ids", keep=text_file(tmp_path / "ids.txt", "690\n5\n"), size=400)
+    kept = kept_ids(words, opened(tmp_path / "ids"))
+    assert {690, 698, 700, *range(256)} <= set(kept)
+    assert kept[:300] == list(range(300))
+    assert len(kept) == 400
+    assert config_of(tmp_path / "ids")["eos_token_id"] == kept.index(700)
+    assert config_of(tmp_path / "ids")["image_token_id"] == kept.index(698)
+    trim(tmp_path / "a", tmp_path / "words", keep=text_file(tmp_path / "keep.txt", "Ġclass\r\nĠthe\n"))
+    new = opened(tmp_path / "words")
+    assert {"Ġclass", "Ġthe"} <= new.get_vocab().keys()
+    assert new.get_vocab_size() < 285
+
+
+def test_ids_in_configs(tmp_path):
+    words = gpt2(TEXT)
+    generation = {
+        "bos_token_id": 0,
+        "pad_token_id": -1,
+        "suppress_tokens": [500, 510],
+        "bad_words_ids": [[520, 521], [522]],
+        "forced_decoder_ids": [[1, 530], [600, None]],
+        "sequence_bias": [[[540, 541], 7]],
+        "lang_to_id": {"<|en|>": 550},
+        "max_length": 560,
+    }
+    decoder = {"added_tokens_decoder": {"0": {"content": "<|endoftext|>", "special": True}}, "model_max_length": 590}
+    files = {"generation_config.json": generation, "tokenizer_config.json": decoder}
+    config = {"bos_token_id": 0, "eos_token_id": [0, 570], "text_config": {"vocab_size": 700, "sep_token_id": 580}}
+    folder(tmp_path / "a", words, files=files, config=config | {"type_vocab_size": 700})
+    (tmp_path / "a/tokenizer.model").write_bytes(b"\x0a\x00")
+    receipt = trim(tmp_path / "a", tmp_path / "b", keep=text_file(tmp_path / "k.txt", "690"))
+    kept = kept_ids(words, opened(tmp_path / "b"))
+    to = {old: number for number, old in enumerate(kept)}
+    made = json.loads((tmp_path / "b/generation_config.json").read_text())
+    assert made == {
+        "bos_token_id": 0,
+        "pad_token_id": -1,
+        "suppress_tokens": [to[500], to[510]],
+        "bad_words_ids": [[to[520], to[521]], [to[522]]],
+        "forced_decoder_ids": [[1, to[530]], [600, None]],
+        "sequence_bias": [[[to[540], to[541]], 7]],
+        "lang_to_id": {"<|en|>": to[550]},
+        "max_length": 560,
+    }
+    assert json.loads((tmp_path / "b/tokenizer_config.json").read_text()) == decoder
+    said = config_of(tmp_path / "b")
+    assert said["eos_token_id"] == [0, to[570]]
+    assert said["text_config"] == {"vocab_size": len(kept), "sep_token_id": to[580]}
+    assert (said["vocab_size"], said["type_vocab_size"]) == (len(kept), 700)
+    assert not (tmp_path / "b/tokenizer.model").exists()
+    assert any(note.startswith("tokenizer.model: stays behind") for note in receipt.notes)
+
+
+def test_a_row_that_only_a_config_names_stays_behind_the_tokens(tmp_path):
+    words = gpt2(TEXT)
+    folder(tmp_path / "a", words, rows=720, config={"bos_token_id": 0, "eos_token_id": 0, "image_token_id": 710})
+    trim(tmp_path / "a", tmp_path / "b", size=400)
+    assert config_of(tmp_path / "b")["image_token_id"] == 399
+    rows = tensors(tmp_path / "b")["model.embed_tokens.weight"].numpy()
+    assert rows[399].tobytes() == table(720)[710].tobytes()
+    assert opened(tmp_path / "b").get_vocab_size() == 399
+
+
+# what is told
+
+
+def test_what_other_text_costs_is_measured_on_text_that_chose_nothing(tmp_path):
+    """As a model trimmed by the start alone cuts the end."""
+    words = gpt2(TEXT + OTHER + prose(30_000, 300_000), 3000)
+    folder(tmp_path / "a", words)
+    text = TEXT[:30_000] * 9 + OTHER
+    receipt = trim(tmp_path / "a", tmp_path / "b", text=text_file(tmp_path / "t.txt", text))
+    note = next(note for note in receipt.notes if "only its start chose" in note)
+    parts = [piece for piece, _ in pieces([(text, True)])]
+    starts = np.cumsum([0, *(len(piece.encode()) for piece in parts)])[:-1]
+    first, last = (
+        "".join(p for p, at in zip(parts, starts, strict=True) if (at < 0.9 * len(text)) == w) for w in (1, 0)
+    )
+    trim(tmp_path / "a", tmp_path / "c", text=text_file(tmp_path / "first.txt", first))
+    new, before = opened(tmp_path / "c"), ids_of(words, last)
+    missed = sum(len(token) for token in map(words.id_to_token, before) if new.token_to_id(token) is None)
+    more = len(ids_of(new, last)) / len(before) - 1
+    share = missed / len(last.encode())  # a letter of a token is a byte
+    assert 0 < more < share < 0.3
+    assert f"{len(last):,} letters" in note
+    assert f": {more:.2%} more tokens; {share:.2%} of it stood in tokens that are gone" in note
+    dry = trim(tmp_path / "a", tmp_path / "d", text=tmp_path / "t.txt", dry_run=True)
+    assert dry.notes == receipt.notes
+    assert not (tmp_path / "d").exists()
+
+
+def test_trimmed_twice_is_trimmed_once(tmp_path):
+    folder(tmp_path / "a", gpt2(TEXT))
+    for source, to, letters in (("a", "b", 9_000), ("b", "c", 3_000), ("a", "d", 3_000)):
+        trim(tmp_path / source, tmp_path / to, text=text_file(tmp_path / "t.txt", TEXT[:letters]))
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (tmp_path / "c" / name).read_bytes() == (tmp_path / "d" / name).read_bytes()
+    operations = json.loads((tmp_path / "c/tiewise.json").read_text())["operations"]
+    assert len(operations) == 2
+    assert "tokenizer.json" in operations[0]["source"]["sha256"]
+
+
+# long bars
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "llama3"])
+def test_a_million_letters_that_chose_nothing(kind, tmp_path):
+    """Word for word: what is of kept tokens is cut as before; and all of it reads back as it stands."""
+    text, train, other = prose(300_000), prose(600_000), prose(1_050_000, 1_000_000)
+    words = KINDS[kind](train, 12_000)
+    folder(tmp_path / "a", words)
+    trim(tmp_path / "a", tmp_path / "b", text=text_file(tmp_path / "t.txt", text), size=4000)
+    old, new = opened(tmp_path / "a"), opened(tmp_path / "b")
+    left = new.get_vocab()
+    to = {number: left[token] for token, number in old.get_vocab().items() if token in left}
+    letters = kept = gone = 0
+    for piece, _ in pieces([(other, True)]):
+        before, after = (by_word(words.encode(piece, add_special_tokens=False)) for words in (old, new))
+        assert before.keys() == after.keys()
+        for word, tokens in before.items():
+            if all(token in to for token in tokens):
+                kept += 1
+                assert after[word] == [to[token] for token in tokens]
+            else:
+                gone += 1
+                assert len(after[word]) > 1
+        assert new.decode(ids_of(new, piece)) == piece
+        letters += len(piece)
+    assert letters >= 1_000_000
+    assert kept > 3 * gone > 10_000
+
+
+def by_word(encoding):
+    found = {}
+    for word, token in zip(encoding.word_ids, encoding.ids, strict=True):
+        found.setdefault(word, []).append(token)
+    return found
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_tokens_in_little_memory(tmp_path):
+    rng, rows, width = random.Random(0), 100_000, 2048
+    tokens = list(pre_tokenizers.ByteLevel.alphabet())
+    merges, known = [], set(tokens)
+    while len(tokens) < rows:
+        a, b = rng.choice(tokens), rng.choice(tokens)
+        if len(a + b) < 16 and a + b not in known:
+            merges.append((a, b))
+            tokens.append(a + b)
+            known.add(a + b)
+    words = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges, ignore_merges=True))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    (tmp_path / "a").mkdir()
+    words.save(str(tmp_path / "a/tokenizer.json"))
+    shapes = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), ("BF16", (rows, width)))
+    write_sparse(tmp_path / "a/model.safetensors", shapes)
+    (tmp_path / "a/config.json").write_text(json.dumps(llama_config(False, rows, width)))
+    text_file(tmp_path / "t.txt", prose(1_000_000))
+    result = child("trim", tmp_path / "a", tmp_path / "b", text=str(tmp_path / "t.txt"), size=60_000)
+    assert (tmp_path / "b/model.safetensors").stat().st_size > 4 * 60_000 * width
+    assert result["peak"] < 400e6, f"{result['peak'] / 1e6:.0f} MB"
