@@ -36,6 +36,7 @@ CALLS = {
     "explore": (tiewise.explore, PATH),
     "factor": (lambda x: tiewise.factor(x, "to", rank=8), PATH),
     "resize": (lambda x: tiewise.resize(x, "to", vocab=8), PATH),
+    "transplant": (lambda x: tiewise.transplant(x, "to", tokenizer="new"), PATH),
     "tied_lookup": (lambda x: tiewise.tied_lookup(x, IDS), UnsupportedError),
     "inspect": (tiewise.inspect, PATH),
     "install": (tiewise.install, InstallError),
@@ -101,6 +102,7 @@ LIVE = {
     "densify": r"tiewise\.hf\.plain_copy\(model\)",
     "factor": r"tiewise\.install\(model, \"factored:128\"\)",
     "resize": r"model\.resize_token_embeddings",
+    "transplant": "save_pretrained",
     "dedupe": "save_pretrained",
     "repair": "save_pretrained",
 }

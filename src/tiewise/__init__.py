@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from tiewise.rewrite.ties import repair as repair
     from tiewise.rewrite.ties import tie as tie
     from tiewise.rewrite.ties import untie as untie
+    from tiewise.rewrite.transplant import transplant as transplant
     from tiewise.runs import compare as compare
     from tiewise.runs import train as train
     from tiewise.sharded.export import export_sharded as export_sharded
@@ -115,6 +116,7 @@ _OFFERS = {
     "rewrite.factor": "densify factor",
     "rewrite.resize": "resize",
     "rewrite.ties": "dedupe repair tie untie",
+    "rewrite.transplant": "transplant",
     "runs": "compare train",
     "sharded.export": "export_sharded",
     "sharded.load": "load_sharded",

@@ -27,6 +27,7 @@ SAID = {  # a command line of each command, its exit code, and a letter of its o
     "factor": (["factor", "wrong", "--rank=4", "--to=made", "--force"], 0, "→"),
     "densify": (["densify", "no…where", "--to=made"], 2, "…"),
     "resize": (["resize", "wrong", "--vocab=70", "--to=made"], 0, "→"),
+    "transplant": (["transplant", "wrong", "--tokenizer=no…where", "--to=made"], 2, "…"),
     "dedupe": (["dedupe", "equal", "--to=made"], 0, "→"),
     "repair": (["repair", "wrong", "--to=made"], 0, "→"),
     "kernels": (["kernels", "b…d"], 2, "…"),

@@ -29,6 +29,7 @@ WORK = [
     ["factor", "untied", "--rank=4", "--to=c", "--force"],
     ["densify", "c", "--to=d"],
     ["resize", "tied", "--vocab=50", "--to=e"],
+    ["transplant", "tied", "--tokenizer=untied", "--to=t"],
     ["dedupe", "b", "--to=f"],
     ["repair", "wrong", "--to=g"],
 ]
@@ -45,6 +46,7 @@ LACK = {
     "explore tied --no-open --out=e.html -t builtin": TORCH,
     "inspect tied --only lens": TORCH,
     "factor tied --rank=4 --to=h --text=text.txt": TORCH,
+    "transplant tied --tokenizer=untied --to=h --text=text.txt": TORCH,
 }
 
 

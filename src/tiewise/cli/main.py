@@ -29,7 +29,7 @@ COMMANDS = {
     "Looking inside": {"inspect": "inspect", "explore": "explore", "diff": "diff"},
     "Checkpoints": {
         "check": "check",
-        **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "dedupe", "repair"), "rewrite"),
+        **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "transplant", "dedupe", "repair"), "rewrite"),
     },
     "This machine": {"kernels": "machine"},
 }

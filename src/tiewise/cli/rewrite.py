@@ -10,6 +10,8 @@ from typing import Any
 import typer
 
 from tiewise.cli import options as o
+from tiewise.core.errors import RunError
+from tiewise.core.files import to_record
 from tiewise.core.long_work import ending
 
 RESULT = "The result is a new folder: source untouched, only changed files written, checked before it appears."
@@ -29,6 +31,7 @@ AFTER: Options = {
 }
 KEEP = typer.Option(None, metavar="input|output|mean", help="Whose values the one table gets, where the two differ.")
 COUNTS = "How often each token occurs (JSON, .npy, .safetensors, or a number a line)."
+HELDOUT = "A text: what the change costs on it is measured (bits per byte)."
 TEXT = "Or a text, counted with the checkpoint's own tokenizer.json."
 VERBS: dict[str, tuple[str, Options]] = {
     "tie": ("Give both ends of a checkpoint one table.", {"keep": (str, KEEP)}),
@@ -56,6 +59,16 @@ VERBS: dict[str, tuple[str, Options]] = {
             "seed": (int, typer.Option(0, help="Of the new rows.")),
         },
     ),
+    "transplant": (
+        "Give a checkpoint another tokenizer's vocabulary: tokens that both have keep their rows.\n\n"
+        "The rows of the others are made of these, without training; `tiewise heal` trains them.",
+        {
+            "tokenizer": (Path, typer.Option(..., metavar="DIR", help="Folder of the new tokenizer.")),
+            "donor": (Path, typer.Option(None, metavar="MODEL", help="A model that has it: rows combine as there.")),
+            "atoms": (int, typer.Option(64, help="With --donor: shared tokens in one combination at most.")),
+            "heldout": (str, typer.Option(None, "--text", metavar="TEXT", help=HELDOUT)),
+        },
+    ),
 }
 
 
@@ -67,7 +80,15 @@ def _command(verb: str) -> Callable[..., None]:
         from tiewise import rewrite
         from tiewise.rewrite.file_plan import PROVENANCE
 
-        made = (to / PROVENANCE).exists()
+        made, texts, heldout = (to / PROVENANCE).exists(), list[str](), options.pop("heldout", None)
+        if heldout is not None:  # a text that cannot be read is refused before anything is written
+            if options["dry_run"]:
+                raise RunError("--text with --dry-run", "leave one of them out: what is not written cannot be measured")
+            o.need_torch()
+            o.hush_libraries()
+            from tiewise.internals.passages import loss_change, passages
+
+            texts = passages(heldout)
 
         def left() -> str:
             done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"
@@ -75,8 +96,9 @@ def _command(verb: str) -> Callable[..., None]:
 
         with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True):
             receipt = getattr(rewrite, verb)(source, to, **options)
+            loss = loss_change(source, to, texts) if texts else None
         if json_:
-            o.print_json(receipt.record())
+            o.print_json(receipt.record() | ({} if loss is None else {"loss": to_record(loss)}))
             return
         from rich.console import Console
         from rich.table import Table
@@ -85,7 +107,7 @@ def _command(verb: str) -> Callable[..., None]:
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(style="dim")
         table.add_column(overflow="fold")
-        for heading, text in receipt.lines():
+        for heading, text in [*receipt.lines(), *([] if loss is None else [("loss", loss.said())])]:
             table.add_row(heading, Text(text))  # names are text, never markup
         Console().print(table)
 
@@ -100,4 +122,4 @@ def _command(verb: str) -> Callable[..., None]:
     return command
 
 
-tie, untie, dedupe, repair, densify, factor, resize = map(_command, VERBS)
+tie, untie, dedupe, repair, densify, factor, resize, transplant = map(_command, VERBS)

@@ -218,7 +218,7 @@ def _states(folder: Folder, plan: FilePlan) -> dict[str, tuple[int, int, int, in
         try:
             state = os.stat(inside(folder.path, name))
         except FileNotFoundError:
-            if name == INDEX:  # one that is about to be made
+            if name in plan.texts:  # one that is about to be made
                 continue
             what = f"{folder.path / name}: no such file"
             raise CheckpointError(what, "run again when nothing writes there") from None

@@ -1,0 +1,148 @@
+"""What a text costs a model, passage by passage: models with different tokenizers are compared in bits per byte.
+
+A passage is some hundred characters of one document. Its cost is −log p of all its tokens, the first of them read after
+the model's start token alone; so each model is asked for the same bytes, however it cuts them, and passages pair up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from tiewise.core.errors import DataError
+from tiewise.core.estimates import Estimate, jackknife
+from tiewise.core.long_work import progress
+from tiewise.data.documents import ended
+from tiewise.data.sources import Text, open_sources
+from tiewise.data.tokenizer import make_tokenizer
+from tiewise.internals.loaded import Opened, open_model
+
+CHARACTERS = 400  # of a passage
+MOST = 200  # passages
+FEWEST = 10
+READ = 4_000_000  # characters of a text that passages are taken from
+LONGEST = 1024  # tokens read at once, where a model has more positions
+
+
+def passages(texts: Text | Sequence[Text], most: int = MOST) -> list[str]:
+    """Cut texts (as in `tiewise.data.sources`) into passages, at white space, and return some of them, evenly apart.
+
+    Raises:
+        DataError: a text that cannot be read, or that holds fewer than ten passages.
+    """
+    found = list[str]()
+    for text, _ in ended(open_sources(texts)):
+        found += _cut(text)
+        if len(found) * CHARACTERS > READ:
+            break
+    if len(found) < FEWEST:
+        what = f"the text holds {len(found)} passages of {CHARACTERS} characters"
+        raise DataError(what, f"give {FEWEST * CHARACTERS:,} characters or more")
+    count = min(most, len(found))
+    return [found[number * len(found) // count] for number in range(count)]
+
+
+def _cut(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start >= CHARACTERS:
+        space = max(text.rfind(" ", start + 1, start + CHARACTERS), text.rfind("\n", start + 1, start + CHARACTERS))
+        stop = space if space > start + CHARACTERS // 2 else start + CHARACTERS
+        yield text[start:stop]
+        start = stop
+
+
+def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> NDArray[np.float64]:
+    """Return −log p of each passage [n] by the model in a folder, with the tokenizer beside it.
+
+    Raises:
+        CheckpointError, InstallError: as `open_model`.
+        DataError: no tokenizer in the folder that can be read, or one that names tokens without a row.
+    """
+    opened = open_model(path)
+    tokenizer = make_tokenizer(os.fspath(path))
+    engine = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    engine.encode_special_tokens = True  # words such as "<eos>" in a text stay words
+    engine.no_truncation()
+    engine.no_padding()
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    length = min(LONGEST, opened.longest or LONGEST) - 1
+    windows, owners = list[list[int]](), list[int]()
+    for number, encoding in enumerate(engine.encode_batch_fast(list(texts), add_special_tokens=False)):
+        for at in range(0, len(encoding.ids), length):
+            windows.append([start, *encoding.ids[at : at + length]])
+            owners.append(number)
+    largest = max(map(max, windows))
+    if largest >= opened.vocab:
+        what = f"the tokenizer in {opened.folder.path} names token {largest}, the table has {opened.vocab:,} rows"
+        raise DataError(what, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)")
+    costs = np.zeros(len(texts))
+    np.add.at(costs, owners, _nats(opened, windows, start))
+    return costs
+
+
+@torch.no_grad()
+def _nats(opened: Opened, windows: list[list[int]], pad: Any) -> NDArray[np.float64]:
+    """−log p of each window's tokens but the first; the model is causal, so padding behind changes nothing."""
+    found, order = np.zeros(len(windows)), sorted(range(len(windows)), key=lambda number: len(windows[number]))
+    done = 0
+    while done < len(order):
+        group = order[done : done + opened.at_once(len(windows[order[-1]]))]
+        longest = max(len(windows[number]) for number in group)
+        ids = torch.tensor([windows[number] + [pad] * (longest - len(windows[number])) for number in group])
+        logits = opened.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").double().numpy()
+        found[group] = [losses[row, : len(windows[number]) - 1].sum() for row, number in enumerate(group)]
+        done += len(group)
+        progress("measuring the loss", done, len(order))
+    return found
+
+
+@dataclass(frozen=True)
+class LossChange:
+    """What one model costs on a text against another, in bits per byte."""
+
+    before: float
+    after: float
+    more: Estimate  # after − before, with its interval over passages
+
+    def said(self) -> str:
+        """In a line."""
+        interval = f"{self.more.value:+.4f}, 95 % interval {self.more.low:+.4f} to {self.more.high:+.4f}"
+        return f"{self.before:.4f} → {self.after:.4f} bits per byte ({interval}, {self.more.rows} passages)"
+
+
+def loss_change(before: os.PathLike[str], after: os.PathLike[str], texts: Sequence[str]) -> LossChange:
+    """Measure both models on these passages. Raises as `passage_nats`."""
+    return cost_change(passage_nats(before, texts), passage_nats(after, texts), texts)
+
+
+def cost_change(before: NDArray[np.float64], after: NDArray[np.float64], texts: Sequence[str]) -> LossChange:
+    """Compare what passages cost two models, in nats [n]; the interval leaves out one passage at a time."""
+    sizes = math.log(2) * np.array([len(text.encode()) for text in texts])
+
+    def per_byte(nats: NDArray[np.float64], units: Sequence[int]) -> float:
+        return float(nats[list(units)].sum() / sizes[list(units)].sum())
+
+    every = range(len(texts))
+    more = jackknife(lambda units: per_byte(after - before, units), every)
+    return LossChange(per_byte(before, every), per_byte(after, every), more)
+
+
+def regained(teacher: NDArray, before: NDArray, after: NDArray) -> Estimate:
+    """Share of what `before` lost against `teacher` that `after` does not lose, with its interval over passages."""
+
+    def share(units: Sequence[int]) -> float:
+        its = list(units)
+        lost = float((before[its] - teacher[its]).sum())
+        return float((before[its] - after[its]).sum()) / lost if lost else math.nan
+
+    return jackknife(share, range(len(teacher)))

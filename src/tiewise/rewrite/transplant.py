@@ -1,0 +1,235 @@
+"""`transplant`: another tokenizer's vocabulary, without training.
+
+    token of the new vocabulary                        its row, at both ends and in every head bias
+    in both vocabularies (it writes the same bytes)    the old token's, bit for bit
+    special, of a role that the old one has too        that token's, bit for bit
+    with a donor                                       Σ cⱼ rowⱼ over a few shared tokens j: what its row is of
+                                                       theirs in the donor, by matching pursuit (arXiv:2506.06607)
+    else                                               the mean of the rows of its pieces: the longest old tokens that
+                                                       write it, from the left
+    what is left                                       the mean of the rows of all shared tokens
+
+A donor is a model that has the new vocabulary. One set of coefficients serves input, output and bias, so what was tied
+stays tied. Rows are made as they are written; of the donor, the shared rows of its input table are held.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder
+from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
+from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, require_memory, short
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces
+from tiewise.rewrite.engine import verb
+from tiewise.rewrite.file_plan import edited
+from tiewise.rewrite.matching_pursuit import pursue
+from tiewise.rewrite.resize import leaves, left_to_do, parts_of_tokens, sized
+
+KEPT = Moved(0.0, 0.0, "nothing: every row of a shared token keeps its bytes")
+GENERATION = "generation_config.json"
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.json", "merges.txt", "vocab.txt", *PIECES),
+)
+AT_ONCE = 256  # rows that are made at a time
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What each new row is made of."""
+
+    copied: NDArray[np.int64]  # [V'] the old row that it equals; -1 where it is made
+    mixed: dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]  # new id → (old rows, their coefficients)
+
+    @property
+    def shared(self) -> NDArray[np.int64]:
+        """Old rows that are copied, ascending and each once."""
+        return np.unique(self.copied[self.copied >= 0])
+
+
+@verb
+def transplant(
+    facts: Facts,
+    *,
+    tokenizer: str | os.PathLike[str],
+    donor: str | os.PathLike[str] | None = None,
+    atoms: int = 64,
+    force: bool = False,
+) -> Change:
+    """Write a checkpoint with another tokenizer's vocabulary, made of its own rows without training.
+
+    With `force` other tables with as many rows are left as they are.
+
+    Args:
+        tokenizer: folder of the new tokenizer; its files come with the result, and the old ones stay behind.
+        donor: a model that has this tokenizer: rows of new tokens are then combined as they are in it.
+        atoms: k, shared tokens in one combination at most; and no more than an eighth of the donor's width, for as many
+            as it is wide make any row, and say nothing.
+    """
+    if atoms < 1:
+        raise CheckpointError(f"atoms is {atoms}", "it must be 1 or more")
+    tables, biases = parts_of_tokens(facts, "transplant")
+    before = tables[0].rows
+    others = left_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
+    given = open_folder(tokenizer)
+    old, new = read_token_bytes(facts.folder), read_token_bytes(given)
+    if not new.writes or old.rows > before:
+        what = f"{facts.path}: its tokenizer has {old.rows:,} tokens, and its tables {before:,} rows"
+        what = what if new.writes else f"{given.path}: its tokenizer.json has no tokens"
+        raise CheckpointError(what, "tiewise check says what is wrong with it")
+    copied = shared_rows(old, new)
+    recipe = Recipe(copied, {})
+    if not (copied >= 0).any():
+        raise CheckpointError(
+            f"{given.path}: no token writes what one of {facts.path} does", "choose another tokenizer"
+        )
+    shared = int((copied >= 0).sum())
+    notes = [f"{shared:,} of {new.rows:,} tokens are in both vocabularies and keep their rows bit for bit"]
+    if donor is not None:
+        notes += _by_donor(recipe, new, open_folder(donor), tables[0], atoms)
+    combined = len(recipe.mixed)
+    known = {writes: number for number, writes in old.writes.items()}
+    longest = max(map(len, known), default=0)
+    for number, writes in new.writes.items():
+        if copied[number] < 0 and number not in recipe.mixed and (pieces := spelled(writes, known, longest)):
+            recipe.mixed[number] = np.array(pieces), np.full(len(pieces), 1 / len(pieces))
+    if made := len(recipe.mixed) - combined:
+        notes.append(f"{made:,} get the mean of the rows of the old tokens that spell them")
+    if left := new.rows - shared - len(recipe.mixed):
+        notes.append(f"{left:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
+    put = []
+    for part in (*tables, *biases):
+        shape = facts.folder.tensors[part.name].shape
+        shape = (*shape[:-1], new.rows) if part in biases else (new.rows, *shape[1:])
+        put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(_pieces, part, recipe)))
+    becomes = {int(row): number for number, row in reversed(list(enumerate(copied))) if row >= 0}
+    config, lost = renamed(facts.config, old, new, becomes)
+    files: dict[str, bytes | None] = dict.fromkeys(filter(facts.folder.has, FILES))
+    for name in filter(given.has, FILES):
+        files[name] = read_whole(inside(given.path, name), MOST_BYTES)
+    if isinstance(facts.generation, dict) and facts.generation:
+        there, gone = renamed(facts.generation, old, new, becomes)
+        text = read_whole(inside(facts.folder.path, GENERATION), MOST_BYTES).decode()
+        files[GENERATION] = edited(text, there).encode()
+        lost |= gone
+    if lost:
+        notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
+    config |= sized(facts, before, new.rows)
+    return Change(KEPT, put=tuple(put), config=config, files=files, notes=(*notes, *others))
+
+
+def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:
+    """Return for each new id the old one whose row it takes, -1 where there is none.
+
+    Of two old tokens that write the same the one counts that is spelled alike, else the later: SentencePiece's letters
+    come after the bytes that they are.
+    """
+    found = np.full(new.rows, -1, np.int64)
+    by_bytes = {writes: number for number, writes in old.writes.items()}
+    by_piece = {(old.pieces[number], writes): number for number, writes in old.writes.items()}
+    for number, writes in new.writes.items():
+        found[number] = by_piece.get((new.pieces[number], writes), by_bytes.get(writes, -1))
+    names = {old.pieces[number]: number for number in old.special}
+    for number in new.special:
+        # one token may have several roles; an end is what most models have and need
+        role = next((role for role in ROLES if new.roles.get(role) == number and role in old.roles), None)
+        found[number] = names.get(new.pieces[number], -1 if role is None else old.roles[role])
+    return found
+
+
+def spelled(writes: bytes, known: dict[bytes, int], longest: int) -> list[int]:
+    """Return tokens that together write these bytes, each the longest that goes on; bytes that none writes are left."""
+    found, at = list[int](), 0
+    while at < len(writes):
+        ends = range(min(len(writes), at + longest), at, -1)
+        end = next((end for end in ends if writes[at:end] in known), None)
+        if end is not None:
+            found.append(known[writes[at:end]])
+        at = at + 1 if end is None else end
+    return found
+
+
+def _by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, table: Stored, atoms: int) -> list[str]:
+    """Add to a recipe what new rows are of shared ones in a donor; return notes."""
+    facts = Facts(folder)
+    if read_token_bytes(folder).pieces != new.pieces:
+        raise CheckpointError(f"{folder.path}: its vocabulary is not the new tokenizer's", "give a model that has it")
+    theirs = readable(facts, "take rows from")[0]
+    ids = np.arange(min(new.rows, theirs.rows))
+    text = np.isin(ids, list(new.writes))
+    shared, missing = ids[text & (recipe.copied[ids] >= 0)], ids[text & (recipe.copied[ids] < 0)]
+    # anchors, the same with length 1, and targets
+    require_memory(8 * theirs.shape[1] * len(ids), f"{folder.path}: the rows of its table")
+    with Reader(theirs) as reader, Reader(table) as own:
+        anchors, targets = (widened(reader.take(some)) for some in (shared, missing))
+        kept = [bool(len(shared))]
+        for start in range(0, len(shared), AT_ONCE):
+            sizes = np.linalg.norm(widened(own.take(recipe.copied[shared[start : start + AT_ONCE]])), axis=1)
+            kept += list(np.isfinite(sizes) & (sizes > 0))
+    lengths = np.linalg.norm(anchors, axis=1)
+    sound = np.isfinite(lengths) & (lengths > 0) & np.array(kept[1:], bool)
+    able = np.isfinite(targets).all(axis=1) & targets.any(axis=1)
+    if not sound.any():
+        raise CheckpointError(f"{folder.path}: no shared token has a row in use", "leave --donor out")
+    shared, anchors, missing, targets = shared[sound], anchors[sound], missing[able], targets[able]
+    most = min(atoms, max(1, theirs.shape[1] // 8))
+    places, coefficients = pursue(anchors, targets, most, "matching rows of the donor")
+    errors = np.zeros(len(missing))
+    for at, number in enumerate(missing):
+        needed = coefficients[at] != 0
+        its, c = places[at][needed], coefficients[at][needed]
+        recipe.mixed[int(number)] = recipe.copied[shared[its]], c
+        errors[at] = np.linalg.norm(targets[at] - c @ anchors[its]) / np.linalg.norm(targets[at])
+    if not len(missing):
+        return []
+    how = f"combine the rows of at most {places.shape[1]} shared tokens, as they do in {short(folder.path.name)}"
+    return [f"{len(missing):,} {how}; there {np.median(errors):.0%} of a row's length is left over (median)"]
+
+
+def renamed(record: Any, old: TokenBytes, new: TokenBytes, becomes: dict[int, int]) -> tuple[dict[str, Any], set[str]]:
+    """({dotted path: new value} of every token id in a config, paths whose token the new vocabulary lacks)."""
+    found, lost = dict[str, Any](), set[str]()
+    for path, value in leaves(record):
+        key = path.rpartition(".")[2]
+        if not key.endswith(("token_id", "token_ids", "token_index")) or "type" in key or value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        role = new.roles.get(key.removesuffix("_id"))
+        first = [role] if role is not None else []
+        made = [*first, *(becomes[n] for n in ids[len(first) :] if type(n) is int and n in becomes)]
+        found[path] = (made or None) if isinstance(value, list) else next(iter(made), None)
+        lost |= set() if len(made) == len(ids) else {path}
+    return found, lost
+
+
+def _pieces(part: Stored, recipe: Recipe) -> Pieces:
+    """Yield the bytes of a part's new rows [V', …], in order."""
+    with Reader(part) as reader:
+        mean = _mean(reader, recipe.shared)
+        step = max(1, min(AT_ONCE, CHUNK_BYTES // max(1, reader.row_bytes)))
+        for start in range(0, len(recipe.copied), step):
+            copied = recipe.copied[start : start + step]
+            rows = reader.take(np.maximum(copied, 0))
+            for at in np.flatnonzero(copied < 0):
+                mix = recipe.mixed.get(start + int(at))
+                made = mean if mix is None else np.tensordot(mix[1], widened(reader.take(mix[0])).astype(np.float64), 1)
+                rows[at] = rounded(np.atleast_1d(made), part.dtype).reshape(np.shape(made))
+            yield rows.tobytes()
+
+
+def _mean(reader: Reader, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean of some rows."""
+    spans: Iterator[NDArray] = (ids[start : start + AT_ONCE] for start in range(0, len(ids), AT_ONCE))
+    return sum(widened(reader.take(some)).sum(axis=0, dtype=np.float64) for some in spans) / max(1, len(ids))
