@@ -63,10 +63,10 @@ class Change:
     put: tuple[NewTensor, ...] = ()  # tensors that come; one whose name is stored replaces that tensor at its place
     # dotted path in config.json → new value, or `DELETE`; the levels above the last key must exist
     config: Mapping[str, Any] = field(default_factory=dict)
-    # other files that come with these bytes, in place of the source's where it has one; None for one that stays behind
-    files: Mapping[str, bytes | None] = field(default_factory=dict)
     drop_copies: frozenset[tuple[str, str]] = frozenset()  # (file, name) that go while the tensor stays elsewhere
     reindex: bool = False  # the index is written anew although no shard changes
+    texts: Mapping[str, bytes] = field(default_factory=dict)  # {file beside the tensors: its new content}
+    leave: frozenset[str] = frozenset()  # files beside the tensors that stay behind
     notes: tuple[str, ...] = ()  # what the user should know, one sentence each
     # looks at the finished result before it gets its name, and raises where it is not as it should be
     accept: Callable[[Path], None] | None = None

@@ -269,8 +269,9 @@ def verify(source: Facts, change: Change, plan: FilePlan, made: Path, force: boo
 def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, force: bool) -> bytes:
     """The text of `tiewise.json`: operations before this one, then this one. Only `time` differs between runs."""
     put, stored = {tensor.name for tensor in change.put}, set(folder.tensors)
-    # config and index whole, and each header: they name every tensor, and cost no read of one
-    read = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in (CONFIG, INDEX) if folder.has(name)}
+    # config, index and what changes beside them whole, and each header: they name every tensor, and cost no read of one
+    whole = filter(folder.has, dict.fromkeys((CONFIG, INDEX, *change.texts)))
+    read = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in whole}
     for file, header in folder.headers.items():
         with os.fdopen(open_regular(header.path), "rb") as opened:
             read[f"{file} (header)"] = opened.read(header.data_start)

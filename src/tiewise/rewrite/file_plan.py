@@ -38,7 +38,7 @@ class FilePlan:
     shards: dict[str, tuple[NewTensor, ...]]  # file → its tensors, in order, for each file whose tensors change
     shared: tuple[str, ...]  # files that keep their bytes and may share them with the source (paths below the folder)
     copied: tuple[str, ...]  # other files
-    texts: dict[str, bytes]  # file → bytes of the files that come or change; the index last
+    texts: dict[str, bytes]  # file → bytes of the files beside the tensors that change; the index last
     tensors: dict[str, NewTensor]  # name → what the result stores under it
     notes: tuple[str, ...]  # what the user should know
 
@@ -65,7 +65,7 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
         if gone or put:
             shards[file] = after
         tensors |= {tensor.name: tensor for tensor in after}
-    texts = {name: data for name, data in change.files.items() if data is not None}
+    texts = dict(change.texts)
     if change.config:
         path = inside(folder.path, CONFIG)
         try:
@@ -84,7 +84,7 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
         notes.append(f"{named} {how}")
     shared = [file for file in folder.headers if file not in shards]
     copied: list[str] = []
-    left = [name for name in reversed(folder.files) if name not in {*folder.headers, *texts, *change.files, PROVENANCE}]
+    left = [name for name in reversed(folder.files) if name not in {*folder.headers, *texts, PROVENANCE, *change.leave}]
     while left:  # paths below the folder, what a folder holds in its place; links to folders are not entered
         file = left.pop()
         path = folder.path / file

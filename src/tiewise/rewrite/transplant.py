@@ -107,8 +107,8 @@ def transplant(
             recipe.mixed[number] = np.array(pieces), np.full(len(pieces), 1 / len(pieces))
     if made := len(recipe.mixed) - combined:
         notes.append(f"{made:,} get the mean of the rows of the old tokens that spell them")
-    if left := new.rows - shared - len(recipe.mixed):
-        notes.append(f"{left:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
+    if rest := new.rows - shared - len(recipe.mixed):
+        notes.append(f"{rest:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
     put = []
     for part in (*tables, *biases):
         shape = facts.folder.tensors[part.name].shape
@@ -116,9 +116,7 @@ def transplant(
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(_pieces, part, recipe)))
     becomes = {int(row): number for number, row in reversed(list(enumerate(copied))) if row >= 0}
     config, lost = renamed(facts.config, old, new, becomes)
-    files: dict[str, bytes | None] = dict.fromkeys(filter(facts.folder.has, FILES))
-    for name in filter(given.has, FILES):
-        files[name] = read_whole(inside(given.path, name), MOST_BYTES)
+    files = {name: read_whole(inside(given.path, name), MOST_BYTES) for name in filter(given.has, FILES)}
     if isinstance(facts.generation, dict) and facts.generation:
         there, gone = renamed(facts.generation, old, new, becomes)
         text = read_whole(inside(facts.folder.path, GENERATION), MOST_BYTES).decode()
@@ -127,7 +125,8 @@ def transplant(
     if lost:
         notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
     config |= sized(facts, before, new.rows)
-    return Change(KEPT, put=tuple(put), config=config, files=files, notes=(*notes, *others))
+    left = frozenset(filter(facts.folder.has, FILES)) - files.keys()
+    return Change(KEPT, put=tuple(put), config=config, texts=files, leave=left, notes=(*notes, *others))
 
 
 def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:
