@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tiewise.core.errors import DataError
-from tiewise.core.estimates import Estimate, jackknife
+from tiewise.core.estimates import Estimate, jackknife, ratio
+from tiewise.core.files import to_record
 from tiewise.core.long_work import progress
 from tiewise.data.documents import ended
 from tiewise.data.sources import Text, open_sources
@@ -39,8 +41,13 @@ def passages(texts: Text | Sequence[Text], most: int = MOST) -> list[str]:
     Raises:
         DataError: a text that cannot be read, or that holds fewer than ten passages.
     """
+    return evenly((text for text, _ in ended(open_sources(texts))), most)
+
+
+def evenly(texts: Iterable[str], most: int = MOST) -> list[str]:
+    """As `passages`, of texts that are at hand."""
     found = list[str]()
-    for text, _ in ended(open_sources(texts)):
+    for text in texts:
         found += _cut(text)
         if len(found) * CHARACTERS > READ:
             break
@@ -137,12 +144,36 @@ def cost_change(before: NDArray[np.float64], after: NDArray[np.float64], texts: 
     return LossChange(per_byte(before, every), per_byte(after, every), more)
 
 
-def regained(teacher: NDArray, before: NDArray, after: NDArray) -> Estimate:
-    """Share of what `before` lost against `teacher` that `after` does not lose, with its interval over passages."""
+@dataclass(frozen=True)
+class Healed:
+    """What a rewrite had lost on held-out text, and what came back; all in bits per byte but `share`."""
+
+    model: str  # folder of the healed model
+    teacher: float
+    lost: LossChange  # the model as it was given, against the teacher
+    left: LossChange  # the healed model, against the teacher
+    share: Estimate  # of the loss that came back, with its interval over passages
+
+    def record(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return to_record(self)
+
+    def said(self) -> str:
+        """In a sentence."""
+        figures = f"{self.lost.after:.4f} → {self.left.after:.4f} bits per byte, the teacher {self.teacher:.4f}"
+        if not self.lost.more.low > 0:
+            return f"nothing measurable was lost: {figures} ({self.share.rows} held-out passages)"
+        interval = f"95 % interval {self.share.low:.0%} to {self.share.high:.0%}, {self.share.rows} held-out passages"
+        return f"{self.share.value:.0%} of the loss came back ({interval}): {figures}"
+
+
+def healed(model: Path, before: str, teacher: str, texts: Sequence[str]) -> Healed:
+    """Measure a healed model, what it was before, and its teacher. Raises as `passage_nats`."""
+    original, was, found = (passage_nats(path, texts) for path in (teacher, before, model))
 
     def share(units: Sequence[int]) -> float:
         its = list(units)
-        lost = float((before[its] - teacher[its]).sum())
-        return float((before[its] - after[its]).sum()) / lost if lost else math.nan
+        return ratio(float((was[its] - found[its]).sum()), float((was[its] - original[its]).sum()))
 
-    return jackknife(share, range(len(teacher)))
+    lost, left = cost_change(original, was, texts), cost_change(original, found, texts)
+    return Healed(str(model), lost.before, lost, left, jackknife(share, range(len(texts))))

@@ -1,0 +1,191 @@
+"""Healing: a rewritten model learns back what it lost, from the model that it was made of.
+
+    same vocabulary      KL(teacher ‖ student) of every next token, fused (`ops.divergence`): no logits of either exist
+    another vocabulary   cross-entropy on the text, for the teacher says nothing of these tokens
+
+Only the tables and their maps learn, or the whole model. Everything else is a decoder's run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import tiewise.hf
+from tiewise.boundary.asked import head_of
+from tiewise.boundary.install import Installed, installed
+from tiewise.checkpoint.claims import count
+from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.hf_folder import open_folder, read_tokenizer
+from tiewise.core.errors import DataError, RunError
+from tiewise.data.corpus import PreparedText, prepare
+from tiewise.ops.divergence import linear_divergence
+from tiewise.training.kinds.decoder import Decoders
+from tiewise.training.run import check_rows
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import Job, TiewiseTrainer
+
+HEAL = "heal"  # this kind's name
+TABLES, ALL = "tables", "all"
+LENGTH = 128  # of blocks, where the model has as many positions
+
+
+@dataclass(frozen=True)
+class HealOptions:
+    """What a healing has beyond other runs; `model` is the folder of the model that is healed."""
+
+    teacher: str = ""  # folder of the model that it was made of
+    what: str = TABLES  # what learns
+
+
+def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """Return the settings of a run that heals a model: its folder, boundary and length."""
+    if model is None or teacher is None:
+        raise RunError(f"no {'model to heal' if model is None else 'teacher'}", "name the folders of both")
+    paths = {"model": os.path.abspath(model), "teacher": os.path.abspath(teacher)}  # a resume may be elsewhere
+    facts = Facts(open_folder(paths["model"]))
+    boundary = str(facts.config[SPEC]) if facts.is_own else "tied" if facts.tied else "untied"
+    limits = (
+        count(level.get(key)) for level in facts.levels.values() for key in ("max_position_embeddings", "n_positions")
+    )
+    length = min([LENGTH, *filter(None, limits)])
+    return {"kind": HEAL, "arms": [boundary], "length": length, "tokenizer": paths["model"], **paths}
+
+
+def one_vocabulary(settings: Settings) -> bool:
+    """Whether model and teacher have the same tokens, and a row for each."""
+    folders = [open_folder(path) for path in (settings.model, settings.own.teacher)]
+    ours, theirs = (read_tokenizer(folder) for folder in folders)
+    rows = {None if table is None else table.rows for table in (Facts(folder).roles.input for folder in folders)}
+    same = ours is not None and theirs is not None and (ours.base, ours.added) == (theirs.base, theirs.added)
+    return same and len(rows) == 1
+
+
+class Heal(Decoders):
+    """A decoder that is there already, and another that teaches it."""
+
+    where = "in a healing"
+    options = HealOptions
+    defaults: Mapping[str, Any] = {"steps": 300, "length": LENGTH, "learning_rate": 1e-3, "weight_decay": 0.0}
+    lacks: Mapping[str, tuple[Any, str]] = {"init": (None, "leave init out: the model has its weights")}
+    shards = False
+    alone = ("a healing", "run it on one process")
+
+    def check(self, settings: Settings) -> HealOptions:
+        """See that both models are there."""
+        super().check(settings)
+        own: HealOptions = settings.own
+        if settings.seed is None:
+            raise RunError("a comparison of healings", "use tiewise heal for each")
+        if own.what not in (TABLES, ALL):
+            raise RunError(f"what = {own.what!r}", f"choose {TABLES} or {ALL}")
+        for name, path in (("model", settings.model), ("teacher", own.teacher)):
+            if not path or not (Path(path) / "config.json").is_file():
+                raise RunError(f"{name} = {path!r} is no folder with a config.json", f"name the folder of the {name}")
+        return own
+
+    def prepare(self, settings: Settings, folder: Path) -> PreparedText:
+        """Read a text with the model's own tokenizer."""
+        text = prepare(settings.text, settings.tokenizer, folder, length=settings.length, split=settings.split)
+        blocks = len(text.split("train")) // settings.length
+        check_rows(settings, blocks, f"has {blocks} training blocks")
+        return text
+
+    def described(self, settings: Settings, text: PreparedText) -> str:
+        """Say also what is learnt, and from what."""
+        how = "by its teacher's probabilities (KL)"
+        if not one_vocabulary(settings):
+            how = "by cross-entropy on the text: its teacher has another vocabulary and says nothing of these tokens"
+        what = "the tables learn" if settings.own.what == TABLES else "the whole model learns"
+        return f"{super().described(settings, text)}; {what}, {how}"
+
+    def build(self, job: Job) -> Installed:
+        """Load the model in fp32; what does not learn is frozen."""
+        found = taught(job.settings.model, job)
+        model = found.model
+        if job.settings.own.what == TABLES:
+            model.requires_grad_(False)
+            for end in (model.get_input_embeddings(), model.get_output_embeddings()):
+                end.requires_grad_(True)
+        return found
+
+    def table_std(self, job: Job) -> float:
+        """None is drawn."""
+        return float("nan")
+
+    def first_loss(self, job: Job) -> float:
+        """It is measured, and not predicted."""
+        return float("nan")
+
+    def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
+        """A decoder's, with a teacher where both have one vocabulary."""
+        if not one_vocabulary(job.settings):
+            return super().trainer(job, installed)
+        teacher = taught(job.settings.own.teacher, job)
+        teacher.model.requires_grad_(False).eval()
+        return HealTrainer(installed, teacher=teacher, **self.asked(job, installed))
+
+    def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
+        """Leave out the shape, which is the model's own."""
+        found = super().setting(settings, text)
+        return {name: value for name, value in found.items() if name not in ("width", "layers", "heads", "match")}
+
+
+def taught(path: str, job: Job) -> Installed:
+    """Load a causal model that reads blocks of this length, with every token of the text in its tables."""
+    model = tiewise.hf.load(path, dtype=torch.float32, local_files_only=True)
+    found = installed(model)
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    if model.config.is_encoder_decoder:
+        raise RunError(f"{path} has an encoder", "only models that read and write one text are healed")
+    if isinstance(positions, int) and 0 < positions < job.settings.length:
+        what = f"{path} has {positions} positions, blocks are {job.settings.length} long"
+        raise RunError(what, f"use --set length={positions} or less")
+    if job.text.vocab > len(found.tables()[1]) and path == job.settings.model:
+        what = f"{path}: its tokenizer needs {job.text.vocab:,} rows, and its tables have {len(found.tables()[1]):,}"
+        raise DataError(what, "name an end of text that it has in tokenizer_config.json, or tiewise resize it first")
+    return found
+
+
+class HealTrainer(TiewiseTrainer):
+    """Has the teacher's distribution learnt in place of the text."""
+
+    def __init__(self, installed: Installed, *, teacher: Installed, **kwargs: Any) -> None:
+        super().__init__(installed, **kwargs)
+        self.teacher = teacher
+        teacher.model.to(self.args.device)
+
+    def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """KL(teacher ‖ student), the mean over all tokens that have a next one."""
+        ids = inputs["input_ids"]
+        with torch.no_grad(), self.teacher.deferred():
+            theirs = self.teacher.model(input_ids=ids, use_cache=False).logits[:, :-1]
+        with self.installed.deferred():
+            ours = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        features, table, bias, options = head_of(ours)
+        their_features, their_table, their_bias, their_options = head_of(theirs)
+        loss = linear_divergence(
+            features,
+            table,
+            their_features,
+            their_table,
+            bias=bias,
+            teacher_bias=their_bias,
+            options=options,
+            teacher_options=their_options,
+            beta=0.0,
+        )
+        if self.model_accepts_loss_kwargs and kwargs.get("num_items_in_batch") is not None:
+            # such a loss counts as this micro-batch's share of the step's
+            loss = loss / self.current_gradient_accumulation_steps
+        return loss
+
+
+KIND = Heal()
