@@ -130,7 +130,9 @@ def finish_healing(out: Path, display: Display, workers: Workers | None = None) 
         raise RunError(f"{out} holds no healing", f"use tiewise train --out {out} --resume")
     run = finish_one(out, display, workers)
     with display.stages():
-        passages = evenly([text.tokenizer().decode(text.split("heldout")[:MOST_HELD_OUT])])
+        tokenizer = text.tokenizer()
+        held_out = tokenizer.decode(text.split("heldout")[:MOST_HELD_OUT]).replace(tokenizer.eos_token, "\n\n")
+        passages = evenly([held_out])
         found = healed(run.model, settings.model, settings.own.teacher, passages)
     write_json(out / HEALED, found.record())
     return found

@@ -82,9 +82,15 @@ def resize(
         fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
         raise CheckpointError(f"{os.fspath(tokenizer)}: no tokenizer was found in it", fix)
 
-    tables, biases = parts_of_tokens(facts, "resize")
+    # everything with a row for each token
+    tables = readable(facts, "resize")
     before = tables[0].rows
-    others = left_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
+    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
+    for part in (*tables, *biases):
+        if part.rows != before or part.dtype not in FLOATING:
+            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {before:,}"
+            raise CheckpointError(what, "both ends and every bias must have one number of rows first")
+    left_to_do = _left_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
     count = _new_count(facts, before, vocab, multiple_of, given, shrink)
 
     # a row is in use where the tokenizer can produce its id, and at every table it is finite and not zero
@@ -118,33 +124,17 @@ def resize(
         shape = (*shape[:-1], count) if part in biases else (count, *shape[1:])
         write = partial(_pieces, part, used if rows == DRAWN else None, count, seed)
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
-    return Change(KEPT, put=tuple(put), config=sized(facts, before, count), notes=(*notes, *others))
-
-
-def parts_of_tokens(facts: Facts, verb: str) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
-    """Return everything with a row for each token: the tables of both ends [V, E], and the head's biases as [V]."""
-    tables = readable(facts, verb)
-    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
-    for part in (*tables, *biases):
-        if part.rows != tables[0].rows or part.dtype not in FLOATING:
-            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {tables[0].rows:,}"
-            raise CheckpointError(what, "both ends and every bias must have one number of rows first")
-    return tables, biases
-
-
-def sized(facts: Facts, before: int, count: int) -> dict[str, int]:
-    """{dotted path in config.json: new size} of every key that gives the old size (a type is one of BERT's segments).
-
-    Where none does, that of the vocabulary's level.
-    """
-    paths = [p for p, n in leaves(facts.config) if n == before and p.endswith("vocab_size") and "type_vocab" not in p]
+    # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that of
+    # the vocabulary's level
+    leaves = _leaves(facts.config)
+    paths = [p for p, n in leaves if n == before and p.endswith("vocab_size") and not p.endswith("type_vocab_size")]
     if not paths and facts.folder.config is not None:
         level = facts.text.level if facts.text.level in facts.levels else ""
         paths = [f"{level}.vocab_size".lstrip(".")]
-    return dict.fromkeys(paths, count)
+    return Change(KEPT, put=tuple(put), config=dict.fromkeys(paths, count), notes=(*notes, *left_to_do))
 
 
-def left_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
+def _left_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
     """What else the user should see to; refused unless forced where a table of neither end has as many rows.
 
     Such are Gemma 4's per-layer table, and a draft head's own pair.
@@ -178,7 +168,7 @@ def _new_count(
         raise CheckpointError(f"{facts.path}: {wanted:,} tokens are fewer than its {rows:,} rows", fix)
     needed = max(given, facts.tokenizer.max_id + 1 if facts.tokenizer is not None else 0)
     for record in (facts.config, facts.generation):  # which name tokens, at any level
-        for path, found in leaves(record) if isinstance(record, Mapping) else ():
+        for path, found in _leaves(record) if isinstance(record, Mapping) else ():
             if path.endswith(("token_id", "token_ids", "token_index")):
                 ids = found if isinstance(found, list) else [found]
                 needed = max([needed, *(n + 1 for n in ids if type(n) is int and n < rows)])
@@ -188,11 +178,11 @@ def _new_count(
     return wanted
 
 
-def leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """(dotted path, value) of everything in a config, at any level."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from ((f"{key}.{path}", leaf) for path, leaf in leaves(value))
+            yield from ((f"{key}.{path}", leaf) for path, leaf in _leaves(value))
         else:
             yield str(key), value
 

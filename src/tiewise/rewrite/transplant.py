@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,17 +27,16 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
+from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, require_memory, short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces
+from tiewise.rewrite.change import Change, NewTensor, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
 from tiewise.rewrite.matching_pursuit import pursue
-from tiewise.rewrite.resize import leaves, left_to_do, parts_of_tokens, sized
+from tiewise.rewrite.resize import KEPT, _leaves, _left_to_do
 
-KEPT = Moved(0.0, 0.0, "nothing: every row of a shared token keeps its bytes")
 GENERATION = "generation_config.json"
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
@@ -80,9 +79,17 @@ def transplant(
     """
     if atoms < 1:
         raise CheckpointError(f"atoms is {atoms}", "it must be 1 or more")
-    tables, biases = parts_of_tokens(facts, "transplant")
+    tables = readable(facts, "transplant")
     before = tables[0].rows
-    others = left_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
+    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
+    for other in getattr(facts.roles, "others", ()):
+        what = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
+        raise CheckpointError(what, "only models whose two ends alone are indexed by tokens are transplanted")
+    for part in (*tables, *biases):
+        if part.rows != before or part.dtype not in FLOATING:
+            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {before:,}"
+            raise CheckpointError(what, "both ends and every bias must have one number of rows first")
+    others = _left_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
     given = open_folder(tokenizer)
     old, new = read_token_bytes(facts.folder), read_token_bytes(given)
     if not new.writes or old.rows > before:
@@ -124,7 +131,10 @@ def transplant(
         lost |= gone
     if lost:
         notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
-    config |= sized(facts, before, new.rows)
+    sizes = [p for p, n in _leaves(facts.config) if n == before and "vocab_size" in p and "type_vocab" not in p]
+    level = facts.text.level if facts.text.level in facts.levels else ""
+    if facts.folder.config is not None:
+        config |= dict.fromkeys(sizes or [f"{level}.vocab_size".lstrip(".")], new.rows)
     left = frozenset(filter(facts.folder.has, FILES)) - files.keys()
     return Change(KEPT, put=tuple(put), config=config, texts=files, leave=left, notes=(*notes, *others))
 
@@ -200,7 +210,7 @@ def _by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, table: Stored, at
 def renamed(record: Any, old: TokenBytes, new: TokenBytes, becomes: dict[int, int]) -> tuple[dict[str, Any], set[str]]:
     """({dotted path: new value} of every token id in a config, paths whose token the new vocabulary lacks)."""
     found, lost = dict[str, Any](), set[str]()
-    for path, value in leaves(record):
+    for path, value in _leaves(record):
         key = path.rpartition(".")[2]
         if not key.endswith(("token_id", "token_ids", "token_index")) or "type" in key or value is None:
             continue

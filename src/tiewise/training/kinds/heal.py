@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,6 +24,8 @@ from tiewise.boundary.install import Installed, installed
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import open_folder, read_tokenizer
+from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import DataError, RunError
 from tiewise.data.corpus import PreparedText, prepare
 from tiewise.ops.divergence import linear_divergence
@@ -33,6 +36,7 @@ from tiewise.training.trainer import Job, TiewiseTrainer
 
 HEAL = "heal"  # this kind's name
 TABLES, ALL = "tables", "all"
+RATE, SEEN = 0.03, 4096  # of the root mean square of so many rows of the input table: the learning rate
 LENGTH = 128  # of blocks, where the model has as many positions
 
 
@@ -45,7 +49,10 @@ class HealOptions:
 
 
 def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Return the settings of a run that heals a model: its folder, boundary and length."""
+    """Return the settings of a run that heals a model: folders, boundary, length, and a rate of its tables' scale.
+
+    Adam moves each number by about the learning rate in a step, whatever the gradient: 3 % of the numbers' own size.
+    """
     if model is None or teacher is None:
         raise RunError(f"no {'model to heal' if model is None else 'teacher'}", "name the folders of both")
     paths = {"model": os.path.abspath(model), "teacher": os.path.abspath(teacher)}  # a resume may be elsewhere
@@ -55,7 +62,17 @@ def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str
         count(level.get(key)) for level in facts.levels.values() for key in ("max_position_embeddings", "n_positions")
     )
     length = min([LENGTH, *filter(None, limits)])
-    return {"kind": HEAL, "arms": [boundary], "length": length, "tokenizer": paths["model"], **paths}
+    with Reader(readable(facts, "heal")[0]) as reader:
+        rows = reader.wide(0, SEEN).astype(np.float64)
+    rate = float(f"{RATE * float(np.sqrt(np.square(rows).mean())):.1e}")
+    return {
+        "kind": HEAL,
+        "learning_rate": rate,
+        "arms": [boundary],
+        "length": length,
+        "tokenizer": paths["model"],
+        **paths,
+    }
 
 
 def one_vocabulary(settings: Settings) -> bool:
@@ -72,7 +89,7 @@ class Heal(Decoders):
 
     where = "in a healing"
     options = HealOptions
-    defaults: Mapping[str, Any] = {"steps": 300, "length": LENGTH, "learning_rate": 1e-3, "weight_decay": 0.0}
+    defaults: Mapping[str, Any] = {"steps": 300, "length": LENGTH, "weight_decay": 0.0}
     lacks: Mapping[str, tuple[Any, str]] = {"init": (None, "leave init out: the model has its weights")}
     shards = False
     alone = ("a healing", "run it on one process")
