@@ -25,7 +25,7 @@ from tiewise.core.files import to_record
 from tiewise.core.long_work import progress
 from tiewise.data.documents import ended
 from tiewise.data.sources import Text, open_sources
-from tiewise.data.tokenizer import make_tokenizer
+from tiewise.data.tokenizer import make_tokenizer, pieces
 from tiewise.internals.loaded import Opened, open_model
 
 CHARACTERS = 400  # of a passage
@@ -41,7 +41,7 @@ def passages(texts: Text | Sequence[Text], most: int = MOST) -> list[str]:
     Raises:
         DataError: a text that cannot be read, or that holds fewer than ten passages.
     """
-    return evenly((text for text, _ in ended(open_sources(texts))), most)
+    return evenly((text for text, _ in pieces(ended(open_sources(texts)))), most)
 
 
 def evenly(texts: Iterable[str], most: int = MOST) -> list[str]:
