@@ -36,6 +36,7 @@ CALLS = {
     "explore": (tiewise.explore, PATH),
     "factor": (lambda x: tiewise.factor(x, "to", rank=8), PATH),
     "resize": (lambda x: tiewise.resize(x, "to", vocab=8), PATH),
+    "heal": (lambda x: tiewise.heal("model", x, teacher="original"), PATH),
     "transplant": (lambda x: tiewise.transplant(x, "to", tokenizer="new"), PATH),
     "tied_lookup": (lambda x: tiewise.tied_lookup(x, IDS), UnsupportedError),
     "inspect": (tiewise.inspect, PATH),

@@ -37,6 +37,7 @@ LACK = {
     "compare": TORCH,
     "train": TORCH,
     "data show": TORCH,
+    "heal untied --teacher=tied": TORCH,
     "kernels": TORCH,
     "plan --like=gpt2 --build": TORCH,
     "plan --like=gpt2 --plot=p.html": PLOTS,

@@ -57,9 +57,10 @@ def test_passages_are_parts_of_the_text_evenly_apart(text, tmp_path):
     assert text.startswith("".join(every[:2]))
     few = passages(tmp_path / "t.txt", 10)
     assert [every.index(part) for part in few] == [i * len(every) // 10 for i in range(10)]
-    assert evenly(["x" * 4000]) == ["x" * 400] * 10
-    (tmp_path / "short.txt").write_text(text[:3000])
-    with pytest.raises(DataError, match=r"holds \d passages of 400 characters; give 4,000 characters or more"):
+    assert evenly(["x" * 16000]) == ["x" * 400] * 40
+    assert {len(part) for part in evenly(["x" * 2000])} == {100}
+    (tmp_path / "short.txt").write_text(text[:700])
+    with pytest.raises(DataError, match=r"700 characters of text are too few .*; give 2,000 or more"):
         passages(tmp_path / "short.txt")
 
 

@@ -1,7 +1,7 @@
 """What a text costs a model, passage by passage: models with different tokenizers are compared in bits per byte.
 
-A passage is some hundred characters of one document. Its cost is −log p of all its tokens, the first of them read after
-the model's start token alone; so each model is asked for the same bytes, however it cuts them, and passages pair up.
+A passage is a few hundred characters of one document. Its cost is −log p of all its tokens, the first of them read
+after the model's start token alone; so each model is asked for the same bytes, however it cuts them, and they pair up.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from tiewise.data.sources import Text, open_sources
 from tiewise.data.tokenizer import make_tokenizer, pieces
 from tiewise.internals.loaded import Opened, open_model
 
-CHARACTERS = 400  # of a passage
-MOST = 200  # passages
-FEWEST = 10
+SHORTEST, CHARACTERS = 100, 400  # of a passage: as a fortieth of the text, within these
+MOST, FEWEST = 200, 10  # passages
 READ = 4_000_000  # characters of a text that passages are taken from
 LONGEST = 1024  # tokens read at once, where a model has more positions
 
@@ -39,30 +38,33 @@ def passages(texts: Text | Sequence[Text], most: int = MOST) -> list[str]:
     """Cut texts (as in `tiewise.data.sources`) into passages, at white space, and return some of them, evenly apart.
 
     Raises:
-        DataError: a text that cannot be read, or that holds fewer than ten passages.
+        DataError: a text that cannot be read, or that is too short for ten passages.
     """
     return evenly((text for text, _ in pieces(ended(open_sources(texts)))), most)
 
 
 def evenly(texts: Iterable[str], most: int = MOST) -> list[str]:
     """As `passages`, of texts that are at hand."""
-    found = list[str]()
+    held, total = list[str](), 0
     for text in texts:
-        found += _cut(text)
-        if len(found) * CHARACTERS > READ:
+        held.append(text)
+        total += len(text)
+        if total > READ:
             break
+    size = max(SHORTEST, min(CHARACTERS, total // (4 * FEWEST)))
+    found = [passage for text in held for passage in _cut(text, size)]
     if len(found) < FEWEST:
-        what = f"the text holds {len(found)} passages of {CHARACTERS} characters"
-        raise DataError(what, f"give {FEWEST * CHARACTERS:,} characters or more")
+        what = f"{total:,} characters of text are too few to measure a loss on"
+        raise DataError(what, f"give {2 * FEWEST * SHORTEST:,} or more")
     count = min(most, len(found))
     return [found[number * len(found) // count] for number in range(count)]
 
 
-def _cut(text: str) -> Iterator[str]:
+def _cut(text: str, size: int) -> Iterator[str]:
     start = 0
-    while len(text) - start >= CHARACTERS:
-        space = max(text.rfind(" ", start + 1, start + CHARACTERS), text.rfind("\n", start + 1, start + CHARACTERS))
-        stop = space if space > start + CHARACTERS // 2 else start + CHARACTERS
+    while len(text) - start >= size:
+        space = max(text.rfind(" ", start + 1, start + size), text.rfind("\n", start + 1, start + size))
+        stop = space if space > start + size // 2 else start + size
         yield text[start:stop]
         start = stop
 

@@ -37,6 +37,7 @@ from tiewise.training.trainer import Job, TiewiseTrainer
 HEAL = "heal"  # this kind's name
 TABLES, ALL = "tables", "all"
 RATE, SEEN = 0.03, 4096  # of the root mean square of so many rows of the input table: the learning rate
+HELD_OUT = 2000  # characters that a loss can be measured on
 LENGTH = 128  # of blocks, where the model has as many positions
 
 
@@ -112,6 +113,10 @@ class Heal(Decoders):
         text = prepare(settings.text, settings.tokenizer, folder, length=settings.length, split=settings.split)
         blocks = len(text.split("train")) // settings.length
         check_rows(settings, blocks, f"has {blocks} training blocks")
+        held_out = text.facts["splits"]["heldout"]["characters"]
+        if held_out < HELD_OUT:
+            what = f"{held_out:,} characters of the text are held out"
+            raise DataError(what, f"what came back is measured on {HELD_OUT:,} or more: give more text")
         return text
 
     def described(self, settings: Settings, text: PreparedText) -> str:
