@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.data.tokenizer import make_tokenizer
 from tiewise.internals import passages as module
-from tiewise.internals.passages import cost_change, evenly, healed, loss_change, passage_nats, passages
+from tiewise.internals.passages import cost_change, evenly, healed, passage_nats, passages
 
 WORDS = "the two ends of a model are tied, and a text of many words is read by it. Ünder all, é"
 
@@ -93,7 +93,7 @@ def test_words_of_special_tokens_are_words(folders):
 
 def test_a_change_is_bits_per_byte_with_the_interval_of_a_ratio(folders, text):
     parts = evenly([text], 25)
-    change = loss_change(folders[0], folders[1], parts)
+    change = cost_change(*(passage_nats(folder, parts) for folder in folders), parts)
     a, b = (passage_nats(folder, parts) / math.log(2) for folder in folders)
     sizes = np.array([len(part.encode()) for part in parts])
     assert change.before == pytest.approx(a.sum() / sizes.sum())

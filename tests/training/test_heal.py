@@ -1,6 +1,7 @@
 """`heal`: the teacher's distribution is learnt, by the tables alone or by all, and what came back measured."""
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -10,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 import tiewise
 from tiewise.core.errors import Interrupted, TiewiseError
-from tiewise.data.corpus import Blocks
-from tiewise.internals.passages import loss_change, passages
+from tiewise.data.corpus import Blocks, load_prepared
+from tiewise.internals.passages import cost_change, evenly, passage_nats
 from tiewise.rewrite import factor, transplant
 from tiewise.training.kinds.heal import KIND, HealTrainer, healing
 from tiewise.training.settings import Settings
@@ -194,32 +195,30 @@ def test_half_of_what_factoring_lost_comes_back(learnt, tmp_path):
     assert found.share.high < 1
 
 
+@pytest.fixture(scope="module")
+def donor(tmp_path_factory):
+    """A narrower model with another vocabulary, of the same text."""
+    shape = {"width": 64, "layers": 1, "heads": 2, "length": 64, "batch": 16, "steps": 200, "tokenizer": "bpe:1400"}
+    return tiewise.train(tmp_path_factory.mktemp("donor") / "run", quiet=True, **shape).model
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["spelling", "donor"])
-def test_transplanted_rows_cost_less_than_mean_and_random_ones(by, learnt, tmp_path):
-    shape = {"width": 64, "layers": 1, "heads": 2, "length": 64, "batch": 16, "steps": 200, "tokenizer": "bpe:1400"}
-    donor = tiewise.train(tmp_path / "donor", quiet=True, **shape).model
+def test_transplanted_rows_cost_less_than_mean_and_random_ones(by, learnt, donor, tmp_path):
     transplant(learnt, tmp_path / "made", tokenizer=donor, donor=donor if by == "donor" else None)
     old, new = weights(learnt)["model.embed_tokens.weight"], weights(tmp_path / "made")["model.embed_tokens.weight"]
-    words = [json.loads((f / "tokenizer.json").read_text())["model"]["vocab"] for f in (learnt, donor)]
+    words = [json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"] for folder in (learnt, donor)]
     missing = torch.tensor(sorted(number for text, number in words[1].items() if text not in words[0]))
     assert 400 < len(missing) < 1000
-    rng = torch.Generator().manual_seed(0)
-    mean = old.mean(0)
-    spread = torch.linalg.cholesky(torch.cov(old.T))
-    text = passages("builtin", 100)
-    for name, rows in (
-        ("mean", mean),
-        ("random", mean + torch.randn(len(missing), len(mean), generator=rng) @ spread.T),
-    ):
-        (tmp_path / name).mkdir()
-        for file in (tmp_path / "made").iterdir():
-            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+    prepared = load_prepared(learnt.parents[2] / "data")
+    held_out = evenly([prepared.tokenizer().decode(prepared.split("heldout"))])
+    cost = passage_nats(tmp_path / "made", held_out)
+    mean, spread = old.mean(0), torch.linalg.cholesky(torch.cov(old.T))
+    drawn = torch.randn(len(missing), len(mean), generator=torch.Generator().manual_seed(0)) @ spread.T
+    for name, rows in (("mean", mean), ("random", mean + drawn)):
+        shutil.copytree(tmp_path / "made", tmp_path / name)
         table = new.clone()
         table[missing] = rows
-        save_file(
-            weights(tmp_path / "made") | {"model.embed_tokens.weight": table},
-            tmp_path / name / "model.safetensors",
-            {"format": "pt"},
-        )
-        assert loss_change(tmp_path / "made", tmp_path / name, text).more.low > 0
+        tensors = weights(tmp_path / "made") | {"model.embed_tokens.weight": table}
+        save_file(tensors, tmp_path / name / "model.safetensors", {"format": "pt"})
+        assert cost_change(cost, passage_nats(tmp_path / name, held_out), held_out).more.low > 0

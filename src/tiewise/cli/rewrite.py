@@ -86,7 +86,7 @@ def _command(verb: str) -> Callable[..., None]:
                 raise RunError("--text with --dry-run", "leave one of them out: what is not written cannot be measured")
             o.need_torch()
             o.hush_libraries()
-            from tiewise.internals.passages import loss_change, passages
+            from tiewise.internals.passages import cost_change, passage_nats, passages
 
             texts = passages(heldout)
 
@@ -95,8 +95,9 @@ def _command(verb: str) -> Callable[..., None]:
             return f"; {source} is as it was and {to} {done}"
 
         with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True):
+            cost = passage_nats(source, texts) if texts else None  # before a result is there that it might not be for
             receipt = getattr(rewrite, verb)(source, to, **options)
-            loss = loss_change(source, to, texts) if texts else None
+            loss = None if cost is None else cost_change(cost, passage_nats(to, texts), texts)
         if json_:
             o.print_json(receipt.record() | ({} if loss is None else {"loss": to_record(loss)}))
             return

@@ -129,11 +129,6 @@ class LossChange:
         return f"{self.before:.4f} → {self.after:.4f} bits per byte ({interval}, {self.more.rows} passages)"
 
 
-def loss_change(before: os.PathLike[str], after: os.PathLike[str], texts: Sequence[str]) -> LossChange:
-    """Measure both models on these passages. Raises as `passage_nats`."""
-    return cost_change(passage_nats(before, texts), passage_nats(after, texts), texts)
-
-
 def cost_change(before: NDArray[np.float64], after: NDArray[np.float64], texts: Sequence[str]) -> LossChange:
     """Compare what passages cost two models, in nats [n]; the interval leaves out one passage at a time."""
     sizes = math.log(2) * np.array([len(text.encode()) for text in texts])

@@ -32,7 +32,7 @@ def pursue(
         (places among the anchors [n, k], coefficients [n, k]: 0 where fewer were needed).
     """
     most = min(most, *anchors.shape)
-    lengths = np.linalg.norm(anchors.astype(np.float64), axis=1)
+    lengths = np.sqrt(np.einsum("sd,sd->s", anchors, anchors, dtype=np.float64))
     unit = (anchors / lengths[:, None]).astype(np.float32)
     chosen = np.zeros((len(targets), most), np.int64)
     coefficients = np.zeros((len(targets), most))
