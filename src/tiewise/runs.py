@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tiewise.core import ranks
 from tiewise.core.errors import RunError
-from tiewise.internals.passages import Healed, evenly, healed
+from tiewise.internals.passages import Healed, healed, passages
 from tiewise.report.comparison_page import write_report
 from tiewise.training.compare import Display, finish, finish_one, opened, start
 from tiewise.training.folder import locked, write_json
@@ -128,12 +128,10 @@ def finish_healing(out: Path, display: Display, workers: Workers | None = None) 
     settings, text = opened(out, single=True)
     if settings.kind != HEAL:
         raise RunError(f"{out} holds no healing", f"use tiewise train --out {out} --resume")
-    run = finish_one(out, display, workers)
+    run, tokenizer = finish_one(out, display, workers), text.tokenizer()
+    held_out = tokenizer.decode(text.split("heldout")[:MOST_HELD_OUT]).replace(tokenizer.eos_token, "\n\n")
     with display.stages():
-        tokenizer = text.tokenizer()
-        held_out = tokenizer.decode(text.split("heldout")[:MOST_HELD_OUT]).replace(tokenizer.eos_token, "\n\n")
-        passages = evenly([held_out])
-        found = healed(run.model, settings.model, settings.own.teacher, passages)
+        found = healed(run.model, settings.model, settings.own.teacher, passages([held_out]))
     write_json(out / HEALED, found.record())
     return found
 

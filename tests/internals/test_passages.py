@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.data.tokenizer import make_tokenizer
 from tiewise.internals import passages as module
-from tiewise.internals.passages import cost_change, evenly, healed, passage_nats, passages
+from tiewise.internals.passages import cost_change, healed, passage_nats, passages
 
 WORDS = "the two ends of a model are tied, and a text of many words is read by it. Ünder all, é"
 
@@ -50,22 +50,21 @@ def folders(tmp_path_factory, text):
     return [model(made / f"m{tokens}", text, tokens, tokens) for tokens in (270, 300)]
 
 
-def test_passages_are_parts_of_the_text_evenly_apart(text, tmp_path):
-    (tmp_path / "t.txt").write_text(text)
-    every = passages(tmp_path / "t.txt", 10**6)
-    assert all(part in text and 200 < len(part) <= 400 for part in every)
+def test_passages_are_parts_of_the_text_evenly_apart(text, monkeypatch):
+    every = passages([text])
     assert text.startswith("".join(every[:2]))
-    few = passages(tmp_path / "t.txt", 10)
-    assert [every.index(part) for part in few] == [i * len(every) // 10 for i in range(10)]
-    assert evenly(["x" * 16000]) == ["x" * 400] * 40
-    assert {len(part) for part in evenly(["x" * 2000])} == {100}
-    (tmp_path / "short.txt").write_text(text[:700])
+    assert all(200 < len(part) <= 400 and part in text for part in every)
+    monkeypatch.setattr(module, "MOST", 12)
+    assert [every.index(part) for part in passages([text])] == [i * len(every) // 12 for i in range(12)]
+    monkeypatch.setattr(module, "READ", 5000)
+    assert passages("x" * 6000 for _ in iter(int, 1)) == ["x" * 150] * 12  # of a text without an end
+    assert {len(part) for part in passages(["x" * 2000])} == {100}
     with pytest.raises(DataError, match=r"700 characters of text are too few .*; give 2,000 or more"):
-        passages(tmp_path / "short.txt")
+        passages([text[:300], text[:400]])
 
 
 def test_nats_are_those_of_one_passage_after_the_other(folders, text):
-    parts = evenly([text], 12)
+    parts = passages([text])[:12]
     found = passage_nats(folders[1], parts)
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(folders[1]).double(),
@@ -92,7 +91,7 @@ def test_words_of_special_tokens_are_words(folders):
 
 
 def test_a_change_is_bits_per_byte_with_the_interval_of_a_ratio(folders, text):
-    parts = evenly([text], 25)
+    parts = passages([text])[:25]
     change = cost_change(*(passage_nats(folder, parts) for folder in folders), parts)
     a, b = (passage_nats(folder, parts) / math.log(2) for folder in folders)
     sizes = np.array([len(part.encode()) for part in parts])
@@ -128,7 +127,7 @@ def test_healing_is_said_as_the_share_that_came_back(monkeypatch):
 
 
 def test_what_cannot_be_measured_is_said_in_a_line(tmp_path, folders, text):
-    parts = evenly([text], 10)
+    parts = passages([text])[:10]
     write_model(tmp_path / "bare")
     with pytest.raises(CheckpointError):
         passage_nats(tmp_path / "bare", parts)  # no tensors of its layers are whole there

@@ -8,9 +8,8 @@ added            as it stands; special ones write nothing, and are known by name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tiewise.checkpoint.hf_folder import Folder, is_id, json_object, read_tokenizer
 from tiewise.checkpoint.untrusted import short
@@ -22,16 +21,11 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """A vocabulary by what its tokens write."""
+    """A vocabulary by what its tokens write; ids ascend."""
 
     pieces: Mapping[int, str]  # id → as the file spells it, added tokens too
-    writes: Mapping[int, bytes]  # id → what it writes, in ascending order of ids; special tokens are left out
+    writes: Mapping[int, bytes]  # id → what it writes; special tokens are left out
     roles: Mapping[str, int]  # {"eos_token": id}, of those that the files name
-
-    @property
-    def special(self) -> frozenset[int]:
-        """Ids that write nothing."""
-        return frozenset(self.pieces.keys() - self.writes.keys())
 
     @property
     def rows(self) -> int:
@@ -45,21 +39,22 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
     Raises:
         CheckpointError: none, one that is damaged, or a kind whose pieces do not say what they write (WordPiece).
     """
-    if folder.single or not folder.has("tokenizer.json"):
+    found = None if folder.single or not folder.has("tokenizer.json") else read_tokenizer(folder)
+    if found is None:
         fix = "save it with AutoTokenizer.from_pretrained(…).save_pretrained(…), which writes one"
         raise CheckpointError(f"{folder.path}: no tokenizer.json in it", fix)
-    found = read_tokenizer(folder)
-    for fault in found.faults if found is not None else ():
+    for fault in found.faults:
         raise CheckpointError(fault.what, fault.fix)
     record = json_object(folder.path, "tokenizer.json")
-    model, where = record.get("model"), folder.path / "tokenizer.json"
-    model = model if isinstance(model, Mapping) else {}
+    model = record["model"] if isinstance(record.get("model"), Mapping) else {}
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind not in ("BPE", "Unigram") or model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
-        what = f"{where}: a {short(kind)} vocabulary marks words, so its pieces do not say what they write"
+        what = f"{folder.path / 'tokenizer.json'}: a {short(kind)} vocabulary marks words, and not what a piece writes"
         raise CheckpointError(what, "byte-level BPE, SentencePiece BPE and Unigram are read")
-    assert found is not None  # the file is there and has no fault
-    byte_level = any("ByteLevel" in _types(record.get(part)) for part in ("decoder", "pre_tokenizer"))
+    steps = [step for part in ("decoder", "pre_tokenizer") if isinstance(step := record.get(part), Mapping)]
+    within = (step.get(key) for step in steps for key in ("decoders", "pretokenizers"))
+    steps += [step for sequence in within if isinstance(sequence, list) for step in sequence]
+    byte_level = any(isinstance(step, Mapping) and step.get("type") == "ByteLevel" for step in steps)
     byte_of = {letter: byte for byte, letter in enumerate(byte_letters())} if byte_level else {}
 
     def written(piece: str) -> bytes:
@@ -71,7 +66,13 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
 
     pieces = dict(sorted({**{number: text for text, number in found.base.items()}, **found.added}.items()))
     ids = {text: number for number, text in pieces.items()}
-    roles = {role: ids[text] for role, text in _named(folder) if text in ids}
+    roles = dict[str, int]()
+    for name in filter(folder.has, ("special_tokens_map.json", "tokenizer_config.json")):
+        said = json_object(folder.path, name)
+        for role in ROLES:
+            text = said.get(role)
+            text = text.get("content") if isinstance(text, Mapping) else text
+            roles |= {role: ids[text]} if isinstance(text, str) and text in ids else {}
     listed = record.get("added_tokens")
     added = [one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, Mapping)]
     special = {*roles.values(), *(one["id"] for one in added if one.get("special") and is_id(one.get("id")))}
@@ -80,24 +81,7 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
         for number, text in pieces.items()
         if number not in special
     }
-    return TokenBytes(pieces, writes, {role: roles[role] for role in ROLES if role in roles})
-
-
-def _types(step: Any) -> set[Any]:
-    """Types of a step of a tokenizer.json, and of those within it where it is a sequence."""
-    if not isinstance(step, Mapping):
-        return set()
-    within = (one for key in ("decoders", "pretokenizers") if isinstance(step.get(key), list) for one in step[key])
-    return {step.get("type"), *(one.get("type") for one in within if isinstance(one, Mapping))}
-
-
-def _named(folder: Folder) -> Iterator[tuple[str, str]]:
-    """(role, text) of special tokens, as the files beside tokenizer.json name them."""
-    for name in filter(folder.has, ("special_tokens_map.json", "tokenizer_config.json")):
-        for role, value in json_object(folder.path, name).items():
-            text = value.get("content") if isinstance(value, Mapping) else value
-            if role in ROLES and isinstance(text, str):
-                yield role, text
+    return TokenBytes(pieces, writes, roles)
 
 
 def byte_letters() -> list[str]:

@@ -86,9 +86,12 @@ def _command(verb: str) -> Callable[..., None]:
                 raise RunError("--text with --dry-run", "leave one of them out: what is not written cannot be measured")
             o.need_torch()
             o.hush_libraries()
+            from tiewise.data.documents import ended
+            from tiewise.data.sources import open_sources
+            from tiewise.data.tokenizer import pieces
             from tiewise.internals.passages import cost_change, passage_nats, passages
 
-            texts = passages(heldout)
+            texts = passages(text for text, _ in pieces(ended(open_sources(heldout))))
 
         def left() -> str:
             done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"

@@ -5,18 +5,18 @@
     special, of a role that the old one has too        that token's, bit for bit
     with a donor                                       Σ cⱼ rowⱼ over a few shared tokens j: what its row is of
                                                        theirs in the donor, by matching pursuit (arXiv:2506.06607)
-    else                                               the mean of the rows of its pieces: the longest old tokens that
-                                                       write it, from the left
-    what is left                                       the mean of the rows of all shared tokens
+    else                                               halfway from m to the mean of the rows of its pieces: the
+                                                       longest old tokens that write it, from the left
+    what is left                                       m, the mean of the rows of all shared tokens
 
 A donor is a model that has the new vocabulary. One set of coefficients serves input, output and bias, so what was tied
-stays tied. Rows are made as they are written; of the donor, the shared rows of its input table are held.
+stays tied. Halfway: a mean of pieces has their logits, and a long token is rarer than its pieces (docs/transplant.md
+has the figures). Rows are made as they are written; of the donor, the rows of its input table are held.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -50,12 +50,8 @@ class Recipe:
     """What each new row is made of."""
 
     copied: NDArray[np.int64]  # [V'] the old row that it equals; -1 where it is made
+    middle: NDArray[np.float64]  # [V'] coefficient of m in a row that is made
     mixed: dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]  # new id → (old rows, their coefficients)
-
-    @property
-    def shared(self) -> NDArray[np.int64]:
-        """Old rows that are copied, ascending and each once."""
-        return np.unique(self.copied[self.copied >= 0])
 
 
 @verb
@@ -92,28 +88,25 @@ def transplant(
     others = _left_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
     given = open_folder(tokenizer)
     old, new = read_token_bytes(facts.folder), read_token_bytes(given)
-    if not new.writes or old.rows > before:
+    if old.rows > before:
         what = f"{facts.path}: its tokenizer has {old.rows:,} tokens, and its tables {before:,} rows"
-        what = what if new.writes else f"{given.path}: its tokenizer.json has no tokens"
         raise CheckpointError(what, "tiewise check says what is wrong with it")
-    copied = shared_rows(old, new)
-    recipe = Recipe(copied, {})
-    if not (copied >= 0).any():
-        raise CheckpointError(
-            f"{given.path}: no token writes what one of {facts.path} does", "choose another tokenizer"
-        )
-    shared = int((copied >= 0).sum())
+    recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
+    shared = int((recipe.copied >= 0).sum())
+    if not shared:
+        what = f"{given.path}: no token writes what one of {facts.path} does"
+        raise CheckpointError(what, "choose another tokenizer")
     notes = [f"{shared:,} of {new.rows:,} tokens are in both vocabularies and keep their rows bit for bit"]
     if donor is not None:
-        notes += _by_donor(recipe, new, open_folder(donor), tables[0], atoms)
-    combined = len(recipe.mixed)
-    known = {writes: number for number, writes in old.writes.items()}
+        notes.append(_by_donor(recipe, new, open_folder(donor), atoms))
+    combined, known = len(recipe.mixed), {writes: number for number, writes in old.writes.items()}
     longest = max(map(len, known), default=0)
     for number, writes in new.writes.items():
-        if copied[number] < 0 and number not in recipe.mixed and (pieces := spelled(writes, known, longest)):
-            recipe.mixed[number] = np.array(pieces), np.full(len(pieces), 1 / len(pieces))
+        if recipe.copied[number] < 0 and number not in recipe.mixed and (its := spelled(writes, known, longest)):
+            recipe.mixed[number] = np.array(its), np.full(len(its), 0.5 / len(its))
+            recipe.middle[number] = 0.5
     if made := len(recipe.mixed) - combined:
-        notes.append(f"{made:,} get the mean of the rows of the old tokens that spell them")
+        notes.append(f"{made:,} get the mean of the old tokens that spell them, halfway to the mean of all shared rows")
     if rest := new.rows - shared - len(recipe.mixed):
         notes.append(f"{rest:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
     put = []
@@ -121,20 +114,20 @@ def transplant(
         shape = facts.folder.tensors[part.name].shape
         shape = (*shape[:-1], new.rows) if part in biases else (new.rows, *shape[1:])
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(_pieces, part, recipe)))
-    becomes = {int(row): number for number, row in reversed(list(enumerate(copied))) if row >= 0}
-    config, lost = renamed(facts.config, old, new, becomes)
+
+    becomes = {int(row): number for number, row in reversed(list(enumerate(recipe.copied))) if row >= 0}
+    config = renamed(facts.config, new, becomes)
     files = {name: read_whole(inside(given.path, name), MOST_BYTES) for name in filter(given.has, FILES)}
+    lost = {path for path, value in config.items() if value is None}
     if isinstance(facts.generation, dict) and facts.generation:
-        there, gone = renamed(facts.generation, old, new, becomes)
+        ids = renamed(facts.generation, new, becomes)
         text = read_whole(inside(facts.folder.path, GENERATION), MOST_BYTES).decode()
-        files[GENERATION] = edited(text, there).encode()
-        lost |= gone
+        files[GENERATION] = edited(text, ids).encode()
+        lost |= {path for path, value in ids.items() if value is None}
     if lost:
         notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
     sizes = [p for p, n in _leaves(facts.config) if n == before and "vocab_size" in p and "type_vocab" not in p]
-    level = facts.text.level if facts.text.level in facts.levels else ""
-    if facts.folder.config is not None:
-        config |= dict.fromkeys(sizes or [f"{level}.vocab_size".lstrip(".")], new.rows)
+    config |= dict.fromkeys(sizes or (["vocab_size"] if facts.folder.config is not None else []), new.rows)
     left = frozenset(filter(facts.folder.has, FILES)) - files.keys()
     return Change(KEPT, put=tuple(put), config=config, texts=files, leave=left, notes=(*notes, *others))
 
@@ -147,14 +140,16 @@ def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:
     """
     found = np.full(new.rows, -1, np.int64)
     by_bytes = {writes: number for number, writes in old.writes.items()}
-    by_piece = {(old.pieces[number], writes): number for number, writes in old.writes.items()}
-    for number, writes in new.writes.items():
-        found[number] = by_piece.get((new.pieces[number], writes), by_bytes.get(writes, -1))
-    names = {old.pieces[number]: number for number in old.special}
-    for number in new.special:
-        # one token may have several roles; an end is what most models have and need
-        role = next((role for role in ROLES if new.roles.get(role) == number and role in old.roles), None)
-        found[number] = names.get(new.pieces[number], -1 if role is None else old.roles[role])
+    by_piece = {piece: number for number, piece in old.pieces.items()}
+    for number, piece in new.pieces.items():
+        alike, writes = by_piece.get(piece, -1), new.writes.get(number)
+        if writes is not None:
+            found[number] = alike if old.writes.get(alike) == writes else by_bytes.get(writes, -1)
+        elif alike >= 0 and alike not in old.writes:
+            found[number] = alike
+        else:  # one token may have several roles; an end is what most models have and need
+            roles = (role for role in ROLES if new.roles.get(role) == number and role in old.roles)
+            found[number] = old.roles.get(next(roles, ""), -1)
     return found
 
 
@@ -163,82 +158,63 @@ def spelled(writes: bytes, known: dict[bytes, int], longest: int) -> list[int]:
     found, at = list[int](), 0
     while at < len(writes):
         ends = range(min(len(writes), at + longest), at, -1)
-        end = next((end for end in ends if writes[at:end] in known), None)
-        if end is not None:
-            found.append(known[writes[at:end]])
-        at = at + 1 if end is None else end
+        end = next((end for end in ends if writes[at:end] in known), at + 1)
+        found += [known[writes[at:end]]] if writes[at:end] in known else []
+        at = end
     return found
 
 
-def _by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, table: Stored, atoms: int) -> list[str]:
-    """Add to a recipe what new rows are of shared ones in a donor; return notes."""
-    facts = Facts(folder)
+def _by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -> str:
+    """Add to a recipe what new rows are of shared ones in a donor; return a note."""
     if read_token_bytes(folder).pieces != new.pieces:
         raise CheckpointError(f"{folder.path}: its vocabulary is not the new tokenizer's", "give a model that has it")
-    theirs = readable(facts, "take rows from")[0]
-    ids = np.arange(min(new.rows, theirs.rows))
-    text = np.isin(ids, list(new.writes))
-    shared, missing = ids[text & (recipe.copied[ids] >= 0)], ids[text & (recipe.copied[ids] < 0)]
-    # anchors, the same with length 1, and targets
-    require_memory(8 * theirs.shape[1] * len(ids), f"{folder.path}: the rows of its table")
-    with Reader(theirs) as reader, Reader(table) as own:
-        anchors, targets = (widened(reader.take(some)) for some in (shared, missing))
-        kept = [bool(len(shared))]
-        for start in range(0, len(shared), AT_ONCE):
-            sizes = np.linalg.norm(widened(own.take(recipe.copied[shared[start : start + AT_ONCE]])), axis=1)
-            kept += list(np.isfinite(sizes) & (sizes > 0))
-    lengths = np.linalg.norm(anchors, axis=1)
-    sound = np.isfinite(lengths) & (lengths > 0) & np.array(kept[1:], bool)
-    able = np.isfinite(targets).all(axis=1) & targets.any(axis=1)
-    if not sound.any():
+    theirs = readable(Facts(folder), "take rows from")[0]
+    # shared rows, the same with length 1, and the others
+    require_memory(8 * theirs.shape[1] * theirs.rows, f"{folder.path}: the rows of its table")
+    ids = np.array([number for number in new.writes if number < theirs.rows], np.int64)
+    with Reader(theirs) as reader:
+        rows = widened(reader.take(ids))
+    sound = np.isfinite(rows).all(axis=1) & rows.any(axis=1)
+    anchors, targets = (sound & mask for mask in (recipe.copied[ids] >= 0, recipe.copied[ids] < 0))
+    if not anchors.any():
         raise CheckpointError(f"{folder.path}: no shared token has a row in use", "leave --donor out")
-    shared, anchors, missing, targets = shared[sound], anchors[sound], missing[able], targets[able]
     most = min(atoms, max(1, theirs.shape[1] // 8))
-    places, coefficients = pursue(anchors, targets, most, "matching rows of the donor")
-    errors = np.zeros(len(missing))
-    for at, number in enumerate(missing):
-        needed = coefficients[at] != 0
-        its, c = places[at][needed], coefficients[at][needed]
-        recipe.mixed[int(number)] = recipe.copied[shared[its]], c
-        errors[at] = np.linalg.norm(targets[at] - c @ anchors[its]) / np.linalg.norm(targets[at])
-    if not len(missing):
-        return []
+    places, coefficients = pursue(rows[anchors], rows[targets], most, "matching rows of the donor")
+    left = [0.0]
+    for number, row, its, c in zip(ids[targets], rows[targets], ids[anchors][places], coefficients, strict=True):
+        recipe.mixed[int(number)] = recipe.copied[its], c
+        recipe.middle[number] = 0.0
+        left.append(float(np.linalg.norm(row - c @ rows[np.searchsorted(ids, its)]) / np.linalg.norm(row)))
     how = f"combine the rows of at most {places.shape[1]} shared tokens, as they do in {short(folder.path.name)}"
-    return [f"{len(missing):,} {how}; there {np.median(errors):.0%} of a row's length is left over (median)"]
+    return f"{len(places):,} {how}; there {np.median(left[1:] or left):.0%} of a row's length is left over (median)"
 
 
-def renamed(record: Any, old: TokenBytes, new: TokenBytes, becomes: dict[int, int]) -> tuple[dict[str, Any], set[str]]:
-    """({dotted path: new value} of every token id in a config, paths whose token the new vocabulary lacks)."""
-    found, lost = dict[str, Any](), set[str]()
+def renamed(record: Any, new: TokenBytes, becomes: dict[int, int]) -> dict[str, Any]:
+    """{dotted path: new value} of every token id in a config; None where the new vocabulary has no such token."""
+    found = dict[str, Any]()
     for path, value in _leaves(record):
         key = path.rpartition(".")[2]
-        if not key.endswith(("token_id", "token_ids", "token_index")) or "type" in key or value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        role = new.roles.get(key.removesuffix("_id"))
-        first = [role] if role is not None else []
-        made = [*first, *(becomes[n] for n in ids[len(first) :] if type(n) is int and n in becomes)]
-        found[path] = (made or None) if isinstance(value, list) else next(iter(made), None)
-        lost |= set() if len(made) == len(ids) else {path}
-    return found, lost
+        if key.endswith(("token_id", "token_ids", "token_index")) and value is not None:
+            ids = value if isinstance(value, list) else [value]
+            role = [new.roles[key[:-3]]] if key[:-3] in new.roles else []
+            made = role + [becomes[n] for n in ids[len(role) :] if type(n) is int and n in becomes]
+            found[path] = (made if isinstance(value, list) else made[0]) if made else None
+    return found
 
 
 def _pieces(part: Stored, recipe: Recipe) -> Pieces:
     """Yield the bytes of a part's new rows [V', …], in order."""
     with Reader(part) as reader:
-        mean = _mean(reader, recipe.shared)
+        shared = np.unique(recipe.copied[recipe.copied >= 0])
+        spans = np.array_split(shared, -(-len(shared) // AT_ONCE))
+        mean = sum(widened(reader.take(ids)).sum(axis=0, dtype=np.float64) for ids in spans) / len(shared)
         step = max(1, min(AT_ONCE, CHUNK_BYTES // max(1, reader.row_bytes)))
         for start in range(0, len(recipe.copied), step):
             copied = recipe.copied[start : start + step]
             rows = reader.take(np.maximum(copied, 0))
             for at in np.flatnonzero(copied < 0):
-                mix = recipe.mixed.get(start + int(at))
-                made = mean if mix is None else np.tensordot(mix[1], widened(reader.take(mix[0])).astype(np.float64), 1)
+                made = recipe.middle[start + at] * mean
+                if mix := recipe.mixed.get(start + int(at)):
+                    made = made + np.tensordot(mix[1], widened(reader.take(mix[0])).astype(np.float64), 1)
                 rows[at] = rounded(np.atleast_1d(made), part.dtype).reshape(np.shape(made))
             yield rows.tobytes()
-
-
-def _mean(reader: Reader, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean of some rows."""
-    spans: Iterator[NDArray] = (ids[start : start + AT_ONCE] for start in range(0, len(ids), AT_ONCE))
-    return sum(widened(reader.take(some)).sum(axis=0, dtype=np.float64) for some in spans) / max(1, len(ids))

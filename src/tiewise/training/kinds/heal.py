@@ -8,6 +8,7 @@ Only the tables and their maps learn, or the whole model. Everything else is a d
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from tiewise.boundary.asked import head_of
 from tiewise.boundary.install import Installed, installed
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.hf_folder import open_folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import DataError, RunError
@@ -37,8 +38,8 @@ from tiewise.training.trainer import Job, TiewiseTrainer
 HEAL = "heal"  # this kind's name
 TABLES, ALL = "tables", "all"
 RATE, SEEN = 0.03, 4096  # of the root mean square of so many rows of the input table: the learning rate
-HELD_OUT = 2000  # characters that a loss can be measured on
 LENGTH = 128  # of blocks, where the model has as many positions
+HELD_OUT = 2000  # characters that a loss can be measured on
 
 
 @dataclass(frozen=True)
@@ -56,33 +57,21 @@ def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str
     """
     if model is None or teacher is None:
         raise RunError(f"no {'model to heal' if model is None else 'teacher'}", "name the folders of both")
-    paths = {"model": os.path.abspath(model), "teacher": os.path.abspath(teacher)}  # a resume may be elsewhere
-    facts = Facts(open_folder(paths["model"]))
-    boundary = str(facts.config[SPEC]) if facts.is_own else "tied" if facts.tied else "untied"
-    limits = (
-        count(level.get(key)) for level in facts.levels.values() for key in ("max_position_embeddings", "n_positions")
-    )
-    length = min([LENGTH, *filter(None, limits)])
+    facts = Facts(open_folder(path := os.path.abspath(model)))  # whole, for a resume may be elsewhere
     with Reader(readable(facts, "heal")[0]) as reader:
-        rows = reader.wide(0, SEEN).astype(np.float64)
-    rate = float(f"{RATE * float(np.sqrt(np.square(rows).mean())):.1e}")
-    return {
-        "kind": HEAL,
-        "learning_rate": rate,
-        "arms": [boundary],
-        "length": length,
-        "tokenizer": paths["model"],
-        **paths,
-    }
+        size = math.sqrt(np.square(reader.wide(0, SEEN).astype(np.float64)).mean())
+    keys = ("max_position_embeddings", "n_positions")
+    limits = (count(level.get(key)) for level in facts.levels.values() for key in keys)
+    boundary = str(facts.config[SPEC]) if facts.is_own else "tied" if facts.tied else "untied"
+    found = {"kind": HEAL, "model": path, "tokenizer": path, "teacher": os.path.abspath(teacher), "arms": [boundary]}
+    return {**found, "learning_rate": float(f"{RATE * size:.1e}"), "length": min([LENGTH, *filter(None, limits)])}
 
 
 def one_vocabulary(settings: Settings) -> bool:
-    """Whether model and teacher have the same tokens, and a row for each."""
-    folders = [open_folder(path) for path in (settings.model, settings.own.teacher)]
-    ours, theirs = (read_tokenizer(folder) for folder in folders)
-    rows = {None if table is None else table.rows for table in (Facts(folder).roles.input for folder in folders)}
-    same = ours is not None and theirs is not None and (ours.base, ours.added) == (theirs.base, theirs.added)
-    return same and len(rows) == 1
+    """Whether model and teacher have the same tokens, and as many rows."""
+    ours, theirs = (Facts(open_folder(path)) for path in (settings.model, settings.own.teacher))
+    words = [(facts.tokenizer.base, facts.tokenizer.added) for facts in (ours, theirs) if facts.tokenizer is not None]
+    return len(words) == 2 and words[0] == words[1] and readable(ours, HEAL)[0].rows == readable(theirs, HEAL)[0].rows
 
 
 class Heal(Decoders):
@@ -90,21 +79,20 @@ class Heal(Decoders):
 
     where = "in a healing"
     options = HealOptions
-    defaults: Mapping[str, Any] = {"steps": 300, "length": LENGTH, "weight_decay": 0.0}
+    defaults: Mapping[str, Any] = {"steps": 300, "weight_decay": 0.0}
     lacks: Mapping[str, tuple[Any, str]] = {"init": (None, "leave init out: the model has its weights")}
     shards = False
     alone = ("a healing", "run it on one process")
 
     def check(self, settings: Settings) -> HealOptions:
         """See that both models are there."""
-        super().check(settings)
-        own: HealOptions = settings.own
+        own: HealOptions = super().check(settings)
         if settings.seed is None:
             raise RunError("a comparison of healings", "use tiewise heal for each")
         if own.what not in (TABLES, ALL):
             raise RunError(f"what = {own.what!r}", f"choose {TABLES} or {ALL}")
         for name, path in (("model", settings.model), ("teacher", own.teacher)):
-            if not path or not (Path(path) / "config.json").is_file():
+            if not (Path(path) / "config.json").is_file():
                 raise RunError(f"{name} = {path!r} is no folder with a config.json", f"name the folder of the {name}")
         return own
 
@@ -129,8 +117,18 @@ class Heal(Decoders):
 
     def build(self, job: Job) -> Installed:
         """Load the model in fp32; what does not learn is frozen."""
-        found = taught(job.settings.model, job)
-        model = found.model
+        path, length = job.settings.model, job.settings.length
+        found = _loaded(path)
+        model, rows = found.model, len(found.tables()[1])
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or length
+        if model.config.is_encoder_decoder:
+            raise RunError(f"{path} has an encoder", "only models that read and write one text are healed")
+        if positions < length:
+            what = f"{path} has {positions} positions, blocks are {length} long"
+            raise RunError(what, f"use --set length={positions} or less")
+        if rows < job.text.vocab:
+            what = f"{path}: its tokenizer needs {job.text.vocab:,} rows, and its tables have {rows:,}"
+            raise DataError(what, "name its end of text in tokenizer_config.json, or tiewise resize it first")
         if job.settings.own.what == TABLES:
             model.requires_grad_(False)
             for end in (model.get_input_embeddings(), model.get_output_embeddings()):
@@ -139,71 +137,40 @@ class Heal(Decoders):
 
     def table_std(self, job: Job) -> float:
         """None is drawn."""
-        return float("nan")
+        return math.nan
 
     def first_loss(self, job: Job) -> float:
         """It is measured, and not predicted."""
-        return float("nan")
+        return math.nan
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """A decoder's, with a teacher where both have one vocabulary."""
         if not one_vocabulary(job.settings):
             return super().trainer(job, installed)
-        teacher = taught(job.settings.own.teacher, job)
-        teacher.model.requires_grad_(False).eval()
-        return HealTrainer(installed, teacher=teacher, **self.asked(job, installed))
-
-    def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
-        """Leave out the shape, which is the model's own."""
-        found = super().setting(settings, text)
-        return {name: value for name, value in found.items() if name not in ("width", "layers", "heads", "match")}
+        found = HealTrainer(installed, **self.asked(job, installed))
+        found.teacher = _loaded(job.settings.own.teacher)
+        found.teacher.model.requires_grad_(False).eval().to(found.args.device)
+        return found
 
 
-def taught(path: str, job: Job) -> Installed:
-    """Load a causal model that reads blocks of this length, with every token of the text in its tables."""
-    model = tiewise.hf.load(path, dtype=torch.float32, local_files_only=True)
-    found = installed(model)
-    config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
-    if model.config.is_encoder_decoder:
-        raise RunError(f"{path} has an encoder", "only models that read and write one text are healed")
-    if isinstance(positions, int) and 0 < positions < job.settings.length:
-        what = f"{path} has {positions} positions, blocks are {job.settings.length} long"
-        raise RunError(what, f"use --set length={positions} or less")
-    if job.text.vocab > len(found.tables()[1]) and path == job.settings.model:
-        what = f"{path}: its tokenizer needs {job.text.vocab:,} rows, and its tables have {len(found.tables()[1]):,}"
-        raise DataError(what, "name an end of text that it has in tokenizer_config.json, or tiewise resize it first")
-    return found
+def _loaded(path: str) -> Installed:
+    return installed(tiewise.hf.load(path, dtype=torch.float32, local_files_only=True))
 
 
 class HealTrainer(TiewiseTrainer):
-    """Has the teacher's distribution learnt in place of the text."""
+    """Has the distribution of a teacher learnt in place of the text."""
 
-    def __init__(self, installed: Installed, *, teacher: Installed, **kwargs: Any) -> None:
-        super().__init__(installed, **kwargs)
-        self.teacher = teacher
-        teacher.model.to(self.args.device)
+    teacher: Installed
 
     def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """KL(teacher ‖ student), the mean over all tokens that have a next one."""
         ids = inputs["input_ids"]
         with torch.no_grad(), self.teacher.deferred():
-            theirs = self.teacher.model(input_ids=ids, use_cache=False).logits[:, :-1]
+            theirs = head_of(self.teacher.model(input_ids=ids, use_cache=False).logits[:, :-1])
         with self.installed.deferred():
-            ours = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        features, table, bias, options = head_of(ours)
-        their_features, their_table, their_bias, their_options = head_of(theirs)
-        loss = linear_divergence(
-            features,
-            table,
-            their_features,
-            their_table,
-            bias=bias,
-            teacher_bias=their_bias,
-            options=options,
-            teacher_options=their_options,
-            beta=0.0,
-        )
+            features, table, bias, options = head_of(model(input_ids=ids, use_cache=False).logits[:, :-1])
+        more = {"bias": bias, "teacher_bias": theirs[2], "options": options, "teacher_options": theirs[3]}
+        loss = linear_divergence(features, table, theirs[0], theirs[1], beta=0.0, **more)
         if self.model_accepts_loss_kwargs and kwargs.get("num_items_in_batch") is not None:
             # such a loss counts as this micro-batch's share of the step's
             loss = loss / self.current_gradient_accumulation_steps
