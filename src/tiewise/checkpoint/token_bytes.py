@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tiewise.checkpoint.hf_folder import Folder, is_id, json_object, read_tokenizer
+from tiewise.checkpoint.hf_folder import MOST_TOKENS, Folder, is_id, json_object, read_tokenizer
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
@@ -65,6 +65,9 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
         return (piece if byte_level else piece.replace("▁", " ")).encode("utf-8", "surrogatepass")
 
     pieces = dict(sorted({**{number: text for text, number in found.base.items()}, **found.added}.items()))
+    if max(pieces, default=0) >= MOST_TOKENS:
+        what = f"{folder.path}: its tokenizer names token {max(pieces):,}"
+        raise CheckpointError(what, "no vocabulary is that large: take it from its source again")
     ids = {text: number for number, text in pieces.items()}
     roles = dict[str, int]()
     for name in filter(folder.has, ("special_tokens_map.json", "tokenizer_config.json")):
