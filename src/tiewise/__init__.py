@@ -79,8 +79,10 @@ if TYPE_CHECKING:
     from tiewise.rewrite.ties import repair as repair
     from tiewise.rewrite.ties import tie as tie
     from tiewise.rewrite.ties import untie as untie
+    from tiewise.rewrite.transplant import transplant as transplant
     from tiewise.rewrite.trim import trim as trim
     from tiewise.runs import compare as compare
+    from tiewise.runs import heal as heal
     from tiewise.runs import train as train
     from tiewise.sharded.export import export_sharded as export_sharded
     from tiewise.sharded.load import load_sharded as load_sharded
@@ -126,8 +128,9 @@ _OFFERS = {
     "rewrite.resize": "resize",
     "rewrite.slim": "slim",
     "rewrite.ties": "dedupe repair tie untie",
+    "rewrite.transplant": "transplant",
     "rewrite.trim": "trim",
-    "runs": "compare train",
+    "runs": "compare heal train",
     "sharded.export": "export_sharded",
     "sharded.load": "load_sharded",
     "sharded.save": "save_sharded",

@@ -9,16 +9,19 @@ from typing import Any, TypeVar
 
 from tiewise.core import ranks
 from tiewise.core.errors import RunError
+from tiewise.internals.passages import Healed, healed, passages
 from tiewise.report.comparison_page import write_report
-from tiewise.training.compare import Display, finish, finish_one, start
-from tiewise.training.folder import locked
+from tiewise.training.compare import Display, finish, finish_one, opened, start
+from tiewise.training.folder import locked, write_json
+from tiewise.training.kinds.heal import HEAL, healing
 from tiewise.training.launchers import LOCAL, RAY, on
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Gone
 from tiewise.training.workers import Workers
 
-REPORT = "report.html"
+REPORT, HEALED = "report.html", "healed.json"
+MOST_HELD_OUT = 1_000_000  # tokens that passages are taken from
 Found = TypeVar("Found")
 
 
@@ -86,6 +89,51 @@ def train(
     given = _settings(settings if resume else {**settings, "arms": [boundary], "seed": seed}, folder, resume)
     command = _command("train", folder, {**settings, "boundary": boundary, "seed": seed})
     return carry_out(finish_one, given, folder, command, Display.on_stderr(quiet=quiet), overwrite=overwrite)
+
+
+def heal(
+    model: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] = "runs/heal",
+    *,
+    teacher: str | os.PathLike[str] | None = None,
+    seed: int = 1,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> Healed:
+    """Have a rewritten model learn back what it lost, from the model that it was made of.
+
+    Args:
+        model: folder of the model: tied, factored, trimmed, given another vocabulary.
+        out: the folder that takes the run.
+        teacher: folder of the model that it was made of.
+        seed: of data order.
+        resume: finish the run in `out`, which has its settings.
+        overwrite: replace the run in `out`.
+        quiet: no progress on stderr.
+        settings: `text`, `what="tables"` or `"all"`, `steps`, and others of `train`.
+
+    Raises:
+        TiewiseError, Interrupted: as `compare`.
+    """
+    folder = Path(out)
+    given = settings if resume else {**healing(model, teacher), "seed": seed, **settings}
+    command, display = _command("heal", folder, given), Display.on_stderr(quiet=quiet)
+    return carry_out(finish_healing, _settings(given, folder, resume), folder, command, display, overwrite=overwrite)
+
+
+def finish_healing(out: Path, display: Display, workers: Workers | None = None) -> Healed:
+    """Train or finish the healing in `out`, and measure what came back."""
+    settings, text = opened(out, single=True)
+    if settings.kind != HEAL:
+        raise RunError(f"{out} holds no healing", f"use tiewise train --out {out} --resume")
+    run, tokenizer = finish_one(out, display, workers), text.tokenizer()
+    held_out = tokenizer.decode(text.split("heldout")[:MOST_HELD_OUT]).replace(tokenizer.eos_token, "\n\n")
+    with display.stages():
+        found = healed(run.model, settings.model, settings.own.teacher, passages([held_out]))
+    write_json(out / HEALED, found.record())
+    return found
 
 
 def carry_out(

@@ -16,6 +16,7 @@ RUN = ["-t", "text.txt", *TINY, "--seeds=2", "--arms=tied,untied", "--out=made"]
 SAID = {  # a command line of each command, its exit code, and a letter of its output that ASCII lacks
     "compare": (["compare", *RUN], 0, "−"),
     "train": (["train", "-t", "no…where.txt", *TINY], 2, "…"),
+    "heal": (["heal", "no…where", "--teacher=tied"], 2, "…"),
     "data": (["data", "show", "-t", "dots.txt", "--tokenizer=bpe:300"], 0, "…"),
     "vocab": (["vocab", "hot", "-t", "text.txt", "--tokenizer=words.json", "--size=40"], 0, "–"),
     "plan": (["plan", "--like", "gpt2"], 0, "·"),
@@ -32,6 +33,7 @@ SAID = {  # a command line of each command, its exit code, and a letter of its o
     "merge": (["merge", "no…where", "--base=tied", "--to=made"], 2, "…"),
     "resize": (["resize", "wrong", "--vocab=70", "--to=made"], 0, "→"),
     "trim": (["trim", "no…where", "--size=9", "--to=made"], 2, "…"),
+    "transplant": (["transplant", "wrong", "--tokenizer=no…where", "--to=made"], 2, "…"),
     "dedupe": (["dedupe", "equal", "--to=made"], 0, "→"),
     "repair": (["repair", "wrong", "--to=made"], 0, "→"),
     "kernels": (["kernels", "b…d"], 2, "…"),

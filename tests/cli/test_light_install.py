@@ -30,6 +30,7 @@ WORK = [
     ["factor", "untied", "--rank=4", "--to=c", "--force"],
     ["densify", "c", "--to=d"],
     ["resize", "tied", "--vocab=50", "--to=e"],
+    ["transplant", "tied", "--tokenizer=untied", "--to=t"],
     ["dedupe", "b", "--to=f"],
     ["check", "adapter", "--base=tied"],
     ["slim", "adapter", "--base=tied", "--to=i"],
@@ -42,6 +43,7 @@ LACK = {
     "train": TORCH,
     "data show": TORCH,
     "vocab hot --tokenizer=tied": TORCH,
+    "heal untied --teacher=tied": TORCH,
     "kernels": TORCH,
     "plan --like=gpt2 --build": TORCH,
     "plan --like=gpt2 --plot=p.html": PLOTS,
@@ -52,6 +54,7 @@ LACK = {
     "inspect tied --only lens": TORCH,
     "factor tied --rank=4 --to=h --text=text.txt": TORCH,
     "trim tied --size=40 --to=i": TORCH,
+    "transplant tied --tokenizer=untied --to=h --text=text.txt": TORCH,
 }
 
 

@@ -59,7 +59,7 @@ def test_a_new_kind_is_one_file(throwaway, tiny, tmp_path, lines):
 
 
 def test_a_kind_that_nobody_knows():
-    with pytest.raises(RunError, match="kind = 'loud'; choose one of albert, decoder, flax, recurrent"):
+    with pytest.raises(RunError, match="kind = 'loud'; choose one of albert, decoder, flax, heal, recurrent"):
         Settings.of({"kind": "loud"})
 
 

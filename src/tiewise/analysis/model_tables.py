@@ -20,14 +20,13 @@ from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import Dense, read_boundary
 from tiewise.checkpoint.roles import find_roles
-from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored, widened
+from tiewise.checkpoint.stored import FLOATING, Reader, Stored, widened
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.long_work import doing
 
 CHUNK_VALUES = 2**20  # 8 MB in fp64
-_DENSE = 3  # read a whole span of a file where at least one row in three of it is wanted
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
@@ -101,18 +100,8 @@ class StoredTable(TokenTable):
             return reader.wide(start, stop).astype(np.float64)
 
     def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
-        low, high = int(ids.min()), int(ids.max()) + 1
         with Reader(self.tensor) as reader:
-            if high - low <= _DENSE * len(ids):
-                found = reader.rows(low, high)
-                found = found if high - low == len(ids) and (np.diff(ids) == 1).all() else found[ids - low]
-            else:
-                raw = bytearray(len(ids) * reader.row_bytes)
-                view = memoryview(raw)
-                for place in np.argsort(ids, kind="stable"):  # in the file's order: a disk reads forward
-                    start = int(place) * reader.row_bytes
-                    reader.into(view[start : start + reader.row_bytes], int(ids[place]) * reader.row_bytes)
-                found = np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), self.width)
+            found = reader.take(ids)
         return widened(found).astype(dtype, copy=False)
 
 

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
+from tiewise.checkpoint.token_bytes import byte_letters
 from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core.errors import DataError
 from tiewise.core.frequency import BINS, bin_of
-from tiewise.data.documents import byte_letters
 
 try:
     from tokenizers import Tokenizer

@@ -45,7 +45,7 @@ def is_last(z: Logits, dim: Any) -> bool:
     return dim in (-1, z.ndim - 1, (-1,), [-1]) and not isinstance(dim, bool)
 
 
-def _head(z: Logits) -> tuple[Tensor, Tensor, Tensor | None, LossOptions]:
+def head_of(z: Logits) -> tuple[Tensor, Tensor, Tensor | None, LossOptions]:
     """Features, table, bias and options whose logits are those of `z`."""
     scale, bias, softcap = z.fold
     if softcap is not None:  # post · tanh(x) = softcap(post · x), with softcap(x) = c · tanh(x / c)
@@ -60,7 +60,7 @@ def _swept(z: Logits, targets: Tensor | None = None) -> VocabularyStatistics:
     known, found = owner.swept
     other = targets is not None and (known is None or not torch.equal(known, targets))
     if found is None or other or (owner.requires_grad and not found.lse.requires_grad):
-        hidden, table, bias, options = _head(owner)
+        hidden, table, bias, options = head_of(owner)
         narrow = owner.product in (torch.bfloat16, torch.float16)  # as the head multiplied, whatever autocast is now
         with (
             torch.set_grad_enabled(owner.requires_grad),
@@ -153,7 +153,7 @@ def fused_cross_entropy(
     if not torch.compiler.is_compiling():
         input.counts.fused += 1
     chosen: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "class_weight": weight}
-    hidden, table, bias, options = _head(input)
+    hidden, table, bias, options = head_of(input)
     with torch.set_grad_enabled(input.requires_grad):
         loss = linear_cross_entropy(
             hidden, table, target, bias, options, shard=input.shard, reduction=reduction, **chosen

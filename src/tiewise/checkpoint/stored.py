@@ -165,6 +165,7 @@ def _sizes(values: Any) -> TypeGuard[list[int]]:
 
 
 CHUNK_BYTES = 4 * 2**20
+DENSE = 3  # a whole span of a file is read where at least one row in three of it is wanted
 
 
 class Reader:
@@ -208,6 +209,19 @@ class Reader:
         raw = bytearray(count * self.row_bytes)
         self.into(memoryview(raw), start * self.row_bytes)
         return np.frombuffer(raw, NUMPY[tensor.dtype]).reshape((count, *tensor.shape[1:]))
+
+    def take(self, ids: NDArray[np.int64]) -> NDArray:
+        """Return some rows in the tensor's own type, in any order; a fresh array."""
+        low, high = int(ids.min(initial=self.tensor.rows)), int(ids.max(initial=-1)) + 1
+        if high - low <= DENSE * len(ids):
+            found = self.rows(low, high)
+            return found if high - low == len(ids) and (np.diff(ids) == 1).all() else found[ids - low]
+        raw = bytearray(len(ids) * self.row_bytes)
+        view = memoryview(raw)
+        for place in np.argsort(ids, kind="stable"):  # in the file's order: a disk reads forward
+            start = int(place) * self.row_bytes
+            self.into(view[start : start + self.row_bytes], int(ids[place]) * self.row_bytes)
+        return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), *self.tensor.shape[1:])
 
     def wide(self, start: int = 0, stop: int | None = None) -> NDArray:
         """Return rows [start, stop) of a floating tensor in fp32 (fp64 where it is stored so)."""

@@ -24,14 +24,13 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 
 # name of each command → the module beside this one that has it, under the headings of the help
 COMMANDS = {
-    "Training": {"compare": "training", "train": "training", "data": "data", "vocab": "vocab"},
+    "Training": {"compare": "training", "train": "training", "heal": "training", "data": "data", "vocab": "vocab"},
     "Planning": {"plan": "planning", "models": "planning"},
     "Looking inside": {"inspect": "inspect", "explore": "explore", "diff": "diff"},
     "Checkpoints": {
         "check": "check",
-        **dict.fromkeys(
-            ("tie", "untie", "factor", "densify", "resize", "trim", "dedupe", "repair", "slim", "merge"), "rewrite"
-        ),
+        **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "trim", "transplant"), "rewrite"),
+        **dict.fromkeys(("dedupe", "repair", "slim", "merge"), "rewrite"),
     },
     "This machine": {"kernels": "machine"},
     "Learning": {"exercise": "exercise"},

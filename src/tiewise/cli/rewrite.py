@@ -10,6 +10,8 @@ from typing import Any
 import typer
 
 from tiewise.cli import options as o
+from tiewise.core.errors import RunError
+from tiewise.core.files import to_record
 from tiewise.core.long_work import ending
 
 RESULT = "The result is a new folder: source untouched, only changed files written, checked before it appears."
@@ -29,6 +31,7 @@ AFTER: Options = {
 }
 KEEP = typer.Option(None, metavar="input|output|mean", help="Whose values the one table gets, where the two differ.")
 COUNTS = "How often each token occurs (JSON, .npy, .safetensors, or a number a line)."
+HELDOUT = "A text: what the change costs on it is measured (bits per byte)."
 TEXT = "Or a text, counted with the checkpoint's own tokenizer.json."
 OF_ADAPTER: Options = {
     "source": (Path, typer.Argument(metavar="ADAPTER", help="Folder of a PEFT adapter. It is only read.")),
@@ -77,6 +80,16 @@ VERBS: dict[str, tuple[str, Options]] = {
             "size": (int, typer.Option(None, help="So many stay: the text's most frequent, then the smallest ids.")),
         },
     ),
+    "transplant": (
+        "Give a checkpoint another tokenizer's vocabulary: tokens that both have keep their rows.\n\n"
+        "The rows of the others are made of these, without training; `tiewise heal` trains them.",
+        {
+            "tokenizer": (Path, typer.Option(..., metavar="DIR", help="Folder of the new tokenizer.")),
+            "donor": (Path, typer.Option(None, metavar="MODEL", help="A model that has it: rows combine as there.")),
+            "atoms": (int, typer.Option(64, help="With --donor: shared tokens in one combination at most.")),
+            "heldout": (str, typer.Option(None, "--text", metavar="TEXT", help=HELDOUT)),
+        },
+    ),
 }
 
 
@@ -88,19 +101,32 @@ def _command(verb: str) -> Callable[..., None]:
         from tiewise import rewrite
         from tiewise.rewrite.file_plan import PROVENANCE
 
-        made = (to / PROVENANCE).exists()
+        made, texts, heldout = (to / PROVENANCE).exists(), list[str](), options.pop("heldout", None)
+        if heldout is not None:  # a text that cannot be read is refused before anything is written
+            if options["dry_run"]:
+                raise RunError("--text with --dry-run", "leave one of them out: what is not written cannot be measured")
+            o.need_torch()
+            o.hush_libraries()
+            from tiewise.data.documents import ended
+            from tiewise.data.sources import open_sources
+            from tiewise.data.tokenizer import pieces
+            from tiewise.internals.passages import cost_change, passage_nats, passages
+
+            texts = passages(text for text, _ in pieces(ended(open_sources(heldout))))
 
         def left() -> str:
             done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"
             return f"; {source} is as it was and {to} {done}"
 
         with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True):
+            cost = passage_nats(source, texts) if texts else None  # before a result is there that it might not be for
             if verb == "merge":  # what is rewritten is the base
                 receipt = rewrite.merge(options.pop("base"), to, adapter=source, **options)
             else:
                 receipt = getattr(rewrite, verb)(source, to, **options)
+            loss = None if cost is None else cost_change(cost, passage_nats(to, texts), texts)
         if json_:
-            o.print_json(receipt.record())
+            o.print_json(receipt.record() | ({} if loss is None else {"loss": to_record(loss)}))
             return
         from rich.console import Console
         from rich.table import Table
@@ -109,7 +135,7 @@ def _command(verb: str) -> Callable[..., None]:
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(style="dim")
         table.add_column(overflow="fold")
-        for heading, text in receipt.lines():
+        for heading, text in [*receipt.lines(), *([] if loss is None else [("loss", loss.said())])]:
             table.add_row(heading, Text(text))  # names are text, never markup
         Console().print(table)
 
@@ -124,4 +150,4 @@ def _command(verb: str) -> Callable[..., None]:
     return command
 
 
-tie, untie, dedupe, repair, densify, factor, slim, merge, resize, trim = map(_command, VERBS)
+tie, untie, dedupe, repair, densify, factor, slim, merge, resize, trim, transplant = map(_command, VERBS)

@@ -19,12 +19,27 @@ from tiewise.core.errors import Interrupted, RunError, TiewiseError
 from tiewise.core.long_work import ctrl_c_behind
 
 if TYPE_CHECKING:
+    from tiewise.internals.passages import Healed
     from tiewise.training.launchers import Script
     from tiewise.training.results import Comparison, SingleRun
     from tiewise.training.settings import Settings
 
 # what stands under the same name in `run.yaml`
-OPTIONS = ("seeds", "seed", "recipe", "split", "tokenizer", "model", "steps", "minutes", "match", "tune", "backend")
+OPTIONS = (
+    "seeds",
+    "seed",
+    "recipe",
+    "split",
+    "tokenizer",
+    "model",
+    "steps",
+    "minutes",
+    "match",
+    "tune",
+    "backend",
+    "teacher",
+    "what",
+)
 
 SPLIT = typer.Option(
     None,
@@ -203,6 +218,33 @@ def train(
     print("; it ".join(filter(None, [f"model: {trained.model}", how_it_loads(trained.folder)])))
 
 
+def heal(
+    model: Path = typer.Argument(None, help="Folder of the rewritten model.", show_default=False),
+    teacher: Path = typer.Option(None, metavar="ORIGINAL", help="The model that it was made of.", show_default=False),
+    what: str = typer.Option(None, metavar="tables|all", help="What learns.", show_default="tables"),
+    seed: int = typer.Option(None, help="Of data order.", show_default="1"),
+    text: list[str] = o.TEXT,
+    split: str = SPLIT,
+    steps: int = typer.Option(None, help="Optimizer steps.", show_default="300"),
+    set_: list[str] = SET,
+    out: Path = OUT,
+    resume: bool = RESUME,
+    overwrite: bool = OVERWRITE,
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Have a rewritten model (tied, factored, trimmed, transplanted) learn back what it lost, and say how much it is.
+
+    It learns its original's probabilities of every next token; with another vocabulary, the text.
+    """
+    asked = {**locals(), "fsdp": 1, "kind": "heal"}
+    found: Healed | None = carried_out(
+        "heal", dict.fromkeys(("share", "config", "boundary", "recipe", "corpus")) | asked
+    )
+    if found is not None:
+        print(f"{found.said()}\nmodel: {found.model}")
+
+
 def carried_out(command: str, asked: dict[str, Any]) -> Any:
     """Do what a command's parameters, by their names, ask for; return what came out, or None where all is said.
 
@@ -210,7 +252,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     speaks, the others exit with the same code.
     """
     since, begun = time.monotonic(), asked["resume"]
-    out, single = asked["out"] or Path(f"runs/{command}"), command == "train"
+    out, single = asked["out"] or Path(f"runs/{command}"), command != "compare"
     o.need_torch()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice on speed; read when torch is imported
     warnings.filterwarnings("ignore")  # a kind of run may import torch to check its settings
@@ -232,14 +274,14 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
             ranks.join(asked["fsdp"])
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
             o.hush_libraries()
-            from tiewise.runs import carry_out
+            from tiewise.runs import carry_out, finish_healing
             from tiewise.training.compare import Display, finish, finish_one
             from tiewise.training.launchers import LOCAL, RAY, finish_element, written
             from tiewise.training.worker import settle
 
             settle()
             display = Display.on_stderr(quiet=asked["quiet"])
-            work: Any = finish_one if single else finish
+            work: Any = {"compare": finish, "train": finish_one, "heal": finish_healing}[command]
             found: Any = (
                 finish_element(out, display, element)
                 if element is not None
@@ -305,6 +347,10 @@ def chosen(out: Path, asked: dict[str, Any], *, single: bool) -> Settings | None
     record = recipe(options["recipe"]) if "recipe" in options else {}
     if single:
         record |= {"arms": record["arms"] if len(record.get("arms", ())) == 1 else ["tied"], "seed": 1}
+    if asked.get("kind") == "heal":
+        from tiewise.training.kinds.heal import healing
+
+        record |= healing(options.pop("model", None), options.pop("teacher", None))
     of_file = {} if config is None else {name: value for name, value in read_yaml(config).items() if value is not None}
     record |= of_file
     for item in asked["set_"] or []:

@@ -210,13 +210,6 @@ def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = 
     return where
 
 
-def byte_letters() -> list[str]:
-    """The letter that byte-level tokenizers write for each byte: itself where it prints, else the next from 256 on."""
-    prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in prints]
-    return [chr(256 + others.index(byte)) if byte in others else chr(byte) for byte in range(256)]
-
-
 def one_line(error: BaseException, limit: int = 200) -> str:
     """Return another library's message on one line of at most `limit` characters."""
     text = " ".join(str(error).split()) or type(error).__name__

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tiewise.checkpoint.token_bytes import byte_letters
 from tiewise.core.errors import DataError
-from tiewise.data.documents import byte_letters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tiewise.checkpoint.token_bytes import byte_letters
 from tiewise.core.errors import DataError
 from tiewise.core.files import sync
 from tiewise.core.long_work import advance
 from tiewise.core.text_pieces import batches, begins_spaced, pieces
-from tiewise.data.documents import byte_letters, ended, one_line
+from tiewise.data.documents import ended, one_line
 from tiewise.data.sources import Text, open_sources
 
 Ids = NDArray[np.int64]

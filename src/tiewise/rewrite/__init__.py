@@ -17,4 +17,5 @@ from tiewise.rewrite.ties import dedupe as dedupe
 from tiewise.rewrite.ties import repair as repair
 from tiewise.rewrite.ties import tie as tie
 from tiewise.rewrite.ties import untie as untie
+from tiewise.rewrite.transplant import transplant as transplant
 from tiewise.rewrite.trim import trim as trim

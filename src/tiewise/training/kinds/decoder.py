@@ -89,22 +89,26 @@ class Decoders(Kind):
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """Make the Trainer; a trial has no curve."""
+        return TiewiseTrainer(installed, **self.asked(job, installed))
+
+    def asked(self, job: Job, installed: Installed) -> dict[str, Any]:
+        """Return what the Trainer is asked for."""
         s = job.settings
-        return TiewiseTrainer(
-            installed,
-            evaluator=None if job.trial else partial(self.point, job, installed),
-            args=arguments(
-                job,
-                per_device_train_batch_size=ranks.share(s.batch),
-                adam_beta2=0.98,
-                optim="adamw_torch_fused",
-                lr_scheduler_type="cosine",
-                warmup_steps=max(1, s.steps // 10),
-                max_grad_norm=1.0,
-            ),
-            train_dataset=Blocks(job.text.split("train"), s.length),
-            callbacks=callbacks(job),
+        args = arguments(
+            job,
+            per_device_train_batch_size=ranks.share(s.batch),
+            adam_beta2=0.98,
+            optim="adamw_torch_fused",
+            lr_scheduler_type="cosine",
+            warmup_steps=max(1, s.steps // 10),
+            max_grad_norm=1.0,
         )
+        return {
+            "args": args,
+            "evaluator": None if job.trial else partial(self.point, job, installed),
+            "train_dataset": Blocks(job.text.split("train"), s.length),
+            "callbacks": callbacks(job),
+        }
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate blocks: of training text as many as the validation split has."""

@@ -1,0 +1,220 @@
+"""`transplant`: another tokenizer's vocabulary, without training.
+
+    token of the new vocabulary                        its row, at both ends and in every head bias
+    in both vocabularies (it writes the same bytes)    the old token's, bit for bit
+    special, of a role that the old one has too        that token's, bit for bit
+    with a donor                                       Σ cⱼ rowⱼ over a few shared tokens j: what its row is of
+                                                       theirs in the donor, by matching pursuit (arXiv:2506.06607)
+    else                                               halfway from m to the mean of the rows of its pieces: the
+                                                       longest old tokens that write it, from the left
+    what is left                                       m, the mean of the rows of all shared tokens
+
+A donor is a model that has the new vocabulary. One set of coefficients serves input, output and bias, so what was tied
+stays tied. Halfway: a mean of pieces has their logits, and a long token is rarer than its pieces (docs/transplant.md
+has the figures). Rows are made as they are written; of the donor, the rows of its input table are held.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder
+from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded, widened
+from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, require_memory, short
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite.change import Change, NewTensor, Pieces
+from tiewise.rewrite.engine import verb
+from tiewise.rewrite.file_plan import edited
+from tiewise.rewrite.matching_pursuit import pursue
+from tiewise.rewrite.resize import KEPT, _leaves, _left_to_do
+
+GENERATION = "generation_config.json"
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.json", "merges.txt", "vocab.txt", *PIECES),
+)
+AT_ONCE = 256  # rows that are made at a time
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What each new row is made of."""
+
+    copied: NDArray[np.int64]  # [V'] the old row that it equals; -1 where it is made
+    middle: NDArray[np.float64]  # [V'] coefficient of m in a row that is made
+    mixed: dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]  # new id → (old rows, their coefficients)
+
+
+@verb
+def transplant(
+    facts: Facts,
+    *,
+    tokenizer: str | os.PathLike[str],
+    donor: str | os.PathLike[str] | None = None,
+    atoms: int = 64,
+    force: bool = False,
+) -> Change:
+    """Write a checkpoint with another tokenizer's vocabulary, made of its own rows without training.
+
+    With `force` other tables with as many rows are left as they are.
+
+    Args:
+        tokenizer: folder of the new tokenizer; its files come with the result, and the old ones stay behind.
+        donor: a model that has this tokenizer: rows of new tokens are then combined as they are in it.
+        atoms: k, shared tokens in one combination at most; and no more than an eighth of the donor's width, for as many
+            as it is wide make any row, and say nothing.
+    """
+    if atoms < 1:
+        raise CheckpointError(f"atoms is {atoms}", "it must be 1 or more")
+    tables = readable(facts, "transplant")
+    before = tables[0].rows
+    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
+    for other in getattr(facts.roles, "others", ()):
+        what = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
+        raise CheckpointError(what, "only models whose two ends alone are indexed by tokens are transplanted")
+    for part in (*tables, *biases):
+        if part.rows != before or part.dtype not in FLOATING:
+            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {before:,}"
+            raise CheckpointError(what, "both ends and every bias must have one number of rows first")
+    others = _left_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
+    given = open_folder(tokenizer)
+    old, new = read_token_bytes(facts.folder), read_token_bytes(given)
+    if old.rows > before:
+        what = f"{facts.path}: its tokenizer has {old.rows:,} tokens, and its tables {before:,} rows"
+        raise CheckpointError(what, "tiewise check says what is wrong with it")
+    recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
+    shared = int((recipe.copied >= 0).sum())
+    if not shared:
+        what = f"{given.path}: no token writes what one of {facts.path} does"
+        raise CheckpointError(what, "choose another tokenizer")
+    notes = [f"{shared:,} of {new.rows:,} tokens are in both vocabularies and keep their rows bit for bit"]
+    if donor is not None:
+        notes.append(_by_donor(recipe, new, open_folder(donor), atoms))
+    combined, known = len(recipe.mixed), {writes: number for number, writes in old.writes.items()}
+    longest = max(map(len, known), default=0)
+    for number, writes in new.writes.items():
+        if recipe.copied[number] < 0 and number not in recipe.mixed and (its := spelled(writes, known, longest)):
+            recipe.mixed[number] = np.array(its), np.full(len(its), 0.5 / len(its))
+            recipe.middle[number] = 0.5
+    if made := len(recipe.mixed) - combined:
+        notes.append(f"{made:,} get the mean of the old tokens that spell them, halfway to the mean of all shared rows")
+    if rest := new.rows - shared - len(recipe.mixed):
+        notes.append(f"{rest:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
+    put = []
+    for part in (*tables, *biases):
+        shape = facts.folder.tensors[part.name].shape
+        shape = (*shape[:-1], new.rows) if part in biases else (new.rows, *shape[1:])
+        put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(_pieces, part, recipe)))
+
+    becomes = {int(row): number for number, row in reversed(list(enumerate(recipe.copied))) if row >= 0}
+    config = renamed(facts.config, new, becomes)
+    files = {name: read_whole(inside(given.path, name), MOST_BYTES) for name in filter(given.has, FILES)}
+    lost = {path for path, value in config.items() if value is None}
+    if isinstance(facts.generation, dict) and facts.generation:
+        ids = renamed(facts.generation, new, becomes)
+        text = read_whole(inside(facts.folder.path, GENERATION), MOST_BYTES).decode()
+        files[GENERATION] = edited(text, ids).encode()
+        lost |= {path for path, value in ids.items() if value is None}
+    if lost:
+        notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
+    sizes = [p for p, n in _leaves(facts.config) if n == before and "vocab_size" in p and "type_vocab" not in p]
+    config |= dict.fromkeys(sizes or (["vocab_size"] if facts.folder.config is not None else []), new.rows)
+    left = frozenset(filter(facts.folder.has, FILES)) - files.keys()
+    return Change(KEPT, put=tuple(put), config=config, texts=files, leave=left, notes=(*notes, *others))
+
+
+def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:
+    """Return for each new id the old one whose row it takes, -1 where there is none.
+
+    Of two old tokens that write the same the one counts that is spelled alike, else the later: SentencePiece's letters
+    come after the bytes that they are.
+    """
+    found = np.full(new.rows, -1, np.int64)
+    by_bytes = {writes: number for number, writes in old.writes.items()}
+    by_piece = {piece: number for number, piece in old.pieces.items()}
+    for number, piece in new.pieces.items():
+        alike, writes = by_piece.get(piece, -1), new.writes.get(number)
+        if writes is not None:
+            found[number] = alike if old.writes.get(alike) == writes else by_bytes.get(writes, -1)
+        elif alike >= 0 and alike not in old.writes:
+            found[number] = alike
+        else:  # one token may have several roles; an end is what most models have and need
+            roles = (role for role in ROLES if new.roles.get(role) == number and role in old.roles)
+            found[number] = old.roles.get(next(roles, ""), -1)
+    return found
+
+
+def spelled(writes: bytes, known: dict[bytes, int], longest: int) -> list[int]:
+    """Return tokens that together write these bytes, each the longest that goes on; bytes that none writes are left."""
+    found, at = list[int](), 0
+    while at < len(writes):
+        ends = range(min(len(writes), at + longest), at, -1)
+        end = next((end for end in ends if writes[at:end] in known), at + 1)
+        found += [known[writes[at:end]]] if writes[at:end] in known else []
+        at = end
+    return found
+
+
+def _by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -> str:
+    """Add to a recipe what new rows are of shared ones in a donor; return a note."""
+    if read_token_bytes(folder).pieces != new.pieces:
+        raise CheckpointError(f"{folder.path}: its vocabulary is not the new tokenizer's", "give a model that has it")
+    theirs = readable(Facts(folder), "take rows from")[0]
+    # shared rows, the same with length 1, and the others
+    require_memory(8 * theirs.shape[1] * theirs.rows, f"{folder.path}: the rows of its table")
+    ids = np.array([number for number in new.writes if number < theirs.rows], np.int64)
+    with Reader(theirs) as reader:
+        rows = widened(reader.take(ids))
+    sound = np.isfinite(rows).all(axis=1) & rows.any(axis=1)
+    anchors, targets = (sound & mask for mask in (recipe.copied[ids] >= 0, recipe.copied[ids] < 0))
+    if not anchors.any():
+        raise CheckpointError(f"{folder.path}: no shared token has a row in use", "leave --donor out")
+    most = min(atoms, max(1, theirs.shape[1] // 8))
+    places, coefficients = pursue(rows[anchors], rows[targets], most, "matching rows of the donor")
+    left = [0.0]
+    for number, row, its, c in zip(ids[targets], rows[targets], ids[anchors][places], coefficients, strict=True):
+        recipe.mixed[int(number)] = recipe.copied[its], c
+        recipe.middle[number] = 0.0
+        left.append(float(np.linalg.norm(row - c @ rows[np.searchsorted(ids, its)]) / np.linalg.norm(row)))
+    how = f"combine the rows of at most {places.shape[1]} shared tokens, as they do in {short(folder.path.name)}"
+    return f"{len(places):,} {how}; there {np.median(left[1:] or left):.0%} of a row's length is left over (median)"
+
+
+def renamed(record: Any, new: TokenBytes, becomes: dict[int, int]) -> dict[str, Any]:
+    """{dotted path: new value} of every token id in a config; None where the new vocabulary has no such token."""
+    found = dict[str, Any]()
+    for path, value in _leaves(record):
+        key = path.rpartition(".")[2]
+        if key.endswith(("token_id", "token_ids", "token_index")) and value is not None:
+            ids = value if isinstance(value, list) else [value]
+            role = [new.roles[key[:-3]]] if key[:-3] in new.roles else []
+            made = role + [becomes[n] for n in ids[len(role) :] if type(n) is int and n in becomes]
+            found[path] = (made if isinstance(value, list) else made[0]) if made else None
+    return found
+
+
+def _pieces(part: Stored, recipe: Recipe) -> Pieces:
+    """Yield the bytes of a part's new rows [V', …], in order."""
+    with Reader(part) as reader:
+        shared = np.unique(recipe.copied[recipe.copied >= 0])
+        spans = np.array_split(shared, -(-len(shared) // AT_ONCE))
+        mean = sum(widened(reader.take(ids)).sum(axis=0, dtype=np.float64) for ids in spans) / len(shared)
+        step = max(1, min(AT_ONCE, CHUNK_BYTES // max(1, reader.row_bytes)))
+        for start in range(0, len(recipe.copied), step):
+            copied = recipe.copied[start : start + step]
+            rows = reader.take(np.maximum(copied, 0))
+            for at in np.flatnonzero(copied < 0):
+                made = recipe.middle[start + at] * mean
+                if mix := recipe.mixed.get(start + int(at)):
+                    made = made + np.tensordot(mix[1], widened(reader.take(mix[0])).astype(np.float64), 1)
+                rows[at] = rounded(np.atleast_1d(made), part.dtype).reshape(np.shape(made))
+            yield rows.tobytes()

@@ -1,0 +1,309 @@
+"""`transplant`: shared rows bit for bit, the rest as it says, by the library's tokenizers and transformers' models."""
+
+import copy
+import json
+import random
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewrite_models import config_of, logits, same_table, saved, tensors
+from tests.checkpoint.tiny_checkpoints import llama
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import tiewise
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.token_bytes import byte_letters, read_token_bytes
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite import factor, transplant
+from tiewise.rewrite.transplant import GENERATION, spelled
+
+LETTERS = byte_letters()
+GONE = ["Ġa", "qu", "ab", "Ġab", "ing", "Ġing"]
+OLD = ["Ġ", "a", "b", "c", "g", "i", "n", "q", "u", *GONE]
+
+
+def byte_level(folder, pieces, **special):
+    """A byte-level BPE of these pieces, then special tokens by role; merges make every piece of its letters."""
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    merges = [(p[:n], p[n:]) for p in pieces for n in range(1, len(p)) if p[:n] in vocab and p[n:] in vocab]
+    engine = Tokenizer(models.BPE(vocab, merges))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    return kept(folder, engine, special)
+
+
+def sentence_pieces(folder, pieces, **special):
+    """A BPE as SentencePiece has it: ▁ for spaces, bytes by number, then special tokens by role."""
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    engine = Tokenizer(models.BPE(vocab, [], byte_fallback=True, fuse_unk=True))
+    engine.pre_tokenizer = pre_tokenizers.Metaspace()
+    engine.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return kept(folder, engine, special)
+
+
+def kept(folder, engine, special):
+    PreTrainedTokenizerFast(tokenizer_object=engine, **special).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A llama of 61 rows with the old vocabulary; config and generation config name its ends."""
+    path = tmp_path / "source"
+    saved(path, "llama", tied=False)
+    byte_level(path, OLD, bos_token="<s>", eos_token="</s>")
+    ids = {"bos_token_id": len(OLD), "eos_token_id": len(OLD) + 1, "pad_token_id": None}
+    for name, record in (("config.json", config_of(path)), ("generation_config.json", {})):
+        (path / name).write_text(json.dumps(record | ids))
+    return path
+
+
+def test_a_vocabulary_is_what_its_tokens_write(tmp_path):
+    ours = read_token_bytes(open_folder(byte_level(tmp_path / "a", ["Ġthe", "Ã", "©", "Ã©"], eos_token="<e>")))
+    assert dict(ours.writes) == {0: b" the", 1: b"\xc3", 2: b"\xa9", 3: "é".encode()}
+    assert (ours.roles, ours.pieces[4], ours.rows) == ({"eos_token": 4}, "<e>", 5)
+    pieces = ["<unk>", "<0xC3>", "▁the", "é", "Ġ"]
+    theirs = read_token_bytes(open_folder(sentence_pieces(tmp_path / "b", pieces, unk_token="<unk>")))
+    assert dict(theirs.writes) == {1: b"\xc3", 2: b" the", 3: "é".encode(), 4: "Ġ".encode()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=12), st.sets(st.binary(min_size=1, max_size=3), max_size=8))
+def test_pieces_spell_what_they_can(writes, known):
+    ids = {piece: number for number, piece in enumerate(sorted(known))}
+    texts = sorted(known)
+    found = spelled(writes, ids, 3)
+    rest = writes  # the pieces stand in it in this order; between them is nothing that begins a piece
+    for number in found:
+        before, piece, rest = rest.partition(texts[number])
+        assert piece
+        assert not any(before[at:].startswith(one) for at in range(len(before)) for one in known)
+    if all(bytes([byte]) in known for byte in writes):
+        assert b"".join(texts[number] for number in found) == writes
+
+
+def test_shared_rows_are_copied_and_others_made_of_pieces(source, tmp_path):
+    new = ["c", "Ġab", "quing", "b", "é", "z"]
+    byte_level(tmp_path / "new", [*new[:4], "Ã", "z"], eos_token="<end>", pad_token="<pad>")
+    receipt = transplant(source, tmp_path / "to", tokenizer=tmp_path / "new")
+    old, made = tensors(source), tensors(tmp_path / "to")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        a, b = old[name], made[name]
+        assert b.shape == (8, a.shape[1])
+        for row, text in ((0, "c"), (1, "Ġab"), (3, "b")):
+            assert torch.equal(b[row], a[OLD.index(text)])
+        assert torch.equal(b[6], a[len(OLD) + 1])  # the end is the end, whatever it is called
+        shared = a[[OLD.index("b"), OLD.index("c"), OLD.index("Ġab"), len(OLD) + 1]].double().mean(0)
+        pieces = a[[OLD.index("qu"), OLD.index("ing")]].double().mean(0)
+        torch.testing.assert_close(b[2], (pieces / 2 + shared / 2).float(), rtol=1e-6, atol=1e-7)
+        for row in (4, 5, 7):  # nothing of the old vocabulary spells these
+            torch.testing.assert_close(b[row], shared.float(), rtol=1e-6, atol=1e-7)
+    assert [
+        n for n in made if n not in ("model.embed_tokens.weight", "lm_head.weight") and not torch.equal(made[n], old[n])
+    ] == []
+    assert receipt.notes[:3] == (
+        "4 of 8 tokens are in both vocabularies and keep their rows bit for bit",
+        "1 get the mean of the old tokens that spell them, halfway to the mean of all shared rows",
+        "3 are nothing that the old vocabulary spells: they get the mean of all shared rows",
+    )
+
+
+def test_the_result_speaks_of_the_new_tokens_only(source, tmp_path):
+    (source / "merges.txt").write_text("old")
+    byte_level(tmp_path / "new", OLD[::-1], eos_token="<end>", pad_token="<pad>")
+    (tmp_path / "new" / "chat_template.jinja").write_text("{{ messages }}")
+    receipt = transplant(source, tmp_path / "to", tokenizer=tmp_path / "new")
+    to = tmp_path / "to"
+    for record in (config_of(to), json.loads((to / "generation_config.json").read_text())):
+        assert (record["eos_token_id"], record["bos_token_id"], record["pad_token_id"]) == (len(OLD), None, None)
+    assert config_of(to)["vocab_size"] == len(OLD) + 2
+    assert "bos_token_id: null now, for the new vocabulary has no such token" in receipt.notes
+    assert not (to / "merges.txt").exists()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (to / name).read_bytes() == (tmp_path / "new" / name).read_bytes()
+    assert not tiewise.check(to).at_least("warning")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(to), AutoTokenizer.from_pretrained(to)
+    text = "abing qui"
+    old = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+    ids, before = (t(text, return_tensors="pt").input_ids for t in (tokenizer, old[1]))
+    assert tokenizer.decode(ids[0]) == text
+    # every token is in both vocabularies: the model says the same, in other places
+    places = [tokenizer.convert_tokens_to_ids(piece) for piece in OLD]
+    assert torch.equal(logits(model, ids)[..., places], logits(old[0], before)[..., : len(OLD)])
+
+
+def test_the_same_tokenizer_changes_no_row(source, tmp_path):
+    transplant(source, tmp_path / "to", tokenizer=source)
+    old, made = tensors(source), tensors(tmp_path / "to")
+    for name, table in made.items():
+        assert torch.equal(table, old[name][: len(table)])
+
+
+def test_spellings_of_two_kinds_meet(source, tmp_path):
+    sentence_pieces(tmp_path / "new", ["<unk>", "<0x61>", "<0x7A>", "▁a", "▁ab", "a", "▁"], unk_token="<unk>")
+    transplant(source, tmp_path / "to", tokenizer=tmp_path / "new")
+    a, b = tensors(source)["lm_head.weight"], tensors(tmp_path / "to")["lm_head.weight"]
+    for row, text in ((1, "a"), (3, "Ġa"), (4, "Ġab"), (5, "a"), (6, "Ġ")):
+        assert torch.equal(b[row], a[OLD.index(text)])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "phi"])
+def test_families_stay_tied_and_biases_go_along(kind, tied, tmp_path):
+    if kind == "phi" and tied:
+        pytest.skip("its head has a bias of its own")
+    saved(tmp_path / "source", kind, tied=tied, dtype=torch.bfloat16)
+    byte_level(tmp_path / "source", OLD, eos_token="</s>")
+    byte_level(tmp_path / "new", ["ab", "quing", "c"], eos_token="</s>")
+    transplant(tmp_path / "source", tmp_path / "to", tokenizer=tmp_path / "new")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "to", dtype=torch.bfloat16)
+    assert same_table(model) is tied
+    assert logits(model, torch.tensor([[0, 1, 2, 3]])).shape == (1, 4, 4)
+    old, made = tensors(tmp_path / "source"), tensors(tmp_path / "to")
+    if "lm_head.bias" in old:
+        b = old["lm_head.bias"].double()
+        shared = b[[OLD.index("ab"), OLD.index("c"), len(OLD)]]
+        halfway = (b[OLD.index("qu")] + b[OLD.index("ing")]) / 4 + shared.mean() / 2
+        expected = torch.stack([shared[0], halfway, *shared[1:]])
+        assert torch.equal(made["lm_head.bias"], expected.to(torch.bfloat16))
+
+
+def test_a_factored_table_is_transplanted_as_it_is(source, tmp_path):
+    factor(source, tmp_path / "narrow", rank=4)
+    byte_level(tmp_path / "new", ["ab", "quing"], eos_token="</s>")
+    transplant(tmp_path / "narrow", tmp_path / "to", tokenizer=tmp_path / "new")
+    model = tiewise.load(tmp_path / "to")
+    assert model.get_input_embeddings().weight.shape == (3, 4)
+
+
+# with a donor
+
+
+def donor_of(path, source, new, turn):
+    """A model with the new tokenizer whose rows of old tokens are those of `source`, turned; of others, sums of two."""
+    table = tensors(source)["model.embed_tokens.weight"].double()
+    rows = torch.stack([table[OLD.index(p)] if p in OLD else 2 * table[1] - 0.5 * table[3] for p in new])
+    rows = torch.cat([rows, table[-1:]]) @ turn
+    return llama(
+        path, True, rows=len(rows), width=rows.shape[1], tensors={"model.embed_tokens.weight": rows.float().numpy()}
+    )
+
+
+def test_a_donor_gives_the_coefficients(source, tmp_path):
+    new = [*OLD[:9], "zzz", *OLD[9:]]
+    width = tensors(source)["lm_head.weight"].shape[1]
+    turn = torch.linalg.qr(torch.randn(2 * width, width, dtype=torch.float64, generator=torch.manual_seed(0)))[0].T
+    donor = donor_of(tmp_path / "donor", source, new, turn)
+    byte_level(donor, new, eos_token="</s>")
+    receipt = transplant(source, tmp_path / "to", tokenizer=donor, donor=donor)
+    old, made = tensors(source), tensors(tmp_path / "to")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        # the donor's space is another one and wider, and what combines there combines here, at both ends alike
+        torch.testing.assert_close(made[name][9], 2 * old[name][1] - 0.5 * old[name][3], rtol=1e-4, atol=1e-5)
+    said = f"1 combine the rows of at most {2 * width // 8} shared tokens, as they do in donor; there 0%"
+    assert receipt.notes[1].startswith(said)
+
+
+# refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"tokenizer": "nowhere"}, "no such file or folder"),
+        ({"tokenizer": "empty"}, "no tokenizer.json in it"),
+        ({"tokenizer": "words"}, "marks words"),
+        ({"tokenizer": "alien"}, "no token writes what one of"),
+        ({"tokenizer": "torn"}, "tokenizer.json"),
+        ({"tokenizer": "source", "atoms": 0}, "atoms is 0"),
+        ({"tokenizer": "new", "donor": "source"}, "its vocabulary is not the new tokenizer's"),
+        ({"tokenizer": "new", "donor": "nowhere"}, "no such file or folder"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(arguments, says, source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    byte_level(tmp_path / "new", ["ab", "zz"], eos_token="</s>")
+    byte_level(tmp_path / "alien", ["x", "y"])
+    kept(tmp_path / "words", Tokenizer(models.WordPiece({"[UNK]": 0, "##a": 1}, unk_token="[UNK]")), {})
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "tokenizer.json").write_text('{"model": ')
+    with pytest.raises(CheckpointError, match=says) as e:
+        transplant(source, "to", **arguments)
+    assert "\n" not in str(e.value)
+    assert e.value.fix
+    assert not (tmp_path / "to").exists()
+
+
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    0.5,
+    2**60,
+    10**30,
+    "",
+    "\0",
+    "../../x",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    {"id": 3},
+    "BPE",
+    "<s>",
+    [1, "a"],
+]
+
+
+def damaged(record, draw):
+    """A record with one of its values, at any depth, replaced, doubled under another key, or gone."""
+    at, path = record, []
+    while isinstance(at, dict | list) and at and (not path or draw.random() < 0.8):
+        key = draw.choice(list(at)) if isinstance(at, dict) else draw.randrange(len(at))
+        path.append((at, key))
+        at = at[key]
+    holder, key = path[-1]
+    if draw.random() < 0.2:
+        del holder[key]
+    elif isinstance(holder, dict) and draw.random() < 0.2:
+        holder[draw.choice(["a", "bos_token", "eos_token", "content", "é\ud800"])] = copy.deepcopy(holder[key])
+    else:
+        holder[key] = copy.deepcopy(draw.choice(ODD))
+    return record
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.slow)])
+def test_damaged_tokenizers_and_configs_are_refused_in_a_line_or_transplanted_whole(count, source, tmp_path):
+    byte_level(tmp_path / "new", ["Ġab", "quing", "é", "a"], bos_token="<s>", pad_token="<pad>")
+    healthy, done, to = {"old": source, "new": tmp_path / "new"}, 0, tmp_path / "to"
+    for number in range(count):
+        draw = random.Random(number)
+        folder = draw.choice(list(healthy))
+        path = tmp_path / f"{folder}{number}"
+        shutil.copytree(healthy[folder], path)
+        file = path / draw.choice(
+            ["tokenizer.json"] * 4 + ["tokenizer_config.json", "special_tokens_map.json", GENERATION]
+        )
+        record = json.loads(file.read_text()) if file.is_file() else {"eos_token": {"content": "<s>"}}
+        for _ in range(draw.choice([1, 1, 2, 4])):
+            record = damaged(record, draw) if record else {}
+        file.write_text(json.dumps(record))
+        places, refused = {**healthy, folder: path}, ""
+        try:
+            transplant(places["old"], to, tokenizer=places["new"], dry_run=number % 5 != 0)
+            done += 1
+        except CheckpointError as error:
+            refused = str(error)
+        assert "\n" not in refused, number
+        assert to.exists() == (not refused and number % 5 == 0), number
+        if to.exists():
+            assert len(tensors(to)["lm_head.weight"]) == config_of(to)["vocab_size"]
+            shutil.rmtree(to)
+        shutil.rmtree(path)
+    assert count // 5 < done < count
