@@ -1,20 +1,25 @@
-"""The main job in one call: `tiewise.compare` and `tiewise.train`, and what their commands do with settings."""
+"""The main job in one call: `tiewise.compare`, `tiewise.train`, what their commands do with settings; and `sweep`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tiewise.atlas.grid import GRID, StudyGrid
+from tiewise.atlas.study import Study, repeated
 from tiewise.core import ranks
-from tiewise.core.errors import RunError
+from tiewise.core.errors import RunError, TiewiseError
 from tiewise.report.comparison_page import write_report
+from tiewise.report.sweep_page import write_sweep
 from tiewise.training.compare import Display, finish, finish_one, start
-from tiewise.training.folder import locked
-from tiewise.training.launchers import LOCAL, RAY, on
+from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove
+from tiewise.training.launchers import LOCAL, RAY, on, written
 from tiewise.training.results import Comparison, SingleRun
-from tiewise.training.settings import Settings, recipe
+from tiewise.training.settings import FILE, Settings, read_yaml, recipe
 from tiewise.training.short_trials import Gone
 from tiewise.training.workers import Workers
 
@@ -111,6 +116,74 @@ def carry_out(
         if isinstance(found, Comparison):
             ranks.first_does(lambda: write_report(found, out / REPORT))
     return found
+
+
+def sweep(
+    grid: StudyGrid | None,
+    out: Path,
+    command: str,
+    display: Display,
+    *,
+    overwrite: bool = False,
+    jobs: int | str = "auto",
+    launcher: str = LOCAL,
+) -> Study:
+    """Compare in every cell of a grid, each in its folder of `out`; None goes on with the study in `out`.
+
+    Every cell is begun before any is trained, so that a text that is too short is said at once. The table is written
+    after every cell; scripts of other launchers are written instead, and a resumed sweep collects.
+
+    Raises:
+        TiewiseError: a grid or a folder that cannot be used. Interrupted: after Ctrl-C, as `compare`.
+    """
+    with locked(out):
+        if grid is None:
+            if not (out / GRID).is_file():
+                raise RunError(f"{out} holds no study to resume", "leave --resume out, and name a grid")
+            grid = StudyGrid.of(read_yaml(out / GRID), str(out / GRID))
+        elif (out / GRID).is_file():
+            if not overwrite:
+                raise RunError(f"{out} holds a study already", "add --resume to finish it, --overwrite to replace it")
+            for cell in StudyGrid.of(read_yaml(out / GRID), str(out / GRID)).cells():
+                remove(out / cell)
+        elif any(path.name != LOCK for path in out.iterdir()):
+            raise RunError(f"{out} exists and is no study of tiewise", "choose another --out")
+        grid.save(out)
+        cells, done, submit = grid.cells(), dict[str, Comparison](), list[str]()
+        for finishing in (False, True):
+            for number, (cell, settings) in enumerate(cells.items(), 1):
+                folder, title = out / cell, f"cell {number}/{len(cells)} {cell}"
+                try:
+                    if finishing and (folder / RESULTS).is_file():
+                        done[cell] = Comparison.from_dict(read_json(folder / RESULTS))
+                    elif finishing:
+                        display.say(title)
+                        work: Any = finish if launcher in (LOCAL, RAY) else partial(written, launcher)
+                        found = carry_out(
+                            work, None, folder, "", display, overwrite=False, jobs=jobs, launcher=launcher
+                        )
+                        if isinstance(found, Comparison):
+                            done[cell] = found
+                            Study.of(grid, done, out).save()
+                        else:
+                            submit.append(found.submit)
+                    elif not (folder / FILE).is_file():
+                        said = replace(display, say=partial(lambda title, line: display.say(f"{title}: {line}"), title))
+                        again = repeated(settings, str(folder))
+                        carry_out(_only_begun, settings, folder, again, said, overwrite=True)
+                except TiewiseError as error:
+                    raise RunError(f"{title}: {error.what}", error.fix) from error
+        study = Study.of(grid, done, out)
+        if study.rows:
+            study.save()
+            write_sweep(study, command)
+        for line in submit:
+            display.say(f"start: {line}")
+        return study
+
+
+def _only_begun(out: Path, display: Display, workers: Workers) -> None:
+    """Leave what was started to be finished later."""
 
 
 def _settings(given: dict[str, Any], out: Path, resume: bool) -> Settings | None:

@@ -24,7 +24,7 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 
 # name of each command → the module beside this one that has it, under the headings of the help
 COMMANDS = {
-    "Training": {"compare": "training", "train": "training", "data": "data"},
+    "Training": {"compare": "training", "train": "training", "sweep": "sweep", "data": "data"},
     "Planning": {"plan": "planning", "models": "planning"},
     "Looking inside": {"inspect": "inspect", "explore": "explore", "diff": "diff"},
     "Checkpoints": {
