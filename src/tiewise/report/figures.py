@@ -334,19 +334,23 @@ def heat(grid: Grid) -> Panel:
     bar = {"orientation": "h", "thickness": 8, "len": 0.7, "y": 1.01, "yanchor": "bottom", "title": ""}
     finish(figure, f"{grid.name}{grid.of and f': {grid.of}'}", None).update_layout(
         height=min(430, 190 + 44 * len(labels)) if grid.texts else 430,
-        xaxis={**ticks, "title": column_axis, "tickangle": -60, "tickvals": across, "ticktext": columns},
+        xaxis={
+            **ticks,
+            "title": column_axis,
+            "tickangle": 0 if grid.texts else -60,
+            "tickvals": across,
+            "ticktext": columns,
+        },
         yaxis={**ticks, "title": row_axis, "autorange": "reversed", "tickvals": down, "ticktext": labels},
         coloraxis={"cmin": -grid.top, "cmax": grid.top, "colorbar": bar},
     )
     empty = [(j, i) for i, row in enumerate(values) for j, value in enumerate(row) if value is None]
-    if empty:
+    if empty and not grid.texts:
         figure.add_scatter(
             x=[x for x, _ in empty],
             y=[y for _, y in empty],
             marker={"symbol": "x-thin", "size": 4, "line": {"width": 1, "color": QUIET}},
-            mode="text" if grid.texts else "markers",
-            text=[grid.texts[i][j] for j, i in empty] if grid.texts else None,
-            textfont={"color": QUIET},
+            mode="markers",
             hoverinfo="skip",
             showlegend=False,
         )

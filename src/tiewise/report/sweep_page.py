@@ -7,7 +7,7 @@ and what more than two of them leave, parts a figure from the next.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ NOTE = (
     "worse: p < 0.05 on held-out text with Holm’s correction over all rows of the study."
 )
 MAP = f"Blue: better than the reference; orange: worse; no colour: no difference detected. In {NATS}."
+BANDS = "Bands: 95 % intervals over seeds. Below zero the arm is better."
 FITTED = "Crossed: the prediction’s 95 % interval holds zero, or the settings do not enclose it: no evidence."
 TEXT_AXES = ("train_tokens", "steps")
 WORDS = {-1: "better", 0: "–", 1: "worse"}
@@ -132,46 +133,51 @@ def sign_maps(study: Study) -> Iterator[Grid]:
     """The difference over two axes, or over one and the arms; nothing but its number where it is not detected."""
     across, *others = [*varying(study), ""]
     down, rest = others[0], others[1:-1]
+    top = max((abs(row.heldout.mean) for row in study.rows if row.sign), default=1.0)
     for name, rows in parted(study.rows, rest).items() if down else [("All arms", study.rows)]:
         place = {(_value(row, down) if down else row.arm, _value(row, across)): row for row in rows}
         y, x = (tuple(dict.fromkeys(key[i] for key in place)) for i in (0, 1))
         clear = {at: row.heldout.mean for at, row in place.items() if row.sign}
         yield Grid(
             name, y, x, tuple(tuple(clear.get((b, a), math.nan) for a in x) for b in y),
-            top=max(map(abs, clear.values()), default=1.0), axes=(_words(down or "arm"), _words(across)), why=MAP,
+            top=top, axes=(_words(down or "arm"), _words(across)), why=MAP,
             texts=tuple(tuple(signed(place[b, a].heldout.mean) if (b, a) in place else "" for a in x) for b in y),
         )  # fmt: skip
 
 
 def curves(study: Study) -> Iterator[Panel]:
-    """The difference along one axis, text if that is one: a panel for each contrast, a line for all else."""
+    """The difference along one axis, text if that is one: a line for all that a second one has, or for every arm."""
     axes = [axis for axis in varying(study) if _numeric(study, axis)]
     for axis in sorted(axes, key=lambda axis: axis not in TEXT_AXES)[:1]:
-        others = [other for other in varying(study) if other != axis]
-        for contrast, rows in parted(study.rows, []).items():
-            drawn = []
-            for line in parted(rows, others).values():
-                points = sorted(((row.measure(axis), difference(row.heldout)) for row in line), key=lambda p: p[0])
-                of = ", ".join(said(line[0], other) for other in others) or contrast
-                drawn.append(_curve(f"{contrast} by {_words(axis)}", points, of, _words(axis)))
-            yield lines(drawn, styles(one.of for one in drawn), digits=4)
-
-
-def _curve(name: str, points: Sequence[tuple[float, Quantity]], of: str, along: str) -> Curve:
-    why = "Bands: 95 % intervals. Below zero the arm is better."
-    return Curve.through(name, points, along=along, unit=NATS, of=of, level=0.0, log_x=True, why=why)
+        second, *rest = [*(other for other in varying(study) if other != axis), ""]
+        for name, rows in parted(study.rows, rest[:-1]).items() if second else [("All arms", study.rows)]:
+            drawn: dict[str, list[tuple[float, SweepRow]]] = {}
+            for row in rows:
+                drawn.setdefault(said(row, second) if second else row.contrast, []).append((row.measure(axis), row))
+            yield _lines(f"{name}, by {_words(axis)}", drawn, _words(axis))
 
 
 def by_rank(study: Study) -> Iterator[Panel]:
-    """Held-out loss less the reference's against parameters, a line through the ranks of a boundary in each setting."""
+    """Held-out loss above the reference's against parameters: a line through the ranks of every kind of boundary."""
     if len({row.rank for row in study.rows} - {None}) < 2:
         return
-    drawn = []
-    for rows in parted((replace(row, arm=row.arm.partition(":")[0]) for row in study.rows), varying(study)).values():
-        points = sorted(((float(row.parameters), difference(row.heldout)) for row in rows), key=lambda p: p[0])
-        of = ", ".join([rows[0].arm, *(said(rows[0], axis) for axis in varying(study))])
-        drawn.append(_curve(f"Loss above {rows[0].reference}’s by parameters", points, of, "parameters"))
-    yield lines(drawn, styles(one.of for one in drawn), digits=4)
+    for name, rows in parted((replace(row, arm="loss") for row in study.rows), varying(study)).items():
+        kinds = (row.contrast.partition(":")[0] for row in study.rows if row.cell == rows[0].cell)
+        drawn: dict[str, list[tuple[float, SweepRow]]] = {}
+        for kind, row in zip(kinds, rows, strict=True):
+            drawn.setdefault(kind.partition(" ")[0], []).append((float(row.parameters), row))
+        yield _lines(name, drawn, "parameters")
+
+
+def _lines(name: str, drawn: Mapping[str, list[tuple[float, SweepRow]]], along: str) -> Panel:
+    """Differences with their intervals, each line by what it is of."""
+    made = []
+    for of, rows in drawn.items():
+        points = [(x, difference(row.heldout)) for x, row in sorted(rows, key=lambda one: one[0])]
+        made.append(Curve.through(name, points, along=along, unit=NATS, of=of, level=0.0, log_x=True, why=BANDS))
+    panel, every = lines(made, styles(drawn), digits=4), sorted({x for rows in drawn.values() for x, _ in rows})
+    panel.figure.update_xaxes(tickvals=every, ticktext=[*map(count, every)])
+    return panel
 
 
 def fitted(study: Study) -> Iterator[PageSection]:
@@ -183,8 +189,7 @@ def fitted(study: Study) -> Iterator[PageSection]:
         values, errors, seeds = np.array([(row.heldout.mean, row.error, row.heldout.n) for row in rows]).T
         surface, out = fit(points, values, errors, seeds), leave_one_out(points, values, errors, seeds)
         if surface is None or not out:
-            yield PageSection(name, said=[f"{len(rows)} settings are too few for a surface."])
-            continue
+            continue  # too few settings: nothing is said of others
         held = [one.low <= value <= one.high for (one, _), value in zip(out, values, strict=True)]
         chosen = ([one.value for one, _ in out], -np.ones(len(out)), np.ones(len(out)))
         lost = [f"{plain(regret(values, signs))} {NATS}" for signs in chosen]
@@ -238,7 +243,10 @@ def render(study: Study, command: str) -> str:
         sections=[
             PageSection("Curves", [*curves(study), *by_rank(study)]),
             *fitted(study),
-            PageSection("Again", folded=[Listing("The command of every row", ["cell", "command"], [*repeats.items()])]),
+            PageSection(
+                "To repeat a row",
+                folded=[Listing("The command of every cell", ["cell", "command"], [*repeats.items()])],
+            ),
         ],
         command=command,
         facts=[("Grid", [(_words(name), str(value)) for name, value in asked.items()])],
