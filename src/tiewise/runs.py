@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tiewise.atlas.grid import GRID, StudyGrid
-from tiewise.atlas.study import Study, repeated
+from tiewise.atlas.study import TABLE, Study, repeated
 from tiewise.core import ranks
 from tiewise.core.errors import RunError, TiewiseError
 from tiewise.report.comparison_page import write_report
 from tiewise.report.sweep_page import write_sweep
 from tiewise.training.compare import Display, finish, finish_one, start
-from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove
+from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path
 from tiewise.training.launchers import LOCAL, RAY, on, written
 from tiewise.training.results import Comparison, SingleRun
-from tiewise.training.settings import FILE, Settings, read_yaml, recipe
+from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Gone
 from tiewise.training.workers import Workers
 
 REPORT = "report.html"
+_STAGE = ".starting"  # in a study's folder, while its cells are prepared
 Found = TypeVar("Found")
 
 
@@ -130,60 +131,73 @@ def sweep(
 ) -> Study:
     """Compare in every cell of a grid, each in its folder of `out`; None goes on with the study in `out`.
 
-    Every cell is begun before any is trained, so that a text that is too short is said at once. The table is written
-    after every cell; scripts of other launchers are written instead, and a resumed sweep collects.
+    Every cell is begun before any is trained, and what cannot be used leaves `out` as it was. The table is written
+    after every cell. Launchers that write scripts train nothing here: a resumed sweep collects.
 
     Raises:
         TiewiseError: a grid or a folder that cannot be used. Interrupted: after Ctrl-C, as `compare`.
     """
+    for settings in grid.cells().values() if grid is not None else [None]:
+        on(launcher, jobs, out, display.say, settings)  # refuses what it cannot do before anything is prepared
     with locked(out):
-        if grid is None:
-            if not (out / GRID).is_file():
-                raise RunError(f"{out} holds no study to resume", "leave --resume out, and name a grid")
-            grid = StudyGrid.of(read_yaml(out / GRID), str(out / GRID))
-        elif (out / GRID).is_file():
-            if not overwrite:
-                raise RunError(f"{out} holds a study already", "add --resume to finish it, --overwrite to replace it")
-            for cell in StudyGrid.of(read_yaml(out / GRID), str(out / GRID)).cells():
-                remove(out / cell)
-        elif any(path.name != LOCK for path in out.iterdir()):
-            raise RunError(f"{out} exists and is no study of tiewise", "choose another --out")
-        grid.save(out)
-        cells, done, submit = grid.cells(), dict[str, Comparison](), list[str]()
-        for finishing in (False, True):
-            for number, (cell, settings) in enumerate(cells.items(), 1):
-                folder, title = out / cell, f"cell {number}/{len(cells)} {cell}"
-                try:
-                    if finishing and (folder / RESULTS).is_file():
-                        done[cell] = Comparison.from_dict(read_json(folder / RESULTS))
-                    elif finishing:
-                        display.say(title)
-                        work: Any = finish if launcher in (LOCAL, RAY) else partial(written, launcher)
-                        found = carry_out(
-                            work, None, folder, "", display, overwrite=False, jobs=jobs, launcher=launcher
-                        )
-                        if isinstance(found, Comparison):
-                            done[cell] = found
-                            Study.of(grid, done, out).save()
-                        else:
-                            submit.append(found.submit)
-                    elif not (folder / FILE).is_file():
-                        said = replace(display, say=partial(lambda title, line: display.say(f"{title}: {line}"), title))
-                        again = repeated(settings, str(folder))
-                        carry_out(_only_begun, settings, folder, again, said, overwrite=True)
-                except TiewiseError as error:
-                    raise RunError(f"{title}: {error.what}", error.fix) from error
-        study = Study.of(grid, done, out)
+        if grid is not None:
+            _begin(grid, out, display, overwrite)
+        if (out / _STAGE / GRID).is_file():  # all are begun; after a kill, too
+            _put_in_place(out)
+        if not (out / GRID).is_file():
+            raise RunError(f"{out} holds no study to resume", "leave --resume out, and name a grid")
+        grid, done, submit = StudyGrid.named(str(out / GRID)), dict[str, Comparison](), list[str]()
+        cells = grid.cells()
+        for number, cell in enumerate(cells, 1):
+            if (out / cell / RESULTS).is_file():
+                done[cell] = Comparison.from_dict(read_json(out / cell / RESULTS))
+                continue
+            display.say(f"cell {number}/{len(cells)} {cell}")
+            work: Any = finish if launcher in (LOCAL, RAY) else partial(written, launcher)
+            found: Any = carry_out(work, None, out / cell, "", display, overwrite=False, jobs=jobs, launcher=launcher)
+            if isinstance(found, Comparison):
+                done[cell] = found
+                Study.of(grid, done, out).save()
+            else:
+                submit.append(found.submit)
+        study = replace(Study.of(grid, done, out), submit=tuple(submit))
         if study.rows:
             study.save()
             write_sweep(study, command)
-        for line in submit:
-            display.say(f"start: {line}")
         return study
 
 
-def _only_begun(out: Path, display: Display, workers: Workers) -> None:
-    """Leave what was started to be finished later."""
+def _begin(grid: StudyGrid, out: Path, display: Display, overwrite: bool) -> None:
+    """Prepare every cell of a new study beside what `out` holds; raises as `sweep`, and leaves nothing then."""
+    if (out / GRID).is_file() and not overwrite:
+        raise RunError(f"{out} holds a study already", "add --resume to finish it, --overwrite to replace it")
+    if not (out / GRID).is_file() and any(path.name not in (LOCK, _STAGE) for path in out.iterdir()):
+        raise RunError(f"{out} exists and is no study of tiewise", "choose another --out")
+    try:
+        remove(out / _STAGE)
+        for cell, settings in grid.cells().items():
+            display.say(f"preparing {cell}")
+            command, stage = repeated(settings, str(out / cell)), out / _STAGE / cell
+            try:
+                carry_out(lambda *_: None, settings, stage, command, display, overwrite=False)
+            except TiewiseError as error:
+                raise RunError(f"cell {cell}: {error.what}", error.fix) from error
+        grid.save(out / _STAGE)
+    except BaseException:
+        remove(out / _STAGE)
+        raise
+
+
+def _put_in_place(out: Path) -> None:
+    """Replace what `out` holds by what is prepared. Done again after a kill, it ends in the same state."""
+    new = StudyGrid.named(str(out / _STAGE / GRID)).cells()
+    old = StudyGrid.named(str(out / GRID)).cells() if (out / GRID).is_file() else {}
+    for name in (*(old.keys() - new.keys()), f"{TABLE}.csv", f"{TABLE}.parquet", REPORT):
+        remove(out / name)
+    for name in (*new, GRID):
+        if (out / _STAGE / name).exists():
+            replace_path(out / _STAGE / name, out / name)
+    remove(out / _STAGE)
 
 
 def _settings(given: dict[str, Any], out: Path, resume: bool) -> Settings | None:

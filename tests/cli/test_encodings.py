@@ -15,6 +15,7 @@ RUN = ["-t", "text.txt", *TINY, "--seeds=2", "--arms=tied,untied", "--out=made"]
 SAID = {  # a command line of each command, its exit code, and a letter of its output that ASCII lacks
     "compare": (["compare", *RUN], 0, "−"),
     "train": (["train", "-t", "no…where.txt", *TINY], 2, "…"),
+    "sweep": (["sweep", "no…where"], 2, "…"),
     "data": (["data", "show", "-t", "dots.txt", "--tokenizer=bpe:300"], 0, "…"),
     "plan": (["plan", "--like", "gpt2"], 0, "·"),
     "models": (["models", "--untied"], 0, "≈"),

@@ -35,6 +35,7 @@ WORK = [
 LACK = {
     "compare": TORCH,
     "train": TORCH,
+    "sweep quick": TORCH,
     "data show": TORCH,
     "kernels": TORCH,
     "plan --like=gpt2 --build": TORCH,

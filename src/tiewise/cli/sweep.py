@@ -78,5 +78,6 @@ def sweep(
     if study.rows:
         Console().print(sweep_view(study))
         print(f"report: {out / PAGE}\ntable: {out / 'sweep.csv'}, and the same as sweep.parquet")
-    if launcher in ("slurm", "sky"):
+    if study.submit:
+        print(*study.submit, sep="\n")
         o.tell(f"when all have ended, collect and report: {again}")

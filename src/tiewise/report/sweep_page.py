@@ -39,8 +39,8 @@ FINE = 13  # predictions along an axis
 
 
 def varying(study: Study) -> list[str]:
-    """Axes with more than one value, those that are numbers everywhere first."""
-    axes = [axis for axis, values in study.grid.axes.items() if len(values) > 1]
+    """Axes with more than one value, or else the first; those that are numbers everywhere come first."""
+    axes = [axis for axis, values in study.grid.axes.items() if len(values) > 1] or list(study.grid.axes)[:1]
     return sorted(axes, key=lambda axis: not _numeric(study, axis))
 
 
