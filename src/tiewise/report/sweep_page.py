@@ -36,6 +36,7 @@ FITTED = "Crossed: the prediction’s 95 % interval holds zero, or the settings 
 TEXT_AXES = ("train_tokens", "steps")
 WORDS = {-1: "better", 0: "–", 1: "worse"}
 FINE = 13  # predictions along an axis
+FIRST = 4  # figures of a section that are not folded
 
 
 def varying(study: Study) -> list[str]:
@@ -106,7 +107,7 @@ def answer(study: Study) -> list[str]:
             sentences.append(f"{who}: no difference is detected in any of {n} settings{smallest}.")
     sizes = [size for row in study.rows for size in (row.parameters, row.reference_parameters)]
     of = f"Models of {count(min(sizes))} to {count(max(sizes))} parameters: nothing is said of larger ones."
-    return [*sentences, of, *([f"{study.left} cells are not finished."] if study.left else [])]
+    return [*sentences, of, *([f"Not finished: {study.left} of the grid’s cells."] if study.left else [])]
 
 
 def table(study: Study) -> Listing:
@@ -230,6 +231,7 @@ def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
 
 def render(study: Study, command: str) -> str:
     """Return the page as text."""
+    drawn = [*curves(study), *by_rank(study)]
     maps, axes = [*map(heat, sign_maps(study))], " × ".join(map(_words, varying(study)))
     repeats = {row.cell: row.command for row in study.rows}
     asked = {**study.grid.settings, **study.grid.axes}
@@ -239,9 +241,9 @@ def render(study: Study, command: str) -> str:
         subject=axes,
         heading=study.grid.asks or "What was found",
         answer=answer(study),
-        results=PageSection("Results", maps[:2], more=maps[2:], folded=[table(study)], notes=[NOTE]),
+        results=PageSection("Results", maps[:FIRST], more=maps[FIRST:], folded=[table(study)], notes=[NOTE]),
         sections=[
-            PageSection("Curves", [*curves(study), *by_rank(study)]),
+            PageSection("Curves", drawn[:FIRST], more=drawn[FIRST:]),
             *fitted(study),
             PageSection(
                 "To repeat a row",
