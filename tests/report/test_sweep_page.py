@@ -96,6 +96,17 @@ def test_the_surface_says_how_it_did_and_where_it_knows_nothing(study):
     assert list(fitted(planted(axes={"width": [32, 64]}))) == []
 
 
+def test_axes_of_small_numbers_keep_their_digits(study):
+    rates = [0.001, 0.004, 0.016]
+    rows = [
+        replace(row, cell=f"{row.cell}-{rate}", at={"learning_rate": rate, "width": row.at["width"]})
+        for rate, row in zip(rates * 4, study.rows, strict=False)
+    ]
+    grid = replace(study.grid, axes={"learning_rate": rates, "width": AXES["width"]})
+    made = replace(study, grid=grid, rows=tuple(rows))
+    assert next(curves(made)).figure.layout.xaxis.ticktext == ("0.001", "0.004", "0.016")
+
+
 def test_diverged_and_unfinished_settings_are_left_blank(study):
     lost = replace(study.rows[0].heldout, mean=math.nan, low=None, high=None, p=None, detectable=None, detected=False)
     made = replace(study, rows=(replace(study.rows[0], heldout=lost), *study.rows[1:-1]), left=1)

@@ -71,6 +71,10 @@ def _value(row: SweepRow, axis: str) -> str:
     return "all" if value is None else count(value) if isinstance(value, int) else str(value)
 
 
+def _number(value: float) -> str:
+    return count(value) if value >= 10 else f"{value:.3g}"  # a learning rate, too
+
+
 def turns(study: Study, contrast: str) -> list[str]:
     """Every change from one detected sign to the other along one axis, nothing but undetected between them."""
     found = []
@@ -177,7 +181,7 @@ def _lines(name: str, drawn: Mapping[str, list[tuple[float, SweepRow]]], along: 
         points = [(x, difference(row.heldout)) for x, row in sorted(rows, key=lambda one: one[0])]
         made.append(Curve.through(name, points, along=along, unit=NATS, of=of, level=0.0, log_x=True, why=BANDS))
     panel, every = lines(made, styles(drawn), digits=4), sorted({x for rows in drawn.values() for x, _ in rows})
-    panel.figure.update_xaxes(tickvals=every, ticktext=[*map(count, every)])
+    panel.figure.update_xaxes(tickvals=every, ticktext=[*map(_number, every)])
     return panel
 
 
@@ -223,10 +227,11 @@ def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
 
     values = tuple(tuple(clear(a, b) for a in x) for b in y)
     top = max((abs(value) for line in values for value in line if math.isfinite(value)), default=1.0)
-    down, across = (tuple(f"{math.exp(value):,.0f}" for value in axis) for axis in (y, x))
-    return Grid(
-        "Prediction for a new setting", down, across, values, top, (_words(axes[1]), _words(axes[0])), why=FITTED
-    )
+    down, across = (tuple(map(_number, np.exp(axis))) for axis in (y, x))
+    others = zip(axes[2:], np.exp(surface.points.mean(0)[2:]), strict=True)
+    at = ", ".join(f"{_words(axis)} {_number(value)}" for axis, value in others)
+    names = _words(axes[1]), _words(axes[0])
+    return Grid("Prediction for a new setting", down, across, values, top, names, of=at, why=FITTED)
 
 
 def render(study: Study, command: str) -> str:
