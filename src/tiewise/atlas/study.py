@@ -62,10 +62,14 @@ class SweepRow:
         return 0 if not self.heldout.detected else -1 if self.heldout.mean < 0 else 1
 
     @property
+    def half(self) -> float:
+        """Half of the held-out difference's interval; nan without one."""
+        return math.nan if self.heldout.high is None else self.heldout.high - self.heldout.mean
+
+    @property
     def error(self) -> float:
-        """Standard error of the held-out difference, which its interval is made of; nan without one."""
-        low, high, n = self.heldout.low, self.heldout.high, self.heldout.n
-        return math.nan if low is None or high is None else (high - low) / 2 / critical(n - 1)
+        """Standard error of the held-out difference, which its interval is made of."""
+        return self.half / critical(max(self.heldout.n - 1, 1))
 
     def measure(self, axis: str) -> float:
         """Size of this cell along an axis, nan of what has none: tokens of a text, V of a tokenizer."""

@@ -322,7 +322,10 @@ def heat(grid: Grid) -> Panel:
             y=down,
             z=values,
             customdata=[[[row, column] for column in columns] for row in labels],
-            text=grid.texts or None,
+            text=[
+                ["" if z is None else t for z, t in zip(*both, strict=True)]
+                for both in zip(values, grid.texts, strict=False)
+            ],
             texttemplate="%{text}" if grid.texts else None,
             coloraxis="coloraxis",
             hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:+.3f}<extra></extra>",
@@ -345,12 +348,14 @@ def heat(grid: Grid) -> Panel:
         coloraxis={"cmin": -grid.top, "cmax": grid.top, "colorbar": bar},
     )
     empty = [(j, i) for i, row in enumerate(values) for j, value in enumerate(row) if value is None]
-    if empty and not grid.texts:
+    if empty:
         figure.add_scatter(
             x=[x for x, _ in empty],
             y=[y for _, y in empty],
             marker={"symbol": "x-thin", "size": 4, "line": {"width": 1, "color": QUIET}},
-            mode="markers",
+            mode="text" if grid.texts else "markers",
+            text=[grid.texts[i][j] for j, i in empty] if grid.texts else None,
+            textfont={"color": QUIET},
             hoverinfo="skip",
             showlegend=False,
         )
