@@ -11,6 +11,9 @@ import yaml
 from cli_tiny import refused, write_text
 from launched import ended, launch, until
 
+from tiewise import runs
+from tiewise.atlas.grid import StudyGrid
+
 SMALL = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": 12, "tokenizer": "bytes"}
 
 
@@ -103,6 +106,33 @@ def test_scripts_of_every_cell_are_written_and_a_resumed_sweep_collects(tiewise,
             assert tiewise("compare", f"--out=s/{cell}", "--resume", f"--element={number}").code == 0
     assert tiewise("sweep", "--out=s", "--resume", "--jobs=1").code == 0
     assert len(rows(tmp_path / "s")) == 2
+
+
+@pytest.mark.parametrize("moment", [1, 3])
+def test_stopped_while_it_is_put_in_place_it_goes_on(tiewise, grid, tmp_path, monkeypatch, moment):
+    real, calls = runs.replace_path, []
+
+    def replaced(*paths):
+        calls.append(paths)
+        if len(calls) == moment:
+            raise KeyboardInterrupt
+        real(*paths)
+
+    monkeypatch.setattr(runs, "replace_path", replaced)
+    said = tiewise("sweep", grid(), "--out=s", "--jobs=1", "-q")
+    assert (said.code, said.out) == (130, "")
+    assert said.err == "tiewise: interrupted; tiewise sweep --out s --resume goes on\n"
+    assert tiewise("sweep", "--out=s", "--resume", "--jobs=1", "-q").code == 0
+    assert len(rows(tmp_path / "s")) == 2
+    assert not (tmp_path / "s" / ".starting").exists()
+
+
+def test_stopped_while_it_prepares_it_leaves_nothing(tiewise, grid, tree, monkeypatch):
+    name = grid()
+    before = tree()
+    monkeypatch.setattr(StudyGrid, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    said = tiewise("sweep", name, "--out=s", "-q")
+    assert (said.code, said.err, tree()) == (130, "tiewise: interrupted\n", before)
 
 
 @pytest.mark.slow

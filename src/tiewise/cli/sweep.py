@@ -16,7 +16,7 @@ from tiewise.core.errors import RunError
 
 def sweep(
     grid: str = typer.Argument(
-        None, help="A YAML file, or a grid that comes along: quick, size-text-vocabulary, …", show_default=False
+        None, metavar="GRID", help="A YAML file, or a grid that comes along: quick, rank, …", show_default=False
     ),
     out: Path = typer.Option(
         Path("runs/sweep"), "--out", "-o", help="Folder of the study; every cell is a run folder inside."
@@ -43,7 +43,7 @@ def sweep(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     warnings.filterwarnings("ignore")
     again = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
-    with o.interruptible(lambda: f"; {again} goes on" if (out / "grid.yaml").is_file() else ""):
+    with o.interruptible(lambda: f"; {again} goes on" if any(out.glob("**/grid.yaml")) else ""):
         from rich.console import Console
 
         from tiewise.atlas.grid import StudyGrid
