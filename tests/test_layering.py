@@ -22,6 +22,7 @@ FLOORS = {
     "analysis": 4,
     "training": 4.5,  # predicts its first losses as `plan` does
     "sharded": 3.5,
+    "atlas": 5,
     "internals": 5,
     "inspection": 6,
     "report": 7,

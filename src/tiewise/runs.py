@@ -1,20 +1,25 @@
-"""The main job in one call: `tiewise.compare` and `tiewise.train`, and what their commands do with settings."""
+"""The main job in one call: `tiewise.compare`, `tiewise.train`, what their commands do with settings; and `sweep`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tiewise.atlas.grid import GRID, StudyGrid
+from tiewise.atlas.study import TABLE, Study, repeated
 from tiewise.core import ranks
-from tiewise.core.errors import RunError
+from tiewise.core.errors import RunError, TiewiseError
 from tiewise.internals.passages import Healed, healed, passages
 from tiewise.report.comparison_page import write_report
+from tiewise.report.sweep_page import write_sweep
 from tiewise.training.compare import Display, finish, finish_one, opened, start
-from tiewise.training.folder import locked, write_json
+from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path, write_json
 from tiewise.training.kinds.heal import HEAL, healing
-from tiewise.training.launchers import LOCAL, RAY, on
+from tiewise.training.launchers import LOCAL, RAY, on, written
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Gone
@@ -22,6 +27,8 @@ from tiewise.training.workers import Workers
 
 REPORT, HEALED = "report.html", "healed.json"
 MOST_HELD_OUT = 1_000_000  # tokens that passages are taken from
+REPORT = "report.html"
+_STAGE = ".starting"  # in a study's folder, while its cells are prepared
 Found = TypeVar("Found")
 
 
@@ -159,6 +166,87 @@ def carry_out(
         if isinstance(found, Comparison):
             ranks.first_does(lambda: write_report(found, out / REPORT))
     return found
+
+
+def sweep(
+    grid: StudyGrid | None,
+    out: Path,
+    command: str,
+    display: Display,
+    *,
+    overwrite: bool = False,
+    jobs: int | str = "auto",
+    launcher: str = LOCAL,
+) -> Study:
+    """Compare in every cell of a grid, each in its folder of `out`; None goes on with the study in `out`.
+
+    Every cell is begun before any is trained, and what cannot be used leaves `out` as it was. The table is written
+    after every cell. Launchers that write scripts train nothing here: a resumed sweep collects.
+
+    Raises:
+        TiewiseError: a grid or a folder that cannot be used. Interrupted: after Ctrl-C, as `compare`.
+    """
+    for settings in grid.cells().values() if grid is not None else [None]:
+        on(launcher, jobs, out, display.say, settings)  # refuses what it cannot do before anything is prepared
+    with locked(out):
+        if grid is not None:
+            _begin(grid, out, display, overwrite)
+        if (out / _STAGE / GRID).is_file():  # all are begun; after a kill, too
+            _put_in_place(out)
+        if not (out / GRID).is_file():
+            raise RunError(f"{out} holds no study to resume", "leave --resume out, and name a grid")
+        grid, done, submit = StudyGrid.named(str(out / GRID)), dict[str, Comparison](), list[str]()
+        cells = grid.cells()
+        for number, cell in enumerate(cells, 1):
+            if (out / cell / RESULTS).is_file():
+                done[cell] = Comparison.from_dict(read_json(out / cell / RESULTS))
+                continue
+            display.say(f"cell {number}/{len(cells)} {cell}")
+            work: Any = finish if launcher in (LOCAL, RAY) else partial(written, launcher)
+            found: Any = carry_out(work, None, out / cell, "", display, overwrite=False, jobs=jobs, launcher=launcher)
+            if isinstance(found, Comparison):
+                done[cell] = found
+                Study.of(grid, done, out).save()
+            else:
+                submit.append(found.submit)
+        study = replace(Study.of(grid, done, out), submit=tuple(submit))
+        if study.rows:
+            study.save()
+            write_sweep(study, command)
+        return study
+
+
+def _begin(grid: StudyGrid, out: Path, display: Display, overwrite: bool) -> None:
+    """Prepare every cell of a new study beside what `out` holds; raises as `sweep`, and leaves nothing then."""
+    if (out / GRID).is_file() and not overwrite:
+        raise RunError(f"{out} holds a study already", "add --resume to finish it, --overwrite to replace it")
+    if not (out / GRID).is_file() and any(path.name not in (LOCK, _STAGE) for path in out.iterdir()):
+        raise RunError(f"{out} exists and is no study of tiewise", "choose another --out")
+    try:
+        remove(out / _STAGE)
+        for cell, settings in grid.cells().items():
+            display.say(f"preparing {cell}")
+            command, stage = repeated(settings, str(out / cell)), out / _STAGE / cell
+            try:
+                carry_out(lambda *_: None, settings, stage, command, display, overwrite=False)
+            except TiewiseError as error:
+                raise RunError(f"cell {cell}: {error.what}", error.fix) from error
+        grid.save(out / _STAGE)
+    except BaseException:
+        remove(out / _STAGE)
+        raise
+
+
+def _put_in_place(out: Path) -> None:
+    """Replace what `out` holds by what is prepared. Done again after a kill, it ends in the same state."""
+    new = StudyGrid.named(str(out / _STAGE / GRID)).cells()
+    old = StudyGrid.named(str(out / GRID)).cells() if (out / GRID).is_file() else {}
+    for name in (*(old.keys() - new.keys()), f"{TABLE}.csv", f"{TABLE}.parquet", REPORT):
+        remove(out / name)
+    for name in (*new, GRID):
+        if (out / _STAGE / name).exists():
+            replace_path(out / _STAGE / name, out / name)
+    remove(out / _STAGE)
 
 
 def _settings(given: dict[str, Any], out: Path, resume: bool) -> Settings | None:

@@ -17,6 +17,7 @@ SAID = {  # a command line of each command, its exit code, and a letter of its o
     "compare": (["compare", *RUN], 0, "−"),
     "train": (["train", "-t", "no…where.txt", *TINY], 2, "…"),
     "heal": (["heal", "no…where", "--teacher=tied"], 2, "…"),
+    "sweep": (["sweep", "no…where"], 2, "…"),
     "data": (["data", "show", "-t", "dots.txt", "--tokenizer=bpe:300"], 0, "…"),
     "vocab": (["vocab", "hot", "-t", "text.txt", "--tokenizer=words.json", "--size=40"], 0, "–"),
     "plan": (["plan", "--like", "gpt2"], 0, "·"),

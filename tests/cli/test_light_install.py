@@ -41,6 +41,7 @@ WORK = [
 LACK = {
     "compare": TORCH,
     "train": TORCH,
+    "sweep quick": TORCH,
     "data show": TORCH,
     "vocab hot --tokenizer=tied": TORCH,
     "heal untied --teacher=tied": TORCH,

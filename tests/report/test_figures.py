@@ -120,7 +120,8 @@ def test_a_grid_is_a_heat_map_with_empty_cells_where_there_is_no_number():
     assert panel.title == "Alike: a"
     assert [list(row) for row in panel.figure.data[0].z] == [[1.0, None], [0.5, 1.0]]
     assert list(panel.figure.data[0].x) == [0, 1]  # not the labels, which may be alike, or a date
-    assert panel.figure.layout.xaxis.ticktext == ("2024", "␣&lt;b&gt;")
+    assert panel.figure.layout.xaxis.ticktext == ("0", "1")
+    assert panel.figure.layout.yaxis.ticktext == ("2024", "␣&lt;b&gt;")
     assert panel.table.rows == [["2024", "1.000", "–"], ["␣<b>", "0.500", "1.000"]]
 
 

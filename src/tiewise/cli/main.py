@@ -24,7 +24,10 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 
 # name of each command → the module beside this one that has it, under the headings of the help
 COMMANDS = {
-    "Training": {"compare": "training", "train": "training", "heal": "training", "data": "data", "vocab": "vocab"},
+    "Training": {
+        **{"compare": "training", "train": "training", "heal": "training", "sweep": "sweep"},
+        **{"data": "data", "vocab": "vocab"},
+    },
     "Planning": {"plan": "planning", "models": "planning"},
     "Looking inside": {"inspect": "inspect", "explore": "explore", "diff": "diff"},
     "Checkpoints": {

@@ -77,6 +77,18 @@ SHARE = typer.Option(
 )
 RESUME = typer.Option(False, "--resume", help="Finish the run in --out.")
 OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.")
+JOBS = typer.Option(
+    "auto",
+    metavar="N|auto",
+    help="Runs trained at a time, in processes of their own with a share of the threads each. auto: one, or as "
+    "many as there are threads and memory for, whichever a trial of a few steps finds faster; one on a GPU.",
+)
+LAUNCHER = typer.Option(
+    "local",
+    metavar="local|ray|slurm|sky",
+    help="Where runs are trained. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores. slurm, "
+    "sky: prepare, write the script that trains them to --out, print it, and say how to collect.",
+)
 FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
 
 
@@ -102,7 +114,7 @@ def compare(
     minutes: float = typer.Option(None, help="Instead of --steps: the time for all, start and tuning included."),
     match: str = typer.Option(
         None,
-        help="width: same body. parameters: what an arm saves at the boundary is spent on its body.",
+        help="width: same body. parameters, flops: what an arm saves of these at the boundary is spent on its body.",
         show_default="width",
     ),
     tune: bool = typer.Option(None, "--tune/--no-tune", help="Nine short runs per arm over init and learning rate."),
@@ -115,18 +127,8 @@ def compare(
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,
     fsdp: int = FSDP,
-    jobs: str = typer.Option(
-        "auto",
-        metavar="N|auto",
-        help="Runs trained at a time, in processes of their own with a share of the threads each. auto: one, or as "
-        "many as there are threads and memory for, whichever a trial of a few steps finds faster; one on a GPU.",
-    ),
-    launcher: str = typer.Option(
-        "local",
-        metavar="local|ray|slurm|sky",
-        help="Where runs are trained. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores. slurm, "
-        "sky: prepare, write the script that trains them to --out, print it, and say how to collect.",
-    ),
+    jobs: str = JOBS,
+    launcher: str = LAUNCHER,
     element: int = typer.Option(
         None, metavar="N", help="With --resume: train only the N-th run of --out, as such scripts do for each."
     ),

@@ -165,6 +165,7 @@ class Grid:
     axes: tuple[str, str] = ("", "")  # of rows and columns
     of: str = ""
     why: str = ""
+    texts: tuple[tuple[str, ...], ...] = ()  # what is written in the cells, and in the table; "" nothing
 
 
 @dataclass(frozen=True)

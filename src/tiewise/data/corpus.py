@@ -160,6 +160,7 @@ def prepare(
     fractions: Sequence[float] = (0.88, 0.04, 0.08),
     split: str = RANDOM,
     apart: bool = False,
+    train_tokens: int | None = None,
 ) -> PreparedText:
     """Turn `texts` (as in `tiewise.data.sources`) into tokens in `folder`, or reuse what an equal call left there.
 
@@ -174,6 +175,7 @@ def prepare(
         fractions: shares of train, tune and heldout in characters.
         split: "random", or "contiguous" for the last parts of the text as held-out text.
         apart: end every part of a plain file as a document: pairs of segments need many.
+        train_tokens: keep so many tokens of the training split, the tokenizer and the other splits being those of all.
 
     Raises:
         DataError: on a text or tokenizer that cannot be used, or where a split is shorter than blocks of `length`
@@ -209,6 +211,7 @@ def prepare(
             "python": platform.python_version() if "builtin" in texts else None,
             "split": split,
             "apart": apart,
+            "train_tokens": None if train_tokens is None else [train_tokens, length],
         }
         prepared = None
         with suppress(DataError):  # nothing there, or damaged: prepare it
@@ -280,6 +283,15 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
             with doing("tokens", facts["characters"], done):
                 splits[name]["tokens"] = write_tokens(work / f"{name}.bin", spool.read(parts), encoder)
             done += splits[name]["characters"]
+        if request["train_tokens"] is not None:
+            tokens, asked = np.fromfile(work / "train.bin", dtype), request["train_tokens"][0]
+            if asked > len(tokens):
+                what = f"the text has {len(tokens):,} training tokens, {asked:,} are asked for"
+                raise DataError(what, "give more text, or a smaller train_tokens")
+            blocks = tokens[: len(tokens) // length * length].reshape(-1, length)
+            kept = min(asked // length, len(blocks))  # evenly apart: texts are in the order of their sources
+            blocks[np.arange(kept) * len(blocks) // max(kept, 1)].tofile(work / "train.bin")
+            splits["train"]["tokens"] = kept * length
         facts |= {
             "tokens": sum(split["tokens"] for split in splits.values()),
             "tokenizer": {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name, "kind": kind},

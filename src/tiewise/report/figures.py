@@ -312,27 +312,39 @@ def plane(points: Points) -> Panel:
 def heat(grid: Grid) -> Panel:
     """What follows what, or is like what: rows against columns; cells without a number are crossed."""
     values = [[None if math.isnan(value) else round(value, 4) for value in row] for row in grid.values]
-    labels, places = [*map(token_label, grid.rows)], list(range(len(grid.rows)))
+    labels, columns = [*map(token_label, grid.rows)], [*map(token_label, grid.columns)]
+    down, across = list(range(len(labels))), list(range(len(columns)))
     row_axis, column_axis = grid.axes if grid.axes[0] else ("current token", "next token")
     # positions, not labels, are the coordinates: two tokens may look alike, and "2024" must not become a date
     figure = go.Figure(
         go.Heatmap(
-            x=places,
-            y=places,
+            x=across,
+            y=down,
             z=values,
-            customdata=[[[row, column] for column in labels] for row in labels],
+            customdata=[[[row, column] for column in columns] for row in labels],
+            text=[
+                ["" if z is None else t for z, t in zip(*both, strict=True)]
+                for both in zip(values, grid.texts, strict=False)
+            ],
+            texttemplate="%{text}" if grid.texts else None,
             coloraxis="coloraxis",
             hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:+.3f}<extra></extra>",
             xgap=1,
             ygap=1,
         )
     )
-    ticks = {"tickvals": places, "ticktext": labels, "showgrid": False, "zeroline": False, "tickfont": {"size": 11}}
+    ticks = {"showgrid": False, "zeroline": False, "tickfont": {"size": 11}}
     bar = {"orientation": "h", "thickness": 8, "len": 0.7, "y": 1.01, "yanchor": "bottom", "title": ""}
     finish(figure, f"{grid.name}{grid.of and f': {grid.of}'}", None).update_layout(
-        height=430,
-        xaxis={**ticks, "title": column_axis, "tickangle": -60},
-        yaxis={**ticks, "title": row_axis, "autorange": "reversed"},
+        height=min(430, 190 + 44 * len(labels)) if grid.texts else 430,
+        xaxis={
+            **ticks,
+            "title": column_axis,
+            "tickangle": 0 if grid.texts else -60,
+            "tickvals": across,
+            "ticktext": columns,
+        },
+        yaxis={**ticks, "title": row_axis, "autorange": "reversed", "tickvals": down, "ticktext": labels},
         coloraxis={"cmin": -grid.top, "cmax": grid.top, "colorbar": bar},
     )
     empty = [(j, i) for i, row in enumerate(values) for j, value in enumerate(row) if value is None]
@@ -341,12 +353,15 @@ def heat(grid: Grid) -> Panel:
             x=[x for x, _ in empty],
             y=[y for _, y in empty],
             marker={"symbol": "x-thin", "size": 4, "line": {"width": 1, "color": QUIET}},
-            mode="markers",
+            mode="text" if grid.texts else "markers",
+            text=[grid.texts[i][j] for j, i in empty] if grid.texts else None,
+            textfont={"color": QUIET},
             hoverinfo="skip",
             showlegend=False,
         )
-        figure.update_layout(xaxis={"range": [-0.5, len(values) - 0.5]})
-    rows = [[visible(name), *(plain(value, 3) for value in row)] for name, row in zip(grid.rows, values, strict=True)]
+        figure.update_layout(xaxis={"range": [-0.5, len(columns) - 0.5]})
+    written = grid.texts or [[plain(value, 3) for value in row] for row in values]
+    rows = [[visible(name), *row] for name, row in zip(grid.rows, written, strict=True)]
     return Panel(figure, grid.why, Listing("", [f"{row_axis} ↓ {column_axis} →", *map(visible, grid.columns)], rows))
 
 

@@ -48,6 +48,7 @@ class Settings:
     text: tuple[str, ...] = ("builtin",)
     split: str = RANDOM
     tokenizer: str = "bpe:4096"
+    train_tokens: int | None = None  # of the training split, in blocks spread evenly over it; None for all
     kind: str = DECODER
     model: str = "llama"
     width: int = 128
@@ -84,14 +85,14 @@ class Settings:
 
     def checked(self) -> Settings:
         """Return these settings with canonical arm names."""
-        counts = "seeds width heads batch accumulate steps seed measured"
+        counts = "seeds width heads batch accumulate steps seed measured train_tokens"
         require(self, counts, lambda n: n >= 1, "use 1 or more")
         least = 0 if self.run_kind == DECODER else 1  # a decoder without layers is its two ends, which meet
         require(self, "layers", lambda n: n >= least, f"use {least} or more")
         require(self, "length", lambda n: n >= 2, "a block needs two tokens or more to predict one")
         require(self, "learning_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
         require(self, "weight_decay", lambda x: 0 <= x < float("inf"), "use zero or a positive number")
-        require(self, "match", ("width", "parameters").__contains__, "choose width or parameters")
+        require(self, "match", ("width", "parameters", "flops").__contains__, "choose width, parameters or flops")
         require(self, "split", (RANDOM, CONTIGUOUS).__contains__, f"choose {RANDOM} or {CONTIGUOUS}")
         require(self, "backend", ("torch", "flax").__contains__, "choose torch or flax")
         if self.model in ("llama", "gpt2") and self.width % self.heads:

@@ -120,6 +120,7 @@ class Alberts(Kind):
         "minutes": (None, _SHORTER),
         "match": ("width", _SHORTER),
         "tune": (False, _SHORTER),
+        "train_tokens": (None, "leave it out, or give less --text"),
     }
 
     def check(self, settings: Settings) -> AlbertOptions:

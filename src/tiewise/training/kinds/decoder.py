@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -41,7 +42,8 @@ class Decoders(Kind):
         width = int(make_config(settings, vocab=1).get_text_config().hidden_size)
         for spec in settings.specs().values():
             spec.maps(width)
-        text = prepare(settings.text, settings.tokenizer, folder, length=settings.length, split=settings.split)
+        s = settings
+        text = prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, train_tokens=s.train_tokens)
         blocks = len(text.split("train")) // settings.length
         check_rows(settings, blocks, f"has {blocks} training blocks")
         return text
@@ -49,7 +51,8 @@ class Decoders(Kind):
     def feed_forward(self, settings: Settings, vocab: int) -> Mapping[str, int | None]:
         """None where arms are matched by width, else what brings every total to the largest.
 
-        What an arm's boundary saves beside the largest boundary is spent on its body.
+        What an arm's boundary saves beside the largest boundary is spent on its body: parameters, or operations of a
+        token, of which each matrix but a lookup's table takes as many as it has entries.
         """
         specs = settings.specs()
         if settings.match == "width":
@@ -61,6 +64,11 @@ class Decoders(Kind):
             bodies = [AutoModelForCausalLM.from_config(make_config(settings, vocab, wide + more)) for more in (0, 8)]
             ends = [Boundary(replace(spec.plainly(), pad=None), vocab, d) for spec in specs.values()]
         narrow, wider, *sizes = (sum(p.numel() for p in module.parameters()) for module in (*bodies, *ends))
+        if settings.match == "flops":
+            sizes = [
+                vocab * spec.table_widths(d)[1] + sum(math.prod(shape) for shape in spec.map_shapes(d).values())
+                for spec in specs.values()
+            ]
         if wider <= narrow:
             raise RunError(f"{config.model_type}: its feed-forward width changes no parameter", "use --match width")
         spent = [round((max(sizes) - size) / ((wider - narrow) / 8)) for size in sizes]

@@ -205,6 +205,7 @@ class RecurrentModels(Kind):
         "minutes": (None, _SHORTER),
         "match": ("width", _SHORTER),
         "tune": (False, _SHORTER),
+        "train_tokens": (None, "leave it out, or give a shorter corpus"),
         "split": (RANDOM, "leave it out: the corpus has a file for each"),
         "accumulate": (1, "use --set batch for more streams: they carry their state from step to step"),
     }

@@ -1,0 +1,83 @@
+"""`tiewise sweep`: a comparison in every cell of a grid, as one table and one page."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import warnings
+from pathlib import Path
+
+import typer
+
+from tiewise.cli import options as o
+from tiewise.cli.training import JOBS, LAUNCHER, OVERWRITE, RESUME
+from tiewise.core.errors import RunError
+
+
+def sweep(
+    grid: str = typer.Argument(
+        None, metavar="GRID", help="A YAML file, or a grid that comes along: quick, rank, …", show_default=False
+    ),
+    out: Path = typer.Option(
+        Path("runs/sweep"), "--out", "-o", help="Folder of the study; every cell is a run folder inside."
+    ),
+    quick: bool = typer.Option(False, "--quick", help="A rehearsal: the ends of every axis, two seeds, 30 steps."),
+    resume: bool = RESUME,
+    overwrite: bool = OVERWRITE,
+    jobs: str = JOBS,
+    launcher: str = LAUNCHER,
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Compare tying choices in every cell of a grid: width, text, vocabulary, rank, α, … in one table and one map.
+
+    A grid names settings of `run.yaml` that stay, and axes that vary. docs/sweep.md shows one.
+    """
+    if resume and (grid is not None or quick or overwrite):
+        raise RunError("--resume takes its grid from the study", f"give only --out {out} --resume")
+    if grid is None and not resume:
+        raise RunError("no grid is named", "name a YAML file, or quick, which comes along")
+    if resume and launcher in ("slurm", "sky"):
+        raise RunError(f"--resume with --launcher {launcher}", "submit its scripts again, or leave --launcher out")
+    o.need_torch()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    warnings.filterwarnings("ignore")
+    again = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
+    with o.interruptible(lambda: f"; {again} goes on" if any(out.glob("**/grid.yaml")) else ""):
+        from rich.console import Console
+
+        from tiewise.atlas.grid import StudyGrid
+        from tiewise.core.files import disk_error, quiet_threads
+
+        made = None if grid is None else StudyGrid.named(grid)
+        o.hush_libraries()
+        from tiewise.report.sweep_page import PAGE, sweep_view
+        from tiewise.runs import sweep as carry_out
+        from tiewise.training.compare import Display
+        from tiewise.training.worker import settle
+
+        settle()
+        try:
+            with quiet_threads():
+                study = carry_out(
+                    made.quick() if made and quick else made,
+                    out,
+                    o.command_line(),
+                    Display.on_stderr(quiet=quiet),
+                    overwrite=overwrite,
+                    jobs=jobs,
+                    launcher=launcher,
+                )
+        except Exception as error:
+            said = disk_error(error, out, f"make room there, then {again}")
+            if said is None:
+                raise
+            raise said from None
+    if json_:
+        return o.print_json(study.record())
+    if study.rows:
+        Console().print(sweep_view(study))
+        print(f"report: {out / PAGE}\ntable: {out / 'sweep.csv'}, and the same as sweep.parquet")
+    if study.submit:
+        print(*study.submit, sep="\n")
+        o.tell(f"when all have ended, collect and report: {again}")

@@ -1,0 +1,172 @@
+"""`tiewise sweep`: every cell of a grid, its table and page, again after any end, and each row by its own command."""
+
+import csv
+import json
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_tiny import refused, write_text
+from launched import ended, launch, until
+
+from tiewise import runs
+from tiewise.atlas.grid import StudyGrid
+
+SMALL = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": 12, "tokenizer": "bytes"}
+
+
+@pytest.fixture
+def grid(tmp_path):
+    """Write a grid of two cells and two runs in each; keywords are further settings."""
+
+    def written(axes=None, **more):
+        settings = {**SMALL, "text": [write_text(tmp_path)], "arms": ["untied", "tied"], "seeds": 2, **more}
+        axes = axes or {"train_tokens": [1000, 4000]}
+        kept = {name: value for name, value in settings.items() if name not in axes}
+        (tmp_path / "g.yaml").write_text(yaml.safe_dump({"asks": "Why?", "settings": kept, "axes": axes}))
+        return "g.yaml"
+
+    return written
+
+
+def rows(folder):
+    with (folder / "sweep.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_cell_is_a_comparison_and_a_row(tiewise, grid, tmp_path):
+    said = tiewise("sweep", grid(), "--out=s", "--jobs=1")
+    assert said.code == 0, said.err
+    assert "cell 2/2 train_tokens=4000" in said.err
+    assert said.out.startswith("tied against untied")
+    assert "s/report.html" in said.out
+    found = rows(tmp_path / "s")
+    assert [(row["train_tokens"], row["contrast"], row["tokens"]) for row in found] == [
+        ("1000", "tied − untied", "992"), ("4000", "tied − untied", "4000"),
+    ]  # fmt: skip
+    for row in found:
+        record = json.loads((tmp_path / "s" / row["cell"] / "results.json").read_text())
+        (d,) = [d for d in record["differences"] if d["arm"] == "tied" and d["metric"] == "heldout_nll"]
+        assert [float(row[name]) for name in ("heldout", "heldout_low", "heldout_high", "detectable")] == [
+            d[name] for name in ("mean", "low", "high", "detectable")
+        ]
+    assert "Why?" in (tmp_path / "s" / "report.html").read_text()
+
+    refused(tiewise("sweep", "g.yaml", "--out=s"), "s holds a study already; add --resume to finish it, --overwrite")
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("result.json")}
+    again = tiewise("sweep", "--out=s", "--resume", "--json")
+    assert len(json.loads(again.out)["rows"]) == 2
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert rows(tmp_path / "s") == found
+
+    tiewise("sweep", grid({"width": [8]}), "--out=s", "--jobs=1", "--overwrite")
+    assert sorted(path.name for path in (tmp_path / "s").iterdir() if path.is_dir()) == ["width=8"]
+    assert [row["width"] for row in rows(tmp_path / "s")] == ["8"]
+
+
+def test_a_cell_that_cannot_be_leaves_nothing_and_is_named(tiewise, grid, tree):
+    name = grid({"train_tokens": [1000, 99999]})
+    before = tree()
+    refused(tiewise("sweep", name, "--out=s", "-q"), "cell train_tokens=99999: the text has")
+    assert tree() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no grid is named; name a YAML file, or quick"),
+        (["nowhere.yaml"], "no grid 'nowhere.yaml'; name a YAML file, or one of gain-by-text"),
+        (["--resume", "--out=no"], "no holds no study to resume; leave --resume out, and name a grid"),
+        (["g.yaml", "--resume"], "--resume takes its grid from the study; give only --out runs/sweep --resume"),
+        (["--resume", "--launcher=slurm"], "--resume with --launcher slurm; submit its scripts again"),
+        (["g.yaml", "--launcher=cloud"], "no launcher 'cloud'; choose one of local, ray, slurm, sky"),
+        (["g.yaml", "--jobs=none"], "jobs"),
+        (["g.yaml", "--out=full"], "full exists and is no study of tiewise; choose another --out"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(tiewise, grid, tmp_path, arguments, says):
+    grid()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "own.txt").write_text("")
+    refused(tiewise("sweep", *arguments, "-q"), says)
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "no").exists()
+
+
+def test_scripts_of_every_cell_are_written_and_a_resumed_sweep_collects(tiewise, grid, tmp_path):
+    said = tiewise("sweep", grid(), "--out=s", "--launcher=slurm")
+    cells = ("train_tokens=1000", "train_tokens=4000")
+    assert said.out.splitlines() == [f"sbatch {tmp_path / 's' / cell / 'slurm.sh'}" for cell in cells]
+    assert said.err.splitlines()[-1] == "when all have ended, collect and report: tiewise sweep --out s --resume"
+    for cell in cells:
+        assert "--array=1-4" in (tmp_path / "s" / cell / "slurm.sh").read_text()
+        for number in range(1, 5):
+            assert tiewise("compare", f"--out=s/{cell}", "--resume", f"--element={number}").code == 0
+    assert tiewise("sweep", "--out=s", "--resume", "--jobs=1").code == 0
+    assert len(rows(tmp_path / "s")) == 2
+
+
+@pytest.mark.parametrize("moment", [1, 3])
+def test_stopped_while_it_is_put_in_place_it_goes_on(tiewise, grid, tmp_path, monkeypatch, moment):
+    real, calls = runs.replace_path, []
+
+    def replaced(*paths):
+        calls.append(paths)
+        if len(calls) == moment:
+            raise KeyboardInterrupt
+        real(*paths)
+
+    monkeypatch.setattr(runs, "replace_path", replaced)
+    said = tiewise("sweep", grid(), "--out=s", "--jobs=1", "-q")
+    assert (said.code, said.out) == (130, "")
+    assert said.err == "tiewise: interrupted; tiewise sweep --out s --resume goes on\n"
+    assert tiewise("sweep", "--out=s", "--resume", "--jobs=1", "-q").code == 0
+    assert len(rows(tmp_path / "s")) == 2
+    assert not (tmp_path / "s" / ".starting").exists()
+
+
+def test_stopped_while_it_prepares_it_leaves_nothing(tiewise, grid, tree, monkeypatch):
+    name = grid()
+    before = tree()
+    monkeypatch.setattr(StudyGrid, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    said = tiewise("sweep", name, "--out=s", "-q")
+    assert (said.code, said.err, tree()) == (130, "tiewise: interrupted\n", before)
+
+
+@pytest.mark.slow
+def test_interrupted_and_killed_by_turns_it_ends_with_the_same_table(tmp_path, grid):
+    name = grid(steps=400)
+    [(code, _, err)] = ended(launch(tmp_path, 1, "sweep", name, "--out=whole", "--jobs=1"))
+    assert code == 0, err
+    (process,) = launch(tmp_path, 1, "sweep", name, "--out=cut", "--jobs=1")
+    for number in (signal.SIGKILL, signal.SIGINT):
+        count = lambda: sum(path.stat().st_size for path in tmp_path.glob("cut/train*/*/*/metrics.jsonl"))  # noqa: E731
+        before = count()
+        until(lambda before=before, count=count: count() > before, process)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), err
+        if number == signal.SIGINT:
+            assert err.splitlines()[-1] == "tiewise: interrupted; tiewise sweep --out cut --resume goes on"
+        (process,) = launch(tmp_path, 1, "sweep", "--out=cut", "--resume", "--jobs=1")
+    [(code, _, err)] = ended([process])
+    assert code == 0, err
+    for one, other in zip(rows(tmp_path / "whole"), rows(tmp_path / "cut"), strict=True):
+        for metric in ("heldout", "heldout_low", "training", "nll"):
+            assert float(one[metric]) == pytest.approx(float(other[metric]), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_command_of_a_row_repeats_it(tiewise, grid, tmp_path):
+    axes = {"match": ["width", "flops"], "tokenizer": ["bytes", "bpe:300"]}
+    name = grid(axes, arms=["untied", "tied+alpha=4", "factored:4"], train_tokens=1500)
+    assert tiewise("sweep", name, "--out=s", "--jobs=1", "-q").code == 0
+    found = rows(tmp_path / "s")
+    assert len(found) == 8
+    for row in found[::3]:
+        assert tiewise(*shlex.split(row["command"])[1:], "--overwrite", "--jobs=1", "-q").code == 0
+        again = json.loads(Path(shlex.split(row["command"])[-1], "results.json").read_text())
+        (d,) = [d for d in again["differences"] if (d["arm"], d["metric"]) == (row["arm"], "heldout_nll")]
+        assert d["mean"] == pytest.approx(float(row["heldout"]), abs=1e-3)

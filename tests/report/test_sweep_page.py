@@ -1,0 +1,132 @@
+"""The page of a study: its answer first, signs as they were detected, and nothing beyond the settings."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from tests.atlas.planted_study import AXES, gain, planted
+from tests.report.opened_page import EVIL, Page, Visit, browser, pytestmark  # noqa: F401 - a fixture, and the skip
+
+from tiewise.atlas.grid import StudyGrid
+from tiewise.report.sweep_page import answer, by_rank, curves, fitted, render, sign_maps, table, turns, write_sweep
+
+RANKS = ("untied", "tied", "factored:8", "factored:16")
+
+
+@pytest.fixture(scope="module")
+def study():
+    return planted()
+
+
+def test_the_answer_says_where_the_sign_changes():
+    made = planted(axes={"train_tokens": [20000, 80000, 320000], "tokenizer": ["bpe:1024"]}, between=0, noise=1e-4)
+    first, of = answer(made)
+    crossing = "from better to worse between train tokens 20,000 and 80,000"
+    middle = next(row for row in made.rows if row.tokens == 80000)
+    assert gain(128, 20000, 1024) < 0 < gain(128, 80000, 1024)  # as planted, at the width of all settings
+    assert middle.sign == 1
+    assert first == f"tied against untied turns {crossing}."
+    assert of == "Models of 131,072 to 262,144 parameters: nothing is said of larger ones."
+
+
+@pytest.mark.parametrize(
+    ("surface", "says"),
+    [
+        (
+            lambda *at: 0.02,
+            "tied against untied is worse wherever a difference is detected: in 24 of 24 settings, by 0.0",
+        ),
+        (lambda *at: -0.02, "tied against untied is better wherever a difference is detected: in 24 of 24 settings"),
+        (
+            lambda *at: 0.0,
+            "tied against untied: no difference is detected in any of 24 settings; the smallest that one",
+        ),
+    ],
+)
+def test_the_answer_where_no_sign_changes(surface, says):
+    made = planted(surface=surface, between=0, noise=1e-3, seeds=6)
+    assert answer(made)[0].startswith(says)
+
+
+def test_an_undetected_setting_between_two_signs_does_not_hide_the_change(study):
+    line = [row for row in study.rows if row.at["width"] == 64 and row.vocab == 4096]
+    signs = [replace(line[0], heldout=replace(line[0].heldout, mean=-1.0, detected=True)),
+             replace(line[1], heldout=replace(line[1].heldout, detected=False)),
+             replace(line[2], heldout=replace(line[2].heldout, mean=1.0, detected=True))]  # fmt: skip
+    grid = StudyGrid("", {"arms": ["untied", "tied"]}, {"train_tokens": AXES["train_tokens"]})
+    (only,) = turns(replace(study, grid=grid, rows=tuple(signs)), "tied − untied")
+    assert only == "from better to worse between train tokens 20,000 and 320,000"
+
+
+def test_maps_have_a_colour_where_a_sign_is_detected_and_the_number_everywhere(study):
+    maps = list(sign_maps(study))
+    assert [one.name for one in maps] == ["tied − untied, tokenizer bpe:512", "tied − untied, tokenizer bpe:4096"]
+    assert len({one.top for one in maps}) == 1  # one scale
+    for one in maps:
+        rows = {(f"{r.tokens:,}", str(r.at["width"])): r for r in study.rows if one.name.endswith(str(r.vocab))}
+        for i, down in enumerate(one.rows):
+            for j, across in enumerate(one.columns):
+                row = rows[down, across]
+                assert (row.heldout.mean if row.sign else None) == (
+                    None if math.isnan(one.values[i][j]) else one.values[i][j]
+                )
+                assert float(one.texts[i][j].replace("−", "-")) == pytest.approx(row.heldout.mean, abs=5e-5)
+
+
+def test_a_table_of_several_arms_names_them():
+    made = planted(axes={"train_tokens": [20000, 80000]}, arms=RANKS)
+    assert [row[1] for row in table(made).rows] == ["tied", "factored:8", "factored:16"] * 2
+    assert "arm" not in table(planted(axes={"width": [32, 64]})).header
+    assert [panel.title for panel in by_rank(made)] == [
+        "loss − untied, train tokens 20,000", "loss − untied, train tokens 80,000",
+    ]  # fmt: skip
+    (panel,) = curves(made)
+    assert len(panel.table.header) == 4
+    assert list(by_rank(planted(axes={"width": [32, 64]}))) == []
+
+
+def test_the_surface_says_how_it_did_and_where_it_knows_nothing(study):
+    (section,) = fitted(study)
+    values = section.panels[0].figure.data[0].z
+    assert any(value is None for line in values for value in line)  # where its interval holds zero
+    assert values[0][0] < 0 < values[-1][-1]  # as planted
+    beyond = [row for row in section.folded[0].rows if row[-1]]
+    assert len(beyond) == 8  # the corners
+    assert "of 24 lie within their 95 % interval" in section.said[0]
+    assert list(fitted(planted(axes={"width": [32, 64]}))) == []
+
+
+def test_axes_of_small_numbers_keep_their_digits(study):
+    rates = [0.001, 0.004, 0.016]
+    rows = [
+        replace(row, cell=f"{row.cell}-{rate}", at={"learning_rate": rate, "width": row.at["width"]})
+        for rate, row in zip(rates * 4, study.rows, strict=False)
+    ]
+    grid = replace(study.grid, axes={"learning_rate": rates, "width": AXES["width"]})
+    made = replace(study, grid=grid, rows=tuple(rows))
+    assert next(curves(made)).figure.layout.xaxis.ticktext == ("0.001", "0.004", "0.016")
+
+
+def test_diverged_and_unfinished_settings_are_left_blank(study):
+    lost = replace(study.rows[0].heldout, mean=math.nan, low=None, high=None, p=None, detectable=None, detected=False)
+    made = replace(study, rows=(replace(study.rows[0], heldout=lost), *study.rows[1:-1]), left=1)
+    assert answer(made)[-1] == "Not finished: 1 of the grid’s cells."
+    assert "–" in Page(render(made, "c")).words
+    (section,) = fitted(made)
+    assert "of 22 lie" in section.said[0]
+
+
+def test_whatever_a_grid_says_is_text():
+    made = planted(axes={"train_tokens": [20000, 80000]})
+    page = Page(render(replace(made, grid=replace(made.grid, asks=EVIL)), EVIL))
+    assert EVIL in page.words
+    assert not page.all("img")
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_opens_in_a_browser_at_any_width(browser, tmp_path, width):  # noqa: F811
+    path = write_sweep(planted(tmp_path, arms=RANKS), "tiewise sweep g.yaml")
+    with Visit(browser, path, width=width) as visit:
+        assert (visit.said, visit.asked[1:]) == ([], [])
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+        assert visit.page.locator(".plot .main-svg").count() > 0
