@@ -59,22 +59,33 @@ def test_two_processes_have_the_figures_of_one(tmp_path, text, arguments):
     assert_alike(one, two, 2e-5)
 
 
+ARMS = ["--arms=tied,untied,residual:4", "--set=accumulate=2"]
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("count", "sharding", "arguments"),
     [
-        ["--arms=tied,untied,residual:4", "--set=accumulate=2"],
-        ["--arms=tied,factored:8", "--model=gpt2"],
+        (2, ["--fsdp=2"], ARMS),
+        (2, ["--fsdp=2"], ["--arms=tied,factored:8", "--model=gpt2"]),
+        (2, ["--tp=2"], [*ARMS, "--match=parameters"]),
+        (2, ["--tp=2"], ["--arms=tied,factored:8", "--model=gpt2"]),
+        (4, ["--tp=2"], ["--arms=tied,projected:24,penalty=0.3", "--set=accumulate=2"]),
+        (4, ["--tp=2", "--fsdp=2"], ["--arms=tied,untied"]),
+        (4, ["--fsdp=2"], ["--arms=tied"]),
     ],
-    ids=lambda arguments: arguments[-1],
+    ids=lambda value: value if isinstance(value, int) else value[-1],
 )
-def test_two_processes_that_hold_each_model_between_them_have_the_figures_of_one(tmp_path, text, arguments):
+def test_processes_that_hold_each_model_between_them_have_the_figures_of_one(
+    tmp_path, text, count, sharding, arguments
+):
     arguments = [*arguments, "--seeds=1"]
     one = results(tmp_path, 1, *arguments, "--out=run1")
-    two = results(tmp_path, 2, *arguments, "--out=run2", "--fsdp=2")
+    two = results(tmp_path, count, *arguments, "--out=run2", *sharding)
     assert_alike(one, two, 2e-5)
     for name in ("parameters", "total_parameters", "bytes", "trainable_parameters"):
         assert [run[name] for run in one["runs"]] == [run[name] for run in two["runs"]]
-    for arm in () if "--model=gpt2" in arguments else ("tied", "untied"):  # its keys' biases are Adam's noise alone
+    plain = set() if "--model=gpt2" in arguments else {"tied", "untied"}  # GPT-2's keys' biases are Adam's noise alone
+    for arm in plain & {run["arm"] for run in one["runs"]}:
         finals = [tmp_path / run / arm / "seed-1" / "final" / "model.safetensors" for run in ("run1", "run2")]
         left, right = map(load_file, finals)
         assert left.keys() == right.keys()
@@ -155,7 +166,14 @@ def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text, count)
         (["-b", "untied+tie_at=3"], "the boundary cannot change while several processes train"),
         (["--set=breadth=3"], "unknown setting 'breadth'"),
         (["--resume"], "--resume takes its settings from the run"),
-        (["--fsdp=3"], "--fsdp 3 and 2 processes; start 3: torchrun --nproc_per_node 3 -m tiewise"),
+        (["--fsdp=3"], "--fsdp 3 and 2 processes; start 3, or a multiple: torchrun --nproc_per_node 3 -m tiewise"),
+        (
+            ["--tp=2", "--fsdp=2"],
+            "--tp 2 --fsdp 2 and 2 processes; start 4, or a multiple: torchrun --nproc_per_node 4",
+        ),
+        (["--tp=0"], "--tp 0; give numbers of processes, from 1"),
+        (["--tp=2", "--set=heads=1"], "2 processes of --tp do not divide num_attention_heads = 1; choose another"),
+        (["--tp=2", "--recipe=albert-small"], "--tp in an ALBERT run; leave it out"),
         (["--fsdp=2", "--recipe=albert-small"], "--fsdp in an ALBERT run; leave it out"),
     ],
 )

@@ -63,6 +63,7 @@ SHARE = typer.Option(
 RESUME = typer.Option(False, "--resume", help="Finish the run in --out.")
 OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.")
 FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
+TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
 
 
 def compare(
@@ -100,6 +101,7 @@ def compare(
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,
     fsdp: int = FSDP,
+    tp: int = TP,
     jobs: str = typer.Option(
         "auto",
         metavar="N|auto",
@@ -168,6 +170,7 @@ def train(
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,
     fsdp: int = FSDP,
+    tp: int = TP,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -229,7 +232,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     resume, code = shlex.join(["tiewise", command, "--out", str(out), "--resume", *more]), 2
     try:
         with quiet_threads():
-            ranks.join(asked["fsdp"])
+            ranks.join(asked["fsdp"], asked["tp"])
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
             o.hush_libraries()
             from tiewise.runs import carry_out
