@@ -128,14 +128,18 @@ def test_ctrl_c_to_any_stops_all_at_one_step_and_the_run_goes_on(tmp_path, text,
         assert json.loads(out)["runs"][0][name] == pytest.approx(undisturbed["runs"][0][name], abs=1e-6)
 
 
-def test_what_processes_hold_between_them_is_gone_on_with_by_any_number(tmp_path, text, undisturbed):
-    processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", "--fsdp=2")
+@pytest.mark.parametrize(
+    ("held", "others"),
+    [("--fsdp=2", [(2, "--fsdp=2"), (2, "--tp=2"), (2,), (1,)]), ("--tp=2", [(4, "--tp=2", "--fsdp=2"), (1,)])],
+)
+def test_what_processes_hold_between_them_is_gone_on_with_by_any_number(tmp_path, text, undisturbed, held, others):
+    processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", held)
     until(trains(tmp_path), *processes)
     processes[1].send_signal(signal.SIGINT)
     assert [code for code, *_ in ended(processes)] == [130, 130]
     (kept,) = (tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*")
     assert (kept / "sharded").is_dir()
-    for count, sharding in ((2, ["--fsdp=2"]), (2, []), (1, [])):
+    for count, *sharding in others:
         folder = tmp_path / f"{count}{sharding}"
         shutil.copytree(tmp_path / "run", folder / "run")
         (code, out, err), *_ = ended(launch(folder, count, "compare", "--out=run", "--resume", "--json", *sharding))
