@@ -204,9 +204,21 @@ def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(tmp_path, text, r
     assert [code for code, *_ in resumed] == [0, 0]
 
 
-def test_torchrun(tmp_path, text):
-    torchrun = Path(sys.executable).with_name("torchrun")
-    command = [torchrun, "--nproc_per_node=2", "-m", "tiewise", "train", "-t", text, *TINY, "--out=run", "--json"]
+ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes=4", "--num_machines=1", "--main_process_port=0"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "sharding"),
+    [
+        (["torchrun", "--nproc_per_node=2"], []),
+        # without GPUs too, where --cpu would start one process
+        ([*ACCELERATE, "--mixed_precision=no", "--dynamo_backend=no"], ["--tp=2", "--fsdp=2"]),
+    ],
+    ids=["torchrun", "accelerate"],
+)
+def test_launchers_of_processes(tmp_path, text, launcher, sharding):
+    command = [Path(sys.executable).with_name(launcher[0]), *launcher[1:], "-m", "tiewise", "train", "-t", text]
+    command += [*TINY, *sharding, "--out=run", "--json"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert said.returncode == 0, said.stderr
     assert json.loads(said.stdout)["steps"] == 12
