@@ -290,10 +290,9 @@ def build_into(
     old: Link | None = link_of(model)
     ends = locate(model)  # says what sharding, adapters or quantisation have made of them, also since
     has = BoundarySpec("tied" if ends.tied else "untied") if old is None else old.spec
-    cut = any(spread(module) for module in (ends.source, ends.head))
-    if cut or units(model):
-        folded = old is not None and (not old.structure.plain if cut else old.structure.folded)
-        require_same_tables(model, spec, has, changed=rows is not None, verified=folded)
+    if units(model) or any(spread(module) for module in (ends.source, ends.head)):
+        verified = old is not None and old.structure.folded
+        require_same_tables(model, spec, has, changed=rows is not None, verified=verified)
     if old is not None:
         if model.get_output_embeddings() is old.head and spec in (None, old.spec):
             return _checked(model, old, batch)
