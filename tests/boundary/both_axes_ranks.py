@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import transformers as tr
-from tensor_parallel_ranks import HOW, KINDS, batch, near, saved
+from tensor_parallel_ranks import HOW, KINDS, SIZES, Largest, batch, near, saved
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -145,6 +145,17 @@ def refusals(folder, kind, v):
         assert "\n" not in str(caught.value)
     assert install(many).tables()[0] is handle.tables()[0]
     follow("after refusals", v, one, many, installed(many), torch.optim.SGD, 0.1, 1e-5)
+
+
+def nothing_is_whole(folder, kind, v):
+    """A forward gathers the rows of one rank of tensor parallelism, no [V, D] and no [N, V]."""
+    _, many, _ = models(folder, kind, v, "tied")
+    inputs = rows_of(v, 0)[1]
+    many(**inputs).loss.backward()
+    with Largest() as largest:
+        many(**inputs).loss.backward()
+    rows = -(-v // 2) * SIZES["hidden_size"]
+    assert rows <= largest.numbers < min(1.1 * rows, v * inputs["input_ids"].numel())
 
 
 def rank(rank, folder, cases):

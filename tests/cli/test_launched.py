@@ -191,7 +191,7 @@ def test_what_cannot_be_used_is_said_once_and_ends_all(tmp_path, text, more, say
     assert [path.name for path in tmp_path.iterdir()] == [text]
 
 
-@pytest.mark.parametrize(("rank", "sharding"), [(0, []), (1, []), (1, ["--fsdp=2"])])
+@pytest.mark.parametrize(("rank", "sharding"), [(0, []), (1, []), (1, ["--fsdp=2"]), (0, ["--tp=2"])])
 def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(tmp_path, text, rank, sharding):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", *sharding)
     until(trains(tmp_path), *processes)
