@@ -43,6 +43,15 @@ def test_a_batch_is_divided_or_refused(monkeypatch):
         ranks.share(8)
 
 
+def test_ranks_of_one_tp_take_the_same_rows(monkeypatch):
+    group = ranks._Group()
+    group.size, group.fsdp, group.tp = 12, 2, 3
+    monkeypatch.setattr(ranks, "_group", group)
+    assert (ranks.sharded(), ranks.share(8)) == ((2, 2, 3), 2)
+    with pytest.raises(RunError, match="a batch of 6 cannot be divided between 4 groups of 3; use --set batch=8"):
+        ranks.share(6)
+
+
 def test_a_group_that_somebody_else_has_started_is_met_and_left_as_it_was():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -224,7 +224,7 @@ def holds_sharded(mesh):
         assert [id(p) for p in model.parameters()] == before
         assert all(torch.equal(p.to_local(), value) for p, value in zip(model.parameters(), values, strict=True))
         assert handle.tables()[0] is handle.tables()[1]
-        refused(InstallError, "is sharded by fully_shard with tied tables, and untied would", install, model, "untied")
+        refused(InstallError, "has tied tables that are sharded, and untied would", install, model, "untied")
         refused(UnsupportedError, "do it before fully_shard", handle.untie)
         refused(UnsupportedError, "do it before fully_shard", handle.exact_decoding)
         assert install(model).tables()[0] is handle.tables()[0]  # a second time

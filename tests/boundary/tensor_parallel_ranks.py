@@ -323,9 +323,13 @@ def refusals(folder, kind, v):
     inputs = batch(v)
     wanted = one(**inputs).loss
     for error, says, call in (
-        (InstallError, "factored:8 would change them; install it before", lambda: install(many, "factored:8")),
+        (
+            InstallError,
+            "tied tables that are sharded, and factored:8 would change them; install it",
+            lambda: install(many, "factored:8"),
+        ),
         (InstallError, "untied would change them", lambda: install(many, "untied")),
-        (UnsupportedError, "tied to untied: the table's rows are spread over ranks", handle.untie),
+        (UnsupportedError, "tied to untied: the tables of .* are sharded; do it before", handle.untie),
         (UnsupportedError, "exact_decoding", handle.exact_decoding),
     ):
         with pytest.raises(error, match=says) as caught:

@@ -59,22 +59,33 @@ def test_two_processes_have_the_figures_of_one(tmp_path, text, arguments):
     assert_alike(one, two, 2e-5)
 
 
+ARMS = ["--arms=tied,untied,residual:4", "--set=accumulate=2"]
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("count", "sharding", "arguments"),
     [
-        ["--arms=tied,untied,residual:4", "--set=accumulate=2"],
-        ["--arms=tied,factored:8", "--model=gpt2"],
+        (2, ["--fsdp=2"], ARMS),
+        (2, ["--fsdp=2"], ["--arms=tied,factored:8", "--model=gpt2"]),
+        (2, ["--tp=2"], [*ARMS, "--match=parameters"]),
+        (2, ["--tp=2"], ["--arms=tied,factored:8", "--model=gpt2"]),
+        (4, ["--tp=2"], ["--arms=tied,projected:24,penalty=0.3", "--set=accumulate=2"]),
+        (4, ["--tp=2", "--fsdp=2"], ["--arms=tied,untied"]),
+        (4, ["--fsdp=2"], ["--arms=tied"]),
     ],
-    ids=lambda arguments: arguments[-1],
+    ids=lambda value: value if isinstance(value, int) else value[-1],
 )
-def test_two_processes_that_hold_each_model_between_them_have_the_figures_of_one(tmp_path, text, arguments):
+def test_processes_that_hold_each_model_between_them_have_the_figures_of_one(
+    tmp_path, text, count, sharding, arguments
+):
     arguments = [*arguments, "--seeds=1"]
     one = results(tmp_path, 1, *arguments, "--out=run1")
-    two = results(tmp_path, 2, *arguments, "--out=run2", "--fsdp=2")
+    two = results(tmp_path, count, *arguments, "--out=run2", *sharding)
     assert_alike(one, two, 2e-5)
     for name in ("parameters", "total_parameters", "bytes", "trainable_parameters"):
         assert [run[name] for run in one["runs"]] == [run[name] for run in two["runs"]]
-    for arm in () if "--model=gpt2" in arguments else ("tied", "untied"):  # its keys' biases are Adam's noise alone
+    plain = set() if "--model=gpt2" in arguments else {"tied", "untied"}  # GPT-2's keys' biases are Adam's noise alone
+    for arm in plain & {run["arm"] for run in one["runs"]}:
         finals = [tmp_path / run / arm / "seed-1" / "final" / "model.safetensors" for run in ("run1", "run2")]
         left, right = map(load_file, finals)
         assert left.keys() == right.keys()
@@ -117,14 +128,18 @@ def test_ctrl_c_to_any_stops_all_at_one_step_and_the_run_goes_on(tmp_path, text,
         assert json.loads(out)["runs"][0][name] == pytest.approx(undisturbed["runs"][0][name], abs=1e-6)
 
 
-def test_what_processes_hold_between_them_is_gone_on_with_by_any_number(tmp_path, text, undisturbed):
-    processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", "--fsdp=2")
+@pytest.mark.parametrize(
+    ("held", "others"),
+    [("--fsdp=2", [(2, "--fsdp=2"), (2, "--tp=2"), (2,), (1,)]), ("--tp=2", [(4, "--tp=2", "--fsdp=2"), (1,)])],
+)
+def test_what_processes_hold_between_them_is_gone_on_with_by_any_number(tmp_path, text, undisturbed, held, others):
+    processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", held)
     until(trains(tmp_path), *processes)
     processes[1].send_signal(signal.SIGINT)
     assert [code for code, *_ in ended(processes)] == [130, 130]
     (kept,) = (tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*")
     assert (kept / "sharded").is_dir()
-    for count, sharding in ((2, ["--fsdp=2"]), (2, []), (1, [])):
+    for count, *sharding in others:
         folder = tmp_path / f"{count}{sharding}"
         shutil.copytree(tmp_path / "run", folder / "run")
         (code, out, err), *_ = ended(launch(folder, count, "compare", "--out=run", "--resume", "--json", *sharding))
@@ -155,7 +170,14 @@ def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text, count)
         (["-b", "untied+tie_at=3"], "the boundary cannot change while several processes train"),
         (["--set=breadth=3"], "unknown setting 'breadth'"),
         (["--resume"], "--resume takes its settings from the run"),
-        (["--fsdp=3"], "--fsdp 3 and 2 processes; start 3: torchrun --nproc_per_node 3 -m tiewise"),
+        (["--fsdp=3"], "--fsdp 3 and 2 processes; start 3, or a multiple: torchrun --nproc_per_node 3 -m tiewise"),
+        (
+            ["--tp=2", "--fsdp=2"],
+            "--tp 2 --fsdp 2 and 2 processes; start 4, or a multiple: torchrun --nproc_per_node 4",
+        ),
+        (["--tp=0"], "--tp 0; give numbers of processes, from 1"),
+        (["--tp=2", "--set=heads=1"], "2 processes of --tp do not divide num_attention_heads = 1; choose another"),
+        (["--tp=2", "--recipe=albert-small"], "--tp in an ALBERT run; leave it out"),
         (["--fsdp=2", "--recipe=albert-small"], "--fsdp in an ALBERT run; leave it out"),
     ],
 )
@@ -169,7 +191,7 @@ def test_what_cannot_be_used_is_said_once_and_ends_all(tmp_path, text, more, say
     assert [path.name for path in tmp_path.iterdir()] == [text]
 
 
-@pytest.mark.parametrize(("rank", "sharding"), [(0, []), (1, []), (1, ["--fsdp=2"])])
+@pytest.mark.parametrize(("rank", "sharding"), [(0, []), (1, []), (1, ["--fsdp=2"]), (0, ["--tp=2"])])
 def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(tmp_path, text, rank, sharding):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", *sharding)
     until(trains(tmp_path), *processes)
@@ -182,9 +204,21 @@ def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(tmp_path, text, r
     assert [code for code, *_ in resumed] == [0, 0]
 
 
-def test_torchrun(tmp_path, text):
-    torchrun = Path(sys.executable).with_name("torchrun")
-    command = [torchrun, "--nproc_per_node=2", "-m", "tiewise", "train", "-t", text, *TINY, "--out=run", "--json"]
+ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes=4", "--num_machines=1", "--main_process_port=0"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "sharding"),
+    [
+        (["torchrun", "--nproc_per_node=2"], []),
+        # without GPUs too, where --cpu would start one process
+        ([*ACCELERATE, "--mixed_precision=no", "--dynamo_backend=no"], ["--tp=2", "--fsdp=2"]),
+    ],
+    ids=["torchrun", "accelerate"],
+)
+def test_launchers_of_processes(tmp_path, text, launcher, sharding):
+    command = [Path(sys.executable).with_name(launcher[0]), *launcher[1:], "-m", "tiewise", "train", "-t", text]
+    command += [*TINY, *sharding, "--out=run", "--json"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert said.returncode == 0, said.stderr
     assert json.loads(said.stdout)["steps"] == 12

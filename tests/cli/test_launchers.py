@@ -188,6 +188,9 @@ def test_an_array_script_trains_every_run_once_and_the_report_follows(compare, t
     with locked(out / "tied" / "seed-2"):
         said = tiewise("compare", "--out=a run", "--resume", "--element=3")
         assert (said.code, "another run is at work in a run/tied/seed-2" in said.err) == (2, True)
+        said = compare(*ARMS, "--launcher=slurm", "--out=a run", "--overwrite")
+        assert (said.code, "/a run/tied/seed-2; wait for it" in said.err) == (2, True)
+        assert (out / "run.yaml").read_text() == before
     for number in (3, 4):
         assert tiewise("compare", "--out=a run", "--resume", f"--element={number}").code == 0
     assert "all 4 runs" in tiewise("compare", "--out=a run", "--resume", "--launcher=slurm").err

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -136,6 +136,24 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
 def refused(out):
     with pytest.raises(RunError, match=r"another run is at work in .*; wait for it, or choose another"):
         locked(out).__enter__()
+
+
+def test_what_is_trained_in_part_elsewhere_is_not_replaced(tmp_path):
+    out = tmp_path / "run"
+    begin(out, Settings())
+    part = out / "tied" / "seed-2"
+    part.mkdir(parents=True)
+    before = tree(out)
+    says = "another run is at work in .*run/tied/seed-2; wait for it, or choose another"
+    with locked(part), pytest.raises(RunError, match=says):
+        begin(out, Settings(seeds=5), "others", overwrite=True)
+    assert tree(out) == before
+    with ExitStack() as later, pytest.raises(RunError, match=says), locked(out), starting(out, overwrite=True):
+        later.enter_context(locked(part))  # it begins while the new run is prepared
+    assert tree(out) == before
+    (part / ".lock").touch()  # what a crash leaves
+    begin(out, Settings(seeds=5), "others", overwrite=True)
+    assert not part.exists()
 
 
 def test_a_second_one_is_refused_and_a_folder_made_for_the_lock_alone_is_gone_afterwards(tmp_path):

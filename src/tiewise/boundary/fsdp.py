@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DeviceMesh, DTensor
 
 from tiewise.core.errors import InstallError, UnsupportedError
 
@@ -86,6 +86,7 @@ def tables_of_units(model: nn.Module) -> set[int]:
         raise InstallError(what, "call fully_shard(model) as well, or install before the first fully_shard")
     reshard(model)
     places: dict[int, str] = {}
+    gathered: set[int] = set()
     names = {id(module): name for name, module in model.named_modules()}
     for record in kept(model):
         place = record._module_info
@@ -94,38 +95,14 @@ def tables_of_units(model: nn.Module) -> set[int]:
         if id(parameter) in places:
             what = f"{kind}: {places[id(parameter)]} and {name} are one Parameter that two units of fully_shard keep"
             raise InstallError(f"{what}, so that one end of the table is never updated where V does not divide", _OWN)
-        if not record.is_dtensor:
-            places[id(parameter)] = name
-    return set(places)
+        places[id(parameter)] = name
+        if not record.is_dtensor:  # others stay as tensor parallelism has cut them
+            gathered.add(id(parameter))
+    return gathered
 
 
-def require_same_tables(model: nn.Module, has: Any, spec: Any, *, changed: bool, folded: bool) -> None:
-    """Refuse what would give a sharded model other tables than it has, or what only whole tables can be held against.
-
-    Raises:
-        InstallError: a spec other than `has`, rows to start from (`changed`), or tables behind maps (`folded`).
-    """
-    kind = type(model).__name__
-    if spec not in (None, has) or changed:
-        what = f"{kind} is sharded by fully_shard with {has} tables, and {spec} would change them"
-        raise InstallError(what, "install it before fully_shard")
-    if folded:
-        fix = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
-        raise InstallError(f"{kind} is sharded by fully_shard, and {has} is verified on whole tables only", fix)
-
-
-def require_unsharded(model: nn.Module, what: str) -> None:
-    """Refuse what changes, or multiplies by, tables that are sharded.
-
-    Raises:
-        UnsupportedError: some unit keeps the model's Parameters.
-    """
-    if units(model):
-        raise UnsupportedError(f"{what}: {type(model).__name__} is sharded by fully_shard", "do it before fully_shard")
-
-
-def shard(model: nn.Module) -> None:
-    """Shard a Hugging Face model over all processes: each of its layers a unit, the rest, with the tables, one more.
+def shard(model: Any, mesh: DeviceMesh | None = None) -> None:
+    """Shard a Hugging Face model over a mesh, or all processes: each layer a unit, the rest, with the tables, one more.
 
     Raises:
         UnsupportedError: a model that does not name its layers.
@@ -135,8 +112,9 @@ def shard(model: nn.Module) -> None:
         what = f"{type(model).__name__} does not say which modules are its layers (_no_split_modules)"
         raise UnsupportedError(what, "train it without --fsdp")
     for module in [module for module in model.modules() if type(module).__name__ in names]:
-        fully_shard(module)
-    fully_shard(model)
+        if model.get_input_embeddings() not in module.modules():  # of BERT's too, whose table the head has as well
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from tiewise.boundary.boundary import penalty_of
 from tiewise.boundary.decoding import decoding
 from tiewise.boundary.deferred import Counts
-from tiewise.boundary.fsdp import require_same_tables, require_unsharded, reshard, units
+from tiewise.boundary.fsdp import reshard, units
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
 from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, declare_family, link_of, on_meta
-from tiewise.boundary.tensor_parallel import held, require_as_it_is, require_whole_table, shard_of, spread
+from tiewise.boundary.tensor_parallel import held, require_same_tables, require_whole_table, spread
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, verify
 from tiewise.boundary.watch import unwatch
@@ -84,26 +84,28 @@ class Installed:
 
         One table needs `track()` before the forward, for what the lookup path brought; of two each holds its own path,
         and they have no cosine. Over several processes the lookup path's rows are averaged as DDP and FSDP2 average
-        gradients, and FSDP2's are put together: all processes must ask.
+        gradients, and those of sharded tables are put together: all processes must ask.
 
         Raises:
-            UnsupportedError: one table that has no gradient yet, or no record; rows that are spread over some of the
-                ranks, beside others who see other tokens.
+            UnsupportedError: one table that has no gradient yet, or no record; rows that tensor parallelism has spread
+                over some of the ranks, beside others who see other tokens, without `fully_shard` over those.
         """
         table_in, table_out = self.tables()
-        shard, own = shard_of(table_out), bool(units(self.model))  # whether each process looks up tokens of its own
-        if table_in is table_out:
-            if shard is not None and not own and shard.size < torch.distributed.get_world_size():
+        if table_in is not table_out:
+            grads = [held(table.grad) for table in (table_in, table_out)]
+            a, b = (0.0 if rows is None else path_norms(rows, PathRecord(), shard).total for rows, shard in grads)
+            return PathNorms(a, b, math.hypot(a, b), math.nan)
+        (rows, shard), record = held(table_in.grad), self.record
+        if record is not None and spread(self._link.head):  # whose ranks see the same tokens
+            mesh = cast("Any", table_in).device_mesh
+            if mesh.size() < torch.distributed.get_world_size():
                 fix = "average the record's rows as the gradient was, and call tiewise.path_norms(…, shard)"
                 raise UnsupportedError("path_norms where others hold the same rows and see other tokens", fix)
-            record = self.record
-            if record is not None and (shard is None or own):
-                record = gather(record, shard)
-            return path_norms(held(table_in.grad), record, shard)
-        grads = (table.grad for table in (table_in, table_out))
-        nothing = PathRecord()
-        a, b = (0.0 if grad is None else path_norms(held(grad), nothing, shard_of(grad)).total for grad in grads)
-        return PathNorms(a, b, math.hypot(a, b), math.nan)
+            for dimension in range(mesh.ndim - 1):
+                record = gather(record, group=mesh.get_group(dimension))
+        elif record is not None:
+            record = gather(record, shard)
+        return path_norms(rows, record, shard)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return (input table [V, E], output table [V, E]) as they are now: the same Parameter where tied."""
@@ -134,8 +136,7 @@ class Installed:
         Raises:
             UnsupportedError: a table in fp64, or not on the CPU, or sharded.
         """
-        require_unsharded(self.model, "exact_decoding reads the whole table")
-        require_whole_table(self._link.head, "exact_decoding")
+        require_whole_table(self.model, self._link.head, "exact_decoding")
         return decoding(self._link)
 
     def untie(self, optimizer: torch.optim.Optimizer | None = None, state: str = "copy") -> None:
@@ -203,8 +204,7 @@ class Installed:
     def _become(self, kind: str, table_out: Tensor) -> None:
         """Give the head a table and say everywhere what the boundary is now; verified, or nothing has changed."""
         model, link, journal = self.model, self._link, Journal()
-        require_unsharded(model, f"{link.spec} cannot become {kind}")
-        require_whole_table(self._link.head, f"{link.spec} to {kind}")
+        require_whole_table(model, link.head, f"{link.spec} to {kind}")
         try:
             journal.set(link, "spec", replace(link.spec, kind=kind))
             journal.set(link.head, "weight", table_out)
@@ -290,10 +290,9 @@ def build_into(
     old: Link | None = link_of(model)
     ends = locate(model)  # says what sharding, adapters or quantisation have made of them, also since
     has = BoundarySpec("tied" if ends.tied else "untied") if old is None else old.spec
-    if units(model):
-        require_same_tables(model, has, spec, changed=rows is not None, folded=old is not None and old.structure.folded)
-    elif any(spread(module) for module in (ends.source, ends.head)):
-        require_as_it_is(model, spec, has, verified=old is not None and not old.structure.plain)
+    if units(model) or any(spread(module) for module in (ends.source, ends.head)):
+        verified = old is not None and old.structure.folded
+        require_same_tables(model, spec, has, changed=rows is not None, verified=verified)
     if old is not None:
         if model.get_output_embeddings() is old.head and spec in (None, old.spec):
             return _checked(model, old, batch)

@@ -12,17 +12,18 @@ styles do not keep is kept here: tables, and a head's bias, that several modules
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from tiewise.boundary.locate import locate
 from tiewise.boundary.saved import link_of
 from tiewise.boundary.tensor_parallel import by_rows, set_aside, spread
-from tiewise.core.errors import InstallError
+from tiewise.core.errors import InstallError, UnsupportedError
 
 AXIS = "tp"
 
@@ -53,6 +54,40 @@ def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
         raise InstallError(what, "call tiewise.install(model)")
     style = _Rows(model)
     return dict.fromkeys([*(name for name, _ in ends.lookups), ends.head_name], style)
+
+
+def body_plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
+    """Return {module: style} by which so many ranks split a body, as its family's own plan has it.
+
+    Nothing, so that it stays whole on every rank, where there is no plan or one of other styles than splitting matrices
+    by columns and by rows. Matrices of a width that the ranks do not divide stay whole too.
+
+    Raises:
+        UnsupportedError: attention heads that the ranks do not divide.
+    """
+    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    found: dict[str, ParallelStyle] = {}
+    for name, module in model.named_modules():
+        style = (model.tp_plan or {}).get(re.sub(r"\d+", "*", name))
+        if style is None or id(module) in ends:
+            continue
+        if style not in styles or not isinstance(module, nn.Linear):
+            return {}
+        if not (module.out_features if style == "colwise" else module.in_features) % ranks:
+            found[name] = styles[style]()
+    config = model.config.get_text_config()
+    for name in ("num_attention_heads", "num_key_value_heads") if found else ():
+        heads = getattr(config, name, None)
+        if isinstance(heads, int) and heads % ranks:
+            fix = f"choose another number, or a model with a multiple of {ranks} heads"
+            raise UnsupportedError(f"{ranks} processes of --tp do not divide {name} = {heads}", fix)
+    return found
+
+
+def spread_over(model: Any, mesh: DeviceMesh) -> None:
+    """Spread a model with its weights over the ranks of a mesh of one dimension: `body_plan` and `parallel_plan`."""
+    parallelize_module(model, mesh, {**body_plan(model, mesh.size()), **parallel_plan(model, mesh)})
 
 
 class _Rows(ParallelStyle):

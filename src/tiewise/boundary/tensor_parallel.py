@@ -12,7 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import Replicate
 
+from tiewise.boundary.fsdp import units
 from tiewise.core.errors import InstallError, UnsupportedError
 from tiewise.ops.vocabulary_shard import VocabularyShard
 
@@ -29,10 +31,18 @@ def local(weight: Any) -> Tensor:
     return weight.to_local() if by_rows(weight) else weight
 
 
-def held(gradient: Any) -> Any:
-    """Return a gradient's rows that are here; all of them where it is cut otherwise, for which all must ask."""
-    whole = hasattr(gradient, "full_tensor") and not by_rows(gradient)
-    return gradient.full_tensor() if whole else local(gradient)
+def held(gradient: Any) -> tuple[Any, VocabularyShard | None]:
+    """Return a gradient's rows that are here, and which rows of its table they are (None: all); all ranks must ask.
+
+    What is cut over several dimensions of a mesh is put together over all but the last.
+    """
+    if not hasattr(gradient, "full_tensor"):
+        return gradient, None
+    *others, last = gradient.placements
+    if not last.is_shard(0):
+        return gradient.full_tensor(), None
+    rows = gradient.redistribute(placements=[*(Replicate() for _ in others), last]).to_local()
+    return rows, VocabularyShard(gradient.shape[0], gradient.device_mesh.get_group(len(others)))
 
 
 def by_rows(weight: Any) -> bool:
@@ -42,8 +52,13 @@ def by_rows(weight: Any) -> bool:
 
 
 def spread(module: Any) -> bool:
-    """Whether tensor parallelism has spread the table of an end; what `fully_shard` keeps, a forward sees whole."""
-    return by_rows(module.weight) and not vars(module).keys().isdisjoint(("forward", ASIDE))
+    """Whether tensor parallelism has spread the table of an end by rows, which `fully_shard` may have cut once more.
+
+    Over a mesh of several dimensions its own is the last. What `fully_shard` alone keeps, a forward sees whole.
+    """
+    placements: Any = getattr(module.weight, "placements", ())
+    by_rows = len(placements) > 0 and bool(placements[-1].is_shard(0))
+    return by_rows and not vars(module).keys().isdisjoint(("forward", ASIDE))
 
 
 def set_aside(module: Any, journal: Any) -> None:
@@ -53,32 +68,32 @@ def set_aside(module: Any, journal: Any) -> None:
         journal.later(setattr, module, "forward", vars(module).pop("forward"))
 
 
-def require_whole_table(module: Any, what: str) -> None:
+def require_whole_table(model: Any, head: Any, what: str) -> None:
     """Refuse what reads or changes a whole table.
 
     Raises:
-        UnsupportedError: its rows are spread over ranks.
+        UnsupportedError: `fully_shard` or tensor parallelism has cut the tables.
     """
-    if spread(module):
-        raise UnsupportedError(f"{what}: the table's rows are spread over ranks", "do it before tensor parallelism")
+    if units(model) or spread(head):
+        fix = "do it before fully_shard and tensor parallelism"
+        raise UnsupportedError(f"{what}: the tables of {type(model).__name__} are sharded", fix)
 
 
-def require_as_it_is(model: Any, spec: Any, has: Any, *, verified: bool) -> None:
-    """Refuse what a model with spread tables cannot be given.
+def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verified: bool) -> None:
+    """Refuse what a model whose tables are sharded cannot be given.
 
     Raises:
-        InstallError: a spec that would change them; one that was `verified` before and can be on whole tables alone;
-            attention heads that the ranks do not divide, of which transformers itself says nothing.
+        InstallError: other tables than it `has`, or rows to start from (`changed`); what was `verified` before and can
+            be on whole tables alone; attention heads that the ranks of tensor parallelism do not divide, of which
+            transformers itself says nothing.
     """
     kind, ranks = type(model).__name__, getattr(model, "_tp_size", None) or 1  # transformers' own entry
-    if spec not in (None, has):
-        fix = "install it before tensor parallelism, which tiewise.parallel_plan gives its tables"
-        raise InstallError(
-            f"{kind} has {has} tables whose rows are spread over ranks, and {spec} would change them", fix
-        )
+    if spec not in (None, has) or changed:
+        fix = "install it before fully_shard and tensor parallelism, which tiewise.parallel_plan gives its tables"
+        raise InstallError(f"{kind} has {has} tables that are sharded, and {spec} would change them", fix)
     if verified:
-        fix = "take its handle by tiewise.installed(model): install verified it before its rows were spread"
-        raise InstallError(f"{kind}: {has} is verified on whole tables only", fix)
+        fix = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
+        raise InstallError(f"{kind} is sharded, and {has} is verified on whole tables only", fix)
     config = model.config.get_text_config()
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None)

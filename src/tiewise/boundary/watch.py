@@ -140,14 +140,17 @@ class _Watch:
             return ()  # FSDP2 was told to leave it alone
         rows, mesh = _local(table), table.device_mesh
         moved = self.reached and (rows.element_size() < 4 or _digest(rows) != self.digest)  # narrow types round
-        said = _told(moved if len(rows) > 1 else None, mesh.get_group(mesh.ndim - 1))  # one row may be the padding's
+        said = [moved if len(rows) > 1 else None]  # one row may be the padding's
+        for dimension in reversed(range(mesh.ndim)):
+            said = [each for group in _told(said, mesh.get_group(dimension)) for each in group]
         if True not in said:
             return None
         if False not in said:
             return ()
         why = "and others' move: they have no gradient, or the optimizer moves something else"
         fix = f"tie, then shard with torch's fully_shard; {_AFTER}"
-        return f"all rows of process {said.index(False)} stand still, {why}", fix
+        process = int(mesh.mesh.flatten()[said.index(False)])
+        return f"all rows of process {process} stand still, {why}", fix
 
 
 def _local(x: Any) -> Tensor:

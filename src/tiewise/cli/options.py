@@ -94,6 +94,7 @@ def hush_libraries() -> None:
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     logging.getLogger("tiewise").setLevel(logging.WARNING)
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # else it warns of two exchanges for one
 
 
 def need_torch() -> None:

@@ -90,6 +90,7 @@ LAUNCHER = typer.Option(
     "sky: prepare, write the script that trains them to --out, print it, and say how to collect.",
 )
 FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
+TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
 
 
 def compare(
@@ -127,6 +128,7 @@ def compare(
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,
     fsdp: int = FSDP,
+    tp: int = TP,
     jobs: str = JOBS,
     launcher: str = LAUNCHER,
     element: int = typer.Option(
@@ -185,6 +187,7 @@ def train(
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,
     fsdp: int = FSDP,
+    tp: int = TP,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -273,7 +276,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     resume, code = shlex.join(["tiewise", command, "--out", str(out), "--resume", *more]), 2
     try:
         with quiet_threads():
-            ranks.join(asked["fsdp"])
+            ranks.join(asked["fsdp"], asked["tp"])
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
             o.hush_libraries()
             from tiewise.runs import carry_out, finish_healing

@@ -39,7 +39,7 @@ class _Group:
         self.size: int = 1 if dist is None else dist.get_world_size()
         # a group of its own: on the CPU whatever trains, and patient
         self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE) if dist is not None else None
-        self.fsdp = 1  # processes that hold one model between them
+        self.fsdp = self.tp = 1  # processes that hold one model between them: these, and of each of them these
         self.press = NotedPress()  # where Ctrl-C is not handled as training does: until all can act on it
 
     def gather(self, mine: Any) -> list[Any]:
@@ -57,15 +57,17 @@ def launched() -> bool:
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE") or 1) > 1
 
 
-def join(fsdp: int = 1) -> None:
-    """Meet the other processes of this run, if there are any; `fsdp` of them hold a model between them.
+def join(fsdp: int = 1, tp: int = 1) -> None:
+    """Meet the other processes of this run, if there are any; `fsdp` · `tp` of them hold a model between them.
+
+    Those of one `tp` follow one another, and see the same tokens.
 
     Raises:
-        RunError: they cannot meet, or are not as many as that.
+        RunError: they cannot meet, or those numbers do not divide theirs.
     """
     global _group
     if not launched():
-        _check(fsdp)
+        _check(fsdp, tp)
     if not launched() or _group.dist is not None:
         return
     import torch  # slow to import, and alone nobody waits for it before the settings are checked
@@ -80,14 +82,17 @@ def join(fsdp: int = 1) -> None:
     except (RuntimeError, ValueError) as error:
         raise RunError(f"the processes of this run cannot meet: {str(error).splitlines()[0][:160]}", _NOBODY) from None
     set_ctrl_c(_group.press)
-    first_does(lambda: _check(fsdp))
-    _group.fsdp = fsdp
+    first_does(lambda: _check(fsdp, tp))
+    _group.fsdp, _group.tp = fsdp, tp
 
 
-def _check(fsdp: int) -> None:
-    if fsdp not in (1, size()):
-        fix = f"start {fsdp}: torchrun --nproc_per_node {fsdp} -m tiewise …" if fsdp > 1 else "give their number"
-        raise RunError(f"--fsdp {fsdp} and {size()} process{'es' if size() > 1 else ''}", fix)
+def _check(fsdp: int, tp: int) -> None:
+    asked = " ".join(f"--{name} {value}" for name, value in (("tp", tp), ("fsdp", fsdp)) if value != 1)
+    if min(fsdp, tp) < 1:
+        raise RunError(asked, "give numbers of processes, from 1")
+    if size() % (fsdp * tp):
+        fix = f"start {fsdp * tp}, or a multiple: torchrun --nproc_per_node {fsdp * tp} -m tiewise …"
+        raise RunError(f"{asked} and {size()} process{'es' if size() > 1 else ''}", fix)
 
 
 def leave(*, together: bool) -> None:
@@ -112,9 +117,10 @@ def rank() -> int:
     return _group.rank
 
 
-def sharded() -> bool:
-    """Whether the processes hold each model between them."""
-    return _group.fsdp > 1
+def sharded() -> tuple[int, int, int] | None:
+    """Return (replicas, fsdp, tp) whose product is `size`, where processes hold each model between them; else None."""
+    held = _group.fsdp * _group.tp
+    return None if held == 1 else (size() // held, _group.fsdp, _group.tp)
 
 
 def first() -> bool:
@@ -123,11 +129,12 @@ def first() -> bool:
 
 
 def share(batch: int) -> int:
-    """Return how many rows of a batch each process takes, so that all of them together take `batch`."""
-    if batch % size():
-        fix = f"use --set batch={batch + -batch % size()}, or a number of processes that divides it"
-        raise RunError(f"a batch of {batch} cannot be divided between {size()} processes", fix)
-    return batch // size()
+    """Return how many rows of a batch each process takes, so that all together take `batch`; those of a tp the same."""
+    parts, of = size() // _group.tp, f"groups of {_group.tp}" if _group.tp > 1 else "processes"
+    if batch % parts:
+        fix = f"use --set batch={batch + -batch % parts}, or a number of processes that divides it"
+        raise RunError(f"a batch of {batch} cannot be divided between {parts} {of}", fix)
+    return batch // parts
 
 
 def all_of(value: T) -> list[T]:

@@ -162,16 +162,16 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
     return PathNorms(a, b, whole, product / (a * b) if a and b else math.nan)
 
 
-def gather(record: PathRecord, shard: VocabularyShard | None = None) -> PathRecord:
-    """Average the lookup path's rows over all processes of the default group, as DDP averages their gradient.
+def gather(record: PathRecord, shard: VocabularyShard | None = None, *, group: Any = None) -> PathRecord:
+    """Average the lookup path's rows over all processes of a group (None: the default one), as DDP averages gradients.
 
     With a `shard`, only its rows, by their places in it.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1):
         return record
-    parts: list[Any] = [None] * dist.get_world_size()
+    parts: list[Any] = [None] * dist.get_world_size(group)
     mine = [(i.cpu(), r.cpu()) for i, r in [record.merged()]] if record.pieces else []
-    dist.all_gather_object(parts, mine)
+    dist.all_gather_object(parts, mine, group=group)
     device = record.pieces[0][0].device if record.pieces else torch.device("cpu")
     pieces = [(i.to(device), r.to(device) / len(parts)) for part in parts for i, r in part]
     if shard is not None:

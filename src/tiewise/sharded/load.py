@@ -77,11 +77,24 @@ def _require_same(saved: Saved, live: HeldState) -> None:
         return
     if index.groups is None:
         raise RunError(f"{saved.place} has no optimizer state", "load the model alone: load_sharded(folder, model)")
-    for group in live.groups:
-        group["params"] = sorted(index.aliases.get(name, name) for name in group["params"])
-    if [group["params"] for group in live.groups] != [sorted(group["params"]) for group in index.groups]:
+    _options(saved, live)
+
+
+def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
+    """Return the options that the parameters of each of the optimizer's groups were saved with.
+
+    Groups of the same options may be one or several: some optimizers want those apart that are cut over other axes.
+
+    Raises:
+        RunError: parameters that were not saved, or a group of several options.
+    """
+    of = {name: group for group in saved.index.groups or [] for name in group["params"]}
+    groups = [[saved.index.aliases.get(name, name) for name, _ in members] for members in live.parameters]
+    found = [[{**of.get(name, {}), "params": name in of} for name in names] for names in groups]
+    if sum(map(len, groups)) != len(of) or any(one != {**each[0], "params": True} for each in found for one in each):
         what = f"{saved.place}: the optimizer's groups hold other parameters than those that were saved"
         raise RunError(what, "build the optimizer as it was when it was saved")
+    return [each[0] if each else {} for each in found]
 
 
 def _fill_optimizer(saved: Saved, live: HeldState, optimizer: Any) -> None:
@@ -92,7 +105,7 @@ def _fill_optimizer(saved: Saved, live: HeldState, optimizer: Any) -> None:
         if name.startswith("optimizer/"):
             _, key, owner = name.split("/", 2)
             state.setdefault(owner, {})[key] = name
-    for group, members, options in zip(optimizer.param_groups, live.parameters, index.groups or [], strict=True):
+    for group, members, options in zip(optimizer.param_groups, live.parameters, _options(saved, live), strict=True):
         for key, value in options.items():
             if isinstance(group.get(key), Tensor):
                 group[key].fill_(value)

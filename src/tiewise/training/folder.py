@@ -48,6 +48,7 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
         if not overwrite:
             raise RunError(f"{out} holds a run already", "add --resume to finish it, --overwrite to replace it")
         Settings.load(out / FILE).checked()  # says what is there to be replaced
+        _require_idle(out)
     elif out.exists() and any(path.name not in (_STAGE, LOCK, TOKEN) for path in out.iterdir()):
         raise RunError(f"{out} exists and is no run of tiewise", "choose another --out")
     stage = out / _STAGE
@@ -55,10 +56,18 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir(parents=True)
         yield stage
+        _require_idle(out)
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         raise
     _put_in_place(out)
+
+
+def _require_idle(out: Path) -> None:
+    """Refuse to replace what others still train a part of (`compare --element`): they hold that part's folder alone."""
+    for lock in sorted(out.glob(f"*/seed-*/{LOCK}")):
+        with locked(lock.parent):
+            pass
 
 
 def saved_run(out: Path) -> Settings:

@@ -26,11 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 from transformers.trainer_callback import PrinterCallback
 
 from tiewise.boundary.fsdp import fill, shard
 from tiewise.boundary.install import Installed, install
+from tiewise.boundary.parallel_plan import AXIS, spread_over
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core import ranks
@@ -127,8 +129,9 @@ class Kind(ABC):
             return
         if self.alone is not None:
             raise UnsupportedError(f"{self.alone[0]} on several processes", self.alone[1])
-        if ranks.sharded() and not self.shards:
-            raise UnsupportedError(f"--fsdp {self.where or 'with this kind of run'}", "leave it out")
+        if (held := ranks.sharded()) and not self.shards:
+            flag = "--tp" if held[2] > 1 else "--fsdp"
+            raise UnsupportedError(f"{flag} {self.where or 'with this kind of run'}", "leave it out")
         for name, spec in settings.specs().items():
             if spec != spec.plainly():
                 what = f"{name}: the boundary cannot change while several processes train"
@@ -285,6 +288,18 @@ def build_causal(job: Job, config: Any, std: float, reach: float | None = None) 
     return installed
 
 
+def cut(model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
+    """Have (replicas, fsdp, tp) processes hold a model: rows and heads over tp, what that leaves over fsdp.
+
+    Also where fsdp is 1: its units average the gradients of replicas, which DDP does not of tensors that are spread.
+    """
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    mesh = init_device_mesh(device, sizes, mesh_dim_names=("replicas", "fsdp", AXIS))
+    if sizes[2] > 1:
+        spread_over(model, mesh[AXIS])
+    shard(model, mesh["fsdp" if sizes[0] == 1 else ("replicas", "fsdp")])
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A run's result and its direct path on the tokens that were asked for."""
@@ -324,8 +339,8 @@ def train(job: Job) -> Outcome:
                         "predicted_initial_nll": kind.first_loss(job),
                         "initial_nll": kind.measure(job, installed, job.split, point=True).nll,
                     }
-                if ranks.sharded():
-                    shard(installed.model)
+                if sizes := ranks.sharded():
+                    cut(installed.model, sizes)
             timed, seconds = kind.fit(job, installed, checkpoint, step)
             if ranks.sharded():
                 held = installed.model

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
@@ -79,6 +80,18 @@ class TiewiseTrainer(Trainer):
         self._sharded = bool(units(installed.model))
         self.is_distributed_loading_by_transformers |= self._sharded  # else accelerate would wrap it once more
 
+    def get_tp_size(self) -> int:
+        """Return how many processes see the same tokens."""
+        return (ranks.sharded() or (1, 1, 1))[2]
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Return the Trainer's, which gives those the same rows; accelerate does of models on GPUs alone."""
+        loader = super().get_train_dataloader()
+        if (tp := self.get_tp_size()) > 1:
+            rows: Any = loader.batch_sampler
+            rows.num_processes, rows.process_index = rows.num_processes // tp, rows.process_index // tp
+        return loader
+
     def load(self, checkpoint: Path) -> None:
         """Take a checkpoint's weights and state, as `train` does that resumes from it, and train no further."""
         self._load_from_checkpoint(str(checkpoint))
@@ -112,12 +125,18 @@ class TiewiseTrainer(Trainer):
         if checkpoint is None or not self._in_parts(checkpoint):
             return super()._load_optimizer_and_scheduler(checkpoint)
         notes = load_sharded(Path(checkpoint) / SHARDED, self.model, self.optimizer)
-        self.lr_scheduler.load_state_dict(notes["scheduler"])
+        groups = len(
+            self.optimizer.param_groups
+        )  # more where there are meshes of one and of two axes; their rates agree
+        state = {name: x[:1] * groups if isinstance(x, list) else x for name, x in notes["scheduler"].items()}
+        self.lr_scheduler.load_state_dict(state)
 
     def _in_parts(self, checkpoint: str) -> bool:
         found = (Path(checkpoint) / SHARDED).is_dir()
         if self._sharded and not found:
-            raise RunError(f"{checkpoint} is of processes that held a whole model each", "resume without --fsdp")
+            raise RunError(
+                f"{checkpoint} is of processes that held a whole model each", "resume without --fsdp and --tp"
+            )
         return found
 
     @contextmanager

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.boundary.install import Installed
+from tiewise.boundary.parallel_plan import body_plan
 from tiewise.core import ranks
 from tiewise.core.errors import PlanError, RunError
 from tiewise.core.first_loss import first_step, small_decoder
@@ -36,6 +37,13 @@ class Decoders(Kind):
     """Trained on blocks of any text, in an order that is the seed's, by AdamW with warm-up and a cosine."""
 
     shards = True
+
+    def check_processes(self, settings: Settings) -> None:
+        """Refuse attention heads, too, that the processes of --tp do not divide."""
+        super().check_processes(settings)
+        if sizes := ranks.sharded():
+            with torch.device("meta"):
+                body_plan(AutoModelForCausalLM.from_config(make_config(settings, vocab=1)), sizes[2])
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text, and see that it has blocks enough."""

@@ -1,0 +1,178 @@
+"""Gloo ranks train models whose tables both tensor parallelism and `fully_shard` have cut; run by `test_both_axes`.
+
+    both_axes_ranks.py FOLDER CASE…        four ranks, a mesh of 2 × 2
+
+Each case is a model of one rank, in its family's own classes where these have the boundary, beside the same of four.
+"""
+
+import copy
+import os
+import sys
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import transformers as tr
+from tensor_parallel_ranks import HOW, KINDS, SIZES, Largest, batch, near, saved
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers.distributed import DistributedConfig
+
+from tiewise.boundary.fsdp import shard
+from tiewise.boundary.install import install, installed
+from tiewise.boundary.parallel_plan import parallel_plan
+from tiewise.core.errors import InstallError, UnsupportedError
+
+BODY = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColwiseParallel())
+BODY |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel())
+
+
+def rows_of(v, step):
+    """The batch of a step for one rank, and this rank's half of it."""
+    both = [batch(v, 2 * step + half) for half in range(2)]
+    whole = {name: torch.cat([half[name] for half in both]) for name in both[0]}
+    return whole, both[dist.get_rank() // 2]
+
+
+def cut(model, mesh, *, body=False):
+    """Spread the ends, and the body by torch's own styles or not at all; then shard all that over the other axis."""
+    plan = parallel_plan(model, mesh)
+    if body:
+        modules = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        plan |= {name: BODY[last] for name in modules if (last := name.rpartition(".")[2]) in BODY}
+    parallelize_module(model, mesh["tp"], plan)
+    shard(model, mesh["dp" if mesh.ndim == 2 else ("replicas", "dp")])
+
+
+def models(folder, kind, v, tied, spec=None, axes=2):
+    """(the model of one rank, the same over four ranks with its boundary installed, its handle)."""
+    one = KINDS[kind][0].from_pretrained(saved(folder, kind, v, tied), **HOW)
+    torch.manual_seed(3)
+    if spec:
+        install(one, spec)
+    many = copy.deepcopy(one)
+    sizes, names = ((2, 2), ("dp", "tp")) if axes == 2 else ((2, 1, 2), ("replicas", "dp", "tp"))
+    cut(many, init_device_mesh("cpu", sizes, mesh_dim_names=names), body=kind == "llama")
+    folds = spec and any(sign in spec for sign in (":", "scale"))  # which is verified on whole tables alone
+    handle = installed(many) if folds else install(many)
+    return one.train(), many.train(), handle
+
+
+def steps(folder, kind, v, tied, spec=None, axes=2):
+    """Loss, gradients and parameters over 20 steps of SGD."""
+    of = models(folder, kind, v, tied, spec, axes)
+    follow(f"{kind} {v} {tied} {spec}", v, *of, torch.optim.SGD, 0.1, 1e-5)
+
+
+def adamw(folder, kind, v, tied):
+    """Its curve."""
+    follow(f"AdamW {kind} {v} {tied}", v, *models(folder, kind, v, tied), torch.optim.AdamW, 1e-3, 1e-4)
+
+
+def follow(what, v, one, many, handle, make, rate, bar):
+    """20 steps of both; of SGD their parameters too, as others divide by gradients that are rounding alone."""
+    optimizers = [make(model.parameters(), lr=rate) for model in (one, many)]
+    for step in range(20):
+        losses = [model(**inputs).loss for model, inputs in zip((one, many), rows_of(v, step), strict=True)]
+        shown = losses[1].detach().clone()
+        dist.all_reduce(shown)
+        near(f"{what}: loss at step {step}", shown / 4, losses[0], bar)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+        if step == 0:
+            least = max(float(p.grad.abs().max()) for p in one.parameters()) / 100
+            for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
+                near(f"{what}: gradient of {name}", b.grad, a.grad, 1e-5, least)
+        for optimizer in optimizers:
+            optimizer.step()
+    for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
+        if make is torch.optim.SGD:
+            near(f"{what}: {name} after 20 steps", b, a, bar, 0.01)
+    assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
+
+
+def both_paths(folder, kind, v, axes):
+    """The norms of both paths against those of two separate tables of the same values on one rank."""
+    for tied in ("tied", "untied"):
+        one, many, handle = models(folder, kind, v, tied, axes=axes)
+        handle.track(tied == "tied")
+        whole, own = rows_of(v, 3)
+        many(**own).loss.backward()
+        norms = handle.path_norms()
+        one.lm_head.weight = nn.Parameter(one.lm_head.weight.detach().clone())
+        one(**whole).loss.backward()
+        a, b = one.get_input_embeddings().weight.grad, one.lm_head.weight.grad
+        wanted = torch.stack([a.norm(), b.norm(), *([] if tied == "untied" else [(a + b).norm()])])
+        near(f"{tied} norms", torch.tensor([norms.a, norms.b, norms.total][: len(wanted)]), wanted, 1e-5)
+        if tied == "tied":
+            near("cosine", torch.tensor(norms.cosine), (a * b).sum() / a.norm() / b.norm(), 1e-5)
+        near("gradient", many.lm_head.weight.grad, (a + b) if tied == "tied" else b, 1e-5)
+
+
+def stock(folder, kind, v):
+    """transformers' own: exact where untied; of tied tables two units keep one Parameter, which is refused."""
+    how = {**HOW, "distributed_config": DistributedConfig(tp_size=2, fsdp_size=2)}
+    many = KINDS[kind][0].from_pretrained(saved(folder, kind, v, "untied"), **how).train()
+    handle = install(many)
+    one = KINDS[kind][0].from_pretrained(saved(folder, kind, v, "untied"), **HOW).train()
+    follow(f"stock {kind} {v}", v, one, many, handle, torch.optim.SGD, 0.1, 1e-5)
+    tied = KINDS[kind][0].from_pretrained(saved(folder, kind, v, "tied"), **how)
+    with pytest.raises(InstallError, match="are one Parameter that two units of fully_shard keep") as caught:
+        install(tied)
+    assert "\n" not in str(caught.value)
+
+
+def refusals(folder, kind, v):
+    """What would change or read a whole table is refused, and the model trains on as it was."""
+    one, many, handle = models(folder, kind, v, "tied")
+    for error, says, call in (
+        (
+            InstallError,
+            "tied tables that are sharded, and factored:8 would change",
+            lambda: install(many, "factored:8"),
+        ),
+        (InstallError, "and untied would change them; install it before", lambda: install(many, "untied")),
+        (UnsupportedError, "tied to untied: the tables of .* are sharded; do it before", handle.untie),
+        (UnsupportedError, "exact_decoding: the tables", handle.exact_decoding),
+    ):
+        with pytest.raises(error, match=says) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    assert install(many).tables()[0] is handle.tables()[0]
+    follow("after refusals", v, one, many, installed(many), torch.optim.SGD, 0.1, 1e-5)
+
+
+def nothing_is_whole(folder, kind, v):
+    """A forward gathers the rows of one rank of tensor parallelism, no [V, D] and no [N, V]."""
+    _, many, _ = models(folder, kind, v, "tied")
+    inputs = rows_of(v, 0)[1]
+    many(**inputs).loss.backward()
+    with Largest() as largest:
+        many(**inputs).loss.backward()
+    rows = -(-v // 2) * SIZES["hidden_size"]
+    assert rows <= largest.numbers < min(1.1 * rows, v * inputs["input_ids"].numel())
+
+
+def rank(rank, folder, cases):
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)
+    tr.logging.set_verbosity_error()
+    tr.utils.logging.disable_progress_bar()
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "4"}
+    patience, store = timedelta(seconds=60), f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=4, timeout=patience)
+    for case in cases:
+        name, *of = case.split(",")
+        globals()[name](folder, *(int(word) if word.isdigit() else word for word in of))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    folder, *cases = sys.argv[1:]
+    mp.start_processes(rank, args=(folder, cases), nprocs=4, start_method="fork")  # imports once
