@@ -242,7 +242,7 @@ def heal(
 
     It learns its original's probabilities of every next token; with another vocabulary, the text.
     """
-    asked = {**locals(), "fsdp": 1, "kind": "heal"}
+    asked = {**locals(), "fsdp": 1, "tp": 1, "kind": "heal"}
     found: Healed | None = carried_out(
         "heal", dict.fromkeys(("share", "config", "boundary", "recipe", "corpus")) | asked
     )
