@@ -76,8 +76,8 @@ VLLM_HEADLESS = replace(
 )
 SGLANG = Loader(
     "SGLang",
-    "read at bf7a0e2",
-    "models/llama.py: load_weights",
+    "at bf7a0e2",
+    "models/llama.py, load_weights",
     (TIED, TIED, DROPPED, *_RANDOM),
     (RANDOM_HEAD, UNTIED, UNTIED, *_RANDOM),
 )

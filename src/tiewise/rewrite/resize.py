@@ -133,12 +133,15 @@ def resize(
         raise CheckpointError(f"{facts.path}: no row of {short(tables[0].name)} is in use", fix)
 
     notes = [f"rows {count:,} to {before - 1:,} are dropped"] if count < before else []
-    notes += [f"{short(part.name)} had {part.rows:,} rows, too few" for part in beside if part.rows < before]
+    how = f"drawn like the {int(used.sum()):,} rows in use, with seed {seed}"
+    if rows == ZERO:
+        how = "zeros, whose logit is 0 whatever was read: mask them where tokens are chosen, as padding"
     if more := max(0, count - before):
-        how = f"drawn like the {int(used.sum()):,} rows in use, with seed {seed}"
-        if rows == ZERO:
-            how = "zeros, whose logit is 0 whatever was read: mask them where tokens are chosen, as padding"
         notes.append(f"rows {before:,} to {count - 1:,} are new, {how}")
+    repeats_first = str(facts.text.model_type).startswith("gemma3n")  # for ids beyond its per-layer table
+    for part in (part for part in beside if part.rows < min(before, count)):
+        how = "repeat its first, which their ids read so far" if repeats_first else f"are {how}"
+        notes.append(f"{short(part.name)} lacks rows {part.rows:,} to {min(before, count) - 1:,}: they {how}")
     for table, length in zip(lookups if more and rows == DRAWN else (), lengths, strict=False):
         new = np.linalg.norm(next(new_rows(table, used, more, seed)), axis=1)
         low, high = np.quantile(length[used], (0.05, 0.95))
@@ -146,12 +149,10 @@ def resize(
         others = f"nine in ten of those in use {low:.4g} to {high:.4g}"
         notes.append(f"{short(table.name)}: {of} are {new.min():.4g} to {new.max():.4g} long, {others}")
     put = []
-    repeats_first = str(facts.text.model_type).startswith("gemma3n")  # for ids beyond its per-layer table
     for part in parts:
         shape = facts.folder.tensors[part.name].shape
         shape = (*shape[:-1], count) if part in biases else (count, *shape[1:])
         first = max(0, min(before, count) - part.rows) if repeats_first else 0
-        notes += [f"{short(part.name)}: {first:,} rows repeat its first, which their ids read so far"] if first else []
         write = partial(_pieces, part, used if rows == DRAWN else None, count, seed, first)
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
     # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that of
