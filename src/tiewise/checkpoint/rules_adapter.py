@@ -25,7 +25,7 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
     pair: the merged model has two tables. PEFT then sets tie_word_embeddings to false at the root of the config; a flag
     in text_config stays true, and a loader that believes it drops the trained head. Unmerged, the adapter works as it
     was trained.
-    What to do: untie the base and merge into that, or do not merge.
+    What to do: tiewise merge, which makes two tables where the ends come out different, or no merge at all.
     Sources: peft#2777; peft#2018; peft#2864; peft#2944; transformers#45127; unsloth#9331
     """
     where, base = short(facts.path.name), facts.base
@@ -38,16 +38,19 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
         return
     if not facts.tied:
         return
-    untie = base.command("untie")
+    merge = (
+        f"tiewise merge {shlex.quote(str(facts.path))} --base {shlex.quote(str(base.path))} --to NEW_DIR, not PEFT's"
+    )
+    suggested = f"tiewise.lora_config({str(base.path)!r}, {{}}) keeps the tie: train with that"
     if low_rank := [end for end in ends if end.kind == LORA]:
         what = f"low-rank update of {_modules(low_rank)} on a base whose two ends are one table"
         both = len(low_rank) == 2
         if facts.ties and both:
             what = f"{what}: the two share their factors, and a merge adds the update twice to that table"
-            yield where, what, "load the adapter beside the base; do not merge it"
+            yield where, what, merge
         else:
             other = "both updates to that table" if both else "it to the other end too, which was trained without"
-            yield where, f"{what}: a merge adds {other}", f"{untie}, and merge into that"
+            yield where, f"{what}: a merge adds {other}", merge
     copies = [end for end in ends if end.kind == COPY]
     # where one is alone and the two shall be tied, PEFT wraps the other end with the same table when it loads it
     if copies and not (facts.ties if len(copies) == 1 else facts.equal):
@@ -61,12 +64,12 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
         if nested:
             merged = f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
         what = f"{what}, on a base whose two ends are one table: {merged}"
-        fix = f"train with ensure_weight_tying=True, or {untie} and merge into that"
+        fix = f"{merge}; or {suggested.format('tables=True')}"
         yield Said(where, what, fix, severity="warning" if len(copies) == 2 and facts.equal is None else "error")
     rows = {name: ids for name, ids in facts.token_rows.items() if name}
     if len(set(rows.values())) > 1:
         what = f"trainable_token_indices differ between {names(rows)}, which are one table in the base"
-        yield where, what, "train both ends on the same rows, or untie the base first"
+        yield where, what, suggested.format("new_tokens=[…]")
 
 
 def _modules(ends: list[EndUpdate]) -> str:
