@@ -41,10 +41,11 @@ def node(operator, inputs, outputs, attributes=()):
     return made + piece(4, operator) + b"".join(piece(5, attribute) for attribute in attributes)
 
 
-def graph(nodes, initialisers=(), inputs=("input_ids",), outputs=("logits",)):
+def graph(nodes, initialisers=(), inputs=("input_ids",), outputs=("logits",), sparse=()):
     typed = piece(2, piece(1, number(1, 7) + piece(2, piece(1, piece(2, "batch")))))
     made = b"".join(piece(1, one) for one in nodes) + piece(2, "main")
     made += b"".join(piece(5, one) for one in initialisers)
+    made += b"".join(piece(15, piece(1, piece(8, name))) for name in sparse)
     return made + b"".join(piece(f, piece(1, name) + typed) for f, of in ((11, inputs), (12, outputs)) for name in of)
 
 

@@ -202,8 +202,9 @@ LEFT_OUT = {"inputs": ("input_ids", "lm_head.weight")}
             [("B101", "error", "lm_head.weight")],
             "takes lm_head.weight, of which the file has no data",
         ),
-        (made(outputs=("x",)), [("B101", "warning", "graph")], "no product has 24 columns: it ends at x"),
+        (made(outputs=("x",)), [("B101", "info", "graph")], "no product has 24 columns: it ends at x"),
         (made(outputs=("logits",)), [("B101", "error", "graph")], "it ends at logits"),
+        (made(HEAD, node("Add", ["x", "few"], ["y"]), held=SPLIT, sparse=["few"]), [], ""),
         (model([INNER], HELD, inputs=("h",), outputs=("x",)), [], ""),  # it begins behind the lookup
         (made(HEAD, node("Clip", ["logits", "", "body"], ["y"]), held=SPLIT), [], ""),  # an input left out
     ],

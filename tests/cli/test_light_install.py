@@ -21,6 +21,7 @@ WORK = [
     ["plan", "--like=gpt2"],
     ["models", "--family=gpt2"],
     ["check", "untied"],
+    ["check", "untied", "--target=tied"],
     ["inspect", "untied", "--samples=50"],
     ["inspect", "untied", "tied", "--samples=50", "--json"],
     ["explore", "untied", "--no-open", "--out=explored.html"],

@@ -158,8 +158,15 @@ def check(
         raise CheckpointError("a deep check reads every row", "leave out one of the two: headers only, or deep")
     catalogue = rules()
     chosen, ignored = matching(select) if select else frozenset(catalogue), matching(ignore)
-    path = path if path.suffix in _FILES else _exported(path)
     folder = None if path.suffix in _FILES else open_folder(path)
+    if (
+        folder is not None
+        and not folder.tensors
+        and (exports := [one for one in folder.files if one.endswith(".onnx")])
+    ):
+        if len(exports) > 1 and "model.onnx" not in exports:
+            raise CheckpointError(f"{path}: {len(exports)} ONNX files", f"give one of them: {names(exports)}")
+        path, folder = inside(path, "model.onnx" if len(exports) > 1 else exports[0]), None
     if base is not None and (folder is None or not folder.is_adapter):
         raise CheckpointError("base is given, and this is not an adapter's folder", "leave base out")
     if beside is not None and folder is not None:
@@ -238,15 +245,6 @@ def check(
         deep=deep,
         as_class=as_class,
     )
-
-
-def _exported(path: Path) -> Path:
-    """The ONNX file of a folder that has no other tensors; the path itself where there is none."""
-    folder = open_folder(path) if path.is_dir() else None
-    files = [] if folder is None or folder.tensors else [name for name in folder.files if name.endswith(".onnx")]
-    if len(files) > 1 and "model.onnx" not in files:
-        raise CheckpointError(f"{path}: {len(files)} ONNX files", f"give one of them: {names(files)}")
-    return inside(path, "model.onnx" if len(files) > 1 else files[0]) if files else path
 
 
 def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:

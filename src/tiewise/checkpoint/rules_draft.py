@@ -130,11 +130,8 @@ def draft_sizes(facts: Facts) -> Told:
         for tensor, wanted, said in (*held, (roles.output, rows, of), (roles.input, own, "vocab_size")):
             packed = tensor in roles.pair and roles.packed(tensor)
             if tensor is not None and wanted not in (None, tensor.rows) and not packed:
-                yield (
-                    short(tensor.name),
-                    f"{describe(tensor)} has {tensor.rows:,} rows, and {said} is {wanted:,}",
-                    AGAIN,
-                )
+                what = f"{describe(tensor)} has {tensor.rows:,} rows, and {said} is {wanted:,}"
+                yield short(tensor.name), what, AGAIN
         if draft.reduced and roles.output is None and not facts.tied and not roles.output_end.quantised:
             yield "lm_head", f"draft_vocab_size is {rows:,}, and no head of {rows:,} rows is stored", AGAIN
         shared = None if target is None or roles.input is not None else target.roles.counted

@@ -13,6 +13,7 @@ from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, is_id
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule, shown
 from tiewise.checkpoint.rules_gguf import GgufFacts
+from tiewise.checkpoint.rules_onnx import OnnxFacts
 from tiewise.checkpoint.untrusted import short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
@@ -21,7 +22,7 @@ _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
 
 
 @rule("B001", "fatal", "every file can be read, and every header describes exactly its file", kind="any")
-def unreadable(facts: Facts | AdapterFacts | GgufFacts) -> Told:
+def unreadable(facts: Facts | AdapterFacts | GgufFacts | OnnxFacts) -> Told:
     """A safetensors file is a length, a header and tensors that lie one behind the other up to the last byte. A file
     that was cut short by a full disk or a broken download, or that a tool wrote wrongly, breaks one of these. Loaders
     then fail late, or read a tensor's bytes from the wrong place. Config, generation config and tokenizer files must be

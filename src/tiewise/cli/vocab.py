@@ -16,9 +16,7 @@ def vocab(
     tokenizer: str = typer.Option(..., metavar="MODEL", help="Folder of the target model, tokenizer.json, or Hub id."),
     size: int = typer.Option(32768, help="Tokens of the draft's vocabulary."),
     rows: int = typer.Option(None, "--vocab", metavar="V", help="Rows of the target, where its config is not there."),
-    to: Path = typer.Option(
-        None, metavar="FILE", help="x.safetensors (EAGLE-3), x.pt (FR-Spec), x.json; else say only."
-    ),
+    to: Path = typer.Option(None, metavar="FILE", help="x.safetensors (EAGLE-3), x.pt (FR-Spec) or x.json."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
