@@ -3,6 +3,7 @@
     mesh = init_device_mesh("cuda", (data, tp), mesh_dim_names=("data", "tp"))
     plan = tiewise.parallel_plan(model, mesh)
     parallelize_module(model, mesh["tp"], {**plan_of_the_body, **plan})
+    fully_shard(model, mesh=mesh["data"])                     # if at all, then behind it
     tiewise.install(model)                                    # the loss over the ranks, and one gradient buffer
 
 Every rank of `tp` then holds some rows of each table and sees all tokens. The body may have a plan of its own or none:

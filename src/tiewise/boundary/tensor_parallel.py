@@ -4,7 +4,7 @@ transformers' plans do so to embeddings and heads (`embedding_rowwise`, `colwise
 DTensors of rows, and the style puts a function of its own before the module's `forward`, into the instance. That one
 passes by any class that is swapped in beneath, and gathers [N, V] logits: it is set aside, and put back where the
 family's own classes run. Lookup and head then work on local rows, and one exchange per chunk of tokens takes the place
-of the logits.
+of the logits. Where `fully_shard` has cut those rows once more, over other ranks, a forward finds them gathered.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def spread(module: Any) -> bool:
     Over a mesh of several dimensions its own is the last. What `fully_shard` alone keeps, a forward sees whole.
     """
     placements: Any = getattr(module.weight, "placements", ())
-    by_rows = len(placements) > 0 and bool(placements[-1].is_shard(0))
-    return by_rows and not vars(module).keys().isdisjoint(("forward", ASIDE))
+    rows = len(placements) > 0 and bool(placements[-1].is_shard(0))
+    return rows and not vars(module).keys().isdisjoint(("forward", ASIDE))
 
 
 def set_aside(module: Any, journal: Any) -> None:

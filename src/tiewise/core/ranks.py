@@ -39,7 +39,7 @@ class _Group:
         self.size: int = 1 if dist is None else dist.get_world_size()
         # a group of its own: on the CPU whatever trains, and patient
         self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE) if dist is not None else None
-        self.fsdp = self.tp = 1  # processes that hold one model between them: these, and of each of them these
+        self.fsdp = self.tp = 1  # fsdp · tp processes hold one model between them
         self.press = NotedPress()  # where Ctrl-C is not handled as training does: until all can act on it
 
     def gather(self, mine: Any) -> list[Any]:

@@ -88,13 +88,13 @@ def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
     Raises:
         RunError: parameters that were not saved, or a group of several options.
     """
-    of = {name: group for group in saved.index.groups or [] for name in group["params"]}
+    of = {name: {**group, "params": None} for group in saved.index.groups or [] for name in group["params"]}
     groups = [[saved.index.aliases.get(name, name) for name, _ in members] for members in live.parameters]
-    found = [[{**of.get(name, {}), "params": name in of} for name in names] for names in groups]
-    if sum(map(len, groups)) != len(of) or any(one != {**each[0], "params": True} for each in found for one in each):
+    names = [name for group in groups for name in group]
+    if sorted(names) != sorted(of) or any(of[name] != of[group[0]] for group in groups for name in group):
         what = f"{saved.place}: the optimizer's groups hold other parameters than those that were saved"
         raise RunError(what, "build the optimizer as it was when it was saved")
-    return [each[0] if each else {} for each in found]
+    return [of[group[0]] if group else {} for group in groups]
 
 
 def _fill_optimizer(saved: Saved, live: HeldState, optimizer: Any) -> None:

@@ -259,6 +259,16 @@ def check_rows(settings: Settings, rows: int, has: str) -> None:
         raise DataError(what, "give more text, or less of length, batch or accumulate (--set batch=1, say)")
 
 
+def causal_model(settings: Settings, config: Any) -> Any:
+    """Build a causal model in its family's own class."""
+    try:
+        # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (ValueError, TypeError, RuntimeError) as error:
+        what = f"{settings.model}: no causal language model can be built ({str(error).splitlines()[0][:160]})"
+        raise RunError(what, "choose another") from None
+
+
 def build_causal(job: Job, config: Any, std: float, reach: float | None = None) -> Installed:
     """Build a causal model with seeded weights, install the job's boundary, and draw its tables.
 
@@ -267,12 +277,7 @@ def build_causal(job: Job, config: Any, std: float, reach: float | None = None) 
     of their own, so the arms' input tables agree where shapes do. The boundary's schedule, if any, is the caller's.
     """
     torch.manual_seed(job.seed)
-    try:
-        # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except (ValueError, TypeError, RuntimeError) as error:
-        what = f"{job.settings.model}: no causal language model can be built ({str(error).splitlines()[0][:160]})"
-        raise RunError(what, "choose another") from None
+    model = causal_model(job.settings, config)
     installed = install(model, replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
     torch.manual_seed(job.seed + TABLES)
     table_in, table_out = installed.tables()

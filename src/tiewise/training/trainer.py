@@ -125,18 +125,15 @@ class TiewiseTrainer(Trainer):
         if checkpoint is None or not self._in_parts(checkpoint):
             return super()._load_optimizer_and_scheduler(checkpoint)
         notes = load_sharded(Path(checkpoint) / SHARDED, self.model, self.optimizer)
-        groups = len(
-            self.optimizer.param_groups
-        )  # more where there are meshes of one and of two axes; their rates agree
+        groups = len(self.optimizer.param_groups)  # as many as there are meshes; the rates of all are alike
         state = {name: x[:1] * groups if isinstance(x, list) else x for name, x in notes["scheduler"].items()}
         self.lr_scheduler.load_state_dict(state)
 
     def _in_parts(self, checkpoint: str) -> bool:
         found = (Path(checkpoint) / SHARDED).is_dir()
         if self._sharded and not found:
-            raise RunError(
-                f"{checkpoint} is of processes that held a whole model each", "resume without --fsdp and --tp"
-            )
+            what = f"{checkpoint} is of processes that held a whole model each"
+            raise RunError(what, "resume without --fsdp and --tp")
         return found
 
     @contextmanager

@@ -25,7 +25,16 @@ from tiewise.core.errors import PlanError, RunError
 from tiewise.core.first_loss import first_step, small_decoder
 from tiewise.data.corpus import Blocks, PreparedText, prepare
 from tiewise.planning.read_config import read
-from tiewise.training.run import CURVE_BLOCKS, Kind, MeasuredSplit, build_causal, check_rows, evaluating, measured
+from tiewise.training.run import (
+    CURVE_BLOCKS,
+    Kind,
+    MeasuredSplit,
+    build_causal,
+    causal_model,
+    check_rows,
+    evaluating,
+    measured,
+)
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 
@@ -41,9 +50,9 @@ class Decoders(Kind):
     def check_processes(self, settings: Settings) -> None:
         """Refuse attention heads, too, that the processes of --tp do not divide."""
         super().check_processes(settings)
-        if sizes := ranks.sharded():
+        if (sizes := ranks.sharded()) and sizes[2] > 1:
             with torch.device("meta"):
-                body_plan(AutoModelForCausalLM.from_config(make_config(settings, vocab=1)), sizes[2])
+                body_plan(causal_model(settings, make_config(settings, vocab=1)), sizes[2])
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text, and see that it has blocks enough."""
