@@ -7,25 +7,26 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 _BATCH = 1 << 19  # characters handed to the tokenizer at once; it takes about 100 bytes per token while it works
-_PIECE = 1 << 14  # characters after which a longer document is cut, so that a batch has work for several threads
+PIECE = 1 << 14  # characters after which a longer document is cut, so that a batch has work for several threads
 # Tokenizers begin a word at a single space between letters: what is cut there has the tokens of the text left whole.
 _SAFE = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])")
 
 
-def pieces(texts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+def pieces(texts: Iterable[tuple[str, bool]], size: int = PIECE) -> Iterator[tuple[str, bool]]:
     """Join the parts of documents and cut these anew, where no tokenizer sees it: (text, whether a document ends).
 
-    Where no single space stands between letters for long, the cut is at a line end, or anywhere.
+    Pieces have `size` letters or a few more; where no single space stands between letters for long, the cut is at a
+    line end, or anywhere.
     """
     text, start = "", 0
     for part, ends in texts:
         text, start = text[start:] + part, 0
-        while len(text) - start > _PIECE:
-            stop = start + 4 * _PIECE
-            if safe := _SAFE.search(text, start + _PIECE, stop):
+        while len(text) - start > size:
+            stop = start + 4 * size
+            if safe := _SAFE.search(text, start + size, stop):
                 end = safe.start()
             elif len(text) > stop:
-                end = text.rfind("\n", start + _PIECE, stop) + 1 or stop
+                end = text.rfind("\n", start + size, stop) + 1 or stop
             else:  # more of the text may bring a safe place
                 break
             yield text[start:end], False

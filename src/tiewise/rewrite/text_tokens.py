@@ -15,7 +15,7 @@ from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
 from tiewise.core import Late
 from tiewise.core.errors import CheckpointError
 from tiewise.core.long_work import advance, doing
-from tiewise.core.text_pieces import batches, begins_spaced, pieces
+from tiewise.core.text_pieces import PIECE, batches, begins_spaced, pieces
 
 tokenizers = Late("tokenizers")
 BLOCK = 1 << 20  # characters read at once
@@ -53,8 +53,9 @@ def encoded(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str
     try:
         if not text.is_file():
             raise CheckpointError(f"{text}: no file of text", "check the path")
-        with doing(purpose, text.stat().st_size):
-            for batch in batches(pieces(blocks())):
+        size = text.stat().st_size
+        with doing(purpose, size):
+            for batch in batches(pieces(blocks(), max(200, min(PIECE, size // 50)))):
                 parts = [one for one, _ in batch]
                 read = [one.removeprefix(" ") if spaced and (done or i) else one for i, one in enumerate(parts)]
                 for one, said, found in zip(

@@ -108,7 +108,7 @@ def trim(
     tokenizer = words.without(new)
     wanted = {token: new[number] for token, number in words.ids.items() if number in new}
 
-    stay = f"{len(new):,} of {before:,} tokens stay, {len(must):,} of them whatever the text"
+    stay = f"{len(new):,} of {before:,} tokens stay, {len(must):,} of them in any case"
     notes = [f"{stay}; their rows keep every byte, and text that was made of them alone is cut into the same tokens"]
     if text is not None:
         gone = [(token, count) for token, count in seen.most_common() if token not in new]
@@ -137,11 +137,11 @@ def trim(
         except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
             what = f"{file}: new ids cannot be written into it ({short(error)})"
             raise CheckpointError(what, "take the file away, and write it again by hand") from None
-    notes.append(f"{', '.join(texts)}: written with the new ids")
     config = _config_changes(records.get(CONFIG, {}), new)
     for path, value in _leaves(records.get(CONFIG, {})):
         if value == before and "vocab_size" in path and "type_vocab_size" not in path:
             config[path] = len(new)
+    notes.append(f"{', '.join([*texts, *([CONFIG] if config else [])])}: written with the new ids")
 
     def accept(made: Path) -> None:
         words = loaded((made / "tokenizer.json").read_bytes(), "the result was not kept: its tokenizer")
