@@ -10,6 +10,7 @@ from tiny_checkpoints import D, V, llama, table, write_checkpoint
 from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, open_adapter
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.lora_config import lora_config
 from tiewise.checkpoint.rule import rules
 from tiewise.core.errors import CheckpointError
 
@@ -252,3 +253,49 @@ def test_b063_copies_of_rows_that_the_base_has(tmp_path, tensors, base, said):
     for one, words in zip(found, said, strict=True):
         assert words in one.evidence
         assert one.repair == f"tiewise slim {path} --base {base} --to NEW_DIR"
+
+
+BODY_ONLY = {"target_modules": "all-linear"}
+WHOLE = {"modules_to_save": ["model.embed_tokens", "lm_head"]}
+
+
+@pytest.mark.parametrize(
+    ("base", "asked", "wanted"),
+    [
+        ({}, {}, {}),
+        ({}, {"new_tokens": [3]}, {"trainable_token_indices": {"model.embed_tokens": [3]}}),
+        ({"head": table()}, {"new_tokens": [3]}, {"trainable_token_indices": {"model.embed_tokens": [3]}}),
+        (
+            {"tied": False},
+            {"new_tokens": [3]},
+            {"trainable_token_indices": {"model.embed_tokens": [3], "lm_head": [3]}},
+        ),
+        ({}, {"tables": True}, WHOLE | {"ensure_weight_tying": True}),
+        ({"tied": False}, {"tables": True}, WHOLE | {"ensure_weight_tying": False}),
+    ],
+)
+def test_settings_that_keep_the_ends_what_they_are(tmp_path, base, asked, wanted):
+    assert lora_config(llama(tmp_path / "base", **base), **asked) == BODY_ONLY | wanted
+
+
+def test_settings_name_modules_as_the_class_does(tmp_path):
+    wanted = {"trainable_token_indices": {"model.language_model.embed_tokens": [3]}}
+    assert lora_config(OLD(tmp_path / "base"), [3]) == BODY_ONLY | wanted
+
+
+@pytest.mark.parametrize(
+    ("base", "tokens", "words"),
+    [
+        ({}, [3, V], f"none is token {V}'s; tiewise resize --vocab {V + 1} gives it one"),
+        ({}, [-1, 3], "none is token -1's; ids begin at 0"),
+        ({"head": table(seed=7), "config": {"tie_word_embeddings": True}}, [], ""),
+        ({"tensors": {"model.embed_tokens.weight": None}}, [], "no input table was found; tiewise check says"),
+    ],
+)
+def test_settings_that_cannot_be_given(tmp_path, base, tokens, words):
+    base = llama(tmp_path / "base", **base)
+    if not words:  # the tensors decide: two tables, whatever the flag says
+        assert lora_config(base, tables=True) == BODY_ONLY | WHOLE | {"ensure_weight_tying": False}
+        return
+    with pytest.raises(CheckpointError, match=words):
+        lora_config(base, tokens)

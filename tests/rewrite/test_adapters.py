@@ -192,6 +192,7 @@ def test_a_square_matrix_of_gpt2_lies_turned(tmp_path, stored):
     np.testing.assert_allclose(found, tensors[f"{stored}.weight"] + 1.5 * (b @ a).T, atol=1e-6)
 
 
+WRAPPED = {"tensors": {f"_orig_mod.{DOWN}.weight": table(D, 2 * D), f"{DOWN}.weight": None}}
 LORA = low_rank(DOWN, D, 2 * D)
 TALL = {"alpha_pattern": {"(a|a)*b": 4}}
 DELTA = f"{E}.token_adapter.trainable_tokens_delta"
@@ -208,6 +209,7 @@ NO_MERGE = [
     (low_rank(DOWN, D, D), {}, {}, "is no update of"),
     (low_rank("model.layers.7.mlp.down_proj", D, D), {}, {}, "the base lacks 1 of its 1 modules"),
     ({f"{DOWN}.bias": table(1)[0]}, {}, {}, "no plain bias"),
+    (LORA | low_rank(f"_orig_mod.{DOWN}", D, 2 * D), {}, WRAPPED, "twice, under two names"),
     ({f"{E}.weight": table(V + 4)}, SAVED, {}, "would lose rows"),
     ({f"{E}.weight": table(V - 4)}, SAVED, {"tied": False}, "would lose rows"),
     ({DELTA: table(1)}, {"trainable_token_indices": [V]}, {}, f"resize .* --vocab {V + 1} "),

@@ -117,6 +117,8 @@ def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False)
             made, own = _merged(given, module, "bias", tensors.get(f"{stored}.bias", tensors.get(f"{module}.bias")))
             body.append(NewTensor(own.name, own.dtype, own.shape, own.path.name, made.pieces))
 
+    if len({tensor.name for tensor in body}) < len(body):
+        raise CheckpointError(f"{given.path}: it changes a tensor of the base twice, under two names", "one must go")
     change = _tables(given, facts, ends, (table, head), force)
     notes = list(change.notes)
     if body:
