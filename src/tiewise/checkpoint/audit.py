@@ -191,7 +191,7 @@ def check(
             fix = "give a checkpoint folder, or one .safetensors, .gguf or .onnx file"
             raise CheckpointError(f"{path}: no file of tensors in it", fix)
         proposes_to = None if target is None else Facts(open_folder(target), scan)
-        facts = whole = Facts(folder, scan, world, proposes_to)
+        facts = whole = Facts(folder, scan, world, target=proposes_to)
         draft = draft_of(whole)
         kinds = ("any", "folder", "draft") if draft is not None or target is not None else ("any", "folder")
         held, audit = folder.tensors, _whole(path, whole, draft)
