@@ -112,6 +112,17 @@ def test_broken_drafts(tmp_path, how, found, words):
     assert words in audit.findings[0].evidence
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "draft") for name in ("EagleModel", "Eagle3LlamaForCausalLM", "MedusaModel", "Eagle3Speculator")),
+        *((name, "folder") for name in ("Eagle2_5_VLForConditionalGeneration", "Eagle2ChatModel", "LlamaForCausalLM")),
+    ],
+)
+def test_drafts_by_the_name_of_their_class(tmp_path, name, kind):
+    assert check(llama(tmp_path, config={"architectures": [name]})).kind == kind
+
+
 def test_maps_are_not_read_where_only_headers_are(tmp_path):
     assert worst(check(draft(tmp_path / "a", d2t=STEPS * 0), scan=False)) == []
 

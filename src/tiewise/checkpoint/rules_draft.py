@@ -24,7 +24,8 @@ from tiewise.checkpoint.untrusted import short
 
 AGAIN = "take the draft from its source again, or export it again with the maps that it was trained with"
 OTHER = "give the target that it was trained for, or train a draft for this one"
-_DRAFT = re.compile(r"eagle|medusa|dflash|dspark|speculator", re.IGNORECASE)
+# in a class's name; Eagle 2 and 2.5 are vision-language models too
+_DRAFT = re.compile(r"(eagle|medusa|dflash|dspark)(?!.*(VL|Chat|Conditional))|speculator", re.IGNORECASE)
 
 
 class Draft(NamedTuple):
