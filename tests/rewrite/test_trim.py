@@ -327,6 +327,13 @@ def test_a_row_that_only_a_config_names_stays_behind_the_tokens(tmp_path):
     assert opened(tmp_path / "b").get_vocab_size() == 399
 
 
+def test_a_size_that_the_config_does_not_say_or_says_otherwise(tmp_path):
+    for name, said in (("silent", None), ("padded", 690)):
+        folder(tmp_path / name, gpt2(TEXT), config={"vocab_size": said, "bos_token_id": 0, "eos_token_id": 0})
+        trim(tmp_path / name, tmp_path / f"{name}-b", size=400)
+        assert config_of(tmp_path / f"{name}-b")["vocab_size"] == 400
+
+
 # what is told
 
 
