@@ -96,7 +96,7 @@ def test_a_config_without_bottom(tmp_path):
 
 def test_one_file_has_no_tokenizer(tmp_path):
     llama(tmp_path / "a", **model())
-    with pytest.raises(CheckpointError, match="one file has no tokenizer beside it"):
+    with pytest.raises(CheckpointError, match="no folder with config"):
         trim(tmp_path / "a/model.safetensors", tmp_path / "b", **SIZE)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewrite_models import V, build, child, config_of, saved, tensors
 from rewrite_models import logits as family_logits
+from tests.checkpoint import saved_models
 from tests.checkpoint.tiny_checkpoints import llama_config, table, write_sparse
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from trimmed_words import (
@@ -33,6 +34,7 @@ from trimmed_words import (
 )
 
 from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.roles import Roles
 from tiewise.core.text_pieces import pieces
 from tiewise.rewrite import trim
 from tiewise.rewrite.trim_tokenizer import TokenizerFile
@@ -170,6 +172,21 @@ def dropped(path):
     old, new = opened(path / "a").get_vocab(), opened(path / "b").get_vocab()
     named = {config_of(path / "a").get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return {n for t, n in old.items() if t not in new} | ({*range(V)} - {*old.values()} - named)
+
+
+@pytest.mark.skipif("others" not in Roles.__dataclass_fields__, reason="tables beside the two ends have no roles yet")
+@pytest.mark.parametrize("name", ["Gemma3nForCausalLM", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"])
+def test_a_table_of_all_layers_is_cut_alike(name, tmp_path):
+    model = saved_models.tiny(name).eval()
+    model.save_pretrained(tmp_path / "a")
+    random_bpe(0, size=90).save(str(tmp_path / "a/tokenizer.json"))
+    receipt = trim(tmp_path / "a", tmp_path / "b", size=60)
+    assert sum(name.endswith("per_layer.weight") for name in receipt.written) == 1
+    made = type(model).from_pretrained(tmp_path / "b").eval()
+    rows = [end.get_input_embeddings().weight for end in (model, made)]
+    kept = [next(n for n, old in enumerate(rows[0]) if torch.equal(old, row)) for row in rows[1]]
+    ids = torch.arange(10, 50).reshape(2, 20)
+    assert (logits(made, ids) - logits(model, torch.tensor(kept)[ids])[..., kept]).abs().max() < 1e-6
 
 
 # what a kept text is cut into
@@ -325,6 +342,13 @@ def test_a_row_that_only_a_config_names_stays_behind_the_tokens(tmp_path):
     rows = tensors(tmp_path / "b")["model.embed_tokens.weight"].numpy()
     assert rows[399].tobytes() == table(720)[710].tobytes()
     assert opened(tmp_path / "b").get_vocab_size() == 399
+
+
+def test_a_size_that_the_config_does_not_say_or_says_otherwise(tmp_path):
+    for name, said in (("silent", None), ("padded", 690)):
+        folder(tmp_path / name, gpt2(TEXT), config={"vocab_size": said, "bos_token_id": 0, "eos_token_id": 0})
+        trim(tmp_path / name, tmp_path / f"{name}-b", size=400)
+        assert config_of(tmp_path / f"{name}-b")["vocab_size"] == 400
 
 
 # what is told

@@ -65,8 +65,9 @@ def trim(
     """
     if text is None and keep is None and size is None:
         raise CheckpointError("nothing says which tokens stay", "give text, keep or size")
-    if facts.folder.single:
-        raise CheckpointError(f"{facts.path}: one file has no tokenizer beside it", "give the checkpoint's folder")
+    if facts.folder.single or not facts.folder.has(CONFIG):
+        what = f"{facts.path}: no folder with config.json and tokenizer.json"
+        raise CheckpointError(what, "give the checkpoint's own folder, with both")
     parts = _parts(facts)
     before = parts[0].rows
     words = TokenizerFile(facts.folder.path)
@@ -137,11 +138,14 @@ def trim(
         except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
             what = f"{file}: new ids cannot be written into it ({short(error)})"
             raise CheckpointError(what, "take the file away, and write it again by hand") from None
-    config = _config_changes(records.get(CONFIG, {}), new)
-    for path, value in _leaves(records.get(CONFIG, {})):
-        if value == before and "vocab_size" in path and "type_vocab_size" not in path:
-            config[path] = len(new)
-    notes.append(f"{', '.join([*texts, *([CONFIG] if config else [])])}: written with the new ids")
+    config = _config_changes(records[CONFIG], new)
+    level = facts.text.level if facts.text.level in facts.levels else ""
+    per_layer = any(other.role == "per-layer table" for other in getattr(facts.roles, "others", ()))
+    for key in ("vocab_size", "vocab_size_per_layer_input")[: 1 + per_layer]:  # a type is one of BERT's segments
+        paths = [path for path, n in _leaves(records[CONFIG]) if n == before and path.endswith(key)]
+        paths = [path for path in paths if not path.endswith("type_vocab_size")]
+        config |= dict.fromkeys(paths or [f"{level}.{key}".lstrip(".")], len(new))
+    notes.append(f"{', '.join([CONFIG, *texts])}: written with the new ids")
 
     def accept(made: Path) -> None:
         words = loaded((made / "tokenizer.json").read_bytes(), "the result was not kept: its tokenizer")
