@@ -39,7 +39,7 @@ def test_the_answer_says_where_the_sign_changes():
         (lambda *at: -0.02, "tied against untied is better wherever a difference is detected: in 24 of 24 settings"),
         (
             lambda *at: 0.0,
-            "tied against untied: no difference is detected in any of 24 settings; the smallest that one",
+            "tied against untied: no difference is detected in any of 24 settings; the most sensitive could",
         ),
     ],
 )

@@ -69,7 +69,9 @@ def _words(axis: str) -> str:
 
 def _value(row: SweepRow, axis: str) -> str:
     value = row.at[axis]
-    return "all" if value is None else count(value) if isinstance(value, int) else str(value)
+    if value is None:
+        return "all" if axis == "train_tokens" else "default"
+    return count(value) if isinstance(value, int) else str(value)
 
 
 def _number(value: float) -> str:
@@ -108,7 +110,7 @@ def answer(study: Study) -> list[str]:
             sentences.append(f"{who} is better in {signs.count(-1)} and worse in {signs.count(1)} of {n} settings.")
         else:
             seen = [row.heldout.detectable for row in rows if row.heldout.detectable is not None]
-            smallest = f"; the smallest that one could have shown is {plain(min(seen))} {NATS}" if seen else ""
+            smallest = f"; the most sensitive could have shown {plain(min(seen))} {NATS}" if seen else ""
             sentences.append(f"{who}: no difference is detected in any of {n} settings{smallest}.")
     sizes = [size for row in study.rows for size in (row.parameters, row.reference_parameters)]
     of = f"Models of {count(min(sizes))} to {count(max(sizes))} parameters: nothing is said of larger ones."
