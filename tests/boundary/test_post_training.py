@@ -152,8 +152,9 @@ def test_the_example_of_the_page_runs():
     code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     policy, reference = build("llama").train(), build("llama", seed=1).eval()
     ids = sequences(2, seed=3)[0]
-    scope = {"policy": policy, "reference": reference, "ids": ids, "advantage": torch.tensor([[1.0], [-1.0]])}
-    exec(code[0], scope)
+    made = {"policy": policy, "reference": reference, "ids": ids, "advantage": torch.tensor([[1.0], [-1.0]])}
+    scope = {"tiewise": tiewise, "torch": torch, **made}
+    exec(code[0].partition("installed, frozen")[1] + code[0].partition("installed, frozen")[2], scope)
     assert scope["loss"].requires_grad
     assert tiewise.installed(policy).counts.materialised == 0
     assert policy.model.embed_tokens.weight.grad.norm() > 0

@@ -54,6 +54,7 @@ SOUND = [
     of(V3, {NEXT: table(64), NEXT_HEAD: table(64, seed=1)}, tied=False),
     of(V3, {}, tied=False),
     of(LONGCAT, ngrams(353, 355, 357), tied=False),
+    of(LONGCAT | {"ngram_vocab_size_ratio": 1e308}, ngrams(353), tied=False),  # no number of rows
     of(BLT, {HASH: table(40)}, tied=False),
     heard(60),
 ]

@@ -27,7 +27,7 @@ PLAIN_TABLE = re.compile(  # ProphetNet's `ngram_embeddings` is of its streams
     r"(^|\.)(embed_tokens_per_layer|ngram_embeddings\.embedders\.\d+|ngram_embedding(\.shard_\d+)?|encoder_hash_tok_embedding)$"
 )
 _MODALITY = re.compile(r"(^|\.)embed_(vision|audio)\.embedding$")
-_FURTHER = re.compile(r"(^|\.)(mtp|nextn)\w*\.")  # tokens: modules of the layers that predict them
+_FURTHER = re.compile(r"(^|\.)(mtp|nextn)\w*\.")  # what stands before the layers that predict further tokens
 _LAYER = re.compile(r"(^|\.)layers\.(\d{1,9})\.(embed_tokens|shared_head\.head)$")
 _INPUTS = ("embed_tokens", "word_embeddings", "tok_embeddings", "tok_emb", "embed", "embedding", "embeddings", "emb")
 _OUTPUTS = ("lm_head", "head", "shared_head", "output", "output_head", "output_layer", "unembed")
@@ -96,8 +96,8 @@ def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
             said = count(level.get("vocab_size_per_layer_input"))
         elif other.role == NGRAM and (index := re.search(r"\.embedders\.(\d{1,9})$", other.module)):
             # longcat_flash_ngram: each has another odd size, so that the hashes differ
-            ratio, vocab = number(level.get("ngram_vocab_size_ratio")), count(level.get("vocab_size"))
-            said = None if ratio is None or vocab is None else int(ratio * vocab + 2 * int(index[1]) + 1)
+            base = (number(level.get("ngram_vocab_size_ratio")) or 0.0) * (count(level.get("vocab_size")) or 0)
+            said = int(base + 2 * int(index[1]) + 1) if 0 < base < 2**63 else None
         elif other.role == NGRAM and other.module.endswith("encoder_hash_tok_embedding"):
             sizes = level.get("encoder_hash_byte_group_size")
             parts = [count(level.get(f"encoder_hash_byte_group_{key}")) for key in ("vocab", "nb_functions")]

@@ -62,9 +62,6 @@ def rows(record: Record) -> list[list[str]]:
     heading("checkpoint")
     for dtype in SHOWN_DTYPES:
         row(dtype, size, of("checkpoint_bytes"), dtype)
-    heading("tables alone, with scales where packed")
-    for name in choices[0]["table_bytes"] if choices else ():
-        row(name, size, of("table_bytes"), name)
     heading(f"training, {setting['dtype']}")
     for optimizer, label in OPTIMIZERS.items():
         row(label, size, [held[optimizer] for held in of("training_bytes")], "total")
@@ -74,6 +71,9 @@ def rows(record: Record) -> list[list[str]]:
     if record["model"]["layers"]:  # built without telling them apart: nothing to estimate activations from
         for name, key in (("activations, an estimate", "kept"), ("with checkpointing", "checkpointed")):
             found.append([name, *[f"≈ {size(record['activation_bytes'][key])}"] * len(choices)])
+    heading("tables alone, with scales where packed")
+    for name in choices[0]["table_bytes"] if choices else ():
+        row(name, size, of("table_bytes"), name)
     heading("work and loss")
     row("forward, per token", operations, of("flops_per_token"), "forward")
     row("backward, per token", operations, of("flops_per_token"), "backward")
