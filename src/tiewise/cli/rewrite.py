@@ -107,9 +107,9 @@ def _command(verb: str) -> Callable[..., None]:
                 raise RunError("--text with --dry-run", "leave one of them out: what is not written cannot be measured")
             o.need_torch()
             o.hush_libraries()
+            from tiewise.core.text_pieces import pieces
             from tiewise.data.documents import ended
             from tiewise.data.sources import open_sources
-            from tiewise.data.tokenizer import pieces
             from tiewise.internals.passages import cost_change, passage_nats, passages
 
             texts = passages(text for text, _ in pieces(ended(open_sources(heldout))))

@@ -116,7 +116,7 @@ def resize(
                 what, "both ends, every bias and every other table of tokens must have one number of rows first"
             )
     parts, lookups = (*tables, *biases, *beside), (*tables, *beside)
-    left_to_do = _left_to_do(facts, {part.name for part in parts}, before, force)
+    left_to_do = still_to_do(facts, {part.name for part in parts}, before, force)
     count = _new_count(facts, before, vocab, multiple_of, given, shrink, any(part.rows < before for part in beside))
 
     # a row is in use where the tokenizer can produce its id, and at every table it is finite and not zero
@@ -157,7 +157,7 @@ def resize(
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
     # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that of
     # the vocabulary's level
-    leaves = list(_leaves(facts.config))
+    leaves = list(leaves_of(facts.config))
     paths = [p for p, n in leaves if n == before and p.endswith("vocab_size") and not p.endswith("type_vocab_size")]
     level = facts.text.level if facts.text.level in facts.levels else ""
     if not paths and facts.folder.config is not None:
@@ -168,7 +168,7 @@ def resize(
     return Change(KEPT, put=tuple(put), config=dict.fromkeys(paths, count), notes=(*notes, *left_to_do))
 
 
-def _left_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
+def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
     """What else the user should see to; refused unless forced where a table of no known role has as many rows."""
     notes: tuple[str, ...] = ()
     if facts.folder.config is None:
@@ -205,7 +205,7 @@ def _new_count(
         raise CheckpointError(f"{facts.path}: {wanted:,} tokens are fewer than its {rows:,} rows", fix)
     needed = max(given, facts.tokenizer.max_id + 1 if facts.tokenizer is not None else 0)
     for record in (facts.config, facts.generation):  # which name tokens, at any level
-        for path, found in _leaves(record) if isinstance(record, Mapping) else ():
+        for path, found in leaves_of(record) if isinstance(record, Mapping) else ():
             if path.endswith(("token_id", "token_ids", "token_index")):
                 ids = found if isinstance(found, list) else [found]
                 needed = max([needed, *(n + 1 for n in ids if type(n) is int and n < rows)])
@@ -215,11 +215,11 @@ def _new_count(
     return wanted
 
 
-def _leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def leaves_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """(dotted path, value) of everything in a config, at any level."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from ((f"{key}.{path}", leaf) for path, leaf in _leaves(value))
+            yield from ((f"{key}.{path}", leaf) for path, leaf in leaves_of(value))
         else:
             yield str(key), value
 

@@ -35,7 +35,7 @@ from tiewise.rewrite.change import Change, NewTensor, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
 from tiewise.rewrite.matching_pursuit import pursue
-from tiewise.rewrite.resize import KEPT, _leaves, _left_to_do
+from tiewise.rewrite.resize import KEPT, leaves_of, still_to_do
 
 GENERATION = "generation_config.json"
 FILES = (
@@ -78,14 +78,14 @@ def transplant(
     tables = readable(facts, "transplant")
     before = tables[0].rows
     biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
-    for other in getattr(facts.roles, "others", ()):
+    for other in facts.roles.others:
         what = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
         raise CheckpointError(what, "only models whose two ends alone are indexed by tokens are transplanted")
     for part in (*tables, *biases):
         if part.rows != before or part.dtype not in FLOATING:
             what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {before:,}"
             raise CheckpointError(what, "both ends and every bias must have one number of rows first")
-    others = _left_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
+    others = still_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
     given = open_folder(tokenizer)
     old, new = read_token_bytes(facts.folder), read_token_bytes(given)
     if old.rows > before:
@@ -126,7 +126,7 @@ def transplant(
         lost |= {path for path, value in ids.items() if value is None}
     if lost:
         notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
-    sizes = [p for p, n in _leaves(facts.config) if n == before and "vocab_size" in p and "type_vocab" not in p]
+    sizes = [p for p, n in leaves_of(facts.config) if n == before and "vocab_size" in p and "type_vocab" not in p]
     config |= dict.fromkeys(sizes or (["vocab_size"] if facts.folder.config is not None else []), new.rows)
     left = frozenset(filter(facts.folder.has, FILES)) - files.keys()
     return Change(KEPT, put=tuple(put), config=config, texts=files, leave=left, notes=(*notes, *others))
@@ -192,7 +192,7 @@ def _by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -> st
 def renamed(record: Any, new: TokenBytes, becomes: dict[int, int]) -> dict[str, Any]:
     """{dotted path: new value} of every token id in a config; None where the new vocabulary has no such token."""
     found = dict[str, Any]()
-    for path, value in _leaves(record):
+    for path, value in leaves_of(record):
         key = path.rpartition(".")[2]
         if key.endswith(("token_id", "token_ids", "token_index")) and value is not None:
             ids = value if isinstance(value, list) else [value]

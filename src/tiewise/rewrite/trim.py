@@ -25,12 +25,13 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, is_id, json_object, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored
+from tiewise.checkpoint.token_tables import PER_LAYER
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, NewTensor, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
-from tiewise.rewrite.resize import KEPT, _leaves
+from tiewise.rewrite.resize import KEPT, leaves_of
 from tiewise.rewrite.text_tokens import encoded, loaded
 from tiewise.rewrite.trim_tokenizer import Noted, TokenizerFile
 
@@ -140,9 +141,9 @@ def trim(
             raise CheckpointError(what, "take the file away, and write it again by hand") from None
     config = _config_changes(records[CONFIG], new)
     level = facts.text.level if facts.text.level in facts.levels else ""
-    per_layer = any(other.role == "per-layer table" for other in getattr(facts.roles, "others", ()))
+    per_layer = any(other.role == PER_LAYER for other in facts.roles.others)
     for key in ("vocab_size", "vocab_size_per_layer_input")[: 1 + per_layer]:  # a type is one of BERT's segments
-        paths = [path for path, n in _leaves(records[CONFIG]) if n == before and path.endswith(key)]
+        paths = [path for path, n in leaves_of(records[CONFIG]) if n == before and path.endswith(key)]
         paths = [path for path in paths if not path.endswith("type_vocab_size")]
         config |= dict.fromkeys(paths or [f"{level}.{key}".lstrip(".")], len(new))
     notes.append(f"{', '.join([CONFIG, *texts])}: written with the new ids")
@@ -180,7 +181,7 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
     """Everything with a row for each token, as [V, …]; refuse where something is that cannot be trimmed with it."""
     tables = readable(facts, "trim")
     biases = (replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
-    others = getattr(facts.roles, "others", ())
+    others = facts.roles.others
     parts = (*tables, *biases, *(other.tensor for other in others if other.by_id))
     for part in parts:
         if part.rows != tables[0].rows or part.dtype not in FLOATING:
@@ -260,7 +261,7 @@ def _config_changes(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[s
         return new[part] if is_id(part) else part
 
     changes: dict[str, Any] = {}
-    for path, value in _leaves(record):
+    for path, value in leaves_of(record):
         place, after = IN_PAIRS.get(path.rpartition(".")[2]), value
         if place is not None and isinstance(value, list) and all(isinstance(pair, list) for pair in value):
             after = [[each(part) if at == place else part for at, part in enumerate(pair)] for pair in value]
