@@ -20,17 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 38_000,
-    "files": 196,
-    "lines of code": 23_600,
+    "lines": 43_300,
+    "files": 230,
+    "lines of code": 27_000,
     "class names defined twice": 0,
     "file names in several folders": 0,
-    "private helpers used once": 179,
-    "modules with one importer": 31,
-    "floors": 20,
+    "private helpers used once": 203,
+    "modules with one importer": 38,
+    "floors": 21,
     "folders that import each other": 0,
-    "words printed by inspect and report": 4_711,
-    "lines of tests": 36_800,
+    "words printed by inspect and report": 5_160,
+    "lines of tests": 43_200,
 }
 
 
