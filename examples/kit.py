@@ -48,7 +48,7 @@ def make(folder: Path) -> None:
     (folder / "longer/tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     shutil.copy(folder / "model/config.json", folder / "config.json")
     with tempfile.TemporaryDirectory() as made:
-        tiewise.compare(Path(made) / "run", arms=["tied"], text="builtin", seeds=1, tokenizer="bpe:1200", **SIZES)
+        tiewise.compare(Path(made) / "run", arms=["tied"], text="builtin", seeds=1, tokenizer="bpe:3000", **SIZES)
         shutil.copytree(Path(made) / "run/tied/seed-1/final", folder / "other")
     make_adapter(folder / "model", folder / "adapter")
     make_draft(folder / "model", folder / "draft")
