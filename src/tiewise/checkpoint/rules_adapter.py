@@ -160,4 +160,5 @@ def adapter_copies(facts: AdapterFacts) -> Told:
             rows = len(changed_rows(copy, table))
         if copy.rows and rows <= copy.rows // 2:
             own = f"{rows:,} of {copy.rows:,}, {size(rows * (copy.nbytes // copy.rows))} of {size(copy.nbytes)}"
-            yield short(copy.name), f"a copy of {describe(table)}; rows that are not the base's: {own}", command
+            said = f"{short(copy.name)} is a copy of {describe(table)}; rows that are not the base's: {own}"
+            yield short(copy.name), said, command

@@ -122,7 +122,9 @@ def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False)
     change = _tables(given, facts, ends, (table, head), force)
     notes = list(change.notes)
     if body:
-        notes.append(f"{len(body):,} tensors of the body change too; what that does to logits only running it shows")
+        notes.append(
+            f"tensors of the body that change too: {len(body):,}; what that does to logits only running it shows"
+        )
     if "output" in ends and ends["output"].factors is not None:
         left, right = ends["output"].factors()
         inner = right @ hidden_vectors(head.shape[1]).T
