@@ -1,5 +1,7 @@
 """The story: every number that it prints against numpy, scipy and tiewise's own functions, and a walk through it."""
 
+import re
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
