@@ -302,9 +302,9 @@ def loaders_disagree(facts: Facts) -> Told:
     """Loaders decide by different things: transformers by the flag of one level of the config, vLLM by any level,
     llama.cpp mostly by which tensors are stored, mlx-lm by the flag with defaults of its own, and each has models that
     go their own way. One folder can so be two models, or a random one. The table of loaders in the report says for each
-    what it will do, for which versions, and whether that was run or read in its source and threads. A warning where a
-    loader makes another model, or a server refuses to load it; an error where transformers fails, or any draws
-    something at random. Where another rule names the cause, repairing that settles this too. Some cases are the
+    what it will do, for which versions, and whether that was run or read in its source and threads. A note where a
+    server refuses to load it, a warning where a loader makes another model, an error where transformers fails or any
+    draws something at random. Where another rule names the cause, repairing that settles this too. Some cases are the
     loader's own: llama.cpp passes over a separate head of Gemma 2 (llama.cpp#9065), and only transformers knows
     tiewise's factored tables.
     What to do: repair the causes; where only the loader is to blame, use another, or make one table (`tiewise tie`).
@@ -315,10 +315,10 @@ def loaders_disagree(facts: Facts) -> Told:
     if not wrong:
         return
     mended = {outcome.loader for outcome in outcomes if outcome.right}
-    # a server that refuses says so, and others may be right
-    lost = any(one.outcome in LOST and (one.outcome != ERROR or one.loader == "transformers") for one in wrong)
-    lost = lost and not facts.is_own
-    note = facts.is_own or mended.issuperset(outcome.loader for outcome in wrong)  # another version of each is right
+    # a server that refuses says so, and harms nobody: many lack a state that a sound checkpoint of the class may have
+    silent = [one for one in wrong if one.outcome != ERROR or one.loader == "transformers"]
+    lost = any(one.outcome in LOST for one in silent) and not facts.is_own
+    note = facts.is_own or mended.issuperset(outcome.loader for outcome in silent)  # another version of each is right
     listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
     what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
     fix = "repair the other findings, or load it with the rest"
