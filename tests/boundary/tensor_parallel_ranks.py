@@ -317,12 +317,20 @@ def adamw_and_class_weights(folder, kind, v):
     assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
 
 
+def refused(*cases):
+    """Each call raises its error, with its words, in one line."""
+    for error, says, call in cases:
+        with pytest.raises(error, match=says) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
 def refusals(folder, kind, v):
     """What would change or read a whole table is refused, and the model is as it was."""
     one, many, handle = pair(folder, kind, v, "tied")
     inputs = batch(v)
     wanted = one(**inputs).loss
-    for error, says, call in (
+    refused(
         (
             InstallError,
             "tied tables that are sharded, and factored:8 would change them; install it",
@@ -331,10 +339,7 @@ def refusals(folder, kind, v):
         (InstallError, "untied would change them", lambda: install(many, "untied")),
         (UnsupportedError, "tied to untied: the tables of .* are sharded; do it before", handle.untie),
         (UnsupportedError, "exact_decoding", handle.exact_decoding),
-    ):
-        with pytest.raises(error, match=says) as caught:
-            call()
-        assert "\n" not in str(caught.value)
+    )
     near("after refusals", many(**inputs).loss, wanted, 1e-5)
     installed(many).uninstall()
     assert "Tiewise" not in type(many.lm_head).__name__

@@ -99,22 +99,13 @@ def resize(
         fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
         raise CheckpointError(f"{os.fspath(tokenizer)}: no tokenizer was found in it", fix)
 
-    # everything with a row for each token
-    tables = readable(facts, "resize")
-    before = tables[0].rows
-    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
     for other in facts.roles.others:
         if other.role in UNSIZED and not other.module.endswith("encoder_hash_tok_embedding"):  # BLT's hash is of bytes
             why, fix = UNSIZED[other.role]
             raise CheckpointError(f"{facts.path}: {short(other.tensor.name)}: {why}", fix)
-    beside = tuple(other.tensor for other in facts.roles.others if other.by_id)
-    for part in (*tables, *biases, *beside):
-        # one beside the ends may be too short: a resize that passed it by left it so, and this one does not
-        if part.rows > before or (part.rows < before and part not in beside) or part.dtype not in FLOATING:
-            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {before:,}"
-            raise CheckpointError(
-                what, "both ends, every bias and every other table of tokens must have one number of rows first"
-            )
+    # a table beside the ends may be too short: a resize that passed it by left it so, and this one does not
+    tables, biases, beside = parts_of_tokens(facts, "resize", may_lack_rows=True)
+    before = tables[0].rows
     parts, lookups = (*tables, *biases, *beside), (*tables, *beside)
     left_to_do = still_to_do(facts, {part.name for part in parts}, before, force)
     count = _new_count(facts, before, vocab, multiple_of, given, shrink, any(part.rows < before for part in beside))
@@ -150,8 +141,7 @@ def resize(
         notes.append(f"{short(table.name)}: {of} are {new.min():.4g} to {new.max():.4g} long, {others}")
     put = []
     for part in parts:
-        shape = facts.folder.tensors[part.name].shape
-        shape = (*shape[:-1], count) if part in biases else (count, *shape[1:])
+        shape = shape_of_rows(facts, part, count)
         first = max(0, min(before, count) - part.rows) if repeats_first else 0
         write = partial(_pieces, part, used if rows == DRAWN else None, count, seed, first)
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
@@ -166,6 +156,29 @@ def resize(
         said = [path for path, _ in leaves if path.endswith(PER_LAYER_SIZE)]
         paths += said or [f"{level}.{PER_LAYER_SIZE}".lstrip(".")]
     return Change(KEPT, put=tuple(put), config=dict.fromkeys(paths, count), notes=(*notes, *left_to_do))
+
+
+def parts_of_tokens(
+    facts: Facts, verb: str, *, may_lack_rows: bool = False
+) -> tuple[tuple[Stored, ...], tuple[Stored, ...], tuple[Stored, ...]]:
+    """(both ends' tables, biases as [V], other tables): everything stored with a row for each token, or a refusal."""
+    tables = tuple(readable(facts, verb))
+    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
+    beside = tuple(other.tensor for other in facts.roles.others if other.by_id)
+    rows = tables[0].rows
+    for part in (*tables, *biases, *beside):
+        lacks = part.rows < rows and not (may_lack_rows and part in beside)
+        if part.rows > rows or lacks or part.dtype not in FLOATING:
+            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {rows:,}"
+            fix = "both ends, every bias and every other table of tokens must have one number of rows first"
+            raise CheckpointError(what, fix)
+    return tables, biases, beside
+
+
+def shape_of_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
+    """Return the shape that one of `parts_of_tokens` is stored in with so many rows: a bias may be [1, V]."""
+    stored = facts.folder.tensors[part.name].shape
+    return (*stored[:-1], count) if part.shape != stored or len(stored) == 1 else (count, *stored[1:])
 
 
 def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:

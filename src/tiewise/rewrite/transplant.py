@@ -17,7 +17,7 @@ has the figures). Rows are made as they are written; of the donor, the rows of i
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded, widened
+from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, require_memory, short
 from tiewise.core.errors import CheckpointError
@@ -35,7 +35,7 @@ from tiewise.rewrite.change import Change, NewTensor, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
 from tiewise.rewrite.matching_pursuit import pursue
-from tiewise.rewrite.resize import KEPT, leaves_of, still_to_do
+from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows, still_to_do
 
 GENERATION = "generation_config.json"
 FILES = (
@@ -75,16 +75,11 @@ def transplant(
     """
     if atoms < 1:
         raise CheckpointError(f"atoms is {atoms}", "it must be 1 or more")
-    tables = readable(facts, "transplant")
-    before = tables[0].rows
-    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
     for other in facts.roles.others:
         what = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
         raise CheckpointError(what, "only models whose two ends alone are indexed by tokens are transplanted")
-    for part in (*tables, *biases):
-        if part.rows != before or part.dtype not in FLOATING:
-            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {before:,}"
-            raise CheckpointError(what, "both ends and every bias must have one number of rows first")
+    tables, biases, _ = parts_of_tokens(facts, "transplant")
+    before = tables[0].rows
     others = still_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
     given = open_folder(tokenizer)
     old, new = read_token_bytes(facts.folder), read_token_bytes(given)
@@ -111,8 +106,7 @@ def transplant(
         notes.append(f"{rest:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
     put = []
     for part in (*tables, *biases):
-        shape = facts.folder.tensors[part.name].shape
-        shape = (*shape[:-1], new.rows) if part in biases else (new.rows, *shape[1:])
+        shape = shape_of_rows(facts, part, new.rows)
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(_pieces, part, recipe)))
 
     becomes = {int(row): number for number, row in reversed(list(enumerate(recipe.copied))) if row >= 0}

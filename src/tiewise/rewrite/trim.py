@@ -12,7 +12,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,14 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, is_id, json_object, open_folder
-from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.stored import FLOATING, Reader, Stored
+from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.token_tables import PER_LAYER
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, NewTensor, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
-from tiewise.rewrite.resize import KEPT, leaves_of
+from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows
 from tiewise.rewrite.text_tokens import encoded, loaded
 from tiewise.rewrite.trim_tokenizer import Noted, TokenizerFile
 
@@ -127,8 +125,7 @@ def trim(
     rows = np.array(sorted(new), np.int64)
     put = []
     for part in parts:
-        stored = facts.folder.tensors[part.name].shape  # a bias may be [1, V]: its second axis is that of tokens
-        shape = tuple(len(new) if axis == (part.shape != stored) else n for axis, n in enumerate(stored))
+        shape = shape_of_rows(facts, part, len(new))
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(gathered, part, rows)))
     texts = {"tokenizer.json": tokenizer, **_beside(facts, words, new)}
     for name, record in records.items():
@@ -179,15 +176,9 @@ def gathered(part: Stored, rows: NDArray[np.int64]) -> Pieces:
 
 def _parts(facts: Facts) -> tuple[Stored, ...]:
     """Everything with a row for each token, as [V, …]; refuse where something is that cannot be trimmed with it."""
-    tables = readable(facts, "trim")
-    biases = (replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
-    others = facts.roles.others
-    parts = (*tables, *biases, *(other.tensor for other in others if other.by_id))
-    for part in parts:
-        if part.rows != tables[0].rows or part.dtype not in FLOATING:
-            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {tables[0].rows:,}"
-            raise CheckpointError(what, "everything with rows for tokens must have one number of rows first")
-    for other in others:
+    tables, biases, beside = parts_of_tokens(facts, "trim")
+    parts = (*tables, *biases, *beside)
+    for other in facts.roles.others:
         if not other.by_id:
             what = f"{facts.path}: {short(other.tensor.name)} is a {other.role}, which other ids would read wrongly"
             raise CheckpointError(what, "nothing here trims it: train the model with the vocabulary that it shall have")
