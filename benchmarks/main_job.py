@@ -34,7 +34,7 @@ PARTS = (
     ("checkpoints", "transformers/trainer.py", "_save_checkpoint"),
     ("last losses", "training/run.py", "_result"),
     ("final model and result", "training/run.py", "_keep"),
-    ("building", "training/run.py", "build_causal"),
+    ("building", "training/run.py", "build_drawn"),
 )
 
 

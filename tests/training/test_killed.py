@@ -20,6 +20,7 @@ from transformers import Trainer, TrainerState, trainer
 
 from tiewise.training import compare, run
 from tiewise.training.compare import Display
+from tiewise.training.settings import Settings
 from tiewise.training.trainer import RunRecord
 
 FLAX, STEPS = "tiewise.training.kinds.flax", "tiewise.flax.flax_training"
@@ -96,6 +97,10 @@ MOMENTS = {
         "half a line of metrics": (FLAX, "add_line", 13, half_a_line),
         "while the final loss is measured": (run, "_result", 1),
     },
+    "seq2seq": {
+        "at a step of the second run": (RunRecord, "on_step_end", 60),
+        "checkpoint without its state": (TrainerState, "save_to_json", 3),
+    },
 }
 QUICK = ("at a step", "checkpoint without its state", "before the result is written")
 TOUCHES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
@@ -108,7 +113,7 @@ def finish(out):
 
 def dies(out, backend, moment):
     """Run it until `moment`, or its so many-th step."""
-    step = (RunRecord, "on_step_end") if backend == "torch" else (STEPS, "_step")
+    step = (STEPS, "_step") if backend == "flax" else (RunRecord, "on_step_end")
     on_call(*(MOMENTS[backend][moment] if isinstance(moment, str) else (*step, moment)))
     finish(out)
 
@@ -156,7 +161,10 @@ def begun(tiny, tmp_path_factory):
     def copied(backend, out):
         if backend not in made:
             folder = tmp_path_factory.mktemp(backend)
-            settings = tiny(arms=("tied", "untied"), backend=backend)
+            settings = tiny(backend=backend if backend == "flax" else "torch")
+            if backend == "seq2seq":
+                plain = {name: value for name, value in vars(tiny()).items() if name != "own"}
+                settings = Settings.of({**plain, "kind": "seq2seq", "model": "t5"}).checked()
             compare.start(settings, folder / "begun", "tiewise compare", Display(lambda line: None))
             shutil.copytree(folder / "begun", folder / "whole")
             made[backend] = folder / "begun", finish(folder / "whole")
@@ -177,7 +185,7 @@ def check(out, undisturbed):
 @pytest.mark.parametrize(
     ("backend", "moment"),
     [
-        pytest.param(backend, moment, marks=[] if backend == "torch" and moment in QUICK else pytest.mark.slow)
+        pytest.param(backend, moment, marks=[] if backend != "flax" and moment in QUICK else pytest.mark.slow)
         for backend, moments in MOMENTS.items()
         for moment in moments
     ],

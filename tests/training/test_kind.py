@@ -59,7 +59,7 @@ def test_a_new_kind_is_one_file(throwaway, tiny, tmp_path, lines):
 
 
 def test_a_kind_that_nobody_knows():
-    with pytest.raises(RunError, match="kind = 'loud'; choose one of albert, decoder, flax, heal, recurrent"):
+    with pytest.raises(RunError, match="kind = 'loud'; choose one of albert, decoder, flax, heal, recurrent, seq2seq"):
         Settings.of({"kind": "loud"})
 
 
@@ -79,7 +79,7 @@ def test_a_decoder_s_comparison_loads_no_other_kind():
         from tiewise.training.run import kind_of
         from tiewise.training.settings import Settings
         kind_of(Settings().checked())
-        others = ("albert", "recurrent", "flax", "jax", "streams", "optimizers")
+        others = ("albert", "recurrent", "seq2seq", "flax", "jax", "streams", "optimizers")
         ours = [name for name in sys.modules if name.startswith(("tiewise.training", "jax"))]
         print([name for name in ours if name.rpartition(".")[2] in others])
     """

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -37,16 +38,23 @@ Ints = NDArray[np.int64]
 IGNORED = -100
 
 
-def mark(text: PreparedText) -> PreparedText:
-    """Give a prepared text's tokenizer the marks that it lacks, as new tokens behind all others, on disk."""
+def mark(text: PreparedText, marks: Mapping[str, str] = MARKS, more: Sequence[str] = ()) -> PreparedText:
+    """Give a prepared text's tokenizer the marks that it lacks, as new tokens behind all others, on disk.
+
+    `marks` are by transformers' names for them; `more` have none.
+    """
     tokenizer = AutoTokenizer.from_pretrained(str(text.folder / TOKENIZER), local_files_only=True)
-    missing = {name: piece for name, piece in MARKS.items() if getattr(tokenizer, name) is None}
-    if not missing:
+    missing = {name: piece for name, piece in marks.items() if getattr(tokenizer, name) is None}
+    unknown = [piece for piece in more if piece not in tokenizer.get_vocab()]
+    if not missing and not unknown:
         return text
     tokenizer.add_special_tokens(missing)
+    tokenizer.add_tokens(unknown, special_tokens=True)
     vocab = max(text.vocab, max(tokenizer.get_vocab().values()) + 1)
     if token_type(vocab) != token_type(text.vocab):
-        raise DataError(f"{text.vocab:,} tokens leave no room for {len(missing)} marks", "use a few tokens fewer")
+        raise DataError(
+            f"{text.vocab:,} tokens leave no room for {len(missing) + len(unknown)} marks", "use a few tokens fewer"
+        )
     facts = {**text.facts, "tokenizer": {**text.facts["tokenizer"], "vocab": vocab}}
     tokenizer.save_pretrained(text.folder / TOKENIZER)
     write_whole(text.folder / FACTS, json.dumps(facts, indent=2))

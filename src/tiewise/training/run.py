@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,12 @@ from tiewise.training.trainer import (
     Job,
     RunRecord,
     TiewiseTrainer,
+    arguments,
+    callbacks,
     logging_window,
 )
 
 TABLES = 1_000_003  # between the seed of a body and that of its tables
-CURVE_BLOCKS = 32  # validation blocks behind each point of a curve; the final figures take the whole split
 # what a comparison says of its models
 SHAPE = ("model", "width", "layers", "heads", "length", "batch", "accumulate", "steps", "learning_rate", "weight_decay")
 
@@ -91,6 +93,11 @@ def measured(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray, **more
     return MeasuredSplit(float(sums.sum() / len(losses)) if parts else math.nan, len(losses), bins, **more)
 
 
+def unigram_nll(targets: Tensor, counts: np.ndarray) -> float:
+    """Mean nll of tokens [n] by nothing but their training counts [V], one added to each."""
+    return float(-np.log((counts + 1) / (counts.sum() + len(counts)))[targets.cpu().numpy()].mean())
+
+
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Within this context a model is in evaluation mode."""
@@ -111,6 +118,7 @@ class Kind(ABC):
     lacks: Mapping[str, tuple[Any, str]] = {}  # setting → (the one value that it can have, the way out)
     shards = False  # whether processes can hold its model between them
     alone: tuple[str, str] | None = None  # what several processes cannot train, and the way out
+    curve_blocks = 32  # of a split, behind each point of a curve; the final figures take all of it
     side_by_side = True  # whether several runs at a time, with a share of the threads each, are faster
     leftovers: tuple[str, ...] = ("checkpoint-*",)  # in a run's folder, of no use to a finished run
     packages: tuple[str, ...] = ()  # that train beside PyTorch
@@ -171,7 +179,16 @@ class Kind(ABC):
 
     @abstractmethod
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
-        """Make what takes the steps, `tiewise.training.trainer.callbacks` among its callbacks."""
+        """Make what takes the steps, of what is `given` to all."""
+
+    def given(self, job: Job, installed: Installed, rows: Any, **own: Any) -> dict[str, Any]:
+        """What every Trainer is given; `own` are its `arguments` where they are others. A trial has no curve."""
+        return {
+            "args": arguments(job, **own),
+            "evaluator": None if job.trial else partial(self.point, job, installed),
+            "train_dataset": rows,
+            "callbacks": callbacks(job),
+        }
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
         """Train from a checkpoint at a step, if there is one; return how many steps were timed, and their seconds."""
@@ -206,7 +223,7 @@ class Kind(ABC):
         """Tokens that a run evaluates: before its first step, at the points of its curve, at its end."""
         steps, tokens = job.settings.steps, len(job.text.split(job.split))
         points = 1 if job.trial else 1 + steps // logging_window(steps)
-        curve = points * min(tokens, CURVE_BLOCKS * job.settings.length)
+        curve = points * min(tokens, self.curve_blocks * job.settings.length)
         return curve + (1 if job.trial else 2) * min(tokens, job.settings.measured)
 
     def tokens_seen(self, job: Job) -> np.ndarray:
@@ -269,16 +286,15 @@ def causal_model(settings: Settings, config: Any) -> Any:
         raise RunError(what, "choose another") from None
 
 
-def build_causal(job: Job, config: Any, std: float, reach: float | None = None) -> Installed:
-    """Build a causal model with seeded weights, install the job's boundary, and draw its tables.
+def build_drawn(job: Job, make: Callable[[], Any], std: float, reach: float | None = None) -> Installed:
+    """Make a model with seeded weights, install the job's boundary, and draw its tables.
 
     They are N(0, std²), or, with the maps, uniform within ± `reach`. Arms of one seed have the same body, bit for bit:
     it is drawn first, by a plain tied model, and only then does the boundary change. Tables are drawn last, from a seed
     of their own, so the arms' input tables agree where shapes do. The boundary's schedule, if any, is the caller's.
     """
     torch.manual_seed(job.seed)
-    model = causal_model(job.settings, config)
-    installed = install(model, replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
+    installed = install(make(), replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
     torch.manual_seed(job.seed + TABLES)
     table_in, table_out = installed.tables()
     maps = [p for name, p in installed.model.named_parameters() if "_map." in name and p.dim() > 1]

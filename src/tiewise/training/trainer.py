@@ -182,10 +182,15 @@ class TiewiseTrainer(Trainer):
         if penalty is None:
             return loss
         self.see(penalty=penalty.detach())
-        if self.model_accepts_loss_kwargs and kwargs.get("num_items_in_batch") is not None:
-            # such a loss is already this micro-batch's share of the step's; every other one is divided afterwards
-            penalty = penalty / self.current_gradient_accumulation_steps
-        return loss + penalty
+        return loss + self.share_of_step(penalty, kwargs.get("num_items_in_batch"))
+
+    def share_of_step(self, mean: Tensor, items: Any) -> Tensor:
+        """Return what a micro-batch's mean adds to its step's; `items` is the Trainer's `num_items_in_batch`.
+
+        The Trainer divides by the number of micro-batches afterwards, but not for a model that it gives their items.
+        """
+        leaves = self.model_accepts_loss_kwargs and items is not None
+        return mean / self.current_gradient_accumulation_steps if leaves else mean
 
     def see(self, **measured: Tensor | float) -> None:
         """Have the means of these be logged with the window; of tensors that hold several numbers, of all of them."""
@@ -208,9 +213,17 @@ class TiewiseTrainer(Trainer):
 
 
 def arguments(job: Job, **own: Any) -> TrainingArguments:
-    """What every run asks of the Trainer; `own` are the arguments of its kind."""
+    """What every run asks of the Trainer; `own` are the arguments of its kind, in place of AdamW with a cosine."""
     s = job.settings
     window = logging_window(s.steps)
+    recipe = {
+        "per_device_train_batch_size": ranks.share(s.batch),
+        "optim": "adamw_torch_fused",
+        "adam_beta2": 0.98,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": max(1, s.steps // 10),
+        "max_grad_norm": 1.0,
+    }
     found = TrainingArguments(
         output_dir=str(job.folder),
         max_steps=s.steps,
@@ -232,7 +245,7 @@ def arguments(job: Job, **own: Any) -> TrainingArguments:
         bf16=s.bf16,
         use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 where it is not told
         activation_checkpointing=s.activation_checkpointing,
-        **own,
+        **{**recipe, **own},
     )
     found._n_gpu = min(found.n_gpu, 1)  # several devices take several processes; replicas record no paths
     return found

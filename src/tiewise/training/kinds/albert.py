@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from tiewise.boundary.install import Installed, install
-from tiewise.core import ranks
 from tiewise.core.errors import DataError, RunError, SpecError
 from tiewise.core.files import require, to_record
 from tiewise.core.first_loss import first_step
@@ -35,9 +34,9 @@ from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
 from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training.optimizers import Lamb, lamb_groups
 from tiewise.training.results import MASKED, Share
-from tiewise.training.run import TABLES, Kind, MeasuredSplit, check_rows, evaluating, measured
+from tiewise.training.run import TABLES, Kind, MeasuredSplit, check_rows, evaluating, measured, unigram_nll
 from tiewise.training.settings import Settings
-from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
+from tiewise.training.trainer import Job, TiewiseTrainer
 
 FOUND = "pretraining.json"  # in a run's folder: accuracies on tokens and pairs, with intervals
 CURVE_ROWS = 64  # of the validation split, behind each point of a curve
@@ -167,21 +166,11 @@ class Alberts(Kind):
         groups = lamb_groups(installed.model, s.weight_decay)  # biases and norms neither decay nor have a trust ratio
         # AdamW keeps a group's `adapt` and asks nothing of it
         by: Any = Lamb if o.optimizer == "lamb" else partial(torch.optim.AdamW, eps=1e-6)
-        return PretrainingTrainer(
-            installed,
-            evaluator=partial(self.point, job, installed),
-            optimizers=(by(groups, lr=s.learning_rate), None),
-            args=arguments(
-                job,
-                per_device_train_batch_size=ranks.share(s.batch),
-                train_sampling_strategy="sequential",
-                lr_scheduler_type="linear",
-                warmup_steps=round(o.warmup * s.steps),
-                max_grad_norm=o.clip,
-            ),
-            train_dataset=rows_of(s, job.text, "train", seed=job.seed, count=s.steps * s.batch * s.accumulate),
-            callbacks=callbacks(job),
-        )
+        rows = rows_of(s, job.text, "train", seed=job.seed, count=s.steps * s.batch * s.accumulate)
+        own: dict[str, Any] = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "linear"}
+        own |= {"warmup_steps": round(o.warmup * s.steps), "max_grad_norm": o.clip}
+        optimizer = by(groups, lr=s.learning_rate)
+        return PretrainingTrainer(installed, optimizers=(optimizer, None), **self.given(job, installed, rows, **own))
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate rows of a split: on the run's own objective, a finished model's validation rows on both."""
@@ -285,9 +274,7 @@ class PretrainingTrainer(TiewiseTrainer):
             with torch.no_grad():  # of the first predicted tokens: the fused loss computes no logits to ask
                 right = output.logits[:SAMPLE].argmax(-1) == inputs["labels"][chosen][:SAMPLE]
             self.see(train_accuracy=right)
-        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            return output.loss / self.current_gradient_accumulation_steps  # the Trainer leaves it to such a model
-        return output.loss
+        return self.share_of_step(output.loss, num_items_in_batch)
 
 
 @torch.no_grad()
@@ -313,11 +300,8 @@ def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], count
         new = {name: kept for name, kept in judged.items() if kept and name not in found}
         found |= {name: [torch.cat(part).cpu() for part in zip(*kept, strict=True)] for name, kept in new.items()}
     shares = {name: Share.of(int(right.sum()), len(nll), float(nll.mean())) for name, (nll, _, right) in found.items()}
-    # what knowing nothing but the training text's frequencies gives, each count plus one
-    frequencies = np.log((counts + 1) / (counts.sum() + len(counts)))
     losses, targets, _ = found[MASKED]
-    unigram = float(-frequencies[targets.numpy()].mean())
-    return measured([(losses, targets)], counts, shares=shares, unigram_nll=unigram)
+    return measured([(losses, targets)], counts, shares=shares, unigram_nll=unigram_nll(targets, counts))
 
 
 KIND = Alberts()

@@ -26,17 +26,16 @@ from tiewise.core.first_loss import first_step, small_decoder
 from tiewise.data.corpus import Blocks, PreparedText, prepare
 from tiewise.planning.read_config import read
 from tiewise.training.run import (
-    CURVE_BLOCKS,
     Kind,
     MeasuredSplit,
-    build_causal,
+    build_drawn,
     causal_model,
     check_rows,
     evaluating,
     measured,
 )
 from tiewise.training.settings import Settings
-from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
+from tiewise.training.trainer import Job, TiewiseTrainer
 
 # The width of the feed-forward layer, as families call it: what `match parameters` widens.
 _FEED_FORWARD = ("intermediate_size", "n_inner", "ffn_dim", "inner_dim")
@@ -93,7 +92,8 @@ class Decoders(Kind):
 
     def build(self, job: Job) -> Installed:
         """Build it with both tables drawn N(0, std²), independently where there are two."""
-        return build_causal(job, make_config(job.settings, job.text.vocab, job.feed_forward), self.table_std(job))
+        config = make_config(job.settings, job.text.vocab, job.feed_forward)
+        return build_drawn(job, partial(causal_model, job.settings, config), self.table_std(job))
 
     def table_std(self, job: Job) -> float:
         """The boundary's own, else the run's, else the sound one for this width."""
@@ -113,33 +113,15 @@ class Decoders(Kind):
         return first_step(job.spec, job.text.vocab, width, self.table_std(job), body, positions=s.length).computed()[0]
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
-        """Make the Trainer; a trial has no curve."""
-        return TiewiseTrainer(installed, **self.asked(job, installed))
-
-    def asked(self, job: Job, installed: Installed) -> dict[str, Any]:
-        """Return what the Trainer is asked for."""
-        s = job.settings
-        args = arguments(
-            job,
-            per_device_train_batch_size=ranks.share(s.batch),
-            adam_beta2=0.98,
-            optim="adamw_torch_fused",
-            lr_scheduler_type="cosine",
-            warmup_steps=max(1, s.steps // 10),
-            max_grad_norm=1.0,
-        )
-        return {
-            "args": args,
-            "evaluator": None if job.trial else partial(self.point, job, installed),
-            "train_dataset": Blocks(job.text.split("train"), s.length),
-            "callbacks": callbacks(job),
-        }
+        """Make the Trainer."""
+        rows = Blocks(job.text.split("train"), job.settings.length)
+        return TiewiseTrainer(installed, **self.given(job, installed, rows))
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate blocks: of training text as many as the validation split has."""
         length = job.settings.length
         most = min(len(job.text.split(job.split)), job.settings.measured)
-        blocks = CURVE_BLOCKS if point else max(1, most // length)
+        blocks = self.curve_blocks if point else max(1, most // length)
         return measure(installed, job.text.split(split), length, job.text.counts, blocks)
 
 

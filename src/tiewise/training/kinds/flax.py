@@ -28,7 +28,6 @@ from tiewise.flax.flax_training import Fitting, OptaxRecipe, token_losses
 from tiewise.flax.parameter_files import read
 from tiewise.training.folder import METRICS, add_line, keep_lines, read_json, replace_path, write_json
 from tiewise.training.kinds.decoder import Decoders
-from tiewise.training.run import CURVE_BLOCKS
 from tiewise.training.settings import DECODER, Settings
 from tiewise.training.trainer import Interrupt, Job, logging_window
 
@@ -79,7 +78,8 @@ class FlaxDecoders(Decoders):
                     nll = point.train_nll
                     line = {"step": point.step, "train_nll": point.train_nll}
                     if not job.trial:
-                        losses, _ = token_losses(fitting.model, job.text.split(job.split), s.length, CURVE_BLOCKS)
+                        held_out = job.text.split(job.split)
+                        losses, _ = token_losses(fitting.model, held_out, s.length, self.curve_blocks)
                         line["heldout_nll"] = float(losses.mean())
                     paths = {"path_a": point.paths.a, "path_b": point.paths.b, "cosine": point.paths.cosine}
                     add_line(metrics, line | {name: value for name, value in paths.items() if not math.isnan(value)})

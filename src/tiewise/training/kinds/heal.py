@@ -28,7 +28,7 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import DataError, RunError
-from tiewise.data.corpus import PreparedText, prepare
+from tiewise.data.corpus import Blocks, PreparedText, prepare
 from tiewise.ops.divergence import linear_divergence
 from tiewise.training.kinds.decoder import Decoders
 from tiewise.training.run import check_rows
@@ -147,7 +147,8 @@ class Heal(Decoders):
         """A decoder's, with a teacher where both have one vocabulary."""
         if not one_vocabulary(job.settings):
             return super().trainer(job, installed)
-        found = HealTrainer(installed, **self.asked(job, installed))
+        rows = Blocks(job.text.split("train"), job.settings.length)
+        found = HealTrainer(installed, **self.given(job, installed, rows))
         found.teacher = _loaded(job.settings.own.teacher)
         found.teacher.model.requires_grad_(False).eval().to(found.args.device)
         return found
@@ -171,10 +172,7 @@ class HealTrainer(TiewiseTrainer):
             features, table, bias, options = head_of(model(input_ids=ids, use_cache=False).logits[:, :-1])
         more = {"bias": bias, "teacher_bias": theirs[2], "options": options, "teacher_options": theirs[3]}
         loss = linear_divergence(features, table, theirs[0], theirs[1], beta=0.0, **more)
-        if self.model_accepts_loss_kwargs and kwargs.get("num_items_in_batch") is not None:
-            # such a loss counts as this micro-batch's share of the step's
-            loss = loss / self.current_gradient_accumulation_steps
-        return loss
+        return self.share_of_step(loss, kwargs.get("num_items_in_batch"))
 
 
 KIND = Heal()

@@ -35,10 +35,10 @@ from tiewise.data.word_corpus import prepare_words, unknown_share
 from tiewise.models import RNNConfig, detached
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
 from tiewise.training.optimizers import AveragedSGD
-from tiewise.training.run import SHAPE, Kind, MeasuredSplit, build_causal
+from tiewise.training.run import SHAPE, Kind, MeasuredSplit, build_drawn, causal_model
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.streams import Steps, measure_streams
-from tiewise.training.trainer import Job, Kept, TiewiseTrainer, arguments, callbacks
+from tiewise.training.trainer import Job, Kept, TiewiseTrainer
 
 CELLS = ("lstm", "gru", "tanh", "relu")
 BEST, CARRIED = "best.pt", "carried.pt"  # in a run's folder while it lasts; in each checkpoint
@@ -248,7 +248,8 @@ class RecurrentModels(Kind):
     def build(self, job: Job) -> Installed:
         """Build `RNNLM`, every weight uniform, unless the boundary says its tables' own scale."""
         reach = None if job.spec.init is not None else job.settings.own.start
-        return build_causal(job, recurrent_config(job.settings, job.text.vocab), self.table_std(job), reach)
+        make = partial(causal_model, job.settings, recurrent_config(job.settings, job.text.vocab))
+        return build_drawn(job, make, self.table_std(job), reach)
 
     def table_std(self, job: Job) -> float:
         """Of the uniform, where the boundary does not say."""
@@ -265,23 +266,13 @@ class RecurrentModels(Kind):
         job = replace(job, settings=replace(s, steps=len(steps)))  # of varied lengths, another seed has more or fewer
         weights = [p for p in installed.model.parameters() if p.requires_grad]
         by: Any = AveragedSGD if o.optimizer == "sgd" else torch.optim.AdamW
+        optimizer = by(weights, s.learning_rate, weight_decay=s.weight_decay)
+        own: dict[str, Any] = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential"}
+        own |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": o.clip}
+        given = self.given(job, installed, steps, **own)
         annealing = Annealing(job, installed, steps)
-        return StatefulTrainer(
-            installed,
-            annealing,
-            evaluator=partial(self.point, job, installed),
-            optimizers=(by(weights, s.learning_rate, weight_decay=s.weight_decay), None),
-            args=arguments(
-                job,
-                per_device_train_batch_size=1,
-                train_sampling_strategy="sequential",
-                lr_scheduler_type="constant",
-                max_grad_norm=o.clip,
-                warmup_steps=0,
-            ),
-            train_dataset=steps,
-            callbacks=[*callbacks(job), annealing],
-        )
+        given["callbacks"].append(annealing)
+        return StatefulTrainer(installed, annealing, optimizers=(optimizer, None), **given)
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
         """Train; the model ends with the weights of its best epoch, where it kept them."""

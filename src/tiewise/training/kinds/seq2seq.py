@@ -1,0 +1,288 @@
+"""Encoder-decoders: a T5 or a BART learns to write what was hidden from its encoder, with three places for its tables.
+
+    text                    Thank you for inviting me to your party last week .
+    encoder is given        Thank you <0> me to your party <1> week . <eos>
+    decoder is to write     <0> for inviting <1> last <eos>
+
+This is T5's span corruption (Raffel et al. 2020, arXiv:1910.10683, §3.1.4, §3.3.4): of a row's `length` tokens a share
+`noise`, in runs of `span` on average, is replaced by sentinels, each at its own place, so that both texts together are
+the row. Numbers of runs and of hidden tokens are the same in every row, which needs no padding; how they fall is drawn
+anew in every epoch. The loss of a step is the mean over all that the decoder writes. What is logged and measured leaves
+sentinels and ends out: it is the nll of the hidden tokens alone.
+
+    arm                         encoder lookup  decoder lookup  output head
+    tied, factored:64, …              A               A              A         three-way (Vaswani et al. 2017, §3.4)
+    untied, …                         A               A              B         T5 1.1
+    tied+encoder=apart                A               B              B         (Press & Wolf 2017, §3, decoder's tying)
+    untied+encoder=apart              A               B              C
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+from tiewise.boundary.boundary import sound_std
+from tiewise.boundary.install import Installed
+from tiewise.boundary.saved import ENTRY
+from tiewise.core.errors import RunError, SpecError
+from tiewise.core.files import require
+from tiewise.core.first_loss import first_step
+from tiewise.core.spec import BoundarySpec
+from tiewise.data.corpus import PreparedText, prepare
+from tiewise.data.tokenizer import windows
+from tiewise.data.training_rows import mark
+from tiewise.training.results import MASKED, Share
+from tiewise.training.run import Kind, MeasuredSplit, build_drawn, check_rows, evaluating, measured, unigram_nll
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import Job, TiewiseTrainer
+
+Ints = NDArray[np.int64]
+T5, BART = "t5", "bart"
+APART, ENCODER = "+encoder=apart", "encoder.embed_tokens.weight"
+SENTINEL, PAD = "<extra_id_{}>", {"pad_token": "<pad>"}  # as T5's own tokenizer has them
+MEASURED_SEED = 20_191  # of the runs that are hidden where models are measured: the same for all arms and seeds
+_BATCH = 64  # rows of a forward pass that measures
+
+
+@dataclass(frozen=True)
+class Seq2SeqOptions:
+    """Settings of encoder-decoders and their task."""
+
+    noise: float = 0.15  # share of a row's tokens that are hidden
+    span: float = 3.0  # tokens of a hidden run, on average
+
+    def sizes(self, length: int) -> tuple[int, int]:
+        """(hidden tokens, runs of them) of a row of so many tokens."""
+        hidden = max(1, round(self.noise * length))
+        return hidden, max(1, round(hidden / self.span))
+
+    def read_arm(self, text: str) -> tuple[str, BoundarySpec]:
+        """(canonical name, boundary of the decoder's two ends) of an arm."""
+        boundary = text.removesuffix(APART)
+        spec = BoundarySpec.parse(boundary)
+        if boundary == text:
+            return str(spec), spec
+        if not spec.plain or spec != spec.plainly():
+            raise SpecError(f"{text}: an encoder's own table stands beside plain tables", f"use tied{APART}, say")
+        return str(spec) + APART, spec
+
+
+# rows
+
+
+def hide(ids: Ints, hidden: int, sentinels: Ints, end: int, draw: np.random.Generator) -> tuple[Ints, Ints, Ints]:
+    """Hide so many of a row's tokens [T], in as many runs as there are sentinels [S].
+
+    Return what the encoder reads [T − hidden + S + 1], what the decoder writes [hidden + S + 1], and which of that are
+    tokens of the row, 1 or 0. Both texts end in `end`.
+    """
+    runs = len(sentinels)
+    gone = _parts(hidden, runs, draw)
+    kept = _parts(len(ids) - hidden + 2, runs + 1, draw)
+    kept[[0, -1]] -= 1  # a row may begin and end with a hidden run
+    is_gone = np.repeat(np.arange(2 * runs + 1) % 2 == 1, np.insert(kept, np.arange(1, runs + 1), gone))
+    before, begins = np.cumsum(kept)[:-1], np.cumsum(gone) - gone  # of each run, within what is kept and what is gone
+    read = np.append(np.insert(ids[~is_gone], before, sentinels), end)
+    written = np.append(np.insert(ids[is_gone], begins, sentinels), end)
+    return read, written, np.append(np.insert(np.ones(hidden, np.int64), begins, 0), 0)
+
+
+def _parts(total: int, count: int, draw: np.random.Generator) -> Ints:
+    """Sizes [count] of 1 or more that sum to `total`, each way of dividing it as likely as any other."""
+    return np.diff(np.sort(draw.choice(total - 1, count - 1, replace=False)) + 1, prepend=0, append=total)
+
+
+class SpanRows(Dataset):
+    """`{"input_ids", "decoder_input_ids", "labels", "hidden": int64[…]}` of blocks of text [rows, T], epoch on epoch.
+
+    Row i is a function of the seed and i alone: an interrupted run goes on with the rows that it would have had.
+    `count` rows in all; one epoch unless given.
+    """
+
+    def __init__(self, job: Job, blocks: np.ndarray, *, seed: int, count: int | None = None) -> None:
+        tokenizer = job.text.tokenizer()
+        self.blocks, self.seed, self.count = blocks, seed, len(blocks) if count is None else count
+        self.sentinels = np.array(tokenizer.convert_tokens_to_ids(sentinels(job.settings)))
+        self.hidden, self.marks = job.settings.own.sizes(job.settings.length)[0], marks(job.settings, tokenizer)
+        self.epoch, self.order = -1, np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        epoch, place = divmod(index, len(self.blocks))
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, np.random.default_rng([self.seed, 0, epoch]).permutation(len(self.blocks))
+        ids = self.blocks[self.order[place]].astype(np.int64)
+        draw, end = np.random.default_rng([self.seed, 1, index]), self.marks["eos_token_id"]
+        read, written, hidden = hide(ids, self.hidden, self.sentinels, end, draw)
+        begun = np.insert(written[:-1], 0, self.marks["decoder_start_token_id"])
+        found = {"input_ids": read, "decoder_input_ids": begun, "labels": written, "hidden": hidden}
+        return {name: torch.from_numpy(value) for name, value in found.items()}
+
+
+def sentinels(settings: Settings) -> list[str]:
+    """The tokens that stand for hidden runs, in their order."""
+    return [SENTINEL.format(i) for i in range(settings.own.sizes(settings.length)[1])]
+
+
+def marks(settings: Settings, tokenizer: Any) -> dict[str, int]:
+    """Ids of the special tokens, by the config's names; a decoder begins as its family's do."""
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    return {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": pad if settings.model == T5 else end}
+
+
+# models
+
+
+def make_config(settings: Settings, text: PreparedText) -> Any:
+    """Configuration of a T5 or a BART without dropout, with as many layers in its encoder as in its decoder."""
+    s, width = settings, settings.width
+    if s.model == T5:
+        own = {"d_kv": width // s.heads, "d_ff": 4 * width, "num_layers": s.layers, "num_heads": s.heads}
+        own |= {"dropout_rate": 0.0, "tie_word_embeddings": False}  # which only leaves its scale at the head out
+    else:
+        ends = ("encoder", "decoder")
+        sizes = {"layers": s.layers, "attention_heads": s.heads, "ffn_dim": 4 * width}
+        own = {f"{end}_{name}": size for end in ends for name, size in sizes.items()}
+        own |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+        own |= {"init_std": 0.5 * sound_std(width), "max_position_embeddings": 2 * s.length, "bos_token_id": None}
+        own["forced_eos_token_id"] = text.tokenizer().eos_token_id
+    return AutoConfig.for_model(s.model, vocab_size=text.vocab, d_model=width, **own, **marks(s, text.tokenizer()))
+
+
+def make_model(job: Job) -> Any:
+    """Build an arm's model, in its family's own class."""
+    model = AutoModelForSeq2SeqLM.from_config(make_config(job.settings, job.text), dtype=torch.float32)
+    if job.arm.endswith(APART):
+        lookup = model.get_encoder().embed_tokens
+        lookup.weight = nn.Parameter(lookup.weight.detach().clone())
+        for module in model.modules():  # nothing is to tie it again
+            keys = getattr(module, "_tied_weights_keys", None) or {}
+            if any(key.endswith(ENCODER) for key in keys):
+                module._tied_weights_keys = {key: keys[key] for key in keys if not key.endswith(ENCODER)}
+    return model
+
+
+def logits_of(model: Any, batch: Mapping[str, Tensor]) -> Any:
+    """Logits [rows, written, V] of what the decoder is to write."""
+    given = {name: batch[name] for name in ("input_ids", "decoder_input_ids")}
+    return model(**given, use_cache=False).logits
+
+
+class SpanTrainer(TiewiseTrainer):
+    """Trains on `SpanRows`; its logged loss is the nll of the hidden tokens."""
+
+    def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Nll of all that the decoder writes, the mean over the micro-batch."""
+        logits = logits_of(model, inputs)
+        losses = F.cross_entropy(logits.flatten(0, 1), inputs["labels"].flatten(), reduction="none")
+        self.see(loss=losses.detach()[inputs["hidden"].flatten() == 1])
+        return self.share_of_step(losses.mean(), kwargs.get("num_items_in_batch"))
+
+
+class EncoderDecoders(Kind):
+    """Trained on blocks of any text whose runs are hidden, by AdamW with warm-up and a cosine."""
+
+    where = "in an encoder-decoder's run"
+    options = Seq2SeqOptions
+    defaults: Mapping[str, Any] = {"model": T5}
+    lacks: Mapping[str, tuple[Any, str]] = {"match": ("width", "leave it out: arms have one body")}
+    curve_blocks = 128  # of which a small share is hidden
+
+    def check(self, settings: Settings) -> Seq2SeqOptions:
+        """Refuse sizes that leave no task, too."""
+        own: Seq2SeqOptions = super().check(settings)
+        require(own, "noise", lambda x: 0 < x < 1, "use a share between 0 and 1")
+        require(own, "span", lambda x: 1 <= x < float("inf"), "use 1 or more")
+        require(settings, "model", (T5, BART).__contains__, f"choose {T5} or {BART}")
+        if settings.width % settings.heads:
+            raise RunError(f"{settings.heads} heads do not divide width {settings.width}", "choose heads that do")
+        hidden, runs = own.sizes(settings.length)
+        if runs - 1 > settings.length - hidden:
+            what = f"{runs} runs of {hidden} hidden tokens do not fit into rows of {settings.length}"
+            raise RunError(what, "use less noise, or a longer span")
+        return own
+
+    def prepare(self, settings: Settings, folder: Path) -> PreparedText:
+        """Read a text, and give its tokenizer the sentinels."""
+        s = settings
+        for spec in s.specs().values():
+            spec.maps(s.width)
+        text = prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, train_tokens=s.train_tokens)
+        rows = len(text.split("train")) // s.length
+        check_rows(s, rows, f"has {rows} training rows")
+        return mark(text, PAD, sentinels(s))
+
+    def build(self, job: Job) -> Installed:
+        """Build it with every table drawn N(0, std²), independently where there are several."""
+        std = self.table_std(job)
+        installed = build_drawn(job, partial(make_model, job), std)
+        if job.arm.endswith(APART):
+            nn.init.normal_(installed.model.get_encoder().embed_tokens.weight, 0, std)
+            # a boundary that is read there would be put at the encoder, too; transformers needs none for plain tables
+            delattr(installed.model.config, ENTRY)
+        return installed
+
+    def table_std(self, job: Job) -> float:
+        """The boundary's own, else the run's, else the sound one for this width."""
+        return job.spec.init or job.settings.init or sound_std(job.settings.width)
+
+    def first_loss(self, job: Job) -> float:
+        """Of a decoder that knows nothing yet."""
+        return first_step(job.spec, job.text.vocab, job.settings.width, self.table_std(job)).computed()[0]
+
+    def trainer(self, job: Job, installed: Installed) -> SpanTrainer:
+        """Make the Trainer."""
+        s, tokens = job.settings, job.text.split("train")
+        blocks = windows(tokens, s.length, len(tokens) // s.length)
+        rows = SpanRows(job, blocks, seed=job.seed, count=s.steps * s.batch * s.accumulate)
+        return SpanTrainer(installed, **self.given(job, installed, rows, train_sampling_strategy="sequential"))
+
+    @torch.no_grad()
+    def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
+        """Evaluate the hidden tokens of rows: of training text as many rows as the validation split has."""
+        length, tokens, model = job.settings.length, job.text.split(split), installed.model
+        most = min(len(job.text.split(job.split)), job.settings.measured) // length
+        count = min(len(tokens) // length, self.curve_blocks if point else max(1, most))
+        found = []
+        with evaluating(model):
+            for batch in DataLoader(SpanRows(job, windows(tokens, length, count), seed=MEASURED_SEED), _BATCH):
+                given = {name: value.to(model.device) for name, value in batch.items()}
+                hidden = given["hidden"] == 1
+                logits, targets = logits_of(model, given)[hidden].float(), given["labels"][hidden]
+                losses = F.cross_entropy(logits, targets, reduction="none").double()
+                found.append((losses, targets, logits.argmax(-1) == targets))
+        losses, targets, right = (torch.cat(part) for part in zip(*found, strict=True))
+        shares = {MASKED: Share.of(int(right.sum()), len(right), float(losses.mean()))}
+        known = unigram_nll(targets, job.text.counts)
+        return measured([(losses, targets)], job.text.counts, shares=shares, unigram_nll=known)
+
+    def evaluated(self, job: Job) -> int:
+        """Hidden tokens, which are what is measured."""
+        length = job.settings.length
+        return super().evaluated(job) * job.settings.own.sizes(length)[0] // length
+
+    def parameters(self, installed: Installed) -> dict[str, int]:
+        """An encoder's own table apart."""
+        found, table = super().parameters(installed), installed.model.get_encoder().embed_tokens.weight
+        if all(table is not one for one in installed.tables()):
+            found = {"encoder table": table.numel(), **found, "body": found["body"] - table.numel()}
+        return found
+
+
+KIND = EncoderDecoders()
