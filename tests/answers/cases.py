@@ -6,6 +6,7 @@ DECODER = f"{TEXT} {RUN} --steps=8 --tokenizer=bytes --quiet"
 RECURRENT = "--recipe pytorch-200 corpus --set=width=8 --set=batch=2 --set=length=4 --set=epochs=1 --quiet"
 ALBERT = f"--recipe albert-small {TEXT} --steps=4 --tokenizer=bytes --set=width=16 --set=layers=2 --set=heads=2"
 ALBERT += " --set=inner=32 --set=length=32 --set=batch=4 --set=measured=512 --quiet"
+SEQ2SEQ = f"{DECODER} --set=kind=seq2seq"
 EFFORT = f"{TEXT} --windows=8 --length=16 --samples=80 --lens-steps=20 --quiet"
 SECTIONS = """direct_path first_mlp bigrams alignment which_end gradients tokens lens refinement applications
 gradients_over_training"""
@@ -55,6 +56,7 @@ TRAINED = {
     "train recurrent": f"train {RECURRENT} -o recurrent-single",
     "compare albert": f"compare {ALBERT} --arms=factored:4,tied --share=none,all --seeds=2 -o albert",
     "train albert": f"train {ALBERT} -o albert-single",
+    "compare seq2seq": f"compare {SEQ2SEQ} --arms=tied,untied+encoder=apart,factored:4 --seeds=2 -o seq2seq",
     "compare flax": f"compare {DECODER} --backend=flax --arms=tied,untied --seeds=2 -o flax",
     "inspect comparison": f"inspect decoder {EFFORT} --out decoder-page",
     "inspect albert": f"inspect albert-single/*/seed-1/final --only=refinement,applications {EFFORT}",
@@ -88,6 +90,7 @@ compare --resume -o absent
 compare --recipe=colour
 compare --share=all
 train --boundary=tied,untied
+train --set=kind=seq2seq --model=llama
 train --recipe=pytorch-200
 train -t text.txt --steps=0
 data hide

@@ -191,7 +191,7 @@ def train(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Train one model with a boundary, and write it where `AutoModelForCausalLM.from_pretrained` reads it: `final`.
+    """Train one model with a boundary, and write it where `from_pretrained` of transformers reads it: `final`.
 
     Where only `tiewise.load` reads that, the same model lies beside it as plain dense tables: `dense`.
     """

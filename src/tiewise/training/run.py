@@ -2,9 +2,9 @@
 
     settings → prepare the text → build an arm → its first loss → steps → measure → what is written beside the result
 
-What differs between a decoder, a recurrent model, an ALBERT and a decoder in JAX is a `Kind`: one file in
-`tiewise.training.kinds` with an object `KIND`. Everything else, from `run.yaml` to the finding, is the same for all of
-them and knows none by name. What a kind cannot do it names in `lacks` and `alone`; it is refused here.
+What differs between a decoder, a recurrent model, an ALBERT, an encoder-decoder and a decoder in JAX is a `Kind`: one
+file in `tiewise.training.kinds` with an object `KIND`. Everything else, from `run.yaml` to the finding, is the same for
+all of them and knows none by name. What a kind cannot do it names in `lacks` and `alone`; it is refused here.
 
 Losses are nats per predicted token of a split, in all and by token frequency: not the Trainer's `eval_loss`, which
 weights batches by rows, and not its `train_loss`, which after a resume covers the resumed steps alone. Every arm is

@@ -1,8 +1,8 @@
 """Encoder-decoders: a T5 or a BART learns to write what was hidden from its encoder, with three places for its tables.
 
-    text                    Thank you for inviting me to your party last week .
-    encoder is given        Thank you <0> me to your party <1> week . <eos>
-    decoder is to write     <0> for inviting <1> last <eos>
+    text                    The cat from next door came in through our kitchen window .
+    the encoder reads       The cat <0> door came in through <1> window . <eos>
+    the decoder writes      <0> from next <1> our kitchen <eos>
 
 This is T5's span corruption (Raffel et al. 2020, arXiv:1910.10683, §3.1.4, §3.3.4): of a row's `length` tokens a share
 `noise`, in runs of `span` on average, is replaced by sentinels, each at its own place, so that both texts together are
@@ -11,9 +11,9 @@ anew in every epoch. The loss of a step is the mean over all that the decoder wr
 sentinels and ends out: it is the nll of the hidden tokens alone.
 
     arm                         encoder lookup  decoder lookup  output head
-    tied, factored:64, …              A               A              A         three-way (Vaswani et al. 2017, §3.4)
+    tied, factored:64, …              A               A              A         Press & Wolf 2017; Vaswani et al. 2017
     untied, …                         A               A              B         T5 1.1
-    tied+encoder=apart                A               B              B         (Press & Wolf 2017, §3, decoder's tying)
+    tied+encoder=apart                A               B              B         the decoder's own tying
     untied+encoder=apart              A               B              C
 """
 
@@ -200,7 +200,7 @@ class EncoderDecoders(Kind):
 
     where = "in an encoder-decoder's run"
     options = Seq2SeqOptions
-    defaults: Mapping[str, Any] = {"model": T5}
+    defaults: Mapping[str, Any] = {"model": T5, "batch": 32}  # a row has a quarter of a decoder's to predict
     lacks: Mapping[str, tuple[Any, str]] = {"match": ("width", "leave it out: arms have one body")}
     curve_blocks = 128  # of which a small share is hidden
 
