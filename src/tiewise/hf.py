@@ -73,9 +73,8 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
         plain = next((model for model in models if getattr(model, "__name__", None) == name), None)
     if not (isinstance(plain, type) and issubclass(plain, PreTrainedModel)):
         fix = "load it with the class that you know it has, then call tiewise.install(model)"
-        raise InstallError(
-            f"{path}: its config.json names the architecture {names[0]}, neither of transformers nor registered", fix
-        )
+        what = f"{path}: its config.json names the architecture {names[0]}"
+        raise InstallError(f"{what}, neither of transformers nor registered", fix)
     return family_model(plain) if is_family(config) else plain
 
 

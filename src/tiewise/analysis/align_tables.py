@@ -103,9 +103,8 @@ class Alignment:
     def quantities(self, of: str = "", decides: bool = False) -> Iterator[Quantity]:
         """Every measure as a section says it: maps on rows that they have not seen first.
 
-        Args:
-            of: whose two tables they are, where the section's model does not say it.
-            decides: whether the two could as well have been one table.
+        `of` says whose two tables they are, where the section's model does not; `decides` whether they could be one
+        table.
         """
         title = f"The two tables of {of}" if of else "Input against output"
         unseen = HELD_OUT if self.fitted_rows < self.pairs else FITTED
@@ -146,14 +145,9 @@ class Alignment:
 def align(
     a: AnyTable, b: AnyTable, pairs: Pairs, settings: AlignSettings | None = None, counts: ArrayLike | None = None
 ) -> Alignment:
-    """Align table A [V, d1] with table B [V', d2]; maps go from A to B.
+    """Align table A [V, d1] with table B [V', d2], whose rows `pairs` brings together; maps go from A to B.
 
-    Args:
-        a: a table, a stored tensor, or an array.
-        b: the other.
-        pairs: rows that belong together (`by_text`, `one_vocabulary`).
-        settings: what to measure.
-        counts: how often each pair's token occurs, [pairs]; with it, CKA is also given with frequency taken out.
+    With `counts`, how often each pair's token occurs [pairs], CKA is also given with frequency taken out.
 
     Raises:
         CheckpointError: fewer than 16 pairs, no map that applies, rows that are not finite, or no tables of floats.

@@ -15,18 +15,14 @@ FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
 def check(
     paths: list[Path] = typer.Argument(
-        None, metavar="PATH", help="Hugging Face folder, one .safetensors, PEFT adapter folder, GGUF or ONNX file."
+        None, metavar="PATH", help="Checkpoint or adapter folder, .safetensors, .gguf, .onnx."
     ),
     base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
-    beside: Path = typer.Option(
-        None, metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint that it was made from."
-    ),
+    beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint it was made from."),
     target: Path = typer.Option(None, metavar="DIR", help="Of a draft: the checkpoint that it proposes tokens to."),
     world: int = typer.Option(None, metavar="N", help="Ranks to spread it over: what each gets of the tables."),
     as_class: str = typer.Option(None, "--as", metavar="CLASS", help="The class of transformers that shall load it."),
-    quantise: Path = typer.Option(
-        None, metavar="FILE", help="The JSON config of a quantisation to come: is it right for this model?"
-    ),
+    quantise: Path = typer.Option(None, metavar="FILE", help="JSON config of a quantisation to come: does it fit?"),
     deep: bool = typer.Option(False, "--deep", help="Read every row: NaN, empty and duplicate rows, equal tensors."),
     headers: bool = typer.Option(False, "--headers", help="Read headers only; equal tables are not told apart."),
     select: str = typer.Option(None, metavar="IDS", help="Only these rules: B012,B02."),

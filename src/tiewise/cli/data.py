@@ -69,9 +69,8 @@ def data(
 
 def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
     row = rows[index]
-    inputs, labels, segment, there = (
-        row[name].tolist() for name in ("input_ids", "labels", "token_type_ids", "attention_mask")
-    )
+    names = ("input_ids", "labels", "token_type_ids", "attention_mask")
+    inputs, labels, segment, there = (row[name].tolist() for name in names)
     size = sum(there)
     parts = []  # each token, and what it was where it is to be predicted
     for given, wanted in zip(inputs[:size], labels, strict=False):

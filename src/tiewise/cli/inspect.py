@@ -18,9 +18,7 @@ PAGE, RESULT = "report.html", "inspection.json"
 def inspect(
     model: Path = typer.Argument(..., metavar="A", help="Hugging Face folder, or a folder of `tiewise compare`."),
     other: Path = typer.Argument(None, metavar="[B]", help="A second model, to be set beside the first."),
-    text: list[str] = typer.Option(
-        None, "--text", "-t", metavar="TEXT", help="What to run the models on; as compare's."
-    ),
+    text: list[str] = typer.Option(None, "--text", "-t", metavar="TEXT", help="To run the models on; as compare's."),
     tokens: str = typer.Option(None, metavar="PAIRS", help='Token pairs to follow both ways: "New, York; San, Diego".'),
     only: str = typer.Option(None, metavar="NAMES", help="Only these sections: direct_path,alignment."),
     out: Path = typer.Option(None, "--out", "-o", metavar="DIR", help=f"Write {PAGE} and {RESULT} there."),

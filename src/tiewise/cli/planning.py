@@ -20,9 +20,7 @@ SIZES = "Sizes alone, or of --like: "
 
 
 def plan(
-    config: Path = typer.Argument(
-        None, metavar="CONFIG_OR_FOLDER", help="A config.json, or the folder that holds one."
-    ),
+    config: Path = typer.Argument(None, metavar="CONFIG_OR_FOLDER", help="A config.json, or the folder with one."),
     like: str = typer.Option(None, metavar="NAME", help="A model of the catalogue (`tiewise models`), or its like."),
     vocab: int = typer.Option(None, help=f"{SIZES}tokens V."),
     width: int = typer.Option(None, help=f"{SIZES}width D."),
@@ -33,7 +31,7 @@ def plan(
     gated: bool = typer.Option(None, "--gated", help=f"{SIZES}the feed-forward part has a gate (three matrices)."),
     boundary: str = typer.Option("tied,untied", help="Boundaries side by side: tied,untied,factored:128."),
     share: str = typer.Option(
-        None, help="Layers that share: none,attention,ffn,all,all:groups=2.", show_default="as it is"
+        None, help="What layers share: none,attention,all,all:groups=2.", show_default="as it is"
     ),
     batch: int = typer.Option(8, help="Sequences of one rank in one step."),
     length: int = typer.Option(1024, help="Tokens of a sequence."),
@@ -43,12 +41,8 @@ def plan(
     fsdp: int = typer.Option(
         None, help="Ranks that shard all parameters; with --tp, adds both at once.", show_default="the world"
     ),
-    init: float = typer.Option(
-        None, help="Standard deviation of all weights at the start.", show_default="the config's"
-    ),
-    build: bool = typer.Option(
-        False, "--build", help="Count by building the model's class without memory (needs torch)."
-    ),
+    init: float = typer.Option(None, help="Standard deviation of weights at the start.", show_default="the config's"),
+    build: bool = typer.Option(False, "--build", help="Count by building the model without memory (needs torch)."),
     plot: Path = typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the page that --plot names."),
     json_: bool = o.JSON,
@@ -127,9 +121,7 @@ def _built(model: Described) -> Described:
     values = config_of(model) if isinstance(model, Path) else find(model).config if isinstance(model, str) else None
     values = model if isinstance(model, dict) else values  # a model of the catalogue at other sizes
     if values is None:
-        raise PlanError(
-            "--build has no config to build", "give a config.json, or a model whose sizes the catalogue has"
-        )
+        raise PlanError("--build has no config to build", "give one, or a model whose sizes the catalogue has")
     from tiewise.planning.read_config import count_on_meta
 
     return count_on_meta(values)

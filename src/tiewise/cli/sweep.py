@@ -15,12 +15,8 @@ from tiewise.core.errors import RunError
 
 
 def sweep(
-    grid: str = typer.Argument(
-        None, metavar="GRID", help="A YAML file, or a grid that comes along: quick, rank, …", show_default=False
-    ),
-    out: Path = typer.Option(
-        Path("runs/sweep"), "--out", "-o", help="Folder of the study; every cell is a run folder inside."
-    ),
+    grid: str = typer.Argument(None, metavar="GRID", help="A YAML file, or one that comes along: quick, rank, …"),
+    out: Path = typer.Option(Path("runs/sweep"), "--out", "-o", help="Folder of the study, every cell a run inside."),
     quick: bool = typer.Option(False, "--quick", help="A rehearsal: the ends of every axis, two seeds, 30 steps."),
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,

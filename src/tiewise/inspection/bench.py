@@ -1,4 +1,10 @@
-"""What a section is given: one checkpoint under a name, what is asked of it, and a `Bench` that all sections share.
+"""A section, and what it is given: one checkpoint under a name, and a `Bench` that all sections share.
+
+    @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
+    def applications(subject, bench) -> Found: ...
+
+A section is such a function in a file of the folder `sections`, found by itself: `--only` takes its name, and words,
+table, figures and JSON follow from what it finds. What a model does not allow raises `NotHere`, with the reason.
 
 On the bench lie texts in each model's own tokens, and models that are loaded once.
 """
@@ -20,7 +26,8 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
-from tiewise.core.errors import CheckpointError, DataError, RunError
+from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError
+from tiewise.core.found import Found
 from tiewise.training.folder import DATA, RESULTS, read_json
 from tiewise.training.results import Comparison
 
@@ -148,6 +155,39 @@ class Bench:
             raise DataError(LACKS)
         counts: Ids = _CORPUS.load_prepared(run / DATA).counts
         return counts
+
+
+class NotHere(TiewiseError):
+    """A section that has no meaning for these subjects: left out, and the reason said."""
+
+
+Measured = Callable[[Subject, Bench], Found]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section."""
+
+    name: str
+    asks: str  # the question that is its title
+    place: int  # in the order in which sections are told
+    measure: Measured
+    text: bool = False  # whether it needs a text
+    weight: int = 1  # how many times as long it takes as most others, roughly; for progress
+
+
+SECTIONS: dict[str, Section] = {}
+
+
+def section(*, asks: str, place: int, text: bool = False, weight: int = 1) -> Callable[[Measured], Measured]:
+    """Register a function of the folder `sections` as a section."""
+
+    def registered(measure: Measured) -> Measured:
+        name = measure.__name__
+        SECTIONS[name] = Section(name, asks, place, measure, text, weight)
+        return measure
+
+    return registered
 
 
 def _kept(most: int) -> tuple[str, TemporaryDirectory[str]]:

@@ -1,11 +1,5 @@
 """`inspect`: every section of every model, the reason where there is none, and what of it speaks for tying.
 
-    @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
-    def applications(subject, bench) -> Found: ...
-
-A section is such a function in a file of the folder `sections`, found by itself: `--only` takes its name, and words,
-table, figures and JSON follow from what it finds. What a model does not allow raises `NotHere`, with the reason.
-
 What was measured with a question that can favour a side is evidence for one table or for two. It speaks only where its
 interval leaves out all that no effect would give, and still does with Holm's correction for all that could speak: they
 are read side by side. What could favour neither side, because every natural text, any map or any end of training gives
@@ -17,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -33,7 +27,18 @@ from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
 from tiewise.core.long_work import heard
-from tiewise.inspection.bench import FULL, LACKS, Bench, Effort, Request, Subject, comparison_of
+from tiewise.inspection.bench import (
+    FULL,
+    LACKS,
+    SECTIONS,
+    Bench,
+    Effort,
+    NotHere,
+    Request,
+    Section,
+    Subject,
+    comparison_of,
+)
 from tiewise.training.folder import FINAL, RESULTS, folder_name
 from tiewise.training.results import ALPHA, gaps
 from tiewise.training.settings import FILE as RUN
@@ -47,39 +52,6 @@ NO_INTERVAL = "no verdict: the losses' difference has no interval; train more se
 # sections that can be asked for, told by their files' names alone: to import some of them needs torch
 NAMES = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
 _VIEW = Late("tiewise.report.faces")  # needs rich, which an inspection does not
-
-
-class NotHere(TiewiseError):
-    """A section that has no meaning for these subjects: left out, and the reason said."""
-
-
-Measured = Callable[[Subject, Bench], Found]
-
-
-@dataclass(frozen=True)
-class Section:
-    """One section."""
-
-    name: str
-    asks: str  # the question that is its title
-    place: int  # in the order in which sections are told
-    measure: Measured
-    text: bool = False  # whether it needs a text
-    weight: int = 1  # how many times as long it takes as most others, roughly; for progress
-
-
-SECTIONS: dict[str, Section] = {}
-
-
-def section(*, asks: str, place: int, text: bool = False, weight: int = 1) -> Callable[[Measured], Measured]:
-    """Register a function of the folder `sections` as a section."""
-
-    def registered(measure: Measured) -> Measured:
-        name = measure.__name__
-        SECTIONS[name] = Section(name, asks, place, measure, text, weight)
-        return measure
-
-    return registered
 
 
 def sections() -> tuple[Section, ...]:

@@ -38,11 +38,8 @@ def beside_figures(
 ) -> Beside:
     """Published and reproduced figures of a recurrent recipe beside a run's own.
 
-    Args:
-        recipe: its name.
-        changed: settings other than the recipe's, as `name=value`.
-        own: arm → test perplexity of each seed.
-        data: facts of the prepared text.
+    `changed` are settings other than the recipe's, as `name=value`, `own` the test perplexities of each arm's seeds,
+    `data` facts of the prepared text.
     """
     words, vocab = data["splits"]["train"]["tokens"], data["tokenizer"]["vocab"]
     text = next((name for name, counts in TEXTS.items() if counts == (words, vocab)), None)

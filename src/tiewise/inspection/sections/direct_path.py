@@ -21,8 +21,7 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
 from tiewise.core.long_work import doing, progress
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
 ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"
@@ -37,13 +36,9 @@ def direct_path(subject: Subject, bench: Bench) -> Found:
 
 
 def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), samples: int = 4000, seed: int = 0) -> Found:
-    """Measure the direct path of a checkpoint.
+    """Measure the direct path of a checkpoint, and ask it for pairs of `words`, each one token, both ways.
 
-    Args:
-        folder: the checkpoint.
-        words: pairs of words to ask of both ways; each word must be one token.
-        samples: tokens among which the most asymmetric pairs are searched; all where there are fewer.
-        seed: of the samples.
+    The most asymmetric pairs are searched among `samples` tokens, drawn by `seed`; all where there are fewer.
 
     Raises:
         CheckpointError: no head, quantised tables, or maps between a table and the body.

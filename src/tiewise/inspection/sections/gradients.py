@@ -26,8 +26,7 @@ from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, count, plai
 from tiewise.core.frequency import BINS, bin_of, token_counts
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import (
     NEXT,
@@ -90,18 +89,16 @@ def gradients_of(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> Found:
-    """Measure both paths' gradients on a text; the model is left as it was.
+    """Measure both paths' gradients on windows of token ids [n, T]; the model is left as it was.
 
     Memory: ten tables of the model's own size (gradients, their sums and moments) and logits of a few windows.
 
     Args:
         opened: the checkpoint, in the precision in which gradients are wanted.
-        windows: token ids [n, T].
-        batch: windows of a batch.
+        windows: run `batch` at a time.
         seed: of the order of windows, and of hidden tokens where the model predicts those.
         counts: how often each token occurs in a longer text [V], for the bins; None counts the windows.
-        betas: of the Adam whose step is divided.
-        eps: of the same.
+        betas, eps: of the Adam whose step is divided.
 
     Raises:
         DataError: windows that this model cannot be run on, fewer than a batch, or gradients that are no numbers.

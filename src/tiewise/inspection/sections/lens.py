@@ -28,8 +28,7 @@ from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import NONE, Curve, Found, Listing, Quantity, plain
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import AppliedStack, find_stack
 
@@ -49,9 +48,7 @@ KL = "nats to the final distribution"
 UNIFORM, UNIGRAM, CONSTANT = "uniform distribution", "text's token frequencies", "model's mean distribution"
 
 
-@section(
-    asks="How much of the final prediction can be read off before the last layer?", place=100, text=True, weight=20
-)
+@section(asks="How much of the prediction can be read off before the last layer?", place=100, text=True, weight=20)
 def lens(subject: Subject, bench: Bench) -> Found:
     """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
     (run_on, held_out), steps = bench.windows(subject), bench.request.effort.lens_steps
@@ -78,14 +75,10 @@ class LensPlace:
 
 
 def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed: int = 0) -> Found:
-    """Read every layer with both lenses.
+    """Read every layer of a causal model with both lenses.
 
-    Args:
-        opened: a causal model.
-        windows: ids [n, T] to train translators on.
-        held_out: ids [m, T] to read everything on; apart from `windows`.
-        steps: of training, 20 or more.
-        seed: of the order of the windows.
+    Translators are trained for `steps` steps, 20 or more, on `windows` of ids [n, T], whose order `seed` draws.
+    Everything is read on other windows, `held_out` [m, T].
 
     Raises:
         DataError: windows that the model cannot be run on or that are too few, too few steps.

@@ -19,8 +19,7 @@ from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity, count, plain
 from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import doing
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NAMED = 6  # tokens of a view that carry their text
@@ -35,13 +34,10 @@ def tokens(subject: Subject, bench: Bench) -> Found:
 
 
 def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed: int = 0) -> Found:
-    """Measure the tables of a checkpoint token by token.
+    """Measure the tables of a checkpoint token by token; only these and its tokenizer's files are read.
 
-    Args:
-        folder: the checkpoint; only its tables and its tokenizer's files are read.
-        ids: a text in the model's own tokens [N]; without one, what needs a text is left out.
-        samples: tokens of the two-dimensional views.
-        seed: of every draw.
+    Without a text `ids` [N], in the model's own tokens, what needs one is left out. Two-dimensional views show
+    `samples` tokens; `seed` is of every draw.
 
     Raises:
         CheckpointError: no table that can be read.
