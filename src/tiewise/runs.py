@@ -27,7 +27,6 @@ from tiewise.training.workers import Workers
 
 REPORT, HEALED = "report.html", "healed.json"
 MOST_HELD_OUT = 1_000_000  # tokens that passages are taken from
-REPORT = "report.html"
 _STAGE = ".starting"  # in a study's folder, while its cells are prepared
 Found = TypeVar("Found")
 

@@ -22,17 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tiewise.analysis.model_tables import AnyTable, as_table
 from tiewise.analysis.paired_rows import CURVE, LINE, Matrix, Pairs, Products, directions, nearest, shared
-from tiewise.analysis.table_maps import (
-    CENTRED,
-    IDENTITY,
-    LINEAR,
-    ORTHOGONAL,
-    RAW,
-    AlignSettings,
-    Fitter,
-    Key,
-    fitted_chance,
-)
+from tiewise.analysis.table_maps import CENTRED, IDENTITY, LINEAR, ORTHOGONAL, RAW, AlignSettings, Fitter, fitted_chance
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
 from tiewise.core.found import NEITHER, ONE, TWO, Quantity, plain
@@ -211,7 +201,7 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
     scored = {FITTED: fit[place]} | ({HELD_OUT: held} if len(held) else {})
     maps = fitter.fit()
     seen = {rows: fitter.cosines(maps, which, which) for rows, which in scored.items()}
-    nulls: dict[str, list[dict[Key, Matrix]]] = {rows: [] for rows in scored}
+    nulls: dict[str, list[dict[tuple[str, str], Matrix]]] = {rows: [] for rows in scored}
     for _ in range(settings.permutations):
         order = generator.permutation(fit)
         partners = {FITTED: order[place], HELD_OUT: generator.permutation(held)}

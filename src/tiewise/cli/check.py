@@ -15,7 +15,7 @@ FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
 def check(
     paths: list[Path] = typer.Argument(
-        None, metavar="PATH", help="Checkpoint or adapter folder, .safetensors, .gguf, .onnx."
+        None, metavar="PATH", help="Folder (an adapter's too), .safetensors, .gguf, .onnx."
     ),
     base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
     beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint it was made from."),

@@ -54,11 +54,8 @@ def data(
         rows = PairRows(sentences, packing, masks, seed=seed, count=count)
         words = prepared.tokenizer()
         found = [_row(rows, index, words) for index in range(count)]
-    facts = {
-        "documents": len(sentences.documents) - 1,
-        "sentences": len(sentences),
-        "rows_per_epoch": rows.rows_per_epoch,
-    }
+    documents = len(sentences.documents) - 1
+    facts = {"documents": documents, "sentences": len(sentences), "rows_per_epoch": rows.rows_per_epoch}
     if json_:
         o.print_json({**facts, "rows": found})
         return

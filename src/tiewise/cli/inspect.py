@@ -26,9 +26,7 @@ def inspect(
     length: int = typer.Option(128, help="Tokens of each piece."),
     samples: int = typer.Option(4000, help="Rows of a table that are compared pair by pair."),
     lens_steps: int = typer.Option(250, help="Steps that each tuned lens is trained for."),
-    held_out: float = typer.Option(
-        0.2, help="Share of rows that maps between tables are scored on, not fitted to; 0: all for both, as published."
-    ),
+    held_out: float = typer.Option(0.2, help="Share of rows that maps are scored on, not fitted to; 0: all for both."),
     seed: int = typer.Option(0, help="Of every draw."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the inspection in --out."),
     full: bool = typer.Option(False, "--full", help="Print every table; so does --only."),

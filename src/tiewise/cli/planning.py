@@ -31,16 +31,14 @@ def plan(
     gated: bool = typer.Option(None, "--gated", help=f"{SIZES}the feed-forward part has a gate (three matrices)."),
     boundary: str = typer.Option("tied,untied", help="Boundaries side by side: tied,untied,factored:128."),
     share: str = typer.Option(
-        None, help="What layers share: none,attention,all,all:groups=2.", show_default="as it is"
+        None, help="Shared layers: none,attention,ffn,all,all:groups=2.", show_default="as it is"
     ),
     batch: int = typer.Option(8, help="Sequences of one rank in one step."),
     length: int = typer.Option(1024, help="Tokens of a sequence."),
     dtype: str = typer.Option("float32", help="Of weights and gradients: float32, bfloat16, float16."),
     world: int = typer.Option(1, help="Ranks: adds data parallel and FSDP, tables gathered or kept sharded."),
     tp: int = typer.Option(1, help="Ranks that split the vocabulary: adds vocabulary parallel and its stock form."),
-    fsdp: int = typer.Option(
-        None, help="Ranks that shard all parameters; with --tp, adds both at once.", show_default="the world"
-    ),
+    fsdp: int = typer.Option(None, help="Ranks that shard it all; with --tp, both at once.", show_default="the world"),
     init: float = typer.Option(None, help="Standard deviation of weights at the start.", show_default="the config's"),
     build: bool = typer.Option(False, "--build", help="Count by building the model without memory (needs torch)."),
     plot: Path = typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline."),

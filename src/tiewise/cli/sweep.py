@@ -10,7 +10,6 @@ from pathlib import Path
 import typer
 
 from tiewise.cli import options as o
-from tiewise.cli.training import JOBS, LAUNCHER, OVERWRITE, RESUME
 from tiewise.core.errors import RunError
 
 
@@ -18,10 +17,10 @@ def sweep(
     grid: str = typer.Argument(None, metavar="GRID", help="A YAML file, or one that comes along: quick, rank, …"),
     out: Path = typer.Option(Path("runs/sweep"), "--out", "-o", help="Folder of the study, every cell a run inside."),
     quick: bool = typer.Option(False, "--quick", help="A rehearsal: the ends of every axis, two seeds, 30 steps."),
-    resume: bool = RESUME,
-    overwrite: bool = OVERWRITE,
-    jobs: str = JOBS,
-    launcher: str = LAUNCHER,
+    resume: bool = o.RESUME,
+    overwrite: bool = o.OVERWRITE,
+    jobs: str = o.JOBS,
+    launcher: str = o.LAUNCHER,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:

@@ -142,15 +142,8 @@ def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int, std: float) ->
 
 def small_decoder(d: int) -> FreshBody:
     """Return the body that `compare` trains unless told otherwise: two layers of a Llama of width `d`."""
-    return FreshBody(
-        std=0.5 * d**-0.5,
-        heads=1,
-        head_dim=d,
-        ffn=max(8, round(d * 8 / 3 / 8) * 8),
-        layers=2,
-        activation="silu",
-        gated=True,
-    )
+    ffn = max(8, round(d * 8 / 3 / 8) * 8)
+    return FreshBody(std=0.5 * d**-0.5, heads=1, head_dim=d, ffn=ffn, layers=2, activation="silu", gated=True)
 
 
 @cache

@@ -104,6 +104,11 @@ class Bench:
         """Whether there is a text for this model, and what reads it."""
         return FULL and (bool(self.request.texts) or subject.run is not None)
 
+    def require_text(self, subject: Subject) -> None:
+        """Raise NotHere where there is none, or nothing that reads it."""
+        if not self.reads(subject):
+            raise NotHere("needs a text", "give --text") if FULL else NotHere(LACKS)
+
     def ids(self, subject: Subject) -> Ids:
         """The text in this model's tokens [N]; of a comparison without one, the text that it held out.
 

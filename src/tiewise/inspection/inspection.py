@@ -27,18 +27,7 @@ from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
 from tiewise.core.long_work import heard
-from tiewise.inspection.bench import (
-    FULL,
-    LACKS,
-    SECTIONS,
-    Bench,
-    Effort,
-    NotHere,
-    Request,
-    Section,
-    Subject,
-    comparison_of,
-)
+from tiewise.inspection.bench import LACKS, SECTIONS, Bench, Effort, NotHere, Request, Section, Subject, comparison_of
 from tiewise.training.folder import FINAL, RESULTS, folder_name
 from tiewise.training.results import ALPHA, gaps
 from tiewise.training.settings import FILE as RUN
@@ -284,7 +273,7 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
     for subject in subjects:
         for pair in request.pairs:
             find_tokens(subject.folder, pair)
-        if request.texts and FULL:
+        if request.texts and bench.reads(subject):
             bench.ids(subject)
     wanted = [one for one in every or sections() if not request.only or one.name in request.only]
     weights = [one.weight * PARTS for one in wanted for _ in subjects]
@@ -295,8 +284,8 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
         left_out: dict[str, str] = {}
         for subject, place in zip(subjects, parts, strict=False):
             try:
-                if one.text and not bench.reads(subject):
-                    raise NotHere("needs a text", "give --text") if FULL else NotHere(LACKS)
+                if one.text:
+                    bench.require_text(subject)
                 with _part(subject.label, *place, sum(weights)):
                     found[subject.label] = one.measure(subject, bench).about(subject.label)
             except TiewiseError as error:

@@ -155,13 +155,8 @@ class Sheet:
 
 @cache
 def _template() -> Template:
-    made = Environment(
-        loader=PackageLoader("tiewise.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = PackageLoader("tiewise.report")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters["unbroken"] = lambda line: line.replace(" %", "\N{NO-BREAK SPACE}%")
     return made.get_template("report.html")
 

@@ -109,16 +109,13 @@ def first_mlp_of(
             row += [plain(logit, 3), f"{math.exp(log):.3g}", count(rank + 1)]
         rows.append((*row, NONE if math.isnan(share) else f"{share:.3g}"))
     columns = (f"{name}: {what}" for name in paths for what in ("logit", "probability", "rank"))
+    sample = count(len(chosen))
     return Found(
         answer="some" if change.low > 0 else "it takes some away" if change.high < 0 else "no clear amount",
         quantities=tuple(quantities),
         grids=tuple(grids),
         listings=(Listing("Requested pairs", ("order", *columns, "in the text"), tuple(rows)),) if words else (),
-        notes=(
-            f"{count(len(chosen))} tokens sampled; the map is {block.composition}",
-            *path.notes,
-            "attention is left out",
-        ),
+        notes=(f"{sample} tokens sampled; the map is {block.composition}", *path.notes, "attention is left out"),
     )
 
 

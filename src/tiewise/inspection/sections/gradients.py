@@ -28,17 +28,7 @@ from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
-from tiewise.internals.two_paths import (
-    NEXT,
-    AdamPaths,
-    Floats,
-    PathSplit,
-    RowSums,
-    TextLoss,
-    cosine_null,
-    parted,
-    row_sums,
-)
+from tiewise.internals.two_paths import NEXT, AdamPaths, PathSplit, RowSums, TextLoss, cosine_null, parted, row_sums
 
 PERMUTATIONS = 19
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -237,7 +227,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
     yield aside(f"absent tokens' part of {ADAM}", part, n=n, why="of ‖u‖²")
 
 
-def _shares(found: PathGradients, sums: RowSums) -> Floats:
+def _shares(found: PathGradients, sums: RowSums) -> NDArray[np.float64]:
     """Head path's share in the rows of tokens that occur in the windows, where there is one."""
     shares = sums.share_b[found.seen > 0]
     return shares[np.isfinite(shares)]

@@ -174,9 +174,7 @@ def _identities(stack: AppliedStack, texts: Tensor) -> list[Translator]:
     return [Translator.identity(mean / count, second / count) for mean, second in zip(means, seconds, strict=True)]
 
 
-def _train_step(
-    stack: AppliedStack, translators: Sequence[Translator], ids: Tensor, done: int, steps: int
-) -> list[float]:
+def _train_step(stack: AppliedStack, translators: list[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
     """Take step number `done` of `steps` with every translator on windows [B, T]; their mean KL in nats before it."""
     states = _positions(stack.states(ids))
     losses = [0.0] * len(translators)
