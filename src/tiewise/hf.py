@@ -21,17 +21,8 @@ from transformers import AutoConfig, PreTrainedModel
 import tiewise.sharing.share  # noqa: F401  (its entry of a config)
 from tiewise.boundary.install import build_into, installed
 from tiewise.boundary.locate import Journal, declare_tying
-from tiewise.boundary.saved import (
-    AUTO,
-    ENTRY,
-    PREFIX,
-    TiewiseConfig,
-    family_model,
-    forget,
-    is_family,
-    link_of,
-    register,
-)
+from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, forget, is_family, link_of, register
+from tiewise.boundary.saved import TiewiseConfig as TiewiseConfig
 from tiewise.boundary.verify import unswap
 from tiewise.core.errors import InstallError, TiewiseWarning, UnsupportedError
 

@@ -144,7 +144,7 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
                 what = f"{place}: a comparison that is not finished"
                 raise RunError(what, "finish it with `tiewise compare --resume`")
             if not folder.tensors and (place / ADAPTER_CONFIG).is_file():
-                fix = "merge it into the model that it adapts, and inspect the result"
+                fix = "`tiewise merge` it into its base first"
                 raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
             if not folder.tensors:
                 reason = f" ({folder.faults[0].what})" if folder.faults else ""

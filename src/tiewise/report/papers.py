@@ -73,8 +73,8 @@ def beside_figures(
     if unsure:
         named = ", ".join(f"{arm} {plain(r.value, 2)} ({text_of(r)})" for arm, r in unsure)
         said = [
-            f"Published for models of this size: {named}, by {sources}. Parts of that setting are unknown "
-            f"to us (see the recipe {recipe}), so this run is no repetition of it."
+            f"Published for models of this size: {named}, by {sources}. Parts of that setting are "
+            f"unknown (see the recipe {recipe}): this run does not repeat it."
         ]
     elif not known:
         said = [f"No published figure is known for {' with '.join(filter(None, [recipe, ', '.join(changed)]))}."]

@@ -118,7 +118,7 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
             Curve.through(
                 "Loss by how often the block is applied", enumerate(map(mean_interval, nll), 1),
                 unit=NATS, level=alone.value, level_name="token frequencies", **mark,
-                why="The open marker is the number of training; bands: over windows.",
+                why="Open marker: as trained; bands: over windows.",
             ),
             Curve.through(
                 "Loss less that of the model as trained", enumerate(map(mean_interval, nll - own), 1),
@@ -128,7 +128,7 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
             Curve.through(
                 "Change by one more application", enumerate(map(mean_interval, change), 1),
                 unit="relative change", log=True, **mark,
-                why="‖h after − h before‖ / ‖h before‖ of the last.",
+                why="Relative to the state before the last.",
             ),
         ),
     )  # fmt: skip

@@ -127,11 +127,11 @@ def bigrams_of(
         quantities=(
             Quantity.of_estimate(
                 "irreversibility", whole.held_out, unit=NATS,
-                why="cost of symmetry, guessed from other parts: too low on average",
+                why="guessed from other parts: too low",
             ),
             Quantity(
                 "… as counted", whole.plug_in, chance=whole.coin, unit=NATS, main=False,
-                why="too high on average; chance: tossed directions",
+                why="too high; chance: tossed directions",
             ),
             Quantity.of_estimate("own direct path pays", own, unit=NATS),
             Quantity("a bias alone pays", unigram, unit=NATS),

@@ -191,7 +191,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
         yield mean(
             "cosine of the two paths per batch", (x.cosine for x in splits), "cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
-            why="above zero a step for one helps the other; below, as in any tied model at rest, they oppose",
+            why="above zero a step for one helps the other; below, as at rest, they oppose",
         )  # fmt: skip
     yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
     yield mean("norm of the lookup path per batch", (x.a for x in splits), "norm", main=False)
@@ -199,7 +199,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
     yield aside("loss", found.nll, "nats per token", n=found.predicted)
     for where, split, null in ((WHOLE, found.gradient.split(), found.null), (ADAM, step, ())):
         if math.isfinite(split.cosine):
-            why = "permuted: the lookup path given to other tokens" if null else "Adam divides by the size of the sum"
+            why = "permuted: other tokens' lookup path" if null else "Adam divides by the size of the sum"
             yield aside(f"cosine, {where}", split.cosine, "cosine", chance=0.0, null=null, why=why)
         for name, value in (("lookup path", split.a), ("head path", split.b), ("both together", split.total)):
             yield aside(f"norm of the {name}, {where}", value, "norm")
@@ -242,13 +242,13 @@ def _curves(found: PathGradients) -> Iterator[Curve]:
         yield Curve(
             "Head path's share by batch size", x, y, along="windows in a batch", unit="%", log_x=True,
             mark=found.batch, level=limit, level_name="without noise",
-            why="Noise lengthens both norms, by different factors. Estimated from the marked size.",
+            why="Estimated from the marked size; noise lengthens both norms.",
         )  # fmt: skip
     places = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
     for which, sums in (("gradient", found.gradient), (ADAM, found.update)):
         rows = _shares(found, sums)
         heights = tuple(float(x) / max(len(rows), 1) for x in np.histogram(rows, HISTOGRAM, (0.0, 1.0))[0])
-        why = "Tokens of the windows; others would stand at 100 %."
+        why = "Tokens of the windows; others: 100 %."
         yield Curve("Head path's share in single rows", places, heights, along=SHARE, unit="%", which=which, why=why)
 
 

@@ -125,7 +125,7 @@ def _cosines(found: LoggedPaths) -> Iterator[Quantity]:
 
 
 def _curves(found: LoggedPaths) -> Iterator[Curve]:
-    why = "Means over seeds by logging window, with 95 % intervals."
+    why = "Means over seeds, by logging window."
     for name, values, unit, level, log in (
         ("Head path's share over training", found.share, "share of the two norms", 0.5, False),
         ("Norm of the lookup path's gradient", found.a, "norm", None, True),

@@ -123,7 +123,7 @@ def found_of(measured: Mapping[Choice, Tensor], tied: bool) -> Found:
         quantities=tuple(quantities),
         listings=(Listing("Output and loss, nats per token", header, tuple(rows.values())),),
         notes=(
-            "8 bits: int8, a scale per row; 4 bits: GGUF's Q4_0, a scale per 32 values; everything else as it is",
-            *(["one end alone means a second table beside the rounded one: only both rounded stay tied"] * tied),
+            "8 bits: int8, a scale per row; 4 bits: GGUF's Q4_0, one per 32 values",
+            *(["only both rounded stay tied: one alone needs a second table"] * tied),
         ),
     )

@@ -53,12 +53,12 @@ RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 i
 FACTOR = "× per application"
 CONTROL = "Dashed: fresh weights."
 PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, how to read it
-    ("Change per application", "relative change", True, "change", "‖h after − h before‖ / ‖h before‖."),
+    ("Change per application", "relative change", True, "change", "Relative to the state before."),
     ("Cosine of output and input", "cosine", False, "cosine", "Figure 1 of Lan et al. 2020."),
     ("Does a layer go on or turn back?", "cosine of successive changes", False, "turn",
      "Above 0: where the last one was heading."),
     ("Change if the same layer is applied again", "relative change", True, "again",
-     "Of a layer on its own output: small where its work was done."),
+     "On its own output; small: its work was done."),
 )  # fmt: skip
 
 
@@ -301,8 +301,7 @@ def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
         yield Curve.through(
             "Does the repeated block come to rest?", enumerate(map(mean_interval, values["residual"]), 1),
             along="application of the block", unit="relative change", log=True, mark=block.times, which=which,
-            why="‖f(h) − h‖ / ‖h‖ of the repeated block f; at the open marker the model stops. A straight fall "
-            f"approaches a fixed point. {CONTROL}",
+            why=f"At the open marker the model stops. A straight fall approaches a fixed point. {CONTROL}",
         )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
             (0,) * len(labels) if often is None else tuple(map(int, bin_of(often))),
             ("tokens",) if often is None else BINS, _worth_naming(beside, labels, often),
             (f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"),
-            why=f"{many} along the directions of largest variance, whatever their sign.",
+            why=f"{many} along the directions of largest variance.",
         ))  # fmt: skip
     quantities += _apart(by_count)
     sides = Found("")
@@ -139,7 +139,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         curves.append(Curve(
             "How many directions a table fills", tuple(range(1, len(shares) + 1)), tuple(map(float, np.cumsum(shares))),
             along="leading directions", unit="%", which=which, log_x=True,
-            why="Share of the rows' variance; far above the Gaussian's, few directions matter.",
+            why="Far above the Gaussian's: few directions matter.",
         ))  # fmt: skip
     header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
     listings = (
@@ -221,11 +221,11 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
     quantities = [
         Quantity.of_estimate(
             "left and right contexts differ by", mean_interval(found.by_part), chance=0.0, unit=unit, main=False,
-            why="guessed from other parts of the text, too low on average; ln 2 = 0.693 is the most",
+            why="guessed from other parts: too low; at most ln 2",
         ),
         Quantity(
             "… from counts", found.weighted(found.plug_in), chance=found.weighted(found.coin), unit=unit, main=False,
-            why="too high on average; chance: directions tossed by a coin",
+            why="too high; chance: tossed directions",
         ),
     ]  # fmt: skip
     curves, listings, excess = [], [], found.plug_in - found.coin
@@ -254,8 +254,7 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
                 f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
                 along="times the text has the token" if kind == "frequency" else "script of the token",
                 ticks=tuple(row[0] for row in rows), level=math.log(2), level_name="no common neighbour",
-                why="How far what precedes a token differs from what follows it, 0 the same: counts give too much, "
-                "guesses from other parts of the text too little; tossed is what alike sides give.",
+                why="0: both sides alike. Counts give too much, guesses too little; tossed: what alike sides give.",
             ))  # fmt: skip
     excess = np.where(found.counts >= NOTABLE_FROM, excess, -np.inf)
     ids = [row for row in np.argsort(-excess, kind="stable")[:NOTABLE].tolist() if np.isfinite(excess[row])]
