@@ -74,10 +74,7 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
 
 
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
-    """Return what each token reads as, with the space before it: " York"; "#1234" where the folder cannot say.
-
-    A piece that is no whole character is given as its vocabulary writes it.
-    """
+    """What each token reads as, with the space before it (" York"); parts of characters as spelled, else "#1234"."""
     if not folder.has("tokenizer.json"):
         return tuple(f"#{number}" for number in ids)
     found = read_tokenizer(folder)

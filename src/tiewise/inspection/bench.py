@@ -196,10 +196,7 @@ def section(*, asks: str, place: int, text: bool = False, weight: int = 1) -> Ca
 
 
 def _kept(most: int) -> tuple[str, TemporaryDirectory[str]]:
-    """Standard input, which passes once and every model reads: a file of whole lines until there are `most` bytes.
-
-    It lies there as long as its folder is held.
-    """
+    """Standard input, which passes once: a file of whole lines of `most` bytes or more, there as long as its folder."""
     folder, count = TemporaryDirectory(prefix="tiewise-"), 0
     path = os.path.join(folder.name, STDIN)
     with open(path, "wb") as file:

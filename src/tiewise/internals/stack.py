@@ -226,10 +226,7 @@ def _recorded(modules: Mapping[str, nn.Module]) -> Iterator[list[LayerCall]]:
 
 
 def _chain(calls: list[LayerCall], shape: tuple[int, int]) -> list[LayerCall] | str:
-    """Find the calls of one list's members that hand states [B, T, D] from one to the next, or say why there are none.
-
-    Members are named `<list>.<index>`; `shape` is (B, T).
-    """
+    """Calls of the members `<list>.<index>` of one list that hand states [*shape, D] on, or why there are none."""
     lists: dict[str, list[LayerCall]] = {}
     for call in calls:
         if not call.inside and call.read.shape == call.wrote.shape and call.read.shape[:-1] == shape:
