@@ -43,18 +43,9 @@ def check(
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
         raise typer.BadParameter(f"--fail-on {fail_on}: choose one of {', '.join(FAIL_ON)}")
-    options: dict[str, Any] = {
-        "deep": deep,
-        "scan": not headers,
-        "base": base,
-        "beside": beside,
-        "target": target,
-        "world": world,
-        "as_class": as_class,
-        "quantise": quantise,
-        "select": _ids(select),
-        "ignore": _ids(ignore),
-    }
+    options: dict[str, Any] = {"deep": deep, "scan": not headers, "select": _ids(select), "ignore": _ids(ignore)}
+    options |= {"base": base, "beside": beside, "target": target}
+    options |= {"world": world, "as_class": as_class, "quantise": quantise}
     from tiewise.checkpoint.audit import SCHEMA
     from tiewise.checkpoint.audit import check as audit
     from tiewise.checkpoint.audit_view import audit_view

@@ -57,8 +57,7 @@ def data(
     documents = len(sentences.documents) - 1
     facts = {"documents": documents, "sentences": len(sentences), "rows_per_epoch": rows.rows_per_epoch}
     if json_:
-        o.print_json({**facts, "rows": found})
-        return
+        return o.print_json({**facts, "rows": found})
     print(", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in facts.items()))
     for row in found:
         print(f"\n{row['says']}\n  A: {row['a']}\n  B: {row['b']}")

@@ -71,8 +71,7 @@ def inspect(
         if not quiet:
             o.tell(f"page: {page}")
     if json_:
-        o.print_json(record)
-        return
+        return o.print_json(record)
     from tiewise.report.faces import inspection_view
 
     o.print_view(inspection_view(found, full or bool(names)))

@@ -73,8 +73,7 @@ def plan(
         if not quiet:
             o.tell(f"page: {page}")
     if json_:
-        o.print_json(made.record())
-        return
+        return o.print_json(made.record())
     from rich.console import Console
 
     from tiewise.report.plan_view import plan_view
@@ -144,8 +143,7 @@ def models(
     least, most = (None if size is None else size * 1e9 for size in (min_size, max_size))
     found = select(tied, family or "", min_vocab or 0, least, most, sort)
     if json_:
-        o.print_json({"models": [model.record() for model in found], "note": BETTER})
-        return
+        return o.print_json({"models": [model.record() for model in found], "note": BETTER})
     from rich.console import Console
 
     from tiewise.report.plan_view import models_table

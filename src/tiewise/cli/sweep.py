@@ -6,6 +6,7 @@ import os
 import shlex
 import warnings
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -54,15 +55,9 @@ def sweep(
         settle()
         try:
             with quiet_threads():
-                study = carry_out(
-                    made.quick() if made and quick else made,
-                    out,
-                    o.command_line(),
-                    Display.on_stderr(quiet=quiet),
-                    overwrite=overwrite,
-                    jobs=jobs,
-                    launcher=launcher,
-                )
+                asked, display = made.quick() if made and quick else made, Display.on_stderr(quiet=quiet)
+                how: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher}
+                study = carry_out(asked, out, o.command_line(), display, **how)
         except Exception as error:
             said = disk_error(error, out, f"make room there, then {again}")
             if said is None:
