@@ -74,7 +74,7 @@ def beside_figures(
         named = ", ".join(f"{arm} {plain(r.value, 2)} ({text_of(r)})" for arm, r in unsure)
         said = [
             f"Published for models of this size: {named}, by {sources}. Parts of that setting are "
-            f"unknown (see the recipe {recipe}): this run does not repeat it."
+            f"unknown (see the recipe {recipe}): this run is no repetition."
         ]
     elif not known:
         said = [f"No published figure is known for {' with '.join(filter(None, [recipe, ', '.join(changed)]))}."]
