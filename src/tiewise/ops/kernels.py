@@ -166,11 +166,8 @@ def processor() -> frozenset[str]:
 
 def _key() -> str:
     """What a library is made from and for, but for the compiler, which a machine may lack that has the library."""
-    parts = [
-        SOURCE.read_bytes(),
-        *(part.encode() for part in (*OPTIONS, STABLE, torch.__version__, *sorted(processor()))),
-    ]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+    parts = "\0".join((*OPTIONS, STABLE, torch.__version__, *sorted(processor())))
+    return hashlib.sha256(SOURCE.read_bytes() + b"\0" + parts.encode()).hexdigest()[:24]
 
 
 def _whole(path: Path) -> bool:

@@ -118,13 +118,11 @@ def vocabulary_statistics(
     o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
     if shard is not None:
         log_prob, lse, spread = _over_ranks(shard, flat, weight, bias, t, entropy, o)
-        of_target = None if t is None else log_prob.view(shape)
-        return VocabularyStatistics(of_target, lse.view(shape), spread.view(shape) if entropy else None)
-    how = (compute_dtype(flat, weight), *(getattr(o, name) for name in _FIELDS))
-    log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
-    return VocabularyStatistics(
-        None if t is None else log_prob.view(shape), lse.view(shape), spread.view(shape) if entropy else None
-    )
+    else:
+        how = (compute_dtype(flat, weight), *(getattr(o, name) for name in _FIELDS))
+        log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
+    of_target = None if t is None else log_prob.view(shape)
+    return VocabularyStatistics(of_target, lse.view(shape), spread.view(shape) if entropy else None)
 
 
 def _over_ranks(
