@@ -135,13 +135,9 @@ def _rows(
 
 def _text(tensor: Stored, ids: Sequence[int] | None) -> str:
     """The bytes of a tensor, or of some of its rows, in base64."""
-    if ids is None:
-        with Reader(tensor) as reader:
-            return b64encode(reader.rows().tobytes()).decode("ascii")
-    rows = bytearray()
     with Reader(tensor) as reader:
-        buffer = bytearray(reader.row_bytes)
-        for row in ids:
-            reader.into(memoryview(buffer), row * reader.row_bytes)
-            rows += buffer
+        rows, size = bytearray(reader.rows().tobytes() if ids is None else ()), reader.row_bytes
+        for row in ids or ():
+            rows += bytes(size)
+            reader.into(memoryview(rows)[-size:], row * size)
     return b64encode(rows).decode("ascii")

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
-from tiewise.ops.chunked import accumulator, chunk_logits, into_gradients
-from tiewise.ops.cross_entropy import check_problem, check_range, fused_loss
+from tiewise.ops.chunked import accumulator, check_problem, check_range, chunk_logits, into_gradients
+from tiewise.ops.cross_entropy import fused_loss
 from tiewise.ops.fast_products import own_products
 
 _BUFFERS = 6  # of [chunk, V] that are alive at once
