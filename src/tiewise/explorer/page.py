@@ -21,11 +21,10 @@ from tiewise.core import Late
 from tiewise.core.colours import COLOURS, DIVERGING, PATHS, PLACES
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_result
-from tiewise.explorer import counts
+from tiewise.explorer import known_facts
 from tiewise.explorer.compared import compared, is_run
 from tiewise.explorer.embedded import embedded
 from tiewise.explorer.picture import picture
-from tiewise.explorer.verdict_table import verdict_table
 
 _LIVE = Late("tiewise.explorer.live")  # which needs torch
 _FRAME = (  # of a notebook: scripts run in it, and reach nothing of the notebook
@@ -88,8 +87,8 @@ def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), t
     for model in models:
         path = isinstance(model, Path)
         held = embedded(model, words, texts) if path else _LIVE.live(model, tokenizer, words, texts)
-    facts = {"at": "checkpoint" if held else "runs" if runs else "symmetry", "counts": counts.facts()}
-    facts["checkpoint"] = {"table": verdict_table(), "embedded": held}
+    facts = {"at": "checkpoint" if held else "runs" if runs else "symmetry", "counts": known_facts.facts()}
+    facts["checkpoint"] = {"table": known_facts.verdict_table(), "embedded": held}
     return _page(facts | ({"runs": compared(runs)} if runs else {}))
 
 
