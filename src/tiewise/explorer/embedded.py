@@ -46,7 +46,10 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
         raise CheckpointError(what, "give one with safetensors, as save_pretrained writes, or one of `tiewise compare`")
     facts = Facts(folder)
     outer = {name: tensor for name, tensor in folder.tensors.items() if not in_layer(name)}
-    tables = _tables(facts)
+    same = facts.ends is not None and facts.ends.equal
+    ends = [facts.roles.input] + ([] if same else [facts.roles.output])
+    # those that can be read row by row, the input's first
+    tables = [t for t in ends if t is not None and len(t.shape) == 2 and not facts.roles.packed(t) and t.nbytes]
     width = {side for table in tables for side in table.shape}
     vectors = [
         tensor
@@ -99,18 +102,6 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
         "ranks": [rank.get(token, 0) for token in ids] if frequent else [],  # 0: not in the text
         "texts": list(read_as(folder, ids)) if folder.has("tokenizer.json") else [],
     }
-
-
-def _tables(facts: Facts) -> list[Stored]:
-    """The stored tables that can be read row by row, the input's first; one where both ends are equal."""
-    roles = facts.roles
-    same = facts.ends is not None and facts.ends.equal
-    wanted = [roles.input] + ([] if same else [roles.output])
-    return [
-        table
-        for table in wanted
-        if table is not None and len(table.shape) == 2 and not roles.packed(table) and table.nbytes
-    ]
 
 
 def _rows(

@@ -89,11 +89,8 @@ def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), t
         held = embedded(model, words, texts) if path else _LIVE.live(model, tokenizer, words, texts)
     facts = {"at": "checkpoint" if held else "runs" if runs else "symmetry", "counts": known_facts.facts()}
     facts["checkpoint"] = {"table": known_facts.verdict_table(), "embedded": held}
-    return _page(facts | ({"runs": compared(runs)} if runs else {}))
-
-
-def _page(facts: dict[str, Any]) -> Explorer:
-    """Return the page for these facts. Texts of users stand in the JSON, which closes no script, and in the picture."""
+    facts |= {"runs": compared(runs)} if runs else {}
+    # texts of users stand in the JSON, which closes no script, and in the picture
     told = json.dumps(facts, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     parts = {
         "style": f"{_text('report/templates/report.css')}{_colours()}{_text('explorer/web/page.css')}",
