@@ -31,7 +31,7 @@ from tiewise.core.found import NONE, count, plain, signed
 
 SCHEMA = 1
 FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it
-MASKED = "masked"  # tokens, among the shares of an ALBERT's result; the others are named by how pairs are judged
+MASKED = "masked"  # or hidden tokens, among a result's shares; the others are named by how an ALBERT's pairs are judged
 ALPHA = 0.05
 UNEQUAL = 0.05  # of the reference's parameters: what a comparison by width lets arms differ in
 AGAIN = "run the comparison again"  # the way out of results that cannot be read
@@ -98,7 +98,7 @@ class RunResult:
     initial_nll: float
     curve: list[CurvePoint] = field(default_factory=list)
     trainable_parameters: int | None = None
-    shares: dict[str, Share] = field(default_factory=dict)  # of ALBERTs: masked tokens; pairs as sop, as nsp
+    shares: dict[str, Share] = field(default_factory=dict)  # right, of masked or hidden tokens; of pairs as sop, as nsp
     training_bytes: int | None = None  # counted: weights, gradients, the optimizer's moments; earlier results lack it
     unigram_nll: float | None = None  # of the same masked tokens, by the training text's frequencies alone
 
