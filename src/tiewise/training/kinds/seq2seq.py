@@ -152,6 +152,7 @@ def marks(settings: Settings, tokenizer: Any) -> dict[str, int]:
 def make_config(settings: Settings, text: PreparedText) -> Any:
     """Configuration of a T5 or a BART without dropout, with as many layers in its encoder as in its decoder."""
     s, width = settings, settings.width
+    own: dict[str, Any]
     if s.model == T5:
         own = {"d_kv": width // s.heads, "d_ff": 4 * width, "num_layers": s.layers, "num_heads": s.heads}
         own |= {"dropout_rate": 0.0, "tie_word_embeddings": False}  # which only leaves its scale at the head out
