@@ -49,6 +49,7 @@ def assert_alike(one, other, bound):
         ["--arms=tied,untied,projected:24,penalty=0.3", "--set=accumulate=2"],
         ["--arms=tied,factored:8", "--model=gpt2", "--match=parameters"],
         ["--arms=tied", "--tune"],
+        ["--arms=tied,untied+encoder=apart", "--set=accumulate=2", "--set=kind=seq2seq"],
     ],
     ids=lambda arguments: arguments[-1],
 )

@@ -252,7 +252,9 @@ class EncoderDecoders(Kind):
         s, tokens = job.settings, job.text.split("train")
         blocks = windows(tokens, s.length, len(tokens) // s.length)
         rows = SpanRows(job, blocks, seed=job.seed, count=s.steps * s.batch * s.accumulate)
-        return SpanTrainer(installed, **self.given(job, installed, rows, train_sampling_strategy="sequential"))
+        own: dict[str, Any] = {"train_sampling_strategy": "sequential"}
+        own["ddp_find_unused_parameters"] = False  # all are used; DDP cannot follow a loss that is made behind it
+        return SpanTrainer(installed, **self.given(job, installed, rows, **own))
 
     @torch.no_grad()
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
