@@ -21,6 +21,7 @@ columns when functions of log frequency in the training text are taken out (`ana
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -91,7 +92,9 @@ class OverSeeds:
         return sorted(chosen, key=lambda x: x.measure != ORTHOGONAL)
 
 
-def over_seeds(run: Path, settings: AlignSettings, training_counts: Callable[[Path], NDArray]) -> OverSeeds:
+def over_seeds(
+    run: str | os.PathLike[str], settings: AlignSettings, training_counts: Callable[[Path], NDArray]
+) -> OverSeeds:
     """Compare the tables of all final models of a comparison, by `settings` of `align` but for permutations.
 
     `training_counts` says how often each token occurs in its training text; DataError where that is not there.
@@ -100,6 +103,7 @@ def over_seeds(run: Path, settings: AlignSettings, training_counts: Callable[[Pa
         RunError: no finished comparison, or none of an arm with one table and an arm with two.
         CheckpointError: a final model that cannot be read.
     """
+    run = Path(run)
     models, left_out = _final_models(run)
     two = [arm for arm, found in models.items() if all(ends.shared is None for ends in found.values())]
     one = [arm for arm in models if arm not in two]
