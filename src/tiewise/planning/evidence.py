@@ -1,12 +1,12 @@
-"""What the atlas found of tying: comparisons of tied with untied decoders over a grid of sizes, and what they say of others.
+"""What the atlas found of tying: tied against untied decoders over a grid of sizes, and what that says of others.
 
-    near(width=768, layers=12, vocab=50257)      the nearest of them, and whether they enclose these sizes
-    expected({"width": 64, …}, seeds=3)          what their surface predicts there, with its interval
-    score()                                      how well it predicts those of them that it was not shown
+    near({"width": 768, "layers": 12, "vocab": 50257})   the nearest of them, and whether all enclose these sizes
+    expectation({"width": 64, …}, found=-0.02, seeds=3)  what their surface predicts there, and whether that was found
+    score()                                              how well it predicts those of them that it was not shown
 
-`catalogue/atlas.csv` holds the rows of every study (docs/sweep.md says its columns). Of them count here what differs in
-sizes alone (`SIZES`): everything else is as the bare `tiewise compare` has it. Beyond the hull of their logarithms there is no
-evidence, which is said; a factor counts the same in each size, up or down.
+`catalogue/atlas.csv` holds the rows of every study (docs/sweep.md says its columns). Those count here that differ in
+sizes alone: everything else is as the bare `tiewise compare` has it. Beyond the hull of their logarithms there is no
+evidence, which is said. A factor counts the same in each size, up or down.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import io
 import math
 import pkgutil
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +26,20 @@ from tiewise.core import Late
 if TYPE_CHECKING:
     from tiewise.planning.surface import Score
 
-np, surface = Late("numpy"), Late("tiewise.planning.surface")  # of which a plan beyond the atlas needs nothing
-SIZES = ("width", "layers", "vocab", "tokens", "seen")
+np, surface = Late("numpy"), Late("tiewise.planning.surface")  # a plan beyond the atlas needs neither
+SIZES = {  # a row's column → what it is called
+    "width": "width",
+    "layers": "depth",
+    "vocab": "vocabulary",
+    "tokens": "amount of text",
+    "seen": "length of training",
+}
 # settings that sizes are made of, or that change no model; every other one must be the default
 FREE = ("arms", "seeds", "text", "split", "tokenizer", "train_tokens", "width", "layers", "heads", "steps", "minutes")
 FREE += ("measured", "out")
 MADE = "synthetic"  # how the name of a made language begins, which says nothing of people's
-WORDS = {  # of a size above all that were trained, and below them
-    "width": ("{} times wider", "{} times narrower"),
-    "layers": ("{} times deeper", "{} times shallower"),
-    "vocab": ("of {} times the vocabulary", "of a vocabulary {} times smaller"),
-    "tokens": ("on {} times the text", "on {} times less text"),
-    "seen": ("trained {} times longer", "trained {} times shorter"),
-}
+SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → what makes the row tied − untied
+SLACK = math.log(1.05)  # sizes as near as this are alike: no two texts have equally many tokens
 EXPECTED, SURPRISE, UNKNOWN = "as expected", "a surprise", "no expectation"
 
 
@@ -58,70 +59,121 @@ class Trained:
     error: float  # standard error
     seeds: int
     sign: int  # −1 tying is better, 1 worse, 0 no difference detected
+    text: str
     command: str  # repeats it
 
-    def logs(self, sizes: Mapping[str, float]) -> list[float]:
-        """Logarithms of the sizes that are asked for."""
-        return [math.log(getattr(self, name)) for name in sizes]
+    def logs(self, sizes: Iterable[str]) -> tuple[float, ...]:
+        """Logarithms of the sizes that are named."""
+        return tuple(math.log(getattr(self, name)) for name in sizes)
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the atlas expected of tied − untied where a comparison was made, and whether it came so."""
+    """What the atlas expected of tied − untied where a comparison was made, and whether that was found."""
 
     verdict: str  # as expected, a surprise, or no expectation
-    why: str  # there is none
     found: float  # nats per token
-    value: float  # what was expected
+    value: float  # expected; nan where there is no expectation
     low: float
     high: float
-    settings: int  # that were left out, to be predicted by the others,
-    held: int  # and how many of them lay within such intervals
+    why: str = ""  # there is none
+    settings: int = 0  # of the atlas, each predicted from the others,
+    held: int = 0  # and how many of them were found within such an interval
 
 
 @cache
 def rows() -> tuple[Trained, ...]:
-    """Every place of the atlas once, by the row with the most seeds."""
+    """What was trained at every place of the atlas, by the row with the most seeds."""
     text = (pkgutil.get_data("tiewise", "catalogue/atlas.csv") or b"").decode()
-    found: dict[tuple[int, ...], Trained] = {}
+    found: dict[tuple[Any, ...], Trained] = {}
     for row in csv.DictReader(io.StringIO(text)):
-        options = re.findall(r"--(?:set )?'?([a-z_]+)", row["command"])
-        flipped = (row["arm"], row["reference"]) == ("untied", "tied")
-        if not (flipped or (row["arm"], row["reference"]) == ("tied", "untied")) or not row["error"]:
+        sign = SIGNS.get((row["arm"], row["reference"]), 0)
+        others = {*re.findall(r"--(?:set )?'?([a-z_]+)", row["command"])} - {*FREE}
+        if not sign or not row["error"] or others or row["text"].startswith(MADE) or row["layers"] == "0":
             continue
-        sizes = [int(float(row[name])) for name in SIZES]
-        if set(options) - {*FREE} or min(sizes) < 1 or f"--text {MADE}" in row["command"]:
-            continue
-        at = [float(row[name]) for name in ("heldout", "heldout_low", "heldout_high")]
-        value, low, high = (-at[0], -at[2], -at[1]) if flipped else at
-        sign = int(row["sign"]) * (-1 if flipped else 1)
-        seeds = int(row["seeds"])
-        made = Trained(row["study"], *sizes, value, low, high, float(row["error"]), seeds, sign, row["command"])
-        if tuple(sizes) not in found or found[tuple(sizes)].seeds < seeds:
-            found[tuple(sizes)] = made
+        low, value, high = sorted(sign * float(row[name]) for name in ("heldout_low", "heldout", "heldout_high"))
+        facts = float(row["error"]), int(row["seeds"]), sign * int(row["sign"]), row["text"], row["command"]
+        made = Trained(row["study"], *(int(row[name]) for name in SIZES), value, low, high, *facts)
+        place = made.text, *made.logs(SIZES)
+        if place not in found or found[place].seeds < made.seeds:
+            found[place] = made
     return tuple(found.values())
 
 
 def beyond(sizes: Mapping[str, float]) -> dict[str, float]:
-    """Sizes that are larger or smaller than any that was trained: their factor to the nearest."""
-    found = {}
-    for name, size in sizes.items():
-        every = [getattr(row, name) for row in rows()]
-        found[name] = size / min(max(size, min(every)), max(every))
-    return {name: factor for name, factor in found.items() if abs(math.log(factor)) > math.log(1.05)}
+    """Sizes above or below all that were trained, each by its factor to the nearest."""
+    found = {name: size / _clipped(name, size) for name, size in sizes.items()}
+    return {name: factor for name, factor in found.items() if abs(math.log(factor)) > SLACK}
 
 
 def in_words(factors: Mapping[str, float]) -> str:
-    """6 times wider, of 6.1 times the vocabulary."""
-    said = [WORDS[name][x < 1].format(f"{max(x, 1 / x):.2g}") for name, x in factors.items()]
+    """6 times the largest width and 0.5 times the smallest depth: what `beyond` found."""
+    said = [f"{x:.2g} times the {'largest' if x > 1 else 'smallest'} {SIZES[name]}" for name, x in factors.items()]
     return " and ".join(filter(None, (", ".join(said[:-1]), said[-1])))
 
 
 def holds(sizes: Mapping[str, float]) -> bool:
-    """Whether the settings that were trained enclose these sizes."""
-    if beyond(sizes):
-        return False
-    # what all agree in, nothing can enclose
-    axes = [name for name in sizes if len({getattr(row, name) for row in rows()}) > 1]
-    points = {tuple(row.logs(dict.fromkeys(axes, 0.0))) for row in rows()}
-    return not axes or surface.enclosed(sorted(points), [math.log(sizes[name]) for name in axes])
+    """Whether what was trained encloses these sizes; a size that all of it shares must be that one."""
+    axes = _varied(sizes)
+    return not beyond(sizes) and (
+        not axes or surface.enclosed(sorted({row.logs(axes) for row in rows()}), _point(axes, sizes))
+    )
+
+
+def _clipped(name: str, size: float) -> float:
+    """The nearest size between the smallest and the largest that were trained."""
+    every = [getattr(row, name) for row in rows()]
+    return min(max(size, min(every)), max(every))
+
+
+def _varied(names: Iterable[str]) -> list[str]:
+    """Those of the sizes in which settings of the atlas differ."""
+    return [name for name in names if len({getattr(row, name) for row in rows()}) > 1]
+
+
+def _point(axes: Iterable[str], sizes: Mapping[str, float]) -> list[float]:
+    return [math.log(_clipped(name, sizes[name])) for name in axes]
+
+
+def _measured() -> tuple[list[str], list[Any]]:
+    """Axes of the surface, and what it is fitted to: points [n, d], differences, standard errors and seeds, all [n]."""
+    axes = _varied(SIZES)
+    facts = [[row.difference, row.error, row.seeds] for row in rows()]
+    return axes, [np.array([row.logs(axes) for row in rows()]), *np.array(facts).T]
+
+
+def near(sizes: Mapping[str, float]) -> dict[str, Any] | None:
+    """The nearest settings, whatever their other sizes, as a plan's record has them; None where nothing was trained."""
+    if not rows():
+        return None
+    goal = [math.log(size) for size in sizes.values()]
+    place = min((row.logs(sizes) for row in rows()), key=lambda at: math.dist(at, goal))
+    found = sorted((row for row in rows() if row.logs(sizes) == place), key=lambda row: row.tokens)
+    facts = {"within": holds(sizes), "beyond": beyond(sizes), "distance": math.dist(place, goal)}
+    return {**facts, "rows": [asdict(row) for row in found]}
+
+
+def expectation(sizes: Mapping[str, float], found: float, seeds: int, other: str = "") -> Expectation:
+    """Hold a difference over so many seeds against the atlas; `other` says what no row of it has, if anything.
+
+    The interval is that in which a figure of so many seeds is predicted to lie with 95 % probability.
+    """
+    unknown = Expectation(UNKNOWN, found, math.nan, math.nan, math.nan)
+    if other:
+        return replace(unknown, why=f"nothing in the atlas was trained with {other}")
+    if factors := beyond(sizes):
+        return replace(unknown, why=f"this run has {in_words(factors)} of the atlas")
+    axes, measured = _measured()
+    made, known = surface.fit(*measured), score()
+    if made is None or known is None or not holds(sizes):
+        return replace(unknown, why="the settings of the atlas do not enclose this run’s")
+    e = made.at(_point(axes, sizes), seeds)
+    verdict = EXPECTED if e.low <= found <= e.high else SURPRISE
+    return Expectation(verdict, found, e.value, e.low, e.high, settings=known.settings, held=known.held)
+
+
+def score() -> Score | None:
+    """How well the surface predicts settings of the atlas that it was not shown; None of too few."""
+    measured = _measured()[1]
+    left_out = surface.leave_one_out(*measured)
+    return surface.scored(measured[1], left_out) if left_out else None

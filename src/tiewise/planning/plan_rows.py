@@ -11,10 +11,11 @@ from typing import Any
 
 from tiewise.core.errors import PlanError
 from tiewise.core.files import size
-from tiewise.core.found import NONE, count, plain, signed
+from tiewise.core.found import NONE, Quantity, count, plain, signed
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import find
+from tiewise.planning.evidence import in_words
 
 Record = Mapping[str, Any]
 OPTIMIZERS = {
@@ -24,6 +25,9 @@ OPTIMIZERS = {
     "adamw-bf16-master": "AdamW, bf16, fp32 master",
 }
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
+NATS = "nats per token"
+EVIDENCE = "Nearest comparisons of the atlas"
+EVIDENCE_HEADER = ["width", "layers", "V", "tokens of text", "tied − untied [95 %]", "tying is", "seeds"]
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
@@ -186,6 +190,42 @@ def neighbours(record: Record) -> list[list[str]]:
     ]
 
 
+def evidence(record: Record) -> str:
+    """Say whether the atlas speaks of this size, and what tying did at the nearest; "" where nothing can be tied."""
+    if (atlas := record["atlas"]) is None:
+        return ""
+    own = (
+        f"has {in_words(atlas['beyond'])} of the atlas" if atlas["beyond"] else "is not enclosed by those of the atlas"
+    )
+    no = f"No evidence of what tying does to the loss: this model {own}"
+    row = atlas["rows"][0]
+    nearest = f"At the nearest, width {row['width']:,}, {row['layers']} layers and V {row['vocab']:,}"
+    ends = " and ".join(map(_gained, {row["tokens"]: row for row in (row, atlas["rows"][-1])}.values()))
+    said = "The atlas trained models around this size" if atlas["within"] else no
+    return f"{said}. {nearest}, tying {ends} tokens of text, in {NATS}."
+
+
+def _gained(row: Record) -> str:
+    """Gained 0.02 [0.01, 0.03] with 25,000."""
+    low, value, high = sorted(abs(row[name]) for name in ("low", "difference", "high"))  # of a sign that is detected
+    by = Quantity("", value, low, high, unit=NATS)
+    words = {-1: f"gained {by}", 0: "made no difference that was detected", 1: f"lost {by}"}
+    return f"{words[row['sign']]} with {count(row['tokens'])}"
+
+
+def evidence_rows(record: Record) -> list[list[str]]:
+    """Rows under `EVIDENCE_HEADER`: what was trained at the nearest sizes, by amount of text."""
+    return [
+        [
+            *(count(row[name]) for name in ("width", "layers", "vocab", "tokens")),
+            str(Quantity("", row["difference"], row["low"], row["high"], unit=NATS)),
+            {-1: "better", 0: NONE, 1: "worse"}[row["sign"]],
+            str(row["seeds"]),
+        ]
+        for row in (record["atlas"] or {"rows": ()})["rows"]
+    ]
+
+
 def remarks(record: Record) -> list[str]:
     """What a reader should know before believing a number."""
     model, choices, tokens = record["model"], record["choices"], record["setting"]["tokens"]
@@ -227,4 +267,4 @@ def as_text(record: Record) -> str:
     for name, *cells in table:
         padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         lines.append("  ".join([f"  {name:<{widths[0]}}", *padded]) if cells else name)
-    return "\n".join([*lines, ".record() gives everything as JSON takes it"])
+    return "\n".join([*lines, *filter(None, [evidence(record)]), ".record() gives everything as JSON takes it"])

@@ -47,6 +47,10 @@ def _parts(record: Record, width: int) -> Iterator[RenderableType]:
     yield _looked_up(["", "", ""], plan_rows.thresholds(record), right=(1,), dim=(2,))
     yield Text("Nearest in V, D and L", style="bold")
     yield _looked_up(NEIGHBOUR_HEADER, plan_rows.neighbours(record), right=(1, 2, 3, 4))
+    if said := plan_rows.evidence(record):
+        yield Text(plan_rows.EVIDENCE, style="bold")
+        yield Text(said)
+        yield _looked_up(plan_rows.EVIDENCE_HEADER, plan_rows.evidence_rows(record), right=(1, 2, 3, 4, 6))
     for remark in (*record["notes"], BETTER):
         yield Text(f"· {remark}", style="dim")
 
