@@ -30,7 +30,7 @@ class Surface:
     """A fitted surface over n settings with d axes."""
 
     points: NDArray  # [n, d], logarithms
-    products: bool  # whether axes interact
+    products: tuple[tuple[int, int], ...]  # axes that interact
     beta: NDArray  # [p]
     covariance: NDArray  # [p, p] of beta
     between: float  # τ²
@@ -78,10 +78,9 @@ def enclosed(points: ArrayLike, point: Sequence[float]) -> bool:
     return bool(scipy.optimize.linprog(np.zeros(len(rows)), A_eq=system, b_eq=wanted).success)
 
 
-def _features(centred: NDArray, products: bool) -> NDArray:
-    """[n, d] → [n, p]: a constant, the axes, and their products."""
-    pairs = [centred[:, i] * centred[:, j] for i, j in combinations(range(centred.shape[1]), 2)] if products else []
-    return np.column_stack([np.ones(len(centred)), centred, *pairs])
+def _features(centred: NDArray, products: Sequence[tuple[int, int]]) -> NDArray:
+    """[n, d] → [n, p]: a constant, the axes, and some of their products."""
+    return np.column_stack([np.ones(len(centred)), centred, *(centred[:, i] * centred[:, j] for i, j in products)])
 
 
 def fit(points: NDArray, values: NDArray, errors: NDArray, seeds: NDArray) -> Surface | None:
@@ -90,10 +89,14 @@ def fit(points: NDArray, values: NDArray, errors: NDArray, seeds: NDArray) -> Su
     None for settings too few to leave degrees of freedom, or that do not tell the axes apart.
     """
     n, d = points.shape
-    products = n - (1 + d + d * (d - 1) // 2) >= max(SPARE, d) and d > 1
-    x = _features(points - points.mean(0), products)
+    pairs = [*combinations(range(d), 2)] if n - (1 + d + d * (d - 1) // 2) >= max(SPARE, d) else []
+    x, products = _features(points - points.mean(0), []), list[tuple[int, int]]()
     if n - x.shape[1] < SPARE or np.linalg.matrix_rank(x) < x.shape[1]:
         return None
+    for pair in pairs:  # of two axes that vary with the others only, nothing tells the product
+        more = _features(points - points.mean(0), [*products, pair])
+        if np.linalg.matrix_rank(more) == more.shape[1]:
+            x, products = more, [*products, pair]
     within = float(np.sum(errors**2 * seeds * (seeds - 1)) / np.sum(seeds - 1))
 
     def weighted(between: float) -> tuple[NDArray, NDArray, float]:
@@ -107,7 +110,7 @@ def fit(points: NDArray, values: NDArray, errors: NDArray, seeds: NDArray) -> Su
     if weighted(low)[2] > 1:  # settings differ by more than their seeds do
         low = float(scipy.optimize.brentq(lambda t: weighted(t)[2] - 1, low, high)) if weighted(high)[2] < 1 else high
     beta, inverse, left = weighted(low)
-    return Surface(points, products, beta, inverse * max(1.0, left), low, within)
+    return Surface(points, tuple(products), beta, inverse * max(1.0, left), low, within)
 
 
 def leave_one_out(points: NDArray, values: NDArray, errors: NDArray, seeds: NDArray) -> list[tuple[Estimate, bool]]:
