@@ -253,9 +253,9 @@ def expected(settings: Settings, comparison: Comparison) -> Expectation | None:
     setting, text = comparison.setting, comparison.data["splits"]["train"]
     sizes = {"width": settings.width, "layers": settings.layers, "vocab": setting["vocab"]}
     sizes |= {"tokens": text["tokens"], "seen": setting["tokens_per_run"]}
-    default = vars(Settings())
-    other = [f"{name}={value}" for name, value in vars(settings).items() if name not in FREE and value != default[name]]
-    return expectation(sizes, found[1].mean, found[1].n, ", ".join(other))
+    given, default = vars(replace(settings, own=None)), vars(Settings())
+    other = [f"{name}={value}" for name, value in given.items() if name not in FREE and value != default[name]]
+    return expectation(sizes, found[1].mean, found[1].n, ", ".join(other[:3]))
 
 
 def finish_one(out: Path, display: Display, workers: Workers | None = None) -> SingleRun:
