@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import shlex
-from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -14,12 +13,13 @@ from tiewise.cli.main import command_line
 from tiewise.cli.training import chosen
 from tiewise.core.estimates import critical
 from tiewise.planning import evidence, plan_rows
-from tiewise.planning.evidence import EXPECTED, SIZES, SURPRISE, UNKNOWN, Trained, beyond, expectation, near, score
+from tiewise.planning.evidence import EXPECTED, SIZES, SURPRISE, UNKNOWN, beyond, expectation, near, score
 from tiewise.planning.plan import plan
 from tiewise.planning.read_config import Sizes
 
 GRID = [*itertools.product((32, 64, 128), (1, 2, 4), (512, 4096), (25_000, 100_000, 400_000))]
 SEEDS, NOISE = 3, 0.004
+NUMBERS = ("difference", "low", "high", "error")
 INSIDE = {"width": 80, "layers": 3, "vocab": 2000, "tokens": 60_000, "seen": 307_200}
 
 
@@ -37,7 +37,8 @@ def planted(seed=0, noise=NOISE):
         low, high = (each.mean() + side * critical(SEEDS - 1) * error for side in (-1, 1))
         sign = int(low > 0) - int(high < 0)
         numbers = (float(each.mean()), float(low), float(high), error)
-        yield Trained("planted", *at, 307_200, *numbers, SEEDS, sign, "builtin", "tiewise compare")
+        facts = {"sign": sign, "seeds": SEEDS, "study": "planted", "text": "builtin", "command": "tiewise compare"}
+        yield dict(zip((*SIZES, *NUMBERS), (*at, 307_200, *numbers), strict=True)) | facts
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_beyond_the_hull_there_is_no_evidence(atlas):
     assert near({"width": 32, "layers": 1, "vocab": 512})["within"]  # a corner
     assert near({"width": 33, "layers": 1, "vocab": 520})["within"]
     assert not near({"width": 768, "layers": 12, "vocab": 50_257})["within"]
-    hollow = [row for row in planted() if (row.width, row.layers) not in ((128, 4), (64, 4), (128, 2))]
+    hollow = [row for row in planted() if (row["width"], row["layers"]) not in ((128, 4), (64, 4), (128, 2))]
     atlas(hollow)
     corner = INSIDE | {"width": 120, "layers": 4}
     assert not beyond(corner)
@@ -105,12 +106,12 @@ def test_the_score_counts_what_was_predicted_by_the_others(atlas):
     found = score()
     assert (found.settings, found.never > found.chosen, found.always > found.chosen) == (len(GRID), True, True)
     assert 0.88 * len(GRID) <= found.held <= len(GRID)
-    atlas([*planted(3), *(replace(row, text="other") for row in planted(3))])
+    atlas([*planted(3), *(row | {"text": "other"} for row in planted(3))])
     twice = score()  # each is left out with its like: nobody predicts itself
     assert twice.chosen == pytest.approx(found.chosen, rel=0.3)
     atlas([*planted()][:4])
     assert score() is None
-    assert "enclose" in expectation({name: getattr(next(planted()), name) for name in SIZES}, 0.0, 3).why
+    assert "enclose" in expectation({name: next(planted())[name] for name in SIZES}, 0.0, 3).why
 
 
 def test_other_settings_than_sizes_have_no_expectation(atlas):
@@ -123,29 +124,31 @@ def test_every_row_of_the_atlas_is_repeated_by_its_command():
     parser = get_command(command_line(["compare"])).commands["compare"]
     assert evidence.rows()
     for row in evidence.rows():
-        program, command, *words = shlex.split(row.command)
+        program, command, *words = shlex.split(row["command"])
         assert (program, command) == ("tiewise", "compare")
         settings = chosen(None, parser.make_context("compare", words).params, single=False)
         assert {"tied", "untied"} <= set(settings.arms)
-        assert (settings.width, settings.layers, settings.seeds) == (row.width, row.layers, row.seeds)
-        assert settings.steps * settings.batch * settings.accumulate * settings.length == row.seen
-        assert settings.tokenizer == f"bpe:{row.vocab}"
-        assert (row.sign, row.low <= row.difference <= row.high) in (((-1, True), (0, True), (1, True)))
+        assert (settings.width, settings.layers, settings.seeds) == (row["width"], row["layers"], row["seeds"])
+        assert settings.steps * settings.batch * settings.accumulate * settings.length == row["seen"]
+        assert settings.tokenizer == f"bpe:{row['vocab']}"
+        assert (row["sign"], row["low"] <= row["difference"] <= row["high"]) in (((-1, True), (0, True), (1, True)))
 
 
 def test_a_plan_says_what_the_nearest_found(atlas):
     atlas(planted(noise=1e-4))
     record = json.loads(json.dumps(plan("gpt2").record()))
     assert set(record["atlas"]) == {"within", "beyond", "distance", "rows"}
-    assert set(record["atlas"]["rows"][0]) == set(asdict(next(planted())))
+    assert set(record["atlas"]["rows"][0]) == set(next(planted())) == set(evidence.rows()[0])
     said = plan_rows.evidence(record)
     assert said.startswith("No evidence of what tying does to the loss: this model has 6 times the largest width,")
     assert "width 128, 4 layers and V 4,096, tying gained 0.03" in said
     assert "with 25,000 and lost 0.02" in said
-    assert [row[5] for row in plan_rows.evidence_rows(record)] == ["better", "better", "worse"]
+    *_, nearest = plan_rows.lookups(record)
+    assert [row[5] for row in nearest.rows] == ["better", "better", "worse"]
     assert said in repr(plan("gpt2"))
     inside = plan_rows.evidence(plan(Sizes(2000, 64, 2)).record())
     assert inside.startswith("The atlas trained models around this size. At the nearest, width 64, 2 layers")
     headless = plan({"model_type": "bert", "architectures": ["BertModel"]})
     assert headless.record()["atlas"] is None
     assert plan_rows.evidence(headless.record()) == ""
+    assert len(plan_rows.lookups(headless.record())) == 2

@@ -125,4 +125,6 @@ def test_a_comparison_is_held_against_the_atlas(monkeypatch):
     assert asked.pop() == (sizes, pytest.approx(gap), 3, "")
     compare.expected(replace(settings, model="gpt2", learning_rate=0.01, tune=True, batch=2), one)
     assert asked.pop()[3] == "model=gpt2, batch=2, learning_rate=0.01"
+    compare.expected(replace(settings, layers=0), one)  # of which no logarithm is taken
+    assert asked.pop()[3] == "no layers"
     assert compare.expected(settings, sample_comparison(("tied", "factored:64"))) is None

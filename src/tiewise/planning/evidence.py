@@ -17,7 +17,7 @@ import math
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,36 +35,13 @@ SIZES = {  # a row's column → what it is called
     "seen": "length of training",
 }
 # settings that sizes are made of, or that change no model; every other one must be the default
-FREE = ("arms", "seeds", "text", "split", "tokenizer", "train_tokens", "width", "layers", "heads", "steps", "minutes")
-FREE += ("measured", "out")
+FREE = {"arms", "seeds", "text", "split", "tokenizer", "train_tokens", "width", "layers", "heads"}
+FREE |= {"steps", "minutes", "measured", "out"}
 MADE = "synthetic"  # how the name of a made language begins, which says nothing of people's
 SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → what makes the row tied − untied
 SLACK = math.log(1.05)  # sizes as near as this are alike: no two texts have equally many tokens
+Row = dict[str, Any]
 EXPECTED, SURPRISE, UNKNOWN = "as expected", "a surprise", "no expectation"
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Tied minus untied at one place of the atlas, in nats per token of held-out text: below zero tying is better."""
-
-    study: str
-    width: int
-    layers: int
-    vocab: int
-    tokens: int  # of training text
-    seen: int  # of them, each as often as it came
-    difference: float
-    low: float
-    high: float
-    error: float  # standard error
-    seeds: int
-    sign: int  # −1 tying is better, 1 worse, 0 no difference detected
-    text: str
-    command: str  # repeats it
-
-    def logs(self, sizes: Iterable[str]) -> tuple[float, ...]:
-        """Logarithms of the sizes that are named."""
-        return tuple(math.log(getattr(self, name)) for name in sizes)
 
 
 @dataclass(frozen=True)
@@ -82,27 +59,43 @@ class Expectation:
 
 
 @cache
-def rows() -> tuple[Trained, ...]:
-    """What was trained at every place of the atlas, by the row with the most seeds."""
+def rows() -> tuple[Row, ...]:
+    """What was trained at every place of the atlas, by the row with the most seeds, as a plan's record has it.
+
+    `difference` is tied − untied with its interval `low`, `high` and standard error, in nats per token of held-out
+    text: below zero tying is better. `sign` is −1 or 1 where that is detected; `command` repeats it.
+    """
     text = (pkgutil.get_data("tiewise", "catalogue/atlas.csv") or b"").decode()
-    found: dict[tuple[Any, ...], Trained] = {}
+    found: dict[tuple[Any, ...], Row] = {}
     for row in csv.DictReader(io.StringIO(text)):
         sign = SIGNS.get((row["arm"], row["reference"]), 0)
-        others = {*re.findall(r"--(?:set )?'?([a-z_]+)", row["command"])} - {*FREE}
+        others = {*re.findall(r"--(?:set )?'?([a-z_]+)", row["command"])} - FREE
         if not sign or not row["error"] or others or row["text"].startswith(MADE) or row["layers"] == "0":
             continue
+        made: Row = {name: row[name] for name in ("study", "text", "command")}
+        made |= {name: int(row[name]) for name in (*SIZES, "seeds")} | {"sign": sign * int(row["sign"])}
         low, value, high = sorted(sign * float(row[name]) for name in ("heldout_low", "heldout", "heldout_high"))
-        facts = float(row["error"]), int(row["seeds"]), sign * int(row["sign"]), row["text"], row["command"]
-        made = Trained(row["study"], *(int(row[name]) for name in SIZES), value, low, high, *facts)
-        place = made.text, *made.logs(SIZES)
-        if place not in found or found[place].seeds < made.seeds:
+        made |= {"difference": value, "low": low, "high": high, "error": float(row["error"])}
+        place = made["text"], *logs(made, SIZES)
+        if place not in found or found[place]["seeds"] < made["seeds"]:
             found[place] = made
     return tuple(found.values())
 
 
+def logs(sizes: Mapping[str, Any], names: Iterable[str]) -> tuple[float, ...]:
+    """Logarithms of the sizes that are named."""
+    return tuple(math.log(sizes[name]) for name in names)
+
+
+def clipped(sizes: Mapping[str, float]) -> dict[str, float]:
+    """The nearest sizes between the smallest and the largest that were trained."""
+    every = {name: [row[name] for row in rows()] for name in sizes}
+    return {name: min(max(size, min(every[name])), max(every[name])) for name, size in sizes.items()}
+
+
 def beyond(sizes: Mapping[str, float]) -> dict[str, float]:
     """Sizes above or below all that were trained, each by its factor to the nearest."""
-    found = {name: size / _clipped(name, size) for name, size in sizes.items()}
+    found = {name: sizes[name] / size for name, size in clipped(sizes).items()}
     return {name: factor for name, factor in found.items() if abs(math.log(factor)) > SLACK}
 
 
@@ -115,42 +108,29 @@ def in_words(factors: Mapping[str, float]) -> str:
 def holds(sizes: Mapping[str, float]) -> bool:
     """Whether what was trained encloses these sizes; a size that all of it shares must be that one."""
     axes = _varied(sizes)
-    return not beyond(sizes) and (
-        not axes or surface.enclosed(sorted({row.logs(axes) for row in rows()}), _point(axes, sizes))
-    )
-
-
-def _clipped(name: str, size: float) -> float:
-    """The nearest size between the smallest and the largest that were trained."""
-    every = [getattr(row, name) for row in rows()]
-    return min(max(size, min(every)), max(every))
+    points = sorted({logs(row, axes) for row in rows()})
+    return not beyond(sizes) and (not axes or surface.enclosed(points, logs(clipped(sizes), axes)))
 
 
 def _varied(names: Iterable[str]) -> list[str]:
     """Those of the sizes in which settings of the atlas differ."""
-    return [name for name in names if len({getattr(row, name) for row in rows()}) > 1]
-
-
-def _point(axes: Iterable[str], sizes: Mapping[str, float]) -> list[float]:
-    return [math.log(_clipped(name, sizes[name])) for name in axes]
+    return [name for name in names if len({row[name] for row in rows()}) > 1]
 
 
 def _measured() -> tuple[list[str], list[Any]]:
     """Axes of the surface, and what it is fitted to: points [n, d], differences, standard errors and seeds, all [n]."""
-    axes = _varied(SIZES)
-    facts = [[row.difference, row.error, row.seeds] for row in rows()]
-    return axes, [np.array([row.logs(axes) for row in rows()]), *np.array(facts).T]
+    axes, facts = _varied(SIZES), [[row["difference"], row["error"], row["seeds"]] for row in rows()]
+    return axes, [np.array([logs(row, axes) for row in rows()]), *np.array(facts).T]
 
 
 def near(sizes: Mapping[str, float]) -> dict[str, Any] | None:
     """The nearest settings, whatever their other sizes, as a plan's record has them; None where nothing was trained."""
     if not rows():
         return None
-    goal = [math.log(size) for size in sizes.values()]
-    place = min((row.logs(sizes) for row in rows()), key=lambda at: math.dist(at, goal))
-    found = sorted((row for row in rows() if row.logs(sizes) == place), key=lambda row: row.tokens)
-    facts = {"within": holds(sizes), "beyond": beyond(sizes), "distance": math.dist(place, goal)}
-    return {**facts, "rows": [asdict(row) for row in found]}
+    goal = logs(sizes, sizes)
+    place = min((logs(row, sizes) for row in rows()), key=lambda at: math.dist(at, goal))
+    found = sorted((row for row in rows() if logs(row, sizes) == place), key=lambda row: row["tokens"])
+    return {"within": holds(sizes), "beyond": beyond(sizes), "distance": math.dist(place, goal), "rows": found}
 
 
 def expectation(sizes: Mapping[str, float], found: float, seeds: int, other: str = "") -> Expectation:
@@ -167,7 +147,7 @@ def expectation(sizes: Mapping[str, float], found: float, seeds: int, other: str
     made, known = surface.fit(*measured), score()
     if made is None or known is None or not holds(sizes):
         return replace(unknown, why="the settings of the atlas do not enclose this run’s")
-    e = made.at(_point(axes, sizes), seeds)
+    e = made.at(logs(clipped(sizes), axes), seeds)
     verdict = EXPECTED if e.low <= found <= e.high else SURPRISE
     return Expectation(verdict, found, e.value, e.low, e.high, settings=known.settings, held=known.held)
 

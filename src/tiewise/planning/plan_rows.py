@@ -11,7 +11,7 @@ from typing import Any
 
 from tiewise.core.errors import PlanError
 from tiewise.core.files import size
-from tiewise.core.found import NONE, Quantity, count, plain, signed
+from tiewise.core.found import NONE, Listing, Quantity, count, plain, signed
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import find
@@ -26,7 +26,6 @@ OPTIMIZERS = {
 }
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
 NATS = "nats per token"
-EVIDENCE = "Nearest comparisons of the atlas"
 EVIDENCE_HEADER = ["width", "layers", "V", "tokens of text", "tied − untied [95 %]", "tying is", "seeds"]
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
@@ -132,11 +131,15 @@ def component(name: str) -> str:
 
 def operations(value: float) -> str:
     """15.5 GFLOP."""
-    for unit in ("", "k", "M", "G", "T"):
-        if value < 999.5:
-            return f"{value:.3g} {unit}FLOP"
-        value /= 1000
-    return f"{value:,.3g} PFLOP"
+    return scaled(value, ("", "k", "M", "G", "T", "P")) + "FLOP"
+
+
+def scaled(value: float, units: Sequence[str]) -> str:
+    """Three digits and the unit, each of which is a thousand of the one before: 7.24 B."""
+    place = 0
+    while abs(value) >= 999.5 and place < len(units) - 1:
+        value, place = value / 1000, place + 1
+    return f"{value:,.3g} {units[place]}"
 
 
 def subject(record: Record) -> str:
@@ -149,9 +152,11 @@ def subject(record: Record) -> str:
     return f"{name}: V {m['vocab']:,}, D {m['width']:,}{narrow}, L {m['layers'] or NONE}; as it is {own}{shares}"
 
 
-def thresholds(record: Record) -> list[list[str]]:
-    """(what, its value, its formula) of every threshold; `scale` says what the formulas stand on."""
-    return [
+def lookups(record: Record) -> list[Listing]:
+    """Tables below the choices: thresholds, the nearest models of the catalogue, and the nearest of the atlas."""
+    m, body = record["model"], record["thresholds"][0]["formula"].rpartition(", ")[2]
+    scale = f"V/d = {m['vocab'] / m['table_width']:,.4g}, {body}, B all but the tables"
+    thresholds = [
         [
             row["name"].replace("%", " %").replace("still ", ""),
             f"{row['value']:,.0f}" if row["value"] == int(row["value"]) else f"{row['value']:,.4g}",
@@ -159,12 +164,21 @@ def thresholds(record: Record) -> list[list[str]]:
         ]
         for row in record["thresholds"]
     ]
-
-
-def scale(record: Record) -> str:
-    """Return V/d and the body's parameters per d²."""
-    m, body = record["model"], record["thresholds"][0]["formula"].rpartition(", ")[2]
-    return f"V/d = {m['vocab'] / m['table_width']:,.4g}, {body} with B the parameters beside the tables"
+    trained = [
+        [
+            *(count(row[name]) for name in ("width", "layers", "vocab", "tokens")),
+            str(Quantity("", row["difference"], row["low"], row["high"], unit=NATS)),
+            {-1: "better", 0: NONE, 1: "worse"}[row["sign"]],
+            str(row["seeds"]),
+        ]
+        for row in (record["atlas"] or {"rows": ()})["rows"]
+    ]
+    found = [
+        Listing("Thresholds", [scale, "value", "formula"], thresholds),
+        Listing("Nearest in V, D and L", NEIGHBOUR_HEADER, neighbours(record)),
+        Listing("Nearest comparisons of the atlas", EVIDENCE_HEADER, trained),
+    ]
+    return [listing for listing in found if listing.rows]
 
 
 def nearest(record: Record) -> str:
@@ -211,19 +225,6 @@ def _gained(row: Record) -> str:
     by = Quantity("", value, low, high, unit=NATS)
     words = {-1: f"gained {by}", 0: "made no difference that was detected", 1: f"lost {by}"}
     return f"{words[row['sign']]} with {count(row['tokens'])}"
-
-
-def evidence_rows(record: Record) -> list[list[str]]:
-    """Rows under `EVIDENCE_HEADER`: what was trained at the nearest sizes, by amount of text."""
-    return [
-        [
-            *(count(row[name]) for name in ("width", "layers", "vocab", "tokens")),
-            str(Quantity("", row["difference"], row["low"], row["high"], unit=NATS)),
-            {-1: "better", 0: NONE, 1: "worse"}[row["sign"]],
-            str(row["seeds"]),
-        ]
-        for row in (record["atlas"] or {"rows": ()})["rows"]
-    ]
 
 
 def remarks(record: Record) -> list[str]:

@@ -65,13 +65,7 @@ def render(plan: Plan, command: str) -> str:
         total = f"{name}: {count(choice['parameters']['total'])} parameters"
         answer.append(f"{total}{fewer if choice['saved'] > 0 else ''}.")
     answer += filter(None, [plan_rows.evidence(record)])
-    threshold = [f"threshold; {plan_rows.scale(record)}", "value", "formula"]
-    tables = [
-        Listing("Costs by choice", ["", *names], plan_rows.rows(record)),
-        Listing("Thresholds", threshold, plan_rows.thresholds(record)),
-        Listing("Nearest in V, D and L", plan_rows.NEIGHBOUR_HEADER, plan_rows.neighbours(record)),
-        Listing(plan_rows.EVIDENCE, plan_rows.EVIDENCE_HEADER, plan_rows.evidence_rows(record)),
-    ]
+    tables = [Listing("Costs by choice", ["", *names], plan_rows.rows(record)), *plan_rows.lookups(record)]
     is_published = (a.family, a.width, a.layers) in PRESETS.values()
     return Sheet(
         command_name="plan",

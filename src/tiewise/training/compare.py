@@ -255,6 +255,7 @@ def expected(settings: Settings, comparison: Comparison) -> Expectation | None:
     sizes |= {"tokens": text["tokens"], "seen": setting["tokens_per_run"]}
     given, default = vars(replace(settings, own=None)), vars(Settings())
     other = [f"{name}={value}" for name, value in given.items() if name not in FREE and value != default[name]]
+    other += ["no layers"] * (not settings.layers)
     return expectation(sizes, found[1].mean, found[1].n, ", ".join(other[:3]))
 
 
