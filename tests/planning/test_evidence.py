@@ -144,7 +144,11 @@ def test_a_plan_says_what_the_nearest_found(atlas):
     assert "width 128, 4 layers and V 4,096, tying gained 0.03" in said
     assert "with 25,000 and lost 0.02" in said
     *_, nearest = plan_rows.lookups(record)
-    assert [row[5] for row in nearest.rows] == ["better", "better", "worse"]
+    assert [row[:2] + row[3:] for row in nearest.rows] == [
+        ["25,000", "12", "better", "3"],
+        ["100,000", "3.1", "better", "3"],
+        ["400,000", "0.77", "worse", "3"],
+    ]
     assert said in repr(plan("gpt2"))
     inside = plan_rows.evidence(plan(Sizes(2000, 64, 2)).record())
     assert inside.startswith("The atlas trained models around this size. At the nearest, width 64, 2 layers")

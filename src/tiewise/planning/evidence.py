@@ -129,7 +129,7 @@ def near(sizes: Mapping[str, float]) -> dict[str, Any] | None:
         return None
     goal = logs(sizes, sizes)
     place = min((logs(row, sizes) for row in rows()), key=lambda at: math.dist(at, goal))
-    found = sorted((row for row in rows() if logs(row, sizes) == place), key=lambda row: row["tokens"])
+    found = sorted((row for row in rows() if logs(row, sizes) == place), key=lambda row: (row["tokens"], row["seen"]))
     return {"within": holds(sizes), "beyond": beyond(sizes), "distance": math.dist(place, goal), "rows": found}
 
 

@@ -26,7 +26,7 @@ OPTIMIZERS = {
 }
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
 NATS = "nats per token"
-EVIDENCE_HEADER = ["width", "layers", "V", "tokens of text", "tied − untied [95 %]", "tying is", "seeds"]
+EVIDENCE_HEADER = ["tokens of text", "times seen", "tied − untied [95 %]", "tying is", "seeds"]
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
@@ -166,7 +166,8 @@ def lookups(record: Record) -> list[Listing]:
     ]
     trained = [
         [
-            *(count(row[name]) for name in ("width", "layers", "vocab", "tokens")),
+            count(row["tokens"]),
+            f"{row['seen'] / row['tokens']:.2g}",
             str(Quantity("", row["difference"], row["low"], row["high"], unit=NATS)),
             {-1: "better", 0: NONE, 1: "worse"}[row["sign"]],
             str(row["seeds"]),

@@ -62,7 +62,7 @@ def surprised(comparison: Comparison) -> str:
         return ""
     if e.why:
         return f"{e.verdict.capitalize()} from the atlas: {e.why}."
-    spread = f"tied − untied between {signed(e.low)} and {signed(e.high)} {NATS}; found is {signed(e.found)}"
+    spread = f"tied − untied between {signed(e.low)} and {signed(e.high)} {NATS}, this run found {signed(e.found)}"
     scored = f"Of its {e.settings} settings, {e.held} lie within such an interval when the others predict them."
     return f"{e.verdict.capitalize()}: the atlas expected {spread}. {scored}"
 
