@@ -150,9 +150,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("tiewise"):
             raise
-        raise ImportError(
-            f"tiewise.{name} needs {error.name}: pip install 'tiewise[torch]'", name=error.name
-        ) from error
+        what = f"tiewise.{name} needs {error.name}: pip install 'tiewise[torch]'"
+        raise ImportError(what, name=error.name) from error
 
 
 def __dir__() -> list[str]:
