@@ -53,9 +53,9 @@ class Expectation:
     value: float  # expected; nan where there is no expectation
     low: float
     high: float
-    why: str = ""  # there is none
-    settings: int = 0  # of the atlas, each predicted from the others,
-    held: int = 0  # and how many of them were found within such an interval
+    why: str = ""  # there is no expectation; empty where there is one
+    settings: int = 0  # of the atlas, each predicted from the others
+    held: int = 0  # of those settings: found within such an interval
 
 
 @cache
