@@ -20,7 +20,7 @@ from tiewise.cli.main import COMMANDS, command_line
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
-ROOMS = {  # of `tiewise._OFFERS`, in the order in which a reader meets them
+ROOMS = {  # modules that `import tiewise` offers names of, in the order in which a reader meets them
     "Comparing and training": ("runs", "training", "planning", "inspection", "explorer"),
     "The boundary in a model": ("boundary", "hf", "core.spec", "sharing", "core.sharing_spec"),
     "Losses, lookups, products": ("ops", "core.backends"),
@@ -57,11 +57,14 @@ def api() -> Iterator[str]:
     """Lines of the page on what `import tiewise` offers."""
     yield from ("# API", "", MADE)
     yield "What `import tiewise` offers. A name is loaded when it is first used: importing the package costs nothing."
-    homes = dict(tiewise._OFFERS)
+    homes: dict[str, list[str]] = {}
+    for name, home in tiewise._HOMES.items():
+        if name != "__version__":
+            homes.setdefault(home.removeprefix("tiewise."), []).append(name)
     for heading, rooms in ROOMS.items():
         yield from ("", f"## {heading}")
         for home in [home for home in homes if any(f"{home}.".startswith(f"{room}.") for room in rooms)]:
-            for name in homes.pop(home).split():
+            for name in homes.pop(home):
                 yield from described(name, getattr(tiewise, name))
     assert not homes, f"no heading has {', '.join(homes)}"
 
