@@ -158,7 +158,8 @@ def test_the_atlas_expected_it_or_not():
     e = Expectation("a surprise", 0.03, -0.01, -0.02, 0.012, settings=20, held=19)
     told = replace(one, expectation=e)
     assert Comparison.from_dict(json.loads(json.dumps(told.record()))).expectation == e
-    said = "A surprise: the atlas expected tied − untied between −0.0200 and +0.0120 nats per token, this run found +0.0300."
+    said = "A surprise: the atlas expected tied − untied between −0.0200 and +0.0120 nats per token, "
+    said += "this run found +0.0300."
     assert surprised(told).startswith(said)
     assert "Of its 20 settings, 19" in surprised(told)
     assert said in " ".join(shown(told).split())
