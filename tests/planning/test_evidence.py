@@ -142,7 +142,7 @@ def test_a_plan_says_what_the_nearest_found(atlas):
     said = plan_rows.evidence(record)
     assert said.startswith("No evidence of what tying does to the loss: this model has 6 times the largest width,")
     assert "width 128, 4 layers and V 4,096, tying gained 0.03" in said
-    assert "with 25,000 and lost 0.02" in said
+    assert "nats per token with 25,000 and lost 0.02" in said
     *_, nearest = plan_rows.lookups(record)
     assert [row[:2] + row[3:] for row in nearest.rows] == [
         ["25,000", "12", "better", "3"],

@@ -26,7 +26,7 @@ OPTIMIZERS = {
 }
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
 NATS = "nats per token"
-EVIDENCE_HEADER = ["tokens of text", "times seen", "tied − untied [95 %]", "tying is", "seeds"]
+EVIDENCE_HEADER = ["tokens of text", "times seen", "tied − untied, nats/token [95 %]", "tying is", "seeds"]
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
@@ -217,13 +217,13 @@ def evidence(record: Record) -> str:
     nearest = f"At the nearest, width {row['width']:,}, {row['layers']} layers and V {row['vocab']:,}"
     ends = " and ".join(map(_gained, {row["tokens"]: row for row in (row, atlas["rows"][-1])}.values()))
     said = "The atlas trained models around this size" if atlas["within"] else no
-    return f"{said}. {nearest}, tying {ends} tokens of text, in {NATS}."
+    return f"{said}. {nearest}, tying {ends} tokens of text."
 
 
 def _gained(row: Record) -> str:
-    """Gained 0.02 [0.01, 0.03] with 25,000."""
+    """Gained 0.02 [0.01, 0.03] nats per token with 25,000."""
     low, value, high = sorted(abs(row[name]) for name in ("low", "difference", "high"))  # of a sign that is detected
-    by = Quantity("", value, low, high, unit=NATS)
+    by = f"{Quantity('', value, low, high, unit=NATS)} {NATS}"
     words = {-1: f"gained {by}", 0: "made no difference that was detected", 1: f"lost {by}"}
     return f"{words[row['sign']]} with {count(row['tokens'])}"
 
