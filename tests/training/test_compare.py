@@ -127,4 +127,6 @@ def test_a_comparison_is_held_against_the_atlas(monkeypatch):
     assert asked.pop()[3] == "model=gpt2, batch=2, learning_rate=0.01"
     compare.expected(replace(settings, layers=0), one)  # of which no logarithm is taken
     assert asked.pop()[3] == "no layers"
+    compare.expected(replace(settings, text=("synthetic:zipf=1",)), one)
+    assert asked.pop()[3] == "synthetic:zipf=1"
     assert compare.expected(settings, sample_comparison(("tied", "factored:64"))) is None

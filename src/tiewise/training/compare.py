@@ -34,7 +34,7 @@ from tiewise.core.long_work import heard
 from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.ops import kernels
 from tiewise.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
-from tiewise.planning.evidence import FREE, Expectation, expectation
+from tiewise.planning.evidence import FREE, MADE, Expectation, expectation
 from tiewise.training.folder import (
     DATA,
     ENVIRONMENT,
@@ -250,12 +250,12 @@ def expected(settings: Settings, comparison: Comparison) -> Expectation | None:
     found = gaps(comparison)
     if found is None or not math.isfinite(found[1].mean):
         return None
-    setting, text = comparison.setting, comparison.data["splits"]["train"]
+    setting, train = comparison.setting, comparison.data["splits"]["train"]
     sizes = {"width": settings.width, "layers": settings.layers, "vocab": setting["vocab"]}
-    sizes |= {"tokens": text["tokens"], "seen": setting["tokens_per_run"]}
+    sizes |= {"tokens": train["tokens"], "seen": setting["tokens_per_run"]}
     given, default = vars(replace(settings, own=None)), vars(Settings())
     other = [f"{name}={value}" for name, value in given.items() if name not in FREE and value != default[name]]
-    other += ["no layers"] * (not settings.layers)
+    other += ["no layers"] * (not settings.layers) + [text for text in settings.text if text.startswith(MADE)]
     return expectation(sizes, found[1].mean, found[1].n, ", ".join(other[:3]))
 
 
