@@ -204,8 +204,8 @@ class TiewiseTrainer(Trainer):
             parts = {name: [torch.as_tensor(v).cpu().double().flatten() for v in seen[name]] for name in seen}
             means = {name: float(torch.cat(values).mean()) for name, values in parts.items()}
             if means and self.args.world_size > 1:  # each has seen rows of its own
-                sums = torch.tensor([*means.values()], dtype=torch.float64, device=self.args.device)
-                means = dict(zip(means, self.accelerator.reduce(sums, "mean").tolist(), strict=True))
+                own = torch.tensor([*means.values()], dtype=torch.float64, device=self.args.device)
+                means = dict(zip(means, self.accelerator.reduce(own, "mean").tolist(), strict=True))
             logs = {**logs, "loss": logs["loss"] - means.pop("penalty", 0.0), **means}
             if math.isnan(logs.get("cosine", 0.0)):
                 del logs["cosine"]  # of paths that end in two tables
