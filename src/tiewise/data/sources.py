@@ -54,7 +54,7 @@ _ROWS = 1024  # of a Parquet row group, held at once
 
 @dataclass(frozen=True)
 class Source:
-    """One text as typed, and the files behind it (none for what is made or on the Hub, nor for `-` until it is kept)."""
+    """One text as typed, and the files behind it (none of what is made or on the Hub, nor of `-` until it is kept)."""
 
     text: str
     files: tuple[Path, ...] = ()
