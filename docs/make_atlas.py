@@ -191,8 +191,8 @@ def chart(
         ends_at.append([y_of(line[-1].y), name, hue, x_of(line[-1].x)])
     below = -math.inf
     for y, name, hue, x in sorted(ends_at):
-        below = max(y + 5, below + 17)
-        parts.append(_text(x + 12, below, name, fill=hue, font_weight="600"))
+        below = max(y - 8, below + 17)
+        parts.append(_text(x + 10, below, name, fill=hue, font_weight="600"))
     parts.append(_text(24, height - 14, note, font_size="12"))
     return _svg(width, height, title, parts)
 
@@ -245,12 +245,13 @@ def rank(rows: list[Row]) -> str:
     ticks = [
         (float(row["parameters"]), f"{thousands(float(row['parameters']))}|k={row['rank']}")
         for row in here
-        if row["arm"].startswith("factored:") and row["rank"] != "4"
+        if row["arm"].startswith("factored:")
     ]
     whole = float(here[0]["reference_parameters"])
     up = "arm − untied, nats per token of held-out text, V = 8,192"
-    note = "Bars: 95 % intervals over seeds. The rightmost tick is the untied model, which is zero."
+    note = "Bars: 95 % intervals over seeds. Zero is the untied model."
     ticks.append((whole, f"{thousands(whole)}|untied"))
+    lines["untied"] = [Spot(whole, 0.0, 0.0, 0.0)]
     return chart("Loss against parameters, by rank", lines, "parameters of the model", note, up=up, points=ticks)
 
 
@@ -274,7 +275,8 @@ def causes(rows: list[Row]) -> str:
     """Study 8."""
     for row in rows:
         row["nats"] = row["text"].rpartition("=")[2]
-    lines = lines_by(rows, "layers", "nats", "{} layers")
+        row["between"] = {"0": "no layers"}.get(row["layers"], f"{row['layers']} layers")
+    lines = lines_by(rows, "between", "nats")
     ticks = [(spot.x, f"{spot.x:g}") for spot in next(iter(lines.values()))]
     note = "Bars: 95 % intervals over seeds. Dotted: the floor that theory gives a model without layers."
     return chart(
