@@ -191,7 +191,7 @@ def chart(
         ends_at.append([y_of(line[-1].y), name, hue, x_of(line[-1].x)])
     below = -math.inf
     for y, name, hue, x in sorted(ends_at):
-        below = max(y - 8, below + 17)
+        below = max(y + 5, below + 17)
         parts.append(_text(x + 10, below, name, fill=hue, font_weight="600"))
     parts.append(_text(24, height - 14, note, font_size="12"))
     return _svg(width, height, title, parts)
@@ -238,7 +238,7 @@ def rank(rows: list[Row]) -> str:
     here = [row for row in rows if row["tokenizer"] == "bpe:8192"]
     lines: dict[str, list[Spot]] = {}
     for row in sorted(here, key=lambda row: int(row["parameters"])):
-        kind = {"factored": "one factored table", "factored-untied": "two, 16 in, 64 out"}.get(
+        kind = {"factored": "rank k", "factored-untied": "16 in, 64 out"}.get(
             row["arm"].partition(":")[0], row["arm"]
         )
         lines.setdefault(kind, []).append(Spot.of(row, float(row["parameters"])))
