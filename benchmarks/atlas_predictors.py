@@ -61,7 +61,9 @@ def seen(cell: Path) -> dict[str, float | str]:
         row[f"{arm}: direct path"] = value("first_mlp", arm, "loss on the text's pairs, direct")[0]
         row[f"{arm}: with the first MLP"] = value("first_mlp", arm, "loss on the text's pairs, with the first MLP")[0]
         row[f"{arm}: asymmetry, direct"] = value("first_mlp", arm, "asymmetry, direct, centred")[0]
-        row[f"{arm}: asymmetry, with the first MLP"] = value("first_mlp", arm, "asymmetry, with the first MLP, centred")[0]
+        row[f"{arm}: asymmetry, with the first MLP"] = value(
+            "first_mlp", arm, "asymmetry, with the first MLP, centred"
+        )[0]
     return {name: item if isinstance(item, str) else round(item, 5) for name, item in row.items()}
 
 
@@ -71,7 +73,7 @@ def scored(rows: list[dict[str, str]]) -> str:
     n = len(gap)
 
     def left_out(x: np.ndarray) -> float:
-        """Root mean square error of a line, each setting predicted by the others (their residuals over 1 − leverage)."""
+        """Root mean square error of a fit, each setting predicted by the others: residuals over 1 − leverage."""
         q, _ = np.linalg.qr(x)
         return float(np.sqrt(np.mean(((gap - q @ (q.T @ gap)) / (1 - np.sum(q * q, 1))) ** 2)))
 
@@ -88,6 +90,22 @@ def scored(rows: list[dict[str, str]]) -> str:
     return "\n".join([*head, *lines]).replace("+", "").replace("| -", "| −")
 
 
+def paths(rows: list[dict[str, str]]) -> str:
+    """A table of both paths' losses in settings with much text, by width and vocabulary."""
+    lines = [
+        "| width, V | model | direct | with the first MLP | whole | asymmetry, direct | with the first MLP |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    much = [row for row in rows if float(row["log tokens of text"]) > np.log(390_000)]
+    for row in sorted(much, key=lambda row: (float(row["log width"]), float(row["log V"]))):
+        sizes = [f"{np.exp(float(row[name])):,.0f}" for name in ("log width", "log V")]
+        for arm in ("untied", "tied"):
+            names = ("direct path", "with the first MLP", "loss", "asymmetry, direct", "asymmetry, with the first MLP")
+            found = " | ".join(f"{float(row[f'{arm}: {name}']):.2f}" for name in names)
+            lines.append(f"| {', '.join(sizes)} | {arm} | {found} |")
+    return "\n".join(lines)
+
+
 def main(studies: list[Path]) -> None:
     """Look into what is not yet known, and score."""
     rows = list(csv.DictReader(KEPT.open(newline="", encoding="utf-8"))) if KEPT.exists() else []
@@ -100,7 +118,7 @@ def main(studies: list[Path]) -> None:
                 writer.writeheader()
                 writer.writerows(rows)
             print(rows[-1], file=sys.stderr)
-    print(scored(rows))
+    print(scored(rows), paths(rows), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The figures and tables of docs/atlas.md: `python docs/make_atlas.py` writes docs/atlas-*.svg, and the page's tables.
 
-All come from the rows of `tiewise/catalogue/atlas.csv`, which `python -m benchmarks.atlas` gathers. A table stands in the
-page between <!-- rows of STUDY --> and <!-- end -->.
+All come from the rows of `tiewise/catalogue/atlas.csv`, which `python -m benchmarks.atlas` gathers. A table stands in
+the page between <!-- rows of STUDY --> and <!-- end -->.
 """
 
 from __future__ import annotations
@@ -186,7 +186,9 @@ def chart(
         parts.append(f'<polyline points="{way}" fill="none" stroke="{hue}" stroke-width="2.2"/>')
         for spot in line:
             x, low, high = x_of(spot.x), y_of(spot.low), y_of(spot.high)
-            parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{hue}" opacity="0.6"/>')
+            parts.append(
+                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{hue}" opacity="0.6"/>'
+            )
             parts.append(f'<circle cx="{x:.1f}" cy="{y_of(spot.y):.1f}" r="4" fill="{hue}"/>')
         ends_at.append([y_of(line[-1].y), name, hue, x_of(line[-1].x)])
     below = -math.inf
@@ -224,7 +226,9 @@ def gain_by_text(rows: list[Row]) -> str:
     (held,) = found.values()
     ticks = [(spot.x, thousands(spot.x)) for spot in held]
     lines = {"held-out text": held, "training text": trained}
-    return chart("The gain of tying ends with more text", lines, "tokens of training text", BANDS, up=HELD, points=ticks)
+    return chart(
+        "The gain of tying ends with more text", lines, "tokens of training text", BANDS, up=HELD, points=ticks
+    )
 
 
 def size_text_vocabulary(rows: list[Row]) -> str:
@@ -238,9 +242,7 @@ def rank(rows: list[Row]) -> str:
     here = [row for row in rows if row["tokenizer"] == "bpe:8192"]
     lines: dict[str, list[Spot]] = {}
     for row in sorted(here, key=lambda row: int(row["parameters"])):
-        kind = {"factored": "rank k", "factored-untied": "16 in, 64 out"}.get(
-            row["arm"].partition(":")[0], row["arm"]
-        )
+        kind = {"factored": "rank k", "factored-untied": "16 in, 64 out"}.get(row["arm"].partition(":")[0], row["arm"])
         lines.setdefault(kind, []).append(Spot.of(row, float(row["parameters"])))
     ticks = [
         (float(row["parameters"]), f"{thousands(float(row['parameters']))}|k={row['rank']}")
@@ -280,7 +282,8 @@ def causes(rows: list[Row]) -> str:
     ticks = [(spot.x, f"{spot.x:g}") for spot in next(iter(lines.values()))]
     note = "Bars: 95 % intervals over seeds. Dotted: the floor that theory gives a model without layers."
     return chart(
-        "What order costs one table, and layers give back", lines, "irreversibility of the language, nats per word", note,
+        "What order costs one table, and layers give back", lines, "irreversibility of the language, nats per word",
+        note,
         up=HELD, logarithmic=False, points=ticks, floor=[(x, x) for x, _ in ticks],
     )  # fmt: skip
 

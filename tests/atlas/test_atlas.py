@@ -5,10 +5,11 @@ import runpy
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.atlas.planted_study import planted
 
-from benchmarks import atlas
+from benchmarks import atlas, atlas_predictors
 from tiewise.atlas.grid import StudyGrid
 from tiewise.atlas.study import flat, repeated
 
@@ -22,6 +23,30 @@ def test_the_page_and_its_figures_are_of_the_table():
     assert MADE["page"](text, MADE["studies"]()) == text
     for name, drawn in MADE["FIGURES"].items():
         assert (ROOT / "docs" / f"atlas-{name}.svg").read_text(encoding="utf-8") == drawn(MADE["studies"]()[name])
+
+
+def test_predictors_are_scored_as_the_page_says():
+    text = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
+    with atlas_predictors.KEPT.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert atlas_predictors.scored(rows) in text
+    assert atlas_predictors.paths(rows) in text
+
+
+def test_a_predictor_is_scored_on_the_settings_that_it_was_not_fitted_on():
+    draw = np.random.default_rng(0)
+    columns = {name: draw.normal(size=12) for name in atlas_predictors.PREDICTORS}
+    gap = 0.5 * columns["lookup share"] + draw.normal(size=12) / 10
+    rows = [
+        {"tied − untied": str(gap[i])} | {name: str(column[i]) for name, column in columns.items()} for i in range(12)
+    ]
+    (line,) = (line for line in atlas_predictors.scored(rows).splitlines() if "lookup share" in line)
+    wrong = []
+    for i in range(12):
+        others = np.arange(12) != i
+        slope, start = np.polyfit(columns["lookup share"][others], gap[others], 1)
+        wrong.append(gap[i] - start - slope * columns["lookup share"][i])
+    assert float(line.split("|")[-2]) == pytest.approx(np.sqrt(np.mean(np.square(wrong))), abs=5e-4)
 
 
 @pytest.mark.parametrize("study", STUDIES)

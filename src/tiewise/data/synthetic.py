@@ -7,9 +7,9 @@ any; its rank is drawn anew, p(r) ∝ r^−zipf. Classes are equally frequent, a
     irreversibility = ⅔ (ln 2 − h(f)) nats,   h the binary entropy; 0 at f = ½, 0.46 at f = 1
 
 is exact, whatever exponent, scripts and words are, and all that a word says of the next one's class. What is left at
-f = ½ has no negative eigenvalues, so a direct path of one table and an output bias pays nothing else: its floor is that of two tables
-plus the irreversibility. Words of one rank are equally frequent; over ranks the vocabulary has Zipf's exponent. A
-document is 128 words, drawn apart from the others; equal options give equal text, on every machine.
+f = ½ has no negative eigenvalues: the floor of a direct path of one table with an output bias is that of two tables
+plus the irreversibility, and no more. Words of one rank are equally frequent; over ranks the vocabulary has Zipf's
+exponent. A document is 128 words, drawn apart from the others; equal options give equal text, on every machine.
 """
 
 from __future__ import annotations
