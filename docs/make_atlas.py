@@ -26,13 +26,10 @@ INK, SOFT, RULE = "#22252b", "#5d626d", "#e4e2dd"
 AXES = {
     "gain-by-text": ["train_tokens"],
     "size-text-vocabulary": ["width", "train_tokens", "tokenizer"],
-    "size-text-matched": ["width", "train_tokens"],
     "rank": ["tokenizer", "arm"],
     "lookup-gradient-scale": ["train_tokens", "arm"],
     "start-and-rate": ["init", "learning_rate"],
     "causes": ["text", "layers"],
-    "scripts": ["text"],
-    "sharing-by-depth": ["layers", "arm"],
 }
 Row = dict[str, str]
 
@@ -132,10 +129,17 @@ def signs(title: str, rows: Sequence[Row], down: str, across: str, panel: str | 
             )
             ink = "#ffffff" if clear and abs(mean) > 0.6 * limit else INK
             half = (float(row["heldout_high"]) - float(row["heldout_low"])) / 2
-            parts.append(_text(x + wide / 2, y + 27, signed(mean), text_anchor="middle", fill=ink, font_size="15"))
             parts.append(
-                _text(x + wide / 2, y + 44, f"± {plain(half)}", text_anchor="middle", fill=ink, font_size="11")
+                _text(
+                    x + wide / 2,
+                    y + 27,
+                    f"{mean:+.2f}".replace("-", "−"),
+                    text_anchor="middle",
+                    fill=ink,
+                    font_size="15",
+                )
             )
+            parts.append(_text(x + wide / 2, y + 44, f"± {half:.2f}", text_anchor="middle", fill=ink, font_size="11"))
     for i, name in enumerate(ys):
         y = top + tall * (len(ys) - i - 0.5) + 5
         parts.append(_text(left - 10, y, said({down: name}, down), text_anchor="end"))
@@ -288,17 +292,6 @@ def causes(rows: list[Row]) -> str:
     )  # fmt: skip
 
 
-def sharing_by_depth(rows: list[Row]) -> str:
-    """Study 7."""
-    for row in rows:
-        row["shared"] = row["arm"].rpartition("=")[2]
-    lines = lines_by(rows, "shared", "layers", "share {}")
-    ticks = [(x, f"{x:g}") for x in sorted({float(row["layers"]) for row in rows})]
-    up = "shared − not shared, nats per masked token of held-out text"
-    note = "Bars: 95 % intervals over seeds. Above zero sharing costs."
-    return chart("What sharing layers costs, by depth", lines, "layers", note, up=up, points=ticks)
-
-
 FIGURES = {
     "gain-by-text": gain_by_text,
     "size-text-vocabulary": size_text_vocabulary,
@@ -306,7 +299,6 @@ FIGURES = {
     "lookup-gradient-scale": lookup_gradient_scale,
     "start-and-rate": start_and_rate,
     "causes": causes,
-    "sharing-by-depth": sharing_by_depth,
 }
 
 
