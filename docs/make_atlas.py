@@ -195,10 +195,11 @@ def chart(
             )
             parts.append(f'<circle cx="{x:.1f}" cy="{y_of(spot.y):.1f}" r="4" fill="{hue}"/>')
         ends_at.append([y_of(line[-1].y), name, hue, x_of(line[-1].x)])
-    below = -math.inf
+    put: list[tuple[float, float]] = []
     for y, name, hue, x in sorted(ends_at):
-        below = max(y + 5, below + 17)
-        parts.append(_text(x + 10, below, name, fill=hue, font_weight="600"))
+        lower = [there for across, there in put if abs(across - x) < 90]
+        put.append((x, max([y + 5, *(there + 17 for there in lower)])))
+        parts.append(_text(x + 10, put[-1][1], name, fill=hue, font_weight="600"))
     parts.append(_text(24, height - 14, note, font_size="12"))
     return _svg(width, height, title, parts)
 
@@ -265,6 +266,7 @@ def lookup_gradient_scale(rows: list[Row]) -> str:
     """Study 4."""
     here = [row for row in rows if row["arm"].startswith("tied")]
     lines = lines_by(here, "train_tokens", "alpha", "{} tokens")
+    lines = {name: sorted([*line, Spot(1.0, 0.0, 0.0, 0.0)]) for name, line in lines.items()}
     ticks = [(a, f"{a:g}") for a in sorted({float(row["alpha"]) for row in here} | {1.0})]
     up = "α − 1, nats per token of held-out text"
     note = "Bars: 95 % intervals over seeds. Below zero α is better than 1."
