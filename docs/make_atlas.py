@@ -60,7 +60,7 @@ def studies() -> dict[str, list[Row]]:
 def said(row: Row, axis: str) -> str:
     """What a row has on an axis, as a table says it."""
     value = row[axis].removeprefix("synthetic:").removeprefix("bpe:")
-    return count(int(value)) if value.isdecimal() else value.replace("=", " ")
+    return count(int(value)) if value.isdecimal() else value.replace("=", " ") if axis == "text" else value
 
 
 def table(rows: Sequence[Row]) -> str:
