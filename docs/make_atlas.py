@@ -28,7 +28,6 @@ AXES = {
     "size-text-vocabulary": ["width", "train_tokens", "tokenizer"],
     "rank": ["tokenizer", "arm"],
     "lookup-gradient-scale": ["train_tokens", "arm"],
-    "start-and-rate": ["init", "learning_rate"],
     "causes": ["text", "layers"],
 }
 Row = dict[str, str]
@@ -106,18 +105,17 @@ def colour(value: float, top: float) -> str:
     return f"rgb({r},{g},{b})"
 
 
-def signs(title: str, rows: Sequence[Row], down: str, across: str, panel: str | None, note: str) -> str:
+def signs(title: str, rows: Sequence[Row], down: str, across: str, panel: str, note: str) -> str:
     """The difference over two axes, a panel for each value of a third; a colour where it is detected."""
-    panels = list(dict.fromkeys(row[panel] if panel else "" for row in rows))
+    panels = list(dict.fromkeys(row[panel] for row in rows))
     xs, ys = (list(dict.fromkeys(row[axis] for row in rows)) for axis in (across, down))
     wide, tall, left, top, gap = 104, 58, 96, 104, 56
     limit = max((abs(float(row["heldout"])) for row in rows if row["sign"] != "0"), default=1.0)
     parts = []
     for place, value in enumerate(panels):
         x0 = left + place * (wide * len(xs) + gap)
-        here = [row for row in rows if not panel or row[panel] == value]
-        if panel:
-            parts.append(_text(x0, 66, f"vocabulary {said(here[0], panel)}", font_weight="600", fill=INK))
+        here = [row for row in rows if row[panel] == value]
+        parts.append(_text(x0, 66, f"vocabulary {said(here[0], panel)}", font_weight="600", fill=INK))
         for i, name in enumerate(xs):
             parts.append(_text(x0 + wide * (i + 0.5), top - 10, said({across: name}, across), text_anchor="middle"))
         for row in here:
@@ -273,12 +271,6 @@ def lookup_gradient_scale(rows: list[Row]) -> str:
     return chart("Scaling the lookup’s gradient by α", lines, "α", note, up=up, points=ticks)
 
 
-def start_and_rate(rows: list[Row]) -> str:
-    """Study 5."""
-    note = "Rows: standard deviation of the first tables. Columns: learning rate. White: not detected."
-    return signs("Scale and learning rate: tied − untied, nats", rows, "init", "learning_rate", None, note)
-
-
 def causes(rows: list[Row]) -> str:
     """Study 8."""
     for row in rows:
@@ -299,7 +291,6 @@ FIGURES = {
     "size-text-vocabulary": size_text_vocabulary,
     "rank": rank,
     "lookup-gradient-scale": lookup_gradient_scale,
-    "start-and-rate": start_and_rate,
     "causes": causes,
 }
 
