@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tiewise.core import Late
 
 if TYPE_CHECKING:
-    from tiewise.planning.surface import Score
+    from tiewise.planning.surface import SurfaceScore
 
 np, surface = Late("numpy"), Late("tiewise.planning.surface")  # a plan beyond the atlas needs neither
 SIZES = {  # a row's column → what it is called
@@ -152,7 +152,7 @@ def expectation(sizes: Mapping[str, float], found: float, seeds: int, other: str
     return Expectation(verdict, found, e.value, e.low, e.high, settings=known.settings, held=known.held)
 
 
-def score() -> Score | None:
+def score() -> SurfaceScore | None:
     """How well the surface predicts settings of the atlas that it was not shown; None of too few."""
     measured = _measured()[1]
     left_out = surface.leave_one_out(*measured)

@@ -49,7 +49,7 @@ class Surface:
 
 
 @dataclass(frozen=True)
-class Score:
+class SurfaceScore:
     """How well settings were predicted by the others: a count of them, or a mean loss above the better choice's."""
 
     settings: int
@@ -127,12 +127,12 @@ def leave_one_out(points: NDArray, values: NDArray, errors: NDArray, seeds: NDAr
     return found if len(found) == len(points) else []
 
 
-def scored(values: NDArray, left_out: Sequence[tuple[Estimate, bool]]) -> Score:
-    """Score what `leave_one_out` predicted against the differences that were measured [n]."""
+def scored(values: NDArray, left_out: Sequence[tuple[Estimate, bool]]) -> SurfaceScore:
+    """SurfaceScore what `leave_one_out` predicted against the differences that were measured [n]."""
     held = np.array([one.low <= value <= one.high for (one, _), value in zip(left_out, values, strict=True)])
     within, even = np.array([inside for _, inside in left_out]), np.ones(len(values))
     lost = (regret(values, signs) for signs in ([one.value for one, _ in left_out], -even, even))
-    return Score(len(values), int(held.sum()), int(within.sum()), int((held & within).sum()), *lost)
+    return SurfaceScore(len(values), int(held.sum()), int(within.sum()), int((held & within).sum()), *lost)
 
 
 def regret(measured: ArrayLike, signs: ArrayLike) -> float:
