@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from tiewise.boundary.param_groups import param_groups as param_groups
     from tiewise.boundary.probe import Probe as Probe
     from tiewise.boundary.probe import probe as probe
+    from tiewise.checkpoint.adapter import lora_config as lora_config
     from tiewise.checkpoint.audit import Audit as Audit
     from tiewise.checkpoint.audit import check as check
-    from tiewise.checkpoint.lora_config import lora_config as lora_config
     from tiewise.core.backends import LossOptions as LossOptions
     from tiewise.core.backends import PathNorms as PathNorms
     from tiewise.core.errors import CheckpointError as CheckpointError
@@ -103,7 +103,7 @@ _OFFERS = {
     "boundary.param_groups": "param_groups",
     "boundary.probe": "Probe probe",
     "checkpoint.audit": "Audit check",
-    "checkpoint.lora_config": "lora_config",
+    "checkpoint.adapter": "lora_config",
     "core.backends": "LossOptions PathNorms",
     "core.errors": "CheckpointError DataError InstallError Interrupted PlanError RunError SpecError TiewiseError "
     "TiewiseWarning UnsupportedError",

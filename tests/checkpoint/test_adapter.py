@@ -7,10 +7,9 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_checkpoints import D, V, llama, table, write_checkpoint
 
-from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, open_adapter
+from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, lora_config, open_adapter
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.lora_config import lora_config
 from tiewise.checkpoint.rule import rules
 from tiewise.core.errors import CheckpointError
 
