@@ -208,13 +208,48 @@ def test_a_small_model_as_a_draft_keeps_its_own_rules(tmp_path):
     assert f"tiewise resize {small} --vocab 24 --rows zero" in found.repair
 
 
-def test_two_tokenizers_of_pieces_are_not_told_apart_by_positions(tmp_path):
-    """A SentencePiece model is read for its count alone."""
-    paths = draft(tmp_path / "a"), llama(tmp_path / "t", head=None)
-    for path in paths:
-        (path / "tokenizer.model").write_bytes(b"\n\3\n\1a" * V)
-    (paths[0] / "model.safetensors").unlink()
-    draft(tmp_path / "a", embed_tokens__weight=NEW)
+def sentence_pieces(texts):
+    """A SentencePiece model as its protocol buffer has it: field 1 of each piece its text, field 2 a score."""
+    inner = [b"\n" + bytes([len(text.encode())]) + text.encode() + b"\x15\0\0\0\0" for text in texts]
+    return b"".join(b"\n" + bytes([len(piece)]) + piece for piece in inner) + b"\x12\2\x08\1"
+
+
+WORDS = [f"▁wort{i}" for i in range(V)]
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "found", "words"),
+    [
+        (WORDS, WORDS, [], ""),
+        (WORDS, WORDS[:5] + WORDS[:4:-1], ["error"], "18 of its 24 ids are other tokens in the target, or none: 5 is"),
+        (WORDS[:20], WORDS, ["info"], "4 tokens of the target have no id"),
+        ([*WORDS[:3], "<0x09>", *WORDS[4:]], [*WORDS[:3], "\t", *WORDS[4:]], ["error"], "3 is '<0x09>' here and '\\t'"),
+    ],
+)
+def test_sentence_pieces_are_told_apart_by_their_texts(tmp_path, own, theirs, found, words):
+    paths = draft(tmp_path / "a", embed_tokens__weight=NEW), llama(tmp_path / "t", head=None)
+    for path, texts in zip(paths, (own, theirs), strict=True):
+        (path / "tokenizer.model").write_bytes(sentence_pieces(texts))
+    audit = check(paths[0], target=paths[1], select=["B085"])
+    assert worst(audit) == [("B085", severity, "tokenizer") for severity in found]
+    assert all(words in one.evidence for one in audit.findings)
+
+
+def test_a_sentence_piece_model_against_its_conversion(tmp_path):
+    """Gemma's tokenizer.json writes the tab as it is, which its SentencePiece model has as a byte."""
+    texts = [*WORDS[:3], "<0x09>", *WORDS[4:]]
+    paths = draft(tmp_path / "a"), llama(tmp_path / "t", head=None, tokenizer=bpe_tokenizer())
+    (paths[0] / "tokenizer.model").write_bytes(sentence_pieces(texts))
+    record = bpe_tokenizer()
+    record["model"]["vocab"] = {"\t" if text == "<0x09>" else text: i for i, text in enumerate(texts)}
+    (paths[1] / "tokenizer.json").write_text(json.dumps(record))
+    assert worst(check(paths[0], target=paths[1], select=["B085"])) == []
+
+
+def test_positions_of_other_sentence_piece_models_are_no_ids(tmp_path):
+    paths = draft(tmp_path / "a", embed_tokens__weight=NEW), llama(tmp_path / "t", head=None)
+    for path, texts in zip(paths, (WORDS, WORDS[::-1]), strict=True):
+        (path / "sentencepiece.bpe.model").write_bytes(sentence_pieces(texts))
     assert worst(check(paths[0], target=paths[1], select=["B085"])) == [("B085", "warning", "embed_tokens.weight")]
 
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tiewise.checkpoint.claims import module_of
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.hf_folder import Folder, open_folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import Dense, read_boundary
 from tiewise.checkpoint.roles import find_roles
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored, widened
@@ -280,8 +280,10 @@ def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
         raise CheckpointError(f"{where}: no tokenizer.json, vocab.json or vocab.txt", "copy it from its source")
     if found.faults:
         raise CheckpointError(f"{where}: {found.faults[0].what}", found.faults[0].fix)
-    if any(name.endswith((".model", ".spm")) for name in found.files):
-        raise CheckpointError(f"{where}: a SentencePiece model, whose texts are not read", "add its tokenizer.json")
+    if set(found.files) & set(PIECES[1:]):
+        raise CheckpointError(
+            f"{where}: a SentencePiece model whose positions need not be ids", "add its tokenizer.json"
+        )
     texts: list[Any] = [None] * rows
     for text, number in [*found.base.items(), *((text, number) for number, text in found.added.items())]:
         if number < rows:

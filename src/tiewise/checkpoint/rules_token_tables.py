@@ -240,8 +240,8 @@ def draft_sizes(facts: Facts) -> Told:
 
 
 def _known(tokenizer: Tokenizer | None) -> Tokenizer | None:
-    """A tokenizer whose tokens' texts were read; of SentencePiece models only their number is."""
-    return None if tokenizer is None or not tokenizer.base or set(tokenizer.files) & set(PIECES) else tokenizer
+    """A tokenizer whose tokens' texts were read; of SentencePiece models other than tokenizer.model they are not."""
+    return None if tokenizer is None or not tokenizer.base or set(tokenizer.files) & set(PIECES[1:]) else tokenizer
 
 
 @rule("B085", "error", "a draft's ids are the target's", kind="draft")
@@ -262,6 +262,10 @@ def draft_ids(facts: Facts) -> Told:
     tables = [replace(one, shape=(rows, *one.shape[1:]), end=end) for one, end in zip(tables, ends, strict=True)]
     if ours is not None and theirs is not None:
         one, other = ours.texts, theirs.texts
+        if (PIECES[0] in ours.files) is not (PIECES[0] in theirs.files):  # a conversion writes Gemma's tab as it is
+            one, other = (
+                {number: "\t" if text == "<0x09>" else text for number, text in texts.items()} for texts in (one, other)
+            )
         wrong = sorted(number for number, text in one.items() if other.get(number) != text)
         if wrong:
             there = short(repr(other[wrong[0]]), 30) if wrong[0] in other else "no token"
