@@ -145,17 +145,20 @@ def resize(
         first = max(0, min(before, count) - part.rows) if repeats_first else 0
         write = partial(_pieces, part, used if rows == DRAWN else None, count, seed, first)
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
-    # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that of
-    # the vocabulary's level
-    leaves = list(leaves_of(facts.config))
-    paths = [p for p, n in leaves if n == before and p.endswith("vocab_size") and not p.endswith("type_vocab_size")]
+    notes += left_to_do
+    return Change(KEPT, put=tuple(put), config=dict.fromkeys(size_keys(facts, before), count), notes=tuple(notes))
+
+
+def size_keys(facts: Facts, rows: int) -> list[str]:
+    """Dotted keys of the config that say how many tokens there are; where none says so many, of the vocabulary's level."""
     level = facts.text.level if facts.text.level in facts.levels else ""
-    if not paths and facts.folder.config is not None:
-        paths = [f"{level}.vocab_size".lstrip(".")]
-    if any(other.role == PER_LAYER for other in facts.roles.others) and facts.folder.config is not None:
-        said = [path for path, _ in leaves if path.endswith(PER_LAYER_SIZE)]
-        paths += said or [f"{level}.{PER_LAYER_SIZE}".lstrip(".")]
-    return Change(KEPT, put=tuple(put), config=dict.fromkeys(paths, count), notes=(*notes, *left_to_do))
+    found = list[str]()
+    per_layer = any(other.role == PER_LAYER for other in facts.roles.others)
+    for key in ("vocab_size", PER_LAYER_SIZE)[: 1 + per_layer] if facts.folder.config is not None else ():
+        leaves = (p for p, n in leaves_of(facts.config) if p.endswith(key) and (n == rows or key == PER_LAYER_SIZE))
+        said = [path for path in leaves if not path.endswith("type_vocab_size")]  # a type is one of BERT's segments
+        found += said or [f"{level}.{key}".lstrip(".")]
+    return found
 
 
 def parts_of_tokens(

@@ -35,7 +35,7 @@ from tiewise.rewrite.change import Change, NewTensor, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
 from tiewise.rewrite.matching_pursuit import pursue
-from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows, still_to_do
+from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows, size_keys, still_to_do
 
 GENERATION = "generation_config.json"
 FILES = (
@@ -120,8 +120,7 @@ def transplant(
         lost |= {path for path, value in ids.items() if value is None}
     if lost:
         notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
-    sizes = [p for p, n in leaves_of(facts.config) if n == before and "vocab_size" in p and "type_vocab" not in p]
-    config |= dict.fromkeys(sizes or (["vocab_size"] if facts.folder.config is not None else []), new.rows)
+    config |= dict.fromkeys(size_keys(facts, before), new.rows)
     left = frozenset(filter(facts.folder.has, FILES)) - files.keys()
     return Change(KEPT, put=tuple(put), config=config, texts=files, leave=left, notes=(*notes, *others))
 
