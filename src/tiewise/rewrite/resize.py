@@ -150,7 +150,7 @@ def resize(
 
 
 def size_keys(facts: Facts, rows: int) -> list[str]:
-    """Dotted keys of the config that say how many tokens there are; where none says so many, of the vocabulary's level."""
+    """Dotted keys of the config that say how many tokens there are; where none says `rows`, the vocabulary's own."""
     level = facts.text.level if facts.text.level in facts.levels else ""
     found = list[str]()
     per_layer = any(other.role == PER_LAYER for other in facts.roles.others)
