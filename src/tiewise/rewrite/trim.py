@@ -28,7 +28,7 @@ from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, NewTensor, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
-from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows, size_keys
+from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows, sizes_of
 from tiewise.rewrite.text_tokens import encoded, loaded
 from tiewise.rewrite.trim_tokenizer import Noted, TokenizerFile
 
@@ -135,7 +135,7 @@ def trim(
         except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
             what = f"{file}: new ids cannot be written into it ({short(error)})"
             raise CheckpointError(what, "take the file away, and write it again by hand") from None
-    config = _config_changes(records[CONFIG], new) | dict.fromkeys(size_keys(facts, before), len(new))
+    config = _config_changes(records[CONFIG], new) | sizes_of(facts, before, len(new))
     notes.append(f"{', '.join([CONFIG, *texts])}: written with the new ids")
 
     def accept(made: Path) -> None:
