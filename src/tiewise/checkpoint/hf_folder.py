@@ -277,10 +277,10 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
         # a SentencePiece model repeats field 1 for each piece, and in a piece field 1 is the text
         pieces = list(first_fields(data, 0, len(data), MOST_TOKENS, where))
         require_bounded(data, 2 * len(pieces), where)
-        texts = (data[slice(*next(first_fields(data, *each, MOST_TOKENS, where), (0, 0)))] for each in pieces)
+        found = (data[slice(*next(first_fields(data, *each, MOST_TOKENS, where), (0, 0)))] for each in pieces)
         # positions in tokenizer.model are ids; a class may put tokens of its own before those of others (XLM-R)
         ids = name == PIECES[0]
-        return _positions(text.decode("utf-8", "replace") if ids else None for text in texts), {}
+        return _positions(text.decode("utf-8", "replace") if ids else None for text in found), {}
     record = json_object(folder.path, name)
     if name == "tokenizer.json":
         model, listed = record.get("model"), record.get("added_tokens")

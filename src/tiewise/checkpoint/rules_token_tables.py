@@ -258,9 +258,8 @@ def draft_sizes(facts: Facts) -> Told:
             where, reads = ("medusa_head", "hidden states") if draft.heads else ("embed_tokens", "input table")
             what = f"it is {width:,} wide and reads the target's {reads}, and the target's table is {describe(shared)}"
             yield where, what, OTHER
-        planned = (count(facts.config.get(key)) for key in ("medusa_num_heads", "num_heads"))
-        planned, stored = next((number for number in planned if number is not None), None), len(draft.heads)
-        if draft.heads and planned not in (None, stored):
+        planned, stored = count(facts.config.get("medusa_num_heads", facts.config.get("num_heads"))), len(draft.heads)
+        if stored and planned is not None and planned != stored:
             what = f"its config says {planned:,} heads, and {stored:,} are stored"
             yield Said(
                 "config.json", what, "edit config.json by hand", severity="error" if planned > stored else "info"
@@ -305,7 +304,7 @@ def draft_ids(facts: Facts) -> Told:
     head = target.roles.output or target.roles.input
     for each in _draft_heads(facts):
         alike = None if head is None or head.shape != each.shape else facts.compare(each, head)
-        if alike is not None and not alike.differing:
+        if head is not None and alike is not None and not alike.differing:
             what = f"{describe(each)} is {short(head.name)} of the target, row by row"
             yield Said(short(each.name), what, "none if its blocks alone were to be trained", severity="info")
     ours, theirs = _known(facts.tokenizer), _known(target.tokenizer)
