@@ -88,11 +88,11 @@ LLAMA_CPP_GEMMA = replace(
 # its tensor map has no name for a head of these, and the converter stops at what it has no name for
 _UNNAMED, _REQUIRED = (TIED, *[ERROR] * 4), (ERROR, UNTIED, UNTIED, *_LOUD)
 LLAMA_CPP_UNNAMED = replace(
-    LLAMA_CPP, source="tensor map of gguf 0.19.0 (run), conversion/ at 051139f", tied=_UNNAMED, untied=_UNNAMED
+    LLAMA_CPP, source="gguf 0.19.0 (run), conversion/command_r.py (00487aa)", tied=_UNNAMED, untied=_UNNAMED
 )
-# its loader wants a head of these, and the converter makes none of a table
+# its loader wants a head of these, and converters store what they find (their own classes were not read)
 LLAMA_CPP_REQUIRED = replace(
-    LLAMA_CPP, source="src/models/ qwen2moe.cpp, phi2.cpp, stablelm.cpp at 82234e0", tied=_REQUIRED, untied=_REQUIRED
+    LLAMA_CPP, source="src/models/qwen2moe.cpp (623ac8d), stablelm.cpp (82234e0)", tied=_REQUIRED, untied=_REQUIRED
 )
 LLAMA_CPP_T5 = replace(LLAMA_CPP, source="llama.cpp#8055, llama.cpp#8141")
 LLAMA_CPP_BY_FAMILY = {
