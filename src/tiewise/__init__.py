@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tiewise.boundary.install import Installed as Installed
     from tiewise.boundary.install import install as install
     from tiewise.boundary.install import installed as installed
+    from tiewise.boundary.parallel_plan import keep_tables as keep_tables
     from tiewise.boundary.parallel_plan import parallel_plan as parallel_plan
     from tiewise.boundary.param_groups import param_groups as param_groups
     from tiewise.boundary.probe import Probe as Probe
@@ -99,7 +100,7 @@ _OFFERS = {
     "analysis.row_changes": "diff",
     "boundary.boundary": "Boundary",
     "boundary.install": "Installed install installed",
-    "boundary.parallel_plan": "parallel_plan",
+    "boundary.parallel_plan": "keep_tables parallel_plan",
     "boundary.param_groups": "param_groups",
     "boundary.probe": "Probe probe",
     "checkpoint.audit": "Audit check",
