@@ -168,7 +168,7 @@ def log_probabilities():
 
 
 def own_tokens():
-    """Ranks with other numbers of tokens, whose losses are multiplied by the same or not: the sum of all, on one rank."""
+    """Ranks with unlike numbers of tokens, their losses multiplied by the same or not: the sum of all, on one rank."""
     turn = itertools.cycle(itertools.product(("mean", "sum", "none"), (False, True), ((0, 5), (4, 0))))
     for v, (softcap, smoothing, z_loss, weighted, bias) in itertools.product((97, 3), CHOICES):
         reduction, alike, (first, more) = next(turn)

@@ -35,7 +35,7 @@ from torch import nn
 from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from tiewise.boundary.fsdp import units
+from tiewise.boundary.fsdp import narrowed, units
 from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.boundary.saved import link_of, on_meta
 from tiewise.boundary.tensor_parallel import KEPT, by_rows, set_aside, spread
@@ -160,14 +160,14 @@ class _Rows(ParallelStyle):
             for holder in self._model.modules():
                 for name in [name for name, held in holder._parameters.items() if held is parameter]:
                     holder.register_parameter(name, spread)
-        module.forward = _whole(module)
+        module.forward = _whole(module, self._model)
         link = link_of(module)
         if link is not None:  # installed before: its own forward knows what to do
             set_aside(module, link.undo)
         return module
 
 
-def _whole(module: nn.Module) -> Callable[..., Any]:
+def _whole(module: nn.Module, model: nn.Module) -> Callable[..., Any]:
     """The module's own forward with its Parameters gathered: what it computes until a boundary is installed."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -175,9 +175,10 @@ def _whole(module: nn.Module) -> Callable[..., Any]:
             what = f"training a {type(module).__name__} whose table is kept in rows, each rank with its own tokens,"
             raise UnsupportedError(f"{what} without a boundary", "call tiewise.install(model) first")
         kept = dict(module._parameters)
+        kind = narrowed(model) if KEPT in vars(module) else None  # `fully_shard` casts what it gathers itself
         try:
             for name, held in kept.items():
-                module._parameters[name] = held.full_tensor() if by_rows(held) else held  # type: ignore[union-attr]
+                module._parameters[name] = held.full_tensor().to(kind or held.dtype) if by_rows(held) else held  # type: ignore[union-attr]
             return type(module).forward(module, *args, **kwargs)
         finally:
             module._parameters.update(kept)

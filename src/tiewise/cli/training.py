@@ -91,6 +91,11 @@ LAUNCHER = typer.Option(
 )
 FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
 TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
+TABLES = typer.Option(
+    "auto",
+    metavar="auto|keep|gather",
+    help="With --fsdp: keep the tables in rows, to which hidden states travel, or gather them. auto: what sends less.",
+)
 
 
 def compare(
@@ -129,6 +134,7 @@ def compare(
     overwrite: bool = OVERWRITE,
     fsdp: int = FSDP,
     tp: int = TP,
+    tables: str = TABLES,
     jobs: str = JOBS,
     launcher: str = LAUNCHER,
     element: int = typer.Option(
@@ -188,6 +194,7 @@ def train(
     overwrite: bool = OVERWRITE,
     fsdp: int = FSDP,
     tp: int = TP,
+    tables: str = TABLES,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -242,7 +249,7 @@ def heal(
 
     It learns its original's probabilities of every next token; with another vocabulary, the text.
     """
-    asked = {**locals(), "fsdp": 1, "tp": 1, "kind": "heal"}
+    asked = {**locals(), "fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
     found: Healed | None = carried_out(
         "heal", dict.fromkeys(("share", "config", "boundary", "recipe", "corpus")) | asked
     )
@@ -276,7 +283,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     resume, code = shlex.join(["tiewise", command, "--out", str(out), "--resume", *more]), 2
     try:
         with quiet_threads():
-            ranks.join(asked["fsdp"], asked["tp"])
+            ranks.join(asked["fsdp"], asked["tp"], asked["tables"])
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
             o.hush_libraries()
             from tiewise.runs import carry_out, finish_healing
