@@ -55,7 +55,8 @@ def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
     Raises:
         InstallError: no model with two ends, a mesh without the dimension, tables that are spread already.
     """
-    ends, names = _whole_ends(model, mesh, "parallel_plan"), getattr(mesh, "mesh_dim_names", None) or ()
+    ends = _whole_ends(model, mesh, "parallel_plan")
+    names = mesh.mesh_dim_names or ()
     if mesh.ndim > 1 and AXIS not in names:
         what = f"none of the mesh's {mesh.ndim} dimensions is named {AXIS!r} ({', '.join(names) or 'none has a name'})"
         raise InstallError(what, f"name the one whose ranks share tokens: mesh_dim_names=(…, {AXIS!r})")
