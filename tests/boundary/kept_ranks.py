@@ -40,7 +40,7 @@ def models(folder, kind, v, tied, spec=None, replicas=1):
         install(one, spec)
     many = copy.deepcopy(one)
     sizes = (dist.get_world_size(),) if replicas == 1 else (replicas, dist.get_world_size() // replicas)
-    mesh = init_device_mesh("cpu", sizes)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
     shard(many, mesh, keep_tables(many, mesh))
     folds = spec and any(sign in spec for sign in (":", "scale"))  # which is verified on whole tables alone
     handle = installed(many) if folds else install(many)

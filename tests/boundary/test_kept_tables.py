@@ -12,7 +12,7 @@ TWO = ["llama,97,untied", "gpt2,7,tied", "gemma2,97,tied", "t5,97,untied", "bert
 TWO += ["llama,97,tied,factored:8", "gpt2,97,tied,tied+softcap=5+bias+pad=3+alpha=0.5"]
 TWO += ["gpt2,97,tied,tied+input_scale=2+output_scale=0.5"]
 FOUR = ["llama,97,tied", "t5,97,tied", "gpt2,1000,untied", "llama,7,tied", "llama,97,tied,residual:4"]
-FOUR += ["llama,97,tied,tied,2", "llama,3,tied"]
+FOUR += ["llama,97,tied,tied,2", "llama,6,tied"]
 LONG = {2: [f"steps,{case}" for case in TWO], 4: [f"steps,{case}" for case in FOUR]}
 LONG[2] += ["both_paths,llama,97,1", "logits_are_real,llama,97", "bf16,llama,97", "still,llama,97"]
 LONG[4] += ["adamw,llama,97,tied", "adamw,gpt2,97,untied", "both_paths,gpt2,97,2", "nothing_is_whole,llama,1000"]
