@@ -10,6 +10,8 @@ Explicit, as `import tiewise.hf` is: importing `tiewise` alone registers nothing
 - `open_albert`: ALBERT with every choice open; weights from transformers'.
 """
 
+from typing import Any
+
 import transformers
 
 from tiewise.models.open_albert import (
@@ -24,13 +26,14 @@ from tiewise.models.open_albert import (
 )
 from tiewise.models.rnn import RNNLM, RNNConfig, RNNOutput, State, detached
 
-for _auto, _model in {
+_MODELS: dict[str, Any] = {
     "AutoModelForCausalLM": RNNLM,
     "AutoModel": OpenAlbertModel,
     "AutoModelForPreTraining": OpenAlbertForPreTraining,
     "AutoModelForMaskedLM": OpenAlbertForPreTraining,
     "AutoModelForSequenceClassification": OpenAlbertForSequenceClassification,
-}.items():
+}
+for _auto, _model in _MODELS.items():
     _config = _model.config_class
     transformers.AutoConfig.register(_config.model_type, _config, exist_ok=True)
     getattr(transformers, _auto).register(_config, _model, exist_ok=True)
