@@ -86,9 +86,7 @@ def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
         how = "on the meta device" if on_meta(model) else "sharded by fully_shard already"
         raise InstallError(f"{type(model).__name__} is {how}", fix)
     if mesh.ndim > 2:
-        raise InstallError(
-            f"keep_tables over a mesh of {mesh.ndim} dimensions", "give that of (replicas, shards), or less"
-        )
+        raise InstallError(f"keep_tables over a mesh of {mesh.ndim} dimensions", "give that of (replicas, shards)")
     modules = [*(module for _, module in ends.lookups), ends.head]
     for module in modules:
         setattr(module, KEPT, True)

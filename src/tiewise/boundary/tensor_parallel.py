@@ -30,12 +30,10 @@ KEPT = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that 
 
 def shard_of(module: Any) -> VocabularyShard | None:
     """Return which rows of an end's table are here; None where it is whole."""
-    weight = module.weight
-    if not by_rows(weight):
+    if not by_rows(module.weight):
         return None
-    return VocabularyShard(
-        len(weight), weight.device_mesh.get_group(weight.device_mesh.ndim - 1), own_tokens=KEPT in vars(module)
-    )
+    mesh = module.weight.device_mesh
+    return VocabularyShard(len(module.weight), mesh.get_group(mesh.ndim - 1), own_tokens=KEPT in vars(module))
 
 
 def local(module: Any, name: str = "weight", kind: torch.dtype | None = None) -> Any:

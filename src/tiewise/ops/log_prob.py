@@ -151,14 +151,9 @@ def _over_ranks(
     lse = lses.logsumexp(0)
     below = lses - lse
     log_prob = log_probs.sum(0) - beyond(lses, shard.owners(lses, words))
-    results = [
-        shard.own_part(x, room, n)
-        for x in (
-            log_prob.masked_fill(log_prob < LOWEST / 2, -torch.inf),
-            lse,
-            (below.exp() * (entropies[0] - below)).sum(0) if entropy else lse,
-        )
-    ]
+    spread = (below.exp() * (entropies[0] - below)).sum(0) if entropy else lse
+    everyones = log_prob.masked_fill(log_prob < LOWEST / 2, -torch.inf), lse, spread
+    results = [shard.own_part(x, room, n) for x in everyones]
     log_prob, lse, spread = results if targets is None else [x.masked_fill(targets == ignored, 0) for x in results]
     return log_prob, lse, spread
 
