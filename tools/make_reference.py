@@ -42,15 +42,15 @@ def cli() -> Iterator[str]:
             context = command.make_context(name, [], resilient_parsing=True)
             usage = " ".join(["tiewise", name, *command.collect_usage_pieces(context)])
             yield from ("", f"### `tiewise {name}`", "", f"`{usage}`", "", *prose(command.help or ""), "")
-            yield from ("| | | default |", "|---|---|---|")
             for parameter in command.params:
                 record = parameter.get_help_record(context)
                 if record is None or parameter.name == "help":
                     continue
                 written, said = record
                 said, _, default = said.partition("[default: ")
-                written = written.replace("|", "\\|").replace("\\[", "[")
-                yield f"| `{written}` | {cell(said)} | {cell(default.rstrip(']').strip('()'))} |"
+                written, default = written.replace("\\[", "["), default.rstrip("]").strip("()")
+                said = escaped(" ".join(said.replace("\\[", "[").split()))
+                yield f"- `{written}`: {said}" + (f" Default: `{default}`." if default else "")
 
 
 def api() -> Iterator[str]:
@@ -122,11 +122,6 @@ def escaped(text: str) -> str:
     """Text in which nothing outside code is taken for Markdown or HTML."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([*_<>|\[\]])", r"\\\1", part) for part in parts)
-
-
-def cell(text: str) -> str:
-    """Text for one cell of a table."""
-    return escaped(" ".join(text.replace("\\[", "[").split())) or " "
 
 
 def rule_page() -> Iterator[str]:

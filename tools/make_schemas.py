@@ -125,7 +125,7 @@ def plans() -> Schema:
     made = [tiewise.plan(name, boundaries, setting=setting).record() for name in LIKE]
     made += [tiewise.plan(name).record() for name in LIKE]
     made.append(tiewise.plan({"architectures": ["BertModel"], "model_type": "bert"}).record())
-    made.append(tiewise.plan(tiewise.Sizes(32_000, 512, 8)).record())
+    made += [tiewise.plan(sizes).record() for sizes in (tiewise.Sizes(32_000, 512, 8), tiewise.Sizes(2048, 64, 2))]
     found = common(made)
     found["properties"]["neighbours"]["items"] = common([model.record() for model in models()])
     return found
