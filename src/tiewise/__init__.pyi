@@ -5,6 +5,7 @@ from tiewise.boundary.boundary import Boundary as Boundary
 from tiewise.boundary.install import Installed as Installed
 from tiewise.boundary.install import install as install
 from tiewise.boundary.install import installed as installed
+from tiewise.boundary.parallel_plan import keep_tables as keep_tables
 from tiewise.boundary.parallel_plan import parallel_plan as parallel_plan
 from tiewise.boundary.param_groups import param_groups as param_groups
 from tiewise.boundary.probe import Probe as Probe
