@@ -28,6 +28,7 @@ AXES = {
     "size-text-vocabulary": ["width", "train_tokens", "tokenizer"],
     "rank": ["tokenizer", "arm"],
     "lookup-gradient-scale": ["train_tokens", "arm"],
+    "start-and-rate": ["init", "learning_rate"],
     "causes": ["text", "layers"],
 }
 Row = dict[str, str]
