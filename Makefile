@@ -23,6 +23,8 @@ check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks tools examples docs
 	$(BIN)/ruff check src tests benchmarks tools examples docs
 	$(BIN)/mypy
+	$(BIN)/python tools/make_reference.py --hold
+	$(BIN)/python tools/make_schemas.py --hold
 	$(BIN)/python tools/house.py --hold
 	$(BIN)/python tools/files_that_run.py --hold
 

@@ -16,130 +16,15 @@
 Importing this package loads nothing heavy: names arrive with their module at first use.
 """
 
+import pkgutil
+import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tiewise.core import __version__ as __version__
-
-if TYPE_CHECKING:
-    from tiewise.analysis.row_changes import diff as diff
-    from tiewise.boundary.boundary import Boundary as Boundary
-    from tiewise.boundary.install import Installed as Installed
-    from tiewise.boundary.install import install as install
-    from tiewise.boundary.install import installed as installed
-    from tiewise.boundary.parallel_plan import parallel_plan as parallel_plan
-    from tiewise.boundary.param_groups import param_groups as param_groups
-    from tiewise.boundary.probe import Probe as Probe
-    from tiewise.boundary.probe import probe as probe
-    from tiewise.checkpoint.audit import Audit as Audit
-    from tiewise.checkpoint.audit import check as check
-    from tiewise.checkpoint.lora_config import lora_config as lora_config
-    from tiewise.core.backends import LossOptions as LossOptions
-    from tiewise.core.backends import PathNorms as PathNorms
-    from tiewise.core.errors import CheckpointError as CheckpointError
-    from tiewise.core.errors import DataError as DataError
-    from tiewise.core.errors import InstallError as InstallError
-    from tiewise.core.errors import Interrupted as Interrupted
-    from tiewise.core.errors import PlanError as PlanError
-    from tiewise.core.errors import RunError as RunError
-    from tiewise.core.errors import SpecError as SpecError
-    from tiewise.core.errors import TiewiseError as TiewiseError
-    from tiewise.core.errors import TiewiseWarning as TiewiseWarning
-    from tiewise.core.errors import UnsupportedError as UnsupportedError
-    from tiewise.core.sharing_spec import SharingSpec as SharingSpec
-    from tiewise.core.spec import BoundarySpec as BoundarySpec
-    from tiewise.core.spec import Vocabularies as Vocabularies
-    from tiewise.explorer.page import Explorer as Explorer
-    from tiewise.explorer.page import explore as explore
-    from tiewise.hf import load as load
-    from tiewise.inspection.inspection import Inspection as Inspection
-    from tiewise.inspection.inspection import inspect as inspect
-    from tiewise.ops.augmented_loss import AugmentedOptions as AugmentedOptions
-    from tiewise.ops.augmented_loss import augmented_cross_entropy as augmented_cross_entropy
-    from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
-    from tiewise.ops.divergence import linear_divergence as linear_divergence
-    from tiewise.ops.exact_top import ExactTop as ExactTop
-    from tiewise.ops.fast_products import fast_products as fast_products
-    from tiewise.ops.log_prob import linear_log_prob as linear_log_prob
-    from tiewise.ops.path_gradient import LookupOptions as LookupOptions
-    from tiewise.ops.path_gradient import PathRecord as PathRecord
-    from tiewise.ops.path_gradient import path_norms as path_norms
-    from tiewise.ops.path_gradient import tied_lookup as tied_lookup
-    from tiewise.ops.vocabulary_shard import VocabularyShard as VocabularyShard
-    from tiewise.planning.plan import Plan as Plan
-    from tiewise.planning.plan import plan as plan
-    from tiewise.planning.read_config import Sizes as Sizes
-    from tiewise.rewrite.engine import Receipt as Receipt
-    from tiewise.rewrite.factor import densify as densify
-    from tiewise.rewrite.factor import factor as factor
-    from tiewise.rewrite.merge import merge as merge
-    from tiewise.rewrite.resize import resize as resize
-    from tiewise.rewrite.slim import slim as slim
-    from tiewise.rewrite.ties import dedupe as dedupe
-    from tiewise.rewrite.ties import repair as repair
-    from tiewise.rewrite.ties import tie as tie
-    from tiewise.rewrite.ties import untie as untie
-    from tiewise.rewrite.transplant import transplant as transplant
-    from tiewise.rewrite.trim import trim as trim
-    from tiewise.runs import compare as compare
-    from tiewise.runs import heal as heal
-    from tiewise.runs import train as train
-    from tiewise.sharded.export import export_sharded as export_sharded
-    from tiewise.sharded.load import load_sharded as load_sharded
-    from tiewise.sharded.save import save_sharded as save_sharded
-    from tiewise.sharing.share import Shared as Shared
-    from tiewise.sharing.share import share_layers as share_layers
-    from tiewise.training.results import Comparison as Comparison
-    from tiewise.training.results import SingleRun as SingleRun
-    from tiewise.training.trainer import tie_at as tie_at
-    from tiewise.training.trainer import untie_at as untie_at
-
-# module below tiewise → what it offers here; a test holds it against the imports above
-_OFFERS = {
-    "analysis.row_changes": "diff",
-    "boundary.boundary": "Boundary",
-    "boundary.install": "Installed install installed",
-    "boundary.parallel_plan": "parallel_plan",
-    "boundary.param_groups": "param_groups",
-    "boundary.probe": "Probe probe",
-    "checkpoint.audit": "Audit check",
-    "checkpoint.lora_config": "lora_config",
-    "core.backends": "LossOptions PathNorms",
-    "core.errors": "CheckpointError DataError InstallError Interrupted PlanError RunError SpecError TiewiseError "
-    "TiewiseWarning UnsupportedError",
-    "core.sharing_spec": "SharingSpec",
-    "core.spec": "BoundarySpec Vocabularies",
-    "explorer.page": "Explorer explore",
-    "hf": "load",
-    "inspection.inspection": "Inspection inspect",
-    "ops.augmented_loss": "AugmentedOptions augmented_cross_entropy",
-    "ops.cross_entropy": "linear_cross_entropy",
-    "ops.divergence": "linear_divergence",
-    "ops.exact_top": "ExactTop",
-    "ops.fast_products": "fast_products",
-    "ops.log_prob": "linear_log_prob",
-    "ops.path_gradient": "LookupOptions PathRecord path_norms tied_lookup",
-    "ops.vocabulary_shard": "VocabularyShard",
-    "planning.plan": "Plan plan",
-    "planning.read_config": "Sizes",
-    "rewrite.engine": "Receipt",
-    "rewrite.factor": "densify factor",
-    "rewrite.merge": "merge",
-    "rewrite.resize": "resize",
-    "rewrite.slim": "slim",
-    "rewrite.ties": "dedupe repair tie untie",
-    "rewrite.transplant": "transplant",
-    "rewrite.trim": "trim",
-    "runs": "compare heal train",
-    "sharded.export": "export_sharded",
-    "sharded.load": "load_sharded",
-    "sharded.save": "save_sharded",
-    "sharing.share": "Shared share_layers",
-    "training.results": "Comparison SingleRun",
-    "training.trainer": "tie_at untie_at",
-}
-_HOMES = {name: f"tiewise.{home}" for home, names in _OFFERS.items() for name in names.split()}
-__all__ = ["__version__", *sorted(_HOMES)]
+# name → the module that it comes from, as `__init__.pyi` says for type checkers
+_OFFERED = (pkgutil.get_data(__name__, "__init__.pyi") or b"").decode()
+_HOMES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+) as", _OFFERED, re.MULTILINE)}
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
@@ -150,9 +35,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("tiewise"):
             raise
-        raise ImportError(
-            f"tiewise.{name} needs {error.name}: pip install 'tiewise[torch]'", name=error.name
-        ) from error
+        what = f"tiewise.{name} needs {error.name}: pip install 'tiewise[torch]'"
+        raise ImportError(what, name=error.name) from error
 
 
 def __dir__() -> list[str]:

@@ -21,17 +21,8 @@ from transformers import AutoConfig, PreTrainedModel
 import tiewise.sharing.share  # noqa: F401  (its entry of a config)
 from tiewise.boundary.install import build_into, installed
 from tiewise.boundary.locate import Journal, declare_tying
-from tiewise.boundary.saved import (
-    AUTO,
-    ENTRY,
-    PREFIX,
-    TiewiseConfig,
-    family_model,
-    forget,
-    is_family,
-    link_of,
-    register,
-)
+from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, forget, is_family, link_of, register
+from tiewise.boundary.saved import TiewiseConfig as TiewiseConfig
 from tiewise.boundary.verify import unswap
 from tiewise.core.errors import InstallError, TiewiseWarning, UnsupportedError
 
@@ -73,9 +64,8 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
         plain = next((model for model in models if getattr(model, "__name__", None) == name), None)
     if not (isinstance(plain, type) and issubclass(plain, PreTrainedModel)):
         fix = "load it with the class that you know it has, then call tiewise.install(model)"
-        raise InstallError(
-            f"{path}: its config.json names the architecture {names[0]}, neither of transformers nor registered", fix
-        )
+        what = f"{path}: its config.json names the architecture {names[0]}"
+        raise InstallError(f"{what}, neither of transformers nor registered", fix)
     return family_model(plain) if is_family(config) else plain
 
 

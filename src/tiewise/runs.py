@@ -27,7 +27,6 @@ from tiewise.training.workers import Workers
 
 REPORT, HEALED = "report.html", "healed.json"
 MOST_HELD_OUT = 1_000_000  # tokens that passages are taken from
-REPORT = "report.html"
 _STAGE = ".starting"  # in a study's folder, while its cells are prepared
 Found = TypeVar("Found")
 
@@ -84,10 +83,7 @@ def train(
         out: the folder that takes the run.
         boundary: what to train, e.g. "factored:64+bias".
         seed: of data order, body and tables.
-        resume: finish the run in `out`, which has its settings.
-        overwrite: replace the run in `out`.
-        quiet: no progress on stderr.
-        settings: as of `compare`.
+        resume, overwrite, quiet, settings: as of `compare`.
 
     Raises:
         TiewiseError, Interrupted: as `compare`.
@@ -116,9 +112,7 @@ def heal(
         out: the folder that takes the run.
         teacher: folder of the model that it was made of.
         seed: of data order.
-        resume: finish the run in `out`, which has its settings.
-        overwrite: replace the run in `out`.
-        quiet: no progress on stderr.
+        resume, overwrite, quiet: as of `compare`.
         settings: `text`, `what="tables"` or `"all"`, `steps`, and others of `train`.
 
     Raises:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 from tiny_tables import random_chain, walk
 
-from tiewise.analysis.bigram_counts import Chain
-from tiewise.analysis.token_contexts import around_tokens, contexts, tossed
+from tiewise.analysis.bigram_counts import Chain, contexts, tossed
 from tiewise.analysis.token_texts import Groups
 from tiewise.core.errors import DataError
+from tiewise.inspection.sections.tokens import around_tokens
 
 
 def ring_counts(text, vocabulary):

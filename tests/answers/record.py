@@ -15,13 +15,20 @@ import shlex
 import sys
 import tempfile
 from fnmatch import fnmatch
+from importlib.resources import files
 from pathlib import Path
 from unittest import mock
+
+import jsonschema
 
 from tests.answers import cases, inputs
 from tiewise.cli.main import main
 
 RECORDED = Path(__file__).parent / "recorded"
+VERBS = ("tie", "untie", "dedupe", "repair", "factor", "densify", "resize", "trim", "transplant", "slim", "merge")
+# command → the published schema that its answer is held against
+SCHEMAS = {"plan": "plan", "check": "audit", "inspect": "inspection", "compare": "results", "train": "run"}
+SCHEMAS |= dict.fromkeys(VERBS, "receipt")
 LONG = 8  # a list of more numbers than this is kept as sums
 # keys whose values differ from hour to hour, machine to machine or version to version
 VOLATILE = re.compile(
@@ -41,8 +48,11 @@ def answer(arguments, folder):
     arguments = [next((str(p.relative_to(folder)) for p in folder.glob(a) if "*" in a), a) for a in arguments]
     code, out = run([*arguments, "--json"], folder)
     said = json.loads(out) if out.strip() else {}
-    files = sorted(set(_files(folder)) - before)
-    return {"exit": code, "files": files, "said": dict(sorted(leaves(said).items()))}
+    if code in (0, 1) and (name := SCHEMAS.get(arguments[0])) and not {"audits", "rules"} & set(said):
+        (path,) = (files("tiewise") / "schemas").glob(f"{name}-*.json")
+        jsonschema.validate(said, json.loads(path.read_text(encoding="utf-8")))
+    new = sorted(set(_files(folder)) - before)
+    return {"exit": code, "files": new, "said": dict(sorted(leaves(said).items()))}
 
 
 def run(arguments, folder):

@@ -179,9 +179,6 @@ def test_too_short_a_text_says_how_long_it_is(source, out):
         ({"texts": ["none.txt"]}, "no file or folder 'none.txt'"),
         ({"tokenizer": "./none"}, "no tokenizer file or folder './none'"),
         ({"length": 0}, "a block of 0 tokens"),
-        ({"seed": -1}, "seed -1; use zero or a positive number"),
-        ({"fractions": (0.5, 0.6, 0.1)}, "give 3 positive shares that sum to 1"),
-        *(({"fractions": wrong}, "give 3 positive shares") for wrong in ((0.9, 0.1, 0.0), (0.9, 0.1))),
         ({"split": "last"}, "split = 'last'; choose random or contiguous"),
     ],
 )
@@ -268,7 +265,7 @@ def progress(stage, done, total):
     if stage == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
 with heard(progress):
-    prepare([sys.argv[1]], "bpe:400", Path(sys.argv[2]), length=8, seed=5)
+    prepare([sys.argv[1]], "bpe:400", Path(sys.argv[2]), length=8)
 """
 
 
@@ -286,7 +283,7 @@ def test_killed_leaves_nothing_that_looks_prepared_and_the_next_run_is_the_same(
     assert not (out / "data.json").exists()
     with pytest.raises(DataError, match="no prepared text"):
         load_prepared(out)
-    prepare([str(source)], "bpe:400", out, length=8, seed=5)
+    prepare([str(source)], "bpe:400", out, length=8)
     assert run(source, tmp_path / "other", "never", "2") == 0  # another process, another hash seed
     assert contents(out) == contents(tmp_path / "other")
 
@@ -303,7 +300,7 @@ def test_interrupted_keeps_what_was_there(source, out, stage):
     prepare([str(source)], "bytes", out, length=8)
     before = contents(out)
     with pytest.raises(KeyboardInterrupt), heard(interrupt):
-        prepare([str(source)], "bytes", out, length=8, seed=1)
+        prepare([str(source)], "bytes", out, length=8, split="contiguous")
     assert contents(out) == before
 
 
@@ -311,7 +308,7 @@ def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
     prepare([str(source)], "bytes", out, length=8)
     monkeypatch.setattr("tiewise.data.corpus.sync", lambda folder: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        prepare([str(source)], "bytes", out, length=8, seed=1)
+        prepare([str(source)], "bytes", out, length=8, split="contiguous")
     with pytest.raises(DataError, match="no prepared text"):
         load_prepared(out)
 
@@ -328,8 +325,7 @@ def test_equal_request_is_reused(source, out, monkeypatch):
 
 CHANGES = {
     "a file's time": lambda source, out: os.utime(source, ns=(0, 0)),
-    "another seed": lambda source, out: prepare([str(source)], "bytes", out, length=8, seed=1),
-    "other shares": lambda source, out: prepare([str(source)], "bytes", out, length=8, fractions=(0.8, 0.1, 0.1)),
+    "another split": lambda source, out: prepare([str(source)], "bytes", out, length=8, split="contiguous"),
     "another tokenizer": lambda source, out: prepare([str(source)], "bpe:400", out, length=8),
     "a short file": lambda source, out: (out / "tune.bin").write_bytes(b"short"),
     "no JSON": lambda source, out: (out / "data.json").write_text("{"),

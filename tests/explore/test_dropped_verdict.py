@@ -6,11 +6,11 @@ import pytest
 from tests.explore.dropping import findings
 
 from tiewise.checkpoint.audit import check
-from tiewise.explorer.verdict_table import RULES
 
 from test_rules_tying import FIRES, SILENT  # isort: skip - dropping.py says where they are
 from tiny_checkpoints import written  # isort: skip
 
+RULES = ("B010", "B011", "B012", "B013", "B014", "B015", "B016")  # that the page decides
 FIELDS = ("rule", "severity", "where", "evidence", "repair", "safe")
 CASES = [case[4] for case in FIRES] + [case[1] for case in SILENT]
 

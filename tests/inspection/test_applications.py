@@ -19,7 +19,7 @@ from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.data.tokenizer import windows
 from tiewise.inspection.sections.applications import applications_of, found_of, questions
 from tiewise.internals.loaded import Opened
-from tiewise.internals.repeats import Repeat
+from tiewise.internals.stack import Repeat
 from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.sharing.share import share_layers
 

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.training.conftest import prose
 
 from tiewise.core.errors import RunError
-from tiewise.inspection.bench import comparison_of
-from tiewise.inspection.inspection import NotHere
+from tiewise.inspection.bench import NotHere, comparison_of
 from tiewise.inspection.sections.gradients_over_training import found_of, gradients_over_training_of, logged_paths
 from tiewise.training.compare import Display, finish, start
 from tiewise.training.folder import folder_name

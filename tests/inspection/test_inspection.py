@@ -184,7 +184,7 @@ def test_a_folder_that_is_no_subject_says_what_it_is(tmp_path, files, times, err
 
 SOURCE = """
 from tiewise.core.found import ONE, Found, Quantity
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import section
 
 @section(asks="Is the table square?", place=1)
 def squareness(subject, bench):

@@ -14,7 +14,7 @@ from torch import nn
 
 from tiewise.core.errors import DataError
 from tiewise.inspection.sections.refinement import Trajectory, found_of, iterate, refinement_of
-from tiewise.internals.repeats import Repeat
+from tiewise.internals.stack import Repeat
 
 
 def albert(seed=0, **settings):

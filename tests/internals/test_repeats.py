@@ -8,8 +8,7 @@ from torch import nn
 
 from tiewise.boundary.locate import locate
 from tiewise.internals.loaded import Opened
-from tiewise.internals.repeats import Repeat, keys, repeats, shared_fractions
-from tiewise.internals.stack import find_stack
+from tiewise.internals.stack import Repeat, find_stack, keys, repeats, shared_fractions
 
 
 class Affine(nn.Module):

@@ -12,7 +12,7 @@ from tiewise.core.errors import CheckpointError, PlanError, SpecError, TiewiseEr
 from tiewise.planning import catalogue
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan import plan
-from tiewise.planning.plan_rows import columns, operations, rows, scale, subject, thresholds
+from tiewise.planning.plan_rows import columns, lookups, operations, rows, subject
 from tiewise.planning.read_config import READERS, Sizes, count_on_meta, read
 
 CONFIG = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
@@ -182,8 +182,9 @@ def test_a_schedule_is_counted_as_it_starts():
 
 def test_thresholds_come_with_what_they_stand_on():
     record = plan(Sizes(32_000, 1024, 12)).record()
-    assert scale(record).startswith("V/d = 31.25, c = B/d² = 144 ")
-    found = {name: value for name, value, _ in thresholds(record)}
+    thresholds = lookups(record)[0]
+    assert thresholds.header[0].startswith("V/d = 31.25, c = B/d² = 144,")
+    found = {name: value for name, value, _ in thresholds.rows}
     assert found["V/d above which tying saves more than 30 %"] == "108"
     assert found["share of the untied model that tying saves"] == "0.1513"
 
@@ -194,8 +195,9 @@ def test_a_model_without_a_head_is_one_table_wherever_it_is_told():
     assert subject(record).endswith("as it is one table and no head")
     assert {choice["saved"] for choice in made.choices} == {0}
     assert record["model"]["boundary"] is None
-    assert scale(record).startswith("V/d = 39.74, c = B/d² = ")
-    said = [*record["notes"], *(name for name, _, _ in thresholds(record))]
+    thresholds = lookups(record)[0]
+    assert thresholds.header[0].startswith("V/d = 39.74, c = B/d² = ")
+    said = [*record["notes"], *(name for name, _, _ in thresholds.rows)]
     assert [line for line in said if "tying" in line] == [line for line in said if "tying saves nothing" in line] != []
 
 

@@ -1,6 +1,7 @@
 """What is said of every arm, and of ALBERTs: shares with intervals over seeds, bytes as counted, both orders."""
 
 import io
+import json
 import math
 import statistics
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 from tests.report.comparison_sample import ALBERT_ARMS, ARMS, albert_comparison, sample_comparison
 
+from tiewise.planning.evidence import Expectation
 from tiewise.report.comparison_found import (
     DEMO,
     SHARES,
@@ -19,8 +21,10 @@ from tiewise.report.comparison_found import (
     found,
     results,
     share,
+    surprised,
     verdict,
 )
+from tiewise.report.comparison_page import render
 from tiewise.training.results import Comparison, Difference
 
 T_OF_2 = 4.302652729749464  # 97.5 % quantile of Student's t with two degrees of freedom, from tables
@@ -146,3 +150,25 @@ def test_the_terminal_needs_neither_torch_nor_plotly(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'plotly', 'scipy.special') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_atlas_expected_it_or_not():
+    one = sample_comparison(("untied", "tied"))
+    assert surprised(one) == ""
+    e = Expectation("a surprise", 0.03, -0.01, -0.02, 0.012, settings=20, held=19)
+    told = replace(one, expectation=e)
+    assert Comparison.from_dict(json.loads(json.dumps(told.record()))).expectation == e
+    said = "A surprise: the atlas expected tied − untied between −0.0200 and +0.0120 nats per token, "
+    said += "this run found +0.0300."
+    assert surprised(told).startswith(said)
+    assert "Of its 20 settings, 19" in surprised(told)
+    assert said in " ".join(shown(told).split())
+    none = replace(
+        e, verdict="no expectation", why="this run has 2 times the largest width of the atlas", value=math.nan
+    )
+    expected = "No expectation from the atlas: this run has 2 times the largest width of the atlas."
+    assert surprised(replace(one, expectation=none)) == expected
+    assert expected in render(replace(one, expectation=none))
+    older = one.record()
+    del older["expectation"]  # as earlier versions wrote it
+    assert Comparison.from_dict(older).expectation is None

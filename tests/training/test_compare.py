@@ -1,15 +1,19 @@
 """A comparison from its start to results.json: what is refused before anything is trained, minutes, resuming."""
 
 import json
+from dataclasses import replace
 from io import StringIO
+from statistics import fmean
 
 import pytest
+from tests.report.comparison_sample import sample_comparison
 from tqdm import tqdm
 
 from tiewise.core.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
 from tiewise.training import compare, short_trials
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.results import Comparison
+from tiewise.training.settings import Settings
 
 
 def test_a_comparison(tiny, tmp_path, lines):
@@ -107,3 +111,22 @@ def test_an_interrupt_between_runs_is_no_finding_and_sources_are_not_needed_agai
             finish(out, lines.display)
     assert not (out / "results.json").exists()
     assert len(finish(out, lines.display).runs) == 2
+
+
+def test_a_comparison_is_held_against_the_atlas(monkeypatch):
+    asked = []
+    monkeypatch.setattr(compare, "expectation", lambda *a: asked.append(a) or "held")
+    one = sample_comparison(("untied", "tied"))
+    one.setting["tokens_per_run"], one.data["splits"] = 307_200, {"train": {"tokens": 99_968}}
+    settings = Settings(arms=("untied", "tied"), width=64, steps=60)
+    assert compare.expected(settings, one) == "held"
+    sizes = {"width": 64, "layers": 2, "vocab": 4096, "tokens": 99_968, "seen": 307_200}
+    gap = fmean(t.heldout_nll - u.heldout_nll for t, u in zip(one.of("tied"), one.of("untied"), strict=True))
+    assert asked.pop() == (sizes, pytest.approx(gap), 3, "")
+    compare.expected(replace(settings, model="gpt2", learning_rate=0.01, tune=True, batch=2), one)
+    assert asked.pop()[3] == "model=gpt2, batch=2, learning_rate=0.01"
+    compare.expected(replace(settings, layers=0), one)  # of which no logarithm is taken
+    assert asked.pop()[3] == "no layers"
+    compare.expected(replace(settings, text=("synthetic:zipf=1",)), one)
+    assert asked.pop()[3] == "synthetic:zipf=1"
+    assert compare.expected(settings, sample_comparison(("tied", "factored:64"))) is None

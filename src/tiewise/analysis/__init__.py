@@ -4,5 +4,5 @@
 - `open_path`, `path_matrix`: the direct path from the input table to the output table.
 - `bigram_counts`, `bigram_paths`: what a text's bigrams ask of such a path.
 - `paired_rows`, `table_maps`, `align_tables`: are two tables alike, after which map, and by chance.
-- `token_rows`, `token_contexts`, `token_texts`: a table's rows, what stands around tokens, what they read as.
+- `token_rows`, `token_texts`: a table's rows, what tokens read as.
 """

@@ -22,17 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tiewise.analysis.model_tables import AnyTable, as_table
 from tiewise.analysis.paired_rows import CURVE, LINE, Matrix, Pairs, Products, directions, nearest, shared
-from tiewise.analysis.table_maps import (
-    CENTRED,
-    IDENTITY,
-    LINEAR,
-    ORTHOGONAL,
-    RAW,
-    AlignSettings,
-    Fitter,
-    Key,
-    fitted_chance,
-)
+from tiewise.analysis.table_maps import CENTRED, IDENTITY, LINEAR, ORTHOGONAL, RAW, AlignSettings, Fitter, fitted_chance
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
 from tiewise.core.found import NEITHER, ONE, TWO, Quantity, plain
@@ -103,9 +93,8 @@ class Alignment:
     def quantities(self, of: str = "", decides: bool = False) -> Iterator[Quantity]:
         """Every measure as a section says it: maps on rows that they have not seen first.
 
-        Args:
-            of: whose two tables they are, where the section's model does not say it.
-            decides: whether the two could as well have been one table.
+        `of` says whose two tables they are, where the section's model does not; `decides` whether they could be one
+        table.
         """
         title = f"The two tables of {of}" if of else "Input against output"
         unseen = HELD_OUT if self.fitted_rows < self.pairs else FITTED
@@ -146,14 +135,9 @@ class Alignment:
 def align(
     a: AnyTable, b: AnyTable, pairs: Pairs, settings: AlignSettings | None = None, counts: ArrayLike | None = None
 ) -> Alignment:
-    """Align table A [V, d1] with table B [V', d2]; maps go from A to B.
+    """Align table A [V, d1] with table B [V', d2], whose rows `pairs` brings together; maps go from A to B.
 
-    Args:
-        a: a table, a stored tensor, or an array.
-        b: the other.
-        pairs: rows that belong together (`by_text`, `one_vocabulary`).
-        settings: what to measure.
-        counts: how often each pair's token occurs, [pairs]; with it, CKA is also given with frequency taken out.
+    With `counts`, how often each pair's token occurs [pairs], CKA is also given with frequency taken out.
 
     Raises:
         CheckpointError: fewer than 16 pairs, no map that applies, rows that are not finite, or no tables of floats.
@@ -217,7 +201,7 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
     scored = {FITTED: fit[place]} | ({HELD_OUT: held} if len(held) else {})
     maps = fitter.fit()
     seen = {rows: fitter.cosines(maps, which, which) for rows, which in scored.items()}
-    nulls: dict[str, list[dict[Key, Matrix]]] = {rows: [] for rows in scored}
+    nulls: dict[str, list[dict[tuple[str, str], Matrix]]] = {rows: [] for rows in scored}
     for _ in range(settings.permutations):
         order = generator.permutation(fit)
         partners = {FITTED: order[place], HELD_OUT: generator.permutation(held)}

@@ -12,11 +12,18 @@ into a ring, so that they have.
 I is also ln 2 less what is left to guess of a pair's direction once its two tokens are known. Guessing from the same
 counts looks too easy (a pair seen once never comes back the other way), so I from counts is biased upward; guessing
 parts of the text from the other parts is biased downward. `irreversibility` gives both, and what counts of this size
-show where directions are tossed by a coin.
+show where directions are tossed by a coin. `contexts` divides it between tokens: for one with predecessors p and
+successors s, both of n occurrences,
+
+    JS_t = ½ KL(p ‖ (p+s)/2) + ½ KL(s ‖ (p+s)/2),      0 (the same) ≤ JS_t ≤ ln 2 (no neighbour on both sides)
+
+is what a neighbour says of its own side (Lin 1991). Weighted by occurrences, its mean over tokens is I: with Q[t, b] =
+π_t s_b and Q[b, t] = π_t p_b the two sums are one. The coin's is an exact expectation here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,6 +36,8 @@ from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, mean_interval
 
 TOSSES = 10  # draws of the coin
+PARTS = 10  # of a text, each guessed from the others
+EXACT_UP_TO = 1000  # occurrences of a pair whose tosses are summed one by one; above, the χ² limit
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ class Irreversibility:
     coin_spread: float  # its standard deviation over the tosses
 
 
-def irreversibility(ids: ArrayLike, vocabulary: int, parts: int = 10, seed: int = 0) -> Irreversibility:
+def irreversibility(ids: ArrayLike, vocabulary: int, parts: int = PARTS, seed: int = 0) -> Irreversibility:
     """Estimate I of the process that a text [N] was drawn from, by 2 to 10 contiguous parts; `seed` tosses the coins.
 
     Raises:
@@ -193,3 +202,67 @@ def one_way_pairs(chain: Chain, top: int = 12) -> Ids:
     best = np.argsort(-nats, kind="stable")[:top]
     best = best[nats[best] > 0]
     return np.column_stack([chain.before[best], chain.after[best]])
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Each token's divergence in nats, [V]; NaN for tokens that the text does not have."""
+
+    counts: Ids  # occurrences
+    plug_in: Array  # JS from the counts as they are; on average too high
+    coin: Array  # its expectation where directions are tossed
+    coin_deviation: Array  # standard deviation of the same
+    # sides guessed from the other parts of the text; on average too low, and below 0 where guesses mislead
+    held_out: Array
+    by_part: Array  # mean of the same over the occurrences of each part [parts]
+
+    def weighted(self, values: Array) -> float:
+        """Mean over occurrences."""
+        seen = self.counts > 0
+        return float((values[seen] * self.counts[seen]).sum() / self.counts.sum())
+
+
+def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
+    """Measure every token of a text [N], closed into a ring."""
+    chain, sliced = ring_and_parts(ids, vocabulary, parts)
+    back = chain.counted(chain.reversed_keys)
+    other = chain.before != chain.after
+    counts = chain.tokens
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = np.where(counts > 0, 0.5 / counts, np.nan)
+    plug_in = _spread(chain, np.where(other, chain.counts * np.log(2 * chain.counts / (chain.counts + back)), 0.0))
+    once = other & ((chain.before < chain.after) | (back == 0))
+    sizes, place = np.unique((chain.counts + back)[once], return_inverse=True)
+    by_size, values = np.array([tossed(int(m)) for m in sizes]).reshape(-1, 2), np.zeros((2, len(chain.keys)))
+    values[:, once] = by_size[place].T
+    coin, noise = (_spread(chain, of_pairs) for of_pairs in values)
+    held_out, by_part = np.zeros(vocabulary), []
+    for part in sliced:
+        nats = guessed(chain, part)
+        held_out += _spread(part, nats)
+        by_part.append(nats.sum() / part.pairs)
+    coin_deviation = np.sqrt(noise) * scale
+    return Contexts(counts, plug_in * scale, coin * scale, coin_deviation, held_out * scale, np.array(by_part))
+
+
+def _spread(chain: Chain, values: Array) -> Array:
+    """Sum a value of each pair seen into both of its tokens [V]."""
+    made = np.zeros(chain.vocabulary)
+    for tokens in (chain.before, chain.after):
+        made += np.bincount(tokens, values, chain.vocabulary)
+    return made
+
+
+def tossed(m: int) -> tuple[float, float]:
+    """Mean and variance of x log(2x/m) + (m−x) log(2(m−x)/m), x binomial with m tosses of a fair coin.
+
+    Twice this is the likelihood-ratio statistic of a fair coin, χ² with one degree of freedom for large m.
+    """
+    if m > EXACT_UP_TO:
+        return 0.5 + 1 / (4 * m), 0.5 + 1 / (2 * m)
+    x = np.arange(m + 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log((m - x[:-1]) / (x[:-1] + 1.0)))]) - m * math.log(2)
+    share, one = np.exp(logs), x * np.log(2 * np.maximum(x, 1) / m)
+    value = one + one[::-1]
+    mean = float(share @ value)
+    return mean, max(0.0, float(share @ np.square(value - mean)))

@@ -20,8 +20,7 @@ drawn and compared by it.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,12 +37,10 @@ from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, Z
 from tiewise.core.found import Grid, Quantity
 
-special = Late("scipy.special")
+optimize, special = Late("scipy.optimize"), Late("scipy.special")
 MOST_TOKENS = 2048  # a dense fit takes V² memory, and time by V²·d for each step
 OTHERS = 512  # tokens that stand for all others
 MEMORY = 30  # steps whose curvature L-BFGS remembers
-ARMIJO, CURVATURE = 1e-4, 0.9
-MOST_HALVINGS = 60
 
 
 @dataclass(frozen=True)
@@ -88,12 +85,14 @@ def fit_path(chain: Chain, width: int, tied: bool, starts: int = 3, steps: int =
     if width < 1 or starts < 1:
         raise DataError(f"width {width}, {starts} starts", "both must be 1 or more")
     q, generator, ends = chain.dense(), np.random.default_rng(seed), []
+    options = {"maxiter": steps, "maxfun": 10 * steps, "maxcor": MEMORY, "ftol": 0, "gtol": 1e-10}
     for _ in range(starts):
         tables = generator.normal(0, 0.3 / np.sqrt(width), (1 if tied else 2) * len(q) * width)
         start = np.concatenate([tables, np.log(q.sum(0) + 1e-6)])
-        ends.append(minimise(lambda x: path_nll(x, q, width), start, steps, 1e-10)[1:])
-    nll, gradient = min(ends, key=lambda end: end[0])
-    return PathFit(nll, gradient, max(end[0] for end in ends) - nll)
+        ends.append(optimize.minimize(path_nll, start, (q, width), "L-BFGS-B", jac=True, options=options))
+    best = min(ends, key=lambda end: float(end.fun))
+    gradient = float(np.abs(best.jac).max())
+    return PathFit(float(best.fun), gradient, float(max(end.fun for end in ends) - best.fun))
 
 
 def path_nll(x: Array, q: Array, width: int) -> tuple[float, Array]:
@@ -110,56 +109,6 @@ def path_nll(x: Array, q: Array, width: int) -> tuple[float, Array]:
     to_left, to_right = error @ right, error.T @ left
     slopes = (to_left + to_right,) if len(tables) == 1 else (to_left, to_right)
     return nll, np.concatenate([*(slope.ravel() for slope in slopes), error.sum(0)])
-
-
-def minimise(
-    loss: Callable[[Array], tuple[float, Array]], x: Array, steps: int, tolerance: float
-) -> tuple[Array, float, float]:
-    """(point, value, largest element of the gradient) where a walk from `x` ends; `loss` gives value and gradient.
-
-    It ends where no element of the gradient exceeds `tolerance`, or a step no longer lowers the value: L-BFGS
-    (Liu & Nocedal 1989) with a weak Wolfe line search by bisection.
-    """
-    memory: deque[tuple[Array, Array, float]] = deque(maxlen=MEMORY)  # of past steps: move, turn of the slope, s·y
-    value, slope = loss(x)
-    for _ in range(steps):
-        if np.abs(slope).max() <= tolerance:
-            break
-        # minus the slope times the inverse curvature that the last steps show
-        direction, shares = -slope, []
-        for s, y, curvature in reversed(memory):
-            shares.append(s @ direction / curvature)
-            direction = direction - shares[-1] * y
-        if memory:
-            direction *= memory[-1][2] / (memory[-1][1] @ memory[-1][1])
-        for (s, y, curvature), share in zip(memory, reversed(shares), strict=True):
-            direction += (share - y @ direction / curvature) * s
-        if direction @ slope >= 0:
-            memory.clear()
-            direction = -slope
-        # a step that lowers the value enough, and the slope too
-        descent = float(slope @ direction)
-        low, high, size = 0.0, math.inf, min(1.0, 1.0 / float(np.abs(direction).max()))
-        for _ in range(MOST_HALVINGS):
-            moved = x + size * direction
-            there, turned = loss(moved)
-            if not there <= value + ARMIJO * size * descent:
-                high = size
-            elif turned @ direction < CURVATURE * descent:
-                low = size
-            else:
-                break
-            size = (low + high) / 2 if math.isfinite(high) else 2 * size
-        else:
-            if not memory:  # not even down the slope itself
-                break
-            memory.clear()
-            continue
-        s, y = moved - x, turned - slope
-        if (curvature := float(s @ y)) > 0:
-            memory.append((s, y, curvature))
-        x, value, slope = moved, there, turned
-    return x, value, float(np.abs(slope).max())
 
 
 def frequent_loss(path: DirectPath, chain: Chain, kept: Ids, reduced: Chain, seed: int = 0) -> float:

@@ -29,7 +29,6 @@ Order = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 FEWEST = 16  # paired rows below which nothing is said
 LINE, CURVE = 1, 3  # powers of f that are taken out
-_NEW = 1e-9  # share of a power's norm below which it is a combination of lower ones
 BLOCK = 2048  # rows of one tile of similarities: two tiles and their sorting stay within 100 MB
 
 
@@ -141,17 +140,8 @@ def directions(counts: ArrayLike) -> Matrix:
     f = np.log1p(given)
     spread = float(np.ptp(f))
     x = (2 * f - f.max() - f.min()) / spread if spread else np.zeros_like(f)
-    basis = np.full((len(x), 1), max(1, len(x)) ** -0.5)
-    for _ in range(CURVE if spread else 0):
-        power = x * basis[:, -1]  # spans the same with the lower ones as x to the next power, and is better conditioned
-        scale = float(np.linalg.norm(power))
-        for _ in range(2):  # once loses orthogonality where little is left
-            power = power - basis @ (basis.T @ power)
-        left = float(np.linalg.norm(power))
-        if left <= _NEW * scale:
-            break
-        basis = np.column_stack([basis, power / left])
-    return basis[:, 1:]
+    powers = np.vander(x, 1 + min(CURVE, len(np.unique(f)) - 1), increasing=True)
+    return np.linalg.qr(powers)[0][:, 1:]
 
 
 def nearest(table: TokenTable, which: Order, k: int, dtype: type[np.floating]) -> Order:

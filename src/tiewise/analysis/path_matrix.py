@@ -106,10 +106,7 @@ def grams(path: DirectPath) -> Grams:
 
 
 def asymmetry(g: Grams) -> tuple[float, float]:
-    """(‖M‖², ‖M − Mᵀ‖² / ‖M‖²): 0 symmetric, 2 for no relation between M and Mᵀ, 4 antisymmetric.
-
-    Of a tied linear path it is 0 exactly, with or without a gain.
-    """
+    """(‖M‖², ‖M − Mᵀ‖² / ‖M‖²): 0 symmetric, as a tied linear path is exactly, 2 no relation, 4 antisymmetric."""
     weights = np.outer(g.weights, g.weights)
     straight, turned = g.left * g.right, g.cross * g.cross.T
     energy, apart = float((weights * straight).sum()), float((weights * (straight - turned)).sum())
@@ -258,10 +255,7 @@ def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> 
 
 
 def asymmetric_pairs(path: DirectPath, ids: ArrayLike, top: int = 20) -> list[tuple[int, int, float, float]]:
-    """Pairs (i, j, M[i, j], M[j, i]) with the largest M[i, j] − M[j, i] among `ids`.
-
-    The most asymmetric is first. All are searched, block by block; n tokens cost n²·E.
-    """
+    """`top` pairs (i, j, M[i, j], M[j, i]) of `ids` with the largest M[i, j] − M[j, i], falling; n tokens cost n²·E."""
     chosen = np.unique(np.asarray(ids, np.int64))
     best: list[tuple[int, int, float, float]] = []
     for one in range(0, len(chosen), BLOCK):

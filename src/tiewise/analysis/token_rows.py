@@ -41,10 +41,7 @@ SHOWN = 20  # rows, and groups of rows, that are named
 
 
 def norms_by_count(norms: Array, counts: Ids) -> tuple[Score, Score] | None:
-    """Correlation of norms and log counts, over tokens that the text has, by value and by rank.
-
-    None for fewer than four such tokens, or where all are equally often.
-    """
+    """Correlation of norms and log counts of a text's tokens, by value and rank; None of under 4, or of one count."""
     seen = counts > 0
     if seen.sum() < FEWEST or len(np.unique(counts[seen])) < 2:
         return None

@@ -1,7 +1,6 @@
 """Which token a word is, and what a token reads as, by the folder's own tokenizer.json.
 
-Without the `tokenizers` library, which a light install lacks, tokens read as their vocabulary writes them, bytes as
-text; to find a word's token needs it.
+To find a word's token, or to decode every row's, needs the `tokenizers` library, which a light install lacks.
 
 Tokens in groups: by how often a text has them, and by the script they are written in.
 
@@ -16,13 +15,14 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
-from tiewise.checkpoint.token_bytes import byte_letters
+from tiewise.checkpoint.token_bytes import BYTE, byte_letters
 from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core.errors import DataError
 from tiewise.core.frequency import BINS, bin_of
@@ -37,7 +37,13 @@ def open_tokenizer(folder: Folder) -> Tokenizer:
     """Open the folder's tokenizer.json."""
     if not folder.has("tokenizer.json"):
         raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer beside it, or give ids")
-    return _open(folder)
+    if Tokenizer is None:
+        raise DataError("the tokenizers library is not installed (pip install 'tiewise[torch]')")
+    try:
+        return Tokenizer.from_file(os.fspath(inside(folder.path, "tokenizer.json")))
+    except Exception as error:  # the library raises plain Exception, whatever is wrong
+        what = f"{folder.path}: tokenizer.json cannot be read ({short(str(error))})"
+        raise DataError(what, "take it from its source again") from None
 
 
 def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
@@ -68,54 +74,27 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
 
 
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
-    """Return what each token reads as, with the space before it: " York"; "#1234" where the folder cannot say."""
+    """What each token reads as, with the space before it (" York"); parts of characters as spelled, else "#1234"."""
     if not folder.has("tokenizer.json"):
         return tuple(f"#{number}" for number in ids)
-    if Tokenizer is None:
-        pieces = _pieces(folder)
-        return tuple(pieces.get(number, f"#{number}") for number in ids)
-    tokenizer, texts = _open(folder), []
-    for number in ids:
-        piece = tokenizer.id_to_token(number)
-        if piece is None:
-            text = f"#{number}"
-        elif piece.startswith("▁"):  # SentencePiece's space, which its decoder drops at the start of a text
-            text = piece.replace("▁", " ")
-        else:
-            text = tokenizer.decode([number], skip_special_tokens=False)
-            text = text if text and _PARTIAL not in text else piece
-        texts.append(text)
-    return tuple(texts)
-
-
-def _pieces(folder: Folder) -> dict[int, str]:
-    """Texts of a vocabulary's pieces; bytes that are no whole character, and all other spellings, as written."""
     found = read_tokenizer(folder)
     if found is None or "tokenizer.json" not in found.files:
         raise DataError(f"{folder.path}: tokenizer.json cannot be read", "take it from its source again")
     decoder = folder.json("tokenizer.json").get("decoder")
     byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
-    bytes_ = {letter: byte for byte, letter in enumerate(byte_letters())} if byte_level else {}
+    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())} if byte_level else {}
+    pieces = {number: piece for piece, number in found.base.items()}
 
-    def text(piece: str) -> str:
-        if not bytes_.keys() >= set(piece):
-            return piece.replace("▁", " ") if piece.startswith("▁") else piece
-        try:
-            return bytes(bytes_[letter] for letter in piece).decode()
-        except UnicodeDecodeError:
-            return piece
+    def text(number: int) -> str:
+        piece = found.added.get(number) or pieces.get(number, f"#{number}")
+        with suppress(UnicodeDecodeError):
+            if number not in found.added and byte_of.keys() >= set(piece):
+                return bytes(byte_of[letter] for letter in piece).decode()
+            if not byte_level and (byte := BYTE.fullmatch(piece)):
+                return bytes([int(byte[1], 16)]).decode()
+        return piece.replace("▁", " ") if piece.startswith("▁") else piece
 
-    return {number: text(piece) for piece, number in found.base.items()} | dict(found.added)
-
-
-def _open(folder: Folder) -> Tokenizer:
-    if Tokenizer is None:
-        raise DataError("the tokenizers library is not installed (pip install 'tiewise[torch]')")
-    try:
-        return Tokenizer.from_file(os.fspath(inside(folder.path, "tokenizer.json")))
-    except Exception as error:  # the library raises plain Exception, whatever is wrong
-        what = f"{folder.path}: tokenizer.json cannot be read ({short(str(error))})"
-        raise DataError(what, "take it from its source again") from None
+    return tuple(map(text, ids))
 
 
 NAMED = ("Latin", "Cyrillic", "Greek", "Hangul", "Arabic", "Hebrew", "Devanagari")

@@ -154,12 +154,6 @@ class Deferred:
             return None
         return self if dtype == self.dtype else self._same(Tensor.to, dtype, dtype=dtype)
 
-    def _float(self, **kwargs: Any) -> Deferred | None:
-        return self._to(torch.float32, **kwargs)
-
-    def _contiguous(self) -> Deferred:
-        return self  # logits that do not exist are contiguous
-
     def _view(self, *shape: Any) -> Deferred | None:
         """Reshape the leading dimensions."""
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
@@ -192,12 +186,6 @@ class Deferred:
     def _iterate(self) -> Iterator[Deferred] | None:
         rows = self._unbind()
         return None if rows is None else iter(rows)
-
-    def _split(self, split_size: Any, dim: int = 0) -> tuple[Deferred, ...] | None:
-        return self._pieces(dim, lambda x: x.split(split_size, dim))
-
-    def _chunk(self, chunks: int, dim: int = 0) -> tuple[Deferred, ...] | None:
-        return self._pieces(dim, lambda x: x.chunk(chunks, dim))
 
     def _at(self, index: Any) -> Deferred | None:
         split = _split_index(index, self.ndim)
@@ -276,9 +264,6 @@ class Deferred:
     def _multiply(self, other: Any) -> Deferred | None:
         return None if isinstance(other, Deferred) else self._scale_in_place(self._times(other))
 
-    def _detach(self) -> Deferred:
-        return self._same(grad_mode=False)
-
     def _normalised(self, form: str, function: Any, dim: Any, dtype: torch.dtype | None = None) -> Deferred | None:
         """The (log-)softmax over the vocabulary."""
         if self.form != LOGITS or not is_last(self, dim):
@@ -293,9 +278,6 @@ class Deferred:
 
     def _softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Deferred | None:
         return self._normalised(P, torch.softmax, dim, dtype)
-
-    def _exp(self) -> Deferred | None:
-        return self._same(torch.exp, form=P) if self.form == LOG_P else None
 
     def require_unchanged(self) -> None:
         """Refuse logits that another step in place would have changed, or whose table is no longer there.
@@ -398,12 +380,18 @@ def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
 # name of a method -> what records or answers it, where it can
 _COMMUTE = dict.fromkeys(("__mul__", "__rmul__", "mul", "multiply"), Deferred._times)
 _COMMUTE |= dict.fromkeys(("__add__", "__radd__", "add"), Deferred._plus)
-_RECORDERS: dict[str, Callable[..., Any]] = {"to": Deferred._to, "float": Deferred._float, "detach": Deferred._detach}
+_RECORDERS: dict[str, Callable[..., Any]] = {"to": Deferred._to, "tanh": Deferred._tanh, "__getitem__": Deferred._at}
+_RECORDERS |= {
+    "float": lambda z, **kwargs: z._to(torch.float32, **kwargs),
+    "detach": lambda z: z._same(grad_mode=False),
+}
 _RECORDERS |= {"view": Deferred._view, "reshape": Deferred._view, "flatten": Deferred._flatten}
-_RECORDERS |= {"contiguous": Deferred._contiguous, "tanh": Deferred._tanh, "__getitem__": Deferred._at, **_COMMUTE}
+_RECORDERS |= {"contiguous": lambda z: z, **_COMMUTE}  # logits that do not exist are contiguous
 _RECORDERS |= {"__iter__": Deferred._iterate, "unbind": Deferred._unbind}
-_RECORDERS |= {"split": Deferred._split, "chunk": Deferred._chunk}
-_RECORDERS |= {"log_softmax": Deferred._log_softmax, "softmax": Deferred._softmax, "exp": Deferred._exp}
+_RECORDERS["split"] = lambda z, split_size, dim=0: z._pieces(dim, lambda x: x.split(split_size, dim))
+_RECORDERS["chunk"] = lambda z, chunks, dim=0: z._pieces(dim, lambda x: x.chunk(chunks, dim))
+_RECORDERS["exp"] = lambda z: z._same(torch.exp, form=P) if z.form == LOG_P else None
+_RECORDERS |= {"log_softmax": Deferred._log_softmax, "softmax": Deferred._softmax}
 _RECORDERS |= dict.fromkeys(("__truediv__", "div", "divide", "true_divide"), Deferred._divided)
 _RECORDERS |= dict.fromkeys(("__itruediv__", "div_", "divide_", "true_divide_"), Deferred._divide)
 _RECORDERS |= dict.fromkeys(("__imul__", "mul_", "multiply_"), Deferred._multiply)

@@ -198,6 +198,10 @@ def _index(path: Path) -> tuple[dict[str, str], Any]:
 MOST_TOKENS = 1_500_000  # the largest vocabulary known has 900,000
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
+TOKENIZER_FILES = (  # all that a tokenizer is written as
+    *_VOCABULARIES,
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template.jinja"),
+)
 # Whole names in brackets, as tokenizers write them: "unused", "reserved" and "##pad" are words of BERT's vocabulary.
 _NAME = r"▁?(?:unused|reserved|extra|dummy|place▁?holder|pad(?:ding)?)(?:[ _▁-]?(?:special|token|id|no))*[ _▁-]?\d*▁?"
 _RESERVED = re.compile(rf"\[{_NAME}\]|<[|｜]?{_NAME}[|｜]?>|madeupword\d+", re.IGNORECASE)

@@ -16,7 +16,7 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
 ROLES = ("eos_token", "bos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
     def written(piece: str) -> bytes:
         if byte_level and byte_of.keys() >= set(piece):
             return bytes(byte_of[letter] for letter in piece)
-        if not byte_level and (byte := _BYTE.fullmatch(piece)):
+        if not byte_level and (byte := BYTE.fullmatch(piece)):
             return bytes([int(byte[1], 16)])
         return (piece if byte_level else piece.replace("▁", " ")).encode("utf-8", "surrogatepass")
 

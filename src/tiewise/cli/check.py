@@ -15,18 +15,14 @@ FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
 def check(
     paths: list[Path] = typer.Argument(
-        None, metavar="PATH", help="Hugging Face folder, one .safetensors, PEFT adapter folder, GGUF or ONNX file."
+        None, metavar="PATH", help="Folder (an adapter's too), .safetensors, .gguf, .onnx."
     ),
     base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
-    beside: Path = typer.Option(
-        None, metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint that it was made from."
-    ),
+    beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint it was made from."),
     target: Path = typer.Option(None, metavar="DIR", help="Of a draft: the checkpoint that it proposes tokens to."),
     world: int = typer.Option(None, metavar="N", help="Ranks to spread it over: what each gets of the tables."),
     as_class: str = typer.Option(None, "--as", metavar="CLASS", help="The class of transformers that shall load it."),
-    quantise: Path = typer.Option(
-        None, metavar="FILE", help="The JSON config of a quantisation to come: is it right for this model?"
-    ),
+    quantise: Path = typer.Option(None, metavar="FILE", help="JSON config of a quantisation to come: does it fit?"),
     deep: bool = typer.Option(False, "--deep", help="Read every row: NaN, empty and duplicate rows, equal tensors."),
     headers: bool = typer.Option(False, "--headers", help="Read headers only; equal tables are not told apart."),
     select: str = typer.Option(None, metavar="IDS", help="Only these rules: B012,B02."),
@@ -47,18 +43,9 @@ def check(
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
         raise typer.BadParameter(f"--fail-on {fail_on}: choose one of {', '.join(FAIL_ON)}")
-    options: dict[str, Any] = {
-        "deep": deep,
-        "scan": not headers,
-        "base": base,
-        "beside": beside,
-        "target": target,
-        "world": world,
-        "as_class": as_class,
-        "quantise": quantise,
-        "select": _ids(select),
-        "ignore": _ids(ignore),
-    }
+    options: dict[str, Any] = {"deep": deep, "scan": not headers, "select": _ids(select), "ignore": _ids(ignore)}
+    options |= {"base": base, "beside": beside, "target": target}
+    options |= {"world": world, "as_class": as_class, "quantise": quantise}
     from tiewise.checkpoint.audit import SCHEMA
     from tiewise.checkpoint.audit import check as audit
     from tiewise.checkpoint.audit_view import audit_view

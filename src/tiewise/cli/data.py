@@ -54,14 +54,10 @@ def data(
         rows = PairRows(sentences, packing, masks, seed=seed, count=count)
         words = prepared.tokenizer()
         found = [_row(rows, index, words) for index in range(count)]
-    facts = {
-        "documents": len(sentences.documents) - 1,
-        "sentences": len(sentences),
-        "rows_per_epoch": rows.rows_per_epoch,
-    }
+    documents = len(sentences.documents) - 1
+    facts = {"documents": documents, "sentences": len(sentences), "rows_per_epoch": rows.rows_per_epoch}
     if json_:
-        o.print_json({**facts, "rows": found})
-        return
+        return o.print_json({**facts, "rows": found})
     print(", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in facts.items()))
     for row in found:
         print(f"\n{row['says']}\n  A: {row['a']}\n  B: {row['b']}")
@@ -69,9 +65,8 @@ def data(
 
 def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
     row = rows[index]
-    inputs, labels, segment, there = (
-        row[name].tolist() for name in ("input_ids", "labels", "token_type_ids", "attention_mask")
-    )
+    names = ("input_ids", "labels", "token_type_ids", "attention_mask")
+    inputs, labels, segment, there = (row[name].tolist() for name in names)
     size = sum(there)
     parts = []  # each token, and what it was where it is to be predicted
     for given, wanted in zip(inputs[:size], labels, strict=False):

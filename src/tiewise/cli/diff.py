@@ -26,8 +26,7 @@ def diff(
     with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
         found = compared(old, new, top=top)
     if json_:
-        o.print_json(strict(found.record()))
-        return
+        return o.print_json(strict(found.record()))
     from rich.console import Console
 
     from tiewise.report.faces import rich_table

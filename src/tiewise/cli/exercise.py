@@ -29,8 +29,8 @@ def exercise(
     texts = {n: EXERCISES[n].text() for n in ([of_number(number).number] if number is not None else sorted(EXERCISES))}
     if json_:
         names = ("title", "statement", "hint", "solution")
-        o.print_json({"exercises": [{"number": n, **dict(zip(names, text, strict=True))} for n, text in texts.items()]})
-        return
+        said = [{"number": n, **dict(zip(names, text, strict=True))} for n, text in texts.items()]
+        return o.print_json({"exercises": said})
     if number is None:
         for n, (title, *_) in texts.items():
             typer.echo(f"{n:2}  {title}")
@@ -40,10 +40,5 @@ def exercise(
     from rich.markdown import Markdown
 
     title, statement, told, solved = texts[number]
-    parts = [
-        f"# {title}",
-        statement,
-        *(["## Hint", told] if hint else []),
-        *(["## Solution", solved] if solution else []),
-    ]
+    parts = [f"# {title}", statement, *["## Hint", told] * hint, *["## Solution", solved] * solution]
     Console().print(Markdown("\n\n".join(parts)))

@@ -13,24 +13,10 @@ from tiewise.cli import options as o
 
 
 def explore(
-    paths: list[Path] = typer.Argument(
-        None,
-        metavar="[CKPT|RUN]...",
-        help="Hugging Face folders, or folders of `tiewise compare`, to show beside the story.",
-    ),
-    tokens: str = typer.Option(
-        None, metavar="WORDS", help="Tokens of the checkpoint that the page is to hold in any case: New, York, #1234."
-    ),
-    text: list[str] = typer.Option(
-        None,
-        "--text",
-        "-t",
-        metavar="TEXT",
-        help="What to count: the page holds its most frequent tokens; as compare's.",
-    ),
-    out: Path = typer.Option(
-        None, "--out", "-o", metavar="PAGE.html", help="Where to write the page; a new temporary file."
-    ),
+    paths: list[Path] = typer.Argument(None, metavar="[CKPT|RUN]...", help="Model folders, or those of `compare`."),
+    tokens: str = typer.Option(None, metavar="WORDS", help="Tokens of the checkpoint to hold: New, York, #1234."),
+    text: list[str] = typer.Option(None, "--text", "-t", metavar="TEXT", help="Its most frequent tokens are shown."),
+    out: Path = typer.Option(None, "--out", "-o", metavar="PAGE.html", help="The page to write; a temporary file."),
     no_open: bool = typer.Option(False, "--no-open", help="Write the page and print its path, no more."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace what is at --out."),
     json_: bool = o.JSON,

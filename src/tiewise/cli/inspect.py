@@ -18,9 +18,7 @@ PAGE, RESULT = "report.html", "inspection.json"
 def inspect(
     model: Path = typer.Argument(..., metavar="A", help="Hugging Face folder, or a folder of `tiewise compare`."),
     other: Path = typer.Argument(None, metavar="[B]", help="A second model, to be set beside the first."),
-    text: list[str] = typer.Option(
-        None, "--text", "-t", metavar="TEXT", help="What to run the models on; as compare's."
-    ),
+    text: list[str] = typer.Option(None, "--text", "-t", metavar="TEXT", help="To run the models on; as compare's."),
     tokens: str = typer.Option(None, metavar="PAIRS", help='Token pairs to follow both ways: "New, York; San, Diego".'),
     only: str = typer.Option(None, metavar="NAMES", help="Only these sections: direct_path,alignment."),
     out: Path = typer.Option(None, "--out", "-o", metavar="DIR", help=f"Write {PAGE} and {RESULT} there."),
@@ -28,9 +26,7 @@ def inspect(
     length: int = typer.Option(128, help="Tokens of each piece."),
     samples: int = typer.Option(4000, help="Rows of a table that are compared pair by pair."),
     lens_steps: int = typer.Option(250, help="Steps that each tuned lens is trained for."),
-    held_out: float = typer.Option(
-        0.2, help="Share of rows that maps between tables are scored on, not fitted to; 0: all for both, as published."
-    ),
+    held_out: float = typer.Option(0.2, help="Share of rows that maps are scored on, not fitted to; 0: all for both."),
     seed: int = typer.Option(0, help="Of every draw."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the inspection in --out."),
     full: bool = typer.Option(False, "--full", help="Print every table; so does --only."),
@@ -75,8 +71,7 @@ def inspect(
         if not quiet:
             o.tell(f"page: {page}")
     if json_:
-        o.print_json(record)
-        return
+        return o.print_json(record)
     from tiewise.report.faces import inspection_view
 
     o.print_view(inspection_view(found, full or bool(names)))

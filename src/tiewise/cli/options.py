@@ -29,6 +29,20 @@ TEXT = typer.Option(
     show_default="builtin",
 )
 JSON = typer.Option(False, "--json", help="Print one JSON object on stdout; everything else goes to stderr.")
+RESUME = typer.Option(False, "--resume", help="Finish the run in --out.")
+OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.")
+JOBS = typer.Option(
+    "auto",
+    metavar="N|auto",
+    help="Runs trained at a time, in processes of their own with a share of the threads each. auto: one, or as "
+    "many as there are threads and memory for, whichever a trial of a few steps finds faster; one on a GPU.",
+)
+LAUNCHER = typer.Option(
+    "local",
+    metavar="local|ray|slurm|sky",
+    help="Where runs are trained. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores. slurm, "
+    "sky: prepare, write the script that trains them to --out, print it, and say how to collect.",
+)
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress.")
 SOON = 1.0  # seconds without a progress bar: what is over by then needs none
 

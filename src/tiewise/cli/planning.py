@@ -20,9 +20,7 @@ SIZES = "Sizes alone, or of --like: "
 
 
 def plan(
-    config: Path = typer.Argument(
-        None, metavar="CONFIG_OR_FOLDER", help="A config.json, or the folder that holds one."
-    ),
+    config: Path = typer.Argument(None, metavar="CONFIG_OR_FOLDER", help="A config.json, or the folder with one."),
     like: str = typer.Option(None, metavar="NAME", help="A model of the catalogue (`tiewise models`), or its like."),
     vocab: int = typer.Option(None, help=f"{SIZES}tokens V."),
     width: int = typer.Option(None, help=f"{SIZES}width D."),
@@ -33,22 +31,16 @@ def plan(
     gated: bool = typer.Option(None, "--gated", help=f"{SIZES}the feed-forward part has a gate (three matrices)."),
     boundary: str = typer.Option("tied,untied", help="Boundaries side by side: tied,untied,factored:128."),
     share: str = typer.Option(
-        None, help="Layers that share: none,attention,ffn,all,all:groups=2.", show_default="as it is"
+        None, help="Shared layers: none,attention,ffn,all,all:groups=2.", show_default="as it is"
     ),
     batch: int = typer.Option(8, help="Sequences of one rank in one step."),
     length: int = typer.Option(1024, help="Tokens of a sequence."),
     dtype: str = typer.Option("float32", help="Of weights and gradients: float32, bfloat16, float16."),
     world: int = typer.Option(1, help="Ranks: adds data parallel and FSDP, tables gathered or kept sharded."),
     tp: int = typer.Option(1, help="Ranks that split the vocabulary: adds vocabulary parallel and its stock form."),
-    fsdp: int = typer.Option(
-        None, help="Ranks that shard all parameters; with --tp, adds both at once.", show_default="the world"
-    ),
-    init: float = typer.Option(
-        None, help="Standard deviation of all weights at the start.", show_default="the config's"
-    ),
-    build: bool = typer.Option(
-        False, "--build", help="Count by building the model's class without memory (needs torch)."
-    ),
+    fsdp: int = typer.Option(None, help="Ranks that shard it all; with --tp, both at once.", show_default="the world"),
+    init: float = typer.Option(None, help="Standard deviation of weights at the start.", show_default="the config's"),
+    build: bool = typer.Option(False, "--build", help="Count by building the model without memory (needs torch)."),
     plot: Path = typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the page that --plot names."),
     json_: bool = o.JSON,
@@ -81,8 +73,7 @@ def plan(
         if not quiet:
             o.tell(f"page: {page}")
     if json_:
-        o.print_json(made.record())
-        return
+        return o.print_json(made.record())
     from rich.console import Console
 
     from tiewise.report.plan_view import plan_view
@@ -127,9 +118,7 @@ def _built(model: Described) -> Described:
     values = config_of(model) if isinstance(model, Path) else find(model).config if isinstance(model, str) else None
     values = model if isinstance(model, dict) else values  # a model of the catalogue at other sizes
     if values is None:
-        raise PlanError(
-            "--build has no config to build", "give a config.json, or a model whose sizes the catalogue has"
-        )
+        raise PlanError("--build has no config to build", "give one, or a model whose sizes the catalogue has")
     from tiewise.planning.read_config import count_on_meta
 
     return count_on_meta(values)
@@ -154,8 +143,7 @@ def models(
     least, most = (None if size is None else size * 1e9 for size in (min_size, max_size))
     found = select(tied, family or "", min_vocab or 0, least, most, sort)
     if json_:
-        o.print_json({"models": [model.record() for model in found], "note": BETTER})
-        return
+        return o.print_json({"models": [model.record() for model in found], "note": BETTER})
     from rich.console import Console
 
     from tiewise.report.plan_view import models_table

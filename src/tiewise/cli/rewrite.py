@@ -126,8 +126,7 @@ def _command(verb: str) -> Callable[..., None]:
                 receipt = getattr(rewrite, verb)(source, to, **options)
             loss = None if cost is None else cost_change(cost, passage_nats(to, texts), texts)
         if json_:
-            o.print_json(receipt.record() | ({} if loss is None else {"loss": to_record(loss)}))
-            return
+            return o.print_json(receipt.record() | ({} if loss is None else {"loss": to_record(loss)}))
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text

@@ -6,26 +6,22 @@ import os
 import shlex
 import warnings
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from tiewise.cli import options as o
-from tiewise.cli.training import JOBS, LAUNCHER, OVERWRITE, RESUME
 from tiewise.core.errors import RunError
 
 
 def sweep(
-    grid: str = typer.Argument(
-        None, metavar="GRID", help="A YAML file, or a grid that comes along: quick, rank, …", show_default=False
-    ),
-    out: Path = typer.Option(
-        Path("runs/sweep"), "--out", "-o", help="Folder of the study; every cell is a run folder inside."
-    ),
+    grid: str = typer.Argument(None, metavar="GRID", help="A YAML file, or one that comes along: quick, rank, …"),
+    out: Path = typer.Option(Path("runs/sweep"), "--out", "-o", help="Folder of the study, every cell a run inside."),
     quick: bool = typer.Option(False, "--quick", help="A rehearsal: the ends of every axis, two seeds, 30 steps."),
-    resume: bool = RESUME,
-    overwrite: bool = OVERWRITE,
-    jobs: str = JOBS,
-    launcher: str = LAUNCHER,
+    resume: bool = o.RESUME,
+    overwrite: bool = o.OVERWRITE,
+    jobs: str = o.JOBS,
+    launcher: str = o.LAUNCHER,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -59,15 +55,9 @@ def sweep(
         settle()
         try:
             with quiet_threads():
-                study = carry_out(
-                    made.quick() if made and quick else made,
-                    out,
-                    o.command_line(),
-                    Display.on_stderr(quiet=quiet),
-                    overwrite=overwrite,
-                    jobs=jobs,
-                    launcher=launcher,
-                )
+                asked, display = made.quick() if made and quick else made, Display.on_stderr(quiet=quiet)
+                how: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher}
+                study = carry_out(asked, out, o.command_line(), display, **how)
         except Exception as error:
             said = disk_error(error, out, f"make room there, then {again}")
             if said is None:

@@ -75,20 +75,6 @@ SHARE = typer.Option(
     "compare trains each with every boundary.",
     show_default="as the recipe",
 )
-RESUME = typer.Option(False, "--resume", help="Finish the run in --out.")
-OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.")
-JOBS = typer.Option(
-    "auto",
-    metavar="N|auto",
-    help="Runs trained at a time, in processes of their own with a share of the threads each. auto: one, or as "
-    "many as there are threads and memory for, whichever a trial of a few steps finds faster; one on a GPU.",
-)
-LAUNCHER = typer.Option(
-    "local",
-    metavar="local|ray|slurm|sky",
-    help="Where runs are trained. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores. slurm, "
-    "sky: prepare, write the script that trains them to --out, print it, and say how to collect.",
-)
 FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
 TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
 
@@ -125,12 +111,12 @@ def compare(
     set_: list[str] = SET,
     config: Path = CONFIG,
     out: Path = OUT,
-    resume: bool = RESUME,
-    overwrite: bool = OVERWRITE,
+    resume: bool = o.RESUME,
+    overwrite: bool = o.OVERWRITE,
     fsdp: int = FSDP,
     tp: int = TP,
-    jobs: str = JOBS,
-    launcher: str = LAUNCHER,
+    jobs: str = o.JOBS,
+    launcher: str = o.LAUNCHER,
     element: int = typer.Option(
         None, metavar="N", help="With --resume: train only the N-th run of --out, as such scripts do for each."
     ),
@@ -184,8 +170,8 @@ def train(
     set_: list[str] = SET,
     config: Path = CONFIG,
     out: Path = OUT,
-    resume: bool = RESUME,
-    overwrite: bool = OVERWRITE,
+    resume: bool = o.RESUME,
+    overwrite: bool = o.OVERWRITE,
     fsdp: int = FSDP,
     tp: int = TP,
     json_: bool = o.JSON,
@@ -233,8 +219,8 @@ def heal(
     steps: int = typer.Option(None, help="Optimizer steps.", show_default="300"),
     set_: list[str] = SET,
     out: Path = OUT,
-    resume: bool = RESUME,
-    overwrite: bool = OVERWRITE,
+    resume: bool = o.RESUME,
+    overwrite: bool = o.OVERWRITE,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:

@@ -40,8 +40,7 @@ def vocab(
         if to is not None:
             found.write(to)
     if json_:
-        o.print_json(found.record())
-        return
+        return o.print_json(found.record())
     share = found.coverage
     what = f"{size:,} of {found.vocabulary:,} tokens cover {share.value:.2%} of the held-out text"
     print(f"{what} (95 % interval {share.low:.2%} – {share.high:.2%}).")

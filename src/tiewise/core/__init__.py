@@ -17,10 +17,7 @@ __version__ = "0.1.0"  # here, where every module may read it: the root imports 
 
 
 class Late:
-    """Stands for a module of another package: `np = Late("numpy")`, and `np.exp` imports numpy.
-
-    For files that a command may load without using: importing numpy takes longer than a plan.
-    """
+    """`np = Late("numpy")` imports numpy at `np.exp` and not before: for files that a command may load and not use."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -21,7 +21,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tiewise.core.errors import RunError
+from tiewise.core.errors import RunError, TiewiseError
 
 T = TypeVar("T")
 _NAMES = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
@@ -191,16 +191,14 @@ def setting(hint: Any, value: Any, where: str) -> Any:
     return scalar(hint, value, where, "correct it")
 
 
-def require(record: Any, names: str, holds: Callable[[Any], bool], fix: str) -> None:
-    """See that something holds of the named fields of a dataclass, of those that are not None.
-
-    Raises:
-        RunError: it does not hold of one.
-    """
+def require(
+    record: Any, names: str, holds: Callable[[Any], bool], fix: str, error: type[TiewiseError] = RunError
+) -> None:
+    """See that something holds of the named fields of a record, of those that are not None; else raise the `error`."""
     for name in names.split():
         value = getattr(record, name)
         if value is not None and not holds(value):
-            raise RunError(f"{name} = {value!r}", fix)
+            raise error(f"{name} = {repr(value)[:80]}", fix)
 
 
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

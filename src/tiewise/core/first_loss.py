@@ -119,15 +119,9 @@ def first_step(
 ) -> FirstStep:
     """Return what the first loss of `spec` in a model of width `d` depends on, its tables drawn N(0, std²).
 
-    Args:
-        spec: the boundary.
-        vocab: V.
-        d: model width.
-        std: of the tables' entries.
-        body: its scales; None takes hidden states of norm √d that are independent of their tokens.
-        body_std: of the body's matrices; None takes its own.
-        scale: at the head, of a body whose scales are not known.
-        positions: T; early positions average fewer others.
+    Without the scales of its `body`, hidden states have norm √d, are independent of their tokens, and meet the head's
+    `scale`. The body's matrices are drawn by `body_std`, or by its own; early ones of T `positions` average fewer
+    others.
     """
     # τ: the output table is drawn N(0, std²), and hidden states have norm √d
     logit_std = std * math.sqrt(spec.table_widths(d)[1]) * spec.scales(d)[1]
@@ -148,26 +142,16 @@ def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int, std: float) ->
 
 def small_decoder(d: int) -> FreshBody:
     """Return the body that `compare` trains unless told otherwise: two layers of a Llama of width `d`."""
-    return FreshBody(
-        std=0.5 * d**-0.5,
-        heads=1,
-        head_dim=d,
-        ffn=max(8, round(d * 8 / 3 / 8) * 8),
-        layers=2,
-        activation="silu",
-        gated=True,
-    )
+    ffn = max(8, round(d * 8 / 3 / 8) * 8)
+    return FreshBody(std=0.5 * d**-0.5, heads=1, head_dim=d, ffn=ffn, layers=2, activation="silu", gated=True)
 
 
 @cache
 def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None, softcap: float | None = None) -> float:
     """Expected step-0 nll (nats) of a uniformly random target over `vocab` logits N(0, logit_std²).
 
-    Args:
-        vocab: V.
-        logit_std: τ = σ √E for rows N(0, σ²) of width E and hidden states of norm √E.
-        self_logit: logit of the token's own input row where a tied table meets it (c σ D), or None.
-        softcap: each of the normal logits z becomes softcap · tanh(z / softcap).
+    That is τ = σ √E for rows N(0, σ²) of width E and hidden states of norm √E. `self_logit` is the logit of the token's
+    own input row where a tied table meets it (c σ D); with `softcap` each other z becomes softcap · tanh(z / softcap).
     """
     others = vocab if self_logit is None else vocab - 1
     step_g = max(FINEST_G, min(COARSEST_G, 0.25 / max(logit_std, 1e-9)))

@@ -112,9 +112,8 @@ class Quantity:
         elif digits is None and self.unit:
             largest = max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
             digits = 3 if largest >= 0.01 or not largest else 5 if largest >= 1e-4 else 8
-        value, low, high, spread = (
-            plain(scale * x, digits or 0) for x in (self.value, self.low, self.high, self.deviation)
-        )
+        numbers = (self.value, self.low, self.high, self.deviation)
+        value, low, high, spread = (plain(scale * x, digits or 0) for x in numbers)
         if not math.isnan(self.low):
             return f"{value}{mark} [{low}, {high}]"
         return f"{value}{mark}" if math.isnan(self.deviation) else f"{value} ± {spread}"

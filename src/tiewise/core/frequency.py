@@ -34,10 +34,7 @@ def bin_of(counts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Bigram:
-    """Two tokens that follow each other one way more than the other.
-
-    The two shares are cells of the bigram table that a symmetric direct path, W_U after a tied W_E, cannot tell apart.
-    """
+    """Two tokens that follow each other one way more than the other, which a symmetric direct path cannot tell."""
 
     left: int
     right: int

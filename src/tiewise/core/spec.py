@@ -316,9 +316,8 @@ def _read(text: str, key: str, value: str, table: _Table, what: str, into: dict[
         into[name] = reader(value)
     except ValueError as error:
         reason = str(error) if "must" in str(error) else "must be a number"
-        raise SpecError(
-            f"{key}={value or '(nothing)'} in {text!r}: {reason}", f"see {key} in docs/boundary.md"
-        ) from None
+        what = f"{key}={value or '(nothing)'} in {text!r}: {reason}"
+        raise SpecError(what, f"see {key} in docs/boundary.md") from None
 
 
 @dataclass(frozen=True)
@@ -341,9 +340,8 @@ class Vocabularies:
         if len(rows) != self.outputs:
             raise SpecError(f"an index map of {len(rows)} for {self.outputs} output tokens", "give one entry per token")
         if any(not -1 <= row < self.inputs for row in rows):
-            raise SpecError(
-                f"the index map leaves the input vocabulary of {self.inputs}", "use -1 for tokens of their own"
-            )
+            what = f"the index map leaves the input vocabulary of {self.inputs}"
+            raise SpecError(what, "use -1 for tokens of their own")
 
     @classmethod
     def same(cls, vocab: int) -> Vocabularies:

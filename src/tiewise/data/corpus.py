@@ -10,7 +10,6 @@ last, so at no moment does a folder look prepared that is not.
 from __future__ import annotations
 
 import json
-import math
 import platform
 import shutil
 import sys
@@ -38,8 +37,9 @@ from tiewise.data.sources import Source, read_sources, resolve
 from tiewise.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, write_tokens
 
 FACTS = "data.json"
+SHARES = (0.88, 0.04, 0.08)  # of the splits, in characters
 TOKENIZER = "tokenizer"
-_FORMAT = 2  # of the folder; one of another format is made again
+_FORMAT = 3  # of the folder; one of another format is made again
 _LEARNT = 50_000_000  # characters that a tokenizer is trained on at most: the frequent pairs are settled long before
 
 
@@ -156,8 +156,6 @@ def prepare(
     folder: Path,
     *,
     length: int,
-    seed: int = 0,
-    fractions: Sequence[float] = (0.88, 0.04, 0.08),
     split: str = RANDOM,
     apart: bool = False,
     train_tokens: int | None = None,
@@ -171,8 +169,6 @@ def prepare(
         tokenizer: as in `tiewise.data.tokenizer`.
         folder: where the tokens go.
         length: T of the blocks that are to fit.
-        seed: draws the documents, and the parts of plain files, of each split.
-        fractions: shares of train, tune and heldout in characters.
         split: "random", or "contiguous" for the last parts of the text as held-out text.
         apart: end every part of a plain file as a document: pairs of segments need many.
         train_tokens: keep so many tokens of the training split, the tokenizer and the other splits being those of all.
@@ -182,13 +178,10 @@ def prepare(
             tokens need: two for training, one each for tune and heldout. Nothing is left behind then.
         RunError: where `folder` cannot be written.
     """
-    shared_out = len(fractions) == len(SPLITS) and min(fractions) > 0 and math.isclose(sum(fractions), 1, abs_tol=1e-9)
     for right, what, fix in (
         (texts, "no text is given", "name a file, a folder, or builtin"),
         (texts.count("-") < 2, "'-' is given twice", "standard input can be read once"),
         (length >= 1, f"a block of {length} tokens", "use a length of 1 or more"),
-        (seed >= 0, f"seed {seed}", "use zero or a positive number"),
-        (shared_out, f"fractions {tuple(fractions)}", f"give {len(SPLITS)} positive shares that sum to 1"),
         (split in (RANDOM, CONTIGUOUS), f"split = {split!r}", f"choose {RANDOM} or {CONTIGUOUS}"),
     ):
         if not right:
@@ -206,8 +199,6 @@ def prepare(
             "sources": [_fingerprint(source.files) for source in sources],
             "tokenizer": tokenizer,
             "tokenizer_files": _fingerprint([kept, *sorted(kept.glob("*"))] if kept.exists() else []),
-            "seed": seed,
-            "fractions": list(fractions),
             "python": platform.python_version() if "builtin" in texts else None,
             "split": split,
             "apart": apart,
@@ -264,7 +255,7 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
         documents = (Document(text, begins or request["apart"]) for text, begins in read_sources(sources))
         with doing("reading", sum(source.size for source in sources)):
             spool = _Spool(work / "text", deduplicate(documents))
-        where = assign(spool.characters, request["fractions"], request["seed"], request["split"])
+        where = assign(spool.characters, SHARES, 0, request["split"])
         progress("tokenizer", 0, 1)
         if tokenizer is None:
             train = np.flatnonzero(where == 0)

@@ -30,10 +30,7 @@ def saved(v: int, d: int, layers: int) -> Any:
 saved.mistakes = [
     ("the share is of the untied model: both tables are in it", lambda v, d, n: (v * d, v / (v + 12 * n * d))),
     ("tying keeps one of the two tables: V·d is saved, not 2·V·d", lambda v, d, n: (2 * v * d, v / (v + 6 * n * d))),
-    (
-        "a layer has 12·d² parameters, 8·d² of them in its feed-forward part",
-        lambda v, d, n: (v * d, v / (2 * v + 4 * n * d)),
-    ),
+    ("a layer has 12·d² parameters: 8·d² are its feed-forward part", lambda v, d, n: (v * d, v / (2 * v + 4 * n * d))),
 ]
 
 
@@ -203,15 +200,9 @@ def rnn(c: int, d: int, h: int) -> Any:
 
 
 rnn.mistakes = [
-    (
-        "tied, the scores need a second projection",
-        lambda c, d, h: (rnn.answer(c, d, h)[0] - d * h, rnn.answer(c, d, h)[1]),
-    ),
+    ("tied, the scores need a second projection", lambda c, d, h: tuple(np.subtract(rnn.answer(c, d, h), (d * h, 0)))),
     ("the biases are missing: H and C", lambda c, d, h: tuple(x - h - c for x in rnn.answer(c, d, h))),
-    (
-        "untied, the output table is C·H",
-        lambda c, d, h: (rnn.answer(c, d, h)[0], rnn.answer(c, d, h)[1] - c * h + c * d),
-    ),
+    ("untied, the output table is C·H", lambda c, d, h: tuple(np.subtract(rnn.answer(c, d, h), (0, c * (h - d))))),
 ]
 
 
@@ -239,23 +230,18 @@ def _cosines(e: np.ndarray, u: np.ndarray) -> np.ndarray:
 @exercise(10, lambda: [(_random(12, 5) + 1, _random(12, 5) * near + _random(12, 5, seed=4) + 1) for near in (0, 2)])
 def excess(e: np.ndarray, u: np.ndarray) -> Any:
     """Mean cosine of paired rows, less that of rows of two tokens."""
-    c, v = _cosines(e, u), len(e)
-    return np.trace(c) / v - (c.sum() - np.trace(c)) / (v * (v - 1))
+    return _beyond_others(_cosines(e, u))
+
+
+def _beyond_others(c: np.ndarray) -> float:
+    diagonal = np.trace(c)
+    return float(diagonal / len(c) - (c.sum() - diagonal) / (len(c) * (len(c) - 1)))
 
 
 excess.mistakes = [
-    (
-        "that is the mean cosine alone, which leaning rows have by chance",
-        lambda e, u: np.trace(_cosines(e, u)) / len(e),
-    ),
-    (
-        "pairs of one token do not belong to chance",
-        lambda e, u: np.trace(_cosines(e, u)) / len(e) - _cosines(e, u).mean(),
-    ),
-    (
-        "these are dot products: divide by both lengths",
-        lambda e, u: np.trace(e @ u.T) / len(e) - ((e @ u.T).sum() - np.trace(e @ u.T)) / (len(e) * (len(e) - 1)),
-    ),
+    ("that is the mean cosine alone, which leaning rows have by chance", lambda e, u: _cosines(e, u).diagonal().mean()),
+    ("pairs of one token do not belong to chance", lambda e, u: (c := _cosines(e, u)).diagonal().mean() - c.mean()),
+    ("these are dot products: divide by both lengths", lambda e, u: _beyond_others(e @ u.T)),
 ]
 
 
@@ -277,6 +263,12 @@ def closed(symbols: int, merges: np.ndarray, kept: np.ndarray) -> Any:
     return sorted(found)
 
 
+def _made(symbols: int, merges: np.ndarray, tokens: list[int]) -> list[int]:
+    """Those of the tokens that are merged of others, or that others of them are merged of."""
+    parts = {part for token in tokens if token >= symbols for part in merges[token - symbols]}
+    return [token for token in tokens if token >= symbols or token in parts]
+
+
 closed.mistakes = [
     (
         "the parents of the parents are missing",
@@ -284,10 +276,7 @@ closed.mistakes = [
     ),
     (
         "single symbols must stay, or some text has no tokens at all",
-        lambda s, m, k: sorted(
-            set(closed.answer(s, m, k))
-            - (set(range(s)) - {p for t in closed.answer(s, m, k) if t >= s for p in m[t - s]})
-        ),
+        lambda s, m, k: _made(s, m, closed.answer(s, m, k)),
     ),
     ("the parts of kept tokens are missing: their merges are never reached", lambda s, m, k: sorted({*range(s), *k})),
 ]

@@ -20,13 +20,7 @@ from tiewise.training.folder import METRICS, RESULT, RESULTS, folder_name, read_
 from tiewise.training.results import Comparison, CurvePoint
 from tiewise.training.settings import FILE, read_yaml
 
-MEASURES = {
-    "validation": VALIDATION,
-    "ahead": AHEAD,
-    "training": TRAINING,
-    "share": OUTPUT_SHARE,
-    "cosine": COSINE,
-}
+MEASURES = {"validation": VALIDATION, "ahead": AHEAD, "training": TRAINING, "share": OUTPUT_SHARE, "cosine": COSINE}
 RANGES = {"share": [0, 1], "cosine": [-1, 1]}
 MOST_POINTS = 400  # of a curve, evenly
 FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # of a line of metrics, as of a `CurvePoint`
@@ -87,16 +81,8 @@ def _unfinished(path: Path) -> dict[str, Any]:
         said = f"One run of {arms[0]} by itself: there is nothing to compare it with."
     command = f"tiewise {'compare' if single is None else 'train'} --out {path} --resume"
     begun = {arm: {seed: points for seed, points in of.items() if points} for arm, of in curves.items()}
-    return {
-        "arms": arms,
-        "verdict": said,
-        "notes": [],
-        "command": command,
-        "results": None,
-        "reference": arms[0],
-        "differences": [],
-        "measures": _measures(begun, arms[0]),
-    }
+    found = {"arms": arms, "verdict": said, "command": command, "reference": arms[0]}
+    return found | {"notes": [], "results": None, "differences": [], "measures": _measures(begun, arms[0])}
 
 
 def _logged(folder: Path) -> list[CurvePoint]:

@@ -46,7 +46,10 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
         raise CheckpointError(what, "give one with safetensors, as save_pretrained writes, or one of `tiewise compare`")
     facts = Facts(folder)
     outer = {name: tensor for name, tensor in folder.tensors.items() if not in_layer(name)}
-    tables = _tables(facts)
+    same = facts.ends is not None and facts.ends.equal
+    ends = [facts.roles.input] + ([] if same else [facts.roles.output])
+    # those that can be read row by row, the input's first
+    tables = [t for t in ends if t is not None and len(t.shape) == 2 and not facts.roles.packed(t) and t.nbytes]
     width = {side for table in tables for side in table.shape}
     vectors = [
         tensor
@@ -101,18 +104,6 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
     }
 
 
-def _tables(facts: Facts) -> list[Stored]:
-    """The stored tables that can be read row by row, the input's first; one where both ends are equal."""
-    roles = facts.roles
-    same = facts.ends is not None and facts.ends.equal
-    wanted = [roles.input] + ([] if same else [roles.output])
-    return [
-        table
-        for table in wanted
-        if table is not None and len(table.shape) == 2 and not roles.packed(table) and table.nbytes
-    ]
-
-
 def _rows(
     folder: Folder, tables: Sequence[Stored], room: int, words: Iterable[str], frequent: Sequence[int]
 ) -> list[int]:
@@ -135,13 +126,9 @@ def _rows(
 
 def _text(tensor: Stored, ids: Sequence[int] | None) -> str:
     """The bytes of a tensor, or of some of its rows, in base64."""
-    if ids is None:
-        with Reader(tensor) as reader:
-            return b64encode(reader.rows().tobytes()).decode("ascii")
-    rows = bytearray()
     with Reader(tensor) as reader:
-        buffer = bytearray(reader.row_bytes)
-        for row in ids:
-            reader.into(memoryview(buffer), row * reader.row_bytes)
-            rows += buffer
+        rows, size = bytearray(reader.rows().tobytes() if ids is None else ()), reader.row_bytes
+        for row in ids or ():
+            rows += bytes(size)
+            reader.into(memoryview(rows)[-size:], row * size)
     return b64encode(rows).decode("ascii")

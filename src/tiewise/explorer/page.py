@@ -21,11 +21,10 @@ from tiewise.core import Late
 from tiewise.core.colours import COLOURS, DIVERGING, PATHS, PLACES
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_result
-from tiewise.explorer import counts
+from tiewise.explorer import known_facts
 from tiewise.explorer.compared import compared, is_run
 from tiewise.explorer.embedded import embedded
 from tiewise.explorer.picture import picture
-from tiewise.explorer.verdict_table import verdict_table
 
 _LIVE = Late("tiewise.explorer.live")  # which needs torch
 _FRAME = (  # of a notebook: scripts run in it, and reach nothing of the notebook
@@ -88,13 +87,10 @@ def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), t
     for model in models:
         path = isinstance(model, Path)
         held = embedded(model, words, texts) if path else _LIVE.live(model, tokenizer, words, texts)
-    facts = {"at": "checkpoint" if held else "runs" if runs else "symmetry", "counts": counts.facts()}
-    facts["checkpoint"] = {"table": verdict_table(), "embedded": held}
-    return _page(facts | ({"runs": compared(runs)} if runs else {}))
-
-
-def _page(facts: dict[str, Any]) -> Explorer:
-    """Return the page for these facts. Texts of users stand in the JSON, which closes no script, and in the picture."""
+    facts = {"at": "checkpoint" if held else "runs" if runs else "symmetry", "counts": known_facts.facts()}
+    facts["checkpoint"] = {"table": known_facts.verdict_table(), "embedded": held}
+    facts |= {"runs": compared(runs)} if runs else {}
+    # texts of users stand in the JSON, which closes no script, and in the picture
     told = json.dumps(facts, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     parts = {
         "style": f"{_text('report/templates/report.css')}{_colours()}{_text('explorer/web/page.css')}",

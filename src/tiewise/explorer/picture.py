@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
@@ -59,8 +59,9 @@ def _curves(told: Mapping[str, Any], top: int) -> tuple[list[str], int]:
     if first is None:
         return [], 12
     left, right, high = 64, WIDTH - 150, 220
-    points = [point for line in first["lines"] for point in line["points"]]
-    (x0, x1), (y0, y1) = (_span([point[i] for point in points]) for i in (0, 1))
+    points = zip(*(point for line in first["lines"] for point in line["points"]), strict=True)
+    ends = ((min(values), max(values)) for values in points)
+    (x0, x1), (y0, y1) = (pair if pair[0] < pair[1] else (pair[0] - 0.5, pair[1] + 0.5) for pair in ends)
 
     def at(x: float, y: float) -> str:
         across, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
@@ -78,11 +79,6 @@ def _curves(told: Mapping[str, Any], top: int) -> tuple[list[str], int]:
         parts.append(f'<rect x="{right + 14}" y="{top + 40 + 22 * i}" width="12" height="12" rx="3" fill="{colour}"/>')
         parts.append(_text(right + 32, top + 51 + 22 * i, line["arm"]))
     return parts, high + 64
-
-
-def _span(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
 def _text(x: float, y: float, said: str, fill: str = INK, size: int = 13) -> str:

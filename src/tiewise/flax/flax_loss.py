@@ -1,12 +1,6 @@
 """`linear_cross_entropy` for JAX: the loss of an output head without its logits.
 
-    z      = softcap(scale · features @ weightᵀ + bias)            softcap(z) = c · tanh(z / c)
-    lse    = log Σ_j exp z_j
-    loss_i = (1 − ε) w_t (lse − z_t) + (ε / V) Σ_j w_j (lse − z_j) + ζ lse²        t = target of token i
-
-with ε label smoothing, w class weights (1 where none) and ζ the z-loss coefficient: the function of
-`tiewise.ops.cross_entropy`, term by term. Tokens whose target is `ignore_index` count for nothing. `mean` divides the
-sum by Σ_i w_t and gives 0 with zero gradients where every token is ignored.
+It is the function of `ops/cross_entropy.py`, term by term and with its letters; `mean` divides by Σ_i w_t here too.
 
 One scan over chunks of tokens gives the gradients beside the loss, in one [V, E] buffer. For a chunk of n tokens with
 features h [n, E], logits z, s = Σ_j exp(z_j − m):

@@ -1,4 +1,10 @@
-"""What a section is given: one checkpoint under a name, what is asked of it, and a `Bench` that all sections share.
+"""A section, and what it is given: one checkpoint under a name, and a `Bench` that all sections share.
+
+    @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
+    def applications(subject, bench) -> Found: ...
+
+A section is such a function in a file of the folder `sections`, found by itself: `--only` takes its name, and words,
+table, figures and JSON follow from what it finds. What a model does not allow raises `NotHere`, with the reason.
 
 On the bench lie texts in each model's own tokens, and models that are loaded once.
 """
@@ -20,7 +26,8 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
-from tiewise.core.errors import CheckpointError, DataError, RunError
+from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError
+from tiewise.core.found import Found
 from tiewise.training.folder import DATA, RESULTS, read_json
 from tiewise.training.results import Comparison
 
@@ -97,6 +104,11 @@ class Bench:
         """Whether there is a text for this model, and what reads it."""
         return FULL and (bool(self.request.texts) or subject.run is not None)
 
+    def require_text(self, subject: Subject) -> None:
+        """Raise NotHere where there is none, or nothing that reads it."""
+        if not self.reads(subject):
+            raise NotHere("needs a text", "give --text") if FULL else NotHere(LACKS)
+
     def ids(self, subject: Subject) -> Ids:
         """The text in this model's tokens [N]; of a comparison without one, the text that it held out.
 
@@ -150,11 +162,41 @@ class Bench:
         return counts
 
 
-def _kept(most: int) -> tuple[str, TemporaryDirectory[str]]:
-    """Standard input, which passes once and every model reads: a file of whole lines until there are `most` bytes.
+class NotHere(TiewiseError):
+    """A section that has no meaning for these subjects: left out, and the reason said."""
 
-    It lies there as long as its folder is held.
-    """
+
+Measured = Callable[[Subject, Bench], Found]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section."""
+
+    name: str
+    asks: str  # the question that is its title
+    place: int  # in the order in which sections are told
+    measure: Measured
+    text: bool = False  # whether it needs a text
+    weight: int = 1  # how many times as long it takes as most others, roughly; for progress
+
+
+SECTIONS: dict[str, Section] = {}
+
+
+def section(*, asks: str, place: int, text: bool = False, weight: int = 1) -> Callable[[Measured], Measured]:
+    """Register a function of the folder `sections` as a section."""
+
+    def registered(measure: Measured) -> Measured:
+        name = measure.__name__
+        SECTIONS[name] = Section(name, asks, place, measure, text, weight)
+        return measure
+
+    return registered
+
+
+def _kept(most: int) -> tuple[str, TemporaryDirectory[str]]:
+    """Standard input, which passes once: a file of whole lines of `most` bytes or more, there as long as its folder."""
     folder, count = TemporaryDirectory(prefix="tiewise-"), 0
     path = os.path.join(folder.name, STDIN)
     with open(path, "wb") as file:

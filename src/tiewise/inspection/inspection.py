@@ -1,11 +1,5 @@
 """`inspect`: every section of every model, the reason where there is none, and what of it speaks for tying.
 
-    @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
-    def applications(subject, bench) -> Found: ...
-
-A section is such a function in a file of the folder `sections`, found by itself: `--only` takes its name, and words,
-table, figures and JSON follow from what it finds. What a model does not allow raises `NotHere`, with the reason.
-
 What was measured with a question that can favour a side is evidence for one table or for two. It speaks only where its
 interval leaves out all that no effect would give, and still does with Holm's correction for all that could speak: they
 are read side by side. What could favour neither side, because every natural text, any map or any end of training gives
@@ -17,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -33,7 +27,7 @@ from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
 from tiewise.core.long_work import heard
-from tiewise.inspection.bench import FULL, LACKS, Bench, Effort, Request, Subject, comparison_of
+from tiewise.inspection.bench import LACKS, SECTIONS, Bench, Effort, NotHere, Request, Section, Subject, comparison_of
 from tiewise.training.folder import FINAL, RESULTS, folder_name
 from tiewise.training.results import ALPHA, gaps
 from tiewise.training.settings import FILE as RUN
@@ -47,39 +41,6 @@ NO_INTERVAL = "no verdict: the losses' difference has no interval; train more se
 # sections that can be asked for, told by their files' names alone: to import some of them needs torch
 NAMES = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
 _VIEW = Late("tiewise.report.faces")  # needs rich, which an inspection does not
-
-
-class NotHere(TiewiseError):
-    """A section that has no meaning for these subjects: left out, and the reason said."""
-
-
-Measured = Callable[[Subject, Bench], Found]
-
-
-@dataclass(frozen=True)
-class Section:
-    """One section."""
-
-    name: str
-    asks: str  # the question that is its title
-    place: int  # in the order in which sections are told
-    measure: Measured
-    text: bool = False  # whether it needs a text
-    weight: int = 1  # how many times as long it takes as most others, roughly; for progress
-
-
-SECTIONS: dict[str, Section] = {}
-
-
-def section(*, asks: str, place: int, text: bool = False, weight: int = 1) -> Callable[[Measured], Measured]:
-    """Register a function of the folder `sections` as a section."""
-
-    def registered(measure: Measured) -> Measured:
-        name = measure.__name__
-        SECTIONS[name] = Section(name, asks, place, measure, text, weight)
-        return measure
-
-    return registered
 
 
 def sections() -> tuple[Section, ...]:
@@ -183,7 +144,7 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
                 what = f"{place}: a comparison that is not finished"
                 raise RunError(what, "finish it with `tiewise compare --resume`")
             if not folder.tensors and (place / ADAPTER_CONFIG).is_file():
-                fix = "merge it into the model that it adapts, and inspect the result"
+                fix = "`tiewise merge` it into its base first"
                 raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
             if not folder.tensors:
                 reason = f" ({folder.faults[0].what})" if folder.faults else ""
@@ -312,7 +273,7 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
     for subject in subjects:
         for pair in request.pairs:
             find_tokens(subject.folder, pair)
-        if request.texts and FULL:
+        if request.texts and bench.reads(subject):
             bench.ids(subject)
     wanted = [one for one in every or sections() if not request.only or one.name in request.only]
     weights = [one.weight * PARTS for one in wanted for _ in subjects]
@@ -323,8 +284,8 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
         left_out: dict[str, str] = {}
         for subject, place in zip(subjects, parts, strict=False):
             try:
-                if one.text and not bench.reads(subject):
-                    raise NotHere("needs a text", "give --text") if FULL else NotHere(LACKS)
+                if one.text:
+                    bench.require_text(subject)
                 with _part(subject.label, *place, sum(weights)):
                     found[subject.label] = one.measure(subject, bench).about(subject.label)
             except TiewiseError as error:

@@ -95,12 +95,9 @@ class OverSeeds:
 def over_seeds(
     run: str | os.PathLike[str], settings: AlignSettings, training_counts: Callable[[Path], NDArray]
 ) -> OverSeeds:
-    """Compare the tables of all final models of a comparison.
+    """Compare the tables of all final models of a comparison, by `settings` of `align` but for permutations.
 
-    Args:
-        run: a folder of `tiewise compare`.
-        settings: as for `align`; permutations are not used.
-        training_counts: how often each token occurs in a comparison's training text; DataError where it is not there.
+    `training_counts` says how often each token occurs in its training text; DataError where that is not there.
 
     Raises:
         RunError: no finished comparison, or none of an arm with one table and an arm with two.

@@ -81,10 +81,8 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     require_memory(sum(math.prod(t.shape) for t in folder.tensors.values()) * dtype.itemsize, f"running {folder.path}")
     try:
         config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
-        made = model_class(config, folder.path)
-        model = made.from_pretrained(
-            folder.path, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
-        )
+        options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
+        model = model_class(config, folder.path).from_pretrained(folder.path, config=config, **options)
     except TiewiseError:
         raise
     except Exception as error:  # transformers raises whatever its hundreds of config classes do

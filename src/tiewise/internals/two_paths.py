@@ -245,10 +245,7 @@ def row_sums(a: Tensor, b: Tensor, one_table: bool) -> RowSums:
 
 
 def cosine_null(a: Tensor, b: Tensor, rows: Tensor, seed: int, permutations: int) -> tuple[float, float]:
-    """(lowest, highest) cosine of A and B where the rows of A among `rows` [U] are permuted: other tokens' A.
-
-    A's rows outside of `rows` must be zero.
-    """
+    """(lowest, highest) cosine of A and B, rows of A permuted among `rows` [U]; outside of these A must be zero."""
     source = torch.Generator().manual_seed(seed)
     own, other = F.embedding(rows, a), F.embedding(rows, b)
     norms = float(torch.linalg.vector_norm(own)) * float(torch.linalg.vector_norm(b))

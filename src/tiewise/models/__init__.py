@@ -10,14 +10,9 @@ Explicit, as `import tiewise.hf` is: importing `tiewise` alone registers nothing
 - `open_albert`: ALBERT with every choice open; weights from transformers'.
 """
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForSequenceClassification,
-)
+from typing import Any
+
+import transformers
 
 from tiewise.models.open_albert import (
     OpenAlbertConfig,
@@ -31,14 +26,17 @@ from tiewise.models.open_albert import (
 )
 from tiewise.models.rnn import RNNLM, RNNConfig, RNNOutput, State, detached
 
-AutoConfig.register(RNNConfig.model_type, RNNConfig, exist_ok=True)
-AutoModelForCausalLM.register(RNNConfig, RNNLM, exist_ok=True)
-
-AutoConfig.register(OpenAlbertConfig.model_type, OpenAlbertConfig, exist_ok=True)
-AutoModel.register(OpenAlbertConfig, OpenAlbertModel, exist_ok=True)
-AutoModelForPreTraining.register(OpenAlbertConfig, OpenAlbertForPreTraining, exist_ok=True)
-AutoModelForMaskedLM.register(OpenAlbertConfig, OpenAlbertForPreTraining, exist_ok=True)
-AutoModelForSequenceClassification.register(OpenAlbertConfig, OpenAlbertForSequenceClassification, exist_ok=True)
+_MODELS: dict[str, Any] = {
+    "AutoModelForCausalLM": RNNLM,
+    "AutoModel": OpenAlbertModel,
+    "AutoModelForPreTraining": OpenAlbertForPreTraining,
+    "AutoModelForMaskedLM": OpenAlbertForPreTraining,
+    "AutoModelForSequenceClassification": OpenAlbertForSequenceClassification,
+}
+for _auto, _model in _MODELS.items():
+    _config = _model.config_class
+    transformers.AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    getattr(transformers, _auto).register(_config, _model, exist_ok=True)
 
 __all__ = [
     "RNNLM",

@@ -37,6 +37,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from tiewise.boundary.saved import DepthTying, is_family
 from tiewise.core.errors import SpecError, UnsupportedError
+from tiewise.core.files import require
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.sharing.layout import ENTRY, make_layout
 from tiewise.sharing.share import build_shared, is_relaxed
@@ -89,21 +90,18 @@ class OpenAlbertConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
-        sizes = ("vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-        for name in (*sizes, "intermediate_size", "max_position_embeddings", "type_vocab_size"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
-                raise SpecError(f"{name} = {value!r}", "sizes are whole numbers, 1 or more")
+        sizes = "vocab_size embedding_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
+        sizes += " max_position_embeddings type_vocab_size"
+        require(self, sizes, lambda n: isinstance(n, int) and n >= 1, "sizes are whole numbers, 1 or more", SpecError)
         width, heads = self.hidden_size, self.num_attention_heads
         if width % heads:
             raise SpecError(f"{heads} heads do not divide width {width}", "choose heads that do")
-        if self.norm not in ("before", "after"):
-            raise SpecError(f"norm = {str(self.norm)[:40]!r}", "choose before or after the projection")
+        require(self, "norm", ("before", "after").__contains__, "choose before or after the projection", SpecError)
         if not self.projection and self.embedding_size != width:
             what = f"tables of width {self.embedding_size} without a projection to {width}"
             raise SpecError(what, "leave projection on, or give both one width")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"):
-            if not 0 <= getattr(self, name) < 1:
-                raise SpecError(f"{name} = {getattr(self, name)}", "give the share that is dropped, 0 or more, below 1")
+        dropped = "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout_prob"
+        require(self, dropped, lambda x: 0 <= x < 1, "give the share that is dropped, 0 or more, below 1", SpecError)
         if sharing is not None:
             self.sharing = sharing
 

@@ -50,6 +50,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import SpecError, UnsupportedError
+from tiewise.core.files import require
 
 LayerState = tuple[Tensor, ...]
 Step = Callable[[Tensor, Tensor, LayerState], LayerState]
@@ -303,8 +304,7 @@ class RNNConfig(PreTrainedConfig):
                 raise SpecError(f"{what} = {value!r}", "sizes are whole numbers, 1 or more")
         if self.cell not in CELLS:
             raise SpecError(f"unknown cell {str(self.cell)[:40]!r}", f"choose one of {', '.join(CELLS)}")
-        if self.lstm_bias not in ("one", "two"):
-            raise SpecError(f"lstm_bias = {str(self.lstm_bias)[:40]!r}", "choose one or two")
+        require(self, "lstm_bias", ("one", "two").__contains__, "choose one or two", SpecError)
         if self.cell == "gru" and self.lstm_bias == "one":
             what = "a GRU with one bias is another function: its reset gate stands between the two"
             raise SpecError(what, "use lstm_bias two")
@@ -313,13 +313,9 @@ class RNNConfig(PreTrainedConfig):
         if not self.input_matrix and len(set(self.widths)) > 1:
             what = f"without an input matrix E = {self.widths[0]} must be H = {self.hidden_size} in every layer"
             raise SpecError(what, "leave E and H equal; projected:E gives the table another width")
-        places = ("embedding", "input", "layer", "recurrent", "output", "weight")
-        for name in (f"{place}_dropout" for place in places):
-            if not 0 <= getattr(self, name) < 1:
-                raise SpecError(f"{name} = {getattr(self, name)}", "give the share that is dropped, 0 or more, below 1")
-        for name in ("ar", "tar", "table_range"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise SpecError(f"{name} = {getattr(self, name)}", "give a number, 0 or more")
+        dropped = "embedding_dropout input_dropout layer_dropout recurrent_dropout output_dropout weight_dropout"
+        require(self, dropped, lambda x: 0 <= x < 1, "give the share that is dropped, 0 or more, below 1", SpecError)
+        require(self, "ar tar table_range", lambda x: 0 <= x < float("inf"), "give a number, 0 or more", SpecError)
 
     @property
     def outputs(self) -> int:

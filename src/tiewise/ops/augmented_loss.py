@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
-from tiewise.ops.chunked import accumulator
-from tiewise.ops.cross_entropy import check_problem, check_range, fused_loss
+from tiewise.ops.chunked import accumulator, check_problem, check_range, chunk_logits, into_gradients
+from tiewise.ops.cross_entropy import fused_loss
 from tiewise.ops.fast_products import own_products
 
 _BUFFERS = 6  # of [chunk, V] that are alive at once
+_PLAIN = LossOptions()
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _sweep(
     """Loss of each token [N], and the gradients of Σ scale_i · loss_i (scale [] or [N]; None: all 1)."""
     features, weight, table, bias, targets = tensors
     wide = accumulator(kind)
-    each = torch.zeros(len(targets), dtype=wide, device=features.device)
+    each = features.new_empty(len(targets), dtype=wide)
     by_features, by_weight, by_table, by_bias = found = [
         torch.zeros_like(x, dtype=wide) if want else None for x, want in zip(tensors[:4], wanted, strict=False)
     ]
@@ -111,8 +112,7 @@ def _sweep(
             t, on = targets[part].where(valid, 0), valid.to(wide)
             if scale is not None:
                 on *= scale[part] if scale.dim() else scale
-            z = (h @ weight.T).to(wide)
-            z = z if bias is None else z + bias.to(wide)
+            z = chunk_logits(h, weight, bias, _PLAIN, each.new_empty(len(h), len(weight)))
             loss, slope = z.new_zeros(len(z)), torch.zeros_like(z)  # slope: ∂loss_i / ∂z_j
             if o.hard:
                 log_p = torch.log_softmax(z, 1)
@@ -135,11 +135,5 @@ def _sweep(
                     by_table.add_(by_word.T @ u)
                     by_table.index_add_(0, words, (by_word @ table).to(wide))
             each[part] = loss.masked_fill_(~valid, 0)
-            narrow = slope.mul_(on[:, None]).to(kind)
-            if by_features is not None:
-                by_features[part] = (narrow @ weight).to(wide)
-            if by_weight is not None:
-                by_weight.add_(narrow.T @ h)
-            if by_bias is not None:
-                by_bias.add_(slope.sum(0))
+            into_gradients((by_features, by_weight, by_bias), part, slope, on, h, weight, 1.0, onto=True)
     return each, found

@@ -22,13 +22,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.core.backends import LossOptions, chunk_rows
+from tiewise.core.backends import LossOptions, check_loss, chunk_rows
+from tiewise.core.errors import UnsupportedError
 from tiewise.ops.fast_products import own_products
 from tiewise.ops.vocabulary_shard import VocabularyShard
 
 CACHED = 131_072  # logits of a thread's rows that are worked on at a time: half a megabyte
 WIDENED = 4_000_000  # numbers of a narrow table that are fp32 at a time: 16 MB
 SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends near 1e-38
+
+
+def check_problem(
+    features: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    o: LossOptions,
+    shard: VocabularyShard | None = None,
+) -> None:
+    """Refuse shapes that do not meet and options out of range; raises as `linear_cross_entropy`."""
+    for name, given in (("features", features), ("weight", weight), ("targets", targets)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} must be a tensor, not a {type(given).__name__}")
+    if torch.is_floating_point(targets):
+        fix = "pass class indices, or compute the logits and use torch.nn.functional.cross_entropy"
+        raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
+    if shard is not None:
+        o = shard.own_options(weight, o)
+    check_loss(features, weight, targets, bias, o, torch.is_floating_point)
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        fix = "compute the logits there, or use tiewise.ops.cross_entropy.oracle"
+        raise UnsupportedError("linear_cross_entropy inside a torch.func transform", fix)
+
+
+def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
+    """Refuse targets outside [0, vocab) with an IndexError; looked at on a CPU only."""
+    if targets.device.type != "cpu" or not targets.numel():
+        return
+    low, high = targets.aminmax()
+    if low >= 0 and high < vocab:  # which spares what follows
+        return
+    outside = targets[((targets < 0) | (targets >= vocab)) & (targets != ignore_index)]
+    if outside.numel():
+        raise IndexError(f"target {int(outside[0])} is outside the vocabulary of {vocab} (ignore_index={ignore_index})")
 
 
 def compute_dtype(features: Tensor, weight: Tensor) -> torch.dtype:

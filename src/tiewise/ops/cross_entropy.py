@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.core.backends import LossOptions, check_loss
+from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops import chunked
-from tiewise.ops.chunked import accumulator, compute_dtype
+from tiewise.ops.chunked import accumulator, check_problem, check_range, compute_dtype
 from tiewise.ops.gpu_kernels import maintained
 from tiewise.ops.native_loss import sweep
 from tiewise.ops.vocabulary_shard import VocabularyShard
@@ -129,29 +129,6 @@ def oracle(
     return each.sum() / weight_sum.where(weight_sum > 0, 1) if o.reduction == "mean" else each.sum()
 
 
-def check_problem(
-    features: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    o: LossOptions,
-    shard: VocabularyShard | None = None,
-) -> None:
-    """Refuse shapes that do not meet and options out of range; raises as `linear_cross_entropy`."""
-    for name, given in (("features", features), ("weight", weight), ("targets", targets)):
-        if not isinstance(given, Tensor):
-            raise TypeError(f"{name} must be a tensor, not a {type(given).__name__}")
-    if torch.is_floating_point(targets):
-        fix = "pass class indices, or compute the logits and use torch.nn.functional.cross_entropy"
-        raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
-    if shard is not None:
-        o = shard.own_options(weight, o)
-    check_loss(features, weight, targets, bias, o, torch.is_floating_point)
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        fix = "compute the logits there, or use tiewise.ops.cross_entropy.oracle"
-        raise UnsupportedError("linear_cross_entropy inside a torch.func transform", fix)
-
-
 def _check_into(into: Any, weight: Tensor, kind: torch.dtype, o: LossOptions) -> None:
     """Refuse what the gradient of weight cannot be added to, and where it would be added wrongly."""
     wide = accumulator(kind)
@@ -168,18 +145,6 @@ def _check_into(into: Any, weight: Tensor, kind: torch.dtype, o: LossOptions) ->
     }
     for where in (where for where, so in lacks.items() if so):
         raise UnsupportedError(f"linear_cross_entropy(into=…) {where}", "leave into out, and autograd has the gradient")
-
-
-def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
-    """Refuse targets outside [0, vocab) with an IndexError; looked at on a CPU only."""
-    if targets.device.type != "cpu" or not targets.numel():
-        return
-    low, high = targets.aminmax()
-    if low >= 0 and high < vocab:  # which spares what follows
-        return
-    outside = targets[((targets < 0) | (targets >= vocab)) & (targets != ignore_index)]
-    if outside.numel():
-        raise IndexError(f"target {int(outside[0])} is outside the vocabulary of {vocab} (ignore_index={ignore_index})")
 
 
 # how it is differentiated

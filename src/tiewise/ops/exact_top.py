@@ -97,9 +97,7 @@ class ExactTop:
             self.rests[part] = rest.float().nextafter(torch.tensor(math.inf))  # the smallest numbers round by halves
             longest = max(longest, float(torch.linalg.vector_norm(q, dim=1).max()))
         self.longest = longest * (1 + INFLATED)  # no less than any ‖q‖
-        self.largest = float(
-            (self.steps.double() * self.longest + self.rests).max()
-        )  # nor this than any ‖W‖; nan of a nan
+        self.largest = float((self.steps.double() * self.longest + self.rests).max())  # no less than any ‖W‖
 
     def argmax(self, hidden: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """Tokens [...] of the largest logits of hidden states [..., E]; arguments as for `top`."""

@@ -89,8 +89,11 @@ def _load() -> tuple[Any, int, Path | str]:
         return None, 0, str(error)
     why = f"not built for this machine, torch {torch.__version__} and this tiewise; run `tiewise kernels build`"
     for path in built:
-        why = _untrusted(path) or ("" if _whole(path) else f"{path} is damaged; run `tiewise kernels build`")
-        if why:
+        if why := _untrusted(path):
+            continue
+        data = path.read_bytes()
+        if hashlib.sha256(data[:-DIGEST]).digest() != data[-DIGEST:]:  # of a truncated one the process would die
+            why = f"{path} is damaged; run `tiewise kernels build`"
             continue
         found = torch.ops.tiewise_kernels
         try:
@@ -166,17 +169,8 @@ def processor() -> frozenset[str]:
 
 def _key() -> str:
     """What a library is made from and for, but for the compiler, which a machine may lack that has the library."""
-    parts = [
-        SOURCE.read_bytes(),
-        *(part.encode() for part in (*OPTIONS, STABLE, torch.__version__, *sorted(processor()))),
-    ]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
-
-
-def _whole(path: Path) -> bool:
-    """Whether a file is as it was written: the linker would map a truncated one, and the process would die of it."""
-    data = path.read_bytes()
-    return hashlib.sha256(data[:-DIGEST]).digest() == data[-DIGEST:]
+    parts = "\0".join((*OPTIONS, STABLE, torch.__version__, *sorted(processor())))
+    return hashlib.sha256(SOURCE.read_bytes() + b"\0" + parts.encode()).hexdigest()[:24]
 
 
 def _untrusted(path: Path) -> str:

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.core.errors import UnsupportedError
+from tiewise.ops import chunked
 from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, gradient_buffers, into_gradients
-from tiewise.ops.cross_entropy import check_problem, check_range
 from tiewise.ops.fast_products import own_products
 from tiewise.ops.native_loss import kernel
 from tiewise.ops.vocabulary_shard import LOWEST, VocabularyShard, beyond, gathered, summed_gradient
@@ -111,20 +111,18 @@ def vocabulary_statistics(
     tempered = at_temperature(o, temperature)
     shape = features.shape[:-1] if isinstance(features, Tensor) else ()
     stand_in = torch.empty(shape, dtype=torch.long, device="meta") if targets is None else targets
-    check_problem(features, weight, stand_in, bias, o, shard)
+    chunked.check_problem(features, weight, stand_in, bias, o, shard)
     flat, t = features.reshape(-1, features.shape[-1]), None if targets is None else targets.reshape(-1)
     if t is not None and not torch.compiler.is_compiling():
-        check_range(t, len(weight) if shard is None else shard.total, o.ignore_index)
+        chunked.check_range(t, len(weight) if shard is None else shard.total, o.ignore_index)
     o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
     if shard is not None:
         log_prob, lse, spread = _over_ranks(shard, flat, weight, bias, t, entropy, o)
-        of_target = None if t is None else log_prob.view(shape)
-        return VocabularyStatistics(of_target, lse.view(shape), spread.view(shape) if entropy else None)
-    how = (compute_dtype(flat, weight), *(getattr(o, name) for name in _FIELDS))
-    log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
-    return VocabularyStatistics(
-        None if t is None else log_prob.view(shape), lse.view(shape), spread.view(shape) if entropy else None
-    )
+    else:
+        how = (compute_dtype(flat, weight), *(getattr(o, name) for name in _FIELDS))
+        log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
+    of_target = None if t is None else log_prob.view(shape)
+    return VocabularyStatistics(of_target, lse.view(shape), spread.view(shape) if entropy else None)
 
 
 def _over_ranks(

@@ -158,29 +158,15 @@ def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: 
     return sorted(others, key=distance)[:count]
 
 
-@dataclass(frozen=True)
-class TyingBySize:
-    """How well 'below a size they tie, above they do not' describes the rows."""
+def tying_by_size(threshold: float) -> dict[str, float]:
+    """Count the rows on both sides of `threshold` parameters whose size and tying are known.
 
-    threshold: float
-    below_tied: int
-    below_untied: int
-    above_tied: int
-    above_untied: int
-
-    @property
-    def right(self) -> float:
-        """Share of the models that the rule gets right."""
-        good = self.below_tied + self.above_untied
-        return good / (good + self.below_untied + self.above_tied)
-
-
-def tying_by_size(threshold: float) -> TyingBySize:
-    """Count the rows on both sides of `threshold` parameters whose size and tying are known."""
-    rows = [model for model in models() if model.size is not None and model.tied is not None]
-    known = [((model.size or 0) < threshold, model.tied) for model in rows]
-    cells = [known.count((below, tied)) for below in (True, False) for tied in (True, False)]
-    return TyingBySize(threshold, *cells)
+    `right` is the share that the rule gets right by which smaller ones tie and larger ones do not.
+    """
+    known = [(model.size < threshold, model.tied) for model in models() if model.size and model.tied is not None]
+    names = {"below_tied": (True, True), "below_untied": (True, False), "above_tied": (False, True)}
+    found = {name: known.count(what) for name, what in (names | {"above_untied": (False, False)}).items()}
+    return found | {"right": (found["below_tied"] + found["above_untied"]) / len(known)}
 
 
 def _plain(name: str) -> str:

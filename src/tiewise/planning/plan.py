@@ -21,6 +21,7 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget, thresholds
 from tiewise.planning.costs import DTYPES, Setting, all_costs
+from tiewise.planning.evidence import near
 from tiewise.planning.plan_rows import as_text, remarks
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
@@ -46,6 +47,7 @@ class Plan:
         """
         a, ends = self.architecture, self.architecture.ends
         untied = budget(a, BoundarySpec("untied"), SharingSpec())
+        size = {"width": a.width, "layers": a.layers, "vocab": ends.vocab}
         of_all = self.setting.tokens * DTYPES[self.setting.dtype]
         found = {
             "model": {
@@ -76,6 +78,7 @@ class Plan:
                 model.record()
                 for model in catalogue.neighbours(ends.vocab, a.width, a.layers or None, but=(self.name,))
             ],
+            "atlas": near({name: n for name, n in size.items() if n}) if ends.head else None,
         }
         return {**found, "notes": remarks(found)}
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from tiewise.core.errors import PlanError
 from tiewise.core.files import size
-from tiewise.core.found import NONE, count, plain, signed
+from tiewise.core.found import NONE, Listing, Quantity, count, plain, signed
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import find
+from tiewise.planning.evidence import in_words
 
 Record = Mapping[str, Any]
 OPTIMIZERS = {
@@ -24,6 +25,8 @@ OPTIMIZERS = {
     "adamw-bf16-master": "AdamW, bf16, fp32 master",
 }
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
+NATS = "nats per token"
+EVIDENCE_HEADER = ["tokens of text", "times seen", "tied − untied, nats/token [95 %]", "tying is", "seeds"]
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
@@ -128,11 +131,15 @@ def component(name: str) -> str:
 
 def operations(value: float) -> str:
     """15.5 GFLOP."""
-    for unit in ("", "k", "M", "G", "T"):
-        if value < 999.5:
-            return f"{value:.3g} {unit}FLOP"
-        value /= 1000
-    return f"{value:,.3g} PFLOP"
+    return scaled(value, ("", "k", "M", "G", "T", "P")) + "FLOP"
+
+
+def scaled(value: float, units: Sequence[str]) -> str:
+    """Three digits and the unit, each of which is a thousand of the one before: 7.24 B."""
+    place = 0
+    while abs(value) >= 999.5 and place < len(units) - 1:
+        value, place = value / 1000, place + 1
+    return f"{value:,.3g} {units[place]}"
 
 
 def subject(record: Record) -> str:
@@ -145,9 +152,11 @@ def subject(record: Record) -> str:
     return f"{name}: V {m['vocab']:,}, D {m['width']:,}{narrow}, L {m['layers'] or NONE}; as it is {own}{shares}"
 
 
-def thresholds(record: Record) -> list[list[str]]:
-    """(what, its value, its formula) of every threshold; `scale` says what the formulas stand on."""
-    return [
+def lookups(record: Record) -> list[Listing]:
+    """Tables below the choices: thresholds, the nearest models of the catalogue, and the nearest of the atlas."""
+    m, body = record["model"], record["thresholds"][0]["formula"].rpartition(", ")[2]
+    scale = f"V/d = {m['vocab'] / m['table_width']:,.4g}, {body}, B all but the tables"
+    thresholds = [
         [
             row["name"].replace("%", " %").replace("still ", ""),
             f"{row['value']:,.0f}" if row["value"] == int(row["value"]) else f"{row['value']:,.4g}",
@@ -155,12 +164,22 @@ def thresholds(record: Record) -> list[list[str]]:
         ]
         for row in record["thresholds"]
     ]
-
-
-def scale(record: Record) -> str:
-    """Return V/d and the body's parameters per d²."""
-    m, body = record["model"], record["thresholds"][0]["formula"].rpartition(", ")[2]
-    return f"V/d = {m['vocab'] / m['table_width']:,.4g}, {body} with B the parameters beside the tables"
+    trained = [
+        [
+            count(row["tokens"]),
+            f"{row['seen'] / row['tokens']:.2g}",
+            str(Quantity("", row["difference"], row["low"], row["high"], unit=NATS)),
+            {-1: "better", 0: NONE, 1: "worse"}[row["sign"]],
+            str(row["seeds"]),
+        ]
+        for row in (record["atlas"] or {"rows": ()})["rows"]
+    ]
+    found = [
+        Listing("Thresholds", [scale, "value", "formula"], thresholds),
+        Listing("Nearest in V, D and L", NEIGHBOUR_HEADER, neighbours(record)),
+        Listing("Nearest comparisons of the atlas", EVIDENCE_HEADER, trained),
+    ]
+    return [listing for listing in found if listing.rows]
 
 
 def nearest(record: Record) -> str:
@@ -184,6 +203,29 @@ def neighbours(record: Record) -> list[list[str]]:
         ]
         for model in record["neighbours"]
     ]
+
+
+def evidence(record: Record) -> str:
+    """Say whether the atlas speaks of this size, and what tying did at the nearest; "" where nothing can be tied."""
+    if (atlas := record["atlas"]) is None:
+        return ""
+    own = (
+        f"has {in_words(atlas['beyond'])} of the atlas" if atlas["beyond"] else "is not enclosed by those of the atlas"
+    )
+    no = f"No evidence of what tying does to the loss: this model {own}"
+    row = atlas["rows"][0]
+    nearest = f"At the nearest, width {row['width']:,}, {row['layers']} layers and V {row['vocab']:,}"
+    ends = " and ".join(map(_gained, {row["tokens"]: row for row in (row, atlas["rows"][-1])}.values()))
+    said = "The atlas trained models around this size" if atlas["within"] else no
+    return f"{said}. {nearest}, tying {ends} tokens of text."
+
+
+def _gained(row: Record) -> str:
+    """Gained 0.02 [0.01, 0.03] nats per token with 25,000."""
+    low, value, high = sorted(abs(row[name]) for name in ("low", "difference", "high"))  # of a sign that is detected
+    by = f"{Quantity('', value, low, high, unit=NATS)} {NATS}"
+    words = {-1: f"gained {by}", 0: "made no difference that was detected", 1: f"lost {by}"}
+    return f"{words[row['sign']]} with {count(row['tokens'])}"
 
 
 def remarks(record: Record) -> list[str]:
@@ -227,4 +269,4 @@ def as_text(record: Record) -> str:
     for name, *cells in table:
         padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         lines.append("  ".join([f"  {name:<{widths[0]}}", *padded]) if cells else name)
-    return "\n".join([*lines, ".record() gives everything as JSON takes it"])
+    return "\n".join([*lines, *filter(None, [evidence(record)]), ".record() gives everything as JSON takes it"])

@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import Found, Listing, Quantity, plain
+from tiewise.core.found import Found, Listing, Quantity, plain, signed
 from tiewise.report import papers
 from tiewise.report.faces import ABREAST, rich_table, summary
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult
@@ -54,6 +54,17 @@ def verdict(comparison: Comparison) -> str:
     }
     parts = [words[what].format(", ".join(arms)) for what, arms in said.items() if arms]
     return f"Against {comparison.reference}: {'; '.join(parts)}." if parts else comparison.finding
+
+
+def surprised(comparison: Comparison) -> str:
+    """Say whether the atlas expected the difference of tied and untied; nothing of a run without one."""
+    if (e := comparison.expectation) is None:
+        return ""
+    if e.why:
+        return f"{e.verdict.capitalize()} from the atlas: {e.why}."
+    spread = f"tied − untied between {signed(e.low)} and {signed(e.high)} {NATS}, this run found {signed(e.found)}"
+    scored = f"Of its {e.settings} settings, {e.held} lie within such an interval when the others predict them."
+    return f"{e.verdict.capitalize()}: the atlas expected {spread}. {scored}"
 
 
 def found(comparison: Comparison) -> dict[str, Found]:
@@ -148,7 +159,8 @@ def comparison_view(comparison: Comparison) -> Group:
     turned = [rich_table([*zip(table.header, *group, strict=True)], justified=True) for group in groups]
     finding = f"{comparison.finding}\n({DEMO})" if comparison.demo else comparison.finding
     published = (paper_view(*beside) for beside in beside_papers(comparison).values())
-    return Group(Text(verdict(comparison), "bold"), *turned, Text(finding), *published)
+    said = [Text(one) for one in (finding, surprised(comparison)) if one]
+    return Group(Text(verdict(comparison), "bold"), *turned, *said, *published)
 
 
 def paper_view(lines: Sequence[str], listing: Listing) -> Group:

@@ -37,6 +37,7 @@ from tiewise.report.comparison_found import (
     difference,
     found,
     results,
+    surprised,
     verdict,
 )
 from tiewise.report.figures import dots, heat, lines, stacked, styles
@@ -97,7 +98,7 @@ def render(comparison: Comparison) -> str:
         title=f"{arms}: tiewise comparison",
         subject=f"{arms} · {seeds} seed{'' if seeds == 1 else 's'}",
         heading="What was found",
-        answer=[verdict(comparison)],
+        answer=[*filter(None, (verdict(comparison), surprised(comparison)))],
         results=PageSection("Results", paired_differences(comparison), tables=first, notes=notes),
         sections=[
             *(PageSection(t, said=said, tables=[table]) for t, (said, table) in beside_papers(comparison).items()),

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tiewise.core.found import NEITHER, NONE, ONE, TWO, Found, Listing, plain
-from tiewise.inspection.inspection import SECTIONS, Inspection, SectionFound, TieOrNot, measure
+from tiewise.inspection.bench import SECTIONS
+from tiewise.inspection.inspection import Inspection, SectionFound, TieOrNot, measure
 
 TITLE = "Tie or not?"
 MORE = "--full prints the tables, --out DIR writes them with figures as a page."

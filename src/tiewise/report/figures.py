@@ -334,16 +334,11 @@ def heat(grid: Grid) -> Panel:
         )
     )
     ticks = {"showgrid": False, "zeroline": False, "tickfont": {"size": 11}}
+    angle = 0 if grid.texts else -60
     bar = {"orientation": "h", "thickness": 8, "len": 0.7, "y": 1.01, "yanchor": "bottom", "title": ""}
     finish(figure, f"{grid.name}{grid.of and f': {grid.of}'}", None).update_layout(
         height=min(430, 190 + 44 * len(labels)) if grid.texts else 430,
-        xaxis={
-            **ticks,
-            "title": column_axis,
-            "tickangle": 0 if grid.texts else -60,
-            "tickvals": across,
-            "ticktext": columns,
-        },
+        xaxis={**ticks, "title": column_axis, "tickangle": angle, "tickvals": across, "ticktext": columns},
         yaxis={**ticks, "title": row_axis, "autorange": "reversed", "tickvals": down, "ticktext": labels},
         coloraxis={"cmin": -grid.top, "cmax": grid.top, "colorbar": bar},
     )
@@ -406,7 +401,7 @@ def inspection_page(inspection: Inspection, command: str) -> str:
         heading=faces.TITLE,
         answer=[faces.verdict(evidence)],
         results=PageSection(
-            "What can decide", tables=[decisive], folded=[faces.evidence(evidence)] if decisive.rows else []
+            "What can decide", tables=[decisive], folded=[faces.evidence(evidence)] * bool(decisive.rows)
         ),
         sections=[*sections, PageSection("Not measured", notes=faces.absent(inspection.sections))],
         command=command,

@@ -42,10 +42,9 @@ def table_5() -> Mapping[str, Mapping[str, float]]:
 
 
 def objectives(comparisons: Sequence[Comparison]) -> dict[str, Found]:
-    """What models pretrained on each objective judge right, as nsp and as sop, here and in the paper.
+    """What the first arms of ALBERTs' comparisons, one for each objective, judge right as nsp and sop.
 
-    Args:
-        comparisons: of ALBERTs, one for each objective (`--set objective=…`); the first arm of each is judged.
+    The paper's figures stand beside them.
 
     Raises:
         RunError: one that is no ALBERT's, or an objective given twice.

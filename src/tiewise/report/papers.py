@@ -38,11 +38,8 @@ def beside_figures(
 ) -> Beside:
     """Published and reproduced figures of a recurrent recipe beside a run's own.
 
-    Args:
-        recipe: its name.
-        changed: settings other than the recipe's, as `name=value`.
-        own: arm → test perplexity of each seed.
-        data: facts of the prepared text.
+    `changed` are settings other than the recipe's, as `name=value`, `own` the test perplexities of each arm's seeds,
+    `data` facts of the prepared text.
     """
     words, vocab = data["splits"]["train"]["tokens"], data["tokenizer"]["vocab"]
     text = next((name for name, counts in TEXTS.items() if counts == (words, vocab)), None)
@@ -76,8 +73,8 @@ def beside_figures(
     if unsure:
         named = ", ".join(f"{arm} {plain(r.value, 2)} ({text_of(r)})" for arm, r in unsure)
         said = [
-            f"Published for models of this size: {named}, by {sources}. Parts of that setting are unknown "
-            f"to us (see the recipe {recipe}), so this run is no repetition of it."
+            f"Published for models of this size: {named}, by {sources}. Parts of that setting are "
+            f"unknown (see the recipe {recipe}): this run is no repetition."
         ]
     elif not known:
         said = [f"No published figure is known for {' with '.join(filter(None, [recipe, ', '.join(changed)]))}."]

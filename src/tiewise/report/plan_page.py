@@ -64,12 +64,8 @@ def render(plan: Plan, command: str) -> str:
         fewer = f", {plain(100 * choice['saved_share'], 1)} % fewer than untied with nothing shared"
         total = f"{name}: {count(choice['parameters']['total'])} parameters"
         answer.append(f"{total}{fewer if choice['saved'] > 0 else ''}.")
-    threshold = [f"threshold; {plan_rows.scale(record)}", "value", "formula"]
-    tables = [
-        Listing("Costs by choice", ["", *names], plan_rows.rows(record)),
-        Listing("Thresholds", threshold, plan_rows.thresholds(record)),
-        Listing("Nearest in V, D and L", plan_rows.NEIGHBOUR_HEADER, plan_rows.neighbours(record)),
-    ]
+    answer += filter(None, [plan_rows.evidence(record)])
+    tables = [Listing("Costs by choice", ["", *names], plan_rows.rows(record)), *plan_rows.lookups(record)]
     is_published = (a.family, a.width, a.layers) in PRESETS.values()
     return Sheet(
         command_name="plan",

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.core.found import NONE, plain
+from tiewise.core.found import NONE, Listing, plain
 from tiewise.planning import plan_rows
 from tiewise.planning.catalogue import BETTER, Model
-from tiewise.planning.plan_rows import NEIGHBOUR_HEADER, Record
+from tiewise.planning.plan_rows import Record
 
 WIDEST = 24  # letters of a choice's column
 SOURCE = 19  # letters of a source
@@ -43,21 +43,22 @@ def _parts(record: Record, width: int) -> Iterator[RenderableType]:
             table.add_row(label, *map(Text, cells[part]), style="bold" if name == "total" else "")
         table.add_row("")
         yield table
-    yield Text(f"Thresholds: {plan_rows.scale(record)}", style="bold")
-    yield _looked_up(["", "", ""], plan_rows.thresholds(record), right=(1,), dim=(2,))
-    yield Text("Nearest in V, D and L", style="bold")
-    yield _looked_up(NEIGHBOUR_HEADER, plan_rows.neighbours(record), right=(1, 2, 3, 4))
+    for listing in plan_rows.lookups(record):
+        yield Text(listing.name, style="bold")
+        if listing.header is plan_rows.EVIDENCE_HEADER:
+            yield Text(plan_rows.evidence(record))
+        yield _looked_up(listing)
     for remark in (*record["notes"], BETTER):
         yield Text(f"· {remark}", style="dim")
 
 
-def _looked_up(header: list[str], rows: list[list[str]], right: Sequence[int], dim: Sequence[int] = ()) -> Table:
-    """A table without lines, indented, with some columns right-aligned or dim."""
-    table = Table(box=None, show_header=any(header), pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for place, name in enumerate(header):
-        style = "dim" if place in dim else ""
-        table.add_column(name if place else f"  {name}", justify="right" if place in right else "left", style=style)
-    for name, *cells in rows:
+def _looked_up(listing: Listing) -> Table:
+    """A table without lines, indented, columns of numbers to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for place, name in enumerate(listing.header):
+        number = all(row[place][:1] in "0123456789−–" for row in listing.rows)
+        table.add_column(name if place else f"  {name}", justify="right" if number and place else "left")
+    for name, *cells in listing.rows:
         table.add_row(Text(f"  {name}"), *map(Text, cells))
     table.add_row("")
     return table
@@ -95,10 +96,4 @@ def models_table(found: Sequence[Model], width: int) -> Table:
 
 def short(count: float | None) -> str:
     """7.24 B, 494 M: three digits, B for billions; a dash where it is not known."""
-    if count is None:
-        return NONE
-    for unit in ("", " k", " M", " B"):
-        if abs(count) < 999.5:
-            return f"{count:.0f}{unit}" if count >= 100 or not unit else f"{count:.3g}{unit}"
-        count /= 1000
-    return f"{count:.3g} T"
+    return NONE if count is None else plan_rows.scaled(count, ("", "k", "M", "B", "T")).rstrip()

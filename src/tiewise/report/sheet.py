@@ -26,7 +26,7 @@ from tiewise.core.found import Listing
 
 SENTENCE = 24  # characters of a cell from which on its column is read as sentences
 MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # of a figure: room for a title above a legend
-FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+FONT = "system-ui, sans-serif"
 
 
 def _look(ink: str, quiet: str, grid: str, paper: str, diverging: tuple[str, str, str]) -> go.layout.Template:
@@ -155,13 +155,8 @@ class Sheet:
 
 @cache
 def _template() -> Template:
-    made = Environment(
-        loader=PackageLoader("tiewise.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = PackageLoader("tiewise.report")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters["unbroken"] = lambda line: line.replace(" %", "\N{NO-BREAK SPACE}%")
     return made.get_template("report.html")
 

@@ -17,9 +17,9 @@ from rich.console import Group
 from rich.text import Text
 
 from tiewise.atlas.study import Study, SweepRow
-from tiewise.atlas.surface import Surface, fit, leave_one_out, regret
 from tiewise.core.files import write_result
 from tiewise.core.found import Curve, Grid, Listing, Quantity, count, plain, signed
+from tiewise.planning.surface import Surface, fit, leave_one_out, scored
 from tiewise.report.comparison_found import DEMO, NATS, difference
 from tiewise.report.faces import rich_table
 from tiewise.report.figures import heat, lines, styles
@@ -199,16 +199,6 @@ def fitted(study: Study) -> Iterator[PageSection]:
         surface, out = fit(points, values, errors, seeds), leave_one_out(points, values, errors, seeds)
         if surface is None or not out:
             continue  # too few settings: nothing is said of others
-        held = [one.low <= value <= one.high for (one, _), value in zip(out, values, strict=True)]
-        chosen = ([one.value for one, _ in out], -np.ones(len(out)), np.ones(len(out)))
-        lost = [f"{plain(regret(values, signs))} {NATS}" for signs in chosen]
-        inside = [hit for hit, (_, within) in zip(held, out, strict=True) if within]
-        sentences = [
-            f"Each setting was predicted from the others: {sum(held)} of {len(held)} lie within their 95 % interval, "
-            f"{sum(inside)} of the {len(inside)} that the others enclose.",
-            f"To choose by the prediction loses {lost[0]} against the better choice, always {rows[0].arm} {lost[1]}, "
-            f"never {lost[2]}.",
-        ]
         listing = [
             [row.cell, str(difference(row.heldout)), str(Quantity.of_estimate("", one, unit=NATS, digits=4)),
              "" if within else "beyond the others: no evidence"]
@@ -216,7 +206,12 @@ def fitted(study: Study) -> Iterator[PageSection]:
         ]  # fmt: skip
         left_out = Listing("Settings left out", ["setting", "measured", "predicted by the others", ""], listing)
         grid = predictions(surface, axes) if len(axes) > 1 else None
-        yield PageSection(f"Surface: {name}", [heat(grid)] if grid else [], said=sentences, folded=[left_out])
+        yield PageSection(
+            f"Surface: {name}",
+            [heat(grid)] if grid else [],
+            said=scored(values, out).said(rows[0].arm),
+            folded=[left_out],
+        )
 
 
 def predictions(surface: Surface, axes: Sequence[str]) -> Grid:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.adapter import DELTA, WRAPPED, AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import ends_with, family_type, number
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rule import describe, names
 from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded
@@ -41,7 +41,6 @@ INITIAL = ("True", "False", "None", "gaussian", "eva", "orthogonal")  # ways to 
 LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
 WHOLE = {f"{wrap}{kind}" for wrap in ("", WRAPPED) for kind in ("weight", "bias")}
 KNOWN = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *WHOLE}
-WORDS = "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt"
 PLAIN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")  # no groups, one repetition: never slow
 
 
@@ -130,7 +129,7 @@ def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False)
         inner = right @ hidden_vectors(head.shape[1]).T
         largest = max(np.abs(left[at : at + 4096] @ inner).max() for at in range(0, len(left), 4096))
         notes.append(f"predicted from B·A alone: the largest change of a logit is {largest:.3g}")
-    own_files = (name for name in (*WORDS.split(), *PIECES, "chat_template.jinja") if folder.has(name))
+    own_files = filter(folder.has, TOKENIZER_FILES)
     files = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in own_files}
     notes += [f"taken from the adapter: {names(files)}"] if files else []
     return replace(change, put=(*change.put, *body), texts=files, notes=tuple(notes))

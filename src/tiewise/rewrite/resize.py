@@ -145,17 +145,7 @@ def resize(
         first = max(0, min(before, count) - part.rows) if repeats_first else 0
         write = partial(_pieces, part, used if rows == DRAWN else None, count, seed, first)
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
-    # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that of
-    # the vocabulary's level
-    leaves = list(leaves_of(facts.config))
-    paths = [p for p, n in leaves if n == before and p.endswith("vocab_size") and not p.endswith("type_vocab_size")]
-    level = facts.text.level if facts.text.level in facts.levels else ""
-    if not paths and facts.folder.config is not None:
-        paths = [f"{level}.vocab_size".lstrip(".")]
-    if any(other.role == PER_LAYER for other in facts.roles.others) and facts.folder.config is not None:
-        said = [path for path, _ in leaves if path.endswith(PER_LAYER_SIZE)]
-        paths += said or [f"{level}.{PER_LAYER_SIZE}".lstrip(".")]
-    return Change(KEPT, put=tuple(put), config=dict.fromkeys(paths, count), notes=(*notes, *left_to_do))
+    return Change(KEPT, put=tuple(put), config=sizes_of(facts, before, count), notes=(*notes, *left_to_do))
 
 
 def parts_of_tokens(
@@ -179,6 +169,20 @@ def shape_of_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
     """Return the shape that one of `parts_of_tokens` is stored in with so many rows: a bias may be [1, V]."""
     stored = facts.folder.tensors[part.name].shape
     return (*stored[:-1], count) if part.shape != stored or len(stored) == 1 else (count, *stored[1:])
+
+
+def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
+    """Return the config's entries that give the number of rows, now `count`: those that said `before`, else a new one.
+
+    A table of layers may have had fewer rows. A type is one of BERT's segments.
+    """
+    level, found = facts.text.level if facts.text.level in facts.levels else "", dict[str, int]()
+    per_layer = any(other.role == PER_LAYER for other in facts.roles.others)
+    for key in ("vocab_size", PER_LAYER_SIZE)[: 1 + per_layer] if facts.folder.config is not None else ():
+        paths = [p for p, n in leaves_of(facts.config) if p.endswith(key) and (n == before or key == PER_LAYER_SIZE)]
+        paths = [path for path in paths if not path.endswith("type_vocab_size")]
+        found |= dict.fromkeys(paths or [f"{level}.{key}".lstrip(".")], count)
+    return found
 
 
 def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:

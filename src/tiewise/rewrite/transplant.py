@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder
+from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
@@ -35,13 +35,9 @@ from tiewise.rewrite.change import Change, NewTensor, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
 from tiewise.rewrite.matching_pursuit import pursue
-from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows, still_to_do
+from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows, sizes_of, still_to_do
 
 GENERATION = "generation_config.json"
-FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("vocab.json", "merges.txt", "vocab.txt", *PIECES),
-)
 AT_ONCE = 256  # rows that are made at a time
 
 
@@ -111,7 +107,7 @@ def transplant(
 
     becomes = {int(row): number for number, row in reversed(list(enumerate(recipe.copied))) if row >= 0}
     config = renamed(facts.config, new, becomes)
-    files = {name: read_whole(inside(given.path, name), MOST_BYTES) for name in filter(given.has, FILES)}
+    files = {name: read_whole(inside(given.path, name), MOST_BYTES) for name in filter(given.has, TOKENIZER_FILES)}
     lost = {path for path, value in config.items() if value is None}
     if isinstance(facts.generation, dict) and facts.generation:
         ids = renamed(facts.generation, new, becomes)
@@ -120,9 +116,8 @@ def transplant(
         lost |= {path for path, value in ids.items() if value is None}
     if lost:
         notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
-    sizes = [p for p, n in leaves_of(facts.config) if n == before and "vocab_size" in p and "type_vocab" not in p]
-    config |= dict.fromkeys(sizes or (["vocab_size"] if facts.folder.config is not None else []), new.rows)
-    left = frozenset(filter(facts.folder.has, FILES)) - files.keys()
+    config |= sizes_of(facts, before, new.rows)
+    left = frozenset(filter(facts.folder.has, TOKENIZER_FILES)) - files.keys()
     return Change(KEPT, put=tuple(put), config=config, texts=files, leave=left, notes=(*notes, *others))
 
 

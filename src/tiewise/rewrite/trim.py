@@ -23,13 +23,12 @@ from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, is_id, json_object, open_folder
 from tiewise.checkpoint.stored import Reader, Stored
-from tiewise.checkpoint.token_tables import PER_LAYER
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, NewTensor, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
-from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows
+from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows, sizes_of
 from tiewise.rewrite.text_tokens import encoded, loaded
 from tiewise.rewrite.trim_tokenizer import Noted, TokenizerFile
 
@@ -136,13 +135,7 @@ def trim(
         except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
             what = f"{file}: new ids cannot be written into it ({short(error)})"
             raise CheckpointError(what, "take the file away, and write it again by hand") from None
-    config = _config_changes(records[CONFIG], new)
-    level = facts.text.level if facts.text.level in facts.levels else ""
-    per_layer = any(other.role == PER_LAYER for other in facts.roles.others)
-    for key in ("vocab_size", "vocab_size_per_layer_input")[: 1 + per_layer]:  # a type is one of BERT's segments
-        paths = [path for path, n in leaves_of(records[CONFIG]) if n == before and path.endswith(key)]
-        paths = [path for path in paths if not path.endswith("type_vocab_size")]
-        config |= dict.fromkeys(paths or [f"{level}.{key}".lstrip(".")], len(new))
+    config = _config_changes(records[CONFIG], new) | sizes_of(facts, before, len(new))
     notes.append(f"{', '.join([CONFIG, *texts])}: written with the new ids")
 
     def accept(made: Path) -> None:

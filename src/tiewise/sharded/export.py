@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.hf_folder import CONFIG, PIECES, Folder
+from tiewise.checkpoint.hf_folder import CONFIG, TOKENIZER_FILES, Folder
 from tiewise.checkpoint.stored import BITS
 from tiewise.checkpoint.untrusted import require_memory
 from tiewise.core.errors import CheckpointError
@@ -22,9 +22,7 @@ from tiewise.hf import model_class
 from tiewise.rewrite.new_folder import become, beside, copy, destination
 from tiewise.sharded.shard_files import TYPES, Saved, writing
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", *PIECES)
 _OWN = "load it into your own model on one process: load_sharded(folder, model)"
-_MORE = ("merges.txt", "vocab.json", "vocab.txt", "chat_template.jinja")
 
 
 def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
@@ -64,7 +62,7 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
                 model.save_pretrained(made)
             except SafetensorError as error:  # the system's, under another name
                 raise (disk_error(error, real, "free some space, or give another place") or error) from None
-            for name in (*_TOKENIZERS, *_MORE):
+            for name in TOKENIZER_FILES:
                 if (saved.place / name).is_file():
                     copy(saved.place / name, made / name)
             for path in (*made.iterdir(), made):

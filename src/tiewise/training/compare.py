@@ -10,6 +10,7 @@ Everything that finished is on disk, and the next call of `finish` takes it up.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -33,6 +34,7 @@ from tiewise.core.long_work import heard
 from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.ops import kernels
 from tiewise.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
+from tiewise.planning.evidence import FREE, MADE, Expectation, expectation
 from tiewise.training.folder import (
     DATA,
     ENVIRONMENT,
@@ -44,7 +46,7 @@ from tiewise.training.folder import (
     starting,
     write_json,
 )
-from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete
+from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete, gaps
 from tiewise.training.run import Outcome, finished, kind_of, train
 from tiewise.training.settings import Settings
 from tiewise.training.short_trials import Gone, Show, how_many, per_arm, short_steps, steps_within, tune
@@ -238,8 +240,23 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
             ],
         )
     )
+    comparison = replace(comparison, expectation=expected(settings, comparison))
     ranks.first_does(lambda: write_json(out / RESULTS, comparison.record()))
     return replace(comparison, folder=out)
+
+
+def expected(settings: Settings, comparison: Comparison) -> Expectation | None:
+    """Hold tied − untied in held-out nll against the atlas; None where one of them is missing, or diverged."""
+    found = gaps(comparison)
+    if found is None or not math.isfinite(found[1].mean):
+        return None
+    setting, train = comparison.setting, comparison.data["splits"]["train"]
+    sizes = {"width": settings.width, "layers": settings.layers, "vocab": setting["vocab"]}
+    sizes |= {"tokens": train["tokens"], "seen": setting["tokens_per_run"]}
+    given, default = vars(replace(settings, own=None)), vars(Settings())
+    other = [f"{name}={value}" for name, value in given.items() if name not in FREE and value != default[name]]
+    other += ["no layers"] * (not settings.layers) + [text for text in settings.text if text.startswith(MADE)]
+    return expectation(sizes, found[1].mean, found[1].n, ", ".join(other[:3]))
 
 
 def finish_one(out: Path, display: Display, workers: Workers | None = None) -> SingleRun:

@@ -140,11 +140,6 @@ class OnRay(Workers):
             if found := [task for task in busy if task.stream in ready]:
                 return found
 
-    def gone(self, job: Job, how: str) -> RunError:
-        """Return what is said of a run that was lost once too often."""
-        fix = "--resume goes on from its last checkpoint, with a smaller --jobs where memory ran out"
-        return RunError(f"{job.title}: its process {how}, as {self.retries} before it", fix)
-
     def end(self) -> None:
         """Leave the cluster, or end it where it is our own; what still runs there ends."""
         super().end()

@@ -28,6 +28,7 @@ from tiewise.core import estimates
 from tiewise.core.errors import RunError
 from tiewise.core.files import from_record, to_record
 from tiewise.core.found import NONE, count, plain, signed
+from tiewise.planning.evidence import Expectation
 
 SCHEMA = 1
 FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it
@@ -170,6 +171,7 @@ class Comparison:
     bigrams: list[dict[str, Any]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     finding: str = ""
+    expectation: Expectation | None = None  # what the atlas expected of tied − untied; None without these two
     schema: int = SCHEMA
     folder: Path | None = field(default=None, compare=False)  # that it was run in
 

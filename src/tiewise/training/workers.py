@@ -145,7 +145,8 @@ class Workers:
     def gone(self, job: Job, how: str) -> RunError:
         """Return what is said where the process of a run is lost, and not taken up again."""
         fix = "--resume goes on from its last checkpoint, with a smaller --jobs where memory ran out"
-        return RunError(f"{job.title}: its process {how}", fix)
+        before = f", as {self.retries} before it" if self.retries else ""
+        return RunError(f"{job.title}: its process {how}{before}", fix)
 
 
 class _PassedOn(NotedPress):

@@ -8,8 +8,7 @@ from tiewise.analysis.paired_rows import one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.found import Curve, Found, Quantity
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 
 
 @section(asks="Are input and output table alike?", place=40)
@@ -24,11 +23,7 @@ def alignment_of(
 ) -> Found:
     """Say how alike the two tables of a model are by every measure, and what unrelated tables would give.
 
-    Args:
-        folder: an opened checkpoint.
-        settings: what to measure; by default `AlignSettings.sized`.
-        seed: of the default settings.
-        held_out: of the default settings; 0 fits maps on all rows and scores all.
+    By default `settings` are `AlignSettings.sized`, with this seed and share of rows held out.
 
     Raises:
         CheckpointError: no output head, quantised tables, or as `align`.

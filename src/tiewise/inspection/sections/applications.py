@@ -35,11 +35,9 @@ from tiewise.core.long_work import progress
 from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
 from tiewise.data.tokenizer import Ids, make_tokenizer, windows
 from tiewise.data.training_rows import IGNORED, Masking, PairRows
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
-from tiewise.internals.repeats import Repeat, one_block
-from tiewise.internals.stack import AppliedStack, LayerCall, find_stack, relative
+from tiewise.internals.stack import AppliedStack, LayerCall, Repeat, find_stack, one_block, relative
 
 MOST = 24
 TRAINING = 16  # bytes of fp32 training by parameter: weight, gradient, AdamW's two moments
@@ -55,14 +53,10 @@ def applications(subject: Subject, bench: Bench) -> Found:
 
 
 def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0) -> Found:
-    """Apply a model's one repeated block 1, 2, … 24 times and measure the nll of a text each time.
+    """Apply a model's one repeated block 1, 2, … 24 times and measure the nll of a text [N] in its tokens each time.
 
-    Args:
-        opened: the model.
-        ids: the text in the model's tokens [N].
-        length: tokens of a window, or as many as the model has positions.
-        count: most windows; one gives no intervals.
-        seed: of which tokens are hidden, where the model predicts hidden tokens.
+    The text is cut into at most `count` windows of `length` tokens, or as many as the model has positions; one gives no
+    intervals. `seed` draws which tokens are hidden, where the model predicts hidden tokens.
 
     Raises:
         DataError: a text, or a tokenizer, that this model cannot be asked by (`questions`).
@@ -88,15 +82,11 @@ def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64
 
 
 def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parameters: int, separate: int) -> Found:
-    """Say what other numbers of applications give, beside that of training.
+    """Say what other numbers of applications of `block` give, beside that of training.
 
-    Args:
-        block: what is repeated.
-        nll: nats per predicted token after 1, 2, … applications [n, windows].
-        change: ‖h_n − h_{n−1}‖ / ‖h_{n−1}‖ of the states around each application [n, windows].
-        unigram: nll by the tokens' frequencies in the whole text, one added to each count [windows].
-        parameters: of the whole model, each counted once.
-        separate: of the same model if every application had parameters of its own.
+    `nll` is in nats per predicted token after 1, 2, … applications [n, windows], `change` ‖h_n − h_{n−1}‖ / ‖h_{n−1}‖
+    of the states around each, `unigram` the nll by the tokens' frequencies in the whole text, one added to each count
+    [windows]. The whole model has `parameters`, and `separate` if every application had its own.
     """
     own, most, alone = nll[block.times - 1], len(nll), mean_interval(unigram)
     means = [mean_interval(values).value for values in nll]  # nan where a window gave no number
@@ -128,7 +118,7 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
             Curve.through(
                 "Loss by how often the block is applied", enumerate(map(mean_interval, nll), 1),
                 unit=NATS, level=alone.value, level_name="token frequencies", **mark,
-                why="The open marker is the number of training; bands: over windows.",
+                why="Open marker: as trained; bands: over windows.",
             ),
             Curve.through(
                 "Loss less that of the model as trained", enumerate(map(mean_interval, nll - own), 1),
@@ -138,7 +128,7 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
             Curve.through(
                 "Change by one more application", enumerate(map(mean_interval, change), 1),
                 unit="relative change", log=True, **mark,
-                why="‖h after − h before‖ / ‖h before‖ of the last.",
+                why="Relative to the state before the last.",
             ),
         ),
     )  # fmt: skip

@@ -16,14 +16,11 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 from tiewise.core.found import NONE, Found, Listing, Quantity, Stack, count, visible
 from tiewise.core.long_work import doing, progress
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 
 LEAST = 1000  # tokens of a text
 NATS = "nats per token"
-PARTS = (
-    "Frequent tokens, all others as one. Symmetric logits pay irreversibility, W Wᵀ definiteness too, its width rank."
-)
+PARTS = "Frequent tokens, the rest as one. Symmetric logits pay irreversibility, W Wᵀ definiteness too, its width rank."
 PAYS = "a symmetric one pays, tied or not"
 Fitted = dict[tuple[int, int, bytes], Split]  # width, seed, the text in states → its split
 
@@ -53,15 +50,10 @@ def bigrams_of(
     seed: int = 0,
     fitted: Fitted | None = None,
 ) -> Found:
-    """Measure a text and a model's direct path on it.
+    """Measure a text [N] in a model's tokens and the model's direct path on it.
 
-    Args:
-        ids: the text in the model's tokens [N].
-        folder: the model's checkpoint.
-        words: pairs of words to count.
-        fits: how much is fitted.
-        seed: of draws and starts.
-        fitted: what was fitted to texts before, with the same `fits`; this one is added.
+    `words` are pairs to count, `fits` says how much is fitted, `seed` is of draws and starts. `fitted` holds what was
+    fitted to texts before, with the same `fits`; this one is added.
 
     Raises:
         CheckpointError: a model without a direct path.
@@ -135,11 +127,11 @@ def bigrams_of(
         quantities=(
             Quantity.of_estimate(
                 "irreversibility", whole.held_out, unit=NATS,
-                why="cost of symmetry, guessed from other parts: too low on average",
+                why="guessed from other parts: too low",
             ),
             Quantity(
                 "… as counted", whole.plug_in, chance=whole.coin, unit=NATS, main=False,
-                why="too high on average; chance: tossed directions",
+                why="too high; chance: tossed directions",
             ),
             Quantity.of_estimate("own direct path pays", own, unit=NATS),
             Quantity("a bias alone pays", unigram, unit=NATS),

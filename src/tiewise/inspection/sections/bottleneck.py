@@ -24,8 +24,7 @@ from tiewise.core.found import Found, Quantity
 from tiewise.core.frequency import BINS, bin_of, token_counts
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import TextLoss
 
@@ -41,13 +40,10 @@ def bottleneck(subject: Subject, bench: Bench) -> Found:
 
 
 def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, seed: int = 0) -> Found:
-    """Share of the gradient at the logits that the head lets through; the model is left as it was.
+    """Share of the gradient at the logits that the head lets through, on windows of token ids [n, T].
 
-    Args:
-        opened: the checkpoint.
-        windows: token ids [n, T].
-        counts: how often each token occurs in a longer text [V]; None counts the windows.
-        seed: of hidden tokens, where the model predicts those.
+    The model is left as it was. `counts` say how often each token occurs in a longer text [V], None counts the windows;
+    `seed` draws hidden tokens, where the model predicts those.
 
     Raises:
         DataError: windows that this model cannot be run on, or a head that is no numbers.

@@ -5,24 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tiewise.analysis import path_matrix
 from tiewise.analysis.open_path import NONE, open_path
-from tiewise.analysis.path_matrix import (
-    asymmetric_pairs,
-    asymmetry,
-    eigenvalues,
-    find_pairs,
-    grams,
-    own_token,
-    sampled,
-    word_orders,
-)
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
 from tiewise.core.long_work import doing, progress
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
 ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"
@@ -37,41 +27,37 @@ def direct_path(subject: Subject, bench: Bench) -> Found:
 
 
 def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), samples: int = 4000, seed: int = 0) -> Found:
-    """Measure the direct path of a checkpoint.
+    """Measure the direct path of a checkpoint, and ask it for pairs of `words`, each one token, both ways.
 
-    Args:
-        folder: the checkpoint.
-        words: pairs of words to ask of both ways; each word must be one token.
-        samples: tokens among which the most asymmetric pairs are searched; all where there are fewer.
-        seed: of the samples.
+    The most asymmetric pairs are searched among `samples` tokens, drawn by `seed`; all where there are fewer.
 
     Raises:
         CheckpointError: no head, quantised tables, or maps between a table and the body.
         DataError: words that are no tokens, a tokenizer that cannot be read, values that are no numbers.
     """
     path = open_path(folder)
-    ids = find_pairs(folder, words, path.rows)
+    ids = path_matrix.find_pairs(folder, words, path.rows)
     if path.rows < 2:
         raise CheckpointError(f"{folder.path}: a vocabulary of {path.rows}", "give two tokens or more")
     with doing("direct path", path.rows):
-        linear = whole = grams(path)
+        linear = whole = path_matrix.grams(path)
     if path.norm.kind != NONE:
         with doing("direct path without its norm", path.rows):
-            linear = grams(path.linear)
+            linear = path_matrix.grams(path.linear)
     with doing("own tokens", path.output.rows):
-        own = own_token(path, whole, OWN_TOKENS, seed)
+        own = path_matrix.own_token(path, whole, OWN_TOKENS, seed)
     kinds = {APPLIED: whole, "by gain and scales alone": linear, CENTRED: whole.centred}
     quantities = [
         Quantity(
-            f"asymmetry {kind}", asymmetry(g)[1], chance=2.0, unit=ASYMMETRY, main=kind == APPLIED,
+            f"asymmetry {kind}", path_matrix.asymmetry(g)[1], chance=2.0, unit=ASYMMETRY, main=kind == APPLIED,
             figure="Asymmetry of the direct path", why="0 symmetric, 2 unrelated tables, 4 antisymmetric",
         )
         for kind, g in kinds.items()
     ]  # fmt: skip
     for kind, g in kinds.items():
-        quantities.append(Quantity(f"‖M‖² {kind}", asymmetry(g)[0], unit="squared logits", main=False))
+        quantities.append(Quantity(f"‖M‖² {kind}", path_matrix.asymmetry(g)[0], unit="squared logits", main=False))
     for kind in (APPLIED, CENTRED):
-        values, first = eigenvalues(kinds[kind]).tolist() or [0.0], kind == APPLIED
+        values, first = path_matrix.eigenvalues(kinds[kind]).tolist() or [0.0], kind == APPLIED
         where, why = "" if first else f", {kind}", "none in W Wᵀ, half in unrelated tables"
         share = sum(v * v for v in values if v < 0) / (sum(v * v for v in values) or 1.0)
         quantities += [
@@ -82,7 +68,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
             Quantity(f"smallest eigenvalue{where}", values[0], unit="logits", main=False),
         ]
     quantities += own
-    orders, figure = word_orders(path, words, ids), "Requested pairs: {}"
+    orders, figure = path_matrix.word_orders(path, words, ids), "Requested pairs: {}"
     why = "symmetric: one logit both ways, two probabilities"
     for order, (logit, _, _) in orders.items():
         quantities.append(Quantity(order, logit, unit="logit", main=False, figure=figure.format("logits"), why=why))
@@ -91,8 +77,8 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
             f"p({order})", math.exp(log), unit="probability", main=False, figure=figure.format("probabilities"),
             why=f"rank {count(rank + 1)}",
         ))  # fmt: skip
-    chosen = sampled(path.rows, samples, seed)
-    pairs = asymmetric_pairs(path, chosen, top=20)
+    chosen = path_matrix.sampled(path.rows, samples, seed)
+    pairs = path_matrix.asymmetric_pairs(path, chosen, top=20)
     progress("asymmetric pairs", len(chosen), len(chosen))
     texts = [visible(text) for text in read_as(folder, [number for pair in pairs for number in pair[:2]])]
     listed = tuple(

@@ -29,8 +29,7 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError
 from tiewise.core.found import NONE, Found, Grid, Listing, Quantity, count, plain
 from tiewise.core.long_work import doing
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
@@ -54,13 +53,9 @@ def first_mlp_of(
 ) -> Found:
     """Say how far the MLP moves the path from symmetry, what it costs, and whether it then follows a text.
 
-    Args:
-        opened: the checkpoint.
-        words: pairs of words to ask of both ways; each word must be one token.
-        samples: tokens whose logits to each other are compared; all where there are fewer.
-        seed: of the samples and resamples.
-        chain: pairs of a text in this model's tokens, for the heat maps and losses.
-        most: the text's most frequent tokens to show; the requested words come after them.
+    `words` are pairs to ask of both ways, each word one token. Logits of `samples` tokens to each other are compared,
+    all where there are fewer; `seed` draws them and resamples. Of a text's pairs in this model's tokens, `chain`, heat
+    maps show the `most` frequent tokens, then the words, and losses are measured.
 
     Raises:
         InstallError: a model without a known first MLP.
@@ -114,16 +109,13 @@ def first_mlp_of(
             row += [plain(logit, 3), f"{math.exp(log):.3g}", count(rank + 1)]
         rows.append((*row, NONE if math.isnan(share) else f"{share:.3g}"))
     columns = (f"{name}: {what}" for name in paths for what in ("logit", "probability", "rank"))
+    sample = count(len(chosen))
     return Found(
         answer="some" if change.low > 0 else "it takes some away" if change.high < 0 else "no clear amount",
         quantities=tuple(quantities),
         grids=tuple(grids),
         listings=(Listing("Requested pairs", ("order", *columns, "in the text"), tuple(rows)),) if words else (),
-        notes=(
-            f"{count(len(chosen))} tokens sampled; the map is {block.composition}",
-            *path.notes,
-            "attention is left out",
-        ),
+        notes=(f"{sample} tokens sampled; the map is {block.composition}", *path.notes, "attention is left out"),
     )
 
 

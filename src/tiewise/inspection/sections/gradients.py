@@ -26,20 +26,9 @@ from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, count, plai
 from tiewise.core.frequency import BINS, bin_of, token_counts
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
-from tiewise.internals.two_paths import (
-    NEXT,
-    AdamPaths,
-    Floats,
-    PathSplit,
-    RowSums,
-    TextLoss,
-    cosine_null,
-    parted,
-    row_sums,
-)
+from tiewise.internals.two_paths import NEXT, AdamPaths, PathSplit, RowSums, TextLoss, cosine_null, parted, row_sums
 
 PERMUTATIONS = 19
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -90,18 +79,16 @@ def gradients_of(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> Found:
-    """Measure both paths' gradients on a text; the model is left as it was.
+    """Measure both paths' gradients on windows of token ids [n, T]; the model is left as it was.
 
     Memory: ten tables of the model's own size (gradients, their sums and moments) and logits of a few windows.
 
     Args:
         opened: the checkpoint, in the precision in which gradients are wanted.
-        windows: token ids [n, T].
-        batch: windows of a batch.
+        windows: run `batch` at a time.
         seed: of the order of windows, and of hidden tokens where the model predicts those.
         counts: how often each token occurs in a longer text [V], for the bins; None counts the windows.
-        betas: of the Adam whose step is divided.
-        eps: of the same.
+        betas, eps: of the Adam whose step is divided.
 
     Raises:
         DataError: windows that this model cannot be run on, fewer than a batch, or gradients that are no numbers.
@@ -204,7 +191,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
         yield mean(
             "cosine of the two paths per batch", (x.cosine for x in splits), "cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
-            why="above zero a step for one helps the other; below, as in any tied model at rest, they oppose",
+            why="above zero a step for one helps the other; below, as at rest, they oppose",
         )  # fmt: skip
     yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
     yield mean("norm of the lookup path per batch", (x.a for x in splits), "norm", main=False)
@@ -212,7 +199,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
     yield aside("loss", found.nll, "nats per token", n=found.predicted)
     for where, split, null in ((WHOLE, found.gradient.split(), found.null), (ADAM, step, ())):
         if math.isfinite(split.cosine):
-            why = "permuted: the lookup path given to other tokens" if null else "Adam divides by the size of the sum"
+            why = "permuted: other tokens' lookup path" if null else "Adam divides by the size of the sum"
             yield aside(f"cosine, {where}", split.cosine, "cosine", chance=0.0, null=null, why=why)
         for name, value in (("lookup path", split.a), ("head path", split.b), ("both together", split.total)):
             yield aside(f"norm of the {name}, {where}", value, "norm")
@@ -240,7 +227,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
     yield aside(f"absent tokens' part of {ADAM}", part, n=n, why="of ‖u‖²")
 
 
-def _shares(found: PathGradients, sums: RowSums) -> Floats:
+def _shares(found: PathGradients, sums: RowSums) -> NDArray[np.float64]:
     """Head path's share in the rows of tokens that occur in the windows, where there is one."""
     shares = sums.share_b[found.seen > 0]
     return shares[np.isfinite(shares)]
@@ -255,13 +242,13 @@ def _curves(found: PathGradients) -> Iterator[Curve]:
         yield Curve(
             "Head path's share by batch size", x, y, along="windows in a batch", unit="%", log_x=True,
             mark=found.batch, level=limit, level_name="without noise",
-            why="Noise lengthens both norms, by different factors. Estimated from the marked size.",
+            why="Estimated from the marked size; noise lengthens both norms.",
         )  # fmt: skip
     places = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
     for which, sums in (("gradient", found.gradient), (ADAM, found.update)):
         rows = _shares(found, sums)
         heights = tuple(float(x) / max(len(rows), 1) for x in np.histogram(rows, HISTOGRAM, (0.0, 1.0))[0])
-        why = "Tokens of the windows; others would stand at 100 %."
+        why = "Tokens of the windows; others: 100 %."
         yield Curve("Head path's share in single rows", places, heights, along=SHARE, unit="%", which=which, why=why)
 
 

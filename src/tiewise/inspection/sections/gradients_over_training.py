@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Listing, Quantity, count
-from tiewise.inspection.bench import Bench, Subject, comparison_of
-from tiewise.inspection.inspection import NotHere, section
+from tiewise.inspection.bench import Bench, NotHere, Subject, comparison_of, section
 from tiewise.training.results import RunResult
 
 TENTHS = 10
@@ -108,9 +107,7 @@ def found_of(found: LoggedPaths) -> Found:
         answer=f"{said}; the head's share {way} over training" if math.isfinite(moved.value) else said,
         quantities=(share, moved, *_cosines(found)),
         curves=tuple(_curves(found)),
-        listings=(
-            Listing("Head path's share by tenths of the run, and in all", ("steps", "share [95 %]"), tuple(rows)),
-        ),
+        listings=(Listing("Head path's share by tenths of the run, and in all", ("steps", "share [95 %]"), rows),),
         notes=(f"over {seeds} seed{'s' if seeds > 1 else ''}, before clipping",),
     )
 
@@ -128,7 +125,7 @@ def _cosines(found: LoggedPaths) -> Iterator[Quantity]:
 
 
 def _curves(found: LoggedPaths) -> Iterator[Curve]:
-    why = "Means over seeds by logging window, with 95 % intervals."
+    why = "Means over seeds, by logging window."
     for name, values, unit, level, log in (
         ("Head path's share over training", found.share, "share of the two norms", 0.5, False),
         ("Norm of the lookup path's gradient", found.a, "norm", None, True),

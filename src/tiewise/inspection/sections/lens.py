@@ -28,8 +28,7 @@ from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import NONE, Curve, Found, Listing, Quantity, plain
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import AppliedStack, find_stack
 
@@ -49,9 +48,7 @@ KL = "nats to the final distribution"
 UNIFORM, UNIGRAM, CONSTANT = "uniform distribution", "text's token frequencies", "model's mean distribution"
 
 
-@section(
-    asks="How much of the final prediction can be read off before the last layer?", place=100, text=True, weight=20
-)
+@section(asks="How much of the prediction can be read off before the last layer?", place=100, text=True, weight=20)
 def lens(subject: Subject, bench: Bench) -> Found:
     """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
     (run_on, held_out), steps = bench.windows(subject), bench.request.effort.lens_steps
@@ -78,14 +75,10 @@ class LensPlace:
 
 
 def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed: int = 0) -> Found:
-    """Read every layer with both lenses.
+    """Read every layer of a causal model with both lenses.
 
-    Args:
-        opened: a causal model.
-        windows: ids [n, T] to train translators on.
-        held_out: ids [m, T] to read everything on; apart from `windows`.
-        steps: of training, 20 or more.
-        seed: of the order of the windows.
+    Translators are trained for `steps` steps, 20 or more, on `windows` of ids [n, T], whose order `seed` draws.
+    Everything is read on other windows, `held_out` [m, T].
 
     Raises:
         DataError: windows that the model cannot be run on or that are too few, too few steps.
@@ -98,11 +91,11 @@ def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed:
     if texts.shape[1] != apart.shape[1]:
         raise DataError("windows and held-out windows differ in length", "cut both from one text, [n, T] and [m, T]")
     if len(apart) < 2:
-        raise DataError("1 held-out window", "give a longer text: an interval needs two held-out windows")
+        raise DataError("1 held-out window", "an interval needs two: give a longer text")
     stack = find_stack(opened)
     if not stack.causal:
         kind = type(opened.model).__name__
-        what = f"{kind} reads both sides of a token, and its final distribution names what it sees"
+        what = f"{kind} reads both sides of a token: it sees what it names"
         raise UnsupportedError(what, "give a causal language model")
     fixed, translators, depth = _fixed(stack, texts), _identities(stack, texts), len(stack.applications)
     marks = sorted({steps * i // MARKS for i in range(MARKS + 1)})
@@ -181,9 +174,7 @@ def _identities(stack: AppliedStack, texts: Tensor) -> list[Translator]:
     return [Translator.identity(mean / count, second / count) for mean, second in zip(means, seconds, strict=True)]
 
 
-def _train_step(
-    stack: AppliedStack, translators: Sequence[Translator], ids: Tensor, done: int, steps: int
-) -> list[float]:
+def _train_step(stack: AppliedStack, translators: list[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
     """Take step number `done` of `steps` with every translator on windows [B, T]; their mean KL in nats before it."""
     states = _positions(stack.states(ids))
     losses = [0.0] * len(translators)
@@ -285,7 +276,7 @@ def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int
             "How far is each layer from the final distribution?", enumerate(read.kl for read in reads),
             which=which, along=APPLIED, unit=KL, log=True,
             level=constant.value, level_name="the model's mean distribution",
-            why="KL(final ‖ lens), held out. Above the dotted line: further off than one distribution for all.",
+            why="Held out. Above the dotted line: further off than one distribution for all.",
         )  # fmt: skip
     for which, reads in both.items():
         yield Curve.through(
@@ -296,7 +287,7 @@ def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int
         yield Curve(
             "Were the tuned lenses trained long enough?", tuple(marks), places[depth].curve, which=f"depth {depth}",
             along="step of training", unit=KL, log=True,
-            why=f"Held-out KL. Converged: the last tenth of steps changes it by under {CONVERGED:.0%}.",
+            why=f"Converged: the last tenth changes it by under {CONVERGED:.0%}.",
         )  # fmt: skip
 
 
@@ -305,10 +296,7 @@ def _notes(places: Sequence[LensPlace], constant: Estimate, steps: int, passes: 
     worse, many = sum(place.logit.kl.low > constant.high for place in places), len(places)
     yield f"at {worse} of {many} places the logit lens is clearly further off than the model's mean distribution"
     if unfinished := sum(abs(place.moved) >= CONVERGED for place in places):
-        yield (
-            f"{unfinished} of {many} tuned lenses still moved in the last tenth of {steps} steps: "
-            "their KL says how far they were trained; give more --lens-steps"
-        )
+        yield f"{unfinished} of {many} tuned lenses still moved in the last tenth of {steps} steps; raise --lens-steps"
     if over := sum(place.fitted < 0.9 * place.tuned.kl.low for place in places):
         yield (
             f"at {over} place{'s' if over > 1 else ''} the tuned lens fits the windows better that it was "

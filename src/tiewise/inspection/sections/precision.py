@@ -20,8 +20,7 @@ from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Found, Listing, Quantity
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import TextLoss, parted
 
@@ -58,14 +57,10 @@ ROUNDED = {8: int8_by_row, 4: q4_0}
 
 
 def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Found:
-    """KL(model ‖ model with rounded ends) of the tokens that a text has predicted; the model is left as it was.
+    """KL(model ‖ model with rounded ends) of the tokens that windows of ids [n, T] have predicted.
 
-    Memory: two more tables for each table that the model has, and the logits of a few windows, six times.
-
-    Args:
-        opened: the checkpoint.
-        windows: token ids [n, T].
-        seed: of hidden tokens, where the model predicts those.
+    The model is left as it was. `seed` draws hidden tokens, where the model predicts those. Memory: two more tables for
+    each that the model has, and the logits of a few windows, six times.
 
     Raises:
         DataError: windows that this model cannot be run on.
@@ -128,7 +123,7 @@ def found_of(measured: Mapping[Choice, Tensor], tied: bool) -> Found:
         quantities=tuple(quantities),
         listings=(Listing("Output and loss, nats per token", header, tuple(rows.values())),),
         notes=(
-            "8 bits: int8, a scale per row; 4 bits: GGUF's Q4_0, a scale per 32 values; everything else as it is",
-            *(["one end alone means a second table beside the rounded one: only both rounded stay tied"] * tied),
+            "8 bits: int8, a scale per row; 4 bits: GGUF's Q4_0, one per 32 values",
+            *(["only both rounded stay tied: one alone needs a second table"] * tied),
         ),
     )

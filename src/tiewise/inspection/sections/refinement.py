@@ -31,11 +31,19 @@ from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
 from tiewise.core.long_work import advance, doing
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
-from tiewise.internals.repeats import Repeat, keys, repeats, shared_fractions
-from tiewise.internals.stack import AppliedStack, LayerCall, find_stack, relative, states_of
+from tiewise.internals.stack import (
+    AppliedStack,
+    LayerCall,
+    Repeat,
+    find_stack,
+    keys,
+    relative,
+    repeats,
+    shared_fractions,
+    states_of,
+)
 
 Values = dict[str, NDArray]  # quantity → its values per window, [windows] or [n, windows]
 
@@ -45,12 +53,12 @@ RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 i
 FACTOR = "× per application"
 CONTROL = "Dashed: fresh weights."
 PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, how to read it
-    ("Change per application", "relative change", True, "change", "‖h after − h before‖ / ‖h before‖."),
+    ("Change per application", "relative change", True, "change", "Relative to the state before."),
     ("Cosine of output and input", "cosine", False, "cosine", "Figure 1 of Lan et al. 2020."),
     ("Does a layer go on or turn back?", "cosine of successive changes", False, "turn",
      "Above 0: where the last one was heading."),
     ("Change if the same layer is applied again", "relative change", True, "again",
-     "Of a layer on its own output: small where its work was done."),
+     "On its own output; small: its work was done."),
 )  # fmt: skip
 
 
@@ -75,11 +83,8 @@ class Trajectory:
 def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FURTHER) -> Found:
     """Measure every application of a model's layers on windows of ids [n, T], beside the same architecture untrained.
 
-    Args:
-        opened: the model.
-        windows: ids [n, T]; one window gives no intervals.
-        seed: of the fresh weights and of the small differences that are followed.
-        further: applications of a repeated block beyond the model's own, 2 or more.
+    One window gives no intervals. `seed` draws the fresh weights and the small differences that are followed; a
+    repeated block is applied `further` times beyond the model's own, 2 or more.
 
     Raises:
         DataError: windows that the model cannot be run on.
@@ -288,17 +293,15 @@ def _quantities(found: Trajectory, which: str) -> Iterator[Quantity]:
 def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
     for name, unit, log, key, why in PER_LAYER:
         points = [(place, mean_interval(values.get(key, ()))) for place, values in enumerate(found.each, 1)]
-        curve = Curve.through(
-            name, points, along="application", unit=unit, log=log, which=which, why=f"{why} {CONTROL}"
-        )
+        more: dict[str, Any] = {"unit": unit, "log": log, "which": which, "why": f"{why} {CONTROL}"}
+        curve = Curve.through(name, points, along="application", **more)
         if curve.x and not (which and key == "again"):
             yield curve
     for block, values in found.blocks.items():
         yield Curve.through(
             "Does the repeated block come to rest?", enumerate(map(mean_interval, values["residual"]), 1),
             along="application of the block", unit="relative change", log=True, mark=block.times, which=which,
-            why="‖f(h) − h‖ / ‖h‖ of the repeated block f; at the open marker the model stops. A straight fall "
-            f"approaches a fixed point. {CONTROL}",
+            why=f"At the open marker the model stops. A straight fall approaches a fixed point. {CONTROL}",
         )  # fmt: skip
 
 

@@ -8,23 +8,24 @@ from collections.abc import Iterator
 import numpy as np
 
 from tiewise.analysis.align_tables import Score
+from tiewise.analysis.bigram_counts import Contexts, contexts
 from tiewise.analysis.model_tables import Array, Ids, StoredTable, views_of
 from tiewise.analysis.path_matrix import sampled
-from tiewise.analysis.token_contexts import around_tokens, contexts
 from tiewise.analysis.token_rows import directions, gaussian_shares, moments, norms_by_count, plane, saying_little
-from tiewise.analysis.token_texts import by_frequency, by_script, read_texts, shown
+from tiewise.analysis.token_texts import Groups, Texts, by_frequency, by_script, read_texts, shown
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
-from tiewise.core.estimates import Estimate, mean_interval
-from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity, count, plain
+from tiewise.core.estimates import Estimate, Z, mean_interval
+from tiewise.core.found import NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
 from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import doing
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import section
+from tiewise.inspection.bench import Bench, Subject, section
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NAMED = 6  # tokens of a view that carry their text
 FREQUENCY, SCRIPT = "frequency", "script"  # what tokens are grouped by
+ENOUGH = 10  # occurrences from which a token is compared with its own null
+NOTABLE, NOTABLE_FROM = 10, 100  # tokens that are named for their contexts, and their occurrences at least
 
 
 @section(asks="Which rows do tokens have, and what stands on both sides?", place=90)
@@ -35,13 +36,10 @@ def tokens(subject: Subject, bench: Bench) -> Found:
 
 
 def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed: int = 0) -> Found:
-    """Measure the tables of a checkpoint token by token.
+    """Measure the tables of a checkpoint token by token; only these and its tokenizer's files are read.
 
-    Args:
-        folder: the checkpoint; only its tables and its tokenizer's files are read.
-        ids: a text in the model's own tokens [N]; without one, what needs a text is left out.
-        samples: tokens of the two-dimensional views.
-        seed: of every draw.
+    Without a text `ids` [N], in the model's own tokens, what needs one is left out. Two-dimensional views show
+    `samples` tokens; `seed` is of every draw.
 
     Raises:
         CheckpointError: no table that can be read.
@@ -121,7 +119,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
             (0,) * len(labels) if often is None else tuple(map(int, bin_of(often))),
             ("tokens",) if often is None else BINS, _worth_naming(beside, labels, often),
             (f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"),
-            why=f"{many} along the directions of largest variance, whatever their sign.",
+            why=f"{many} along the directions of largest variance.",
         ))  # fmt: skip
     quantities += _apart(by_count)
     sides = Found("")
@@ -141,7 +139,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         curves.append(Curve(
             "How many directions a table fills", tuple(range(1, len(shares) + 1)), tuple(map(float, np.cumsum(shares))),
             along="leading directions", unit="%", which=which, log_x=True,
-            why="Share of the rows' variance; far above the Gaussian's, few directions matter.",
+            why="Far above the Gaussian's: few directions matter.",
         ))  # fmt: skip
     header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
     listings = (
@@ -201,3 +199,69 @@ def _worth_naming(xy: Array, labels: tuple[str, ...], counts: Ids | None) -> tup
         if len(taken) < NAMED and len(text) > 1 and text.isalpha() and apart:
             taken.append(index)
     return tuple(taken)
+
+
+def _over_tokens(values: Array) -> Estimate:
+    """Mean with an interval √2 as wide as that of independent values.
+
+    Each pair of neighbours stands in the counts of both, and (x + y)² ≤ 2(x² + y²): no sharing can widen it more.
+    """
+    found = mean_interval(values)
+    half = math.sqrt(2) * (found.high - found.value)
+    return Estimate(found.value, found.value - half, found.value + half, found.rows)
+
+
+def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Found:
+    """Say how far both sides of tokens differ: of the whole text, by group, and which tokens' differ most.
+
+    `groups` are {"frequency": …, "script": …}. Means over a group count each token that the text has once; a group of
+    fewer than two such tokens is left out.
+    """
+    unit = "nats per token"
+    quantities = [
+        Quantity.of_estimate(
+            "left and right contexts differ by", mean_interval(found.by_part), chance=0.0, unit=unit, main=False,
+            why="guessed from other parts: too low; at most ln 2",
+        ),
+        Quantity(
+            "… from counts", found.weighted(found.plug_in), chance=found.weighted(found.coin), unit=unit, main=False,
+            why="too high; chance: tossed directions",
+        ),
+    ]  # fmt: skip
+    curves, listings, excess = [], [], found.plug_in - found.coin
+    enough = (found.counts >= ENOUGH) & (found.coin_deviation > 0)
+    header = ("group", "tokens", "occurrences", "from counts", "tossed", "guessed", "tokens beyond chance")
+    for kind, of in groups.items():
+        rows, reads = [], []
+        for _, label, inside in of:
+            inside = inside & (found.counts > 0)
+            if (tokens := int(inside.sum())) < 2:
+                continue
+            name = f"excess over tossed directions, {'count' if kind == 'frequency' else kind} {label}"
+            apart = _over_tokens(excess[inside])  # 0 lies inside where no difference between left and right is shown
+            quantities.append(Quantity.of_estimate(name, apart, chance=0.0, unit="nats", main=False))
+            guessed_, counted = _over_tokens(found.held_out[inside]), _over_tokens(found.plug_in[inside])
+            coin = Estimate(float(found.coin[inside].mean()), math.nan, math.nan, tokens)
+            reads.append((guessed_, counted, coin))
+            # 0.025 by chance where many neighbours make the coin nearly normal
+            tested = excess[inside & enough] > Z * found.coin_deviation[inside & enough]
+            levels = (plain(level.value, 3) for level in (counted, coin, guessed_))
+            beyond = f"{tested.mean():.1%}" if len(tested) else NONE
+            rows.append((label, count(tokens), count(found.counts[inside].sum()), *levels, beyond))
+        listings.append(Listing(f"What precedes and what follows, by {kind}", header, tuple(rows)))
+        for which, estimates in zip(("guessed", "counts", "tossed"), zip(*reads, strict=True), strict=bool(reads)):
+            curves.append(Curve.through(
+                f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
+                along="times the text has the token" if kind == "frequency" else "script of the token",
+                ticks=tuple(row[0] for row in rows), level=math.log(2), level_name="no common neighbour",
+                why="0: both sides alike. Counts give too much, guesses too little; tossed: what alike sides give.",
+            ))  # fmt: skip
+    excess = np.where(found.counts >= NOTABLE_FROM, excess, -np.inf)
+    ids = [row for row in np.argsort(-excess, kind="stable")[:NOTABLE].tolist() if np.isfinite(excess[row])]
+    notable = tuple(
+        (visible(text), count(found.counts[row]), plain(found.plug_in[row], 3), plain(found.coin[row], 3))
+        for row, text in zip(ids, shown(texts, ids), strict=True)
+    )
+    columns = ("token", "occurrences", "divergence", "tossed")
+    listings.append(Listing("Tokens whose two sides differ most", columns, notable))
+    return Found("", tuple(quantities), tuple(curves), listings=tuple(listings))

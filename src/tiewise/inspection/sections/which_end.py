@@ -13,8 +13,7 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.estimates import Estimate
 from tiewise.core.found import NEITHER, Found, Listing, Quantity, count, plain
-from tiewise.inspection.bench import Bench, Subject
-from tiewise.inspection.inspection import NotHere, section
+from tiewise.inspection.bench import Bench, NotHere, Subject, section
 from tiewise.inspection.tables_over_seeds import AGAIN, SAME_SEED, Leaning, OverSeeds, over_pairs, over_seeds
 
 KIN = 0.05  # a cosine as they stand that two tables of unrelated starts do not reach
@@ -56,17 +55,10 @@ def across(
     seed: int = 0,
     held_out: float = AlignSettings.held_out,
 ) -> Found:
-    """Align every end of one model with every end of another, tokens matched by text.
+    """Align every end of one model with every end of another, tokens matched by text; `labels` are their names.
 
-    Where one of the two has one stored table and the other has two, say which of the two it is closer to.
-
-    Args:
-        first: an opened checkpoint, or its ends.
-        second: another.
-        labels: what to call the two.
-        settings: what to measure; by default `AlignSettings.sized`.
-        seed: of the default settings.
-        held_out: of the default settings; 0 fits maps on all rows and scores all.
+    Where one of the two has one stored table and the other has two, say which of the two it is closer to. By default
+    `settings` are `AlignSettings.sized`, with this seed and share of rows held out.
 
     Raises:
         CheckpointError: no output head, quantised tables, no tokenizer, too few tokens in both, or as `align`.

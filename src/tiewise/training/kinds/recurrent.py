@@ -32,7 +32,7 @@ from tiewise.core.files import require, written_whole
 from tiewise.data.corpus import PreparedText
 from tiewise.data.documents import RANDOM
 from tiewise.data.word_corpus import prepare_words, unknown_share
-from tiewise.models import RNNConfig, detached
+from tiewise.models.rnn import RNNConfig, detached
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
 from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import SHAPE, Kind, MeasuredSplit, build_causal

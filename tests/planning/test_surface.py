@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiewise.atlas.surface import fit, leave_one_out, regret
+from tiewise.planning.surface import fit, leave_one_out, regret
 
 SEEDS = 4
 

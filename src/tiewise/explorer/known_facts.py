@@ -1,13 +1,19 @@
-"""What the page is told of counting: how the counts of every family grow, presets, bytes per parameter, the catalogue.
+"""What the page is told whatever it is opened at: of counting, and of how a checkpoint's ends are found and judged.
 
-Nothing is counted in the page: it puts its sizes into the terms that `planning.resized` has run the counting for.
+Nothing is counted in the page: it puts its sizes into the terms that `planning.resized` has run the counting for. What
+decides a verdict comes from where `tiewise check` and `tiewise inspect` take it: they and the page decide by one table.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
+from tiewise.analysis.open_path import FAMILIES
+from tiewise.checkpoint.claims import BESIDE, PACKED, POSITION, SCALARS, family_data, usual
+from tiewise.checkpoint.token_tables import PLAIN_TABLE
 from tiewise.core.ledger import ALBERT_AVERAGE, results
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import models
@@ -62,4 +68,34 @@ def facts() -> dict[str, Any]:
             for result in results(ALBERT_AVERAGE)
             if result.model == "ALBERT-base, E = 128"
         ],
+    }
+
+
+def verdict_table() -> dict[str, Any]:
+    """What rules B010 to B016 need to know of families, some 100 kB; classes with ends alike share one of `ends`."""
+    data = family_data()
+    places: dict[str, int] = {}
+    families: dict[str, Any] = {}
+    for kind, known in data["families"].items():
+        classes = {
+            name: places.setdefault(json.dumps(entry | {"layers": ()}, sort_keys=True), len(places))
+            for name, entry in known.get("classes", {}).items()
+        }
+        families[kind] = {key: known[key] for key in ("tie", "loose", "levels", "sizes", "scalars") if key in known}
+        families[kind] |= {"classes": classes} if classes else {}
+    norms = sorted({json.dumps(asdict(ending)) for ending in FAMILIES.values()})
+    return {
+        "transformers": data["transformers"],
+        "tokenless": data["tokenless"],
+        "not_built": data["not_built"],
+        "families": families,
+        "ends": [json.loads(entry) for entry in places],
+        "usual": usual()._asdict(),
+        "position": POSITION.pattern,
+        "beside_ends": PLAIN_TABLE.pattern,
+        "beside": BESIDE.pattern,
+        "packed": PACKED,
+        "scalars": SCALARS,
+        "norms": [json.loads(norm) for norm in norms],
+        "norm_of": {kind: norms.index(json.dumps(asdict(ending))) for kind, ending in FAMILIES.items()},
     }

@@ -1,0 +1,22 @@
+"""The walk through the house names files and what to begin with in them: they are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "walk.md").read_text(encoding="utf-8")
+NAMED = re.findall(r"`((?:[a-z_]+/)*[a-z_*]+\.py)(?:: (\w+))?`", PAGE)
+
+
+@pytest.mark.parametrize(("file", "begin"), NAMED)
+def test_a_file_of_the_walk_is_there(file, begin):
+    found = list((ROOT / "src" / "tiewise").glob(file if "/" in file else f"**/{file}"))
+    assert found
+    if begin:
+        assert re.search(rf"^(?:class|def) {begin}\b", found[0].read_text(encoding="utf-8"), re.M)
+
+
+def test_it_names_many():
+    assert len(NAMED) > 30
