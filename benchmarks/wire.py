@@ -7,9 +7,8 @@ collective's whole tensor times what a ring sends of it. TCP is what the kernel 
 has no reduce-scatter of its own and sends an all-reduce, twice the bytes: "gloo" is the count with that.
 
 One table at both ends, and nothing between them, in every layout of `planning/costs.py`, by torch's own wrappers and
-the package's own loss; where hidden states travel to shards that fsdp keeps, by the loss written here. Besides, whole
-steps of a Llama under DDP and FSDP2, and of one that transformers splits, whose ends are 2·(one layer) − (two layers);
-each as it is and installed.
+the package's own lookup and loss. Besides, whole steps of a Llama under DDP and FSDP2, with tables gathered and kept
+sharded, and of one that is split: its ends, 2·(one layer) − (two layers). Each is installed, and as it is where it can.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as travel
 import torch.multiprocessing as mp
 import transformers as tr
 from torch import Tensor, nn
@@ -39,11 +37,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tiewise.boundary.fsdp import shard
 from tiewise.boundary.install import install
+from tiewise.boundary.parallel_plan import keep_tables, spread_over
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.path_gradient import tied_lookup
 from tiewise.ops.vocabulary_shard import VocabularyShard
-from tiewise.planning.costs import Setting, WorldLayout, layouts
+from tiewise.planning.costs import BOTH, KEPT, SPLIT, Setting, WorldLayout, layouts
 from tiewise.planning.plan import plan
 from tiewise.planning.read_config import Sizes
 
@@ -109,28 +109,10 @@ class Ends(nn.Module):
         super().__init__()
         self.rows = slice(0, vocab) if shard is None else slice(shard.start, shard.stop)
         self.table, self.shard = nn.Parameter(table(vocab)[self.rows]), shard
-        self.group = shard and shard.group
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         rows, table = tied_lookup(self.table, ids, shard=self.shard)
         return linear_cross_entropy(rows, table, targets, shard=self.shard)
-
-
-class KeptEnds(Ends):
-    """The same over ranks that each have tokens of their own: ids and hidden states come here, gradients go back."""
-
-    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        assert self.shard is not None
-        everyone, words = (travel.all_gather_tensor(x, 0, self.group) for x in (ids, targets))
-        at, here = self.shard.own(everyone)
-        rows = self.table.new_zeros(len(everyone), WIDTH).index_copy(0, at, self.table[here])
-        hidden = travel.reduce_scatter_tensor_autograd(rows, "sum", 0, self.group)
-        z = travel.all_gather_tensor_autograd(hidden, 0, self.group) @ self.table.T
-        with torch.no_grad():
-            slope, nll, _, _ = self.shard.softmax(z.clone(), words, None)
-            at, here = self.shard.own(words)
-            slope[at, here] -= 1
-        return nll.mean() + (found := (z * slope).sum() / len(words)) - found.detach()
 
 
 def ends(layout: WorldLayout, vocab: int) -> Step:
@@ -139,14 +121,16 @@ def ends(layout: WorldLayout, vocab: int) -> Step:
     torch.manual_seed(dist.get_rank() // layout.tp)  # the ranks of tp have the same tokens
     ids, targets = torch.randint(0, vocab, (2, BATCH * LENGTH))
     group = "fsdp" if layout.kept else "tp"
-    shard = VocabularyShard(vocab, mesh[group].get_group()) if layout.kept or layout.tp > 1 else None
-    made = (KeptEnds if layout.kept else Ends)(vocab, shard)
+    held = layout.kept or layout.tp > 1
+    made = Ends(vocab, VocabularyShard(vocab, mesh[group].get_group(), own_tokens=layout.kept) if held else None)
     model: nn.Module = made
     if layout.fsdp > 1 and not layout.kept:
         fully_shard(model, mesh=mesh["replicas", "fsdp"] if layout.replicas > 1 else mesh["fsdp"])
     elif layout.replicas > 1:
         model = DistributedDataParallel(model, process_group=mesh["replicas"].get_group())
     model(ids, targets).backward()
+    if layout.kept:  # the gradient is of the sum of all ranks' losses
+        made.table.grad /= layout.fsdp  # type: ignore[operator]
     _assert_right(made, layout.rows(vocab), vocab, ids, targets)
     return lambda: model(ids, targets)
 
@@ -186,14 +170,24 @@ def data_parallel(vocab: int, tied: bool, installed: bool) -> Step:
     return whole(DistributedDataParallel(model, broadcast_buffers=False), vocab, dist.get_rank())
 
 
-def fsdp2(vocab: int, tied: bool, installed: bool) -> Step:
+def fsdp2(vocab: int, tied: bool, installed: bool, kept: bool = False) -> Step:
     model = tr.LlamaForCausalLM(llama(vocab, tied=tied))
     if installed:
         install(model)
     mesh: DeviceMesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for part in (*model.model.layers, model):
-        fully_shard(part, mesh=mesh)
+    shard(model, mesh, keep_tables(model, mesh) if kept else None)
     return whole(model, vocab, dist.get_rank())
+
+
+def both(vocab: int, layers: int) -> Step:
+    """fsdp over 2 × tp over 2 of an installed Llama."""
+    torch.manual_seed(0)
+    model = tr.LlamaForCausalLM(llama(vocab, layers))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
+    spread_over(model, mesh["tp"])
+    shard(model, mesh["fsdp"])
+    install(model)
+    return whole(model, vocab, dist.get_rank() // 2)
 
 
 def tensor_parallel(vocab: int, layers: int, installed: bool, folder: Path) -> Step:
@@ -248,9 +242,16 @@ def cases(world: int, vocab: int, folder: Path) -> list[Row]:
             bytes_ = planned(tied=named, model=config)[name]["sent"]
             label = f"Llama, {named}{', installed' * installed}, {name}, whole step"
             found.append((label, bytes_, *measured(make(vocab, tied, installed))))
-    for name, installed in (("stock tensor parallel", False), ("vocabulary parallel", True)):
-        one, two = (measured(tensor_parallel(vocab, layers, installed, folder)) for layers in (1, 2))
-        bytes_ = planned(world)[name]["sent_for_tables"]
+    for tied in (True, False):
+        named = "tied" if tied else "untied"
+        bytes_ = planned(tied=named, model=llama(vocab, tied=tied).to_dict())[KEPT]["sent"]
+        label = f"Llama, {named}, installed, {KEPT}, whole step"
+        found.append((label, bytes_, *measured(fsdp2(vocab, tied, True, kept=True))))
+    split: list[tuple[str, bool, int | None]] = [("stock tensor parallel", False, None), (SPLIT, True, None)]
+    for name, installed, fsdp in [*split, (BOTH, True, 2)] if world == 4 else split:
+        steps = (both(vocab, n) if fsdp else tensor_parallel(vocab, n, installed, folder) for n in (1, 2))
+        one, two = map(measured, steps)
+        bytes_ = planned(fsdp or world, fsdp)[name]["sent_for_tables"]
         counted, gloo, tcp = (2 * a - b for a, b in zip(one, two, strict=True))
         found.append((f"Llama, tied{', installed' * installed}, {name}, its ends", bytes_, counted, gloo, tcp))
     return found

@@ -5,13 +5,14 @@ from tiewise.boundary.boundary import Boundary as Boundary
 from tiewise.boundary.install import Installed as Installed
 from tiewise.boundary.install import install as install
 from tiewise.boundary.install import installed as installed
+from tiewise.boundary.parallel_plan import keep_tables as keep_tables
 from tiewise.boundary.parallel_plan import parallel_plan as parallel_plan
 from tiewise.boundary.param_groups import param_groups as param_groups
 from tiewise.boundary.probe import Probe as Probe
 from tiewise.boundary.probe import probe as probe
+from tiewise.checkpoint.adapter import lora_config as lora_config
 from tiewise.checkpoint.audit import Audit as Audit
 from tiewise.checkpoint.audit import check as check
-from tiewise.checkpoint.lora_config import lora_config as lora_config
 from tiewise.core import __version__ as __version__
 from tiewise.core.backends import LossOptions as LossOptions
 from tiewise.core.backends import PathNorms as PathNorms

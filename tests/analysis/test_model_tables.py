@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tiny_tables import factored, gaussian, llama, opt
 
 from tiewise.analysis.model_tables import StoredTable, ends_of, views_of
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.inspection.sections.alignment import alignment_of
+from tiewise.inspection.sections.tokens import tokens_of
 
 ROWS, WIDTH = 600, 12
 IN, OUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -68,3 +72,17 @@ def test_a_table_before_and_after_its_maps(model, tmp_path):
 def test_two_tables_are_two_views(tmp_path):
     views, notes = views_of(llama(tmp_path / "m", gaussian(20, 6), gaussian(20, 6, 1)))
     assert (list(views), notes) == (["input", "output"], ())
+
+
+def test_what_else_token_ids_index_is_measured_where_it_is_like_the_ends_and_named_where_it_is_not(tmp_path):
+    model = llama(tmp_path / "m", gaussian(ROWS, WIDTH), num_hidden_layers=1)
+    held = load_file(model.path / "model.safetensors")
+    held["model.layers.1.embed_tokens.weight"] = gaussian(ROWS, WIDTH, 3)
+    held["model.embed_tokens_per_layer.weight"] = gaussian(ROWS, 2 * WIDTH, 4)
+    save_file(held, model.path / "model.safetensors")
+    views, notes = views_of(open_folder(model.path))
+    assert list(views) == ["both ends", "MTP input model.layers.1.embed_tokens"]
+    assert np.array_equal(views["MTP input model.layers.1.embed_tokens"].read(0, 9), gaussian(ROWS, WIDTH, 3)[:9])
+    assert notes == ("token ids index more, which is left out: model.embed_tokens_per_layer.weight (per-layer table)",)
+    for section in (alignment_of, tokens_of):
+        assert any("model.embed_tokens_per_layer.weight" in note for note in section(open_folder(model.path)).notes)

@@ -55,12 +55,15 @@ def test_tokenizer_files_that_hold_no_texts(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     for file, content, said in (
         ("vocab", b"", r"no tokenizer\.json"),
-        ("tokenizer.model", b"\x0a\x03\x0a\x01a", "SentencePiece"),
+        ("spiece.model", b"\x0a\x03\x0a\x01a", "SentencePiece"),
         ("tokenizer.json", b"{", "JSON"),
     ):
         (tmp_path / file).write_bytes(content)
         with pytest.raises(CheckpointError, match=said):
             texts_of(tmp_path, 3)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x03\x0a\x01b\x0a\x05\x0a\x03\xe2\x96\x81")
+    assert texts_of(tmp_path, 3) == ["b", "▁", None]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
     assert texts_of(tmp_path, 2) == ["a", None]
 

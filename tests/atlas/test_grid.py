@@ -61,7 +61,7 @@ def test_bad_grids_are_refused(record, says):
 
 
 def test_a_grid_that_is_nowhere_names_those_that_come_along(tmp_path):
-    with pytest.raises(RunError, match=r"no grid 'atlas'; name a YAML file, or one of gain-by-text, .*quick"):
+    with pytest.raises(RunError, match=r"no grid 'atlas'; name a YAML file, or one of causes, gain-by-text, .*quick"):
         StudyGrid.named("atlas")
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(RunError, match="holds no settings"):

@@ -6,17 +6,13 @@ Each case is a model of one rank, in its family's own classes where these have t
 """
 
 import copy
-import os
 import sys
-import warnings
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import transformers as tr
-from tensor_parallel_ranks import HOW, KINDS, SIZES, Largest, batch, near, refused, saved
+from tensor_parallel_ranks import HOW, KINDS, SIZES, Largest, batch, near, on_rank, refused, saved
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -155,21 +151,6 @@ def nothing_is_whole(folder, kind, v):
     assert rows <= largest.numbers < min(1.1 * rows, v * inputs["input_ids"].numel())
 
 
-def rank(rank, folder, cases):
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", FutureWarning)
-    tr.logging.set_verbosity_error()
-    tr.utils.logging.disable_progress_bar()
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "4"}
-    patience, store = timedelta(seconds=60), f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=4, timeout=patience)
-    for case in cases:
-        name, *of = case.split(",")
-        globals()[name](folder, *(int(word) if word.isdigit() else word for word in of))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
     folder, *cases = sys.argv[1:]
-    mp.start_processes(rank, args=(folder, cases), nprocs=4, start_method="fork")  # imports once
+    mp.start_processes(on_rank, args=(globals(), folder, 4, cases), nprocs=4, start_method="fork")  # imports once

@@ -371,7 +371,8 @@ def saved_with_a_boundary(folder, kind, v):
     assert (handle.counts.fused, handle.counts.materialised) == (1, 0)
 
 
-def rank(rank, folder, size, cases):
+def on_rank(rank, known, folder, size, cases):
+    """Meet the other ranks and go through the cases, each named by a function of `known`."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FutureWarning)
     tr.logging.set_verbosity_error()
@@ -381,11 +382,12 @@ def rank(rank, folder, size, cases):
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=patience)
     for case in cases:
         name, *of = case.split(",")
-        globals()[name](folder, *(int(word) if word.isdigit() else word for word in of))
+        known[name](folder, *(int(word) if word.isdigit() else word for word in of))
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     folder, size, *cases = sys.argv[1:]
-    mp.start_processes(rank, args=(folder, int(size), cases), nprocs=int(size), start_method="fork")  # imports once
+    how = {"nprocs": int(size), "start_method": "fork"}  # imports once
+    mp.start_processes(on_rank, args=(globals(), folder, int(size), cases), **how)

@@ -1,6 +1,6 @@
 """A process of its own in which thousands of damaged checkpoints are checked, watched from inside.
 
-    python hostile_child.py FOLDER FIRST COUNT [KIND]
+    python hostile_child.py FOLDER FIRST COUNT [KIND | merge | slim]
 
 Prints one JSON object: what was checked, refused, and what must not have happened. Every case is made from its number
 alone, so that `FOLDER N 1` repeats it.
@@ -31,6 +31,7 @@ from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import merge, slim
 
 ADAPTERS = ("adapter", "copies", "rows")
+VERBS = {"merge": ADAPTERS, "slim": ("adapter", "copies")}  # rows are slim already
 SECONDS = 20  # for one case, on a busy machine; a healthy check takes milliseconds
 HUGE = 2**60
 ODD = [None, True, -1, 0, 0.5, HUGE, -HUGE, 2**63, 2**64, 10**400, float("nan"), float("inf"), "", "x" * 100_000]
@@ -53,8 +54,11 @@ class Watch:
     FORBIDDEN += ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
     FORBIDDEN += ("pickle.find_class", "marshal.loads", "ctypes.dlopen", "import")
 
-    def __init__(self, *allowed):
+    CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.chmod")
+
+    def __init__(self, *allowed, writes=None):
         self.allowed = [os.path.realpath(folder) for folder in allowed]
+        self.writes = None if writes is None else os.path.realpath(writes)  # where a verb makes its result
         self.given = None  # the path that the user names is followed wherever it leads
         self.on = False
         self.wrong = []
@@ -65,11 +69,18 @@ class Watch:
             self.opened(os.fsdecode(arguments[0]), arguments[2] or 0)
             self.on = True
         elif self.on and event in self.FORBIDDEN:
-            self.wrong.append(f"{event} {str(arguments)[:200]}")
+            changed = arguments[1 if event == "os.link" else 0 :]
+            paths = [os.fsdecode(one) for one in changed if isinstance(one, str | bytes | Path)]
+            if event not in self.CHANGES or not paths or not all(map(self.within, paths)):
+                self.wrong.append(f"{event} {str(arguments)[:200]}")
+
+    def within(self, path):
+        real = os.path.realpath(path)
+        return self.writes is not None and os.path.commonpath([real, self.writes]) == self.writes
 
     def opened(self, path, flags):
-        if "\0" in path:
-            return  # it cannot be opened
+        if "\0" in path or self.within(path):
+            return  # it cannot be opened; what a verb makes it may read again
         real = os.path.realpath(path)
         if path != self.given and not any(os.path.commonpath([real, folder]) == folder for folder in self.allowed):
             self.wrong.append(f"opened {path!r}, which is {real}")
@@ -222,8 +233,8 @@ def write(folder, files):
         (folder / name).write_bytes(data)
 
 
-def make(rng, folder, kinds):
-    """Write one damaged checkpoint; return what was done, and the arguments of check."""
+def make(rng, folder, kinds, verb):
+    """Write one damaged checkpoint; return what was done, and the arguments of check or of the verb."""
     kind = rng.choice(sorted(kinds))
     files = dict(kinds[kind])
     done = [kind]
@@ -245,8 +256,10 @@ def make(rng, folder, kinds):
     elif kind == "draft":
         arguments["target"] = rng.choice([None, folder.parent / "base"])
     elif kind in ADAPTERS:
-        arguments["base"] = rng.choice([None, folder.parent / "base"])
-        arguments["verb"] = "check" if arguments["base"] is None else rng.choice(["check", "slim", "merge"])
+        base = folder.parent / "base"
+        arguments["base"] = base if verb else rng.choice([None, base])
+        if arguments["base"] is not None:
+            arguments["verb"] = verb or rng.choice(["check", "slim", "merge"])
     elif rng.random() < 0.15:
         arguments["path"] = folder / rng.choice(sorted(files))
     return done, arguments
@@ -260,21 +273,23 @@ def clear(folder):
 
 
 def run(home, first, count, *only):
-    home.mkdir(exist_ok=True)
+    (home / "out").mkdir(parents=True, exist_ok=True)
     kinds = seeds(home.parent / "seeds")
-    chosen = {name: kinds[name] for name in only or kinds}
+    verb = next(iter(only), None) if VERBS.keys() & set(only) else None
+    chosen = {name: kinds[name] for name in VERBS.get(verb, only or kinds)}
     shutil.copytree(home.parent / "seeds" / "tied", home / "base", dirs_exist_ok=True)
     for name, files in kinds.items():  # what is loaded once, is loaded before anything is watched
         write(home / "warm", files)
         option = "base" if name in ADAPTERS else "target" if name == "draft" else None
         given = {} if option is None else {option: home / "base"}
         path = home / "warm" / "m.gguf" if name == "gguf" else home / "warm"
-        for verb in ("check", "slim", "merge") if name in ("copies", "rows") else ("check",):
+        for each in ("check", "slim", "merge") if name in ("copies", "rows") else ("check",):
             with suppress(CheckpointError):  # rows are slim already
-                json.dumps(answer({"verb": verb, "path": path, "scan": True, "deep": True} | given))
+                json.dumps(answer({"verb": each, "path": path, "scan": True, "deep": True} | given, each == "check"))
+            shutil.rmtree(home / "out" / "new", ignore_errors=True)
         shutil.rmtree(home / "warm")
     (home / "secret").write_bytes(kinds["tied"]["config.json"])  # mutate_folder links to it
-    watch = Watch(home / "case", home / "base")
+    watch = Watch(home / "case", home / "base", writes=home / "out" if verb else None)
     sys.addaudithook(watch)
     signal.signal(signal.SIGALRM, stop)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -282,8 +297,13 @@ def run(home, first, count, *only):
     told = {"checked": 0, "refused": 0, "failed": []}
     for number in range(first, first + count):
         rng = random.Random(number)
-        done, arguments = make(rng, home / "case", chosen)
-        problem = one(watch, arguments, told)
+        done, arguments = make(rng, home / "case", chosen, verb)
+        dry = verb is None or rng.random() < 0.85
+        problem = one(watch, arguments, told, dry)
+        made, wanted = os.listdir(home / "out"), [] if dry or told["last"] == "refused" else ["new"]
+        if made != wanted:
+            problem = f"{problem}; left {made}, not {wanted}"
+        shutil.rmtree(home / "out" / "new", ignore_errors=True)
         if problem is not None:
             told["failed"].append(f"case {number} ({'; '.join(done)}; {arguments}): {problem}")
         clear(home / "case")
@@ -295,28 +315,27 @@ def stop(signum, frame):
     raise Hang
 
 
-def answer(arguments):
-    """What a check says, or a verb that writes nothing; of verbs the checkpoint that they change is healthy."""
+def answer(arguments, dry=True):
+    """What a check says, or a verb; of verbs the checkpoint that they change is healthy."""
     verb, given = arguments.get("verb", "check"), {k: v for k, v in arguments.items() if k != "verb"}
     if verb == "check":
         return check(**given).record()
-    source, base, to = given["path"], given["base"], given["base"].parent / "new"
-    if verb == "slim":
-        return slim(source, to, base=base, dry_run=True).record() | {"findings": []}
-    receipt = merge(base, to, adapter=source, dry_run=True)
-    return receipt.record() | {"findings": []}
+    source, base, to = given["path"], given["base"], given["base"].parent / "out" / "new"
+    made = slim(source, to, base=base, dry_run=dry) if verb == "slim" else merge(base, to, adapter=source, dry_run=dry)
+    return made.record() | {"findings": []}
 
 
-def one(watch, arguments, told):
+def one(watch, arguments, told, dry=True):
     """Check one case; return what went wrong, or None."""
     watch.wrong.clear()
     watch.given = os.fspath(arguments["path"])
     signal.alarm(SECONDS)
     watch.on = True
     try:
-        record = answer(arguments)
+        record = answer(arguments, dry)
         watch.on = False
         told["checked"] += 1
+        told["last"] = "checked"
         json.dumps(record, allow_nan=False)
         for finding in record["findings"]:
             if not (finding["evidence"] + finding["where"]).isprintable():
@@ -324,12 +343,14 @@ def one(watch, arguments, told):
     except CheckpointError as error:
         watch.on = False
         told["refused"] += 1
+        told["last"] = "refused"
         if not str(error).isprintable() or not error.fix:
             return f"no plain error: {error!r}"
     except Hang:
         return f"hangs for {SECONDS} s"
     except Exception:
         watch.on = False
+        told["last"] = "refused"
         return traceback.format_exc(limit=-4)
     finally:
         watch.on = False

@@ -7,10 +7,9 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_checkpoints import D, V, llama, table, write_checkpoint
 
-from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, open_adapter
+from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, lora_config, open_adapter
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.lora_config import lora_config
 from tiewise.checkpoint.rule import rules
 from tiewise.core.errors import CheckpointError
 
@@ -253,6 +252,35 @@ def test_b063_copies_of_rows_that_the_base_has(tmp_path, tensors, base, said):
     for one, words in zip(found, said, strict=True):
         assert words in one.evidence
         assert one.repair == f"tiewise slim {path} --base {base} --to NEW_DIR"
+
+
+DORA = {f"{H}.lora_magnitude_vector": np.ones(V, np.float32)}
+SERVED = [
+    ({}, {}, {}, None),
+    (on_head(), {}, {}, None),
+    (on_head(), {}, {"config": {"model_type": "gemma2"}}, "llama.cpp's converter stops at lm_head"),
+    (rows(E), {}, {}, "llama.cpp's converter stops at model.embed_tokens.trainable_tokens_delta"),
+    (
+        {f"{E}.weight": table()},
+        {"modules_to_save": ["embed_tokens"]},
+        {},
+        "vLLM stops at modules_to_save (embed_tokens); llama.cpp's converter at model.embed_tokens.weight",
+    ),
+    (
+        on_head() | DORA,
+        {"use_dora": True},
+        {},
+        "vLLM stops at use_dora; llama.cpp's converter at lm_head.lora_magnitude_vector",
+    ),
+]
+
+
+@pytest.mark.parametrize(("tensors", "config", "base", "said"), SERVED)
+def test_b064_what_engines_do_not_serve(tmp_path, tensors, config, base, said):
+    path, base = adapter(tmp_path / "a", tensors, **config), llama(tmp_path / "base", **base)
+    found = list(rules()["B064"].check(facts_of(path, base)))
+    assert [one.evidence for one in found] == ([] if said is None else [said])
+    assert all(one.repair == f"tiewise merge {path} --base {base} --to NEW_DIR" for one in found)
 
 
 BODY_ONLY = {"target_modules": "all-linear"}

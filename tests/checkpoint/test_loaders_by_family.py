@@ -30,6 +30,34 @@ def folder(path, kind, flag, head=None, **config):
     return write_checkpoint(path, written, {TABLE: table()} | ({} if head is None else {HEAD: head}))
 
 
+@pytest.mark.parametrize(
+    ("kind", "outcomes"),
+    [
+        ("llama", ("tied", "untied", "untied")),
+        ("gemma2", ("tied", "head dropped", "head dropped")),
+        ("cohere2", ("tied", "load error", "load error")),
+        ("qwen2_moe", ("load error", "untied", "untied")),
+    ],
+)
+def test_llama_cpp_differs_from_family_to_family(kind, outcomes, tmp_path):
+    for head, outcome in zip((None, table(), OTHER), outcomes, strict=True):
+        path = folder(tmp_path / f"{outcome} {head is OTHER}", kind, True, head)
+        assert [made[1:] for made in made_by("llama.cpp", path)] == [(outcome, True)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
+@pytest.mark.parametrize("arch", ["llama", "gemma", "gemma2", "command-r", "cohere2", "lfm2moe", "phi2", "qwen2moe"])
+def test_heads_that_the_tensor_map_of_gguf_has_no_name_for(arch):
+    """The map itself, of the writer's own package: what its converter does with a stored head rests on it."""
+    import gguf
+
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    named = gguf.get_tensor_name_map(number, 1).get_name("lm_head.weight", try_suffixes=(".weight",))
+    kind = {"command-r": "cohere", "lfm2moe": "lfm2_moe", "phi2": "phi", "qwen2moe": "qwen2_moe"}.get(arch, arch)
+    column = loaders.LLAMA_CPP_BY_FAMILY.get(kind, loaders.LLAMA_CPP)
+    assert (named is None) == (column in (loaders.LLAMA_CPP_UNNAMED, loaders.LLAMA_CPP_GEMMA))
+
+
 VERSION = loaders.mlx_data()["version"]
 RUN = [
     ("granite", True, table(), "tied"),  # mlx-lm#1298, which refused it, is merged

@@ -208,14 +208,130 @@ def test_a_small_model_as_a_draft_keeps_its_own_rules(tmp_path):
     assert f"tiewise resize {small} --vocab 24 --rows zero" in found.repair
 
 
-def test_two_tokenizers_of_pieces_are_not_told_apart_by_positions(tmp_path):
-    """A SentencePiece model is read for its count alone."""
-    paths = draft(tmp_path / "a"), llama(tmp_path / "t", head=None)
-    for path in paths:
-        (path / "tokenizer.model").write_bytes(b"\n\3\n\1a" * V)
-    (paths[0] / "model.safetensors").unlink()
-    draft(tmp_path / "a", embed_tokens__weight=NEW)
+def sentence_pieces(texts):
+    """A SentencePiece model as its protocol buffer has it: field 1 of each piece its text, field 2 a score."""
+    inner = [b"\n" + bytes([len(text.encode())]) + text.encode() + b"\x15\0\0\0\0" for text in texts]
+    return b"".join(b"\n" + bytes([len(piece)]) + piece for piece in inner) + b"\x12\2\x08\1"
+
+
+WORDS = [f"▁wort{i}" for i in range(V)]
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "found", "words"),
+    [
+        (WORDS, WORDS, [], ""),
+        (WORDS, WORDS[:5] + WORDS[:4:-1], ["error"], "18 of its 24 ids are other tokens in the target, or none: 5 is"),
+        (WORDS[:20], WORDS, ["info"], "4 tokens of the target have no id"),
+        ([*WORDS[:3], "<0x09>", *WORDS[4:]], [*WORDS[:3], "\t", *WORDS[4:]], ["error"], "3 is '<0x09>' here and '\\t'"),
+    ],
+)
+def test_sentence_pieces_are_told_apart_by_their_texts(tmp_path, own, theirs, found, words):
+    paths = draft(tmp_path / "a", embed_tokens__weight=NEW), llama(tmp_path / "t", head=None)
+    for path, texts in zip(paths, (own, theirs), strict=True):
+        (path / "tokenizer.model").write_bytes(sentence_pieces(texts))
+    audit = check(paths[0], target=paths[1], select=["B085"])
+    assert worst(audit) == [("B085", severity, "tokenizer") for severity in found]
+    assert all(words in one.evidence for one in audit.findings)
+
+
+def test_a_sentence_piece_model_against_its_conversion(tmp_path):
+    """Gemma's tokenizer.json writes the tab as it is, which its SentencePiece model has as a byte."""
+    texts = [*WORDS[:3], "<0x09>", *WORDS[4:]]
+    paths = draft(tmp_path / "a"), llama(tmp_path / "t", head=None, tokenizer=bpe_tokenizer())
+    (paths[0] / "tokenizer.model").write_bytes(sentence_pieces(texts))
+    record = bpe_tokenizer()
+    record["model"]["vocab"] = {"\t" if text == "<0x09>" else text: i for i, text in enumerate(texts)}
+    (paths[1] / "tokenizer.json").write_text(json.dumps(record))
+    assert worst(check(paths[0], target=paths[1], select=["B085"])) == []
+
+
+def test_positions_of_other_sentence_piece_models_are_no_ids(tmp_path):
+    paths = draft(tmp_path / "a", embed_tokens__weight=NEW), llama(tmp_path / "t", head=None)
+    for path, texts in zip(paths, (WORDS, WORDS[::-1]), strict=True):
+        (path / "sentencepiece.bpe.model").write_bytes(sentence_pieces(texts))
     assert worst(check(paths[0], target=paths[1], select=["B085"])) == [("B085", "warning", "embed_tokens.weight")]
+
+
+def medusa(path, heads=2, rows=V, width=D, names="{0}.1", config=None, **tensors):
+    """Medusa's heads alone, as its trainer and as vLLM store them: a block [D, D] and a head [V, D] for each token."""
+    made = {}
+    for i in range(heads):
+        made |= {f"{names.format(i)}.weight": table(rows, width, 20 + i), f"{i}.0.linear.weight": table(width, width)}
+    made |= {name.replace("__", "."): value for name, value in tensors.items()}
+    said = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "b"} | (config or {})
+    return write_checkpoint(path, said, made)
+
+
+VLLM = {"names": "lm_heads.{0}", "config": {"model_type": "medusa", "vocab_size": V, "hidden_size": D}}
+CUT = VLLM | {"config": VLLM["config"] | {"truncated_vocab_size": N}, "token_map": IDS[::-1].copy()}
+
+
+@pytest.mark.parametrize(
+    ("how", "found", "words"),
+    [
+        ({}, [], ""),
+        ({"names": "medusa_head.{0}.1"}, [], ""),
+        (VLLM, [], ""),
+        (CUT, [], ""),  # it cuts heads of all tokens
+        (CUT | {"rows": N}, [], ""),
+        (CUT | {"rows": 12}, [("B084", "error", "lm_heads.0.weight")] * 2, "12 rows, and truncated_vocab_size is 10"),
+        (CUT | {"token_map": IDS + 20}, [("B083", "error", "token_map")], "lead outside 24 tokens (row 4 to 25)"),
+        (CUT | {"token_map": IDS // 2}, [("B083", "error", "token_map")], "lead to 7 tokens: some have several rows"),
+        (CUT | {"token_map": table(2)}, [("B083", "error", "token_map"), ("B084", "error", "token_map")], "no list of"),
+        (VLLM | {"rows": 20}, [("B084", "error", "lm_heads.0.weight")] * 2, "20 rows, and vocab_size is 24"),
+        ({"rows": 20}, [("B084", "error", "vocab_size")], "has 20 rows, the target's 24, and tokens up to 23"),
+        ({"width": 16}, [("B084", "error", "medusa_head")], "it is 16 wide and reads the target's hidden states"),
+        ({"heads": 1}, [("B084", "error", "config.json")], "says 2 heads, and 1 are stored"),
+        ({"heads": 3}, [("B084", "info", "config.json")], "says 2 heads, and 3 are stored"),
+        ({"1__1__weight": table()}, [("B085", "info", "1.1.weight")], "is model.embed_tokens.weight of the target"),
+    ],
+)
+def test_heads_of_medusa(tmp_path, how, found, words):
+    path = medusa(tmp_path / "a", **how)
+    audit = check(path, target=target(tmp_path / "t"), ignore=["B085"] if not found or found[0][0] != "B085" else [])
+    assert audit.kind == "draft"
+    heads = [part for part in audit.parts if part.role == "draft head"]
+    assert len(heads) == how.get("heads", 2)
+    told = [(rule, severity, where.replace("lm_heads.1", "lm_heads.0")) for rule, severity, where in worst(audit)]
+    assert told[: len(found)] == found
+    assert len(told) == len(found) or found[0][0] == "B085"
+    assert not words or words in audit.findings[0].evidence
+
+
+NEXTN = {"model.layers.0.embed_tokens": "input", "model.layers.0.shared_head.head": "output"}
+
+
+@pytest.mark.parametrize(
+    ("change", "found", "words"),
+    [
+        ({}, [], ""),
+        (
+            {"model.layers.0.shared_head.head": table() * np.float32(1.01)},
+            [("B085", "warning", "model.layers.0.shared_head.head.weight")],
+            "is not model.embed_tokens.weight",
+        ),
+        (
+            {"model.layers.0.embed_tokens": NEW},
+            [("B085", "info", "model.layers.0.embed_tokens.weight")],
+            "two tables of their own",
+        ),
+        (
+            {"model.layers.0.embed_tokens": table(20)},
+            [("B084", "error", "model.layers.0.embed_tokens.weight")],
+            "20 rows, and vocab_size is 24",
+        ),
+    ],
+)
+def test_layers_of_further_tokens_by_themselves(tmp_path, change, found, words):
+    """As DeepSeek-V3's are exported for an engine: copies of both tables inside a layer of their own number."""
+    tensors = {f"{name}.weight": change.get(name, table()) for name in NEXTN}
+    tensors["model.layers.0.eh_proj.weight"] = table(D, 2 * D)
+    config = llama_config(False, architectures=["DeepseekV3ForCausalLMNextN"])
+    audit = check(write_checkpoint(tmp_path / "a", config, tensors), target=target(tmp_path / "t"))
+    assert (audit.kind, worst(audit)) == ("draft", found)
+    assert [part.role for part in audit.parts] == ["MTP input", "MTP output"]
+    assert not words or words in audit.findings[0].evidence
 
 
 def test_a_target_belongs_to_a_model(tmp_path):

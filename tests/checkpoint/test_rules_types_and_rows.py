@@ -13,7 +13,7 @@ from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_ten
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.roles import End
-from tiewise.checkpoint.rules_quantised import lists_of, quantisation
+from tiewise.checkpoint.rules_types_and_rows import lists_of, quantisation
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 ALBERT = {"architectures": ["AlbertForMaskedLM"], "model_type": "albert", "vocab_size": V, "hidden_size": 16}

@@ -65,8 +65,8 @@ ARMS = ["--arms=tied,untied,residual:4", "--set=accumulate=2"]
 @pytest.mark.parametrize(
     ("count", "sharding", "arguments"),
     [
-        (2, ["--fsdp=2"], ARMS),
-        (2, ["--fsdp=2"], ["--arms=tied,factored:8", "--model=gpt2"]),
+        (2, ["--fsdp=2", "--tables=keep"], ARMS),
+        (2, ["--fsdp=2", "--tables=gather"], ["--arms=tied,factored:8", "--model=gpt2"]),
         (2, ["--tp=2"], [*ARMS, "--match=parameters"]),
         (2, ["--tp=2"], ["--arms=tied,factored:8", "--model=gpt2"]),
         (4, ["--tp=2"], ["--arms=tied,projected:24,penalty=0.3", "--set=accumulate=2"]),
@@ -175,6 +175,9 @@ def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text, count)
             ["--tp=2", "--fsdp=2"],
             "--tp 2 --fsdp 2 and 2 processes; start 4, or a multiple: torchrun --nproc_per_node 4",
         ),
+        (["--fsdp=2", "--tables=some"], "--tables some; choose one of auto, keep, gather"),
+        (["--tables=keep"], "--tables keep without --fsdp; leave it out"),
+        (["--tp=2", "--tables=gather"], "--tables gather beside --tp, which spreads them; leave it out"),
         (["--tp=0"], "--tp 0; give numbers of processes, from 1"),
         (["--tp=2", "--set=heads=1"], "2 processes of --tp do not divide num_attention_heads = 1; choose another"),
         (["--tp=2", "--recipe=albert-small"], "--tp in an ALBERT run; leave it out"),

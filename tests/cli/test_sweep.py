@@ -77,7 +77,7 @@ def test_a_cell_that_cannot_be_leaves_nothing_and_is_named(tiewise, grid, tree):
     ("arguments", "says"),
     [
         ([], "no grid is named; name a YAML file, or quick"),
-        (["nowhere.yaml"], "no grid 'nowhere.yaml'; name a YAML file, or one of gain-by-text"),
+        (["nowhere.yaml"], "no grid 'nowhere.yaml'; name a YAML file, or one of causes, gain-by-text"),
         (["--resume", "--out=no"], "no holds no study to resume; leave --resume out, and name a grid"),
         (["g.yaml", "--resume"], "--resume takes its grid from the study; give only --out runs/sweep --resume"),
         (["--resume", "--launcher=slurm"], "--resume with --launcher slurm; submit its scripts again"),

@@ -19,7 +19,7 @@ from tiewise.core.errors import UnsupportedError
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.ops.log_prob import linear_log_prob, vocabulary_statistics
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
-from tiewise.ops.vocabulary_shard import VocabularyShard, summed
+from tiewise.ops.vocabulary_shard import VocabularyShard, returned
 
 N, E, CHUNK = 26, 8, 7
 SIZES = (1000, 97, 7, 3)  # 7 rows leave a rank of four with one, 3 leave it with none
@@ -167,6 +167,84 @@ def log_probabilities():
         near("an ignored word of the vocabulary", alone, sure.where(valid & (t != 0), 0), 1e-12)
 
 
+def own_tokens():
+    """Ranks with unlike numbers of tokens, their losses multiplied by the same or not: the sum of all, on one rank."""
+    turn = itertools.cycle(itertools.product(("mean", "sum", "none"), (False, True), ((0, 5), (4, 0))))
+    for v, (softcap, smoothing, z_loss, weighted, bias) in itertools.product((97, 3), CHOICES):
+        reduction, alike, (first, more) = next(turn)
+        counts = [first + more * rank for rank in range(dist.get_world_size())]  # the first may have none
+        starts = [sum(counts[:rank]) for rank in range(len(counts))]
+        options = {"softcap": softcap, "label_smoothing": smoothing, "z_loss": z_loss, "reduction": reduction}
+        (table, body, b, w), ids, t = problem(v)
+        options["class_weight"] = w if weighted else None
+        ids, t = ids.repeat(2), t.repeat(2)
+        parts = [slice(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        ups = [
+            torch.linspace(-1, 2, count).double() if reduction == "none" else 0.7 + rank * (not alike)
+            for rank, count in enumerate(counts)
+        ]
+        what = f"V={v} {alike} {counts} bias={bias} {options}"
+
+        one = leaves(table, body, b if bias else None)
+        losses = [
+            oracle(
+                torch.tanh(F.embedding(ids[part], one[0], padding_idx=v - 1) @ one[1]),
+                one[0],
+                t[part],
+                one[2],
+                **options,
+            )
+            for part in parts
+        ]
+        sum((loss * up).sum() for loss, up in zip(losses, ups, strict=True)).backward()
+
+        shard, here = VocabularyShard(v, own_tokens=True), dist.get_rank()
+        rows = slice(shard.start, shard.stop)
+        many = leaves(table[rows], body, b[rows] if bias else None)
+        found, handed = tied_lookup(many[0], ids[parts[here]], LookupOptions(stop_lookup=v - 1), shard=shard)
+        loss = linear_cross_entropy(
+            torch.tanh(found @ many[1]), handed, t[parts[here]], many[2], shard=shard, chunk=CHUNK, **options
+        )
+        near(f"{what}: loss", loss.detach(), losses[here].detach(), 1e-12)
+        (loss * ups[here]).sum().backward()
+        dist.all_reduce(many[1].grad)
+        near(f"{what}: table", whole(many[0].grad), one[0].grad, 1e-12)
+        near(f"{what}: body", many[1].grad, one[1].grad, 1e-12)
+        if bias:
+            near(f"{what}: bias", whole(many[2].grad), one[2].grad, 1e-12)
+
+
+def own_tokens_told():
+    """Log-probabilities and entropies of tokens of each rank's own; a wrong token of one rank is refused by all."""
+    v, here = 97, dist.get_rank()
+    (table, _, _, _), _, t = problem(v)
+    hidden = torch.randn(N, E, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    up = torch.randn(3, N, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    part = slice(0, 9) if here == 0 else slice(4 + 5 * here, 9 + 5 * here)  # 9, 5, 5 … tokens
+    seen = slice(0, 4 + 5 * dist.get_world_size())
+    h, w = leaves(hidden, table)
+    truth = vocabulary_statistics(h, w, t, entropy=True)
+    sum((x[seen] * u[seen]).sum() for x, u in zip(truth, up, strict=True)).backward()
+    shard = VocabularyShard(v, own_tokens=True)
+    hs, ws = leaves(hidden[part], table[shard.start : shard.stop])
+    got = vocabulary_statistics(hs, ws, t[part], entropy=True, shard=shard)
+    for name, a, c in zip(got._fields, truth, got, strict=True):
+        near(name, c.detach(), a[part].detach(), 1e-12)
+    sum((x * u[part]).sum() for x, u in zip(got, up, strict=True)).backward()
+    near("hidden", hs.grad, h.grad[part], 1e-11)
+    near("table", whole(ws.grad), w.grad, 1e-11)
+    wrong = torch.full((3,), v if here == 0 else 1)
+    for ask in (
+        lambda: tied_lookup(ws, wrong, shard=shard),
+        lambda: linear_log_prob(hs[:3], ws, wrong, shard=shard),
+        lambda: linear_cross_entropy(hs[:3], ws, wrong, shard=shard),
+    ):
+        with pytest.raises(IndexError, match="outside the vocabulary of 97"):
+            ask()
+    with pytest.raises(UnsupportedError, match="in fp16; compute in bfloat16"):
+        linear_cross_entropy(hs.half(), ws.half(), t[part], shard=shard)
+
+
 def path_norms_of_all():
     """The norms of both paths, and the one buffer, against the two gradients of two separate tables."""
     for v in SIZES:
@@ -275,16 +353,16 @@ def refusals():
 def naive_loss(h, mine, t, shard, *, smoothing=0.0, local_smoothing=False):
     """A vocabulary-parallel loss as it is often written, by autograd: a sum over ranks of exp, one of the target."""
     z = h @ mine.T
-    total = summed(z.exp().sum(1), shard)
+    total = returned(z.exp().sum(1), shard)
     at, row = shard.own(t)
-    target = summed(z.new_zeros(len(t)).index_put((at,), z[at, row]), shard)
+    target = returned(z.new_zeros(len(t)).index_put((at,), z[at, row]), shard)
     nll = total.log() - target
     if not smoothing:
         return nll.mean()
     if local_smoothing:  # Megatron-LM#7452: the mean of log-probabilities over the rows that are here
         mean = (z - total.log()[:, None]).mean(1)
     else:
-        mean = summed((z - total.log()[:, None] / shard.size).sum(1), shard) / shard.total
+        mean = returned((z - total.log()[:, None] / shard.size).sum(1), shard) / shard.total
     return ((1 - smoothing) * nll - smoothing * mean).mean()
 
 
@@ -307,7 +385,7 @@ def gathered_logits_count_once():
     hidden = table[ids] * 0.3
     wanted = F.cross_entropy(hidden @ table.T, t)
     z = hidden @ table.T
-    naive = (summed(z.exp().sum(1), shard).log() - z.gather(1, t[:, None])[:, 0]).mean()
+    naive = (returned(z.exp().sum(1), shard).log() - z.gather(1, t[:, None])[:, 0]).mean()
     assert math.isclose(naive - wanted, math.log(shard.size), rel_tol=1e-9)
     ours = linear_cross_entropy(hidden, table[shard.start : shard.stop], t, shard=shard)
     near("ours", ours, wanted, 1e-12)
@@ -333,7 +411,7 @@ def padding_is_a_row_of_all():
     def naive(mine):
         at, here = shard.own(ids)
         rows, handed = tied_lookup(mine, here, LookupOptions(stop_lookup=pad))
-        return summed(rows.new_zeros(len(ids), E).index_copy(0, at, rows), shard), handed
+        return returned(rows.new_zeros(len(ids), E).index_copy(0, at, rows), shard), handed
 
     options = LookupOptions(stop_lookup=pad)
     near("ours", gradient(lambda mine: tied_lookup(mine, ids, options, shard=shard)), one.grad, 1e-12)
@@ -367,7 +445,7 @@ def uneven_rows_all_move():
         total, here = z.exp().sum(1), (ids >= first) & (ids < first + equal)
         target = z.gather(1, (ids - first).where(here, 0)[:, None])[:, 0].where(here, 0)
         shard = VocabularyShard(v)
-        return (summed(total, shard).log() - summed(target, shard)).mean()
+        return (returned(total, shard).log() - returned(target, shard)).mean()
 
     shard = VocabularyShard(v)
     ours = moved(shard.start, shard.stop, lambda mine: linear_cross_entropy(hidden, mine, ids, shard=shard))

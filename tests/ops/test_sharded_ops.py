@@ -12,6 +12,7 @@ from tiewise.ops.vocabulary_shard import VocabularyShard
 _RANKS = Path(__file__).with_name("sharded_ops.py")
 TRAPS = ["smoothing_over_all_rows", "gathered_logits_count_once", "padding_is_a_row_of_all", "uneven_rows_all_move"]
 EXACT = ["differentiated_again", "one_buffer", "rows_of_minus_infinity", "path_norms_of_all", "refusals"]
+EXACT += ["own_tokens", "own_tokens_told"]
 LONG = ["every_option", "large_vocabulary", "narrow_types", "log_probabilities"]
 
 

@@ -9,7 +9,7 @@ from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import budget
-from tiewise.planning.costs import Setting, all_costs, logits_bytes, ranks, training_bytes
+from tiewise.planning.costs import Setting, all_costs, keeps, logits_bytes, ranks, training_bytes
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 MODELS = {
@@ -165,6 +165,29 @@ def test_ranks(kind, tables):
     assert stock["sent_for_tables"] == 2 * looked_up + 3 * n * rows * 2 + gradients
     assert (stock["loss"], split["table_memory"]["gathered"]) == (n * V * 14, 0)
     assert all(rank["sent"] == 0 for rank in pictures(kind, 1).values())
+
+
+@pytest.mark.parametrize(
+    ("world", "tp", "fsdp", "tokens", "taken"),
+    [
+        (4, 1, None, 16, "fsdp, tables kept sharded"),
+        (4, 1, 4, 400, "fsdp"),
+        (4, 1, 1, 16, "data parallel"),
+        (4, 2, None, 16, "vocabulary parallel"),
+        (4, 2, 2, 16, "fsdp × vocabulary parallel"),
+        (1, 1, None, 16, "data parallel"),
+    ],
+)
+def test_one_layout_is_taken(world, tp, fsdp, tokens, taken):
+    found = pictures("tied", world, tp, fsdp=fsdp, tokens=(1, tokens))
+    assert [name for name, rank in found.items() if rank["taken"]] == [taken]
+
+
+@pytest.mark.parametrize(("micro_batches", "kept"), [(1, True), (2, True), (3, False)])
+def test_micro_batches_send_their_states_each_and_gather_the_table_each(micro_batches, kept):
+    """K · 100 against K · 60 + 90: 100 < 150, 200 < 210, 300 > 270."""
+    gathered = {"sent_for_tables": 150, "wire": {"table gather": 60, "gradient reduce-scatter": 90}}
+    assert keeps({"sent_for_tables": 100}, gathered, micro_batches) == kept
 
 
 @pytest.mark.parametrize(("kind", "tables"), [("tied", 1), ("untied", 2)])

@@ -156,6 +156,8 @@ def test_whether_to_gather_a_table_is_said():
     assert few.startswith("tied, fsdp over 8: keep the tables to send less: gathered 270 MB a step, kept sharded ")
     # 8 · 6,283 rows of 768 · 2 · 4 bytes each, over 4 · 768 · 4 for states, 16 for ids and targets, 8 · 8 for the loss
     assert f"N = 4,096 tokens of the group, and kept sends less below {8 * (6283 * 6144 // 12368):,} " in few
+    (taken,) = [line for line in remarks("gpt2", ["tied"], None, Setting(world=8, tp=2, fsdp=4)) if "takes" in line]
+    assert taken == "`tiewise train` on 8 processes takes fsdp × vocabulary parallel: 4 shards × tp 2"
     (many,) = [line for line in remarks("gpt2", ["tied"], None, Setting(8, 512, world=8)) if "fsdp over" in line]
     assert "gather the tables to send less" in many
     for alone in (Setting(), Setting(world=8, fsdp=1)):

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ENDS = ["data parallel", "fsdp", "fsdp, tables kept sharded", "vocabulary parallel"]
 LLAMA = [f"{kind}, {name}" for kind in ("tied", "untied", "tied, installed") for name in ("data parallel", "fsdp")]
+LLAMA += [f"{kind}, installed, fsdp, tables kept sharded" for kind in ("tied", "untied")]
 LLAMA += ["tied, stock tensor parallel", "tied, installed, vocabulary parallel"]
 
 
@@ -24,7 +25,8 @@ def test_ranks_send_what_is_planned(ranks):
     for vocab in ("5,003", "97")[: ranks // 2]:
         names = [name.rpartition(", ")[0] for v, name, *_ in found if v == vocab]
         both = ["fsdp × vocabulary parallel"] if ranks == 4 else []
-        assert {*ENDS, *both, *(f"Llama, {name}" for name in LLAMA)} == set(names)
+        llama = [*LLAMA, *(f"tied, installed, {name}" for name in both)]
+        assert {*ENDS, *both, *(f"Llama, {name}" for name in llama)} == set(names)
     for vocab, name, *numbers in found:
         planned, counted, gloo, tcp = (int(number.replace(",", "")) for number in numbers)
         assert counted == pytest.approx(planned, rel=0.005), (vocab, name)

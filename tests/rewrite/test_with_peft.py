@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from tiewise.checkpoint.adapter import lora_config
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.lora_config import lora_config
 from tiewise.rewrite import merge, slim
 
 peft = pytest.importorskip("peft", exc_type=ImportError)

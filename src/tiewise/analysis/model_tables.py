@@ -7,7 +7,7 @@ factored table is looked at twice: its stored rows [V, k], and what its maps mak
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from tiewise.checkpoint.claims import module_of
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.hf_folder import Folder, open_folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import Dense, read_boundary
 from tiewise.checkpoint.roles import find_roles
+from tiewise.checkpoint.rule import names
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored, widened
 from tiewise.checkpoint.table_scans import scan_rows
+from tiewise.checkpoint.token_tables import IndexedTensor
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.long_work import doing
@@ -148,6 +150,7 @@ class Ends:
     shared: TokenTable | None
     stored: tuple[Stored, ...]  # the stored tensors behind them, one or two, the input's first
     notes: tuple[str, ...] = ()  # what a reader must know of these tables
+    beside: tuple[IndexedTensor, ...] = ()  # what else token ids index
 
     @property
     def tied(self) -> bool:
@@ -181,8 +184,9 @@ def ends_of(folder: Folder) -> Ends:
     Raises:
         CheckpointError: no input table, no output head, or a table that is quantised.
     """
-    facts, notes = Facts(folder), []
+    facts, notes = Facts(folder), list[str]()
     if not facts.is_own:
+        beside = facts.roles.others
         table, head = stored_ends(facts)
         if facts.roles.maps:
             stands = f"{short(facts.roles.maps[0].name)} stands between a table and the body"
@@ -191,8 +195,8 @@ def ends_of(folder: Folder) -> Ends:
             notes.append("the config says tied, and two different tables are stored: both are taken as stored")
         source = StoredTable(table)
         if head is None:
-            return Ends(folder, source, source, source, (table,), tuple(notes))
-        return Ends(folder, source, StoredTable(head), None, (table, head), tuple(notes))
+            return Ends(folder, source, source, source, (table,), tuple(notes), beside)
+        return Ends(folder, source, StoredTable(head), None, (table, head), tuple(notes), beside)
     boundary = read_boundary(facts)
     lookup, head_end = boundary.lookup, boundary.head
     one = lookup.table.name == head_end.table.name
@@ -240,15 +244,21 @@ def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
     """Return every table that there is to look at, by its name, stored ones first, and notes of what to know of them.
 
     An untied model has "input" and "output", a tied one "both ends"; each that has a map to the body is there once more
-    "after its map", a factored boundary's or a family's own linear one.
+    "after its map", a factored boundary's or a family's own linear one. Further tables of the same shape, as those for
+    further tokens are, go by their role and module.
     """
     ends = ends_of(folder)
     met = {"both ends": ends.input} if ends.tied else dict(ends.tables)
     stored = [StoredTable(tensor) for tensor in ends.stored]
     found: dict[str, TokenTable] = dict(zip(("both ends",) if len(stored) == 1 else met, stored, strict=True))
+    for other in ends.beside:
+        if other.by_id and other.tensor.dtype in FLOATING and other.tensor.shape == stored[0].tensor.shape:
+            found[f"{other.role} {short(other.module)}"] = StoredTable(other.tensor)
+    shown = {table.tensor.name for table in found.values() if isinstance(table, StoredTable)}
+    notes = (*ends.notes, *left_out([other for other in ends.beside if other.tensor.name not in shown]))
     mapped = {end: table for end, table in met.items() if isinstance(table, Behind) and table.turns}
     if mapped:
-        return found | {f"{end} after its map": table for end, table in mapped.items()}, ends.notes
+        return found | {f"{end} after its map": table for end, table in mapped.items()}, notes
     for tensor in find_roles(folder.tensors, folder.config).maps:  # [out, in]; one that fits no table is left out
         module, parameter = module_of(tensor.name)
         outward = module.rpartition(".")[2] == OUTWARD
@@ -259,8 +269,14 @@ def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
             shift = _values(bias) if bias is not None and bias.shape == matrix.shape[1:] else np.zeros(matrix.shape[1])
             make = lambda rows, matrix=matrix, shift=shift: rows @ matrix + shift  # noqa: E731 - each its own
             mapped[f"{'output' if outward else 'input'} after its map"] = Behind(table, make, matrix.shape[1])
-    left_out = ("position rows and norms between a table and its map are left out",) if mapped else ()
-    return found | mapped, (*ends.notes, *left_out)
+    between = ("position rows and norms between a table and its map are left out",) if mapped else ()
+    return found | mapped, (*notes, *between)
+
+
+def left_out(beside: Collection[IndexedTensor]) -> tuple[str, ...]:
+    """A note that names what token ids index and a section passes by; none where there is nothing."""
+    named = names([f"{other.tensor.name} ({other.role})" for other in beside])
+    return (f"token ids index more, which is left out: {named}",) if beside else ()
 
 
 def _values(tensor: Stored) -> Array:
@@ -280,8 +296,10 @@ def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
         raise CheckpointError(f"{where}: no tokenizer.json, vocab.json or vocab.txt", "copy it from its source")
     if found.faults:
         raise CheckpointError(f"{where}: {found.faults[0].what}", found.faults[0].fix)
-    if any(name.endswith((".model", ".spm")) for name in found.files):
-        raise CheckpointError(f"{where}: a SentencePiece model, whose texts are not read", "add its tokenizer.json")
+    if set(found.files) & set(PIECES[1:]):
+        raise CheckpointError(
+            f"{where}: a SentencePiece model whose positions need not be ids", "add its tokenizer.json"
+        )
     texts: list[Any] = [None] * rows
     for text, number in [*found.base.items(), *((text, number) for number, text in found.added.items())]:
         if number < rows:

@@ -135,7 +135,7 @@ def _rows(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison
         if "heldout_nll" in measured:  # a seed has finished with both
             yield SweepRow(
                 cell,
-                {axis: flat(settings)[axis] for axis in grid.axes},
+                {axis: " ".join(v) if isinstance(v := flat(settings)[axis], tuple) else v for axis in grid.axes},
                 arm,
                 reference,
                 heldout=measured["heldout_nll"],

@@ -121,7 +121,8 @@ def mean(z: Logits, dim: Any = None, keepdim: bool = False) -> Tensor | None:
 
 
 def _by_rows(z: Logits, function: Callable[..., Tensor], keepdim: bool) -> Tensor | None:
-    if z.form in _SUMMED or torch.compiler.is_compiling():
+    apart = z.shard is not None and z.shard.own_tokens  # ranks that may have other numbers of chunks
+    if z.form in _SUMMED or apart or torch.compiler.is_compiling():
         return None
     with torch.no_grad():
         rows = z.rows(chunk_rows(z.shape[:-1].numel(), z.shape[-1], z.device.type))

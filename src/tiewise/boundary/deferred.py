@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tiewise.boundary.asked import ANSWERS, LOG_P, LOGITS, PRODUCTS, P, is_last, total
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.chunked import compute_dtype
-from tiewise.ops.vocabulary_shard import VocabularyShard, gathered, summed_gradient
+from tiewise.ops.vocabulary_shard import VocabularyShard, brought, exchanged, gathered
 
 
 class Fold(NamedTuple):
@@ -312,9 +312,13 @@ class Deferred:
         kind = self.product
         with torch.set_grad_enabled(self.requires_grad), torch.autocast(self.device.type, enabled=False):
             bias = None if self.bias is None else self.bias.to(kind)
-            hidden = self.hidden if self.shard is None else summed_gradient(self.hidden, self.shard)
-            logits = F.linear(hidden.to(kind), self.table.to(kind), bias)
-            logits = logits if self.shard is None else all_words(logits, self.shard)
+            if (shard := self.shard) is None:
+                logits = F.linear(self.hidden.to(kind), self.table.to(kind), bias)
+            else:
+                hidden, n = self.hidden.reshape(-1, self.hidden.shape[-1]), self.hidden.shape[:-1].numel()
+                room = shard.room(hidden)
+                logits = F.linear(brought(hidden, shard, room).to(kind), self.table.to(kind), bias)
+                logits = all_words(logits, shard, room)[:n].view(self.shape)
             for function, *arguments in self.steps:
                 logits = function(logits, *(x.computed() if isinstance(x, Deferred) else x for x in arguments))
         return logits
@@ -348,10 +352,11 @@ class Deferred:
         return func(*args, **kwargs)
 
 
-def all_words(logits: Tensor, shard: VocabularyShard) -> Tensor:
-    """Logits [..., V] of every rank's [..., V_r]; each rank's gradient is that of its own."""
+def all_words(logits: Tensor, shard: VocabularyShard, room: int | None = None) -> Tensor:
+    """Logits [..., V] of every rank's [..., V_r]; with room, of everyone's [W · room, V_r] those of the tokens here."""
     padded = F.pad(logits, (0, shard.rows - logits.shape[-1]))  # only behind the vocabulary's last word
-    return gathered(padded, shard).movedim(0, -2).flatten(-2)[..., : shard.total]
+    parts = gathered(padded, shard) if room is None else exchanged(padded.unflatten(0, (shard.size, room)), shard)
+    return parts.movedim(0, -2).flatten(-2)[..., : shard.total]
 
 
 def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:

@@ -101,8 +101,10 @@ def tables_of_units(model: nn.Module) -> set[int]:
     return gathered
 
 
-def shard(model: Any, mesh: DeviceMesh | None = None) -> None:
+def shard(model: Any, mesh: DeviceMesh | None = None, kept: set[nn.Parameter] | None = None) -> None:
     """Shard a Hugging Face model over a mesh, or all processes: each layer a unit, the rest, with the tables, one more.
+
+    What is `kept` stays as it is (`keep_tables`).
 
     Raises:
         UnsupportedError: a model that does not name its layers.
@@ -114,7 +116,7 @@ def shard(model: Any, mesh: DeviceMesh | None = None) -> None:
     for module in [module for module in model.modules() if type(module).__name__ in names]:
         if model.get_input_embeddings() not in module.modules():  # of BERT's too, whose table the head has as well
             fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh, ignored_params=kept)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from tiewise.boundary.fsdp import reshard, units
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
 from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, declare_family, link_of, on_meta
-from tiewise.boundary.tensor_parallel import held, require_same_tables, require_whole_table, spread
+from tiewise.boundary.tensor_parallel import KEPT, held, require_same_tables, require_whole_table, spread
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, verify
 from tiewise.boundary.watch import unwatch
@@ -103,6 +103,8 @@ class Installed:
                 raise UnsupportedError("path_norms where others hold the same rows and see other tokens", fix)
             for dimension in range(mesh.ndim - 1):
                 record = gather(record, group=mesh.get_group(dimension))
+            if shard is not None and KEPT in vars(self._link.head):  # the sum of all ranks' tokens
+                record = PathRecord([(ids, of_lookup / shard.size) for ids, of_lookup in record.pieces])
         elif record is not None:
             record = gather(record, shard)
         return path_norms(rows, record, shard)

@@ -30,9 +30,10 @@ from torch.utils._pytree import tree_map
 from tiewise.boundary.asked import fused_cross_entropy
 from tiewise.boundary.boundary import draw, make_maps
 from tiewise.boundary.deferred import Counts, Deferred, all_words
+from tiewise.boundary.fsdp import narrowed
 from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
 from tiewise.boundary.saved import NAME, link_of, swapped
-from tiewise.boundary.tensor_parallel import local, set_aside, shard_of
+from tiewise.boundary.tensor_parallel import KEPT, local, set_aside, shard_of
 from tiewise.boundary.watch import watch
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
@@ -159,6 +160,7 @@ class Link:
         self.always = 0  # depth of `deferred()` contexts
         self.lazy: Callable[[Deferred], Tensor] = LazyLogits  # what deferred logits are in evaluation
         self.active = self.defers = False  # whether a forward is under way, and whether its logits wait
+        self.kind: torch.dtype | None = None  # that the forward computes in, of tables which fully_shard does not cast
         self.chain: dict[int, Tensor] = {}  # table → what its last use in this forward handed on, by id
 
     @property
@@ -233,6 +235,7 @@ def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         watch(model, link)
     asked = kwargs.get("labels") is not None or link.lazy is not LazyLogits
     link.chain.clear()
+    link.kind = narrowed(model) if KEPT in vars(link.head) else None
     link.active, link.defers = True, model.training or link.always > 0 or (asked and not torch.compiler.is_compiling())
 
 
@@ -342,13 +345,14 @@ class Lookup(nn.Embedding):
     def forward(self, ids: Tensor) -> Tensor:
         """Rows [..., D] of `ids` [...]."""
         link: Link = vars(self)[NAME]
-        weight, shard, o = self.weight, shard_of(self.weight), link.options
+        weight, shard, o = self.weight, shard_of(self), link.options
         if shard is not None or (torch.is_grad_enabled() and weight.requires_grad):
             options = LookupOptions(self.padding_idx, o.stop_both, o.alpha, o.record)
             if torch.compiler.is_compiling() or not link.active:
-                rows = tied_lookup(local(weight), ids, options, shard=shard)[0]
+                rows = tied_lookup(local(self, kind=link.kind), ids, options, shard=shard)[0]
             else:
-                table = link.chain.get(id(weight), local(weight))
+                table = link.chain.get(id(weight))
+                table = local(self, kind=link.kind) if table is None else table
                 rows, link.chain[id(weight)] = tied_lookup(table, ids, options, shard=shard)
         else:
             rows = super().forward(ids)
@@ -369,10 +373,13 @@ class Head(nn.Linear):
         out_map = getattr(self, "out_map", None)
         if out_map is not None:
             hidden = out_map(hidden)
-        table, bias = None if torch.compiler.is_compiling() else link.chain.get(id(self.weight)), local(self.bias)
-        shard, stopped = shard_of(self.weight), link.options.stop_both
+        table, bias = (
+            None if torch.compiler.is_compiling() else link.chain.get(id(self.weight)),
+            local(self, "bias", link.kind),
+        )
+        shard, stopped = shard_of(self), link.options.stop_both
         if table is None:  # no lookup before it in this forward
-            table = without_row(local(self.weight), stopped if shard is None else shard.row(stopped))
+            table = without_row(local(self, kind=link.kind), stopped if shard is None else shard.row(stopped))
         first = bias if scale == 1.0 else None
         if link.defers or shard is not None:
             logits: Any = Deferred(hidden, table, first, link.counts, link.logits, shard)

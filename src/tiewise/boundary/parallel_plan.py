@@ -1,4 +1,6 @@
-"""`parallel_plan`: the two ends of a model as an entry of a plan for torch's own `parallelize_module`.
+"""Rows of a model's tables, spread over ranks before `install`: over those of tensor parallelism, or those of FSDP.
+
+`parallel_plan` has the two ends as an entry of a plan for torch's own `parallelize_module`:
 
     mesh = init_device_mesh("cuda", (data, tp), mesh_dim_names=("data", "tp"))
     plan = tiewise.parallel_plan(model, mesh)
@@ -9,6 +11,17 @@
 Every rank of `tp` then holds some rows of each table and sees all tokens. The body may have a plan of its own or none:
 it is then whole on every rank, as for families that transformers has no plan for (GPT-2, BERT, T5, BART). What torch's
 styles do not keep is kept here: tables, and a head's bias, that several modules hold stay one Parameter.
+
+`keep_tables` spreads them over the ranks of `fully_shard`, whose tokens are their own, and has that leave them alone:
+
+    kept = tiewise.keep_tables(model, mesh)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh, ignored_params=kept)
+    tiewise.install(model)                                    # or before all that: then with any boundary
+
+Nothing gathers the tables then: hidden states travel to their rows and gradients of hidden states back, which is less
+to send while a step of these ranks has fewer tokens than half the vocabulary (2N < V; `tiewise plan --world` counts).
 """
 
 from __future__ import annotations
@@ -17,13 +30,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
-from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from tiewise.boundary.locate import locate
-from tiewise.boundary.saved import link_of
-from tiewise.boundary.tensor_parallel import by_rows, set_aside, spread
+from tiewise.boundary.fsdp import narrowed, units
+from tiewise.boundary.locate import ModelEnds, locate
+from tiewise.boundary.saved import link_of, on_meta
+from tiewise.boundary.tensor_parallel import KEPT, by_rows, set_aside, spread
 from tiewise.core.errors import InstallError, UnsupportedError
 
 AXIS = "tp"
@@ -40,21 +55,57 @@ def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
     Raises:
         InstallError: no model with two ends, a mesh without the dimension, tables that are spread already.
     """
-    if not isinstance(model, nn.Module):
-        raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
-    ends, kind = locate(model), type(model).__name__
-    if not isinstance(mesh, DeviceMesh):
-        fix = "make one with torch.distributed.device_mesh.init_device_mesh"
-        raise InstallError(f"parallel_plan of a {type(mesh).__name__} in place of a mesh", fix)
+    ends = _whole_ends(model, mesh, "parallel_plan")
     names = mesh.mesh_dim_names or ()
     if mesh.ndim > 1 and AXIS not in names:
         what = f"none of the mesh's {mesh.ndim} dimensions is named {AXIS!r} ({', '.join(names) or 'none has a name'})"
         raise InstallError(what, f"name the one whose ranks share tokens: mesh_dim_names=(…, {AXIS!r})")
-    if any(spread(module) for module in (ends.source, ends.head)):
-        what = f"{kind}: the rows of its tables are spread over ranks already"
-        raise InstallError(what, "call tiewise.install(model)")
     style = _Rows(model)
     return dict.fromkeys([*(name for name, _ in ends.lookups), ends.head_name], style)
+
+
+def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
+    """Spread the rows of a model's tables over the ranks of FSDP; return what `fully_shard` is to leave alone.
+
+    Every rank keeps its rows, with their gradient and optimizer state, and no rank ever has a whole table; a bias of
+    the head is spread with it. Until a boundary is installed the model can be evaluated, and not trained.
+
+    Args:
+        model: of transformers, with its weights loaded. A boundary of more than tables is installed before.
+        mesh: that `fully_shard` will be given: of one dimension, or of two, of which the first are replicas.
+
+    Returns:
+        its tables, to be given as `ignored_params` to `fully_shard(model, …)` and to any unit that holds one.
+
+    Raises:
+        InstallError: no model with two ends, on the meta device, sharded or spread already; a mesh of more dimensions.
+    """
+    ends = _whole_ends(model, mesh, "keep_tables")
+    if units(model) or on_meta(model):
+        fix = "call keep_tables on the loaded model, and then fully_shard"
+        how = "on the meta device" if on_meta(model) else "sharded by fully_shard already"
+        raise InstallError(f"{type(model).__name__} is {how}", fix)
+    if mesh.ndim > 2:
+        raise InstallError(f"keep_tables over a mesh of {mesh.ndim} dimensions", "give that of (replicas, shards)")
+    modules = [*(module for _, module in ends.lookups), ends.head]
+    for module in modules:
+        setattr(module, KEPT, True)
+        _Rows(model)._apply(module, mesh)
+    return {parameter for module in modules for parameter in module.parameters(recurse=False)}
+
+
+def _whole_ends(model: Any, mesh: Any, by: str) -> ModelEnds:
+    """Find the ends whose rows are to be spread `by` a function, or refuse."""
+    if not isinstance(model, nn.Module):
+        raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
+    ends = locate(model)
+    if not isinstance(mesh, DeviceMesh):
+        fix = "make one with torch.distributed.device_mesh.init_device_mesh"
+        raise InstallError(f"{by} of a {type(mesh).__name__} in place of a mesh", fix)
+    if any(spread(module) for module in (ends.source, ends.head)):
+        what = f"{type(model).__name__}: the rows of its tables are spread over ranks already"
+        raise InstallError(what, "call tiewise.install(model)")
+    return ends
 
 
 def body_plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
@@ -92,33 +143,41 @@ def spread_over(model: Any, mesh: DeviceMesh) -> None:
 
 
 class _Rows(ParallelStyle):
-    """Spread every Parameter of a module by rows, wherever the model holds it; forward as if it were whole."""
+    """Spread every Parameter of a module by rows over the last dimension of a mesh, wherever the model holds it.
+
+    The module's forward stays as if it were whole.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for parameter in [x for x in module.parameters(recurse=False) if not by_rows(x)]:
-            rows = distribute_tensor(parameter.detach(), device_mesh, [Shard(0)])
+            placements = [*[Replicate()] * (device_mesh.ndim - 1), Shard(0)]
+            rows = distribute_tensor(parameter.detach(), device_mesh, placements)
             spread = nn.Parameter(rows, requires_grad=parameter.requires_grad)
             for holder in self._model.modules():
                 for name in [name for name, held in holder._parameters.items() if held is parameter]:
                     holder.register_parameter(name, spread)
-        module.forward = _whole(module)
+        module.forward = _whole(module, self._model)
         link = link_of(module)
         if link is not None:  # installed before: its own forward knows what to do
             set_aside(module, link.undo)
         return module
 
 
-def _whole(module: nn.Module) -> Callable[..., Any]:
+def _whole(module: nn.Module, model: nn.Module) -> Callable[..., Any]:
     """The module's own forward with its Parameters gathered: what it computes until a boundary is installed."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if KEPT in vars(module) and torch.is_grad_enabled():
+            what = f"training a {type(module).__name__} whose table is kept in rows, each rank with its own tokens,"
+            raise UnsupportedError(f"{what} without a boundary", "call tiewise.install(model) first")
         kept = dict(module._parameters)
+        kind = narrowed(model) if KEPT in vars(module) else None  # `fully_shard` casts what it gathers itself
         try:
             for name, held in kept.items():
-                module._parameters[name] = held.full_tensor() if by_rows(held) else held  # type: ignore[union-attr]
+                module._parameters[name] = held.full_tensor().to(kind or held.dtype) if by_rows(held) else held  # type: ignore[union-attr]
             return type(module).forward(module, *args, **kwargs)
         finally:
             module._parameters.update(kept)

@@ -5,12 +5,18 @@ DTensors of rows, and the style puts a function of its own before the module's `
 passes by any class that is swapped in beneath, and gathers [N, V] logits: it is set aside, and put back where the
 family's own classes run. Lookup and head then work on local rows, and one exchange per chunk of tokens takes the place
 of the logits. Where `fully_shard` has cut those rows once more, over other ranks, a forward finds them gathered.
+
+Tables that `keep_tables` has spread over the ranks of FSDP lie here in the same way, and those ranks have tokens of
+their own: hidden states come to the rows in place of rows to the states. Their gradient is averaged over ranks as FSDP
+averages the others, behind the lookup, so that it is of both paths alike.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 
@@ -19,16 +25,41 @@ from tiewise.core.errors import InstallError, UnsupportedError
 from tiewise.ops.vocabulary_shard import VocabularyShard
 
 ASIDE = "_tiewise_parallel_forward"
+KEPT = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own
 
 
-def shard_of(weight: Any) -> VocabularyShard | None:
-    """Return which rows of a table (or entries of a bias) are here; None where it is whole."""
-    return VocabularyShard(weight.shape[0], weight.device_mesh.get_group()) if by_rows(weight) else None
+def shard_of(module: Any) -> VocabularyShard | None:
+    """Return which rows of an end's table are here; None where it is whole."""
+    if not by_rows(module.weight):
+        return None
+    mesh = module.weight.device_mesh
+    return VocabularyShard(len(module.weight), mesh.get_group(mesh.ndim - 1), own_tokens=KEPT in vars(module))
 
 
-def local(weight: Any) -> Tensor:
-    """Return what is here of a Parameter, its gradient that of the whole's rows."""
-    return weight.to_local() if by_rows(weight) else weight
+def local(module: Any, name: str = "weight", kind: torch.dtype | None = None) -> Any:
+    """Return what is here of an end's Parameter, its gradient that of the whole's rows; a kept one in type `kind`."""
+    held = getattr(module, name)
+    if not by_rows(held):
+        return held
+    if KEPT not in vars(module):
+        return held.to_local()
+    return _Averaged.apply(held.to_local(), held.device_mesh).to(kind or held.dtype)
+
+
+class _Averaged(torch.autograd.Function):
+    """Local rows, whose gradient is of the sum of all losses: it is divided by the ranks, in its own buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: Any) -> Tensor:
+        ctx.mesh = mesh
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        upstream = upstream.contiguous().div_(ctx.mesh.size())
+        for dimension in range(ctx.mesh.ndim - 1):  # replicas
+            dist.all_reduce(upstream, group=ctx.mesh.get_group(dimension))
+        return upstream, None
 
 
 def held(gradient: Any) -> tuple[Any, VocabularyShard | None]:
@@ -46,9 +77,9 @@ def held(gradient: Any) -> tuple[Any, VocabularyShard | None]:
 
 
 def by_rows(weight: Any) -> bool:
-    """Whether a weight is spread by rows over the one dimension of a mesh."""
-    placements: Any = getattr(weight, "placements", ())
-    return len(placements) == 1 and bool(placements[0].is_shard(0))
+    """Whether a weight is spread by rows over the last dimension of a mesh alone."""
+    *others, last = getattr(weight, "placements", (Replicate(),))
+    return bool(last.is_shard(0)) and all(one.is_replicate() for one in others)
 
 
 def spread(module: Any) -> bool:

@@ -17,10 +17,10 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, names, rules
-from tiewise.checkpoint.rules_draft import Draft, draft_of
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.rules_onnx import OnnxFacts, read_onnx
-from tiewise.checkpoint.rules_quantised import read_quantisation
+from tiewise.checkpoint.rules_token_tables import Draft, draft_of
+from tiewise.checkpoint.rules_types_and_rows import read_quantisation
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.checkpoint.untrusted import inside

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tiewise.checkpoint.stored import Header, Stored, read_header
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_json, read_whole, require_bounded, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, first_fields, inside, read_json, read_whole, require_bounded, short
 from tiewise.core.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -212,7 +212,7 @@ class Tokenizer:
     """Ids of one tokenizer."""
 
     files: tuple[str, ...]  # those that were read
-    # {text: id} of the vocabulary proper. A SentencePiece model gives positions in place of texts.
+    # {text: id} of the vocabulary proper. SentencePiece models other than tokenizer.model give "#position" as texts.
     base: Mapping[str, int]
     added: Mapping[int, str]  # {id: text} of tokens added to it
     faults: tuple[Fault, ...] = ()  # files that could not be read
@@ -274,7 +274,13 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
         lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
         return {text.rstrip("\r"): number for number, text in enumerate(lines)}, {}
     if name in PIECES:
-        return {str(number): number for number in range(count_pieces(data, where))}, {}
+        # a SentencePiece model repeats field 1 for each piece, and in a piece field 1 is the text
+        pieces = list(first_fields(data, 0, len(data), MOST_TOKENS, where))
+        require_bounded(data, 2 * len(pieces), where)
+        found = (data[slice(*next(first_fields(data, *each, MOST_TOKENS, where), (0, 0)))] for each in pieces)
+        # positions in tokenizer.model are ids; a class may put tokens of its own before those of others (XLM-R)
+        ids = name == PIECES[0]
+        return _positions(text.decode("utf-8", "replace") if ids else None for text in found), {}
     record = json_object(folder.path, name)
     if name == "tokenizer.json":
         model, listed = record.get("model"), record.get("added_tokens")
@@ -295,12 +301,19 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
 def _vocabulary(record: Any) -> dict[str, int]:
     """{text: id} of BPE, WordPiece and WordLevel; of Unigram's list of [text, score] the positions."""
     if isinstance(record, list):
-        texts = (entry[0] if isinstance(entry, list) and entry else None for entry in record)
-        return {text if isinstance(text, str) else f"#{number}": number for number, text in enumerate(texts)}
+        return _positions(entry[0] if isinstance(entry, list) and entry else None for entry in record)
     if isinstance(record, dict):  # without a copy where it is as it should be
         whole = all(map(is_id, record.values()))
         return record if whole else {text: number for text, number in record.items() if is_id(number)}
     return {}
+
+
+def _positions(texts: Iterable[Any]) -> dict[str, int]:
+    """{text: position}; what has no text, or one that is there already, is called by its position alone."""
+    found = dict[str, int]()
+    for number, text in enumerate(texts):
+        found[text if isinstance(text, str) and text not in found else f"#{number}"] = number
+    return found
 
 
 def _require_few(count: int, where: str) -> None:
@@ -312,36 +325,3 @@ def _require_few(count: int, where: str) -> None:
 def is_id(value: Any) -> bool:
     """Whether a JSON value can be a token's id."""
     return type(value) is int and 0 <= value < 2**63
-
-
-def count_pieces(data: bytes, where: str) -> int:
-    """Count the pieces of a SentencePiece model: its protocol buffer repeats field 1 once for each."""
-    pieces = fields = at = 0
-    while at < len(data):
-        fields += 1
-        _require_few(fields, where)
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == 0:
-            _, at = _varint(data, at)
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        elif kind == 2:
-            length, at = _varint(data, at)
-            at += length
-            pieces += tag >> 3 == 1
-        else:
-            at = len(data) + 1
-    if at != len(data):
-        raise CheckpointError(f"{where}: the SentencePiece model is damaged", "take it from its source again")
-    return pieces
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 64:
-        byte = data[at]
-        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
-        if byte < 128:
-            return value, at
-    return 0, len(data) + 1

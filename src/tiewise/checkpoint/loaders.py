@@ -82,8 +82,25 @@ SGLANG = Loader(
     (RANDOM_HEAD, UNTIED, UNTIED, *_RANDOM),
 )
 LLAMA_CPP = Loader("llama.cpp", "convert_hf_to_gguf", "llama.cpp#13328, llama.cpp#12456", _AS_STORED, _AS_STORED)
-LLAMA_CPP_GEMMA = replace(LLAMA_CPP, source="llama.cpp#9065", tied=_NO_HEADS, untied=_NO_HEADS)
+LLAMA_CPP_GEMMA = replace(
+    LLAMA_CPP, source="llama.cpp#9065, conversion/gemma.py at 061b8c5", tied=_NO_HEADS, untied=_NO_HEADS
+)
+# its tensor map has no name for a head of these, and the converter stops at what it has no name for
+_UNNAMED, _REQUIRED = (TIED, *[ERROR] * 4), (ERROR, UNTIED, UNTIED, *_LOUD)
+LLAMA_CPP_UNNAMED = replace(
+    LLAMA_CPP, source="gguf 0.19.0 (run), conversion/command_r.py (00487aa)", tied=_UNNAMED, untied=_UNNAMED
+)
+# its loader wants a head of these, and converters store what they find (their own classes were not read)
+LLAMA_CPP_REQUIRED = replace(
+    LLAMA_CPP, source="src/models/qwen2moe.cpp (623ac8d), stablelm.cpp (82234e0)", tied=_REQUIRED, untied=_REQUIRED
+)
 LLAMA_CPP_T5 = replace(LLAMA_CPP, source="llama.cpp#8055, llama.cpp#8141")
+LLAMA_CPP_BY_FAMILY = {
+    **dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA),
+    **dict.fromkeys(("cohere", "cohere2", "lfm2_moe"), LLAMA_CPP_UNNAMED),
+    **dict.fromkeys(("phi", "qwen2_moe", "stablelm"), LLAMA_CPP_REQUIRED),
+    **dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5),  # the only encoder-decoder
+}
 MLX = Loader("mlx-lm", "0.2x", "models/llama.py: sanitize", _BY_FLAG, (ERROR, UNTIED, UNTIED, *_LOUD))
 MLX_LETTERS = {"t": TIED, "u": UNTIED, "d": DROPPED, "e": ERROR}
 
@@ -131,8 +148,6 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
     # vLLM takes a flag that is true at any level
     written = [claim.written for claim in claims.levels if claim.written is not None]
     of_any = True if any(written) and claims.fixed is not False else claims.tied
-    # llama.cpp converts each family by a class of its own, T5 the only encoder-decoder
-    families = dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA) | dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5)
     kind = claims.levels[0].model_type or ""
     own = (
         _transformers(facts, TRANSFORMERS_4, of_text and claims.fixed is not False),
@@ -144,7 +159,7 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
         *own,
         _server(facts, VLLM_BEFORE, of_any),
         _server(facts, VLLM_HEADLESS if kind in ("gemma2", "cohere", "cohere2", "mpt") else VLLM_AFTER, of_any),
-        _server(facts, families.get(kind, LLAMA_CPP), claims.tied),
+        _server(facts, LLAMA_CPP_BY_FAMILY.get(kind, LLAMA_CPP), claims.tied),
         mlx(facts, kind),
         *sglang(facts, kind),
     )

@@ -1,12 +1,12 @@
-"""What an adapter does to its base, at the two ends above all: B060 to B063."""
+"""What an adapter does to its base, at the two ends above all: B060 to B064."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
 
-from tiewise.checkpoint.adapter import COPY, LORA, PREFIX, AdapterFacts, EndUpdate
-from tiewise.checkpoint.claims import ends_with
+from tiewise.checkpoint.adapter import COPY, DELTA, LORA, PREFIX, AdapterFacts, EndUpdate
+from tiewise.checkpoint.claims import ends_with, family_type
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG
 from tiewise.checkpoint.rule import Said, Told, describe, dotted, names, rule
 from tiewise.checkpoint.stored import FLOATING
@@ -162,3 +162,30 @@ def adapter_copies(facts: AdapterFacts) -> Told:
             own = f"{rows:,} of {copy.rows:,}, {size(rows * (copy.nbytes // copy.rows))} of {size(copy.nbytes)}"
             said = f"{short(copy.name)} is a copy of {describe(table)}; rows that are not the base's: {own}"
             yield short(copy.name), said, command
+
+
+# parts of a module at which llama.cpp's converter stops
+STOPS = ("weight", "bias", "lora_B.bias", "lora_magnitude_vector", DELTA)
+
+
+@rule("B064", "info", "engines that serve adapters serve this one", kind="adapter")
+def adapter_engines(facts: AdapterFacts) -> Told:
+    """Engines keep an adapter apart from its base, and know sums of two factors alone. vLLM's PEFTHelper stops where
+    modules_to_save names anything and where use_dora is set. llama.cpp's convert_lora_to_gguf.py stops at every tensor
+    that is no factor: whole tables, trained rows of new tokens, lengths of DoRA. For families whose head its converter
+    passes by (Gemma, Gemma 2) it stops at factors of the head too. Read, not run; of SGLang nothing was read.
+    What to do: tiewise merge makes a plain checkpoint of base and adapter, which every engine serves.
+    Sources: vllm#48934; vllm lora/peft_helper.py (0214369); llama.cpp convert_lora_to_gguf.py (0b03ada)
+    """
+    saved, stops = facts.listed("modules_to_save"), list[str]()
+    if saved or facts.config.get("use_dora") is True:
+        stops.append(f"vLLM stops at {f'modules_to_save ({names(saved)})' if saved else 'use_dora'}")
+    whole = [f"{m}.{part}" for m, parts in facts.parts.items() for part in parts if part in STOPS]
+    kind = None if facts.base is None else family_type(facts.base.config)
+    if whole or (facts.output is not None and kind in ("gemma", "gemma2")):
+        end = names(whole) if whole or facts.output is None else short(facts.output.module)
+        stops.append(f"llama.cpp's converter{' stops' if not stops else ''} at {end}")
+    if stops:
+        base = "BASE" if facts.base is None else shlex.quote(str(facts.base.path))
+        fix = f"tiewise merge {shlex.quote(str(facts.path))} --base {base} --to NEW_DIR"
+        yield short(facts.path.name), "; ".join(stops), fix

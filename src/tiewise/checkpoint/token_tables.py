@@ -5,7 +5,8 @@ n-gram table      a row for each value of a hash of several ids (LongCat-Flash-L
 modality table    rows for the ids from an offset on, which stand for pictures or sounds (Gemma 3n)
 MTP input         the tables of the layers that predict further tokens, mostly copies of the two ends
 MTP output        (DeepSeek-V3, README_WEIGHTS.md)
-draft map         a draft's own ids as the target's, and back (EAGLE-3: d2t, t2d)
+draft head        a head over a target's hidden states, one for each further token (Medusa)
+draft map         a draft's own ids as the target's, and back (EAGLE-3: d2t, t2d; vLLM's Medusa: token_map)
 
 Names find them, then shapes: what is called so and has the shape of something else is none.
 """
@@ -18,16 +19,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tiewise.checkpoint.claims import PACKED, count, model_levels, module_of, number
+from tiewise.checkpoint.claims import PACKED, architecture, count, model_levels, module_of, number
 from tiewise.checkpoint.stored import Stored
 
 PER_LAYER, NGRAM, MODALITY = "per-layer table", "n-gram table", "modality table"
-MTP_INPUT, MTP_OUTPUT, DRAFT_MAP = "MTP input", "MTP output", "draft map"
+MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD, DRAFT_MAP = "MTP input", "MTP output", "draft head", "draft map"
 PLAIN_TABLE = re.compile(  # ProphetNet's `ngram_embeddings` is of its streams
     r"(^|\.)(embed_tokens_per_layer|ngram_embeddings\.embedders\.\d+|ngram_embedding(\.shard_\d+)?|encoder_hash_tok_embedding)$"
 )
 _MODALITY = re.compile(r"(^|\.)embed_(vision|audio)\.embedding$")
 _FURTHER = re.compile(r"(^|\.)(mtp|nextn)\w*\.")  # what stands before the layers that predict further tokens
+_FURTHER_CLASS = re.compile(r"nextn|mtp", re.IGNORECASE)  # a class of such layers alone
+# Medusa's heads within a model and alone; the same as vLLM has them
+_DRAFT_HEAD = re.compile(r"((.+\.)?medusa_heads?\.)?(\d{1,3}\.\d{1,3}|lm_heads\.\d{1,3})")
 _LAYER = re.compile(r"(^|\.)layers\.(\d{1,9})\.(embed_tokens|shared_head\.head)$")
 _INPUTS = ("embed_tokens", "word_embeddings", "tok_embeddings", "tok_emb", "embed", "embedding", "embeddings", "emb")
 _OUTPUTS = ("lm_head", "head", "shared_head", "output", "output_head", "output_layer", "unembed")
@@ -44,7 +48,7 @@ class IndexedTensor:
     @property
     def by_id(self) -> bool:
         """Whether it has a row for each token, so that a token more or less is a row more or less here too."""
-        return self.role in (PER_LAYER, MTP_INPUT, MTP_OUTPUT)
+        return self.role in (PER_LAYER, MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD)
 
 
 def token_tables(
@@ -53,6 +57,7 @@ def token_tables(
     """Yield those among `tensors`, which stand under names without wrappers, that are none of the `ends`."""
     keys = ("num_hidden_layers", "num_layers", "n_layer")
     layers = [number for _, level in model_levels(config) for key in keys if (number := count(level.get(key)))]
+    layers = [0] if _FURTHER_CLASS.search(architecture(config) or "") else layers
     taken = {table.name for table in ends}
     for name, tensor in tensors.items():
         module, parameter = module_of(name)
@@ -70,10 +75,12 @@ def token_tables(
 
 def role_of(module: str, parameter: str, layers: int) -> str | None:
     """The role that a name sounds like; layers from number `layers` on predict further tokens."""
-    if parameter in ("d2t", "t2d"):
+    if parameter in ("d2t", "t2d", "token_map"):
         return DRAFT_MAP
     if parameter not in ("weight", *PACKED):
         return None
+    if _DRAFT_HEAD.fullmatch(module):
+        return DRAFT_HEAD
     last = module.rpartition(".")[2]
     if PLAIN_TABLE.search(module):
         return PER_LAYER if last == "embed_tokens_per_layer" else NGRAM

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,37 @@ def require_bounded(data: bytes, values: int, where: str) -> None:
     if 2 * width * characters + VALUE_BYTES * values > MOST_MEMORY:  # the text, and the same text in pieces
         fix = "no file of this kind is that large: take it from its source again"
         raise CheckpointError(f"{where}: reading it would take more than {MOST_MEMORY // 2**20} MB of memory", fix)
+
+
+def first_fields(data: bytes, at: int, end: int, most: int, where: str) -> Iterator[tuple[int, int]]:
+    """Where each field 1 that holds bytes begins and ends, of a protocol buffer's message between two places.
+
+    Raises:
+        CheckpointError: a damaged message, or one of more than `most` fields.
+    """
+    wrong = CheckpointError(f"{where}: a damaged protocol buffer", "take it from its source again")
+
+    def number(at: int) -> tuple[int, int]:
+        value = 0
+        for shift, byte in enumerate(data[at : min(at + 10, end)]):
+            value |= (byte & 127) << 7 * shift
+            if byte < 128:
+                return value, at + shift + 1
+        raise wrong
+
+    for _ in range(most):
+        if at == end:
+            return
+        tag, at = number(at)
+        kind = tag & 7
+        length, start = number(at) if kind in (0, 2) else ({1: 8, 5: 4}.get(kind, end), at)
+        at = start if kind == 0 else start + length
+        if at > end:
+            raise wrong
+        if tag == 1 << 3 | 2:
+            yield start, at
+    if at < end:
+        raise CheckpointError(f"{where}: more than {most:,} tokens", "take it from its source again")
 
 
 def require_memory(needed: int, purpose: str) -> None:

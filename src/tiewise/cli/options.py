@@ -25,7 +25,7 @@ TEXT = typer.Option(
     "-t",
     metavar="TEXT",
     help="File, folder, glob, FILE.jsonl:FIELD, FILE.parquet:COLUMN, hf:ID\\[/CONFIG]\\[:SPLIT], - for standard input, "
-    "or builtin (prose that every Python carries). May be repeated.",
+    "builtin (prose that every Python carries), or synthetic:NAME=VALUE,… (a made language). May be repeated.",
     show_default="builtin",
 )
 JSON = typer.Option(False, "--json", help="Print one JSON object on stdout; everything else goes to stderr.")

@@ -77,6 +77,11 @@ SHARE = typer.Option(
 )
 FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
 TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
+TABLES = typer.Option(
+    "auto",
+    metavar="auto|keep|gather",
+    help="With --fsdp: keep the tables in rows, to which hidden states travel, or gather them. auto: what sends less.",
+)
 
 
 def compare(
@@ -115,6 +120,7 @@ def compare(
     overwrite: bool = o.OVERWRITE,
     fsdp: int = FSDP,
     tp: int = TP,
+    tables: str = TABLES,
     jobs: str = o.JOBS,
     launcher: str = o.LAUNCHER,
     element: int = typer.Option(
@@ -174,6 +180,7 @@ def train(
     overwrite: bool = o.OVERWRITE,
     fsdp: int = FSDP,
     tp: int = TP,
+    tables: str = TABLES,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -228,7 +235,7 @@ def heal(
 
     It learns its original's probabilities of every next token; with another vocabulary, the text.
     """
-    asked = {**locals(), "fsdp": 1, "tp": 1, "kind": "heal"}
+    asked = {**locals(), "fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
     found: Healed | None = carried_out(
         "heal", dict.fromkeys(("share", "config", "boundary", "recipe", "corpus")) | asked
     )
@@ -262,7 +269,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     resume, code = shlex.join(["tiewise", command, "--out", str(out), "--resume", *more]), 2
     try:
         with quiet_threads():
-            ranks.join(asked["fsdp"], asked["tp"])
+            ranks.join(asked["fsdp"], asked["tp"], asked["tables"])
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
             o.hush_libraries()
             from tiewise.runs import carry_out, finish_healing

@@ -22,6 +22,7 @@ from tiewise.core.long_work import NotedPress, ctrl_c_behind, raise_at_ctrl_c, s
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
+AUTO, KEEP, GATHER = TABLES = ("auto", "keep", "gather")  # what fsdp does with a model's tables
 _PATIENCE = timedelta(days=30)  # that others wait while the first prepares; a process that dies ends it at once
 _NOBODY = "check MASTER_ADDR and MASTER_PORT, or start the run with torchrun"
 
@@ -40,6 +41,7 @@ class _Group:
         # a group of its own: on the CPU whatever trains, and patient
         self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE) if dist is not None else None
         self.fsdp = self.tp = 1  # fsdp · tp processes hold one model between them
+        self.tables = AUTO  # what fsdp does with its tables
         self.press = NotedPress()  # where Ctrl-C is not handled as training does: until all can act on it
 
     def gather(self, mine: Any) -> list[Any]:
@@ -57,17 +59,17 @@ def launched() -> bool:
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE") or 1) > 1
 
 
-def join(fsdp: int = 1, tp: int = 1) -> None:
+def join(fsdp: int = 1, tp: int = 1, tables: str = AUTO) -> None:
     """Meet the other processes of this run, if there are any; `fsdp` · `tp` of them hold a model between them.
 
     Those of one `tp` follow one another, and see the same tokens.
 
     Raises:
-        RunError: they cannot meet, or those numbers do not divide theirs.
+        RunError: they cannot meet, or those numbers do not divide theirs; `tables` that there are not.
     """
     global _group
     if not launched():
-        _check(fsdp, tp)
+        _check(fsdp, tp, tables)
     if not launched() or _group.dist is not None:
         return
     import torch  # slow to import, and alone nobody waits for it before the settings are checked
@@ -82,11 +84,16 @@ def join(fsdp: int = 1, tp: int = 1) -> None:
     except (RuntimeError, ValueError) as error:
         raise RunError(f"the processes of this run cannot meet: {str(error).splitlines()[0][:160]}", _NOBODY) from None
     set_ctrl_c(_group.press)
-    first_does(lambda: _check(fsdp, tp))
-    _group.fsdp, _group.tp = fsdp, tp
+    first_does(lambda: _check(fsdp, tp, tables))
+    _group.fsdp, _group.tp, _group.tables = fsdp, tp, tables
 
 
-def _check(fsdp: int, tp: int) -> None:
+def _check(fsdp: int, tp: int, tables: str) -> None:
+    if tables not in TABLES:
+        raise RunError(f"--tables {tables}", f"choose one of {', '.join(TABLES)}")
+    if tables != AUTO and (fsdp == 1 or tp > 1):
+        where = "beside --tp, which spreads them" if tp > 1 else "without --fsdp"
+        raise RunError(f"--tables {tables} {where}", "leave it out")
     asked = " ".join(f"--{name} {value}" for name, value in (("tp", tp), ("fsdp", fsdp)) if value != 1)
     if min(fsdp, tp) < 1:
         raise RunError(asked, "give numbers of processes, from 1")
@@ -121,6 +128,11 @@ def sharded() -> tuple[int, int, int] | None:
     """Return (replicas, fsdp, tp) whose product is `size`, where processes hold each model between them; else None."""
     held = _group.fsdp * _group.tp
     return None if held == 1 else (size() // held, _group.fsdp, _group.tp)
+
+
+def tables() -> str:
+    """Return what fsdp is to do with a model's tables: one of `TABLES`."""
+    return _group.tables
 
 
 def first() -> bool:

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rules_draft import vocabulary_of
+from tiewise.checkpoint.rules_token_tables import vocabulary_of
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.files import to_record, write_result

@@ -1,6 +1,7 @@
 """What `--text` takes, as a stream of documents.
 
     builtin                  the prose that this Python carries
+    synthetic:irreversibility=0.3,scripts=2      a language made to order (`tiewise.data.synthetic`)
     FILE  FOLDER  'GLOB'     plain text, cut into parts; .jsonl and .parquet among them by their rows
     FILE.jsonl:FIELD         one field of every line (.ndjson too); "text" unless named
     FILE.parquet:COLUMN      one column; "text" unless named
@@ -40,8 +41,10 @@ import pyarrow.parquet
 
 from tiewise.core.errors import DataError
 from tiewise.data.documents import Document, cut, decode, one_line, opened, paragraphs, unreadable
+from tiewise.data.synthetic import NAME, Language
 
 Text = str | os.PathLike[str]
+SYNTHETIC = f"{NAME}:"
 TABLES = (".jsonl", ".ndjson", ".parquet")
 FIELD = "text"  # of a row, unless another is named
 _SMALLEST, _LARGEST = 200, 10_000  # characters of a part cut from plain text
@@ -51,7 +54,7 @@ _ROWS = 1024  # of a Parquet row group, held at once
 
 @dataclass(frozen=True)
 class Source:
-    """One text as typed, and the files behind it (none for `builtin` and the Hub, nor for `-` until it is kept)."""
+    """One text as typed, and the files behind it (none of what is made or on the Hub, nor of `-` until it is kept)."""
 
     text: str
     files: tuple[Path, ...] = ()
@@ -66,6 +69,9 @@ class Source:
 def resolve(text: str) -> Source:
     """Find what `text` means, without reading it; a DataError where there is nothing of that name."""
     if text in ("builtin", "-"):
+        return Source(text)
+    if text.startswith(SYNTHETIC):
+        Language.parse(text)  # a mistake in it is said at once
         return Source(text)
     if text.startswith("hf:"):
         *_, folder = parse_hub_name(text.removeprefix("hf:"))
@@ -104,6 +110,8 @@ def read_sources(sources: Sequence[Source]) -> Iterator[Document]:
 def _documents(source: Source, size: int) -> Iterator[Document]:
     if source.text == "builtin":
         yield from (Document("\n\n".join(paragraphs(text))) for _, text in builtin_texts())
+    elif source.text.startswith(SYNTHETIC):
+        yield from map(Document, Language.parse(source.text).documents())
     elif source.text == "-" and not source.files:
         yield from _parts(sys.stdin.buffer, "standard input", size)
     elif source.text.startswith("hf:"):

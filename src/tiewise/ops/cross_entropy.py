@@ -68,7 +68,9 @@ def linear_cross_entropy(
         upstream: by what that pass multiplies, which `into` must know beforehand: 1 / 4 for `(loss / 4).backward()`.
         shard: where `weight` and `bias` are this rank's rows [V_r, E] and [V_r] of a table over several ranks. All of
             them call this, with the same features, targets and options; each gets the loss and the features' gradient
-            over the whole vocabulary, and the gradient of its own rows. A class weight is that of the whole [V].
+            over the whole vocabulary, and the gradient of its own rows. A class weight is that of the whole [V]. Where
+            ranks have `own_tokens`, each has the loss of its own, and the gradient of its rows is that of all losses,
+            each multiplied by its rank's upstream: of a mean over all tokens, divide the table's by the ranks.
         **overrides: single options by name, e.g. `softcap=30.0, reduction="sum"`.
 
     Returns:
@@ -94,9 +96,12 @@ def linear_cross_entropy(
     if torch.compiler.is_compiling():
         loss = _traced(flat, weight, bias, t, options)
     else:
-        check_range(t, weight.shape[0] if shard is None else shard.total, options.ignore_index)
+        if shard is None:  # else everyone's are looked at, so that all ranks refuse
+            check_range(t, weight.shape[0], options.ignore_index)
+        elif shard.own_tokens and compute_dtype(flat, weight) == torch.float16:  # it is divided behind the sum
+            raise UnsupportedError("tokens of a rank's own in fp16", "compute in bfloat16")
         how, factor = partial(_sweep, options, into, shard), None if into is None else upstream
-        loss = fused_loss("linear_cross_entropy", how, options, flat, weight, bias, t, upstream=factor)
+        loss = fused_loss("linear_cross_entropy", how, options, flat, weight, bias, t, upstream=factor, shard=shard)
     return loss.view(targets.shape) if options.reduction == "none" else loss
 
 
@@ -164,10 +169,18 @@ def _sweep(
     row_weight: Tensor | None,
 ) -> tuple[Tensor, Any]:
     if shard is not None:
+        features, weight, bias, targets = tensors
+        n, room = len(targets), shard.room(targets)
+        words = shard.everyone(targets, room, o.ignore_index)
+        check_range(words, shard.total, o.ignore_index)
+        if room is not None and row_weight is not None:  # one number of a rank, or one of each of its tokens
+            each = shard.everyone(row_weight, room) if row_weight.dim() else shard.gather(row_weight)
+            row_weight = each if row_weight.dim() else each.repeat_interleave(room)
+        tensors = (shard.everyone(features, room), weight, bias, words)
         each, found = chunked.sweep(o, tensors, kind, wanted, row_weight, into, shard)
         if found[0] is not None:
-            shard.sum(found[0])
-        return each, found
+            found[0] = shard.summed_part(found[0], room, n)
+        return shard.own_part(each, room, n), found
     if into is None and (other := maintained(o, tensors, kind)):
         return other(o, tensors, kind, wanted, row_weight)
     return sweep(o, tensors, kind, wanted, row_weight, into)
@@ -202,23 +215,32 @@ def reduced(
 
 
 def fused_loss(
-    name: str, sweep: Sweep, options: LossOptions, *tensors: Tensor | None, upstream: float | None = None
+    name: str,
+    sweep: Sweep,
+    options: LossOptions,
+    *tensors: Tensor | None,
+    upstream: float | None = None,
+    shard: VocabularyShard | None = None,
 ) -> Tensor:
     """Return the reduced loss, differentiable once; `name` is who says that there is no second derivative.
 
-    With `upstream` the sweep keeps the second tensor's gradient for itself, multiplied by that already.
+    With `upstream` the sweep keeps the second tensor's gradient for itself, multiplied by that already. With a `shard`
+    whose ranks have tokens of their own, it has that of all ranks' losses, and sweeps again where these are not
+    multiplied by the same.
     """
-    return _Fused.apply(name, sweep, options, torch.is_grad_enabled(), upstream, *tensors)
+    return _Fused.apply(name, sweep, options, torch.is_grad_enabled(), upstream, shard, *tensors)
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str, sweep: Sweep, options: LossOptions, grad_mode: bool, *rest: Any) -> Tensor:
-        ctx.upstream, *tensors = rest
+        ctx.upstream, shard, *tensors = rest
         ctx.name, ctx.sweep, ctx.options, ctx.kind = name, sweep, options, compute_dtype(*tensors[:2])
-        ctx.wanted = tuple(grad_mode and need for need in ctx.needs_input_grad[5:])
+        ctx.wanted = tuple(grad_mode and need for need in ctx.needs_input_grad[6:])
         ctx.dtypes = [None if x is None else x.dtype for x in tensors]
-        if options.reduction == "none":
+        alone = shard is None or not shard.own_tokens or ctx.upstream is not None or options.reduction == "none"
+        ctx.between = None if alone else shard  # whose ranks may multiply their losses by different numbers
+        if options.reduction == "none" or ctx.between is not None:
             ctx.save_for_backward(*tensors)
         known = None
         if ctx.upstream is not None:
@@ -233,7 +255,8 @@ class _Fused(torch.autograd.Function):
             fix = "compute the logits and use torch.nn.functional.cross_entropy where create_graph=True is needed"
             raise UnsupportedError(f"{ctx.name} has no second derivative", fix)
         found = ctx.gradients
-        if ctx.options.reduction == "none":
+        unlike = ctx.between is not None and found is not None and (ctx.between.gather(upstream) != upstream).any()
+        if ctx.options.reduction == "none" or unlike:
             found = reduced(ctx.sweep, ctx.options, ctx.saved_tensors, ctx.kind, ctx.wanted, upstream)[1]
         elif found is None:
             fix = "pass retain_graph=True to the first backward" if ctx.upstream is None else "compute it again"
@@ -252,7 +275,7 @@ class _Fused(torch.autograd.Function):
             elif keep:
                 found = [x if x is None else x.clone() for x in found]
         pairs = zip(found, ctx.dtypes[:-1], strict=True)
-        return (*[None] * 5, *(None if x is None else x.to(dtype) for x, dtype in pairs), None)
+        return (*[None] * 6, *(None if x is None else x.to(dtype) for x, dtype in pairs), None)
 
 
 # The same under torch.compile: one operator, of tensors and numbers alone.

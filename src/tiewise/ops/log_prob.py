@@ -31,7 +31,7 @@ from tiewise.ops import chunked
 from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, gradient_buffers, into_gradients
 from tiewise.ops.fast_products import own_products
 from tiewise.ops.native_loss import kernel
-from tiewise.ops.vocabulary_shard import LOWEST, VocabularyShard, beyond, gathered, summed_gradient
+from tiewise.ops.vocabulary_shard import LOWEST, VocabularyShard, beyond, brought, gathered
 
 _DEFAULT = LossOptions()
 _LOWEST = -1e4  # log-probabilities below are of exp 0 in fp64, and −inf among them would make 0 · −inf
@@ -113,8 +113,8 @@ def vocabulary_statistics(
     stand_in = torch.empty(shape, dtype=torch.long, device="meta") if targets is None else targets
     chunked.check_problem(features, weight, stand_in, bias, o, shard)
     flat, t = features.reshape(-1, features.shape[-1]), None if targets is None else targets.reshape(-1)
-    if t is not None and not torch.compiler.is_compiling():
-        chunked.check_range(t, len(weight) if shard is None else shard.total, o.ignore_index)
+    if t is not None and shard is None and not torch.compiler.is_compiling():
+        chunked.check_range(t, len(weight), o.ignore_index)
     o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
     if shard is not None:
         log_prob, lse, spread = _over_ranks(shard, flat, weight, bias, t, entropy, o)
@@ -132,8 +132,13 @@ def _over_ranks(
 
     With P_r = exp(lse_r − lse):    log p = log p_owner + log P_owner        H = Σ_r P_r (H_r − log P_r)
     """
-    features = summed_gradient(features, shard)
-    words = torch.full_like(features[:, 0], shard.start, dtype=torch.long) if targets is None else targets
+    n, room = len(features), shard.room(features)
+    features = brought(features, shard, room)
+    if targets is None:
+        words = torch.full_like(features[:, 0], shard.start, dtype=torch.long)
+    else:
+        words = shard.everyone(targets, room)
+        chunked.check_range(words, shard.total, o.ignore_index)
     column, here = shard.columns(words)
     o, ignored = replace(o, ignore_index=-1), o.ignore_index  # no local row, whatever the whole vocabulary ignores
     if not len(weight) or (bias is not None and bool(bias.isneginf().all())):  # one more row, and no token is here
@@ -146,14 +151,10 @@ def _over_ranks(
     lse = lses.logsumexp(0)
     below = lses - lse
     log_prob = log_probs.sum(0) - beyond(lses, shard.owners(lses, words))
-    results = (
-        log_prob.masked_fill(log_prob < LOWEST / 2, -torch.inf),
-        lse,
-        (below.exp() * (entropies[0] - below)).sum(0) if entropy else lse,
-    )
-    if targets is None:
-        return results
-    log_prob, lse, spread = (x.masked_fill(targets == ignored, 0) for x in results)
+    spread = (below.exp() * (entropies[0] - below)).sum(0) if entropy else lse
+    everyones = log_prob.masked_fill(log_prob < LOWEST / 2, -torch.inf), lse, spread
+    results = [shard.own_part(x, room, n) for x in everyones]
+    log_prob, lse, spread = results if targets is None else [x.masked_fill(targets == ignored, 0) for x in results]
     return log_prob, lse, spread
 
 

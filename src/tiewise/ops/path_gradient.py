@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.vocabulary_shard import VocabularyShard, summed
+from tiewise.ops.vocabulary_shard import VocabularyShard, returned
 
 
 @dataclass
@@ -72,7 +72,8 @@ def tied_lookup(
     """Look up `ids` [...] in `table` [V, E] and hand the table on.
 
     With a `shard` the table is this rank's rows [V_r, E]; ids, and the rows that `options` stop, are those of the whole
-    vocabulary, and every rank gets all rows [..., E]. A record then holds local rows, for `path_norms` with the shard.
+    vocabulary, and every rank gets all rows [..., E]. A record then holds local rows, for `path_norms` with the shard;
+    where ranks have `own_tokens`, the sum of all of theirs.
 
     Returns:
         rows [..., E] and the table to use from here on. The second may feed only lookups through `tied_lookup`, matrix
@@ -106,14 +107,16 @@ def _of_shard(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularySha
     if torch.compiler.is_compiling():
         raise UnsupportedError("a vocabulary over several ranks under torch.compile", "look up eagerly")
     shard.check(table)
-    flat = ids.reshape(-1)
+    flat, n = ids.reshape(-1), ids.numel()
+    room = shard.room(flat)
+    flat = shard.everyone(flat, room)
     if flat.device.type == "cpu" and len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < shard.total:
         raise IndexError(f"an id is outside the vocabulary of {shard.total}")
     at, here = shard.own(flat)
     local = replace(o, stop_lookup=shard.row(o.stop_lookup), stop_both=shard.row(o.stop_both))
     rows, table = tied_lookup(table, here, local)
     whole = rows.new_zeros(len(flat), rows.shape[1]).index_copy(0, at, rows)
-    return summed(whole, shard).view(*ids.shape, -1), table
+    return returned(whole, shard, room, n).view(*ids.shape, whole.shape[1]), table
 
 
 def without_row(table: Tensor, row: int | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 Of a table [V, E] rank r of W holds the rows [r·k, (r+1)·k) with k = ceil(V / W), as DTensor's `Shard(0)` cuts: the last
 ranks hold fewer, or none. Token ids and targets are those of the whole vocabulary everywhere, and so are class weights
-and a padding row; features and targets are the same on all ranks.
+and a padding row; features and targets are the same on all ranks, unless each has `own_tokens`.
 
     shard = VocabularyShard(V)                                # rows shard.start … shard.stop of the table are here
     rows, table = tied_lookup(mine, ids, shard=shard)         # one sum over ranks, of [N, E]
@@ -16,6 +16,10 @@ of n tokens costs one exchange of two or three numbers a token, from which every
 
 where the differences of lse are computed as one sum: a sure token's nll near 0 keeps its digits. The gradient of the
 features is summed over ranks once. Source of the method: Shoeybi et al. 2019 (Megatron-LM) §3.
+
+Where ranks have `own_tokens`, as under FSDP, ids, features and targets of all come here first, filled up to the *room*
+[W · room] that the rank with most tokens takes, and everything above runs on those. Rows, losses and the gradient of
+features go back, each to the rank whose tokens they are of; the gradient of the rows here is that of all ranks' losses.
 """
 
 from __future__ import annotations
@@ -34,13 +38,16 @@ LOWEST = -1e30  # stands for the lse of nothing, −inf: two of these have a dif
 
 
 class VocabularyShard:
-    """Which rows of a table of `total` rows this rank of `group` holds (None: of all ranks)."""
+    """Which rows of a table of `total` rows this rank of `group` holds (None: of all ranks).
 
-    def __init__(self, total: int, group: Any = None) -> None:
+    With `own_tokens` each rank brings tokens of its own, any number of them, and gets its own rows and losses.
+    """
+
+    def __init__(self, total: int, group: Any = None, *, own_tokens: bool = False) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             fix = "call torch.distributed.init_process_group first, or leave shard out"
             raise UnsupportedError("a VocabularyShard without ranks", fix)
-        self.total, self.group = total, group
+        self.total, self.group, self.own_tokens = total, group, own_tokens
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.rows = -(-total // self.size)  # of every rank but the last ones
         self.start, self.stop = (min(rank * self.rows, total) for rank in (self.rank, self.rank + 1))
@@ -92,6 +99,36 @@ class VocabularyShard:
         dist.all_gather(list(found), x.contiguous(), group=self.group)
         return found
 
+    def scatter(self, x: Tensor) -> Tensor:
+        """Sum over ranks of their x [W, ...], of which this rank gets its own [...]."""
+        found = x.new_empty(x.shape[1:])
+        dist.reduce_scatter(found, list(x.contiguous()), group=self.group)
+        return found
+
+    # tokens: where all ranks have the same, there is no room, and everyone's are those that are here
+
+    def room(self, tokens: Tensor) -> int | None:
+        """How many tokens the rank that has most of them has; `tokens` [n, ...] are here."""
+        if not self.own_tokens:
+            return None
+        most = torch.tensor(len(tokens), device=tokens.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+        return int(most)
+
+    def everyone(self, x: Tensor, room: int | None, fill: int = 0) -> Tensor:
+        """[W · room, ...] of every rank's x [n, ...], filled up; x itself without room."""
+        if room is None:
+            return x
+        return self.gather(torch.cat([x, x.new_full((room - len(x), *x.shape[1:]), fill)])).flatten(0, 1)
+
+    def own_part(self, x: Tensor, room: int | None, n: int) -> Tensor:
+        """What of everyone's x is of the n tokens here."""
+        return x if room is None else x.unflatten(0, (self.size, room))[self.rank, :n]
+
+    def summed_part(self, x: Tensor, room: int | None, n: int) -> Tensor:
+        """The same of the sum over ranks of everyone's x; in place without room."""
+        return self.sum(x) if room is None else self.scatter(x.unflatten(0, (self.size, room)))[:n]
+
     def owners(self, lse: Tensor, words: Tensor) -> Tensor:
         """Of every rank's lse [W, n], that of the rank which has each of `words` [n]."""
         return lse.gather(0, (words.clamp(0, self.total - 1) // self.rows)[None])[0]
@@ -121,49 +158,70 @@ def beyond(lse: Tensor, one: Tensor) -> Tensor:
     return (lse - one).logsumexp(0)
 
 
-def summed_gradient(x: Tensor, shard: VocabularyShard) -> Tensor:
-    """Return x, the same on all ranks, whose gradient is the sum of what the ranks find."""
-    return _SummedGradient.apply(x, shard)
+def brought(x: Tensor, shard: VocabularyShard, room: int | None) -> Tensor:
+    """Everyone's x, to meet the rows here; its gradient is the sum of what the ranks find, of x [n, ...]."""
+    return _Brought.apply(x, shard, room)
 
 
-def summed(x: Tensor, shard: VocabularyShard) -> Tensor:
-    """Sum over ranks, in place, of an x that nobody else needs; what is upstream is the same on all ranks."""
-    return _Summed.apply(x, shard)
+def returned(x: Tensor, shard: VocabularyShard, room: int | None = None, n: int = 0) -> Tensor:
+    """Sum over ranks of everyone's x, of the n tokens here; in place without room, of an x that nobody else needs."""
+    return _Returned.apply(x, shard, room, n)
 
 
 def gathered(x: Tensor, shard: VocabularyShard) -> Tensor:
-    """[W, ...] of every rank's x [...]; what is upstream is the same on all ranks."""
+    """[W, ...] of every rank's x [...]; what is upstream is the same on all ranks, or of tokens of their own."""
     return _Gathered.apply(x, shard)
 
 
-class _SummedGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: VocabularyShard) -> Tensor:
-        ctx.shard = shard
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return ctx.shard.sum(upstream.clone(memory_format=torch.contiguous_format)), None
+def exchanged(x: Tensor, shard: VocabularyShard) -> Tensor:
+    """[W, ...] of what every rank has for this one, of its x [W, ...] by rank."""
+    return _Exchanged.apply(x, shard.group)
 
 
-class _Summed(torch.autograd.Function):
+class _Brought(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: VocabularyShard) -> Tensor:
-        ctx.mark_dirty(x)
-        return shard.sum(x)
+    def forward(ctx: Any, x: Tensor, shard: VocabularyShard, room: int | None) -> Tensor:
+        ctx.shard, ctx.room, ctx.n = shard, room, len(x)
+        return shard.everyone(x.view_as(x), room)
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return upstream, None
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        own = upstream.clone(memory_format=torch.contiguous_format) if ctx.room is None else upstream
+        return ctx.shard.summed_part(own, ctx.room, ctx.n), None, None
+
+
+class _Returned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shard: VocabularyShard, room: int | None, n: int) -> Tensor:
+        ctx.shard, ctx.room = shard, room
+        if room is None:
+            ctx.mark_dirty(x)
+        return shard.summed_part(x, room, n)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.shard.everyone(upstream, ctx.room), None, None, None
 
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: VocabularyShard) -> Tensor:
-        ctx.rank = shard.rank
+        ctx.shard = shard
         return shard.gather(x)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return upstream[ctx.rank], None
+        shard: VocabularyShard = ctx.shard
+        return shard.scatter(upstream) if shard.own_tokens else upstream[shard.rank], None
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group, found = group, torch.empty_like(x, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(found, x.contiguous(), group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return _Exchanged.apply(upstream, ctx.group), None

@@ -28,6 +28,8 @@ MASTER = "adamw-bf16-master"  # bf16 weights and gradients, an fp32 master copy 
 # Label smoothing adds a third.
 LOSS_NUMBERS = 2
 INDEX = 8  # bytes of a token id
+FSDP, KEPT, SPLIT = "fsdp", "fsdp, tables kept sharded", "vocabulary parallel"  # layouts
+BOTH = f"{FSDP} × {SPLIT}"
 BY_TABLE = ("table gather", "gradient reduce-scatter", "gradient all-reduce")  # sent however few the tokens
 
 
@@ -182,13 +184,13 @@ class WorldLayout:
 def layouts(setting: Setting) -> list[WorldLayout]:
     """Every layout that a plan shows, in the order of its record."""
     world, tp, shards = setting.world, setting.tp, setting.fsdp or setting.world
-    fsdp, split = WorldLayout("fsdp", world // shards, shards), WorldLayout("vocabulary parallel", world // tp, tp=tp)
-    both = WorldLayout("fsdp × vocabulary parallel", world // (shards * tp), shards, tp)
+    fsdp, split = WorldLayout(FSDP, world // shards, shards), WorldLayout(SPLIT, world // tp, tp=tp)
+    both = WorldLayout(BOTH, world // (shards * tp), shards, tp)
     found = [
         (WorldLayout("data parallel", world), True),
         (fsdp, setting.fsdp != 1),
         (split, tp > 1),
-        (replace(fsdp, name="fsdp, tables kept sharded", kept=True), shards > 1),
+        (replace(fsdp, name=KEPT, kept=True), shards > 1),
         (replace(split, name="stock tensor parallel", stock=True), tp > 1),
         (both, tp > 1 and shards > 1 and setting.fsdp is not None),
     ]
@@ -238,7 +240,7 @@ def ranks(budget: Budget, setting: Setting, vocab: int, head: bool = True) -> li
     `sent_for_tables` is the part of `sent` that `wire` divides by cause. `gathered` is what is held of other ranks:
     whole tables and their gradient, or the group's hidden states; `loss` the peak of logits and loss beside them.
     `break_even_tokens` are N of one rank, below which a layout whose hidden states travel sends less for the tables
-    than one that averages or gathers them in the same world.
+    than one that averages or gathers them in the same world. One layout is `taken` by `tiewise train` with this world.
     """
     optimizer = "adamw" if setting.dtype == "float32" else MASTER
     size, n = DTYPES[setting.dtype], setting.tokens
@@ -275,7 +277,20 @@ def ranks(budget: Budget, setting: Setting, vocab: int, head: bool = True) -> li
                 "break_even_tokens": max(0, sum(instead.values()) - still) * n // moving if moving else None,
             }
         )
-    return found
+    of = {rank["layout"]: rank for rank in found}
+    taken = next((name for name in (BOTH, SPLIT) if name in of), "data parallel")
+    if setting.tp == 1 and KEPT in of:
+        taken = KEPT if keeps(of[KEPT], of[FSDP]) else FSDP
+    return [{**rank, "taken": rank["layout"] == taken} for rank in found]
+
+
+def keeps(kept: dict[str, Any], gathered: dict[str, Any], micro_batches: int = 1) -> bool:
+    """Whether FSDP sends less for tables that it keeps sharded than for those that it gathers, of what `ranks` counts.
+
+    Micro-batches that are accumulated send their states each, and gather the table each; its gradient is reduced once.
+    """
+    again = (micro_batches - 1) * gathered["wire"].get("table gather", 0)
+    return bool(micro_batches * kept["sent_for_tables"] < gathered["sent_for_tables"] + again)
 
 
 @cache

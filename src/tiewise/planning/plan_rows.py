@@ -106,17 +106,22 @@ def cut(rank: Record) -> str:
     return f"{rank['layout']}: {' × '.join(word.format(axes[name]) for name, word in words.items() if axes[name] > 1)}"
 
 
-def gathered_or_kept(record: Record) -> list[str]:
-    """Say which of FSDP's two layouts sends fewer bytes for the tables of the first choice; nothing without both."""
+def layout_taken(record: Record) -> list[str]:
+    """Say which layout of the first choice is taken, and which of FSDP's two sends fewer bytes for its tables."""
     of = {rank["layout"]: rank for rank in record["choices"][0]["ranks"]} if record["choices"] else {}
+    if len(of) < 2:
+        return []
+    world, taken = record["setting"]["world"]["size"], next(rank for rank in of.values() if rank["taken"])
+    found = [f"`tiewise train` on {world} processes takes {cut(taken)}"]
     gathered, kept = of.get("fsdp"), of.get("fsdp, tables kept sharded")
     if gathered is None or kept is None:
-        return []
+        return found
     shards = kept["axes"]["fsdp"]
     tokens, limit = (shards * n for n in (record["setting"]["tokens"]["count"], kept["break_even_tokens"]))
     sent = [size(rank["sent_for_tables"]) for rank in (gathered, kept)]
     beside = [size(rank["table_memory"]["gathered"] + (rank["loss"] or 0)) for rank in (gathered, kept)]
     return [
+        *found,
         f"{record['choices'][0]['boundary']}, fsdp over {shards}: {'keep' if tokens < limit else 'gather'} the tables "
         f"to send less: gathered {sent[0]} a step, kept sharded {sent[1]}; N = {count(tokens)} tokens of the group, "
         f"and kept sends less below {count(limit)} (about V/2 where tied)",
@@ -253,7 +258,7 @@ def remarks(record: Record) -> list[str]:
         if model["boundary"]
         else "this class has no token head: with one table there is nothing to tie, and tying saves nothing",
     ]
-    found += gathered_or_kept(record)
+    found += layout_taken(record)
     specs = [BoundarySpec.parse(choice["boundary"]) for choice in choices]
     if any(spec.plainly() != spec for spec in specs):
         found.append("a boundary that changes at a step is counted as it starts")

@@ -128,7 +128,7 @@ def leave_one_out(points: NDArray, values: NDArray, errors: NDArray, seeds: NDAr
 
 
 def scored(values: NDArray, left_out: Sequence[tuple[Estimate, bool]]) -> SurfaceScore:
-    """SurfaceScore what `leave_one_out` predicted against the differences that were measured [n]."""
+    """Score what `leave_one_out` predicted against the differences that were measured [n]."""
     held = np.array([one.low <= value <= one.high for (one, _), value in zip(left_out, values, strict=True)])
     within, even = np.array([inside for _, inside in left_out]), np.ones(len(values))
     lost = (regret(values, signs) for signs in ([one.value for one, _ in left_out], -even, even))

@@ -32,16 +32,21 @@ from transformers.trainer_callback import PrinterCallback
 
 from tiewise.boundary.fsdp import fill, shard
 from tiewise.boundary.install import Installed, install
-from tiewise.boundary.parallel_plan import AXIS, spread_over
+from tiewise.boundary.parallel_plan import AXIS, keep_tables, spread_over
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
 from tiewise.core.files import from_record, to_record
 from tiewise.core.frequency import BINS, bin_of
+from tiewise.core.sharing_spec import SharingSpec
 from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.ops.fast_products import fast_products
+from tiewise.planning.architecture import budget
+from tiewise.planning.costs import FSDP, KEPT, Setting, keeps
+from tiewise.planning.costs import ranks as costs_of_ranks
+from tiewise.planning.read_config import Sizes, from_sizes
 from tiewise.training.folder import (
     METRICS,
     RESULT,
@@ -293,16 +298,29 @@ def build_causal(job: Job, config: Any, std: float, reach: float | None = None) 
     return installed
 
 
-def cut(model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
+def cut(job: Job, model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
     """Have (replicas, fsdp, tp) processes hold a model: rows and heads over tp, what that leaves over fsdp.
 
     Also where fsdp is 1: its units average the gradients of replicas, which DDP does not of tensors that are spread.
+    Tables are kept in rows over fsdp, or gathered, as is asked for, or what sends less.
     """
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
     mesh = init_device_mesh(device, sizes, mesh_dim_names=("replicas", "fsdp", AXIS))
     if sizes[2] > 1:
         spread_over(model, mesh[AXIS])
-    shard(model, mesh["fsdp" if sizes[0] == 1 else ("replicas", "fsdp")])
+    over = mesh["fsdp" if sizes[0] == 1 else ("replicas", "fsdp")]
+    keep = ranks.tables() == ranks.KEEP or (ranks.tables() == ranks.AUTO and _keeping_sends_less(job, model, sizes))
+    shard(model, over, keep_tables(model, over) if keep else None)
+
+
+def _keeping_sends_less(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:
+    if sizes[1] == 1 or sizes[2] > 1:
+        return False
+    s, v, d = job.settings, job.text.vocab, int(model.config.get_text_config().hidden_size)
+    tables = budget(from_sizes(Sizes(v, d, 1)), job.spec.plainly(), SharingSpec())
+    setting = Setting(ranks.share(s.batch), s.length, world=math.prod(sizes), fsdp=sizes[1])
+    found = {rank["layout"]: rank for rank in costs_of_ranks(tables, setting, v)}
+    return keeps(found[KEPT], found[FSDP], s.accumulate)
 
 
 @dataclass(frozen=True)
@@ -345,7 +363,7 @@ def train(job: Job) -> Outcome:
                         "initial_nll": kind.measure(job, installed, job.split, point=True).nll,
                     }
                 if sizes := ranks.sharded():
-                    cut(installed.model, sizes)
+                    cut(job, installed.model, sizes)
             timed, seconds = kind.fit(job, installed, checkpoint, step)
             if ranks.sharded():
                 held = installed.model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tiewise.analysis.align_tables import align
-from tiewise.analysis.model_tables import ends_of
+from tiewise.analysis.model_tables import ends_of, left_out
 from tiewise.analysis.paired_rows import one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
@@ -30,7 +30,8 @@ def alignment_of(
     """
     ends = ends_of(folder)
     if ends.tied:
-        return Found("they are one table", notes=(f"input and output are {ends.names[0]}", *ends.notes))
+        notes = (f"input and output are {ends.names[0]}", *ends.notes, *left_out(ends.beside))
+        return Found("they are one table", notes=notes)
     every, mask = one_vocabulary(ends.input.rows, ends.output.rows), ends.unusable()
     pairs = every.without(mask, mask)
     width = max(ends.input.width, ends.output.width)
@@ -57,5 +58,5 @@ def alignment_of(
         answer=f"more than by chance {', and '.join(above)}" if above else "no more than by chance",
         quantities=(*quantities, Quantity("tokens left out", unusable, main=False, why=why)),
         curves=tuple(curves),
-        notes=(*found.left_out, *ends.notes),
+        notes=(*found.left_out, *ends.notes, *left_out(ends.beside)),
     )

@@ -1,0 +1,317 @@
+"""The figures and tables of docs/atlas.md: `python docs/make_atlas.py` writes docs/atlas-*.svg, and the page's tables.
+
+All come from the rows of `tiewise/catalogue/atlas.csv`, which `python -m benchmarks.atlas` gathers. A table stands in
+the page between <!-- rows of STUDY --> and <!-- end -->.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import tiewise
+from tiewise.core.colours import COLOURS, DIVERGING, places
+from tiewise.core.found import count, plain, signed
+
+ATLAS = Path(tiewise.__file__).parent / "catalogue" / "atlas.csv"
+PAGE = Path(__file__).with_name("atlas.md")
+INK, SOFT, RULE = "#22252b", "#5d626d", "#e4e2dd"
+# of each study: what its table says of where a row stands
+AXES = {
+    "gain-by-text": ["train_tokens"],
+    "size-text-vocabulary": ["width", "train_tokens", "tokenizer"],
+    "rank": ["tokenizer", "arm"],
+    "lookup-gradient-scale": ["train_tokens", "arm"],
+    "start-and-rate": ["init", "learning_rate"],
+    "causes": ["text", "layers"],
+}
+Row = dict[str, str]
+
+
+class Spot(NamedTuple):
+    """A point of a line, with its 95 % interval."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, row: Row, x: float) -> Spot:
+        """Held-out difference of a row."""
+        return cls(x, *(float(row[name]) for name in ("heldout", "heldout_low", "heldout_high")))
+
+
+def studies() -> dict[str, list[Row]]:
+    """Rows of every study in the atlas."""
+    found: dict[str, list[Row]] = {}
+    with ATLAS.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["study"], []).append(row)
+    return found
+
+
+def said(row: Row, axis: str) -> str:
+    """What a row has on an axis, as a table says it."""
+    value = row[axis].removeprefix("synthetic:").removeprefix("bpe:")
+    return count(int(value)) if value.isdecimal() else value.replace("=", " ") if axis == "text" else value
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows of a study in Markdown."""
+    axes = AXES[rows[0]["study"]]
+    header = [*(axis.replace("_", " ").replace("tokenizer", "V") for axis in axes)]
+    header += [f"{rows[0]['arm']} − {rows[0]['reference']}" if "arm" not in axes else f"− {rows[0]['reference']}"]
+    header += ["95 % interval", "sign", "could show", "on training text"]
+    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
+    for row in rows:
+        mean, low, high, least, training = (
+            float(row[name] or "nan") for name in ("heldout", "heldout_low", "heldout_high", "detectable", "training")
+        )
+        sign = {"-1": "better", "0": "–", "1": "worse"}[row["sign"]]
+        interval = f"[{signed(low)}, {signed(high)}]"
+        value = f"**{signed(mean)}**" if row["sign"] != "0" else signed(mean)
+        lines.append([*(said(row, axis) for axis in axes), value, interval, sign, plain(least), signed(training)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# figures
+
+
+def _text(x: float, y: float, what: str, **more: str) -> str:
+    style = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
+    return f'<text x="{x:.1f}" y="{y:.1f}"{style}>{what}</text>'
+
+
+def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    look = 'font-family="sans-serif" font-size="14" fill="#5d626d" role="img"'
+    head = _text(24, 34, title, font_size="19", font_weight="600", fill=INK)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" {look}>'
+        f'<title>{title}</title><rect width="100%" height="100%" rx="12" fill="#ffffff"/>{head}{"".join(parts)}</svg>\n'
+    )
+
+
+def colour(value: float, top: float) -> str:
+    """Blue below zero, orange above, as far as `top`."""
+    low, middle, high = (np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) for c in DIVERGING["light"])
+    share = min(abs(value) / top, 1.0)
+    r, g, b = (middle + share * ((low if value < 0 else high) - middle)).round().astype(int)
+    return f"rgb({r},{g},{b})"
+
+
+def signs(title: str, rows: Sequence[Row], down: str, across: str, panel: str, note: str) -> str:
+    """The difference over two axes, a panel for each value of a third; a colour where it is detected."""
+    panels = list(dict.fromkeys(row[panel] for row in rows))
+    xs, ys = (list(dict.fromkeys(row[axis] for row in rows)) for axis in (across, down))
+    wide, tall, left, top, gap = 104, 58, 96, 104, 56
+    limit = max((abs(float(row["heldout"])) for row in rows if row["sign"] != "0"), default=1.0)
+    parts = []
+    for place, value in enumerate(panels):
+        x0 = left + place * (wide * len(xs) + gap)
+        here = [row for row in rows if row[panel] == value]
+        parts.append(_text(x0, 66, f"vocabulary {said(here[0], panel)}", font_weight="600", fill=INK))
+        for i, name in enumerate(xs):
+            parts.append(_text(x0 + wide * (i + 0.5), top - 10, said({across: name}, across), text_anchor="middle"))
+        for row in here:
+            x, y = x0 + wide * xs.index(row[across]), top + tall * (len(ys) - 1 - ys.index(row[down]))
+            mean, clear = float(row["heldout"]), row["sign"] != "0"
+            fill = colour(mean, limit) if clear else "#ffffff"
+            parts.append(
+                f'<rect x="{x + 1}" y="{y + 1}" width="{wide - 2}" height="{tall - 2}" fill="{fill}" stroke="{RULE}"/>'
+            )
+            ink = "#ffffff" if clear and abs(mean) > 0.6 * limit else INK
+            half = (float(row["heldout_high"]) - float(row["heldout_low"])) / 2
+            parts.append(
+                _text(
+                    x + wide / 2,
+                    y + 27,
+                    f"{mean:+.2f}".replace("-", "−"),
+                    text_anchor="middle",
+                    fill=ink,
+                    font_size="15",
+                )
+            )
+            parts.append(_text(x + wide / 2, y + 44, f"± {half:.2f}", text_anchor="middle", fill=ink, font_size="11"))
+    for i, name in enumerate(ys):
+        y = top + tall * (len(ys) - i - 0.5) + 5
+        parts.append(_text(left - 10, y, said({down: name}, down), text_anchor="end"))
+    high = top + tall * len(ys)
+    parts.append(_text(24, high + 26, note, font_size="12"))
+    width = left + len(panels) * wide * len(xs) + (len(panels) - 1) * gap + 28
+    return _svg(max(width, 640), high + 44, title, parts)
+
+
+def chart(
+    title: str, lines: dict[str, list[Spot]], along: str, note: str, *, up: str, logarithmic: bool = True,
+    points: Sequence[tuple[float, str]] = (), floor: Sequence[tuple[float, float]] = (),
+) -> str:  # fmt: skip
+    """Lines with their 95 % intervals; `points` are ticks, `floor` a dotted line."""
+    width, height, left, right, top, bottom = 760, 450, 76, 190, 66, 96
+    spots = [spot for line in lines.values() for spot in line]
+    lows, highs = min(0.0, *(spot.low for spot in spots)), max(0.0, *(spot.high for spot in spots))
+    room = 0.06 * (highs - lows)
+    lows, highs = lows - room * (lows < 0), highs + room
+    scale = math.log if logarithmic else float
+    ends = [scale(x) for x, _ in points] or [scale(spot.x) for spot in spots]
+    first, last = min(ends), max(ends)
+
+    def x_of(x: float) -> float:
+        return left + 14 + (scale(x) - first) / (last - first or 1) * (width - left - right - 28)
+
+    def y_of(y: float) -> float:
+        return top + (highs - y) / (highs - lows) * (height - top - bottom)
+
+    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0) if (highs - lows) / s <= 8)
+    parts = [_text(24, 54, up, font_size="12")]
+    for i in range(math.ceil(lows / step), math.floor(highs / step) + 1):
+        y = y_of(i * step)
+        strong = f'stroke="{SOFT}" stroke-width="1.2"' if i == 0 else f'stroke="{RULE}"'
+        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" {strong}/>')
+        parts.append(_text(left - 8, y + 5, f"{i * step:+g}".replace("-", "−") if i else "0", text_anchor="end"))
+    for x, name in points:
+        for i, word in enumerate(name.split("|")):
+            parts.append(_text(x_of(x), height - bottom + 20 + 15 * i, word, text_anchor="middle", font_size="13"))
+    parts.append(_text((left + width - right) / 2, height - bottom + 54, along, text_anchor="middle"))
+    if floor:
+        way = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in floor)
+        parts.append(f'<polyline points="{way}" fill="none" stroke="{INK}" stroke-dasharray="3 4"/>')
+    ends_at = []
+    for (name, line), place in zip(lines.items(), places(lines).values(), strict=True):
+        hue = COLOURS[place % len(COLOURS)]
+        way = " ".join(f"{x_of(spot.x):.1f},{y_of(spot.y):.1f}" for spot in line)
+        parts.append(f'<polyline points="{way}" fill="none" stroke="{hue}" stroke-width="2.2"/>')
+        for spot in line:
+            x, low, high = x_of(spot.x), y_of(spot.low), y_of(spot.high)
+            parts.append(
+                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{hue}" opacity="0.6"/>'
+            )
+            parts.append(f'<circle cx="{x:.1f}" cy="{y_of(spot.y):.1f}" r="4" fill="{hue}"/>')
+        ends_at.append([y_of(line[-1].y), name, hue, x_of(line[-1].x)])
+    put: list[tuple[float, float]] = []
+    for y, name, hue, x in sorted(ends_at):
+        lower = [there for across, there in put if abs(across - x) < 90]
+        put.append((x, max([y + 5, *(there + 17 for there in lower)])))
+        parts.append(_text(x + 10, put[-1][1], name, fill=hue, font_weight="600"))
+    parts.append(_text(24, height - 14, note, font_size="12"))
+    return _svg(width, height, title, parts)
+
+
+# the atlas's figures
+
+BANDS = "Bars: 95 % intervals over seeds. Below zero tying is better."
+HELD = "tied − untied, nats per token of held-out text"
+
+
+def lines_by(rows: Sequence[Row], of: str, along: str, name: str = "{}") -> dict[str, list[Spot]]:
+    """A line for everything that rows have on `of`, along another axis."""
+    found: dict[str, list[Spot]] = {}
+    for row in sorted(rows, key=lambda row: float(row[along])):
+        found.setdefault(name.format(said(row, of)), []).append(Spot.of(row, float(row[along])))
+    return found
+
+
+def thousands(value: float) -> str:
+    """12k for 12,480."""
+    return f"{value / 1000:.0f}k"
+
+
+def gain_by_text(rows: list[Row]) -> str:
+    """Study 2."""
+    found = lines_by(rows, "contrast", "tokens")
+    names = ("training", "training_low", "training_high")
+    trained = [Spot(float(row["tokens"]), *(float(row[name]) for name in names)) for row in rows]
+    (held,) = found.values()
+    ticks = [(spot.x, thousands(spot.x)) for spot in held]
+    lines = {"held-out text": held, "training text": trained}
+    return chart(
+        "The gain of tying ends with more text", lines, "tokens of training text", BANDS, up=HELD, points=ticks
+    )
+
+
+def size_text_vocabulary(rows: list[Row]) -> str:
+    """Study 1."""
+    note = "Rows: width. Columns: tokens of training text. Blue: tied is better; orange: worse; white: not detected."
+    return signs("Where tying pays: tied − untied, nats", rows, "width", "train_tokens", "tokenizer", note)
+
+
+def rank(rows: list[Row]) -> str:
+    """Study 3, the larger vocabulary."""
+    here = [row for row in rows if row["tokenizer"] == "bpe:8192"]
+    lines: dict[str, list[Spot]] = {}
+    for row in sorted(here, key=lambda row: int(row["parameters"])):
+        kind = {"factored": "rank k", "factored-untied": "16 in, 64 out"}.get(row["arm"].partition(":")[0], row["arm"])
+        lines.setdefault(kind, []).append(Spot.of(row, float(row["parameters"])))
+    ticks = [
+        (float(row["parameters"]), f"{thousands(float(row['parameters']))}|k={row['rank']}")
+        for row in here
+        if row["arm"].startswith("factored:")
+    ]
+    whole = float(here[0]["reference_parameters"])
+    up = "arm − untied, nats per token of held-out text, V = 8,192"
+    note = "Bars: 95 % intervals over seeds. Zero is the untied model."
+    ticks.append((whole, f"{thousands(whole)}|untied"))
+    lines["untied"] = [Spot(whole, 0.0, 0.0, 0.0)]
+    return chart("Loss against parameters, by rank", lines, "parameters of the model", note, up=up, points=ticks)
+
+
+def lookup_gradient_scale(rows: list[Row]) -> str:
+    """Study 4."""
+    here = [row for row in rows if row["arm"].startswith("tied")]
+    lines = lines_by(here, "train_tokens", "alpha", "{} tokens")
+    lines = {name: sorted([*line, Spot(1.0, 0.0, 0.0, 0.0)]) for name, line in lines.items()}
+    ticks = [(a, f"{a:g}") for a in sorted({float(row["alpha"]) for row in here} | {1.0})]
+    up = "α − 1, nats per token of held-out text"
+    note = "Bars: 95 % intervals over seeds. Below zero α is better than 1."
+    return chart("Scaling the lookup’s gradient by α", lines, "α", note, up=up, points=ticks)
+
+
+def causes(rows: list[Row]) -> str:
+    """Study 8."""
+    for row in rows:
+        row["nats"] = row["text"].rpartition("=")[2]
+        row["between"] = {"0": "no layers"}.get(row["layers"], f"{row['layers']} layers")
+    lines = lines_by(rows, "between", "nats")
+    ticks = [(spot.x, f"{spot.x:g}") for spot in next(iter(lines.values()))]
+    note = "Bars: 95 % intervals over seeds. Dotted: the floor that theory gives a model without layers."
+    return chart(
+        "What order costs one table, and layers give back", lines, "irreversibility of the language, nats per word",
+        note,
+        up=HELD, logarithmic=False, points=ticks, floor=[(x, x) for x, _ in ticks],
+    )  # fmt: skip
+
+
+FIGURES = {
+    "gain-by-text": gain_by_text,
+    "size-text-vocabulary": size_text_vocabulary,
+    "rank": rank,
+    "lookup-gradient-scale": lookup_gradient_scale,
+    "causes": causes,
+}
+
+
+def page(text: str, found: dict[str, list[Row]]) -> str:
+    """Return the page with the tables of these rows."""
+    for name, rows in found.items():
+        block = rf"(<!-- rows of {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(block, lambda place, rows=rows: f"{place[1]}{table(rows)}\n{place[2]}", text, flags=re.S)
+    return text
+
+
+def main() -> None:
+    """Write the figures and the page's tables."""
+    found = studies()
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+    for name, drawn in FIGURES.items():
+        if name in found:
+            PAGE.with_name(f"atlas-{name}.svg").write_text(drawn(found[name]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

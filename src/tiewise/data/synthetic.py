@@ -1,0 +1,101 @@
+"""Languages made to order, `synthetic:irreversibility=0.3,scripts=2`, so that causes of a tying gap vary one at a time.
+
+A word has a script, a rank, and one of three classes, A → B → C → A. The next word's class is the same in one case of
+three, else one step forward with probability f, else one step back; its script is the same seven times in eight, else
+any; its rank is drawn anew, p(r) ∝ r^−zipf. Classes are equally frequent, and a step and its reverse differ in f alone:
+
+    irreversibility = ⅔ (ln 2 − h(f)) nats,   h the binary entropy; 0 at f = ½, 0.46 at f = 1
+
+is exact, whatever exponent, scripts and words are, and all that a word says of the next one's class. What is left at
+f = ½ has no negative eigenvalues: the floor of a direct path of one table with an output bias is that of two tables
+plus the irreversibility, and no more. Words of one rank are equally frequent; over ranks the vocabulary has Zipf's
+exponent. A document is 128 words, drawn apart from the others; equal options give equal text, on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import scipy
+
+from tiewise.core.errors import DataError, TiewiseError
+from tiewise.core.files import require, setting
+
+NAME = "synthetic"
+CLASSES, STAYS, LENGTH = 3, 7 / 8, 128
+MOVES = 2 / 3  # chance that the class changes
+_LETTERS = (range(0x61, 0x7B), range(0x430, 0x450), range(0x10D0, 0x10F1), range(0x5D0, 0x5EB))
+SCRIPTS = len(_LETTERS)  # Latin, Cyrillic, Georgian, Hebrew
+
+
+@dataclass(frozen=True)
+class Language:
+    """What a made language has."""
+
+    irreversibility: float = 0.3  # nats per word
+    zipf: float = 1.0
+    scripts: int = 1
+    types: int = 1024  # distinct words, of all scripts together
+    words: int = 500_000  # length of the text
+
+    @classmethod
+    def parse(cls, text: str) -> Language:
+        """Read `synthetic:NAME=VALUE,…`; what is not named keeps its default. Raises DataError."""
+        kinds = {field.name: type(field.default) for field in fields(cls)}
+        known = ", ".join(f"{field.name}={field.default}" for field in fields(cls))
+        found = {}
+        try:
+            for part in filter(None, text.removeprefix(NAME).removeprefix(":").split(",")):
+                name, _, value = part.partition("=")
+                if name not in kinds:
+                    raise DataError(f"{text!r} has no {name!r}", f"known, with their defaults: {known}")
+                found[name] = setting(kinds[name], int(value) if value.isdecimal() else value, f"{name} in {text!r}")
+            made = cls(**found)
+            require(made, "irreversibility", lambda nats: 0 <= nats <= MOVES * np.log(2), "use nats from 0 to 0.46")
+            require(made, "zipf", lambda exponent: 0 <= exponent <= 4, "use an exponent from 0 to 4")
+            require(made, "scripts", lambda n: 1 <= n <= SCRIPTS, f"use 1 to {SCRIPTS}")
+            least = CLASSES * made.scripts
+            require(made, "types", lambda n: least <= n <= 100_000, f"use {least} (a word for each class) to 100000")
+            require(made, "words", lambda n: n >= LENGTH, f"use {LENGTH} or more")
+        except TiewiseError as error:
+            raise DataError(error.what, error.fix) from None
+        return made
+
+    @property
+    def forward(self) -> float:
+        """Probability f of a step forward, at least ½."""
+
+        def missing(f: float) -> float:
+            return float(MOVES * (np.log(2) - scipy.special.entr([f, 1 - f]).sum()) - self.irreversibility)
+
+        return float(scipy.optimize.brentq(missing, 0.5, 1))
+
+    def documents(self) -> Iterator[str]:
+        """Yield the documents, words apart by single spaces, one before the first: all are tokens of one form."""
+        draw = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(0)))
+        ranks = self.types // (CLASSES * self.scripts)
+        weights = np.arange(1.0, ranks + 1) ** -self.zipf
+        weights /= weights.sum()
+        moved = (1 - MOVES, MOVES * self.forward, MOVES * (1 - self.forward))
+        words = [_spelled(letters, ranks * CLASSES) for letters in _LETTERS[: self.scripts]]
+        for _ in range(self.words // LENGTH):
+            steps = draw.choice((0, 1, -1), LENGTH, p=moved)
+            classes = (draw.randint(CLASSES) + np.cumsum(steps)) % CLASSES
+            changes = np.where(draw.random_sample(LENGTH) < STAYS, 0, draw.randint(self.scripts, size=LENGTH))
+            scripts = (draw.randint(self.scripts) + np.cumsum(changes)) % self.scripts
+            numbers = draw.choice(ranks, LENGTH, p=weights) * CLASSES + classes
+            yield "".join(
+                f" {words[script][number]}" for script, number in zip(scripts.tolist(), numbers.tolist(), strict=True)
+            )
+
+
+def _spelled(letters: range, count: int) -> list[str]:
+    """So many different words of two letters or more, short ones first."""
+    spelled = (
+        "".join(chr(letters[n // len(letters) ** place % len(letters)]) for place in range(size))
+        for size in range(2, 6)
+        for n in range(len(letters) ** size)
+    )
+    return [next(spelled) for _ in range(count)]

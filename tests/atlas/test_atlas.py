@@ -1,0 +1,82 @@
+"""The committed atlas: its page says what its table holds, every row can be repeated, and gathering loses nothing."""
+
+import csv
+import runpy
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.atlas.planted_study import planted
+
+from benchmarks import atlas, atlas_predictors
+from tiewise.atlas.grid import StudyGrid
+from tiewise.atlas.study import flat, repeated
+
+ROOT = Path(__file__).parents[2]
+MADE = runpy.run_path(str(ROOT / "docs" / "make_atlas.py"))
+STUDIES = MADE["studies"]()
+
+
+def test_the_page_and_its_figures_are_of_the_table():
+    text = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
+    assert MADE["page"](text, MADE["studies"]()) == text
+    for name, drawn in MADE["FIGURES"].items():
+        assert (ROOT / "docs" / f"atlas-{name}.svg").read_text(encoding="utf-8") == drawn(MADE["studies"]()[name])
+
+
+def test_predictors_are_scored_as_the_page_says():
+    text = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
+    with atlas_predictors.KEPT.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert atlas_predictors.scored(rows) in text
+    assert atlas_predictors.paths(rows) in text
+
+
+def test_a_predictor_is_scored_on_the_settings_that_it_was_not_fitted_on():
+    draw = np.random.default_rng(0)
+    columns = {name: draw.normal(size=12) for name in atlas_predictors.PREDICTORS}
+    gap = 0.5 * columns["lookup share"] + draw.normal(size=12) / 10
+    rows = [
+        {"tied − untied": str(gap[i])} | {name: str(column[i]) for name, column in columns.items()} for i in range(12)
+    ]
+    (line,) = (line for line in atlas_predictors.scored(rows).splitlines() if "lookup share" in line)
+    wrong = []
+    for i in range(12):
+        others = np.arange(12) != i
+        slope, start = np.polyfit(columns["lookup share"][others], gap[others], 1)
+        wrong.append(gap[i] - start - slope * columns["lookup share"][i])
+    assert float(line.split("|")[-2]) == pytest.approx(np.sqrt(np.mean(np.square(wrong))), abs=5e-4)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_rows_are_of_the_grid_that_comes_along(study):
+    cells = StudyGrid.named(study).cells()
+    assert {row["cell"] for row in STUDIES[study]} == set(cells)
+    for row in STUDIES[study]:
+        assert shlex.split(row["command"]) == shlex.split(repeated(cells[row["cell"]], f"runs/{row['cell']}"))
+        assert int(row["seeds"]) == cells[row["cell"]].seeds >= 3
+        assert row["width"] == str(flat(cells[row["cell"]])["width"])
+
+
+def test_no_sign_is_said_where_the_interval_holds_zero():
+    for row in (row for rows in STUDIES.values() for row in rows):
+        low, high, p = (float(row[name]) for name in ("heldout_low", "heldout_high", "p_holm"))
+        assert row["sign"] == ("0" if p >= 0.05 else "-1" if high < 0 else "1")
+        assert row["sign"] == "0" or low > 0 or high < 0
+
+
+def test_gathered_rows_replace_those_of_their_study_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(atlas, "ATLAS", tmp_path / "atlas.csv")
+    for name, noise in (("a", 0.002), ("b", 0.002), ("a", 0.004)):
+        made = planted(tmp_path / name, axes={"width": [32, 64], "tokenizer": ["bpe:512"]}, noise=noise)
+        made.folder.mkdir(exist_ok=True)
+        made.grid.save(made.folder)
+        made.save()
+        atlas.main([made.folder])
+    with (tmp_path / "atlas.csv").open(newline="", encoding="utf-8") as file:
+        read = list(csv.DictReader(file))
+    assert [(row["study"], row["width"], row["steps"]) for row in read] == [
+        ("b", "32", "600"), ("b", "64", "600"), ("a", "32", "600"), ("a", "64", "600"),
+    ]  # fmt: skip
+    assert float(read[2]["heldout"]) == pytest.approx(made.rows[0].heldout.mean, rel=1e-5)

@@ -1,0 +1,230 @@
+"""Gloo ranks train models whose tables are kept in rows under FSDP2; run by `test_kept_tables`.
+
+    kept_ranks.py FOLDER WORLD CASE…
+
+Each case is a model of one rank, in its family's own classes where these have the boundary, beside the same of many.
+"""
+
+import copy
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tensor_parallel_ranks import HOW, KINDS, SIZES, Largest, batch, full, near, on_rank, refused, saved
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from tiewise.boundary.fsdp import shard
+from tiewise.boundary.install import install, installed
+from tiewise.boundary.parallel_plan import keep_tables
+from tiewise.checkpoint.audit import check
+from tiewise.core.errors import InstallError, UnsupportedError
+from tiewise.sharded.export import export_sharded
+from tiewise.sharded.load import load_sharded
+from tiewise.sharded.save import save_sharded
+
+
+def rows_of(v, step):
+    """The batch of a step for one rank, and this rank's share of it: ranks ignore other numbers of labels."""
+    parts = [batch(v, step * dist.get_world_size() + part) for part in range(dist.get_world_size())]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, parts[dist.get_rank()]
+
+
+def models(folder, kind, v, tied, spec=None, replicas=1):
+    """(the model of one rank, the same over all with its boundary installed, its handle)."""
+    one = KINDS[kind][0].from_pretrained(saved(folder, kind, v, tied), **HOW)
+    torch.manual_seed(3)
+    if spec:
+        install(one, spec)
+    many = copy.deepcopy(one)
+    sizes = (dist.get_world_size(),) if replicas == 1 else (replicas, dist.get_world_size() // replicas)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
+    shard(many, mesh, keep_tables(many, mesh))
+    folds = spec and any(sign in spec for sign in (":", "scale"))  # which is verified on whole tables alone
+    handle = installed(many) if folds else install(many)
+    return one.train(), many.train(), handle
+
+
+def steps(folder, kind, v, tied, spec=None, replicas=1):
+    """Loss, gradients and parameters over 20 steps of SGD."""
+    of = models(folder, kind, v, tied, spec, replicas)
+    follow(f"{kind} {v} {tied} {spec}", v, *of, torch.optim.SGD, 0.1, 1e-5)
+
+
+def adamw(folder, kind, v, tied):
+    """Its curve."""
+    follow(f"AdamW {kind} {v} {tied}", v, *models(folder, kind, v, tied), torch.optim.AdamW, 1e-3, 1e-4)
+
+
+def follow(what, v, one, many, handle, make, rate, bar):
+    """20 steps of both; of SGD their parameters too, as others divide by gradients that are rounding alone."""
+    optimizers = [make(model.parameters(), lr=rate) for model in (one, many)]
+    for step in range(20):
+        losses = [model(**inputs).loss for model, inputs in zip((one, many), rows_of(v, step), strict=True)]
+        shown = losses[1].detach().clone()
+        dist.all_reduce(shown)
+        near(f"{what}: loss at step {step}", shown / dist.get_world_size(), losses[0], bar)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+        if step == 0:
+            least = max(float(p.grad.abs().max()) for p in one.parameters()) / 100
+            for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
+                near(f"{what}: gradient of {name}", b.grad, a.grad, 1e-5, least)
+        for optimizer in optimizers:
+            optimizer.step()
+    for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
+        if make is torch.optim.SGD:
+            near(f"{what}: {name} after 20 steps", b, a, bar, 0.01)
+    assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
+
+
+def both_paths(folder, kind, v, replicas):
+    """Two micro-batches: the norms of both paths against those of two separate tables on one rank."""
+    for tied in ("tied", "untied"):
+        one, many, handle = models(folder, kind, v, tied, replicas=replicas)
+        handle.track(tied == "tied")
+        for step in (3, 4):
+            many.set_requires_gradient_sync(step == 4)
+            (many(**rows_of(v, step)[1]).loss / 2).backward()
+        norms = handle.path_norms()
+        one.lm_head.weight = nn.Parameter(one.lm_head.weight.detach().clone())
+        for step in (3, 4):
+            (one(**rows_of(v, step)[0]).loss / 2).backward()
+        a, b = one.get_input_embeddings().weight.grad, one.lm_head.weight.grad
+        wanted = torch.stack([a.norm(), b.norm(), *([] if tied == "untied" else [(a + b).norm()])])
+        near(f"{tied} norms", torch.tensor([norms.a, norms.b, norms.total][: len(wanted)]), wanted, 1e-5)
+        if tied == "tied":
+            near("cosine", torch.tensor(norms.cosine), (a * b).sum() / a.norm() / b.norm(), 1e-5)
+        near("gradient", many.lm_head.weight.grad, (a + b) if tied == "tied" else b, 1e-5)
+
+
+def nothing_is_whole(folder, kind, v):
+    """No rank makes a [V, D] or [n, V] tensor in a step: its rows, and everyone's states, are the largest."""
+    _, many, _ = models(folder, kind, v, "tied")
+    inputs = rows_of(v, 0)[1]
+    many(**inputs).loss.backward()
+    with Largest() as largest:
+        many(**inputs).loss.backward()
+    n, rows, ranks = inputs["input_ids"].numel(), -(-v // dist.get_world_size()), dist.get_world_size()
+    assert largest.numbers == max(rows * SIZES["hidden_size"], rows * n * ranks)
+    assert largest.numbers < v * SIZES["hidden_size"]
+
+
+def logits_are_real(folder, kind, v):
+    """Ranks that read logits of batches of unlike lengths have those of one rank, and gradients of them."""
+    one, many, handle = models(folder, kind, v, "tied")
+    long = [batch(v, seed)["input_ids"][:, : 12 - seed] for seed in range(dist.get_world_size())]
+
+    def score(model, ids):
+        p = torch.softmax(model(input_ids=ids).logits[..., 2:].float(), -1)  # of words, which no fused loss has
+        return p.square().sum(-1).mean()
+
+    scores = [score(one, ids) for ids in long]
+    torch.stack(scores).mean().backward()
+    got = score(many, long[dist.get_rank()])
+    near("score", got, scores[dist.get_rank()], 1e-5)
+    got.backward()
+    for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
+        near(f"{kind}: gradient of {name}", b.grad, a.grad, 2e-5)
+    assert handle.counts.materialised == 1
+    with torch.no_grad():
+        inputs = batch(v, dist.get_rank())
+        near("logits", many.eval()(**inputs).logits + 0, one.eval()(**inputs).logits, 1e-5)
+
+
+def bf16(folder, kind, v):
+    """A policy that computes in bf16 is that of the tables too, and trains as well as when they are gathered."""
+    mesh, policy = init_device_mesh("cpu", (dist.get_world_size(),)), MixedPrecisionPolicy(torch.bfloat16)
+    curves = []
+    for keep in (False, True):
+        model = KINDS[kind][0].from_pretrained(saved(folder, kind, v, "tied"), **HOW).train()
+        fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=keep_tables(model, mesh) if keep else None)
+        install(model)
+        if keep:
+            model(**rows_of(v, 0)[1]).loss.backward()
+            assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+            model.zero_grad()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            loss = model(**rows_of(v, step)[1]).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        curves.append(loss.detach())
+    near("bf16", curves[1], curves[0], 1e-2)
+
+
+def told_apart(folder, kind, v):
+    """What cannot be is refused in one line; the model stays as it was, and trains as one rank does."""
+    where, mesh = saved(folder, kind, v, "tied"), init_device_mesh("cpu", (dist.get_world_size(),))
+    model = KINDS[kind][0].from_pretrained(where, **HOW).train()
+    deep = init_device_mesh("cpu", (1, 1, dist.get_world_size()))
+    refused(
+        (InstallError, "keep_tables of a int in place of a mesh", lambda: keep_tables(model, 2)),
+        (InstallError, "over a mesh of 3 dimensions; give that of", lambda: keep_tables(model, deep)),
+    )
+    kept = keep_tables(model, mesh)
+    refused(
+        (InstallError, "spread over ranks already; call tiewise.install", lambda: keep_tables(model, mesh)),
+        (UnsupportedError, "without a boundary; call tiewise.install", lambda: model(**batch(v))),
+    )
+    shard(model, mesh, kept)
+    refused((InstallError, "untied would change them; install it before", lambda: install(model, "untied")))
+    handle = install(model)
+    refused(
+        (UnsupportedError, "tied to untied: the tables of .* are sharded; do it before", handle.untie),
+        (UnsupportedError, "exact_decoding: the tables", handle.exact_decoding),
+    )
+    one = KINDS[kind][0].from_pretrained(where, **HOW).train()
+    follow("after refusals", v, one, model, handle, torch.optim.SGD, 0.1, 1e-5)
+    plain = KINDS[kind][0].from_pretrained(where, **HOW)
+    shard(plain, mesh)
+    refused((InstallError, "sharded by fully_shard already; call keep_tables on", lambda: keep_tables(plain, mesh)))
+
+
+def still(folder, kind, v):
+    """The watch of the first steps sees a kept table whose rows one rank never moves."""
+    _, many, _ = models(folder, kind, v, "tied")
+    optimizer = torch.optim.SGD(many.parameters(), lr=0.1)
+
+    def train():
+        for step in range(5):
+            many(**rows_of(v, step)[1]).loss.backward()
+            if dist.get_rank() == 1:
+                many.lm_head.weight.grad.to_local().zero_()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    refused((UnsupportedError, "after 4 steps all rows of process 1 stand still", train))
+
+
+def kept_on_disk(folder, kind, v):
+    """Saved by all ranks, loaded by as many that gather, and exported: bit for bit, and tied stays tied."""
+    _, many, _ = models(folder, kind, v, "tied")
+    optimizer = torch.optim.AdamW(many.parameters(), lr=1e-3)
+    many(**rows_of(v, 0)[1]).loss.backward()
+    optimizer.step()
+    place = f"{folder}/{kind}-{v}-saved"
+    save_sharded(place, many, optimizer)
+    other = KINDS[kind][0].from_pretrained(saved(folder, kind, v, "tied"), **HOW)
+    shard(other)
+    again = torch.optim.AdamW(other.parameters())
+    load_sharded(place, other, again)
+    for a, b in zip(many.parameters(), other.parameters(), strict=True):
+        assert torch.equal(full(a), full(b))
+        assert all(torch.equal(full(optimizer.state[a][key]), full(again.state[b][key])) for key in again.state[b])
+    table = full(many.lm_head.weight)
+    if dist.get_rank() == 0:
+        export_sharded(place, f"{place}-whole")
+        assert not [finding for finding in check(f"{place}-whole").findings if finding.rule == "B013"]
+        whole = KINDS[kind][0].from_pretrained(f"{place}-whole")
+        assert whole.lm_head.weight is whole.get_input_embeddings().weight
+        assert torch.equal(whole.lm_head.weight, table)
+
+
+if __name__ == "__main__":
+    folder, size, *cases = sys.argv[1:]
+    mp.start_processes(on_rank, args=(globals(), folder, int(size), cases), nprocs=int(size), start_method="fork")
