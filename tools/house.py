@@ -20,17 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 43_300,
-    "files": 230,
-    "lines of code": 27_000,
+    "lines": 43_330,
+    "files": 226,
+    "lines of code": 27_100,
     "class names defined twice": 0,
     "file names in several folders": 0,
-    "private helpers used once": 203,
-    "modules with one importer": 38,
-    "floors": 21,
+    "private helpers used once": 204,
+    "modules with one importer": 36,
+    "floors": 19,
     "folders that import each other": 0,
-    "words printed by inspect and report": 5_160,
-    "lines of tests": 43_200,
+    "words printed by inspect and report": 5_130,
+    "lines of tests": 44_040,
 }
 
 
