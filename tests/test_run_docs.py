@@ -1,5 +1,6 @@
 """The documentation's examples are run by `make docs`; here, that what is wrong on a page does not pass."""
 
+import re
 import runpy
 import subprocess
 import sys
@@ -89,6 +90,34 @@ def test_every_page_is_in_the_book():
     assert {page.name for page in (ROOT / "docs").glob("*.md")} == {
         name for name in told.split('"') if name.endswith(".md")
     }
+
+
+def sentences(page):
+    """What a person reads: no code, tables, headings or pictures; a link is its words, a name in code is one word."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->|^(?:[|#]|!\[).*?$", "", page, flags=re.M | re.S)
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`\n]*`", "name", text))
+    paragraphs = re.split(r"\n\s*(?:\n|- )", text)
+    return [s for one in paragraphs for s in re.split(r"(?<=[.!?])[\s*\")]+(?=\S)", one.strip()) if re.search(r"\w", s)]
+
+
+def test_sentences_are_counted_as_a_reader_would():
+    page = (
+        "# Title\n\nOne two `a b`. Three\nfour [five](x.md)?\n\n- six\n- seven eight\n\n| no |\n\n```sh\nno. no.\n```\n"
+    )
+    assert [len(s.split()) for s in sentences(page)] == [3, 3, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["index", "start", "decide"])
+def test_the_first_pages_are_easy_to_read(name):
+    lengths = [len(s.split()) for s in sentences((ROOT / "docs" / f"{name}.md").read_text())]
+    assert sum(lengths) / len(lengths) <= 22
+
+
+def test_the_diagrams_are_what_their_command_draws():
+    drawings = runpy.run_path(str(ROOT / "docs" / "make_diagrams.py"))["DRAWINGS"]
+    for name, drawing in drawings.items():
+        assert drawing() == (ROOT / "docs" / f"{name}.svg").read_text()
+        assert f"({name}.svg)" in "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the prose is that of Python 3.11")

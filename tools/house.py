@@ -20,9 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 43_330,
-    "files": 226,
-    "lines of code": 27_100,
+    "lines": 43_610,
+    "files": 227,
+    "lines of code": 27_240,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 204,
@@ -30,7 +30,7 @@ LIMITS = {
     "floors": 19,
     "folders that import each other": 0,
     "words printed by inspect and report": 5_130,
-    "lines of tests": 44_040,
+    "lines of tests": 44_360,
 }
 
 

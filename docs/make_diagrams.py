@@ -1,0 +1,167 @@
+"""The drawings of the Ideas pages: `python docs/make_diagrams.py` writes all four SVGs beside itself.
+
+Each is at most 440 units wide with letters of 13 or more, so that a phone, 360 points wide, shows them at 10 and more,
+and stands on a sheet of its own, so that a dark page shows it as a light one does.
+"""
+
+from pathlib import Path
+
+from tiewise.core.colours import COLOURS, PATHS
+
+INK, PALE, LINE, SHEET = "#22252b", "#5d626d", "#c9c4ba", "#f6f4f0"
+TABLE = "#e7eef8"
+LOOKUP, HEAD = COLOURS[PATHS["lookup-path"]], COLOURS[PATHS["head-path"]]
+
+
+def box(x: float, y: float, width: float, height: float, *lines: str, fill: str = SHEET) -> str:
+    """A rounded box; its first line is bold, what follows is pale."""
+    middle, first = x + width / 2, y + height / 2 + 5 - 9 * (len(lines) - 1)
+    drawn = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="{fill}" stroke="{LINE}"/>'
+    drawn += text(middle, first, lines[0], INK, "middle", bold=True)
+    return drawn + "".join(text(middle, first + 18 * i, line, PALE, "middle") for i, line in enumerate(lines) if i)
+
+
+def text(x: float, y: float, words: str, ink: str = PALE, anchor: str = "start", bold: bool = False) -> str:
+    """Words at a place: `anchor` is start, middle or end."""
+    weight = ' font-weight="600"' if bold else ""
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{ink}"{weight}>{words}</text>'
+
+
+def arrow(*points: tuple[float, float], ink: str = PALE, dashed: bool = False) -> str:
+    """A line along these points, with its head at the last."""
+    path = "L".join(f"{x} {y}" for x, y in points)
+    dash = ' stroke-dasharray="5 4"' if dashed else ""
+    return f'<path d="M{path}" stroke="{ink}" stroke-width="1.6" fill="none"{dash} marker-end="url(#{ink[1:]})"/>'
+
+
+def sheet(title: str, height: float, *parts: str) -> str:
+    """The whole drawing."""
+    width = 440
+    heads = "".join(
+        f'<marker id="{ink[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        f'<path d="M0 0L8 4L0 8z" fill="{ink}"/></marker>'
+        for ink in (PALE, LOOKUP, HEAD)
+    )
+    look = f'width="{width}" height="{height}" font-family="sans-serif" font-size="13" role="img"'
+    back = '<rect width="100%" height="100%" rx="12" fill="#ffffff"/>'
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {look}>'
+    return f"{start}<title>{title}</title><defs>{heads}</defs>{back}{''.join(parts)}</svg>\n"
+
+
+def tied_pass() -> str:
+    """Up the middle the pass, at the left the table that it uses twice, dashed what comes back to it."""
+    return sheet(
+        "The tied pass: one table, read by rows at the bottom, compared with at the top",
+        386,
+        box(20, 116, 116, 152, "W", "[V, D]", "one row", "for each token", fill=TABLE),
+        box(230, 20, 190, 44, "logits [V]", "softmax, loss"),
+        box(230, 112, 190, 44, "hidden state h [D]"),
+        box(230, 184, 190, 44, "body", "layers"),
+        box(230, 256, 190, 44, "row of the token [D]"),
+        box(230, 328, 190, 40, "token"),
+        arrow((325, 328), (325, 302)),
+        arrow((325, 256), (325, 230)),
+        arrow((325, 184), (325, 158)),
+        arrow((325, 112), (325, 66)),
+        text(334, 94, "h · each row"),
+        text(334, 319, "its row"),
+        arrow((56, 116), (56, 34), (228, 34)),
+        arrow((100, 268), (100, 292), (228, 292)),
+        arrow((230, 50), (92, 50), (92, 114), ink=HEAD, dashed=True),
+        text(100, 92, "head path:", HEAD),
+        text(100, 108, "all rows", HEAD),
+        arrow((230, 268), (186, 268), (186, 220), (138, 220), ink=LOOKUP, dashed=True),
+        text(142, 192, "lookup path:", LOOKUP),
+        text(142, 208, "its row", LOOKUP),
+    )
+
+
+def two_widths() -> str:
+    """A recurrent model whose table is narrower, or wider, than its state."""
+    return sheet(
+        "A recurrent net with E not equal to H: two maps let one table serve both ends",
+        400,
+        box(20, 128, 104, 140, "U", "[V, E]", "one table", fill=TABLE),
+        box(216, 20, 204, 44, "scores s [V]", "U · (Q h) + c"),
+        box(216, 92, 204, 44, "Q h [E]", "Q is [E, H]"),
+        box(216, 164, 204, 44, "state h [H]", "f(P e + R h′ + b)"),
+        box(216, 236, 204, 44, "P e [H]", "P is [H, E]"),
+        box(216, 308, 204, 40, "row e [E]"),
+        text(318, 388, "word", PALE, "middle"),
+        arrow((318, 374), (318, 350)),
+        arrow((318, 308), (318, 282)),
+        arrow((318, 236), (318, 210)),
+        arrow((318, 164), (318, 138)),
+        arrow((318, 92), (318, 66)),
+        arrow((72, 128), (72, 42), (214, 42)),
+        arrow((72, 268), (72, 328), (214, 328)),
+        arrow((216, 186), (172, 186), (172, 232), (196, 232), (196, 196), (214, 196)),
+        text(140, 172, "h′: before"),
+    )
+
+
+def factored() -> str:
+    """A plain table beside a factored one, drawn to scale in width but not in height."""
+    return sheet(
+        "A plain table, and a factored one: narrow rows and one map",
+        250,
+        text(88, 30, "plain", INK, "middle", bold=True),
+        box(18, 44, 140, 150, "V × D", f"{30_522 * 768 / 1e6:.1f} million", fill=TABLE),
+        text(88, 222, "30,522 × 768", PALE, "middle"),
+        text(316, 30, "factored:128", INK, "middle", bold=True),
+        f'<rect x="214" y="44" width="24" height="150" rx="4" fill="{TABLE}" stroke="{LINE}"/>',
+        text(246, 150, "V × k"),
+        text(246, 168, "3.9 million"),
+        text(246, 66, "×", INK, "middle", bold=True),
+        f'<rect x="262" y="48" width="140" height="24" rx="4" fill="{SHEET}" stroke="{LINE}"/>',
+        text(332, 65, "k × D", INK, "middle"),
+        text(332, 92, "0.1 million", PALE, "middle"),
+        text(316, 222, "30,522 × 128, 128 × 768", PALE, "middle"),
+    )
+
+
+def sentence_order() -> str:
+    """Where the second segment of a wrong pair comes from, in either task."""
+
+    def page(x: float, y: float, name: str, *sentences: tuple[str, str]) -> str:
+        drawn = f'<rect x="{x}" y="{y}" width="96" height="112" rx="8" fill="#ffffff" stroke="{LINE}"/>'
+        drawn += text(x + 48, y + 20, name, PALE, "middle")
+        return drawn + "".join(box(x + 12, y + 32 + 38 * i, 72, 30, s, fill=f) for i, (s, f) in enumerate(sentences))
+
+    a, b, other = ("A", TABLE), ("B", TABLE), ("C", "#f6e7d8")
+    parts = []
+    for y, name, wrong, second in (
+        (20, "next sentence (NSP)", "another text's", other),
+        (236, "sentence order (SOP)", "the two swapped", a),
+    ):
+        first = b if second is a else a
+        parts += [
+            text(20, y + 12, name, INK, bold=True),
+            page(20, y + 28, "one text", a, b),
+            text(250, y + 44, "right"),
+            box(250, y + 52, 60, 30, "A", fill=TABLE),
+            box(316, y + 52, 60, 30, "B", fill=TABLE),
+            text(250, y + 108, f"wrong: {wrong}"),
+            box(250, y + 116, 60, 30, first[0], fill=first[1]),
+            box(316, y + 116, 60, 30, second[0], fill=second[1]),
+        ]
+    parts.append(page(128, 48, "another", ("C", other[1]), ("D", other[1])))
+    parts += [
+        text(20, 186, "A shared topic gives the answer away:"),
+        text(20, 204, "C speaks of something else."),
+        text(20, 402, "Both speak of the same thing:"),
+        text(20, 420, "only their order tells."),
+    ]
+    return sheet("Next sentence prediction beside sentence order prediction", 438, *parts)
+
+
+DRAWINGS = {
+    "tied-pass": tied_pass,
+    "two-widths": two_widths,
+    "factored": factored,
+    "sentence-order": sentence_order,
+}
+
+if __name__ == "__main__":
+    for name, drawing in DRAWINGS.items():
+        Path(__file__).with_name(f"{name}.svg").write_text(drawing(), encoding="utf-8")
