@@ -53,6 +53,7 @@ CALLS = {
     "fast_products": (lambda x: tiewise.fast_products(x).__enter__(), RunError),
     "load": (tiewise.load, PATH),
     "VocabularyShard": (tiewise.VocabularyShard, UnsupportedError),
+    "keep_tables": (lambda x: tiewise.keep_tables(x, None), InstallError),
     "parallel_plan": (lambda x: tiewise.parallel_plan(x, None), InstallError),
     "param_groups": (tiewise.param_groups, UnsupportedError),
     "path_norms": (lambda x: tiewise.path_norms(x, PathRecord()), UnsupportedError),

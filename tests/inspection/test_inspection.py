@@ -172,7 +172,7 @@ def test_too_little_effort_is_refused(name, value):
         ("run.yaml results.json", 1, RunError, r"results\.json has schema None"),
         ("run.yaml results.json", 2, RunError, "is a comparison of several models; inspect it alone"),
         ("run.yaml", 1, RunError, "a comparison that is not finished; finish it with `tiewise compare --resume`"),
-        ("adapter_config.json", 1, CheckpointError, "an adapter, which has no tables of its own; merge it"),
+        ("adapter_config.json", 1, CheckpointError, "an adapter, which has no tables of its own; `tiewise merge` it"),
     ],
 )
 def test_a_folder_that_is_no_subject_says_what_it_is(tmp_path, files, times, error, said):

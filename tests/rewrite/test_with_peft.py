@@ -85,7 +85,8 @@ def test_a_slim_adapter_does_the_same(tmp_path, bases, tied, saved, config, ends
     assert (record["trainable_token_indices"], record["modules_to_save"]) == (rows, None)
     assert torch.equal(logits(load(), fat), logits(load(), tmp_path / "slim"))
     assert not torch.equal(logits(load()), logits(load(), fat))
-    assert not check(tmp_path / "slim", base=base).at_least("info")
+    found = check(tmp_path / "slim", base=base).at_least("info")
+    assert {finding.rule for finding in found} == {"B064"}  # trained rows, which llama.cpp does not convert
 
 
 def rows(adapted):
