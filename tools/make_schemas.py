@@ -61,6 +61,8 @@ def of(hint: Any) -> Schema:
         return thing({field.name: (of(hints[field.name]), said.get(field.name, "")) for field in fields(hint)})
     if outer in (dict, collections.abc.Mapping):
         return mapping(of(inner[1]))
+    if outer is tuple and len(inner) > 1 and inner[1] is not Ellipsis:
+        return {"type": "array", "prefixItems": [of(one) for one in inner], "minItems": len(inner)}
     if outer in (list, tuple, collections.abc.Sequence):
         return {"type": "array", **({"items": of(inner[0])} if inner and of(inner[0]) else {})}
     return {}
@@ -116,7 +118,7 @@ def common(values: list[Any]) -> Schema:
 TEXT, COUNT, FLAG, NUMBER, TEXTS = of(str), of(int), of(bool), of(float), of(list[str])
 
 
-OPEN = {"parameters": mapping(COUNT), "config": {"type": "object"}}  # their keys are the model's own
+OPEN = {"parameters": mapping(COUNT), "config": {"type": ["object", "null"]}}  # their keys are the model's own
 
 
 def plans() -> Schema:
