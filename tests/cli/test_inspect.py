@@ -74,7 +74,7 @@ def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
         assert set(record["sections"][name]["found"]) == {"tied", "untied"}, record["sections"][name]["left_out"]
     assert set(record["sections"]["which_end"]["found"]) == {"tied"}
     page = (tmp_path / "seen/report.html").read_text()
-    for title in ("Tie or not?", "Does the direct path know", "How much of the final prediction can be read off"):
+    for title in ("Tie or not?", "Does the direct path know", "How much of the prediction can be read off"):
         assert title in said.out
         assert title in page
     assert "No verdict: `tiewise compare` trains a tied and an untied model side by side." in " ".join(said.out.split())

@@ -1,4 +1,4 @@
-"""How much of the final prediction can be read off before the last layer? Logit lens and tuned lens.
+"""How much of the prediction can be read off before the last layer? Logit lens and tuned lens.
 
 The logit lens (nostalgebraist 2020) reads the states after a layer as if no layer followed. The tuned lens (Belrose et
 al. 2023, arXiv:2303.08112, section 3) puts a trained affine map before that:
