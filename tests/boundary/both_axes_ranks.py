@@ -7,12 +7,25 @@ Each case is a model of one rank, in its family's own classes where these have t
 
 import copy
 import sys
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tensor_parallel_ranks import HOW, KINDS, SIZES, Largest, batch, near, on_rank, refused, saved
+from tensor_parallel_ranks import (
+    HOW,
+    KINDS,
+    SIZES,
+    Largest,
+    batch,
+    follow,
+    mean_over_ranks,
+    near,
+    on_rank,
+    refused,
+    saved,
+)
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -58,38 +71,20 @@ def models(folder, kind, v, tied, spec=None, axes=2):
     return one.train(), many.train(), handle
 
 
-def steps(folder, kind, v, tied, spec=None, axes=2):
+def beside(what, v, *of, **how):
+    """`follow` on the rows of this module."""
+    follow(what, partial(rows_of, v), *of, shown=mean_over_ranks, **how)
+
+
+def steps(folder, kind, v, tied, spec=None, axes=2, **how):
     """Loss, gradients and parameters over 20 steps of SGD."""
     of = models(folder, kind, v, tied, spec, axes)
-    follow(f"{kind} {v} {tied} {spec}", v, *of, torch.optim.SGD, 0.1, 1e-5)
+    beside(f"{kind} {v} {tied} {spec} {how}", v, *of, **how)
 
 
 def adamw(folder, kind, v, tied):
     """Its curve."""
-    follow(f"AdamW {kind} {v} {tied}", v, *models(folder, kind, v, tied), torch.optim.AdamW, 1e-3, 1e-4)
-
-
-def follow(what, v, one, many, handle, make, rate, bar):
-    """20 steps of both; of SGD their parameters too, as others divide by gradients that are rounding alone."""
-    optimizers = [make(model.parameters(), lr=rate) for model in (one, many)]
-    for step in range(20):
-        losses = [model(**inputs).loss for model, inputs in zip((one, many), rows_of(v, step), strict=True)]
-        shown = losses[1].detach().clone()
-        dist.all_reduce(shown)
-        near(f"{what}: loss at step {step}", shown / 4, losses[0], bar)
-        for loss, optimizer in zip(losses, optimizers, strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-        if step == 0:
-            least = max(float(p.grad.abs().max()) for p in one.parameters()) / 100
-            for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
-                near(f"{what}: gradient of {name}", b.grad, a.grad, 1e-5, least)
-        for optimizer in optimizers:
-            optimizer.step()
-    for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
-        if make is torch.optim.SGD:
-            near(f"{what}: {name} after 20 steps", b, a, bar, 0.01)
-    assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
+    steps(folder, kind, v, tied, make=torch.optim.AdamW, rate=1e-3, bar=1e-4)
 
 
 def both_paths(folder, kind, v, axes):
@@ -116,7 +111,7 @@ def stock(folder, kind, v):
     many = KINDS[kind][0].from_pretrained(saved(folder, kind, v, "untied"), **how).train()
     handle = install(many)
     one = KINDS[kind][0].from_pretrained(saved(folder, kind, v, "untied"), **HOW).train()
-    follow(f"stock {kind} {v}", v, one, many, handle, torch.optim.SGD, 0.1, 1e-5)
+    beside(f"stock {kind} {v}", v, one, many, handle)
     tied = KINDS[kind][0].from_pretrained(saved(folder, kind, v, "tied"), **how)
     with pytest.raises(InstallError, match="are one Parameter that two units of fully_shard keep") as caught:
         install(tied)
@@ -137,7 +132,7 @@ def refusals(folder, kind, v):
         (UnsupportedError, "exact_decoding: the tables", handle.exact_decoding),
     )
     assert install(many).tables()[0] is handle.tables()[0]
-    follow("after refusals", v, one, many, installed(many), torch.optim.SGD, 0.1, 1e-5)
+    beside("after refusals", v, one, many, installed(many))
 
 
 def nothing_is_whole(folder, kind, v):

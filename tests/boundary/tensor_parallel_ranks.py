@@ -102,23 +102,38 @@ def twenty_steps(folder, kind, v, tied):
 
 
 def twenty_steps_of(what, v, one, many, handle):
-    steps = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, many)]
+    follow(what, lambda step: [batch(v, step)] * 2, one, many, handle)
+
+
+def mean_over_ranks(loss):
+    """Of ranks that see tokens of their own."""
+    shown = loss.detach().clone()
+    dist.all_reduce(shown)
+    return shown / dist.get_world_size()
+
+
+def follow(what, rows_of, one, many, handle, *, shown=torch.Tensor.detach, make=torch.optim.SGD, rate=0.1, bar=1e-5):
+    """20 steps of both models, each on its inputs of `rows_of(step)`; what is `shown` of many's loss is one's.
+
+    Of SGD their parameters too, as others divide by gradients that are rounding alone.
+    """
+    optimizers = [make(model.parameters(), lr=rate) for model in (one, many)]
     for step in range(20):
-        losses = [model(**batch(v, step)).loss for model in (one, many)]
-        near(f"{what}: loss at step {step}", losses[1], losses[0], 1e-5)
-        for loss, optimizer in zip(losses, steps, strict=True):
+        losses = [model(**inputs).loss for model, inputs in zip((one, many), rows_of(step), strict=True)]
+        near(f"{what}: loss at step {step}", shown(losses[1]), losses[0], bar)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
             optimizer.zero_grad()
             loss.backward()
         if step == 0:
             least = max(float(p.grad.abs().max()) for p in one.parameters()) / 100
             for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
                 near(f"{what}: gradient of {name}", b.grad, a.grad, 1e-5, least)
-        for optimizer in steps:
+        for optimizer in optimizers:
             optimizer.step()
     for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
-        near(f"{what}: {name} after 20 steps", b, a, 1e-5, 0.01)
-    assert handle.counts.fused == 20
-    assert handle.counts.materialised == 0
+        if make is torch.optim.SGD:
+            near(f"{what}: {name} after 20 steps", b, a, bar, 0.01)
+    assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
 
 
 def ends_alone(folder, kind, v, tied):
