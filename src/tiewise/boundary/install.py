@@ -50,6 +50,9 @@ class Installed:
         self.missing_vectors = missing_vectors  # tokens that this installation's file of vectors did not have
         self._link = link
 
+    def __repr__(self) -> str:
+        return f"Installed({self.spec} on {type(self.model).__name__})"
+
     @property
     def spec(self) -> BoundarySpec:
         """What is installed."""

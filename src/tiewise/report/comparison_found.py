@@ -61,7 +61,7 @@ def surprised(comparison: Comparison) -> str:
     if (e := comparison.expectation) is None:
         return ""
     if e.why:
-        return f"{e.verdict.capitalize()} from the atlas: {e.why}."
+        return f"The atlas of earlier trainings has {e.verdict}: {e.why}."
     spread = f"tied − untied between {signed(e.low)} and {signed(e.high)} {NATS}, this run found {signed(e.found)}"
     scored = f"Of its {e.settings} settings, {e.held} lie within such an interval when the others predict them."
     return f"{e.verdict.capitalize()}: the atlas expected {spread}. {scored}"

@@ -46,7 +46,8 @@ from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
 
 NOTE = (
     "Mean over seeds ± standard deviation; differences paired by seed, with 95 % intervals (Student’s t). "
-    "Perplexity: exp of the mean validation nll. Training memory: weights, gradients, moments in fp32."
+    "nll: negative log likelihood of a token, in nats. Perplexity: exp of the mean validation nll. "
+    "Training memory: weights, gradients, moments in fp32."
 )
 BIGRAMS = "Last columns: direct-path logit of “right after left” less “left after right”; 0 for a table without a map."
 DIRECT_PATH = (
