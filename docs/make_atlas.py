@@ -30,6 +30,10 @@ AXES = {
     "lookup-gradient-scale": ["train_tokens", "arm"],
     "start-and-rate": ["init", "learning_rate"],
     "causes": ["text", "layers"],
+    "scripts": ["text"],
+    "size-text-matched": ["width", "train_tokens"],
+    "three-way": ["train_tokens", "arm"],
+    "recurrent": ["tokens", "arm"],
 }
 Row = dict[str, str]
 
