@@ -111,14 +111,14 @@ def checked(request: Request) -> Request:
     """Return a request that names sections that there are, and efforts that suffice."""
     unknown = next((name for name in request.only if name not in NAMES), None)
     if unknown is not None:
-        fix = f"sections are {', '.join(NAMES)}; the evidence is drawn from those that are chosen"
+        fix = f"sections are {', '.join(NAMES)}; evidence is drawn from them"
         raise DataError(f"there is no section {unknown!r}", fix)
     effort = request.effort
     for name, least in {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}.items():
         if getattr(effort, name) < least:
             raise DataError(f"--{name.replace('_', '-')} {getattr(effort, name)}", f"use {least} or more")
     if not 0 <= effort.held_out <= 0.5:
-        raise DataError(f"--held-out {effort.held_out}", "use a share from 0 (fit and score all rows) to 0.5")
+        raise DataError(f"--held-out {effort.held_out}", "use a share from 0 to 0.5")
     return request
 
 
@@ -236,7 +236,7 @@ class Inspection:
             said = [f"{', '.join(of)}: {answer}".removeprefix(": ") for answer, of in answers.items()]
             none = f"none: {'; '.join(dict.fromkeys(section.left_out.values()))}"
             lines.append(f"  {section.name}: {'; '.join(said) or none}")
-        return "\n".join([*lines, "  .found(name) gives a section's results, .record() everything as JSON takes it"])
+        return "\n".join([*lines, "  .found(name): one section; .record(): all, for JSON"])
 
     def _repr_html_(self) -> str:
         return str(_VIEW.inspection_html(self))

@@ -35,10 +35,8 @@ VALIDATION = OverTraining("Validation loss", NATS, "Lower is better.", lambda po
 MINUS, AHEAD_IS = "Validation loss minus {reference} over training", "Below zero: ahead of {reference}."
 AHEAD = OverTraining(MINUS, f"difference, {NATS}", AHEAD_IS, VALIDATION.value, paired=True, level=0.0)
 TRAINING = OverTraining("Training loss", NATS, "Of each step's batch.", lambda p: p.train_nll)
-HARDER = "Gradient through the lookup (A) and the head (B); above 50 % the head pulls harder."
-OUTPUT_SHARE = OverTraining(
-    "Share of the output path in the gradient", "‖B‖ / (‖A‖ + ‖B‖)", HARDER, _head_share, level=0.5
-)
+HARDER = "A: lookup path, B: head path. Above 50 % the head pulls harder."
+OUTPUT_SHARE = OverTraining("Head path’s share of the gradient", "‖B‖ / (‖A‖ + ‖B‖)", HARDER, _head_share, level=0.5)
 COSINE = OverTraining(
     "Do both paths pull the same way?", "cosine of both paths", "Above zero they agree.", lambda p: p.cosine, level=0.0
 )

@@ -27,8 +27,7 @@ CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 # of ALBERTs: what is judged right
 SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
 SHARES_NOTE = (
-    "Shares have 95 % intervals over seeds (Student’s t); of one seed, Wilson’s over its tokens or pairs. All seeds "
-    "are asked the same rows: nothing is said of others."
+    "Shares: 95 % intervals over seeds (Student’s t), or over one seed’s rows (Wilson’s). All seeds are asked the same."
 )
 
 
@@ -63,7 +62,7 @@ def surprised(comparison: Comparison) -> str:
     if e.why:
         return f"{e.verdict.capitalize()} from the atlas: {e.why}."
     spread = f"tied − untied between {signed(e.low)} and {signed(e.high)} {NATS}, this run found {signed(e.found)}"
-    scored = f"Of its {e.settings} settings, {e.held} lie within such an interval when the others predict them."
+    scored = f"Of its {e.settings} settings, {e.held} lie within the interval that the others predict."
     return f"{e.verdict.capitalize()}: the atlas expected {spread}. {scored}"
 
 

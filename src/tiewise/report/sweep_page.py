@@ -27,13 +27,12 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 
 PAGE = "report.html"
 NOTE = (
-    "Arm minus reference in nats per token, paired by seed, with 95 % intervals (Student’s t): below zero the arm is "
-    "better. Better, worse: p < 0.05 on held-out text with Holm’s correction over all rows. Could show: the smallest "
-    "difference that so many seeds find in 80 of 100 cases."
+    "Arm minus reference in nats per token, paired by seed, ± 95 % (Student’s t): below zero the arm is better. "
+    "Sign: p < 0.05 by Holm over all rows. Could show: what so many seeds find in 80 of 100 cases."
 )
-MAP = f"Blue: better than the reference; orange: worse; no colour: no difference detected. In {NATS}."
-BANDS = "Bands: 95 % intervals over seeds. Below zero the arm is better."
-FITTED = "Crossed: the prediction’s 95 % interval holds zero, or the settings do not enclose it: no evidence."
+MAP = f"Blue: better; orange: worse; no colour: no difference detected. In {NATS}."
+BANDS = "Below zero the arm is better; bands: 95 % intervals."
+FITTED = "Crossed: no evidence; the interval holds zero, or no settings enclose it."
 TEXT_AXES = ("train_tokens", "steps")
 WORDS = {-1: "better", 0: "–", 1: "worse"}
 FINE = 13  # predictions along an axis

@@ -276,12 +276,12 @@ def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int
             "How far is each layer from the final distribution?", enumerate(read.kl for read in reads),
             which=which, along=APPLIED, unit=KL, log=True,
             level=constant.value, level_name="the model's mean distribution",
-            why="Held out. Above the dotted line: further off than one distribution for all.",
+            why="Held out; dotted: one distribution for all.",
         )  # fmt: skip
     for which, reads in both.items():
         yield Curve.through(
             "Does a layer already name the model's first choice?", enumerate(read.agreement for read in reads),
-            which=which, along=APPLIED, unit="share of positions", why="Held out: both name the same token first.",
+            which=which, along=APPLIED, unit="share of positions", why="Held out.",
         )  # fmt: skip
     for depth in range(0, len(places), max(1, (len(places) - 1) // 2)):  # the first, one in the middle, the last
         yield Curve(

@@ -113,13 +113,13 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         xy = plane(table, sums, sample, beside)
         beside = xy if beside is None else beside
         first, second = (*sums.shares[:2], 0.0)[:2]
-        many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half the text's most frequent,")
+        many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half the text's most frequent")
         points.append(Points(
             f"Rows in two dimensions: {name}", tuple((float(x), float(y)) for x, y in xy), labels,
             (0,) * len(labels) if often is None else tuple(map(int, bin_of(often))),
             ("tokens",) if often is None else BINS, _worth_naming(beside, labels, often),
             (f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"),
-            why=f"{many} along the directions of largest variance.",
+            why=f"{many}.",
         ))  # fmt: skip
     quantities += _apart(by_count)
     sides = Found("")
@@ -254,7 +254,7 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
                 f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
                 along="times the text has the token" if kind == "frequency" else "script of the token",
                 ticks=tuple(row[0] for row in rows), level=math.log(2), level_name="no common neighbour",
-                why="0: both sides alike. Counts give too much, guesses too little; tossed: what alike sides give.",
+                why="Counts give too much, guesses too little; tossed: what alike sides give.",
             ))  # fmt: skip
     excess = np.where(found.counts >= NOTABLE_FROM, excess, -np.inf)
     ids = [row for row in np.argsort(-excess, kind="stable")[:NOTABLE].tolist() if np.isfinite(excess[row])]
