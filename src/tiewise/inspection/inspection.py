@@ -25,7 +25,7 @@ from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError, printable
 from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
-from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
+from tiewise.core.found import NATS, NEITHER, ONE, TWO, Found, Quantity
 from tiewise.core.long_work import heard
 from tiewise.inspection.bench import LACKS, SECTIONS, Bench, Effort, NotHere, Request, Section, Subject, comparison_of
 from tiewise.training.folder import FINAL, RESULTS, folder_name
@@ -37,6 +37,7 @@ ALL = ""  # the label of what is said of all subjects together
 EVIDENCE = "evidence"  # the section that is drawn from all others
 PARTS = 1000  # that progress counts for each call of a section of weight 1
 NO_VERDICT = "no verdict: `tiewise compare` trains a tied and an untied model side by side"
+FINISH = "finish it with `tiewise compare --resume`"
 NO_INTERVAL = "no verdict: the losses' difference has no interval; train more seeds"
 # sections that can be asked for, told by their files' names alone: to import some of them needs torch
 NAMES = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
@@ -141,8 +142,7 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
         opened = [open_folder(place) for place in places]
         for place, folder in zip(places, opened, strict=True):
             if (place / RUN).is_file():
-                what = f"{place}: a comparison that is not finished"
-                raise RunError(what, "finish it with `tiewise compare --resume`")
+                raise RunError(f"{place}: a comparison that is not finished", FINISH)
             if not folder.tensors and (place / ADAPTER_CONFIG).is_file():
                 fix = "`tiewise merge` it into its base first"
                 raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
@@ -160,7 +160,7 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
         if final is not None:
             found.append(Subject(arm, open_folder(final), run))
     if not found:
-        raise RunError(f"{run} holds no finished model", "finish it with `tiewise compare --resume`")
+        raise RunError(f"{run} holds no finished model", FINISH)
     return tuple(found)
 
 
@@ -326,7 +326,7 @@ def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> Tie
         gap, names = found[1], "untied − tied"  # the gap is tied − untied
         low, high = (math.nan, math.nan) if gap.low is None or gap.high is None else (-gap.high, -gap.low)
         loss = Quantity(
-            names, -gap.mean, low, high, gap.n, chance=0.0, unit="nats per token",
+            names, -gap.mean, low, high, gap.n, chance=0.0, unit=NATS,
             question="Which has the lower validation loss?", below=TWO, above=ONE,
             why=f"below zero two tables predict validation text better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
         )  # fmt: skip

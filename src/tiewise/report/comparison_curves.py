@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tiewise.core.estimates import ratio
-from tiewise.core.found import Curve
-from tiewise.report.comparison_found import NATS
+from tiewise.core.found import NATS, Curve
 from tiewise.training.results import CurvePoint
 
 

@@ -15,13 +15,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import Found, Listing, Quantity, plain, signed
+from tiewise.core.found import NATS, Found, Listing, Quantity, plain, signed
 from tiewise.report import papers
 from tiewise.report.faces import ABREAST, rich_table, summary
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult
 
 DEMO = "demo corpus, not evidence for your model"
-NATS = "nats per token"
 SHORT = 16  # characters of a name within a heading
 CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 # of ALBERTs: what is judged right

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tiewise.core.files import size, write_result
-from tiewise.core.found import NONE, Curve, Grid, Listing, count, plain, signed, visible
+from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
 from tiewise.report.comparison_curves import (
     AHEAD,
@@ -30,7 +30,6 @@ from tiewise.report.comparison_curves import (
 )
 from tiewise.report.comparison_found import (
     DEMO,
-    NATS,
     SHARES,
     SHARES_NOTE,
     beside_papers,

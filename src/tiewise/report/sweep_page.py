@@ -18,9 +18,9 @@ from rich.text import Text
 
 from tiewise.atlas.study import Study, SweepRow
 from tiewise.core.files import write_result
-from tiewise.core.found import Curve, Grid, Listing, Quantity, count, plain, signed
+from tiewise.core.found import NATS, Curve, Grid, Listing, Quantity, count, plain, signed
 from tiewise.planning.surface import Surface, fit, leave_one_out, scored
-from tiewise.report.comparison_found import DEMO, NATS, difference
+from tiewise.report.comparison_found import DEMO, difference
 from tiewise.report.faces import rich_table
 from tiewise.report.figures import heat, lines, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet

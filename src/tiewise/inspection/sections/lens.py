@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.estimates import Estimate, mean_interval
-from tiewise.core.found import NONE, Curve, Found, Listing, Quantity, plain
+from tiewise.core.found import NATS, NONE, Curve, Found, Listing, Quantity, plain
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
@@ -261,10 +261,10 @@ def _read(
 
 def _quantities(first: LensPlace, nll: Estimate, chances: Sequence[Estimate]) -> Iterator[Quantity]:
     for name, read in (("tuned lens, before any layer", first.tuned), ("logit lens there", first.logit)):
-        why = f"{plain(read.kl.value / math.log(2), 2)} bits; beside it: the model's mean distribution"
+        why = f"{plain(read.kl.value / math.log(2), 2)} bits"
         yield Quantity.of_estimate(name, read.kl, unit=KL, chance=chances[-1].value, why=why)
         yield Quantity.of_estimate(f"same first choice, {name}", read.agreement, unit="%", main=False)
-    yield Quantity.of_estimate("the model's own nll", nll, unit="nats per token", main=False)
+    yield Quantity.of_estimate("the model's own nll", nll, unit=NATS, main=False)
     for name, chance in zip((UNIFORM, UNIGRAM, CONSTANT), chances, strict=True):
         yield Quantity.of_estimate(name, chance, unit=KL, main=False, why="the same everywhere: what no lens gives")
 

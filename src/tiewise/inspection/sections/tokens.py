@@ -16,7 +16,7 @@ from tiewise.analysis.token_texts import Groups, Texts, by_frequency, by_script,
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, Z, mean_interval
-from tiewise.core.found import NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
+from tiewise.core.found import NATS, NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
 from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import doing
 from tiewise.inspection.bench import Bench, Subject, section
@@ -217,7 +217,7 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
     `groups` are {"frequency": …, "script": …}. Means over a group count each token that the text has once; a group of
     fewer than two such tokens is left out.
     """
-    unit = "nats per token"
+    unit = NATS
     quantities = [
         Quantity.of_estimate(
             "left and right contexts differ by", mean_interval(found.by_part), chance=0.0, unit=unit, main=False,
