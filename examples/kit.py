@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import transformers
 from safetensors.numpy import load_file, save_file
 
 import tiewise
@@ -31,6 +32,7 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise SystemExit(f"{folder} is not empty")
+    transformers.logging.disable_progress_bar()
     arms = ["tied", "untied", "factored:16"]
     tiewise.compare(folder / "runs/demo", arms=arms, text="builtin", seeds=2, tokenizer="bpe:2000", **SIZES)
     (folder / "text.txt").write_text("\n\n".join(text for _, text in builtin_texts()), encoding="utf-8")

@@ -102,6 +102,7 @@ TRAIN = {
 RECIPES = {
     "--recipe lstm corpus": "no recipe 'lstm'",
     "corpus": "without --recipe",
+    "twice": "is a model, and this command trains new ones; give it your text: --text FILE",
     "--recipe awd": "needs one corpus",
     "--recipe awd corpus --text builtin": "needs one corpus",
     "--recipe awd elsewhere": "no corpus folder",

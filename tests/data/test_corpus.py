@@ -145,7 +145,7 @@ def test_builtin_is_a_demo(out):
         (b"ab\xff", "standard input is not UTF-8 text: byte 2"),
         (b"ab\0", "standard input is a binary file: byte 2"),
         (b"  \n ", "'-' holds no text"),
-        (b"too short", "the text makes 1 document without its repetitions; needs at least 3"),
+        (b"too short", "too little text: 1 document once repetitions are left out, and at least 3"),
     ],
 )
 def test_unusable_standard_input_is_not_kept(out, monkeypatch, data, match):

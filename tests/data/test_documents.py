@@ -88,7 +88,7 @@ def test_the_seed_alone_decides_and_held_out_documents_are_spread_over_the_text(
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_too_few_documents(count):
-    with pytest.raises(DataError, match=rf"makes {count} documents? without its repetitions; needs at least 3"):
+    with pytest.raises(DataError, match=rf"text: {count} documents? once repetitions are left out, and at least 3"):
         assign(np.ones(count, np.int64), FRACTIONS, 0)
 
 

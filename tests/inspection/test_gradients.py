@@ -202,9 +202,9 @@ def paths(share=0.7, cosine=0.3, null=(-0.1, 0.1), **changed):
 @pytest.mark.parametrize(
     ("share", "whole", "said"),
     [
-        ((0.68, 0.72), (0.7, 0.3), "the head, the same way"),
-        ((0.28, 0.32), (0.3, -0.5), "the lookup, opposed"),
-        ((0.48, 0.52), (0.5, 0.05), "neither clearly, in unrelated directions"),
+        ((0.68, 0.72), (0.7, 0.3), "the head; over the whole text the same way"),
+        ((0.28, 0.32), (0.3, -0.5), "the lookup; over the whole text opposed"),
+        ((0.48, 0.52), (0.5, 0.05), "neither clearly; over the whole text in unrelated directions"),
         ((0.68, 0.72), (0.7, math.nan), "the head, in a table of its own"),
         ((math.nan, math.nan), (math.nan, math.nan), "neither: both gradients are zero on this text"),
     ],
@@ -215,7 +215,7 @@ def test_the_answer_is_which_use_pulls_harder_and_whether_both_agree(share, whol
 
 def test_batches_the_text_and_the_step_are_told_and_a_bin_without_tokens_is_left_out():
     found = found_of(paths())
-    assert found.answer == "the head, the same way"
+    assert found.answer == "the head; over the whole text the same way"
     cosine = found["cosine of the two paths per batch"]
     assert (cosine.chance, cosine.speaks) == (0.0, ONE)
     assert replace(cosine, value=-0.3, low=-0.4, high=-0.2).speaks == NEITHER

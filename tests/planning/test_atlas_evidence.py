@@ -140,7 +140,7 @@ def test_a_plan_says_what_the_nearest_found(atlas):
     assert set(record["atlas"]) == {"within", "beyond", "distance", "rows"}
     assert set(record["atlas"]["rows"][0]) == set(next(planted())) == set(evidence.rows()[0])
     said = plan_rows.evidence(record)
-    assert said.startswith("No evidence of what tying does to the loss: this model has 6 times the largest width,")
+    assert said.startswith("No evidence of what tying does to the loss: this model has a width 6 times the largest,")
     assert "width 128, 4 layers and V 4,096, tying gained 0.03" in said
     assert "nats per token with 25,000 and lost 0.02" in said
     *_, nearest = plan_rows.lookups(record)

@@ -164,9 +164,10 @@ def test_the_atlas_expected_it_or_not():
     assert "Of its 20 settings, 19" in surprised(told)
     assert said in " ".join(shown(told).split())
     none = replace(
-        e, verdict="no expectation", why="this run has 2 times the largest width of the atlas", value=math.nan
+        e, verdict="no expectation", why="this run has a width 2 times the largest of the atlas", value=math.nan
     )
-    expected = "No expectation from the atlas: this run has 2 times the largest width of the atlas."
+    expected = "The atlas of earlier trainings has no expectation: "
+    expected += "this run has a width 2 times the largest of the atlas."
     assert surprised(replace(one, expectation=none)) == expected
     assert expected in render(replace(one, expectation=none))
     older = one.record()

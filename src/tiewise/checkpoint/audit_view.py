@@ -44,7 +44,11 @@ def audit_view(audit: Audit) -> RenderableType:
         parts.append(Padding(Group(head, repair), (0, 0, 0, 2)))
     if audit.findings:
         counts = {name: sum(f.count for f in audit.findings if f.severity == name) for name in reversed(SEVERITIES)}
-        said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        said = ", ".join(
+            f"{count:,} {name}{'s' * (count > 1 and name in ('error', 'warning'))}"
+            for name, count in counts.items()
+            if count
+        )
         parts.append(Text(f"  {said}; tiewise check --explain {audit.findings[0].rule} says more", "dim"))
     else:
         parts.append(Text(f"  nothing found by {len(audit.ran)} rules", "green"))
@@ -113,7 +117,7 @@ def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Padding:
     for name in ("loader", "makes of it", "that is"):
         table.add_column(name, overflow="fold")
     for outcome in outcomes:
-        basis = f"read: {outcome.source}" if outcome.predicted else outcome.source
+        basis = f"from reading {outcome.source}" if outcome.predicted else outcome.source
         loader = Text.assemble(f"{outcome.loader} {outcome.versions}\n", (basis, "dim"))
         word = Text(outcome.outcome, STYLE["error"] if outcome.right is False else "")
         table.add_row(loader, word, Text(outcome.sentence))

@@ -385,7 +385,10 @@ def texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> dic
     """Return the setting of what a command is to read, if any is given: `--text`, or the corpus of a recipe."""
     words = recipe is not None and not recipe.startswith("albert")  # other recipes are of any text, in sentences
     if recipe is None and corpus is not None:
-        raise RunError(f"{corpus!r} without --recipe", "add --recipe NAME for a word-level corpus, or use --text")
+        what, fix = f"{corpus!r} without --recipe", "add --recipe NAME for a word-level corpus, or use --text"
+        if (Path(corpus) / "config.json").is_file():
+            what, fix = f"{corpus!r} is a model, and this command trains new ones", "give it your text: --text FILE"
+        raise RunError(what, fix)
     if words and (text or corpus is None):
         raise RunError(f"--recipe {recipe} needs one corpus", "name its folder, and leave --text out")
     if text and corpus is not None:

@@ -183,9 +183,8 @@ def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = 
     The same on every machine and every version of numpy: the generator is one whose stream numpy keeps frozen.
     """
     if len(sizes) < len(SPLITS):
-        makes = f"the text makes {len(sizes)} document{'s' * (len(sizes) != 1)} without its repetitions"
-        fix = "give more text, or plain text, which is cut into parts"
-        raise DataError(f"{makes}; needs at least {len(SPLITS)} to hold some out", fix)
+        makes = f"too little text: {len(sizes)} document{'s' * (len(sizes) != 1)} once repetitions are left out"
+        raise DataError(f"{makes}, and at least {len(SPLITS)} are needed to hold some out", "give more text")
     if how == CONTIGUOUS:
         before = np.cumsum(sizes) / sizes.sum()  # share of the text up to the end of each
         tune = int(np.clip(np.abs(before - fractions[0]).argmin() + 1, 1, len(sizes) - 2))

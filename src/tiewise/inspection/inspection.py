@@ -36,7 +36,7 @@ SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together
 EVIDENCE = "evidence"  # the section that is drawn from all others
 PARTS = 1000  # that progress counts for each call of a section of weight 1
-NO_VERDICT = "no verdict: `tiewise compare` trains a tied and an untied model side by side"
+NO_VERDICT = "one model cannot tell; `tiewise compare` trains a tied and an untied one side by side"
 FINISH = "finish it with `tiewise compare --resume`"
 NO_INTERVAL = "no verdict: the losses' difference has no interval; train more seeds"
 # sections that can be asked for, told by their files' names alone: to import some of them needs torch

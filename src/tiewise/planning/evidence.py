@@ -100,8 +100,8 @@ def beyond(sizes: Mapping[str, float]) -> dict[str, float]:
 
 
 def in_words(factors: Mapping[str, float]) -> str:
-    """6 times the largest width and 0.5 times the smallest depth: what `beyond` found."""
-    said = [f"{x:.2g} times the {'largest' if x > 1 else 'smallest'} {SIZES[name]}" for name, x in factors.items()]
+    """A width 6 times the largest and a depth 0.5 times the smallest: what `beyond` found."""
+    said = [f"a {SIZES[name]} {x:.2g} times the {'largest' if x > 1 else 'smallest'}" for name, x in factors.items()]
     return " and ".join(filter(None, (", ".join(said[:-1]), said[-1])))
 
 

@@ -45,7 +45,8 @@ from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
 
 NOTE = (
     "± standard deviation over seeds; differences paired by seed, with 95 % intervals (Student’s t). "
-    "Perplexity: exp of the mean validation nll. Memory: weights, gradients, moments in fp32."
+    "nll: negative log likelihood of a token, in nats. Perplexity: exp of the mean validation nll. "
+    "Memory: weights, gradients, moments in fp32."
 )
 BIGRAMS = "Last columns: logit of “right after left” less “left after right”; 0 for a table without a map."
 DIRECT_PATH = "Logit of the next token (column) by the current one (row), less what rows and columns share."

@@ -80,7 +80,7 @@ class Receipt:
             *([("tensors out", names(self.dropped, SHOWN))] if self.dropped else []),
             ("files", files or "none"),
             ("bytes", f"{size(self.bytes_before)} → {size(self.bytes_after)}"),
-            ("logits", f"largest change {self.logit_change:.3g}"),
+            ("logits at one state", f"largest change {self.logit_change:.3g}"),
             ("input rows", f"largest change {self.input_change:.3g}"),
             ("measured", self.measured_on),
             *(("note", note) for note in self.notes),

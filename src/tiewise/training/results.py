@@ -301,7 +301,7 @@ def _sentence(comparison: Comparison, arm: str) -> str:
     else:
         if d.low > 0 or d.high < 0:
             evidence += f", p = {plain(d.p, 3)} with {len(comparison.arms) - 1} arms (Holm)"
-        smallest = f"smallest detectable difference {plain(d.detectable)}"
+        smallest = f"smallest detectable difference {plain(d.detectable)}, less with more seeds"
         said = f"no difference detected at this budget (validation loss {measured}, {evidence}; {smallest})"
     tokens = []  # which of them the arm predicts better and worse: bins whose difference is detected
     for word, sign in (("better", -1), ("worse", 1)):

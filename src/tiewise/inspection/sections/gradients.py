@@ -171,8 +171,8 @@ def answer(share: Quantity, whole: PathSplit, null: tuple[float, float]) -> str:
     if not math.isfinite(whole.cosine):
         return f"{said}, in a table of its own"
     if null[0] <= whole.cosine <= null[1]:
-        return f"{said}, in unrelated directions"
-    return f"{said}, {'the same way' if whole.cosine > null[1] else 'opposed'}"
+        return f"{said}; over the whole text in unrelated directions"
+    return f"{said}; over the whole text {'the same way' if whole.cosine > null[1] else 'opposed'}"
 
 
 def _quantities(found: PathGradients) -> Iterator[Quantity]:
