@@ -32,7 +32,6 @@ from tiewise.core.errors import UnsupportedError
 from tiewise.ops import chunked
 from tiewise.ops.chunked import accumulator, check_problem, check_range, compute_dtype
 from tiewise.ops.gpu_kernels import maintained
-from tiewise.ops.native_loss import sweep
 from tiewise.ops.vocabulary_shard import VocabularyShard
 
 _DEFAULT = LossOptions()
@@ -181,9 +180,9 @@ def _sweep(
         if found[0] is not None:
             found[0] = shard.summed_part(found[0], room, n)
         return shard.own_part(each, room, n), found
-    if into is None and (other := maintained(o, tensors, kind)):
+    if into is None and (other := maintained(o, tensors, kind, chunked.sweep)):
         return other(o, tensors, kind, wanted, row_weight)
-    return sweep(o, tensors, kind, wanted, row_weight, into)
+    return chunked.fastest_sweep(o, tensors, kind, wanted, row_weight, into)
 
 
 def reduced(

@@ -28,9 +28,16 @@ from torch import Tensor
 from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops import chunked
-from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, gradient_buffers, into_gradients
+from tiewise.ops.chunked import (
+    accumulator,
+    cached_rows,
+    chunk_logits,
+    compute_dtype,
+    gradient_buffers,
+    into_gradients,
+    kernel,
+)
 from tiewise.ops.fast_products import own_products
-from tiewise.ops.native_loss import kernel
 from tiewise.ops.vocabulary_shard import LOWEST, VocabularyShard, beyond, brought, gathered
 
 _DEFAULT = LossOptions()
