@@ -93,7 +93,10 @@ def linear_cross_entropy(
     if into is not None:
         _check_into(into, weight, compute_dtype(flat, weight), options)
     if torch.compiler.is_compiling():
-        loss = _traced(flat, weight, bias, t, options)
+        # autocast is decided while tracing: at run time the operator no longer sees which region it stood in
+        wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (flat, weight, bias)]
+        how: Any = (compute_dtype(flat, weight), wanted, *(getattr(options, name) for name in _FIELDS))
+        loss = _operator(flat, weight, bias, t, options.class_weight, None, *how)[0]
     else:
         if shard is None:  # else everyone's are looked at, so that all ranks refuse
             check_range(t, weight.shape[0], options.ignore_index)
@@ -286,14 +289,6 @@ _HOW = (
 )
 _FIELDS = [argument.split()[1] for argument in _HOW.split(", ")]  # of `LossOptions`
 _SCHEMA = f"({_TENSORS}, ScalarType kind, bool[] wanted, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)"
-
-
-def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, o: LossOptions) -> Tensor:
-    # Autocast is decided while tracing: at run time the operator no longer sees which region it stood in.
-    kind = compute_dtype(features, weight)
-    wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (features, weight, bias)]
-    how = (getattr(o, name) for name in _FIELDS)
-    return _operator(features, weight, bias, targets, o.class_weight, None, kind, wanted, *how)[0]
 
 
 @torch.library.custom_op("tiewise::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
