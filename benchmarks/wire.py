@@ -37,9 +37,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tiewise.boundary.fsdp import shard
 from tiewise.boundary.install import install
 from tiewise.boundary.parallel_plan import keep_tables, spread_over
+from tiewise.boundary.sharded_tables import shard
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.path_gradient import tied_lookup
 from tiewise.ops.vocabulary_shard import VocabularyShard

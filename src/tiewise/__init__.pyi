@@ -65,8 +65,8 @@ from tiewise.runs import compare as compare
 from tiewise.runs import heal as heal
 from tiewise.runs import train as train
 from tiewise.sharded.export import export_sharded as export_sharded
-from tiewise.sharded.load import load_sharded as load_sharded
-from tiewise.sharded.save import save_sharded as save_sharded
+from tiewise.sharded.save_load import load_sharded as load_sharded
+from tiewise.sharded.save_load import save_sharded as save_sharded
 from tiewise.sharing.share import Shared as Shared
 from tiewise.sharing.share import share_layers as share_layers
 from tiewise.training.results import Comparison as Comparison

@@ -31,9 +31,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers.distributed import DistributedConfig
 
-from tiewise.boundary.fsdp import shard
 from tiewise.boundary.install import install, installed
 from tiewise.boundary.parallel_plan import parallel_plan
+from tiewise.boundary.sharded_tables import shard
 from tiewise.core.errors import InstallError, UnsupportedError
 
 BODY = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColwiseParallel())

@@ -30,14 +30,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from tiewise.boundary.fsdp import shard
 from tiewise.boundary.install import install, installed
 from tiewise.boundary.parallel_plan import keep_tables
+from tiewise.boundary.sharded_tables import shard
 from tiewise.checkpoint.audit import check
 from tiewise.core.errors import InstallError, UnsupportedError
 from tiewise.sharded.export import export_sharded
-from tiewise.sharded.load import load_sharded
-from tiewise.sharded.save import save_sharded
+from tiewise.sharded.save_load import load_sharded, save_sharded
 
 
 def rows_of(v, step):

@@ -25,10 +25,10 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 import tiewise
-import tiewise.sharded.save as sharded_save
 from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import CheckpointError, RunError, TiewiseError, UnsupportedError
 from tiewise.core.files import write_whole
+from tiewise.sharded import save_load
 
 # name → (vocabulary, tied, how two processes cut it, how four do)
 CASES = {
@@ -190,7 +190,7 @@ def refuse(folder):
             tiewise.save_sharded(place, model, optimizer, notes={"step": 2})
         assert sorted(os.listdir(place)) == files
     with raising(CheckpointError, "no space left while writing"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharded_save, "write_whole", full_disk)  # of the index
+        patch.setattr(save_load, "write_whole", full_disk)  # of the index
         tiewise.save_sharded(place, model, optimizer, notes={"step": 2})
     assert sorted(os.listdir(place)) == files
     with raising(CheckpointError, "cannot be written .No such file"):
@@ -270,7 +270,7 @@ def killed(folder):
                 half.write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
 
-        setattr(sharded_save, "write_whole" if KILLED[into] == 0 else "write_tensors", dies)
+        setattr(save_load, "write_whole" if KILLED[into] == 0 else "write_tensors", dies)
     try:
         tiewise.save_sharded(folder / into, model, notes={"step": 2})
     except RunError as error:

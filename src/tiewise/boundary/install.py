@@ -25,11 +25,10 @@ from torch import Tensor, nn
 from tiewise.boundary.boundary import penalty_of
 from tiewise.boundary.decoding import decoding
 from tiewise.boundary.deferred import Counts
-from tiewise.boundary.fsdp import reshard, units
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
 from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, declare_family, link_of, on_meta
-from tiewise.boundary.tensor_parallel import KEPT, held, require_same_tables, require_whole_table, spread
+from tiewise.boundary.sharded_tables import KEPT, held, require_same_tables, require_whole_table, reshard, spread, units
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, verify
 from tiewise.boundary.watch import unwatch

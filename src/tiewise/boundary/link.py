@@ -30,10 +30,9 @@ from torch.utils._pytree import tree_map
 from tiewise.boundary.asked import fused_cross_entropy
 from tiewise.boundary.boundary import draw, make_maps
 from tiewise.boundary.deferred import Counts, Deferred, all_words
-from tiewise.boundary.fsdp import narrowed
 from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
 from tiewise.boundary.saved import NAME, link_of, swapped
-from tiewise.boundary.tensor_parallel import KEPT, local, set_aside, shard_of
+from tiewise.boundary.sharded_tables import KEPT, local, narrowed, set_aside, shard_of
 from tiewise.boundary.watch import watch
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec

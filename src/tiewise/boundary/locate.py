@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tiewise.boundary.fsdp import tables_of_units
-from tiewise.boundary.tensor_parallel import spread
+from tiewise.boundary.sharded_tables import spread, tables_of_units
 from tiewise.core.errors import InstallError
 
 FLAG = "tie_word_embeddings"

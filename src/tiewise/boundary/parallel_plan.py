@@ -35,10 +35,9 @@ from torch import nn
 from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from tiewise.boundary.fsdp import narrowed, units
 from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.boundary.saved import link_of, on_meta
-from tiewise.boundary.tensor_parallel import KEPT, by_rows, set_aside, spread
+from tiewise.boundary.sharded_tables import KEPT, by_rows, narrowed, set_aside, spread, units
 from tiewise.core.errors import InstallError, UnsupportedError
 
 AXIS = "tp"

@@ -34,10 +34,9 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaske
 
 from tiewise.boundary.boundary import dense_output
 from tiewise.boundary.deferred import Counts
-from tiewise.boundary.fsdp import narrowed
 from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, computed
 from tiewise.boundary.locate import SEED, Journal, untraced
-from tiewise.boundary.tensor_parallel import ASIDE
+from tiewise.boundary.sharded_tables import ASIDE, narrowed
 from tiewise.core.errors import InstallError, TiewiseError
 
 Batch = dict[str, Any]

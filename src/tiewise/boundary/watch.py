@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tiewise.boundary.fsdp import kept
+from tiewise.boundary.sharded_tables import kept
 from tiewise.core.errors import UnsupportedError
 
 _FIRST, _LAST = 4, 64  # steps after which the answer is asked for: at powers of two, until something has moved

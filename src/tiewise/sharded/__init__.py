@@ -2,5 +2,5 @@
 
 - `cuts`: which part of a tensor a process holds.
 - `shard_files`: a save as it lies on disk; `held_state`: what a model and its optimizer hold now.
-- `save`, `load`: the one from the other; `export`: an ordinary folder of it.
+- `save_load`: the one from the other; `export`: an ordinary folder of it.
 """

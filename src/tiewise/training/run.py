@@ -31,10 +31,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 from transformers.trainer_callback import PrinterCallback
 
-from tiewise.boundary.fsdp import fill, shard
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.parallel_plan import AXIS, keep_tables, spread_over
 from tiewise.boundary.saved import is_family
+from tiewise.boundary.sharded_tables import fill, shard
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError

@@ -24,16 +24,15 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
-from tiewise.boundary.fsdp import reshard, units
 from tiewise.boundary.install import KEEP, STATE, Installed, install
+from tiewise.boundary.sharded_tables import reshard, units
 from tiewise.core import ranks
 from tiewise.core.errors import RunError, SpecError, UnsupportedError
 from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
 from tiewise.ops.fast_products import ProductChoice
-from tiewise.sharded.load import load_sharded
-from tiewise.sharded.save import save_sharded
+from tiewise.sharded.save_load import load_sharded, save_sharded
 from tiewise.training.folder import METRICS, add_line, keep_lines
 from tiewise.training.settings import Settings
 

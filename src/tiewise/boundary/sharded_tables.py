@@ -1,0 +1,255 @@
+"""Tables that are cut over processes: what `fully_shard` (FSDP2) and tensor parallelism make of a model's ends.
+
+    fully_shard(model)          each unit keeps its Parameters as DTensors, one part of the rows per process
+    forward of a unit           gathers them: its modules hold plain Parameters until it reshards
+    backward                    scatters their summed gradient, once per unit and backward pass
+
+Ends that see one gathered table have one gradient buffer, as on one process. They do not where one Parameter is kept
+by two units. transformers' `DistributedConfig(fsdp_size=…)` does that to tied tables: it shards embedding and head
+before it ties them, so that each is gathered by itself. With V that the processes do not divide, torch then pads one
+of the two into memory of its own (`FSDPParam.reset_sharded_param`), which the optimizer never reaches: from the second
+step on that end reads the rows that training began with.
+
+Under tensor parallelism every rank of the `tp` mesh holds some rows, and all see all tokens. transformers' plans do so
+to embeddings and heads (`embedding_rowwise`, `colwise_gather_output`): weights become DTensors of rows, and the style
+puts a function of its own before the module's `forward`, into the instance. That one passes by any class that is
+swapped in beneath, and gathers [N, V] logits: it is set aside, and put back where the family's own classes run. Lookup
+and head then work on local rows, and one exchange per chunk of tokens takes the place of the logits. Where
+`fully_shard` has cut those rows once more, over other ranks, a forward finds them gathered.
+
+Tables that `keep_tables` has spread over the ranks of FSDP lie here in the same way, and those ranks have tokens of
+their own: hidden states come to the rows in place of rows to the states. Their gradient is averaged over ranks as FSDP
+averages the others, behind the lookup, so that it is of both paths alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
+
+from tiewise.core.errors import InstallError, UnsupportedError
+from tiewise.ops.vocabulary_shard import VocabularyShard
+
+ASIDE = "_tiewise_parallel_forward"
+KEPT = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own
+_OWN = "load without fsdp_size and call torch's fully_shard on the layers and on the model"
+
+
+# fully_shard
+
+
+def units(model: nn.Module) -> list[Any]:
+    """Return the modules that `fully_shard` was called on; told by what it adds to their class."""
+    return [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+
+
+def _states(model: nn.Module) -> list[Any]:
+    """Return torch's record of each unit; modules that were sharded together share one."""
+    states = [unit._get_fsdp_state() for unit in units(model)]
+    return list({id(state): state for state in states}.values())
+
+
+def _groups(state: Any) -> list[Any]:
+    """Return what a unit gathers at once: its Parameters, of several groups where their meshes differ."""
+    found = getattr(state, "_fsdp_param_groups", None)  # older torch has one, or none
+    return found if found is not None else [group for group in [state._fsdp_param_group] if group is not None]
+
+
+def reshard(model: nn.Module) -> None:
+    """Give every unit its sharded Parameters back: those that an optimizer must hold, and whose tables are whole.
+
+    A forward leaves the outermost unit gathered, for a backward pass that may never come. One that raised leaves it
+    in the middle of a forward besides, where torch does not reshard; what a backward pass ends with, ends that too.
+    """
+    for state in _states(model):
+        idle = type(state._training_state).IDLE
+        if state._training_state is not idle:
+            state._training_state = idle
+            state._state_ctx.iter_forward_root = None
+            getattr(state, "_modules_to_run_forward", set()).clear()
+            for group in _groups(state):
+                group._training_state = idle
+    for unit in units(model):
+        unit.reshard()
+
+
+def kept(model: nn.Module) -> list[Any]:
+    """Return torch's record (`FSDPParam`) of every Parameter that a unit keeps."""
+    return [parameter for state in _states(model) for group in _groups(state) for parameter in group.fsdp_params]
+
+
+def narrowed(model: nn.Module) -> torch.dtype | None:
+    """Return the type that the units' mixed-precision policy computes in, or None."""
+    policies = (state._mp_policy for state in _states(model))
+    return next((policy.param_dtype for policy in policies if policy.param_dtype is not None), None)
+
+
+def tables_of_units(model: nn.Module) -> set[int]:
+    """Return the ids of the sharded Parameters that `fully_shard` gathers whole before their modules read them.
+
+    Raises:
+        InstallError: units whose outermost is not the model, or two that keep one Parameter.
+    """
+    found = units(model)
+    if not found:
+        return set()
+    kind = type(model).__name__
+    if model not in found:
+        what = f"parts of {kind} are sharded by fully_shard, and {kind} itself is not"
+        raise InstallError(what, "call fully_shard(model) as well, or install before the first fully_shard")
+    reshard(model)
+    places: dict[int, str] = {}
+    gathered: set[int] = set()
+    names = {id(module): name for name, module in model.named_modules()}
+    for record in kept(model):
+        place = record._module_info
+        parameter = getattr(place.module, place.param_name)  # what was tied since is not what the record began with
+        name = f"{names.get(id(place.module), '')}.{place.param_name}"
+        if id(parameter) in places:
+            what = f"{kind}: {places[id(parameter)]} and {name} are one Parameter that two units of fully_shard keep"
+            raise InstallError(f"{what}, so that one end of the table is never updated where V does not divide", _OWN)
+        places[id(parameter)] = name
+        if not record.is_dtensor:  # others stay as tensor parallelism has cut them
+            gathered.add(id(parameter))
+    return gathered
+
+
+def shard(model: Any, mesh: DeviceMesh | None = None, kept: set[nn.Parameter] | None = None) -> None:
+    """Shard a Hugging Face model over a mesh, or all processes: each layer a unit, the rest, with the tables, one more.
+
+    What is `kept` stays as it is (`keep_tables`).
+
+    Raises:
+        UnsupportedError: a model that does not name its layers.
+    """
+    names = getattr(model, "_no_split_modules", None)
+    if not names:
+        what = f"{type(model).__name__} does not say which modules are its layers (_no_split_modules)"
+        raise UnsupportedError(what, "train it without --fsdp")
+    for module in [module for module in model.modules() if type(module).__name__ in names]:
+        if model.get_input_embeddings() not in module.modules():  # of BERT's too, whose table the head has as well
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh, ignored_params=kept)
+
+
+@torch.no_grad()
+def fill(whole: nn.Module, sharded: nn.Module) -> None:
+    """Copy what the processes hold of a model into one that is not sharded; all of them call it."""
+    reshard(sharded)
+    held = sharded.state_dict()
+    for name, tensor in whole.state_dict().items():
+        part = held[name]
+        tensor.copy_(part.full_tensor() if isinstance(part, DTensor) else part)
+
+
+# tensor parallelism, and tables that are kept over the ranks of FSDP
+
+
+def shard_of(module: Any) -> VocabularyShard | None:
+    """Return which rows of an end's table are here; None where it is whole."""
+    if not by_rows(module.weight):
+        return None
+    mesh = module.weight.device_mesh
+    return VocabularyShard(len(module.weight), mesh.get_group(mesh.ndim - 1), own_tokens=KEPT in vars(module))
+
+
+def local(module: Any, name: str = "weight", kind: torch.dtype | None = None) -> Any:
+    """Return what is here of an end's Parameter, its gradient that of the whole's rows; a kept one in type `kind`."""
+    held = getattr(module, name)
+    if not by_rows(held):
+        return held
+    if KEPT not in vars(module):
+        return held.to_local()
+    return _Averaged.apply(held.to_local(), held.device_mesh).to(kind or held.dtype)
+
+
+class _Averaged(torch.autograd.Function):
+    """Local rows, whose gradient is of the sum of all losses: it is divided by the ranks, in its own buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: Any) -> Tensor:
+        ctx.mesh = mesh
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        upstream = upstream.contiguous().div_(ctx.mesh.size())
+        for dimension in range(ctx.mesh.ndim - 1):  # replicas
+            dist.all_reduce(upstream, group=ctx.mesh.get_group(dimension))
+        return upstream, None
+
+
+def held(gradient: Any) -> tuple[Any, VocabularyShard | None]:
+    """Return a gradient's rows that are here, and which rows of its table they are (None: all); all ranks must ask.
+
+    What is cut over several dimensions of a mesh is put together over all but the last.
+    """
+    if not hasattr(gradient, "full_tensor"):
+        return gradient, None
+    *others, last = gradient.placements
+    if not last.is_shard(0):
+        return gradient.full_tensor(), None
+    rows = gradient.redistribute(placements=[*(Replicate() for _ in others), last]).to_local()
+    return rows, VocabularyShard(gradient.shape[0], gradient.device_mesh.get_group(len(others)))
+
+
+def by_rows(weight: Any) -> bool:
+    """Whether a weight is spread by rows over the last dimension of a mesh alone."""
+    *others, last = getattr(weight, "placements", (Replicate(),))
+    return bool(last.is_shard(0)) and all(one.is_replicate() for one in others)
+
+
+def spread(module: Any) -> bool:
+    """Whether tensor parallelism has spread the table of an end by rows, which `fully_shard` may have cut once more.
+
+    Over a mesh of several dimensions its own is the last. What `fully_shard` alone keeps, a forward sees whole.
+    """
+    placements: Any = getattr(module.weight, "placements", ())
+    rows = len(placements) > 0 and bool(placements[-1].is_shard(0))
+    return rows and not vars(module).keys().isdisjoint(("forward", ASIDE))
+
+
+def set_aside(module: Any, journal: Any) -> None:
+    """Take out of the way what tensor parallelism put before the `forward` of a module whose weight it spread."""
+    if spread(module) and "forward" in vars(module):
+        journal.set(module, ASIDE, vars(module)["forward"])
+        journal.later(setattr, module, "forward", vars(module).pop("forward"))
+
+
+def require_whole_table(model: Any, head: Any, what: str) -> None:
+    """Refuse what reads or changes a whole table.
+
+    Raises:
+        UnsupportedError: `fully_shard` or tensor parallelism has cut the tables.
+    """
+    if units(model) or spread(head):
+        fix = "do it before fully_shard and tensor parallelism"
+        raise UnsupportedError(f"{what}: the tables of {type(model).__name__} are sharded", fix)
+
+
+def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verified: bool) -> None:
+    """Refuse what a model whose tables are sharded cannot be given.
+
+    Raises:
+        InstallError: other tables than it `has`, or rows to start from (`changed`); what was `verified` before and can
+            be on whole tables alone; attention heads that the ranks of tensor parallelism do not divide, of which
+            transformers itself says nothing.
+    """
+    kind, ranks = type(model).__name__, getattr(model, "_tp_size", None) or 1  # transformers' own entry
+    if spec not in (None, has) or changed:
+        fix = "install it before fully_shard and tensor parallelism, which tiewise.parallel_plan gives its tables"
+        raise InstallError(f"{kind} has {has} tables that are sharded, and {spec} would change them", fix)
+    if verified:
+        fix = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
+        raise InstallError(f"{kind} is sharded, and {has} is verified on whole tables only", fix)
+    config = model.config.get_text_config()
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None)
+        if isinstance(heads, int) and heads % ranks:
+            fix = f"choose a tp_size that divides {heads}, or tiewise.parallel_plan, which leaves the body whole"
+            raise InstallError(f"{kind}: tp_size={ranks} does not divide {name}={heads}", fix)
