@@ -85,6 +85,23 @@ def test_a_fence_says_what_it_is(kit, text, says):
     assert says in run(kit, text)
 
 
+def test_the_numbers_of_a_page_are_told_with_what_makes_them(tmp_path):
+    (tmp_path / "page.md").write_text(GOOD)
+    found = [(one["line"], one["said"], one["made by"]) for one in RUN["numbers"](tmp_path / "page.md")]
+    assert found == [(2, "4", "2 + 2"), (2, "5", "size"), (9, "6", "size + 1"), (23, "1", "cat count.txt text.txt")]
+
+
+def test_a_drawing_that_is_not_what_its_command_draws_is_told(tmp_path):
+    script = tmp_path / "make_line.py"
+    script.write_text("import pathlib; pathlib.Path(__file__).with_name('line.svg').write_text('<svg/>')")
+    (tmp_path / "line.svg").write_text("<svg/>")
+    assert RUN["drawn_otherwise"]([script]) == []
+    (tmp_path / "line.svg").write_text("<svg>another</svg>")
+    assert "line.svg not as drawn before" in RUN["drawn_otherwise"]([script])[0]
+    script.write_text("1 / 0")
+    assert "ZeroDivisionError" in RUN["drawn_otherwise"]([script])[0]
+
+
 def test_every_page_is_in_the_book():
     told = (ROOT / "zensical.toml").read_text()
     assert {page.name for page in (ROOT / "docs").glob("*.md")} == {

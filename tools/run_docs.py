@@ -10,6 +10,9 @@
 Fences of other kinds are not code. One behind a comment <!-- slow: … -->, <!-- network -->, <!-- cluster --> or
 <!-- part: … --> is not run: it takes long, needs what is not here, or is a piece of something. A comment
 <!-- = expression --> in prose holds a Python expression whose value stands right before it: a wrong number is an error.
+
+With all pages, the drawings are made anew first (docs/make_*.py but for the photograph); one that differs from what was
+there is an error. build/docs/numbers.json gets all that is so held: page, line, what is printed there, what makes it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from doctest import DocTestParser
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +38,8 @@ PAGES = [
     *sorted((ROOT / "examples").rglob("*.ipynb")),
     *SCRIPTS,
 ]
+DRAWN = [ROOT / "docs" / f"make_{what}.py" for what in ("diagrams", "heatmaps", "atlas")]
+NUMBERS = ROOT / "build" / "docs" / "numbers.json"
 LAUNCHED = {"two_processes.py": "torchrun --nproc_per_node 2", "flax_training.py": "python"}
 FENCE = re.compile(r"^(?:<!-- (?P<mark>\w+)(?:: [^>]*)? -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```", re.M | re.S)
 NUMBER = re.compile(r"(?P<said>\S+)<!-- = (?P<expression>[^>]+) -->")
@@ -99,6 +105,44 @@ def commands(example: Example) -> list[tuple[str, list[str]]]:
     return found
 
 
+def numbers(page: Path) -> list[dict[str, str | int]]:
+    """Return every number of a page that `run` holds: page, line, what is printed there, and the code that makes it."""
+    found = []
+    for example in examples(page.read_text(encoding="utf-8")) if page.suffix == ".md" else ():
+        held: list[tuple[str, str]] = []
+        if example.kind == "number":
+            held = [NUMBER.fullmatch(example.code).group("said", "expression")]
+        elif example.kind == "console":
+            held = [(line, command) for command, lines in commands(example) for line in lines]
+        elif example.code.startswith(">>>"):
+            held = [(part.want.strip(), part.source.strip()) for part in DocTestParser().get_examples(example.code)]
+        line = example.line + (example.kind != "number")  # of a fence, its first line of code
+        where = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+        numbered = [(said, made) for said, made in held if re.search(r"\d", said)]
+        found += [{"page": where, "line": line, "said": said, "made by": made} for said, made in numbered]
+    return found
+
+
+def drawn_otherwise(scripts: list[Path]) -> list[str]:
+    """Draw anew; return what that changed or could not do, a line for each script."""
+    wrong = []
+    for script in scripts:
+        if script.stem == "make_heatmaps" and sys.version_info[:2] != (3, 11):
+            continue  # it counts the prose of Python 3.11
+        files = [path for kind in ("svg", "md") for path in sorted(script.parent.glob(f"*.{kind}"))]
+        before = {path: path.read_bytes() for path in files}
+        settings = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+        done = subprocess.run([sys.executable, script], env=os.environ | settings, capture_output=True, text=True)
+        if done.returncode:
+            wrong.append(f"{script.name}: {done.stderr[-1500:]}")
+        changed = [path.name for path in files if path.read_bytes() != before[path]]
+        if changed:
+            wrong.append(
+                f"{script.name}: {', '.join(changed)} not as drawn before; look at them, and commit them if right"
+            )
+    return wrong
+
+
 def run(page: Path, kit: Path) -> str | None:
     """Run a page in a copy of the kit; return what went wrong, or None."""
     text = page.read_text(encoding="utf-8")
@@ -149,6 +193,8 @@ def run(page: Path, kit: Path) -> str | None:
 def main() -> None:
     """Run pages two at a time; exit 1 where one fails."""
     pages = [Path(name).resolve() for name in sys.argv[1:]] or PAGES
+    drawn = [] if sys.argv[1:] else drawn_otherwise(DRAWN)
+    print(*drawn, sep="\n", end="\n" * bool(drawn), flush=True)
     kit = Path(os.environ.get("TIEWISE_KIT", "")) if os.environ.get("TIEWISE_KIT") else None
     with tempfile.TemporaryDirectory(prefix="kit-") as made, ThreadPoolExecutor(2) as pool:
         if kit is None:
@@ -161,7 +207,12 @@ def main() -> None:
             failed += wrong is not None
             print(f"{page.relative_to(ROOT)}: {wrong or 'runs as printed'}", flush=True)
     print(f"{len(pages) - failed} pages run as printed, {failed} do not, {time.monotonic() - began:.0f} s")
-    sys.exit(failed > 0)
+    if not sys.argv[1:]:
+        held = [number for page in pages for number in numbers(page)]
+        NUMBERS.parent.mkdir(parents=True, exist_ok=True)
+        NUMBERS.write_text(json.dumps(held, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{len(held)} numbers are held by what makes them: {NUMBERS.relative_to(ROOT)}")
+    sys.exit(failed + len(drawn) > 0)
 
 
 if __name__ == "__main__":
