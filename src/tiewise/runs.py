@@ -16,10 +16,10 @@ from tiewise.core.errors import RunError, TiewiseError
 from tiewise.internals.passages import Healed, healed, passages
 from tiewise.report.comparison_page import write_report
 from tiewise.report.sweep_page import write_sweep
-from tiewise.training.compare import Display, finish, finish_one, opened, start
+from tiewise.training.compare import Display, all_runs, finish, finish_one, make_jobs, opened, start
 from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path, write_json
 from tiewise.training.kinds.heal import HEAL, healing
-from tiewise.training.launchers import LOCAL, RAY, on, written
+from tiewise.training.launchers import LOCAL, RAY, Script, on, written
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Gone
@@ -137,6 +137,12 @@ def finish_healing(out: Path, display: Display, workers: Workers | None = None) 
     return found
 
 
+def scripted(launcher: str, out: Path, display: Display, workers: Workers) -> Script:
+    """Write the script of `slurm` or `sky` for what is left of the comparison in `out`; raises as `written`."""
+    settings, text = opened(out, single=False)
+    return written(launcher, out, all_runs(make_jobs(settings, text, out), settings.seeds, ()), workers)
+
+
 def carry_out(
     finish: Callable[[Path, Display, Workers], Found],
     settings: Settings | None,
@@ -196,7 +202,7 @@ def sweep(
                 done[cell] = Comparison.from_dict(read_json(out / cell / RESULTS))
                 continue
             display.say(f"cell {number}/{len(cells)} {cell}")
-            work: Any = finish if launcher in (LOCAL, RAY) else partial(written, launcher)
+            work: Any = finish if launcher in (LOCAL, RAY) else partial(scripted, launcher)
             found: Any = carry_out(work, None, out / cell, "", display, overwrite=False, jobs=jobs, launcher=launcher)
             if isinstance(found, Comparison):
                 done[cell] = found

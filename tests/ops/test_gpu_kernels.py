@@ -20,6 +20,7 @@ import tiewise
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.ops import gpu_kernels
+from tiewise.ops.chunked import sweep
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.ops.gpu_kernels import KERNELS
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
@@ -264,7 +265,7 @@ def test_a_trial_times_those_that_run_and_agree(kernels):
     (h, w, _), t = problem(torch.float32)
     tensors, options = (h, w, None, t), LossOptions()
     ways = {name: gpu_kernels._by_kernel(name, options, tensors, torch.float32) for name in kernels}
-    times = gpu_kernels.trial(ways, options, tensors, torch.float32)
+    times = gpu_kernels.trial(ways, options, tensors, torch.float32, sweep)
     assert list(times) == ["right_ms"]
     assert times["right_ms"] > 0
 

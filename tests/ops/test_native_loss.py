@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ops.test_cross_entropy import assert_near, error, gradients
 
+from tiewise.ops import chunked
 from tiewise.ops import kernels as compiled
-from tiewise.ops import native_loss
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.ops.fast_products import ProductChoice
 from tiewise.ops.log_prob import vocabulary_statistics
 
-faster = native_loss._faster
+faster = chunked._faster
 SHAPES = [(32, 1, 1), (33, 57, 12), (777, 1009, 33), (64, 4000, 128), (1500, 50, 300), (1030, 509, 64)]
 OPTIONS = [
     {},
@@ -36,11 +36,11 @@ def native(kernel_library):
     with pytest.MonkeyPatch.context() as patch:
         compiled._load.cache_clear()
         patch.setenv("XDG_CACHE_HOME", str(kernel_library))
-        patch.setattr(native_loss, "LEAST", 0)
-        patch.setattr(native_loss, "_faster", lambda kind, multiplications: kind in (torch.float32, torch.bfloat16))
-        patch.setattr(native_loss, "processor", frozenset)  # which has no product of bf16
-        described = native_loss._describe
-        patch.setattr(native_loss, "_describe", lambda library: (sent.append(1), described(library)))
+        patch.setattr(chunked, "LEAST", 0)
+        patch.setattr(chunked, "_faster", lambda kind, multiplications: kind in (torch.float32, torch.bfloat16))
+        patch.setattr(chunked, "processor", frozenset)  # which has no product of bf16
+        described = chunked._describe
+        patch.setattr(chunked, "_describe", lambda library: (sent.append(1), described(library)))
         yield sent
     compiled._load.cache_clear()
 
@@ -114,7 +114,7 @@ def pairs(monkeypatch):
     """The processor's own products of bf16."""
     if compiled.kernels("avx512_bf16") is None:
         pytest.skip("NOT TESTED: this processor has no products of bf16")
-    monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16",)))
+    monkeypatch.setattr(chunked, "processor", lambda: frozenset(("avx512_bf16",)))
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1600, 3000, 768)])
@@ -152,7 +152,7 @@ def test_products_of_bf16_have_every_option(native, pairs, chosen):
 def test_log_probabilities_and_entropies(native, monkeypatch, asked, dtype, softcap):
     (h, w, b), t = problem(300, 700, 40, dtype)
     if dtype == torch.bfloat16 and compiled.kernels("avx512_bf16"):
-        monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16",)))
+        monkeypatch.setattr(chunked, "processor", lambda: frozenset(("avx512_bf16",)))
     b = b.float()  # divided by the temperature, a narrow one would be rounded once more
     b[5] = -torch.inf
     up = torch.linspace(-1, 1, 300, dtype=torch.float64)
@@ -241,7 +241,7 @@ def test_infinities_and_nans_are_those_of_the_portable_loss(monkeypatch):
         h2, t2 = (h, t) if ignore == -100 else (h.nan_to_num(), t.where(t >= 0, 4))
         got = linear_cross_entropy(h2, w, t2, b, **kw)
         with monkeypatch.context() as patch:
-            patch.setattr(native_loss, "kernels", lambda: None)
+            patch.setattr(chunked, "kernels", lambda: None)
             wanted = linear_cross_entropy(h2, w, t2, b, **kw)
         torch.testing.assert_close(got, wanted, equal_nan=True)
         assert not got.isfinite().all() or ignore == 4
@@ -309,20 +309,20 @@ def test_only_what_pays_is_sent(monkeypatch):
     tensors = (*tensors[0], tensors[1])
 
     def serves(kind=torch.bfloat16):
-        return native_loss.kernel(native_loss.LossOptions(), tensors, kind, 100) is not None
+        return chunked.kernel(chunked.LossOptions(), tensors, kind, 100) is not None
 
     assert serves()
     with monkeypatch.context() as patch:
-        patch.setattr(native_loss, "LEAST", 2**27)
+        patch.setattr(chunked, "LEAST", 2**27)
         assert not serves()
-    monkeypatch.setattr(native_loss, "_faster", faster)
+    monkeypatch.setattr(chunked, "_faster", faster)
     assert serves()
     assert not serves(torch.float16)
-    monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512f", "avx512_bf16", "amx_bf16")))
+    monkeypatch.setattr(chunked, "processor", lambda: frozenset(("avx512f", "avx512_bf16", "amx_bf16")))
     assert not serves()
     for native in (True, False):
         choice = ProductChoice("default", "a test", True, "EPYC", 2, native=native)
-        monkeypatch.setattr(native_loss, "product_choice", lambda asked, size, choice=choice: choice)
+        monkeypatch.setattr(chunked, "product_choice", lambda asked, size, choice=choice: choice)
         assert serves(torch.float32) == native
 
 

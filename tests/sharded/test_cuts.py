@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tiewise.core.errors import UnsupportedError
-from tiewise.sharded.cuts import held, make_up, overlaps, shape_of
+from tiewise.sharded.held_state import held, make_up, overlaps, shape_of
 
 
 @pytest.fixture

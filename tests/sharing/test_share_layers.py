@@ -90,6 +90,16 @@ def test_it_is_the_stack_that_copying_weights_by_hand_gives(family, text):
             assert (value is layers[source].get_parameter(name)) == (source == i or name.partition(".")[0] in mine)
 
 
+def test_a_base_model_still_gives_its_hidden_states():
+    model, by_hand = bert(tr.BertModel), bert(tr.BertModel)
+    share_layers(model, "all")
+    by_hand.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        found, wanted = (one(input_ids=ids(), output_hidden_states=True).hidden_states for one in (model, by_hand))
+    assert len(found) == len(wanted) == 6
+    assert all(map(torch.equal, found, wanted))
+
+
 def test_none_changes_nothing_at_all():
     model = bert(tr.BertModel)
     before, kind, config = dict(model.named_parameters()), type(model), model.config.to_dict()

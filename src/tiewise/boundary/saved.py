@@ -20,6 +20,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tiewise.boundary.locate import Journal, declare_tying, depth_keys, own_config
@@ -197,6 +198,8 @@ def family_model(plain: Any) -> Any:
     renamings = next((found for found in asked if found is not None), None)
     if renamings is not None:
         register_checkpoint_conversion_mapping(made.__name__, renamings, overwrite=True)
+    # by its name a live model that becomes one gives hidden states and attentions; its __init__ does not run again
+    dict.__setitem__(_CAN_RECORD_REGISTRY, str(made), plain._can_record_outputs)
     return made
 
 

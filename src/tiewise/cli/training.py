@@ -272,9 +272,9 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
             ranks.join(asked["fsdp"], asked["tp"], asked["tables"])
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
             o.hush_libraries()
-            from tiewise.runs import carry_out, finish_healing
-            from tiewise.training.compare import Display, finish, finish_one
-            from tiewise.training.launchers import LOCAL, RAY, finish_element, written
+            from tiewise.runs import carry_out, finish_healing, scripted
+            from tiewise.training.compare import Display, finish, finish_element, finish_one
+            from tiewise.training.launchers import LOCAL, RAY
             from tiewise.training.worker import settle
 
             settle()
@@ -284,7 +284,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
                 finish_element(out, display, element)
                 if element is not None
                 else carry_out(
-                    work if launcher in (LOCAL, RAY) else partial(written, launcher),
+                    work if launcher in (LOCAL, RAY) else partial(scripted, launcher),
                     settings,
                     out,
                     o.command_line(),

@@ -65,7 +65,12 @@ class TextLoss:
         hidden = max(1, round(HIDDEN_SHARE * length))
         self.per_window = {NEXT: length - 1, HIDDEN: hidden, HALF: length - length // 2}[self.kind]
         if self.kind == HIDDEN:
-            self._mask = _mask_token(opened)
+            known = read_tokenizer(opened.folder)
+            tokens = {} if known is None else {**known.base, **{text: number for number, text in known.added.items()}}
+            if (mask := next((tokens[text] for text in _MASKS if text in tokens), None)) is None:
+                what = f"{opened.folder.path}: the model predicts hidden tokens, and its tokenizer has no "
+                raise DataError(what + " or ".join(_MASKS), "put the model's own tokenizer beside it")
+            self._mask = mask
             draws = np.random.default_rng(seed).random(windows.shape)  # the lowest of each window are hidden
             self._hidden = torch.from_numpy(draws.argsort(1).argsort(1) < hidden)
         self.at_once = max(1, _MOST_LOGITS // (length * len(opened.ends.head.weight)))  # windows in one forward
@@ -112,16 +117,6 @@ def _kind(opened: Opened, windows: Tensor) -> str:
     earlier = logits[:, :-1]
     upstream = torch.randn(earlier.shape, generator=torch.Generator().manual_seed(0)).to(earlier)
     return HIDDEN if torch.autograd.grad(earlier, looked_up[0], upstream)[0][:, -1].any() else NEXT
-
-
-def _mask_token(opened: Opened) -> int:
-    found = read_tokenizer(opened.folder)
-    ids = {} if found is None else {**found.base, **{text: number for number, text in found.added.items()}}
-    for text in _MASKS:
-        if text in ids:
-            return ids[text]
-    what = f"{opened.folder.path}: the model predicts hidden tokens, and its tokenizer has no {' or '.join(_MASKS)}"
-    raise DataError(what, "put the model's own tokenizer beside it")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from tiewise.core.errors import UnsupportedError
 from tiewise.ops import chunked
 from tiewise.ops.chunked import accumulator, check_problem, check_range, compute_dtype
 from tiewise.ops.gpu_kernels import maintained
-from tiewise.ops.native_loss import sweep
 from tiewise.ops.vocabulary_shard import VocabularyShard
 
 _DEFAULT = LossOptions()
@@ -94,7 +93,10 @@ def linear_cross_entropy(
     if into is not None:
         _check_into(into, weight, compute_dtype(flat, weight), options)
     if torch.compiler.is_compiling():
-        loss = _traced(flat, weight, bias, t, options)
+        # autocast is decided while tracing: at run time the operator no longer sees which region it stood in
+        wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (flat, weight, bias)]
+        how: Any = (compute_dtype(flat, weight), wanted, *(getattr(options, name) for name in _FIELDS))
+        loss = _operator(flat, weight, bias, t, options.class_weight, None, *how)[0]
     else:
         if shard is None:  # else everyone's are looked at, so that all ranks refuse
             check_range(t, weight.shape[0], options.ignore_index)
@@ -181,9 +183,9 @@ def _sweep(
         if found[0] is not None:
             found[0] = shard.summed_part(found[0], room, n)
         return shard.own_part(each, room, n), found
-    if into is None and (other := maintained(o, tensors, kind)):
+    if into is None and (other := maintained(o, tensors, kind, chunked.sweep)):
         return other(o, tensors, kind, wanted, row_weight)
-    return sweep(o, tensors, kind, wanted, row_weight, into)
+    return chunked.fastest_sweep(o, tensors, kind, wanted, row_weight, into)
 
 
 def reduced(
@@ -287,14 +289,6 @@ _HOW = (
 )
 _FIELDS = [argument.split()[1] for argument in _HOW.split(", ")]  # of `LossOptions`
 _SCHEMA = f"({_TENSORS}, ScalarType kind, bool[] wanted, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)"
-
-
-def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, o: LossOptions) -> Tensor:
-    # Autocast is decided while tracing: at run time the operator no longer sees which region it stood in.
-    kind = compute_dtype(features, weight)
-    wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (features, weight, bias)]
-    how = (getattr(o, name) for name in _FIELDS)
-    return _operator(features, weight, bias, targets, o.class_weight, None, kind, wanted, *how)[0]
 
 
 @torch.library.custom_op("tiewise::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)

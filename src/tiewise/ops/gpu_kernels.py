@@ -30,7 +30,6 @@ from torch import Tensor
 
 from tiewise.core.backends import BACKENDS, LossOptions
 from tiewise.core.errors import RunError, UnsupportedError
-from tiewise.ops import chunked
 from tiewise.ops.fast_products import remembered
 
 VARIABLE = "TIEWISE_LOSS"
@@ -78,8 +77,8 @@ KERNELS = {
 _tried: dict[Any, dict[str, float]] = {}  # milliseconds
 
 
-def maintained(o: LossOptions, tensors: Any, kind: torch.dtype) -> Any:
-    """Return what does as `chunked.sweep` by the backend asked for; None where that is ours.
+def maintained(o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> Any:
+    """Return what does as our own sweep, `ours`, by the backend asked for; None where that is ours.
 
     Of a mean or a sum, its losses [1] are their sum.
 
@@ -112,13 +111,13 @@ def maintained(o: LossOptions, tensors: Any, kind: torch.dtype) -> Any:
     if key not in _tried:
         packages = {KERNELS[name].package: version(KERNELS[name].package) for name in ways if name in KERNELS}
         what |= {"torch": torch.__version__, **packages}
-        found = remembered("losses.json", what, ("tiewise_ms",), lambda: trial(ways, o, tensors, kind))
+        found = remembered("losses.json", what, ("tiewise_ms",), lambda: trial(ways, o, tensors, kind, ours))
         _tried[key] = {name: found.get(f"{name}_ms", math.inf) for name in ways}
     return ways[min(ways, key=_tried[key].__getitem__)]
 
 
-def trial(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dtype) -> dict[str, float]:
-    """Return the milliseconds of those of `ways` that run and agree with ours, each the least of three."""
+def trial(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> dict[str, float]:
+    """Return the milliseconds of those of `ways` that run and agree with `ours`, each the least of three."""
     features, weight, bias, targets = tensors
     few = targets[:TOKENS]
     problem = (features[:TOKENS], weight, bias, few.where(few != o.ignore_index, 0))  # a prompt's would all be ignored
@@ -126,7 +125,7 @@ def trial(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dtype)
 
     def run(way: Any) -> tuple[float, list[Tensor]]:
         start = time.perf_counter()
-        each, gradients = (way or chunked.sweep)(o, problem, kind, (True, True, bias is not None), None)
+        each, gradients = (way or ours)(o, problem, kind, (True, True, bias is not None), None)
         found = [each.sum(), *(x for x in gradients if x is not None)]
         found[0].item()  # a GPU has then done all of it
         return 1e3 * (time.perf_counter() - start), found
@@ -198,7 +197,7 @@ def _swept(
         )
         upstream = torch.ones_like(each) if row_weight is None else row_weight.to(each.dtype).expand_as(each)
         found = iter(torch.autograd.grad(each, leaves, upstream) if leaves else ())
-    gradients: Any = [next(found).to(chunked.accumulator(kind)) if need else None for need in needed]
+    gradients: Any = [next(found).float() if need else None for need in needed]
     if not wanted[0]:
         gradients[0] = None
     elif o.scale != 1.0:

@@ -30,7 +30,6 @@ from tiewise.core.errors import UnsupportedError
 from tiewise.ops import chunked
 from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, gradient_buffers, into_gradients
 from tiewise.ops.fast_products import own_products
-from tiewise.ops.native_loss import kernel
 from tiewise.ops.vocabulary_shard import LOWEST, VocabularyShard, beyond, brought, gathered
 
 _DEFAULT = LossOptions()
@@ -189,7 +188,7 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     o, wide = _options(how), accumulator(how[0])
     log_prob, lse, spread, top, rest = found = [features.new_zeros(len(features), dtype=wide) for _ in range(5)]
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
-    compute = kernel(o, (features, weight, bias, targets), how[0], len(features))
+    compute = chunked.kernel(o, (features, weight, bias, targets), how[0], len(features))
     with own_products(features, weight, how[0]):
         if compute is not None:
             nothing, first = torch.zeros_like(top), torch.zeros_like(top, dtype=torch.long)
@@ -235,7 +234,7 @@ def _slopes(*arguments: Any) -> Any:
     with_entropy = upstream[2] is not None and len(spread) == n
     # what was not asked for is empty, and what was not used None
     a, b, c = (torch.zeros_like(top) if x is None or len(x) != n else x.where(valid, 0) for x in upstream)
-    if compute := kernel(o, (features, weight, bias, targets), how[0], n):
+    if compute := chunked.kernel(o, (features, weight, bias, targets), how[0], n):
         with own_products(features, weight, how[0]):
             level = b - a - c * spread if with_entropy else b - a
             *_, by_features, by_weight, by_bias = compute(

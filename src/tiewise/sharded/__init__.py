@@ -1,6 +1,6 @@
 """The state of a training over many processes, kept so that any number of them takes it up.
 
-- `cuts`: which part of a tensor a process holds.
-- `shard_files`: a save as it lies on disk; `held_state`: what a model and its optimizer hold now.
+- `shard_files`: a save as it lies on disk; `held_state`: what a model and its optimizer hold now, and which
+  part of each tensor.
 - `save_load`: the one from the other; `export`: an ordinary folder of it.
 """

@@ -25,8 +25,7 @@ from tiewise.core.errors import CheckpointError, RunError, UnsupportedError
 from tiewise.core.files import to_record, write_whole, written_whole
 from tiewise.rewrite.change import NewTensor, Pieces
 from tiewise.rewrite.file_plan import write_tensors
-from tiewise.sharded.cuts import Held, held, local, make_up, shape_of
-from tiewise.sharded.held_state import HeldState, built_from, find_held
+from tiewise.sharded.held_state import Held, HeldState, built_from, find_held, held, local, make_up, shape_of
 from tiewise.sharded.shard_files import (
     INDEX,
     NAMES,

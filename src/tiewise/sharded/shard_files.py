@@ -28,7 +28,7 @@ from tiewise.core import ranks
 from tiewise.core.errors import CheckpointError, RunError
 from tiewise.core.files import from_record
 from tiewise.rewrite.new_folder import cannot_write
-from tiewise.sharded.cuts import held, local, make_up, overlaps, shape_of
+from tiewise.sharded.held_state import held, local, make_up, overlaps, shape_of
 
 INDEX = "sharded.json"
 VERSION = 1

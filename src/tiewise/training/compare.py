@@ -267,6 +267,18 @@ def finish_one(out: Path, display: Display, workers: Workers | None = None) -> S
     return finish_run(seeded(jobs[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}"), display, workers)
 
 
+def finish_element(out: Path, display: Display, number: int) -> SingleRun:
+    """Train or finish one run of the comparison in `out`, counted from 1, beside others that do so with other runs.
+
+    Raises RunError where there is no such run, or where another process trains it; Interrupted after Ctrl-C.
+    """
+    settings, text = opened(out, single=False)
+    runs = all_runs(make_jobs(settings, text, out, products_of(out, display)), settings.seeds, probed(text)[1])
+    if not 1 <= number <= len(runs):
+        raise RunError(f"--element {number}: {out} has {len(runs)} runs", f"choose 1 to {len(runs)}")
+    return finish_run(runs[number - 1], display)
+
+
 def finish_run(job: Job, display: Display, workers: Workers | None = None) -> SingleRun:
     """Train or finish one run. Raises as `train`."""
     with display.runs(job.settings.steps) as bar:

@@ -1,11 +1,11 @@
 """Where the runs of a comparison are trained: `local`, on this machine; `ray`, spread over a cluster; or written down.
 
     on(launcher, jobs, out, say)  → Workers: `local` starts processes here, `ray` has Ray start them, one task for a run
-    written(launcher, workers)    → `slurm` and `sky`: a script, one element for each run that is not finished
-    finish_element(out, …, 3)     → what an element of such a script does; `compare --resume` then makes the report
+    written(launcher, out, runs)  → `slurm` and `sky`: a script, one element for each run that is not finished
 
 All of them share the run folder, which is the unit of resume: a run is finished where its `result.json` is, goes on
 from its newest checkpoint elsewhere, and is held by whoever trains it (`run.train`), so that nothing is trained twice.
+An element of a script does `compare.finish_element`; `compare --resume` then makes the report.
 
 A Ray task has its run trained by a process of its own, as the local launcher does: with the same threads, the same
 figures. Ray's own retries are off: a task that streams may not be repeated behind its reader's back, and who waits
@@ -36,9 +36,7 @@ import torch
 from tiewise.core import __version__, ranks
 from tiewise.core.errors import Interrupted, RunError
 from tiewise.core.files import write_whole
-from tiewise.training.compare import Display, all_runs, finish_run, make_jobs, opened, probed, products_of
 from tiewise.training.folder import newest_checkpoint
-from tiewise.training.results import SingleRun
 from tiewise.training.run import finished
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job
@@ -248,15 +246,13 @@ class Script:
         return asdict(self) | {"path": str(self.path)}
 
 
-def written(launcher: str, out: Path, display: Display, workers: Workers) -> Script:
-    """Write the script of `slurm` or `sky` into `out`, one element for each run that is not finished.
+def written(launcher: str, out: Path, runs: Sequence[Job], workers: Workers) -> Script:
+    """Write the script of `slurm` or `sky` into `out`, one element for each of `runs` that is not finished.
 
-    `jobs` are how many are trained at a time, all of them by `auto`. Raises RunError for a comparison that tunes, and
-    where no run is left.
+    `workers` say how many are trained at a time, all of them by `auto`. Raises RunError for a comparison that tunes,
+    and where no run is left.
     """
-    settings, text = opened(out, single=False)
-    _refuse_trials(launcher, settings)
-    runs = all_runs(make_jobs(settings, text, out), settings.seeds, ())
+    _refuse_trials(launcher, runs[0].settings)
     left = [number for number, job in enumerate(runs, 1) if finished(job.folder) is None]
     if not left:
         raise RunError(f"all {len(runs)} runs in {out} are finished", f"tiewise compare --out {out} --resume reports")
@@ -273,18 +269,6 @@ def written(launcher: str, out: Path, display: Display, workers: Workers) -> Scr
         collect = f"for n in {nodes}; do rsync -a $n:tiewise-run/ {folder} || break; done && sky down tiewise && {end}"
     write_whole(path, made)
     return Script(launcher, path, made, len(left), submit, collect)
-
-
-def finish_element(out: Path, display: Display, number: int) -> SingleRun:
-    """Train or finish one run of the comparison in `out`, counted from 1, beside others that do so with other runs.
-
-    Raises RunError where there is no such run, or where another process trains it; Interrupted after Ctrl-C.
-    """
-    settings, text = opened(out, single=False)
-    runs = all_runs(make_jobs(settings, text, out, products_of(out, display)), settings.seeds, probed(text)[1])
-    if not 1 <= number <= len(runs):
-        raise RunError(f"--element {number}: {out} has {len(runs)} runs", f"choose 1 to {len(runs)}")
-    return finish_run(runs[number - 1], display)
 
 
 def _slurm(out: Path, left: Sequence[int], many: int) -> str:
