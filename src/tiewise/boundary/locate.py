@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tiewise.boundary.sharded_tables import spread, tables_of_units
 from tiewise.core.errors import InstallError
