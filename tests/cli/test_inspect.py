@@ -119,7 +119,7 @@ def check_in_a_browser(path):
 
 def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here, monkeypatch):
     monkeypatch.setattr("tiewise.inspection.inspection.subjects_of", lambda paths: pytest.fail("it was opened"))
-    refused(here("tied", "--only", "tokens,evidence"), "the evidence is drawn from those that are chosen")
+    refused(here("tied", "--only", "tokens,evidence"), "evidence is drawn from them")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here, mo
         (["tied", "--tokens", "new, nowhere"], "nowhere is not one token of this vocabulary"),
         (["tied", "-t", "nowhere.txt"], "no file or folder 'nowhere.txt'; check the path"),
         (["tied", "-t", "short.txt"], "the text has 6 tokens, 10 windows of 128 need 1,280; give a longer text"),
-        (["tied", "--held-out", "0.7"], "--held-out 0.7; use a share from 0 (fit and score all rows) to 0.5"),
+        (["tied", "--held-out", "0.7"], "--held-out 0.7; use a share from 0 to 0.5"),
         (["tied", "--out", "text.txt"], "text.txt is a file; choose another --out"),
         (["tied", "tied", "untied"], "unexpected extra argument"),
         (["empty"], "empty: no safetensors that can be read"),

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tiewise.explorer.known_facts import facts
+from tiewise.explorer.page import facts
 from tiewise.planning import plan_rows
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan import plan

@@ -82,7 +82,7 @@ def test_its_repr_is_a_summary(subjects):
         "  refused: none: a is refused; take another; b is refused; take another\n"
         "  two: none: needs two models; give a second one\n"
         "  read: none: needs a text; give --text\n"
-        "  .found(name) gives a section's results, .record() everything as JSON takes it"
+        "  .found(name): one section; .record(): all, for JSON"
     )
 
 

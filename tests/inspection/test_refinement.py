@@ -166,7 +166,7 @@ def test_the_untrained_control_has_fresh_weights_and_the_models_sharing():
 @pytest.mark.parametrize("name", ["gpt2", "bert", "gemma2", "opt"])
 def test_unshared_stacks_of_any_family_have_no_repeat(name):
     found = refinement_of(opened(build(name)), windows(2), further=2)
-    assert found.answer == "each layer is applied once: there is no fixed point to look for"
+    assert found.answer == "each layer is applied once: none is repeated"
     assert [len(each(found, "Change per", which)) for which in ("", "fresh weights")] == [2, 2]
     assert len(each(found, "applied again")) == 2
 
@@ -224,7 +224,7 @@ def block(residual=(0.0,) * 4, two_steps=(0.1,) * 4, period=1):
             block((0.125,) * 4, period=2),
             "a block of 2 layers is applied 3 times and does not come to rest within 2 more",
         ),
-        (trajectory(), "each layer is applied once: there is no fixed point to look for"),
+        (trajectory(), "each layer is applied once: none is repeated"),
         (trajectory(shared=0.4), "layers share up to 40% of their parameters, and none is repeated whole"),
     ],
 )

@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from tiewise.analysis.bigram_counts import Chain, frequent
 from tiewise.analysis.model_tables import Array, Ids
 from tiewise.analysis.open_path import DirectPath
-from tiewise.analysis.path_matrix import logit_blocks, no_numbers, transitions
+from tiewise.analysis.path_matrix import logit_blocks, transitions
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, no_numbers
 from tiewise.core.estimates import Estimate, Z
 from tiewise.core.found import Grid, Quantity
 
@@ -159,7 +159,7 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0)
         chosen = np.random.default_rng(seed).choice(len(chain.keys), sample, p=chain.counts / chain.pairs)
     losses = -transitions(path, np.column_stack([chain.before, chain.after])[chosen])[1]
     if not np.isfinite(losses).all():
-        raise no_numbers()
+        raise no_numbers("a table or a norm")
     if exact:
         return Estimate(float((losses * chain.counts).sum() / chain.pairs), math.nan, math.nan, len(chosen))
     nll, half = float(losses.mean()), Z * float(losses.std(ddof=1)) / math.sqrt(sample)

@@ -28,7 +28,7 @@ from tiewise.analysis.model_tables import Array, Ids
 from tiewise.analysis.open_path import NONE, DirectPath
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, no_numbers
 from tiewise.core.estimates import Estimate, wilson
 from tiewise.core.found import Quantity, visible
 from tiewise.core.long_work import advance
@@ -38,11 +38,6 @@ BLOCK = 1024  # tokens that are held against as many others
 RESAMPLES = 200  # of sampled tokens
 MOST_PAIRS = 4096  # held against one block of output rows
 ROUNDING = 1e-12  # one product in two blocks of different shape is rounded differently
-
-
-def no_numbers() -> DataError:
-    """Say that a path's values are NaN or infinite."""
-    return DataError("a table or a norm holds values that are no numbers", "`tiewise check --deep` names the rows")
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,7 @@ def grams(path: DirectPath) -> Grams:
     if not path.rows:
         raise DataError("a table without rows", "give a model that has some")
     if not all(np.isfinite(product).all() for product in (left, right, cross)):
-        raise no_numbers()
+        raise no_numbers("a table or a norm")
     left = (left + left.T) / 2
     if shared:
         right = cross = left
@@ -150,7 +145,7 @@ def sampled_asymmetry(lefts: Sequence[Array], right: Array, seed: int = 0) -> li
     if (n := len(right)) < 8:
         raise DataError(f"{n} tokens", "sample 8 tokens or more")
     if not all(np.isfinite(rows).all() for rows in (*lefts, right)):
-        raise no_numbers()
+        raise no_numbers("a table or a norm")
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
     weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
     ratios = [_ratios(left, right, weights, place * n) for place, left in enumerate(lefts)]

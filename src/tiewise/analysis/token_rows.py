@@ -25,7 +25,7 @@ from tiewise.analysis.model_tables import CHUNK_VALUES, Array, Ids, StoredTable,
 from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.table_maps import law
 from tiewise.checkpoint.table_scans import scan_rows
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, no_numbers
 from tiewise.core.estimates import Estimate, Z
 from tiewise.core.found import Quantity, count, plain
 from tiewise.core.long_work import advance, doing
@@ -91,7 +91,7 @@ def moments(table: TokenTable) -> Moments:
         gram += narrow.T @ narrow
         advance(stop)
     if not np.isfinite(gram).all():
-        raise DataError("a table holds values that are no numbers", "`tiewise check --deep` names the rows")
+        raise no_numbers("a table")
     if np.count_nonzero(norms) < 3:
         raise DataError(f"a table of {np.count_nonzero(norms)} rows that are not zero", "give one with three or more")
     squares = 0.0

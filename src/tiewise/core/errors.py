@@ -56,6 +56,11 @@ class TiewiseWarning(UserWarning):
     """Something that works but that the user should know; raised as an error in this package's own tests."""
 
 
+def no_numbers(where: str) -> DataError:
+    """What to raise where values are NaN or infinite."""
+    return DataError(f"{where} holds values that are no numbers", "`tiewise check --deep` names the rows")
+
+
 class Interrupted(Exception):
     """Ctrl-C came; a checkpoint is on disk. `out` is the run that `--resume` continues."""
 

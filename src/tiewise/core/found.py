@@ -22,6 +22,7 @@ from typing import Any
 from tiewise.core.files import size
 
 MINUS, NONE = "−", "–"
+NATS = "nats per token"
 ONE, TWO, NEITHER = "one table", "two tables", "neither"
 _WHITE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 

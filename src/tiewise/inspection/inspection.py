@@ -25,7 +25,7 @@ from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError, printable
 from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
-from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
+from tiewise.core.found import NATS, NEITHER, ONE, TWO, Found, Quantity
 from tiewise.core.long_work import heard
 from tiewise.inspection.bench import LACKS, SECTIONS, Bench, Effort, NotHere, Request, Section, Subject, comparison_of
 from tiewise.training.folder import FINAL, RESULTS, folder_name
@@ -37,6 +37,7 @@ ALL = ""  # the label of what is said of all subjects together
 EVIDENCE = "evidence"  # the section that is drawn from all others
 PARTS = 1000  # that progress counts for each call of a section of weight 1
 NO_VERDICT = "one model cannot tell; `tiewise compare` trains a tied and an untied one side by side"
+FINISH = "finish it with `tiewise compare --resume`"
 NO_INTERVAL = "no verdict: the losses' difference has no interval; train more seeds"
 # sections that can be asked for, told by their files' names alone: to import some of them needs torch
 NAMES = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
@@ -111,14 +112,14 @@ def checked(request: Request) -> Request:
     """Return a request that names sections that there are, and efforts that suffice."""
     unknown = next((name for name in request.only if name not in NAMES), None)
     if unknown is not None:
-        fix = f"sections are {', '.join(NAMES)}; the evidence is drawn from those that are chosen"
+        fix = f"sections are {', '.join(NAMES)}; evidence is drawn from them"
         raise DataError(f"there is no section {unknown!r}", fix)
     effort = request.effort
     for name, least in {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}.items():
         if getattr(effort, name) < least:
             raise DataError(f"--{name.replace('_', '-')} {getattr(effort, name)}", f"use {least} or more")
     if not 0 <= effort.held_out <= 0.5:
-        raise DataError(f"--held-out {effort.held_out}", "use a share from 0 (fit and score all rows) to 0.5")
+        raise DataError(f"--held-out {effort.held_out}", "use a share from 0 to 0.5")
     return request
 
 
@@ -141,8 +142,7 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
         opened = [open_folder(place) for place in places]
         for place, folder in zip(places, opened, strict=True):
             if (place / RUN).is_file():
-                what = f"{place}: a comparison that is not finished"
-                raise RunError(what, "finish it with `tiewise compare --resume`")
+                raise RunError(f"{place}: a comparison that is not finished", FINISH)
             if not folder.tensors and (place / ADAPTER_CONFIG).is_file():
                 fix = "`tiewise merge` it into its base first"
                 raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
@@ -160,7 +160,7 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
         if final is not None:
             found.append(Subject(arm, open_folder(final), run))
     if not found:
-        raise RunError(f"{run} holds no finished model", "finish it with `tiewise compare --resume`")
+        raise RunError(f"{run} holds no finished model", FINISH)
     return tuple(found)
 
 
@@ -236,7 +236,7 @@ class Inspection:
             said = [f"{', '.join(of)}: {answer}".removeprefix(": ") for answer, of in answers.items()]
             none = f"none: {'; '.join(dict.fromkeys(section.left_out.values()))}"
             lines.append(f"  {section.name}: {'; '.join(said) or none}")
-        return "\n".join([*lines, "  .found(name) gives a section's results, .record() everything as JSON takes it"])
+        return "\n".join([*lines, "  .found(name): one section; .record(): all, for JSON"])
 
     def _repr_html_(self) -> str:
         return str(_VIEW.inspection_html(self))
@@ -326,7 +326,7 @@ def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> Tie
         gap, names = found[1], "untied − tied"  # the gap is tied − untied
         low, high = (math.nan, math.nan) if gap.low is None or gap.high is None else (-gap.high, -gap.low)
         loss = Quantity(
-            names, -gap.mean, low, high, gap.n, chance=0.0, unit="nats per token",
+            names, -gap.mean, low, high, gap.n, chance=0.0, unit=NATS,
             question="Which has the lower validation loss?", below=TWO, above=ONE,
             why=f"below zero two tables predict validation text better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
         )  # fmt: skip

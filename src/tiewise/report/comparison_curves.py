@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tiewise.core.estimates import ratio
-from tiewise.core.found import Curve
-from tiewise.report.comparison_found import NATS
+from tiewise.core.found import NATS, Curve
 from tiewise.training.results import CurvePoint
 
 
@@ -25,19 +24,16 @@ class OverTraining:
     level: float | None = None  # a value to compare with
 
 
-def _head_share(point: CurvePoint) -> float | None:
-    """‖B‖ / (‖A‖ + ‖B‖): the head path's share of the two gradient norms."""
-    a, b = point.path_a, point.path_b
-    return None if a is None or b is None else ratio(b, a + b)
-
-
 VALIDATION = OverTraining("Validation loss", NATS, "Lower is better.", lambda point: point.heldout_nll)
 MINUS, AHEAD_IS = "Validation loss minus {reference} over training", "Below zero: ahead of {reference}."
 AHEAD = OverTraining(MINUS, f"difference, {NATS}", AHEAD_IS, VALIDATION.value, paired=True, level=0.0)
 TRAINING = OverTraining("Training loss", NATS, "Of each step's batch.", lambda p: p.train_nll)
-HARDER = "Gradient through the lookup (A) and the head (B); above 50 % the head pulls harder."
 OUTPUT_SHARE = OverTraining(
-    "Share of the output path in the gradient", "‖B‖ / (‖A‖ + ‖B‖)", HARDER, _head_share, level=0.5
+    "Head path’s share of the gradient",
+    "‖B‖ / (‖A‖ + ‖B‖)",
+    "A: lookup path, B: head path. Above 50 % the head pulls harder.",
+    lambda p: None if p.path_a is None or p.path_b is None else ratio(p.path_b, p.path_a + p.path_b),
+    level=0.5,
 )
 COSINE = OverTraining(
     "Do both paths pull the same way?", "cosine of both paths", "Above zero they agree.", lambda p: p.cosine, level=0.0

@@ -15,20 +15,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import Found, Listing, Quantity, plain, signed
+from tiewise.core.found import NATS, Found, Listing, Quantity, plain, signed
 from tiewise.report import papers
 from tiewise.report.faces import ABREAST, rich_table, summary
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult
 
 DEMO = "demo corpus, not evidence for your model"
-NATS = "nats per token"
 SHORT = 16  # characters of a name within a heading
 CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 # of ALBERTs: what is judged right
 SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
 SHARES_NOTE = (
-    "Shares have 95 % intervals over seeds (Student’s t); of one seed, Wilson’s over its tokens or pairs. All seeds "
-    "are asked the same rows: nothing is said of others."
+    "Shares: 95 % intervals over seeds (Student’s t), or over one seed’s rows (Wilson’s). All seeds are asked the same."
 )
 
 
@@ -63,7 +61,7 @@ def surprised(comparison: Comparison) -> str:
     if e.why:
         return f"The atlas of earlier trainings has {e.verdict}: {e.why}."
     spread = f"tied − untied between {signed(e.low)} and {signed(e.high)} {NATS}, this run found {signed(e.found)}"
-    scored = f"Of its {e.settings} settings, {e.held} lie within such an interval when the others predict them."
+    scored = f"Of its {e.settings} settings, {e.held} lie within the interval that the others predict."
     return f"{e.verdict.capitalize()}: the atlas expected {spread}. {scored}"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tiewise.core.files import size, write_result
-from tiewise.core.found import NONE, Curve, Grid, Listing, count, plain, signed, visible
+from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
 from tiewise.report.comparison_curves import (
     AHEAD,
@@ -30,7 +30,6 @@ from tiewise.report.comparison_curves import (
 )
 from tiewise.report.comparison_found import (
     DEMO,
-    NATS,
     SHARES,
     SHARES_NOTE,
     beside_papers,
@@ -45,20 +44,17 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
 
 NOTE = (
-    "Mean over seeds ± standard deviation; differences paired by seed, with 95 % intervals (Student’s t). "
+    "± standard deviation over seeds; differences paired by seed, with 95 % intervals (Student’s t). "
     "nll: negative log likelihood of a token, in nats. Perplexity: exp of the mean validation nll. "
-    "Training memory: weights, gradients, moments in fp32."
+    "Memory: weights, gradients, moments in fp32."
 )
-BIGRAMS = "Last columns: direct-path logit of “right after left” less “left after right”; 0 for a table without a map."
-DIRECT_PATH = (
-    "Logit of the next token (column) by the current one's embedding (row), less what rows and columns share; "
-    "colours saturate on the diagonal."
-)
-MEMORY = "fp32 weights, gradients, two moments: 16 bytes a parameter."
+BIGRAMS = "Last columns: logit of “right after left” less “left after right”; 0 for a table without a map."
+DIRECT_PATH = "Logit of the next token (column) by the current one (row), less what rows and columns share."
+MEMORY = "16 bytes a parameter, all in fp32."
 JUDGED = {
-    MASKED: "Masked tokens whose right token had the largest logit.",
-    "sop": "Segments in a row, half of them swapped; the line is chance.",
-    "nsp": "Segments, half of them of two documents; the line is chance.",
+    MASKED: "Right: its logit is the largest.",
+    "sop": "Half of the pairs are swapped; the line is chance.",
+    "nsp": "Half of the pairs are of two documents; the line is chance.",
 }
 
 
@@ -75,7 +71,7 @@ def render(comparison: Comparison) -> str:
     """Return the page as text; sections that have nothing to show are left out of it."""
     seeds, arms, shares = len(comparison.seeds), ", ".join(comparison.arms), share_panels(comparison)
     unigram = next((run.unigram_nll for run in comparison.runs if run.unigram_nll is not None), None)
-    by_frequency = f"The same masked tokens have an nll of {plain(unigram)} by the training text’s frequencies alone."
+    by_frequency = f"Masked tokens’ nll: {plain(unigram)} by the training text’s frequencies alone."
     starts = [
         [arm, f"{r.init_std:g}", f"{r.learning_rate:g}", plain(r.predicted_initial_nll), plain(r.initial_nll)]
         for arm in comparison.arms
@@ -174,7 +170,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
         for q in every
         if q.name.startswith(f"{name} −")
     ]
-    caption = "Left of zero: the lower loss; bars: 95 % intervals over paired seeds."
+    caption = "Left of zero: the lower loss; bars: 95 % intervals."
     if (both := gaps(comparison)) is not None:
         # as the figure subtracts: the reference is what is taken away
         names, sign = ("untied − tied", -1) if comparison.reference == "tied" else ("tied − untied", 1)
@@ -206,9 +202,9 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
         Curve.through(
             f"Difference to {comparison.reference} by token frequency",
             ((bins.index(d.metric), difference(d)) for d in binned if d.arm == arm),
-            along="times the token occurs in the training text", unit=f"difference, {NATS}", of=arm, level=0.0,
+            along="occurrences in the training text", unit=f"difference, {NATS}", of=arm, level=0.0,
             ticks=tuple(name.removeprefix("frequency:") for name in bins),
-            why="Below zero: better at these tokens; one of twenty intervals excludes zero by chance.",
+            why="Below zero: better; one of twenty intervals excludes zero by chance.",
         )
         for arm in dict.fromkeys(d.arm for d in binned)
     ]  # fmt: skip

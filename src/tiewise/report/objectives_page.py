@@ -27,7 +27,7 @@ from tiewise.report.sheet import PageSection, Sheet
 from tiewise.training.results import MASKED, Comparison, Share
 
 JUDGED = {MASKED: "masked tokens right", "nsp": "pairs right as nsp", "sop": "pairs right as sop"}
-TOLD = "Told from chance: by both that interval and Wilson’s over the rows."
+TOLD = "Told from chance: by both intervals."
 NOTE = f"{SHARES_NOTE} {TOLD} The paper: {ALBERT}, Table 5, on other texts."
 
 

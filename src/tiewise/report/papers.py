@@ -73,7 +73,7 @@ def beside_figures(
     if unsure:
         named = ", ".join(f"{arm} {plain(r.value, 2)} ({text_of(r)})" for arm, r in unsure)
         said = [
-            f"Published for models of this size: {named}, by {sources}. Parts of that setting are "
+            f"Published at this size: {named}, by {sources}. Parts of that setting are "
             f"unknown (see the recipe {recipe}): this run is no repetition."
         ]
     elif not known:
@@ -82,8 +82,7 @@ def beside_figures(
         said = [f"Test perplexity per word, <eos> counted. Figures: {sources}."]
         if text is None:
             said.append(
-                f"This run was trained on another text ({words:,} words, vocabulary {vocab:,}): only differences of "
-                "arms compare."
+                f"Trained on another text ({words:,} words, vocabulary {vocab:,}): only differences of arms compare."
             )
     return said, table
 
@@ -140,8 +139,8 @@ def beside_table_4(nll: Mapping[str, Mapping[str, float]], pairs: Sequence[Diffe
     """Both orders, best first, and whether the directions agree; a row for each strategy."""
     theirs = (f"{name}: {', '.join(sorted(own, key=lambda kind: -own[kind]))}" for name, own in table_4().items())
     said = [
-        f"{ALBERT}, Table 4, orders what layers share by the average of five tasks after fine-tuning, best first: "
-        f"{'; '.join(theirs)}. Here by validation nll of masked tokens."
+        f"{ALBERT}, Table 4, by five tasks after fine-tuning, best first: "
+        f"{'; '.join(theirs)}. Here by nll of masked tokens."
     ]
     for boundary, of in nll.items():
         own, line = (

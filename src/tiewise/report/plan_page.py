@@ -126,7 +126,7 @@ def sharing_panels(plan: Plan) -> list[Panel]:
         return []
     totals = {kind: budget(a, a.boundary, SharingSpec(kind)).total for kind in KINDS}
     bars = {f"share {kind}": {"parameters": total} for kind, total in totals.items()}
-    why = "Every layer is still applied: the work stays the same."
+    why = "The work stays the same."
     panel = stacked(bars, "What sharing layers leaves", "unique parameters", count, why)
     panel.figure.update_traces(showlegend=False, text=list(map(count, totals.values())))
     return [panel]
@@ -134,7 +134,7 @@ def sharing_panels(plan: Plan) -> list[Panel]:
 
 def growth_panels(plan: Plan) -> list[Panel]:
     """Tables and whole plain decoders of the model's vocabulary and depth, by width."""
-    a, factored, here = plan.architecture, f"factored:{RANK}", "The dotted line is this model's width."
+    a, factored, here = plan.architecture, f"factored:{RANK}", "Dotted: this model's width."
     vocab, layers = a.ends.vocab, max(a.layers, 1)
 
     def at_widths(boundary: str, share: str = "none") -> list[Budget]:
@@ -152,12 +152,12 @@ def growth_panels(plan: Plan) -> list[Panel]:
 
     specs = ("untied", "tied", factored)
     tables = {spec: [b.tables + b.parameters.get("maps", 0) for b in at_widths(spec)] for spec in specs}
-    why = f"Plain tables grow as V·D; a factored one as k·V + 2·k·D, k = {RANK}, with maps at both ends."
+    why = f"Plain: V·D; factored, with maps at both ends: k·V + 2·k·D, k = {RANK}."
     panels = [panel(tables, f"Tables of {vocab:,} tokens by model width", "parameters of tables and maps", why)]
     if a.layers:
         whole = (("tied", "none"), (factored, "all"))
         models = {f"{spec}, share {share}": [b.total for b in at_widths(spec, share)] for spec, share in whole}
-        why = "Plain decoders of this vocabulary: 12·D² per layer, in all where one is shared."
+        why = "12·D² per layer, or in all where one is shared."
         panels.append(panel(models, f"Whole models of {layers} layers by width", "unique parameters", why))
     return panels
 
@@ -171,7 +171,7 @@ def preset_panel() -> Panel:
         parts = read({**kind, **sizes}).parameters()
         ends = parts["input_table"] + parts.get("maps", 0)
         found[name] = {"body": sum(parts.values()) - ends, "table and map": ends}
-    why = "Encoders with their pooler, counted from their sizes."
+    why = "With their pooler, counted from their sizes."
     return stacked(found, "BERT and ALBERT as published", "unique parameters", count, why, first="body")
 
 
@@ -203,6 +203,6 @@ def score_panel() -> Panel:
     ]
     return Panel(
         finish(figure, "Quality and parameters in the ALBERT paper", "score"),
-        "As arXiv:1909.11942 prints them; scores average SQuAD, MNLI, SST-2 and RACE. Up and left: more per parameter.",
+        "arXiv:1909.11942; scores average SQuAD, MNLI, SST-2, RACE. Up and left: more per parameter.",
         Listing("", ["model", "choice", "parameters", "score", "points per million", "source"], rows),
     )

@@ -18,22 +18,21 @@ from rich.text import Text
 
 from tiewise.atlas.study import Study, SweepRow
 from tiewise.core.files import write_result
-from tiewise.core.found import Curve, Grid, Listing, Quantity, count, plain, signed
+from tiewise.core.found import NATS, Curve, Grid, Listing, Quantity, count, plain, signed
 from tiewise.planning.surface import Surface, fit, leave_one_out, scored
-from tiewise.report.comparison_found import DEMO, NATS, difference
+from tiewise.report.comparison_found import DEMO, difference
 from tiewise.report.faces import rich_table
 from tiewise.report.figures import heat, lines, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet
 
 PAGE = "report.html"
 NOTE = (
-    "Arm minus reference in nats per token, paired by seed, with 95 % intervals (Student’s t): below zero the arm is "
-    "better. Better, worse: p < 0.05 on held-out text with Holm’s correction over all rows. Could show: the smallest "
-    "difference that so many seeds find in 80 of 100 cases."
+    "Arm minus reference in nats per token, paired by seed, ± 95 % (Student’s t): below zero the arm is better. "
+    "Sign: p < 0.05 by Holm over all rows. Could show: what so many seeds find in 80 of 100 cases."
 )
-MAP = f"Blue: better than the reference; orange: worse; no colour: no difference detected. In {NATS}."
-BANDS = "Bands: 95 % intervals over seeds. Below zero the arm is better."
-FITTED = "Crossed: the prediction’s 95 % interval holds zero, or the settings do not enclose it: no evidence."
+MAP = f"Blue: better; orange: worse; no colour: no difference detected. In {NATS}."
+BANDS = "Below zero the arm is better; bands: 95 % intervals."
+FITTED = "Crossed: no evidence; the interval holds zero, or no settings enclose it."
 TEXT_AXES = ("train_tokens", "steps")
 WORDS = {-1: "better", 0: "–", 1: "worse"}
 FINE = 13  # predictions along an axis

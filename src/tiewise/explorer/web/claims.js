@@ -1,5 +1,5 @@
 // What a config claims of its vocabulary's ends: checkpoint/claims.py, on the table that Python gives the page
-// (known_facts.py).
+// (page.py).
 
 export const FLAG = "tie_word_embeddings";
 

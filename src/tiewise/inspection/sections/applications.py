@@ -29,7 +29,7 @@ from torch.utils.data import default_collate
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import mean_interval
 from tiewise.core.files import size
-from tiewise.core.found import Curve, Found, Quantity
+from tiewise.core.found import NATS, Curve, Found, Quantity
 from tiewise.core.frequency import token_counts
 from tiewise.core.long_work import progress
 from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
@@ -41,7 +41,6 @@ from tiewise.internals.stack import AppliedStack, LayerCall, Repeat, find_stack,
 
 MOST = 24
 TRAINING = 16  # bytes of fp32 training by parameter: weight, gradient, AdamW's two moments
-NATS = "nats per token"
 Values = NDArray[np.float64]
 
 

@@ -14,12 +14,11 @@ from tiewise.analysis.path_matrix import find_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
-from tiewise.core.found import NONE, Found, Listing, Quantity, Stack, count, visible
+from tiewise.core.found import NATS, NONE, Found, Listing, Quantity, Stack, count, visible
 from tiewise.core.long_work import doing, progress
 from tiewise.inspection.bench import Bench, Subject, section
 
 LEAST = 1000  # tokens of a text
-NATS = "nats per token"
 PARTS = "Frequent tokens, the rest as one. Symmetric logits pay irreversibility, W Wᵀ definiteness too, its width rank."
 PAYS = "a symmetric one pays, tied or not"
 Fitted = dict[tuple[int, int, bytes], Split]  # width, seed, the text in states → its split
@@ -86,16 +85,15 @@ def bigrams_of(
         progress("fitted paths", 1, 1)
     parts, own_reduced = fitted[key], frequent_loss(path, chain, kept, reduced, seed)
     unigram = float(-(chain.tokens / chain.pairs * np.log(np.maximum(chain.tokens, 1) / chain.pairs)).sum())
-    further = {
-        "entropy behind a known token": (chain.entropy, "too low where pairs are rare"),
-        "frequent tokens: entropy": (parts.entropy, ""),
-        "frequent tokens: irreversibility": (parts.irreversibility, "as counted"),
-        "frequent tokens: definiteness": (parts.definiteness, "of W Wᵀ at full width"),
-        "frequent tokens: rank, tied": (parts.tied_rank, f"of width {width}"),
-        "frequent tokens: rank, untied": (parts.untied_rank, ""),
-        "frequent tokens: best tied path": (parts.tied, ""),
-        "frequent tokens: best untied path": (parts.untied, ""),
-        "frequent tokens: own path": (own_reduced, ""),
+    of_frequent = {
+        "entropy": (parts.entropy, ""),
+        "irreversibility": (parts.irreversibility, "as counted"),
+        "definiteness": (parts.definiteness, "of W Wᵀ at full width"),
+        "rank, tied": (parts.tied_rank, f"of width {width}"),
+        "rank, untied": (parts.untied_rank, ""),
+        "best tied path": (parts.tied, ""),
+        "best untied path": (parts.untied, ""),
+        "own path": (own_reduced, ""),
     }
     bars = {  # from the entropy up
         f"best untied, width {width}": {"rank": parts.untied_rank},
@@ -135,7 +133,14 @@ def bigrams_of(
             ),
             Quantity.of_estimate("own direct path pays", own, unit=NATS),
             Quantity("a bias alone pays", unigram, unit=NATS),
-            *(Quantity(name, value, unit=NATS, main=False, why=why) for name, (value, why) in further.items()),
+            Quantity(
+                "entropy behind a known token", chain.entropy, unit=NATS, main=False,
+                why="too low where pairs are rare",
+            ),
+            *(
+                Quantity(f"frequent tokens: {name}", value, unit=NATS, main=False, why=why)
+                for name, (value, why) in of_frequent.items()
+            ),
             *follows,
         ),
         stacks=tuple(stacks),

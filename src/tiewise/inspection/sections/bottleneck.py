@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tiewise.core.errors import DataError
+from tiewise.core.errors import no_numbers
 from tiewise.core.estimates import mean_interval, ratio
 from tiewise.core.found import Found, Quantity
 from tiewise.core.frequency import BINS, bin_of, token_counts
@@ -92,7 +92,7 @@ def _basis(table: Tensor) -> Tensor:
     zero = torch.zeros((), dtype=torch.float64)
     gram = sum((part.T @ part for part in map(Tensor.double, table.split(_ROWS))), zero)
     if not torch.isfinite(gram).all():
-        raise DataError("a head that holds values that are no numbers", "`tiewise check --deep` names the rows")
+        raise no_numbers("a head")
     values, vectors = torch.linalg.eigh(gram)
     # a singular value is none below E·ε of the largest, or where the Gram matrix itself is rounding
     least = max((len(values) * torch.finfo(table.dtype).eps) ** 2, len(values) * torch.finfo(torch.float64).eps)

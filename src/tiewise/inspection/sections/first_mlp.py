@@ -27,7 +27,7 @@ from tiewise.analysis.path_matrix import find_pairs, sampled, sampled_asymmetry,
 from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError
-from tiewise.core.found import NONE, Found, Grid, Listing, Quantity, count, plain
+from tiewise.core.found import NATS, NONE, Found, Grid, Listing, Quantity, count, plain
 from tiewise.core.long_work import doing
 from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
@@ -95,7 +95,7 @@ def first_mlp_of(
             with doing("loss on the text", one.output.rows):
                 loss = path_loss(one, chain, seed=seed)
             what = f"loss on the text's pairs, {name}"
-            quantities += [Quantity.of_estimate(what, loss, unit="nats per token", main=False), *of_path]
+            quantities += [Quantity.of_estimate(what, loss, unit=NATS, main=False), *of_path]
     orders = {name: word_orders(one, words, pairs) for name, one in paths.items()}
     figure = "Requested pairs: logits"
     for name, of in orders.items():

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from tiewise.analysis.token_texts import read_as
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, no_numbers
 from tiewise.core.estimates import mean_interval, ratio
-from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, count, plain, visible
+from tiewise.core.found import NATS, ONE, Curve, Found, Listing, Quantity, count, plain, visible
 from tiewise.core.frequency import BINS, bin_of, token_counts
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
@@ -121,8 +121,7 @@ def gradients_of(
             del found
             progress("gradients", min(done * batch, len(windows)), len(windows))
         if not (a.isfinite().all() and b.isfinite().all()):
-            what = f"{opened.folder.path}: gradients that are no numbers"
-            raise DataError(what, "`tiewise check --deep` names rows of such")
+            raise no_numbers(f"{opened.folder.path}: the gradient")
         update = row_sums(*moments.step(), one)
     gradient, seen = row_sums(a, b, one), token_counts(windows.reshape(-1), max(len(a), len(b)))
     reached = torch.nonzero(torch.linalg.vector_norm(a, dim=1)).reshape(-1)  # the text's tokens, a mask or first one
@@ -191,12 +190,12 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
         yield mean(
             "cosine of the two paths per batch", (x.cosine for x in splits), "cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
-            why="above zero a step for one helps the other; below, as at rest, they oppose",
+            why="above zero they help each other; below, as at rest, they oppose",
         )  # fmt: skip
     yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
     yield mean("norm of the lookup path per batch", (x.a for x in splits), "norm", main=False)
     yield mean("norm of the head path per batch", (x.b for x in splits), "norm", main=False)
-    yield aside("loss", found.nll, "nats per token", n=found.predicted)
+    yield aside("loss", found.nll, NATS, n=found.predicted)
     for where, split, null in ((WHOLE, found.gradient.split(), found.null), (ADAM, step, ())):
         if math.isfinite(split.cosine):
             why = "permuted: other tokens' lookup path" if null else "Adam divides by the size of the sum"
@@ -206,7 +205,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
         for name, value in (("norms", split.share_b), ("squares", split.energy_b), ("L1 norms", split.share_b_l1)):
             yield aside(f"{SHARE} of {name}, {where}", value)
     # the convention of arXiv:2603.26663: the lookup's norm is one of positions, the head's one of the table
-    (l2, l1), why = zip(*found.looked_up, strict=True), "not of one thing; for published figures"
+    (l2, l1), why = zip(*found.looked_up, strict=True), "for published figures"
     for name, unit, values in (
         (SHARE, "%", [ratio(x.b, by_row + x.b) for x, by_row in zip(splits, l2, strict=True)]),
         (f"{SHARE} of L1 norms", "%", [ratio(x.b_l1, by_row + x.b_l1) for x, by_row in zip(splits, l1, strict=True)]),

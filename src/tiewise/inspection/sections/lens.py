@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.estimates import Estimate, mean_interval
-from tiewise.core.found import NONE, Curve, Found, Listing, Quantity, plain
+from tiewise.core.found import NATS, NONE, Curve, Found, Listing, Quantity, plain
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
@@ -261,10 +261,10 @@ def _read(
 
 def _quantities(first: LensPlace, nll: Estimate, chances: Sequence[Estimate]) -> Iterator[Quantity]:
     for name, read in (("tuned lens, before any layer", first.tuned), ("logit lens there", first.logit)):
-        why = f"{plain(read.kl.value / math.log(2), 2)} bits; beside it: the model's mean distribution"
+        why = f"{plain(read.kl.value / math.log(2), 2)} bits"
         yield Quantity.of_estimate(name, read.kl, unit=KL, chance=chances[-1].value, why=why)
         yield Quantity.of_estimate(f"same first choice, {name}", read.agreement, unit="%", main=False)
-    yield Quantity.of_estimate("the model's own nll", nll, unit="nats per token", main=False)
+    yield Quantity.of_estimate("the model's own nll", nll, unit=NATS, main=False)
     for name, chance in zip((UNIFORM, UNIGRAM, CONSTANT), chances, strict=True):
         yield Quantity.of_estimate(name, chance, unit=KL, main=False, why="the same everywhere: what no lens gives")
 
@@ -276,12 +276,12 @@ def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int
             "How far is each layer from the final distribution?", enumerate(read.kl for read in reads),
             which=which, along=APPLIED, unit=KL, log=True,
             level=constant.value, level_name="the model's mean distribution",
-            why="Held out. Above the dotted line: further off than one distribution for all.",
+            why="Held out; dotted: one distribution for all.",
         )  # fmt: skip
     for which, reads in both.items():
         yield Curve.through(
             "Does a layer already name the model's first choice?", enumerate(read.agreement for read in reads),
-            which=which, along=APPLIED, unit="share of positions", why="Held out: both name the same token first.",
+            which=which, along=APPLIED, unit="share of positions", why="Held out.",
         )  # fmt: skip
     for depth in range(0, len(places), max(1, (len(places) - 1) // 2)):  # the first, one in the middle, the last
         yield Curve(

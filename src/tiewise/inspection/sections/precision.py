@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import Found, Listing, Quantity
+from tiewise.core.found import NATS, Found, Listing, Quantity
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
@@ -26,7 +26,6 @@ from tiewise.internals.two_paths import TextLoss, parted
 
 BLOCK = 32  # values of Q4_0 that share a scale
 LOOKUP, HEAD, BOTH = "lookup", "head", "both"
-UNIT = "nats per token"
 FIGURE = "KL of the output once an end is rounded"
 Choice = tuple[str, int]  # what is rounded, and to how many bits
 _AT_ONCE = 1 << 22  # values of a table that are rounded at once
@@ -113,15 +112,15 @@ def found_of(measured: Mapping[Choice, Tensor], tied: bool) -> Found:
     for (end, bits), values in measured.items():
         name, (kl, loss) = f"{end}, {bits} bits", map(mean_interval, values.numpy())
         why = "KL(model ‖ rounded)"
-        moved = Quantity.of_estimate(name, kl, unit=UNIT, main=end != BOTH, figure=FIGURE, why=why)
-        more = Quantity.of_estimate(f"loss more, {name}", loss, unit=UNIT, chance=0.0, main=False)
+        moved = Quantity.of_estimate(name, kl, unit=NATS, main=end != BOTH, figure=FIGURE, why=why)
+        more = Quantity.of_estimate(f"loss more, {name}", loss, unit=NATS, chance=0.0, main=False)
         quantities += [moved, more]
         rows[end] += [str(moved), str(more)]
     header = ["rounded", *(f"{what}, {bits} bits" for bits in ROUNDED for what in ("KL", "loss more"))]
     return Found(
         answer=f"{better}: at {least} bits the lookup's KL is {lookup.mean():.2g} nats, the head's {head.mean():.2g}",
         quantities=tuple(quantities),
-        listings=(Listing("Output and loss, nats per token", header, tuple(rows.values())),),
+        listings=(Listing(f"Output and loss, {NATS}", header, tuple(rows.values())),),
         notes=(
             "8 bits: int8, a scale per row; 4 bits: GGUF's Q4_0, one per 32 values",
             *(["only both rounded stay tied: one alone needs a second table"] * tied),

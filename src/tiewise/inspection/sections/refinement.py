@@ -56,9 +56,9 @@ PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, ho
     ("Change per application", "relative change", True, "change", "Relative to the state before."),
     ("Cosine of output and input", "cosine", False, "cosine", "Figure 1 of Lan et al. 2020."),
     ("Does a layer go on or turn back?", "cosine of successive changes", False, "turn",
-     "Above 0: where the last one was heading."),
+     "Above 0: it goes on."),
     ("Change if the same layer is applied again", "relative change", True, "again",
-     "On its own output; small: its work was done."),
+     "Small: its work was done."),
 )  # fmt: skip
 
 
@@ -268,7 +268,7 @@ def _answer(found: Trajectory, further: int) -> str:
             end = f"alternates between two states in {alternating.sum()} of {resting.size} windows"
         what = "a layer" if block.period == 1 else f"a block of {block.period} layers"
         said.append(f"{what} is applied {block.times} times and {end}")
-    return "; ".join(said) or "each layer is applied once: there is no fixed point to look for"
+    return "; ".join(said) or "each layer is applied once: none is repeated"
 
 
 def _quantities(found: Trajectory, which: str) -> Iterator[Quantity]:
@@ -307,7 +307,7 @@ def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
 
 def _alike(found: Trajectory, which: str) -> Grid:
     states, values = tuple(str(i) for i in range(len(found.alike))), tuple(map(tuple, found.alike.tolist()))
-    why = "Cosine of the states; in a square of one colour little changes."
+    why = "In a square of one colour little changes."
     name = f"How alike the states are{which and f', {which}'}"
     return Grid(name, states, states, values, axes=("applications",) * 2, why=why)
 

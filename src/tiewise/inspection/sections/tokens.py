@@ -16,7 +16,7 @@ from tiewise.analysis.token_texts import Groups, Texts, by_frequency, by_script,
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, Z, mean_interval
-from tiewise.core.found import NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
+from tiewise.core.found import NATS, NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
 from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import doing
 from tiewise.inspection.bench import Bench, Subject, section
@@ -113,13 +113,13 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         xy = plane(table, sums, sample, beside)
         beside = xy if beside is None else beside
         first, second = (*sums.shares[:2], 0.0)[:2]
-        many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half the text's most frequent,")
+        many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half the text's most frequent")
         points.append(Points(
             f"Rows in two dimensions: {name}", tuple((float(x), float(y)) for x, y in xy), labels,
             (0,) * len(labels) if often is None else tuple(map(int, bin_of(often))),
             ("tokens",) if often is None else BINS, _worth_naming(beside, labels, often),
             (f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"),
-            why=f"{many} along the directions of largest variance.",
+            why=f"{many}.",
         ))  # fmt: skip
     quantities += _apart(by_count)
     sides = Found("")
@@ -217,7 +217,7 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
     `groups` are {"frequency": …, "script": …}. Means over a group count each token that the text has once; a group of
     fewer than two such tokens is left out.
     """
-    unit = "nats per token"
+    unit = NATS
     quantities = [
         Quantity.of_estimate(
             "left and right contexts differ by", mean_interval(found.by_part), chance=0.0, unit=unit, main=False,
@@ -254,7 +254,7 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
                 f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
                 along="times the text has the token" if kind == "frequency" else "script of the token",
                 ticks=tuple(row[0] for row in rows), level=math.log(2), level_name="no common neighbour",
-                why="0: both sides alike. Counts give too much, guesses too little; tossed: what alike sides give.",
+                why="Counts give too much, guesses too little; tossed: what alike sides give.",
             ))  # fmt: skip
     excess = np.where(found.counts >= NOTABLE_FROM, excess, -np.inf)
     ids = [row for row in np.argsort(-excess, kind="stable")[:NOTABLE].tolist() if np.isfinite(excess[row])]
