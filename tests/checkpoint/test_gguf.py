@@ -1,5 +1,6 @@
 """GGUF headers by hand-made bytes, hostile ones, and the two rules on what a file keeps of the boundary."""
 
+import importlib.util
 import random
 import struct
 import tracemalloc
@@ -221,3 +222,42 @@ def test_without_reading(tmp_path):
     assert (found.rule, found.severity, found.where) == ("B070", "warning", OUT)
     assert "not compared" in found.evidence
     assert findings(tmp_path, model(V, D, table=RAW, head=RAW), scan=False) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
+@pytest.mark.parametrize(
+    ("source", "head", "kind", "said"),
+    [
+        (TIED, None, "F32", []),
+        (UNTIED, None, "F32", ["B070"]),  # the head that was trained on its own is gone
+        (UNTIED, "other", "F32", []),
+        (TIED, "equal", "F32", ["B071"]),
+        (TIED, None, "Q8_0", []),
+    ],
+)
+def test_files_of_the_formats_own_writer(source, head, kind, said, tmp_path):
+    """gguf's GGUFWriter writes, and its GGUFReader says what we should have read."""
+    import gguf as own
+
+    quant = own.GGMLQuantizationType[kind]
+    tables = {"token_embd.weight": table(V, D)} | (
+        {"output.weight": table(V, D, 1 + (head == "other"))} if head else {}
+    )
+    if head == "equal":
+        tables["output.weight"] = table(V, D)
+    path = tmp_path / "m.gguf"
+    writer = own.GGUFWriter(path, "llama")
+    writer.add_token_list([f"t{i}" for i in range(V)])
+    for name, values in tables.items():
+        writer.add_tensor(name, own.quantize(values, quant), raw_dtype=quant)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found, truth = open_gguf(path), own.GGUFReader(path)
+    assert found.tokens == len(truth.get_field("tokenizer.ggml.tokens").data) == V
+    assert {name: (t.dtype, t.shape, t.nbytes) for name, t in found.tensors.items()} == {
+        t.name: (t.tensor_type.name, tuple(t.shape[::-1]), t.n_bytes) for t in truth.tensors
+    }
+    assert [one.rule for one in findings(tmp_path, path.read_bytes(), source)] == said

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tiewise.boundary.sharded_tables import spread, tables_of_units
 from tiewise.core.errors import InstallError
@@ -237,6 +237,14 @@ class Journal:
         while self._steps:
             step, *arguments = self._steps.pop()
             step(*arguments)
+
+
+def ordinary_ids(model: Any, rows: int, shape: tuple[int, int], source: torch.Generator) -> Tensor:
+    """Draw token ids [*shape] of so many rows, the special ones left out."""
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    special = {v for k, v in config.to_dict().items() if k.endswith("token_id") and isinstance(v, int)}
+    ordinary = torch.tensor([i for i in range(min(rows, 4096)) if i not in special] or [0])
+    return ordinary[torch.randint(len(ordinary), shape, generator=source)]
 
 
 def untraced(model: Any, batch: dict[str, Any], *, training: bool = False) -> Any:

@@ -35,7 +35,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaske
 from tiewise.boundary.boundary import dense_output
 from tiewise.boundary.deferred import Counts
 from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, computed
-from tiewise.boundary.locate import SEED, Journal, untraced
+from tiewise.boundary.locate import SEED, Journal, ordinary_ids, untraced
 from tiewise.boundary.sharded_tables import ASIDE, narrowed
 from tiewise.core.errors import InstallError, TiewiseError
 
@@ -102,16 +102,12 @@ def random_batch(model: Any, link: Link) -> Batch:
         raise InstallError(f"{type(model).__name__}.forward takes no labels", fix)
     source = torch.Generator().manual_seed(SEED)
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    special = {v for k, v in config.to_dict().items() if k.endswith("token_id") and isinstance(v, int)}
-
-    def draw(rows: int) -> Tensor:
-        ordinary = torch.tensor([i for i in range(min(rows, 4096)) if i not in special] or [0])
-        return ordinary[torch.randint(len(ordinary), (_ROWS, _LENGTH), generator=source)].to(link.head.weight.device)
-
     rows_in = min(lookup.weight.shape[0] for lookup in link.lookups)
     rows_out = link.head.weight.shape[0]
     predicted = getattr(config, "output_vocab_size", None) or rows_out  # fewer where one table serves two vocabularies
-    return {"input_ids": draw(rows_in), "labels": draw(min(predicted, rows_out))}
+    read = ordinary_ids(model, rows_in, (_ROWS, _LENGTH), source)
+    labels = ordinary_ids(model, min(predicted, rows_out), (_ROWS, _LENGTH), source)
+    return {"input_ids": read.to(link.head.weight.device), "labels": labels.to(link.head.weight.device)}
 
 
 def run(model: Any, batch: Batch, *, training: bool = False) -> tuple[Tensor, Any]:

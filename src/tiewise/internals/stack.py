@@ -29,13 +29,14 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.link import computed
+from tiewise.boundary.locate import SEED, ordinary_ids
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import UnsupportedError
 from tiewise.internals.loaded import Opened
 
 LOGITS = 2**24  # of states that are read, held at once
 TOLERANCE = 1e-5  # of the largest logit, in fp32
-_SEED, _ROWS, _LENGTH = 20240229, 2, 7
+_ROWS, _LENGTH = 2, 7
 _FIX = "this measure needs one stack of layers between a table of tokens and a token head"
 
 
@@ -89,12 +90,8 @@ def find_stack(opened: Opened) -> AppliedStack:
     model, kind = opened.model, type(opened.model).__name__
     if model.config.is_encoder_decoder:
         raise UnsupportedError(f"{kind} has an encoder and a decoder, which read different texts", _FIX)
-    # random ids without a special meaning
-    config = model.config.get_text_config().to_dict()
-    special = {value for key, value in config.items() if key.endswith("token_id") and isinstance(value, int)}
-    ordinary = torch.tensor([i for i in range(min(opened.vocab, 4096)) if i not in special] or [0])
-    drawn = torch.randint(len(ordinary), (_ROWS, _LENGTH), generator=torch.Generator().manual_seed(_SEED))
-    ids = ordinary[drawn].to(opened.ends.source.weight.device)
+    ids = ordinary_ids(model, opened.vocab, (_ROWS, _LENGTH), torch.Generator().manual_seed(SEED))
+    ids = ids.to(opened.ends.source.weight.device)
     # every member of every list of modules, as they are called
     listed = {
         f"{name}.{i}" if name else str(i): member

@@ -109,7 +109,7 @@ def cut(rank: Record) -> str:
 def layout_taken(record: Record) -> list[str]:
     """Say which layout of the first choice is taken, and which of FSDP's two sends fewer bytes for its tables."""
     of = {rank["layout"]: rank for rank in record["choices"][0]["ranks"]} if record["choices"] else {}
-    if len(of) < 2:
+    if len(of) < 2 or record["setting"]["world"]["size"] == 1:
         return []
     world, taken = record["setting"]["world"]["size"], next(rank for rank in of.values() if rank["taken"])
     found = [f"`tiewise train` on {world} processes takes {cut(taken)}"]

@@ -46,7 +46,8 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """
     if (out / FILE).is_file():
         if not overwrite:
-            raise RunError(f"{out} holds a run already", "add --resume to finish it, --overwrite to replace it")
+            fix = "choose another --out, or add --resume to finish it, --overwrite to replace it"
+            raise RunError(f"{out} holds a run already", fix)
         Settings.load(out / FILE).checked()  # says what is there to be replaced
         _require_idle(out)
     elif out.exists() and any(path.name not in (_STAGE, LOCK, TOKEN) for path in out.iterdir()):
