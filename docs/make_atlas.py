@@ -31,10 +31,12 @@ AXES = {
     "start-and-rate": ["init", "learning_rate"],
     "causes": ["text", "layers"],
     "scripts": ["text"],
+    "languages": ["text"],
     "size-text-matched": ["width", "train_tokens"],
     "three-way": ["train_tokens", "arm"],
     "recurrent": ["tokens", "arm"],
 }
+LANGUAGES = {"fortunes": "English", "de": "German", "ru": "Russian"}
 Row = dict[str, str]
 
 
@@ -64,6 +66,8 @@ def studies() -> dict[str, list[Row]]:
 def said(row: Row, axis: str) -> str:
     """What a row has on an axis, as a table says it."""
     value = row[axis].removeprefix("synthetic:").removeprefix("bpe:")
+    if value.startswith("/"):  # files of sayings, of each language in its folder
+        return " and ".join(dict.fromkeys(LANGUAGES[Path(name).parent.name] for name in value.split()))
     return count(int(value)) if value.isdecimal() else value.replace("=", " ") if axis == "text" else value
 
 

@@ -259,18 +259,36 @@ SERVED = [
     ({}, {}, {}, None),
     (on_head(), {}, {}, None),
     (on_head(), {}, {"config": {"model_type": "gemma2"}}, "llama.cpp's converter stops at lm_head"),
-    (rows(E), {}, {}, "llama.cpp's converter stops at model.embed_tokens.trainable_tokens_delta"),
+    (
+        rows(E),
+        {},
+        {},
+        "vLLM stops at model.embed_tokens.trainable_tokens_delta; "
+        "SGLang passes by model.embed_tokens.trainable_tokens_delta without a word; "
+        "llama.cpp's converter stops at model.embed_tokens.trainable_tokens_delta",
+    ),
     (
         {f"{E}.weight": table()},
         {"modules_to_save": ["embed_tokens"]},
         {},
-        "vLLM stops at modules_to_save (embed_tokens); llama.cpp's converter at model.embed_tokens.weight",
+        "vLLM stops at modules_to_save (embed_tokens); SGLang passes by model.embed_tokens.weight without a word; "
+        "llama.cpp's converter stops at model.embed_tokens.weight",
     ),
+    (
+        {f"{E}.weight": table()},
+        {"modules_to_save": ["embed_tokens"], "target_modules": "all-linear"},
+        {},
+        "vLLM stops at modules_to_save (embed_tokens); llama.cpp's converter stops at model.embed_tokens.weight",
+    ),
+    ({}, {"modules_to_save": ["score"]}, {}, None),
+    ({}, {"target_modules": ".*_proj"}, {}, "SGLang stops at target_modules, a pattern"),
+    ({}, {"lora_bias": True}, {}, "vLLM stops at lora_bias"),
     (
         on_head() | DORA,
         {"use_dora": True},
         {},
-        "vLLM stops at use_dora; llama.cpp's converter at lm_head.lora_magnitude_vector",
+        "vLLM stops at use_dora; SGLang stops at use_dora; "
+        "llama.cpp's converter stops at lm_head.lora_magnitude_vector",
     ),
 ]
 

@@ -170,21 +170,41 @@ STOPS = ("weight", "bias", "lora_B.bias", "lora_magnitude_vector", DELTA)
 
 @rule("B064", "info", "engines that serve adapters serve this one", kind="adapter")
 def adapter_engines(facts: AdapterFacts) -> Told:
-    """Engines keep an adapter apart from its base, and know sums of two factors alone. vLLM's PEFTHelper stops where
-    modules_to_save names anything and where use_dora is set. llama.cpp's convert_lora_to_gguf.py stops at every tensor
-    that is no factor: whole tables, trained rows of new tokens, lengths of DoRA. For families whose head its converter
-    passes by (Gemma, Gemma 2) it stops at factors of the head too. Read, not run; of SGLang nothing was read.
+    """Engines keep an adapter apart from its base, and know sums of two factors alone. vLLM refuses a whole table
+    (modules_to_save), trained rows of new tokens, use_dora and lora_bias. SGLang refuses use_dora and target_modules
+    that is a pattern; tables and trained rows of an end that target_modules does not name it passes by without a word,
+    and serves the base's. llama.cpp's convert_lora_to_gguf.py stops at every tensor that is no factor: whole tables,
+    trained rows, lengths of DoRA. For families whose head its converter passes by (Gemma, Gemma 2) it stops at factors
+    of the head too. Read, not run.
     What to do: tiewise merge makes a plain checkpoint of base and adapter, which every engine serves.
-    Sources: vllm#48934; vllm lora/peft_helper.py (0214369); llama.cpp convert_lora_to_gguf.py (0b03ada)
+    Sources: vllm#48934; vllm 0.33.0 lora/peft_helper.py, lora/utils.py:231; sglang 0.5.23 srt/lora/lora_manager.py:349,
+    lora.py:173, utils.py:290; llama.cpp convert_lora_to_gguf.py (0b03ada)
     """
-    saved, stops = facts.listed("modules_to_save"), list[str]()
-    if saved or facts.config.get("use_dora") is True:
-        stops.append(f"vLLM stops at {f'modules_to_save ({names(saved)})' if saved else 'use_dora'}")
-    whole = [f"{m}.{part}" for m, parts in facts.parts.items() for part in parts if part in STOPS]
+    wanted, stops = facts.config.get("target_modules"), list[str]()
+    parts = [(m, part) for m, found in facts.parts.items() for part in found]
+    asked = {name.rpartition(".")[2] for name in facts.listed("target_modules")}
+    lost = [
+        f"{m}.{part}"
+        for m, part in parts
+        if part in ("weight", DELTA)
+        and (end := m.rpartition(".")[2]) in ("embed_tokens", "lm_head")
+        and end not in asked
+    ]
+    flags = [flag for flag in ("use_dora", "lora_bias") if facts.config.get(flag) is True]
+    if saved := [m for m in facts.listed("modules_to_save") if m not in ("classifier", "score")]:
+        stops.append(f"vLLM stops at modules_to_save ({names(saved)})")
+    elif flags or (rows := [f"{m}.{part}" for m, part in parts if part == DELTA]):
+        stops.append(f"vLLM stops at {flags[0] if flags else names(rows)}")
+    pattern = isinstance(wanted, str) and wanted not in ("all", "all-linear")
+    if "use_dora" in flags or pattern:
+        stops.append(f"SGLang stops at {'use_dora' if 'use_dora' in flags else 'target_modules, a pattern'}")
+    elif lost and not isinstance(wanted, str):  # under all-linear they are kept; what then becomes of them was not read
+        stops.append(f"SGLang passes by {names(lost)} without a word")
     kind = None if facts.base is None else family_type(facts.base.config)
+    whole = [f"{m}.{part}" for m, part in parts if part in STOPS]
     if whole or (facts.output is not None and kind in ("gemma", "gemma2")):
         end = names(whole) if whole or facts.output is None else short(facts.output.module)
-        stops.append(f"llama.cpp's converter{' stops' if not stops else ''} at {end}")
+        stops.append(f"llama.cpp's converter stops at {end}")
     if stops:
         base = "BASE" if facts.base is None else shlex.quote(str(facts.base.path))
         fix = f"tiewise merge {shlex.quote(str(facts.path))} --base {base} --to NEW_DIR"
