@@ -28,7 +28,7 @@ from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited
 from tiewise.rewrite.merge import Merged
 
-SAME = Moved(0.0, 0.0, "nothing: the base and the rows that are kept are the copies again, bit for bit")
+SAME = Moved(0.0, 0.0, "every row, bit for bit: the base and the rows that are kept are the copies again")
 
 
 @verb
