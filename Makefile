@@ -47,6 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	-$(BIN)/python -m pip install -q -c constraints.txt 'mlx-lm[cpu]'  # where it has no wheel, the tests that run it skip
 	-$(BIN)/tiewise kernels build  # without a compiler or AVX-512 the portable path computes the same
 	touch $@
 
