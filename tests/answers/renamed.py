@@ -10,7 +10,7 @@ RENAMED: list[tuple[str, str | None, str]] = [
         "alignment after the best rotation could favour neither side: it is no evidence and stays in its section",
     ),
     (
-        r"/sections/\w+/found/[^/]*/(answer|curves/\d+/why)$",
+        r"/sections/\w+/found/[^/]*/(answer|(curves|points)/\d+/why)$",
         None,
         "answers and captions are words, which may be put better any day; a short one was taken for a name",
     ),

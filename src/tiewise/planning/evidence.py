@@ -37,6 +37,7 @@ SIZES = {  # a row's column → what it is called
 # settings that sizes are made of, or that change no model; every other one must be the default
 FREE = {"arms", "seeds", "text", "split", "tokenizer", "train_tokens", "width", "layers", "heads"}
 FREE |= {"steps", "minutes", "measured", "out"}
+MADE = "synthetic"  # how the name of a made language begins, which says nothing of people's
 TEXT = "builtin"  # on other texts one size alone was trained: what differs there need not be the sizes
 SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → what makes the row tied − untied
 SLACK = math.log(1.05)  # sizes as near as this are alike: no two texts have equally many tokens
