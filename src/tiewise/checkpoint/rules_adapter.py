@@ -180,31 +180,27 @@ def adapter_engines(facts: AdapterFacts) -> Told:
     Sources: vllm#48934; vllm 0.33.0 lora/peft_helper.py, lora/utils.py:231; sglang 0.5.23 srt/lora/lora_manager.py:349,
     lora.py:173, utils.py:290; llama.cpp convert_lora_to_gguf.py (0b03ada)
     """
-    wanted, stops = facts.config.get("target_modules"), list[str]()
-    parts = [(m, part) for m, found in facts.parts.items() for part in found]
-    asked = {name.rpartition(".")[2] for name in facts.listed("target_modules")}
-    lost = [
-        f"{m}.{part}"
-        for m, part in parts
-        if part in ("weight", DELTA)
-        and (end := m.rpartition(".")[2]) in ("embed_tokens", "lm_head")
-        and end not in asked
-    ]
-    flags = [flag for flag in ("use_dora", "lora_bias") if facts.config.get(flag) is True]
-    if saved := [m for m in facts.listed("modules_to_save") if m not in ("classifier", "score")]:
-        stops.append(f"vLLM stops at modules_to_save ({names(saved)})")
-    elif flags or (rows := [f"{m}.{part}" for m, part in parts if part == DELTA]):
-        stops.append(f"vLLM stops at {flags[0] if flags else names(rows)}")
+
+    def tensors(*parts: str) -> list[str]:
+        return [f"{module}.{part}" for module, stored in facts.parts.items() for part in stored if part in parts]
+
+    wanted, asked = facts.config.get("target_modules"), facts.listed("target_modules")
+    saved = [module for module in facts.listed("modules_to_save") if module not in ("classifier", "score")]
+    flag = next((name for name in ("use_dora", "lora_bias") if facts.config.get(name) is True), "")
+    vllm = f"modules_to_save ({names(saved)})" if saved else flag or names(tensors(DELTA))
     pattern = isinstance(wanted, str) and wanted not in ("all", "all-linear")
-    if "use_dora" in flags or pattern:
-        stops.append(f"SGLang stops at {'use_dora' if 'use_dora' in flags else 'target_modules, a pattern'}")
+    sglang = "use_dora" if flag == "use_dora" else "target_modules, a pattern" if pattern else ""
+    unnamed = {"embed_tokens", "lm_head"} - {name.rpartition(".")[2] for name in asked}
+    lost = [name for name in tensors("weight", DELTA) if name.split(".")[-2] in unnamed]
+    llama, kind = names(tensors(*STOPS)), None if facts.base is None else family_type(facts.base.config)
+    if not llama and facts.output is not None and kind in ("gemma", "gemma2"):
+        llama = short(facts.output.module)
+    stops = [f"vLLM stops at {vllm}"] if vllm else []
+    if sglang:
+        stops.append(f"SGLang stops at {sglang}")
     elif lost and not isinstance(wanted, str):  # under all-linear they are kept; what then becomes of them was not read
         stops.append(f"SGLang passes by {names(lost)} without a word")
-    kind = None if facts.base is None else family_type(facts.base.config)
-    whole = [f"{m}.{part}" for m, part in parts if part in STOPS]
-    if whole or (facts.output is not None and kind in ("gemma", "gemma2")):
-        end = names(whole) if whole or facts.output is None else short(facts.output.module)
-        stops.append(f"llama.cpp's converter stops at {end}")
+    stops += [f"llama.cpp's converter stops at {llama}"] if llama else []
     if stops:
         base = "BASE" if facts.base is None else shlex.quote(str(facts.base.path))
         fix = f"tiewise merge {shlex.quote(str(facts.path))} --base {base} --to NEW_DIR"
