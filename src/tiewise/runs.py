@@ -200,8 +200,10 @@ def sweep(
         for number, cell in enumerate(cells, 1):
             if (out / cell / RESULTS).is_file():
                 done[cell] = Comparison.from_dict(read_json(out / cell / RESULTS))
-                if tuple(done[cell].arms) != cells[cell].arms:
-                    raise RunError(f"{GRID} in {out} has other arms than its runs", "put them back, or sweep elsewhere")
+                asked = cells[cell].arms, cells[cell].seeds
+                if (tuple(done[cell].arms), len(done[cell].seeds)) != asked:
+                    what = f"{GRID} in {out} has other arms or seeds than its runs"
+                    raise RunError(what, "put them back, or sweep elsewhere")
                 continue
             display.say(f"cell {number}/{len(cells)} {cell}")
             work: Any = finish if launcher in (LOCAL, RAY) else partial(scripted, launcher)

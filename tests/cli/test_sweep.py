@@ -61,9 +61,11 @@ def test_every_cell_is_a_comparison_and_a_row(tiewise, grid, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert rows(tmp_path / "s") == found
 
-    changed = (tmp_path / "s" / "grid.yaml").read_text().replace("- tied", "- factored:4")
-    (tmp_path / "s" / "grid.yaml").write_text(changed)
-    refused(tiewise("sweep", "--out=s", "--resume"), "grid.yaml in s has other arms than its runs")
+    kept = (tmp_path / "s" / "grid.yaml").read_text()
+    for old, new in (("- tied", "- factored:4"), ("seeds: 2", "seeds: 3")):
+        assert old in kept
+        (tmp_path / "s" / "grid.yaml").write_text(kept.replace(old, new))
+        refused(tiewise("sweep", "--out=s", "--resume"), "grid.yaml in s has other arms or seeds than its runs")
     assert rows(tmp_path / "s") == found
 
     tiewise("sweep", grid({"width": [8]}), "--out=s", "--jobs=1", "--overwrite")
