@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map
 
-from tiewise.boundary.asked import fused_cross_entropy
 from tiewise.boundary.boundary import draw, make_maps
-from tiewise.boundary.deferred import Counts, Deferred, all_words
+from tiewise.boundary.deferred import Counts, Deferred, all_words, fused_cross_entropy
 from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
 from tiewise.boundary.saved import NAME, link_of, swapped
 from tiewise.boundary.sharded_tables import KEPT, local, narrowed, set_aside, shard_of

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import tiewise.hf
-from tiewise.boundary.asked import head_of
+from tiewise.boundary.deferred import head_of
 from tiewise.boundary.install import Installed, installed
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import SPEC, Facts
