@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 from tests.report.comparison_sample import sample_comparison
 
-from tiewise.core import colours
+from tiewise.core import found as colours
 from tiewise.core.found import Curve, Found, Grid, Quantity
 from tiewise.planning.plan import plan
 from tiewise.report import figures, plan_page, sheet

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tiewise.core.colours import COLOURS, places
 from tiewise.core.errors import RunError
-from tiewise.core.found import Curve
+from tiewise.core.found import COLOURS, Curve, places
 from tiewise.inspection.bench import comparison_of
 from tiewise.inspection.inspection import labels
 from tiewise.report.comparison_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION, over_training

@@ -28,10 +28,9 @@ from tiewise.analysis.open_path import FAMILIES
 from tiewise.checkpoint.claims import BESIDE, PACKED, POSITION, SCALARS, family_data, usual
 from tiewise.checkpoint.token_tables import PLAIN_TABLE
 from tiewise.core import Late
-from tiewise.core.colours import COLOURS, DIVERGING, PATHS, PLACES
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_result
-from tiewise.core.found import count, plain
+from tiewise.core.found import COLOURS, DIVERGING, PATHS, PLACES, count, plain
 from tiewise.core.ledger import ALBERT_AVERAGE, results
 from tiewise.explorer.compared import compared, is_run
 from tiewise.explorer.embedded import embedded

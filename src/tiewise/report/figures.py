@@ -4,7 +4,7 @@
     panels                               all that a section's `Found` has to show
     write_inspection                     the page of an inspection: a section's answer, and its panels
 
-Whatever is compared keeps its colour (`core/colours.py`), dash and marker through all figures, in both themes.
+Whatever is compared keeps its colour (`core/found.py`), dash and marker through all figures, in both themes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tiewise.core.colours import COLOURS, places
 from tiewise.core.files import write_result
-from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Points, Quantity, plain, visible
+from tiewise.core.found import COLOURS, NONE, Curve, Found, Grid, Listing, Points, Quantity, places, plain, visible
 from tiewise.inspection.inspection import Inspection
 from tiewise.report import faces
 from tiewise.report.sheet import LIGHT, MARGIN, PageSection, Panel, Sheet

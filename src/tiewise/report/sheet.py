@@ -21,8 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from tiewise.core.colours import DIVERGING
-from tiewise.core.found import Listing
+from tiewise.core.found import DIVERGING, Listing
 
 SENTENCE = 24  # characters of a cell from which on its column is read as sentences
 MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # of a figure: room for a title above a legend
