@@ -17,7 +17,7 @@ inverse to each other; `str` prints the shortest form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import quote, unquote
@@ -270,7 +270,7 @@ def _printed(value: Any) -> str:
 
 
 # written key -> (field, reader); a reader of None marks a switch without a value
-_Table = dict[str, tuple[str, Callable[[str], Any] | None]]
+_Table = Mapping[str, tuple[str, Callable[[str], Any] | None]]
 _ARGUMENTS: dict[str, _Table] = {
     "factored": {"k": ("width", count)},
     "factored-untied": {"k": ("width", count), "in": ("width", count), "out": ("out_width", count)},
