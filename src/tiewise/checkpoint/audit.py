@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 from tiewise.checkpoint.adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import Claims
-from tiewise.checkpoint.facts import Facts, config_for
+from tiewise.checkpoint.facts import Draft, Facts, config_for
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, names, rules
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.rules_onnx import OnnxFacts, read_onnx
-from tiewise.checkpoint.rules_token_tables import Draft, draft_of
 from tiewise.checkpoint.rules_types_and_rows import read_quantisation
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
@@ -210,7 +209,7 @@ def check(
         planned = None if quantise is None else read_quantisation(quantise)
         proposes_to = None if target is None else Facts(open_folder(target), scan)
         facts = whole = Facts(folder, scan, world, as_class, planned, proposes_to)
-        draft = draft_of(whole)
+        draft = whole.draft
         kinds = ("any", "folder", "draft") if draft is not None or target is not None else ("any", "folder")
         held, audit = folder.tensors, _whole(path, whole, draft)
 
