@@ -155,9 +155,10 @@ class Facts:
     @cached_property
     def pair(self) -> Pair | None:
         """The two tables and how alike they are; None as `ends`."""
-        if len(self.roles.pair) < 2 or (alike := self.compare(*self.roles.pair)) is None:
+        table, head = self.roles.input, self.roles.output
+        if table is None or head is None or (alike := self.compare(table, head)) is None:
             return None
-        return Pair(*self.roles.pair, alike)
+        return Pair(table, head, alike)
 
     @cached_property
     def unplaced(self) -> list[Stored]:

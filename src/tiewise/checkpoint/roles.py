@@ -255,7 +255,7 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
     places = () if known is None else dict.fromkeys(known.spellings)  # where an end may be stored
     odd = [modules.parts.get(place, {}) for place in places if place not in modules.tables]
     opaque = (tensor for parts in odd for parameter, tensor in parts.items() if parameter != "bias")
-    unread = {}
+    unread = dict[str, str]()
     own = dict(zip(here.inputs, known.inputs, strict=True)) if source == BY_DATA and known is not None else {}
     for module in (module for module in (*inputs, output) if module is not None and module in modules.tables):
         name, wanted = modules.tables[module].name, module
