@@ -26,7 +26,7 @@ from typing import Any
 
 from tiewise.analysis.open_path import FAMILIES
 from tiewise.checkpoint.claims import BESIDE, PACKED, POSITION, SCALARS, family_data, usual
-from tiewise.checkpoint.token_tables import PLAIN_TABLE
+from tiewise.checkpoint.roles import PLAIN_TABLE
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_result
 from tiewise.core.found import COLOURS, DIVERGING, PATHS, PLACES, count, plain
