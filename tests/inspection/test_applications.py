@@ -308,7 +308,7 @@ def test_the_loss_is_told_beside_the_frequencies_alone_and_with_what_sharing_sav
     found = measured(trained=2)
     assert (found["nll as trained"].value, found["nll as trained"].chance) == (3.0, 3.5)
     assert (found["best number"].value, found["there − as trained"].value) == (3, pytest.approx(-1))
-    assert "by AdamW 16 kB" in found["parameters"].why
+    assert "AdamW in fp32: 16 kB" in found["parameters"].why
     assert "48 kB if none were shared" in found["parameters"].why
 
 

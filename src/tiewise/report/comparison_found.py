@@ -60,7 +60,7 @@ def surprised(comparison: Comparison) -> str:
         return ""
     if e.why:
         return f"The atlas of earlier trainings has {e.verdict}: {e.why}."
-    spread = f"tied − untied between {signed(e.low)} and {signed(e.high)} {NATS}, this run gave {signed(e.found)}"
+    spread = f"tied − untied between {signed(e.low)} and {signed(e.high)} {NATS}, this run found {signed(e.found)}"
     scored = f"Of its {e.settings} settings, {e.held} lie within the interval that the others predict."
     return f"{e.verdict.capitalize()}: the atlas expected {spread}. {scored}"
 

@@ -113,7 +113,7 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
             more,
             Quantity(
                 "parameters", parameters,
-                why=f"in fp32 by AdamW {size(TRAINING * parameters)}, {size(TRAINING * separate)} if none were shared",
+                why=f"AdamW in fp32: {size(TRAINING * parameters)}, {size(TRAINING * separate)} if none were shared",
             ),
             Quantity("parameters if each application had its own", separate, main=False),
         ),
