@@ -241,8 +241,8 @@ class Journal:
 
 def ordinary_ids(model: Any, rows: int, shape: tuple[int, int], source: torch.Generator) -> Tensor:
     """Draw token ids [*shape] of so many rows, the special ones left out."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    special = {v for k, v in config.to_dict().items() if k.endswith("token_id") and isinstance(v, int)}
+    config = model.config.get_text_config().to_dict()
+    special = {v for k, v in config.items() if k.endswith("token_id") and isinstance(v, int)}
     ordinary = torch.tensor([i for i in range(min(rows, 4096)) if i not in special] or [0])
     return ordinary[torch.randint(len(ordinary), shape, generator=source)]
 

@@ -237,9 +237,13 @@ def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verif
     if verified:
         fix = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
         raise InstallError(f"{kind} is sharded, and {has} is verified on whole tables only", fix)
-    config = model.config.get_text_config()
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, name, None)
-        if isinstance(heads, int) and heads % ranks:
-            fix = f"choose a tp_size that divides {heads}, or tiewise.parallel_plan, which leaves the body whole"
-            raise InstallError(f"{kind}: tp_size={ranks} does not divide {name}={heads}", fix)
+    for name, heads in undivided_heads(model, ranks):
+        fix = f"choose a tp_size that divides {heads}, or tiewise.parallel_plan, which leaves the body whole"
+        raise InstallError(f"{kind}: tp_size={ranks} does not divide {name}={heads}", fix)
+
+
+def undivided_heads(model: Any, ranks: int) -> list[tuple[str, int]]:
+    """Numbers of attention heads that so many ranks do not divide, by the config's names."""
+    names, config = ("num_attention_heads", "num_key_value_heads"), model.config.get_text_config()
+    found = [(name, getattr(config, name, None)) for name in names]
+    return [(name, heads) for name, heads in found if isinstance(heads, int) and heads % ranks]
