@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.measure import alternate, ratio, spread
 from tiewise.boundary.install import install
-from tiewise.ops.fast_products import fast_products, product_choice
-from tiewise.ops.kernels import state
+from tiewise.ops.fast_products import fast_products, product_choice, state
 from tiewise.ops.path_gradient import path_norms
 
 SHAPES = ((8, 64, 128, 2, 4096), (4, 512, 512, 4, 32000))

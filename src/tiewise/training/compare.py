@@ -32,8 +32,7 @@ from tiewise.core.files import from_record
 from tiewise.core.frequency import Bigram, asymmetric_bigrams
 from tiewise.core.long_work import heard
 from tiewise.data.corpus import PreparedText, load_prepared
-from tiewise.ops import kernels
-from tiewise.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
+from tiewise.ops.fast_products import LARGE, ProductChoice, kernels_state, product_choice, same_here
 from tiewise.planning.evidence import FREE, MADE, Expectation, expectation
 from tiewise.training.folder import (
     DATA,
@@ -376,7 +375,7 @@ def environment() -> dict[str, Any]:
         "processor": processor,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "kernels": kernels.state(full=False),
+        "kernels": kernels_state(full=False),
         "processes": ranks.size(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
