@@ -380,10 +380,7 @@ def _known_state(optimizer: torch.optim.Optimizer | None, table: Tensor) -> Stat
 
 
 def _replace(optimizer: Any, model: nn.Module, old: list[Any], new: list[Any], state: State) -> None:
-    """Put the tables `new`, each with this state, where the optimizer has the first of `old`.
-
-    They stand in the order that a new optimizer's group would have.
-    """
+    """Put the tables `new`, each with this state, in place of `old`, in the order of a new optimizer's group."""
     place = {id(p): i for i, p in enumerate(model.parameters())}
     for group in optimizer.param_groups:
         held = [p for p in group["params"] if all(p is not table for table in old)]

@@ -137,10 +137,7 @@ def spread_over(model: Any, mesh: DeviceMesh) -> None:
 
 
 class _Rows(ParallelStyle):
-    """Spread every Parameter of a module by rows over the last dimension of a mesh, wherever the model holds it.
-
-    The module's forward stays as if it were whole.
-    """
+    """Spread a module's Parameters by rows over a mesh's last dimension, wherever the model holds them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

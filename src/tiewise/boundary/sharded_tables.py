@@ -90,10 +90,7 @@ def narrowed(model: nn.Module) -> torch.dtype | None:
 
 
 def tables_of_units(model: nn.Module) -> set[int]:
-    """Return the ids of the sharded Parameters that `fully_shard` gathers whole before their modules read them.
-
-    An InstallError for units whose outermost is not the model, and for two that keep one Parameter.
-    """
+    """Return the ids of the sharded Parameters that `fully_shard` gathers whole before modules read them."""
     found = units(model)
     if not found:
         return set()
@@ -181,10 +178,7 @@ class _Averaged(torch.autograd.Function):
 
 
 def held(gradient: Any) -> tuple[Any, VocabularyShard | None]:
-    """Return a gradient's rows that are here, and which rows of its table they are (None: all); all ranks must ask.
-
-    What is cut over several dimensions of a mesh is put together over all but the last.
-    """
+    """Return a gradient's rows that are here, and which rows they are (None: all); all ranks must ask."""
     if not hasattr(gradient, "full_tensor"):
         return gradient, None
     *others, last = gradient.placements

@@ -199,10 +199,7 @@ def counts_items(model: Any, batch: Batch, base: Tensor) -> bool:
 
 
 def correct_accounting(model: Any, link: Link, batch: Batch | None = None, base: Tensor | None = None) -> None:
-    """Find out what the model's loss does with its labels and their number, and make the Trainer know it.
-
-    `batch` is what to ask with (None draws one), `base` its loss where it is known.
-    """
+    """Find out what the model's loss does with its labels and their number, and make the Trainer know it."""
     link.averages = False  # as the family's own classes are
     batch = random_batch(model, link) if batch is None else batch
     with in_own_classes(link):

@@ -116,10 +116,7 @@ def fast_products(product: str | ProductChoice = "auto") -> Iterator[ProductChoi
 
 @contextmanager
 def own_products(features: Tensor, weight: Tensor, kind: torch.dtype) -> Iterator[None]:
-    """Within this context a sweep of ours multiplies in `kind`, without autocast and gradients.
-
-    It takes `fast_products()` where features [N, E] and a weight [V, E] are large enough to gain by it.
-    """
+    """Within this context a sweep multiplies in `kind`, without autocast and gradients, as is fastest for its size."""
     device, fast = features.device.type, ExitStack()
     with torch.autocast(device, enabled=False), torch.no_grad(), fast:
         if kind == torch.float32 and device == "cpu":
@@ -244,10 +241,7 @@ def _decided(threads: int) -> ProductChoice:
 def remembered(
     file: str, what: dict[str, Any], names: tuple[str, ...], trial: Callable[[], dict[str, float]], *more: Any
 ) -> dict[str, float]:
-    """Return the milliseconds, `names` among them, that a trial of `what` has found here, or will have found now.
-
-    They are kept in a file of the user's cache, by `what` and by `more` that need not be read there.
-    """
+    """Milliseconds, `names` among them, that a trial found here or finds now; kept in the cache by `what` and `more`."""
     key = hashlib.sha256(json.dumps([what, *more], sort_keys=True).encode()).hexdigest()[:16]
     kept: Any = {}
     with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: nobody's home
@@ -311,19 +305,13 @@ LOAD = "import sys, torch; torch.ops.load_library(sys.argv[1]); print(torch.ops.
 
 
 def kernels(needs: str = "avx512") -> Any | None:
-    """Return the library's operators, or None where there is none for this machine or `TIEWISE_KERNELS=off`.
-
-    `needs` is one of `INSTRUCTION_SETS`, which this processor must have. A RunError for another TIEWISE_KERNELS.
-    """
+    """The library's operators; None without one, under TIEWISE_KERNELS=off, or where the processor lacks `needs`."""
     found, has, _ = (None, 0, "") if _off() else _load()
     return found if has >> INSTRUCTION_SETS.index(needs) & 1 else None
 
 
 def kernels_state(*, full: bool = True) -> str:
-    """Say in one line whether compiled kernels are used in this process, and if `full` which file, or why not.
-
-    A record of a run holds the other form, where no folder of the user's is named. Raises as `kernels`.
-    """
+    """Say whether kernels are used here; if `full`, which file, or why not, which no record of a run names."""
     if _off():
         return f"off: {SWITCH}=off"
     _, has, said = _load()

@@ -40,10 +40,7 @@ _MADE = (SPEED, "tuning", "tuning.json", RESULTS, "report.html")  # what it make
 
 @contextmanager
 def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Within this context a folder in `out` takes `data`, `env.json` and `run.yaml`; at its end they are `out`'s run.
-
-    `out` is `locked`. Where the block raises, it is as it was before.
-    """
+    """Within this context a folder in `out` (`locked`) takes what becomes its run, unless the block raises."""
     if (out / FILE).is_file():
         if not overwrite:
             fix = "choose another --out, or add --resume to finish it, --overwrite to replace it"
@@ -174,10 +171,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Hold `out` for as long as the context lasts; of several processes of one run the first holds it for all.
-
-    A folder that was made for the lock alone is gone afterwards, and so is the lock's file.
-    """
+    """Hold `out` within this context; a folder that was made for the lock alone goes again, and so does its file."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file", "choose another --out")
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]

@@ -152,10 +152,7 @@ class Kind(ABC):
 
     @abstractmethod
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
-        """Make the tokens of a run in `folder`, when it is sure that a model of these sizes can have the arms.
-
-        Raises SpecError for an arm, DataError for a text that cannot be used.
-        """
+        """Make a run's tokens in `folder`; SpecError for an arm that these sizes cannot have, DataError for a text."""
 
     def steps(self, settings: Settings, text: PreparedText) -> int:
         """Steps that a run takes."""

@@ -323,10 +323,7 @@ class RunRecord(Kept):
 
 
 class Events(TensorBoardCallback):
-    """TensorBoard's events in `folder`, written by the first of several processes.
-
-    The Trainer's callback, with an end that all processes reach together: it writes what is still in memory.
-    """
+    """TensorBoard's events in `folder`, by the first process; all reach the end, which writes, together."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(SummaryWriter(log_dir=str(folder)) if ranks.first() else None)

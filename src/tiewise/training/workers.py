@@ -337,10 +337,7 @@ def streamed(call: bytes, env: Mapping[str, str], folder: str, token: str, neede
 
 
 def fault(folder: str, token: str, needed: str) -> tuple[str, str] | None:
-    """Return why this machine cannot train a run of the head's, and the way out; None where it can.
-
-    The head wrote `token` into the run's folder, and `needed` says what is installed there.
-    """
+    """Return why this machine cannot train a run of the head, who wrote `token` and has `needed`; None where it can."""
     if (has := installed()) != needed:
         return f"has {has}, and the run began with {needed}", "install the same on every machine"
     end = time.monotonic() + _PATIENCE
