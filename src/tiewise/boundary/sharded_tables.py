@@ -116,10 +116,7 @@ def tables_of_units(model: nn.Module) -> set[int]:
 
 
 def shard(model: Any, mesh: DeviceMesh | None = None, kept: set[nn.Parameter] | None = None) -> None:
-    """Shard a Hugging Face model over a mesh, or all processes: each layer a unit, the rest, with the tables, one more.
-
-    What is `kept` stays as it is (`keep_tables`). A model that does not name its layers is an UnsupportedError.
-    """
+    """Shard a model, but for what is `kept`, over a mesh: each layer a unit, the rest, with the tables, one more."""
     names = getattr(model, "_no_split_modules", None)
     if not names:
         what = f"{type(model).__name__} does not say which modules are its layers (_no_split_modules)"

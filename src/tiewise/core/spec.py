@@ -158,7 +158,7 @@ class BoundarySpec:
         return width, d if bare_output else self.out_width or width
 
     def maps(self, d: int) -> tuple[bool, bool]:
-        """Whether a map stands (behind the lookup, before the head) at width `d`; SpecError where widths cannot meet."""
+        """Whether a map stands (behind the lookup, before the head) at width `d`; SpecError where none can meet."""
         if self.kind in ("factored", "factored-untied"):
             widest = max(self.table_widths(d))
             if widest > d:

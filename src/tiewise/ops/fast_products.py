@@ -241,7 +241,7 @@ def _decided(threads: int) -> ProductChoice:
 def remembered(
     file: str, what: dict[str, Any], names: tuple[str, ...], trial: Callable[[], dict[str, float]], *more: Any
 ) -> dict[str, float]:
-    """Milliseconds, `names` among them, that a trial found here or finds now; kept in the cache by `what` and `more`."""
+    """Milliseconds, `names` among them, that a trial found here or finds now; cached by `what` and `more`."""
     key = hashlib.sha256(json.dumps([what, *more], sort_keys=True).encode()).hexdigest()[:16]
     kept: Any = {}
     with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: nobody's home

@@ -154,13 +154,10 @@ def how_it_loads(run: Path) -> str:
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
-    """(newest whole checkpoint, its step) of one training run; torn ones are removed.
-
-    The Trainer writes `trainer_state.json` last, so a checkpoint where it parses is whole.
-    """
+    """(newest whole checkpoint, its step) of one training run; torn ones are removed."""
     whole: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
-        step: Any = (read_json(path / "trainer_state.json") or {}).get("global_step")
+        step: Any = (read_json(path / "trainer_state.json") or {}).get("global_step")  # which is written last
         if path.name == f"checkpoint-{step}":
             whole[step] = path
         else:
