@@ -33,7 +33,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
 
 from tiewise.core.errors import InstallError, UnsupportedError
-from tiewise.ops.vocabulary_shard import VocabularyShard
+from tiewise.ops.vocabulary_shard import VocabularyShard, mapped
 
 ASIDE = "_tiewise_parallel_forward"
 KEPT = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own
@@ -155,23 +155,15 @@ def local(module: Any, name: str = "weight", kind: torch.dtype | None = None) ->
         return held
     if KEPT not in vars(module):
         return held.to_local()
-    return _Averaged.apply(held.to_local(), held.device_mesh).to(kind or held.dtype)
+    mesh = held.device_mesh
 
+    def averaged(upstream: Tensor) -> Tensor:  # of the sum of all losses, in its own buffer
+        upstream = upstream.contiguous().div_(mesh.size())
+        for dimension in range(mesh.ndim - 1):  # replicas
+            dist.all_reduce(upstream, group=mesh.get_group(dimension))
+        return upstream
 
-class _Averaged(torch.autograd.Function):
-    """Local rows, whose gradient is of the sum of all losses: it is divided by the ranks, in its own buffer."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: Any) -> Tensor:
-        ctx.mesh = mesh
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        upstream = upstream.contiguous().div_(ctx.mesh.size())
-        for dimension in range(ctx.mesh.ndim - 1):  # replicas
-            dist.all_reduce(upstream, group=ctx.mesh.get_group(dimension))
-        return upstream, None
+    return mapped(held.to_local(), lambda x: x.view_as(x), averaged).to(kind or held.dtype)
 
 
 def held(gradient: Any) -> tuple[Any, VocabularyShard | None]:

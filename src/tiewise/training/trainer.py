@@ -325,15 +325,8 @@ class Events(TensorBoardCallback):
     def __init__(self, folder: Path) -> None:
         super().__init__(SummaryWriter(log_dir=str(folder)) if ranks.first() else None)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Note the arguments and the model."""
-        with ranks.agreed():
-            super().on_train_begin(args, state, control, **kw)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Write the rest and close."""
-        with ranks.agreed():
-            super().on_train_end(args, state, control, **kw)
+    on_train_begin = ranks.agreed()(TensorBoardCallback.on_train_begin)
+    on_train_end = ranks.agreed()(TensorBoardCallback.on_train_end)
 
 
 class Interrupt(NotedPress, TrainerCallback):
