@@ -2,8 +2,8 @@
 
 python -m benchmarks.findings runs/wikitext-2 runs/war-and-peace
 
-Each folder holds a comparison and, in `inspected`, what `tiewise inspect --only which_end,gradients_over_training` found;
-docs/findings.md has the commands. They took eight minutes of one core. Writes benchmarks/results/findings.md.
+Each folder holds a comparison and, in `inspected`, what `tiewise inspect --only which_end,gradients_over_training`
+found; docs/findings.md has the commands. They took eight minutes of one core. Writes benchmarks/results/findings.md.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 A comment <!-- from: SOURCE --> stands before what it speaks of, a paragraph, a list, a table or an output:
 
-    <!-- from: benchmarks/results/sharing.md -->              a file, from the root or the page's folder
-    <!-- from: recorded.md > War and Peace > tied -->         of it the section of that heading, then the lines with "tied"
-    <!-- from: ledger.json > Table 4 > share {} -->           {} is the first cell of a row of a table
-    <!-- from: here -->                                       the tables and outputs of the same section; of a table, the outputs
-    <!-- from: $ python -m benchmarks.scale -->               what a quick command prints
-    <!-- from: choice -->                                     settings, thresholds and limits: chosen, not measured
+    <!-- from: results/sharing.md -->                        a file of docs, benchmarks, the catalogue, or from the root
+    <!-- from: recorded.md > ALBERT > control -->            of it the section of that heading, there lines with that
+    <!-- from: ledger.json > Table 4 > share {} -->          {} is the first cell of a row of a table
+    <!-- from: atlas.md > Which rank > factored:32 > #3 -->  of each line the third number
+    <!-- from: here -->                                      outputs of the same section; for a sentence its tables, too
+    <!-- from: $ python -m benchmarks.scale -->              what a quick command prints
+    <!-- from: choice -->                                    settings, thresholds and limits: chosen, not measured
 
 Several sources are parted by a semicolon. Held are all numbers with a decimal point, where a source is named also whole
 ones before a unit or in a cell of a table. All of a row must stand in one line of each source, in the row's order; a
@@ -23,28 +24,22 @@ import re
 import subprocess
 import sys
 from functools import cache
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-CATALOGUE = ROOT / "src" / "tiewise" / "catalogue"
-WRITTEN = re.compile(
-    r"performance|reference-\w+|recorded"
-)  # by commands that `make docs` and `make check` hold; a record
-KNOWN = (
-    r"Python|[Tt]orch|transformers|vLLM|SGLang|PEFT|gguf|mlx-lm|accelerate|Liger|TRL|T5|SQuAD|Apache|Releases|Debian"
-)
+WRITTEN = re.compile(r"performance|reference-\w+|recorded")  # by a command that `make docs` runs; the last is a source
+KNOWN = r"Python|[Tt]orch|transformers|vLLM|SGLang|PEFT|gguf|mlx-lm|accelerate|Liger|TRL|T5|SQuAD|Apache|Releases"
 NAMED = (
-    r"<!--.*?-->|^<!-- rows of .*?^<!-- end -->",
+    r"^<!-- rows of .*?^<!-- end -->|<!--.*?-->",
     r"^```(?!text).*?^```|`[^`\n]*`|\]\([^)\n]*\)|\bhttps?://\S+",  # code, links
-    r"arXiv:\S+|\b\d{4}\.\d{5}\b|\d+(?:\.\d+){2,}\S*|[\w-]+ \d+:[\d.]\S*",
+    r"arXiv:\S+|\b\d{4}\.\d{5}\b|\d+(?:\.\d+){2,}\S*|[\w-]+ \d+:[\d.]\S*|\b95 %",
     rf"\b(?:{KNOWN})[ -]\d+\.\d+\b(?:(?:,| and| to| or|/) \d+\.\d+\b(?! %))*",
     r"(?:§|[Ss]ection |eq\. |Table |[Ee]xercise |App\. )\d+(?:\.\d+)*|(?:^\| |· )\d\.\d(?:–\d\.\d)?(?= [A-Z])",
     r"[\w'}|‖)]\*? [=≈≤<>≥] [−±]?\d+(?:\.\d+)?(?:(?:,| and| to| or) \d+\.\d+)*",
 )
-SIGNED = r"(?<![\w.,])[+−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+−-]?\d+)?(?![\w²³⁰-⁹])(?!\.\d)"
-NUMBER = re.compile(SIGNED)
+NUMBER = re.compile(r"(?<![\w.,])[+−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+−-]?\d+)?(?![\w²³⁰-⁹])(?!\.\d)")
 UNIT = re.compile(r" ?(?:%|×|ms|s|MB|GB|TB|GB/s|nats|bits)(?!\w)")
 
 
@@ -80,8 +75,8 @@ def held(text: str) -> list[Held]:
         body = plain.startswith("|") and "|---" not in "".join(lines[index + 1 : index + 2])
         first = re.split(r"(?<!\\)\|", line)[1].strip(" *·") if body else None
         for number in NUMBER.finditer(plain) if body or not line.startswith(("#", "|")) else ():
-            cell = body and plain.count("|", 0, number.start()) > 1
-            whole = sources not in (None, "choice") and (cell or UNIT.match(plain, number.end()))
+            cell = body and re.fullmatch(r".*\|.*\|[^|A-Za-z]*", plain[: number.start()])  # which begins with a number
+            whole = sources not in (None, "choice") and (cell if body else UNIT.match(plain, number.end()))
             if "." in number[0] or whole:
                 found.append(Held(start + number.start(), number[0], index + 1, sources, first))
         start += len(line)
@@ -99,15 +94,17 @@ def is_printed(said: str, source: str, per_cent: bool) -> bool:
 
 @cache
 def numbers_of(path: Path, text: str, keys: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return the numbers of each line of a source that its keys leave; of a page of the book tables and outputs count."""
-    if path.parent.name == "docs" and path.suffix == ".md":  # tables and outputs, and the headings that part them
-        kept = re.findall(r"^(?:#|\|(?!.*\n\|---)).*\n|^```(?:text|console|python(?=\n>>>))\n(?s:.*?)^```\n", text, re.M)
+    """Return the numbers of each line that keys leave of a text; of a page of the book its tables and outputs count."""
+    if path.suffix == ".md" and path.parent.name != "results":
+        fences = r"^```(?:text|console|python(?=\n>>>))\n(?s:.*?)^```\n"
+        kept = re.findall(rf"^(?:#|\|(?!.*\n\|---)).*\n|{fences}", text, re.M)  # headings part them
         text = re.sub(r"^(?:```|\$ |>>> |\.\.\. ).*\n", "", "".join(kept), flags=re.M)
-    for key in keys:
+    words, nth = [key for key in keys if key[0] != "#"], [int(key[1:]) - 1 for key in keys if key[0] == "#"]
+    for key in words:
         section = re.search(rf"^(#+) .*{re.escape(key)}.*\n(?s:.*?)(?=^##? |\Z)", text, re.M)
         text = section[0] if section else "\n".join(line for line in text.splitlines() if key in line)
     found = [tuple(NUMBER.findall(line)) for line in text.splitlines() if not line.startswith("#")]
-    return [numbers for numbers in found if numbers]
+    return [tuple(numbers[n] for n in nth if n < len(numbers)) if nth else numbers for numbers in found if numbers]
 
 
 @cache
@@ -119,21 +116,18 @@ def said_by(command: str) -> str:
 
 
 def left(source: str, number: Held, page: Path, text: str) -> list[tuple[str, ...]]:
-    """Return what a source leaves for a number: of each line its numbers; ValueError where that is nothing."""
+    """Return what a source leaves for a number: of each line its numbers."""
     name, *keys = (key.replace("{}", number.row or "{}") for key in source.strip().split(" > "))
     if name == "here":
-        sections = re.split(r"^(?=#)", text, flags=re.M)
-        ends = [sum(map(len, sections[: index + 1])) for index in range(len(sections))]
-        mine = next(section for section, end in zip(sections, ends, strict=True) if number.start < end)
+        start, end = text.rfind("\n#", 0, number.start), text.find("\n#", number.start) % (len(text) + 1)
+        mine = text[max(start, 0) : end]
         mine = re.sub(r"^\|.*", "", mine, flags=re.M) if number.row is not None else mine  # no table is its own source
         return numbers_of(page, mine, tuple(keys))
     if name.startswith("$ "):
         return numbers_of(ROOT, said_by(name[2:]), tuple(keys))
-    places = (ROOT / name, page.parent / name, ROOT / "docs" / name, ROOT / "benchmarks" / name, CATALOGUE / name)
-    path = next((path for path in places if path.is_file()), None)
-    if path is None:
-        raise ValueError(f"there is no {name}")
-    return numbers_of(path, path.read_text(encoding="utf-8"), tuple(keys))
+    places = (ROOT / "docs", ROOT / "benchmarks", ROOT / "src" / "tiewise" / "catalogue", ROOT, page.parent)
+    path = next((path / name for path in places if (path / name).is_file()), None)
+    return numbers_of(path, path.read_text(encoding="utf-8"), tuple(keys)) if path else []
 
 
 def in_order(row: list[tuple[str, bool]], line: tuple[str, ...]) -> bool:
@@ -142,26 +136,29 @@ def in_order(row: list[tuple[str, bool]], line: tuple[str, ...]) -> bool:
     return all(any(is_printed(said, source, per_cent) for source in rest) for said, per_cent in row)
 
 
+def faults(mine: list[Held], page: Path, text: str) -> list[str]:
+    """Return what is wrong with the numbers of one line of a page, a line for each fault."""
+    sources, line = mine[0].sources, f"line {mine[0].line}"
+    said = [(n.said, text[n.start + len(n.said) :].lstrip()[:1] == "%") for n in mine]
+    told = ", ".join(number for number, _ in said)
+    if sources is None:
+        return [f"{line}: {told}: no source is named"]
+    if sources == "choice":
+        return []
+    found = [(left(source, mine[0], page, text), "{}" in source) for source in sources.split(";")]
+    lines = [numbers for numbers, optional in found if numbers or not optional]
+    if not lines or not all(lines):
+        return [f"{line}: {told}: nothing is left of {sources}"]
+    if mine[0].row is not None:
+        there = any(in_order(said, sum(row, ())) for row in product(*lines))
+        return [] if there else [f"{line}: {told}: no such row in {sources}"]
+    every = [source for numbers in lines for one in numbers for source in one]
+    lacking = [n for n, per_cent in said if not any(is_printed(n, source, per_cent) for source in every)]
+    return [f"{line}: {n} is not in {sources}" for n in lacking]
+
+
 def problems(page: Path, text: str) -> list[str]:
     """Return a line for each measured number of a page that is not in its source, or has none."""
-    wrong = []
     numbers = [] if WRITTEN.fullmatch(page.stem) else held(text)
-    for line in dict.fromkeys(number.line for number in numbers):
-        mine = [number for number in numbers if number.line == line]
-        said = [(n.said, text[n.start + len(n.said) :].lstrip()[:1] == "%") for n in mine]
-        told = ", ".join(number for number, _ in said)
-        if mine[0].sources in (None, "choice"):
-            wrong += [f"line {line}: {told}: no source is named"] if mine[0].sources is None else []
-            continue
-        found = [left(source, mine[0], page, text) for source in mine[0].sources.split(";")]
-        found = [lines for lines, source in zip(found, mine[0].sources.split(";"), strict=True) if lines or "{}" not in source]
-        if not found or not all(found):
-            wrong.append(f"line {line}: {told}: nothing is left of {mine[0].sources}")
-        elif mine[0].row is not None:
-            if not any(in_order(said, sum(lines, ())) for lines in product(*found)):
-                wrong.append(f"line {line}: {told}: no such row in {mine[0].sources}")
-        else:
-            every = [source for lines in found for one in lines for source in one]
-            lacking = [n for n, per_cent in said if not any(is_printed(n, source, per_cent) for source in every)]
-            wrong += [f"line {line}: {n} is not in {mine[0].sources}" for n in lacking]
-    return wrong
+    lines = [list(mine) for _, mine in groupby(numbers, lambda number: number.line)]
+    return [fault for mine in lines for fault in faults(mine, page, text)]
