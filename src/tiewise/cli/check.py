@@ -46,9 +46,8 @@ def check(
     options: dict[str, Any] = {"deep": deep, "scan": not headers, "select": _ids(select), "ignore": _ids(ignore)}
     options |= {"base": base, "beside": beside, "target": target}
     options |= {"world": world, "as_class": as_class, "quantise": quantise}
-    from tiewise.checkpoint.audit import SCHEMA
+    from tiewise.checkpoint.audit import SCHEMA, audit_view
     from tiewise.checkpoint.audit import check as audit
-    from tiewise.checkpoint.audit_view import audit_view
 
     audits, unread = [], False
     for path in paths:  # one that cannot be read does not keep the others back
@@ -78,7 +77,7 @@ def _ids(text: str | None) -> tuple[str, ...]:
 
 
 def _explain(wanted: str, json_: bool) -> None:
-    from tiewise.checkpoint.audit_view import rule_view
+    from tiewise.checkpoint.audit import rule_view
     from tiewise.checkpoint.rule import rules
 
     known = rules()

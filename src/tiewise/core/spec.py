@@ -17,7 +17,7 @@ inverse to each other; `str` prints the shortest form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import quote, unquote
@@ -117,10 +117,10 @@ class BoundarySpec:
             key, equals, value = item.partition("=")
             if not equals and key not in ("untied", "out_bias"):
                 key, value = ("r" if kind == "residual" else "k"), item
-            _read(text, key, value, _ARGUMENTS.get(kind, {}), f"argument of {kind}", values)
+            read_option(text, key, value, _ARGUMENTS.get(kind, {}), f"argument of {kind}", values)
         for option in options:
             key, _, value = option.partition("=")
-            _read(text, key, value, _OPTIONS, "option", values)
+            read_option(text, key, value, _OPTIONS, "option", values)
         return cls(kind=kind, **values)
 
     def __str__(self) -> str:
@@ -158,11 +158,7 @@ class BoundarySpec:
         return width, d if bare_output else self.out_width or width
 
     def maps(self, d: int) -> tuple[bool, bool]:
-        """Whether a linear map stands (behind the lookup, before the head) in a model of width `d`.
-
-        Raises:
-            SpecError: where the widths need a map that the spec switches off at the output, or k > d.
-        """
+        """Whether a map stands (behind the lookup, before the head) at width `d`; SpecError where none can meet."""
         if self.kind in ("factored", "factored-untied"):
             widest = max(self.table_widths(d))
             if widest > d:
@@ -198,11 +194,7 @@ class BoundarySpec:
         return into, out
 
     def require_tables_alone(self) -> None:
-        """Refuse a spec whose function two plain tables cannot have.
-
-        Raises:
-            SpecError: a soft-cap stands behind the product, or a bias before it.
-        """
+        """Refuse (SpecError) a soft-cap behind the product and a bias before it, which no plain table has."""
         if self.out_bias:
             fix = "keep the boundary, or train without out_bias"
             raise SpecError(f"{self}: the projection's bias is no table", fix)
@@ -270,7 +262,7 @@ def _printed(value: Any) -> str:
 
 
 # written key -> (field, reader); a reader of None marks a switch without a value
-_Table = dict[str, tuple[str, Callable[[str], Any] | None]]
+_Table = Mapping[str, tuple[str, Callable[[str], Any] | None]]
 _ARGUMENTS: dict[str, _Table] = {
     "factored": {"k": ("width", count)},
     "factored-untied": {"k": ("width", count), "in": ("width", count), "out": ("out_width", count)},
@@ -300,13 +292,16 @@ _OPTIONS: _Table = {
 }
 
 
-def _read(text: str, key: str, value: str, table: _Table, what: str, into: dict[str, Any]) -> None:
+def read_option(
+    text: str, key: str, value: str, table: _Table, what: str, into: dict[str, Any], docs: str = "docs/boundary.md"
+) -> None:
+    """Read one `key=value` of the written form `text` by its table; raises SpecError, which names the `docs`."""
     if key not in table:
         known = ", ".join(table) or "none"
         raise SpecError(f"unknown {what} {key!r} in {text!r}", f"known: {known}")
     name, reader = table[key]
     if name in into:
-        raise SpecError(f"{key!r} given twice in {text!r}", "give it once")
+        raise SpecError(f"{key!r} given twice in {text!r}", f"give it once: see {key} in {docs}")
     if reader is None:
         if value:
             raise SpecError(f"{key!r} in {text!r} takes no value", f"write {key} alone")
@@ -316,8 +311,7 @@ def _read(text: str, key: str, value: str, table: _Table, what: str, into: dict[
         into[name] = reader(value)
     except ValueError as error:
         reason = str(error) if "must" in str(error) else "must be a number"
-        what = f"{key}={value or '(nothing)'} in {text!r}: {reason}"
-        raise SpecError(what, f"see {key} in docs/boundary.md") from None
+        raise SpecError(f"{key}={value or '(nothing)'} in {text!r}: {reason}", f"see {key} in {docs}") from None
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Plan:
                 model.record()
                 for model in catalogue.neighbours(ends.vocab, a.width, a.layers or None, but=(self.name,))
             ],
-            "atlas": near({name: n for name, n in size.items() if n}) if ends.head else None,
+            "atlas": near({name: n for name, n in size.items() if n}, a.kind) if ends.head else None,
         }
         return {**found, "notes": remarks(found)}
 
