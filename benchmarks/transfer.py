@@ -3,8 +3,8 @@
 The atlas has those of runs/rank/tokenizer=bpe-1024 (decoders) and runs/sharing-by-depth/layers=6 (ALBERTs). An arm's
 kept model is fine-tuned whole, with a new linear head on the mean of its last states; and so is the model that its
 training began with, the same body untrained. Half of the passages are of either class. They are learnt from in the
-training split and judged in the held-out split; of sources, in the first four fifths and in the last of each document of
-the training split, for the other has two topics.
+training split and judged in the held-out split; of sources, in the first four fifths and in the last of each document
+of the training split, for the other has two topics.
 
     source     from a topic of the language reference, or from a module's docstrings (decoders)
     swapped    as they were, or in half of the pairs of neighbours the two have changed places
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 import tiewise.models  # noqa: F401  (an ALBERT is loaded by its name)
-from tiewise.data.corpus import PreparedText
+from tiewise.data.corpus import load_prepared
 from tiewise.data.documents import paragraphs
 from tiewise.data.sentence_pairs import MARKS
 from tiewise.data.sources import builtin_texts
@@ -78,7 +78,7 @@ def passages(job: Job, task: str, split: str, count: int, draw: np.random.Genera
     ends = np.flatnonzero(tokens == job.text.eos_id)
     begins = np.append(0, ends[:-1] + 1)
     if task == "source":
-        known = sources(job.text)
+        known = sources(job.text.folder)
         source = np.array([known.get(tuple(tokens[at : at + _HEAD].tolist()), -1) for at in begins])
         middle = begins + (ends - begins) * 4 // 5
         begins, ends = (begins, middle) if split == "train" else (middle, ends)
@@ -95,9 +95,9 @@ def passages(job: Job, task: str, split: str, count: int, draw: np.random.Genera
 
 
 @lru_cache(1)
-def sources(text: PreparedText) -> dict[tuple[int, ...], int]:
+def sources(data: Path) -> dict[tuple[int, ...], int]:
     """A built-in document's first tokens → 0 for a topic of the language reference, 1 for a module."""
-    encode = text.tokenizer().encode
+    encode = load_prepared(data).tokenizer().encode
     begins = ((name, "\n\n".join(paragraphs(said))[:400]) for name, said in builtin_texts())
     return {tuple(encode(said)[:_HEAD]): int(name.startswith("module")) for name, said in begins}
 
