@@ -27,17 +27,6 @@ def test_the_page_and_its_figures_are_of_the_table():
         assert (ROOT / "docs" / f"atlas-{name}.svg").read_text(encoding="utf-8") == drawn(MADE["studies"]()[name])
 
 
-def test_predictors_are_scored_as_the_page_says():
-    text = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
-    with atlas_predictors.KEPT.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert atlas_predictors.scored(rows) in text
-    with atlas_paths.KEPT.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert atlas_paths.table(rows, atlas_paths.ABLATED) in text
-    assert atlas_paths.table(rows, list(atlas_paths.FIRST)) in text
-
-
 @torch.no_grad()
 def test_what_a_direct_path_adds_is_all_where_layers_write_nothing_and_else_what_projection_says(tmp_path):
     torch.manual_seed(0)
