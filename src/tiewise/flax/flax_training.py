@@ -97,11 +97,7 @@ class Fitting:
         self._window: list[np.ndarray] = []  # nll, ‖A‖², ‖B‖², A·B of each step since the last point of the curve
 
     def steps(self) -> Iterator[TrainingPoint | None]:
-        """Take the steps that are left; yield after each, with a point of the curve where one is due.
-
-        Raises:
-            DataError: fewer tokens than one batch of blocks holds.
-        """
+        """Take the steps that are left; yield after each, with a point of the curve where one is due."""
         window, began = max(1, self.recipe.steps // POINTS), self.step
         ahead = islice(batches(self.tokens, self.recipe), self.step, None)
         while self.step < self.recipe.steps:
@@ -124,11 +120,7 @@ class Fitting:
         return {"step": self.step, "seconds": self.seconds, "timed": self.timed}
 
     def take_up(self, arrays: Mapping[str, Any], record: Mapping[str, Any], where: str) -> None:
-        """Go on from what `arrays` and `record` returned; `where` names the place they come from.
-
-        Raises:
-            CheckpointError: arrays of another model or optimizer.
-        """
+        """Go on from what `arrays` and `record` returned at `where`; CheckpointError for another model's."""
         own, given = ({name: x.shape for name, x in a.items() if name != "window"} for a in (self.arrays(), arrays))
         if own != given:
             what = f"{where} is of another model or optimizer"
