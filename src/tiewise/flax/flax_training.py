@@ -97,7 +97,11 @@ class Fitting:
         self._window: list[np.ndarray] = []  # nll, ‖A‖², ‖B‖², A·B of each step since the last point of the curve
 
     def steps(self) -> Iterator[TrainingPoint | None]:
-        """Take the steps that are left; yield after each, with a point of the curve where one is due."""
+        """Take the steps that are left; yield after each, with a point of the curve where one is due.
+
+        Raises:
+            DataError: fewer tokens than one batch of blocks holds.
+        """
         window, began = max(1, self.recipe.steps // POINTS), self.step
         ahead = islice(batches(self.tokens, self.recipe), self.step, None)
         while self.step < self.recipe.steps:
