@@ -56,7 +56,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
     counts = None if around is None else around.counts
     tokenizer, unused = None if folder.single else read_tokenizer(folder), None
     # rows that no text can produce, where a file says which tokens there are; what the text has is in use
-    if tokenizer is not None and tokenizer.count:
+    if tokenizer is not None and tokenizer.max_id >= 0:
         in_text = [] if counts is None else np.flatnonzero(counts).tolist()
         unused = np.setdiff1d(np.arange(rows), [*tokenizer.used, *in_text])
     groups = {} if counts is None else {FREQUENCY: by_frequency(counts)}
