@@ -76,7 +76,7 @@ def plan(
         return o.print_json(made.record())
     from rich.console import Console
 
-    from tiewise.report.plan_view import plan_view
+    from tiewise.planning.plan_rows import plan_view
 
     console = Console()
     console.print(plan_view(made.record(), console.width))
@@ -146,7 +146,7 @@ def models(
         return o.print_json({"models": [model.record() for model in found], "note": BETTER})
     from rich.console import Console
 
-    from tiewise.report.plan_view import models_table
+    from tiewise.planning.plan_rows import models_table
 
     console = Console()
     console.print(models_table(found, console.width))
