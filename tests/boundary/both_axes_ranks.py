@@ -5,7 +5,6 @@
 Each case is a model of one rank, in its family's own classes where these have the boundary, beside the same of four.
 """
 
-import copy
 import sys
 from functools import partial
 
@@ -18,12 +17,13 @@ from tensor_parallel_ranks import (
     KINDS,
     SIZES,
     Largest,
-    batch,
     follow,
     mean_over_ranks,
-    near,
     on_rank,
+    paths_near,
+    placed,
     refused,
+    rows_over,
     saved,
 )
 from torch import nn
@@ -42,9 +42,7 @@ BODY |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel())
 
 def rows_of(v, step):
     """The batch of a step for one rank, and this rank's half of it."""
-    both = [batch(v, 2 * step + half) for half in range(2)]
-    whole = {name: torch.cat([half[name] for half in both]) for name in both[0]}
-    return whole, both[dist.get_rank() // 2]
+    return rows_over(v, step, 2, dist.get_rank() // 2)
 
 
 def cut(model, mesh, *, body=False):
@@ -58,17 +56,10 @@ def cut(model, mesh, *, body=False):
 
 
 def models(folder, kind, v, tied, spec=None, axes=2):
-    """(the model of one rank, the same over four ranks with its boundary installed, its handle)."""
-    one = KINDS[kind][0].from_pretrained(saved(folder, kind, v, tied), **HOW)
-    torch.manual_seed(3)
-    if spec:
-        install(one, spec)
-    many = copy.deepcopy(one)
+    """`placed` over four ranks."""
     sizes, names = ((2, 2), ("dp", "tp")) if axes == 2 else ((2, 1, 2), ("replicas", "dp", "tp"))
-    cut(many, init_device_mesh("cpu", sizes, mesh_dim_names=names), body=kind == "llama")
-    folds = spec and any(sign in spec for sign in (":", "scale"))  # which is verified on whole tables alone
-    handle = installed(many) if folds else install(many)
-    return one.train(), many.train(), handle
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    return placed(folder, kind, v, tied, spec, partial(cut, mesh=mesh, body=kind == "llama"))
 
 
 def beside(what, v, *of, **how):
@@ -88,21 +79,9 @@ def adamw(folder, kind, v, tied):
 
 
 def both_paths(folder, kind, v, axes):
-    """The norms of both paths against those of two separate tables of the same values on one rank."""
+    """One batch."""
     for tied in ("tied", "untied"):
-        one, many, handle = models(folder, kind, v, tied, axes=axes)
-        handle.track(tied == "tied")
-        whole, own = rows_of(v, 3)
-        many(**own).loss.backward()
-        norms = handle.path_norms()
-        one.lm_head.weight = nn.Parameter(one.lm_head.weight.detach().clone())
-        one(**whole).loss.backward()
-        a, b = one.get_input_embeddings().weight.grad, one.lm_head.weight.grad
-        wanted = torch.stack([a.norm(), b.norm(), *([] if tied == "untied" else [(a + b).norm()])])
-        near(f"{tied} norms", torch.tensor([norms.a, norms.b, norms.total][: len(wanted)]), wanted, 1e-5)
-        if tied == "tied":
-            near("cosine", torch.tensor(norms.cosine), (a * b).sum() / a.norm() / b.norm(), 1e-5)
-        near("gradient", many.lm_head.weight.grad, (a + b) if tied == "tied" else b, 1e-5)
+        paths_near(tied, *models(folder, kind, v, tied, axes=axes), [rows_of(v, 3)])
 
 
 def stock(folder, kind, v):

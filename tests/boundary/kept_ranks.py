@@ -5,7 +5,6 @@
 Each case is a model of one rank, in its family's own classes where these have the boundary, beside the same of many.
 """
 
-import copy
 import sys
 from functools import partial
 
@@ -23,14 +22,16 @@ from tensor_parallel_ranks import (
     mean_over_ranks,
     near,
     on_rank,
+    paths_near,
+    placed,
     refused,
+    rows_over,
     saved,
 )
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from tiewise.boundary.install import install, installed
+from tiewise.boundary.install import install
 from tiewise.boundary.parallel_plan import keep_tables
 from tiewise.boundary.sharded_tables import shard
 from tiewise.checkpoint.audit import check
@@ -40,24 +41,15 @@ from tiewise.sharded.save_load import load_sharded, save_sharded
 
 
 def rows_of(v, step):
-    """The batch of a step for one rank, and this rank's share of it: ranks ignore other numbers of labels."""
-    parts = [batch(v, step * dist.get_world_size() + part) for part in range(dist.get_world_size())]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, parts[dist.get_rank()]
+    """The batch of a step for one rank, and this rank's share of it."""
+    return rows_over(v, step, dist.get_world_size(), dist.get_rank())
 
 
 def models(folder, kind, v, tied, spec=None, replicas=1):
-    """(the model of one rank, the same over all with its boundary installed, its handle)."""
-    one = KINDS[kind][0].from_pretrained(saved(folder, kind, v, tied), **HOW)
-    torch.manual_seed(3)
-    if spec:
-        install(one, spec)
-    many = copy.deepcopy(one)
+    """`placed` over all ranks."""
     sizes = (dist.get_world_size(),) if replicas == 1 else (replicas, dist.get_world_size() // replicas)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
-    shard(many, mesh, keep_tables(many, mesh))
-    folds = spec and any(sign in spec for sign in (":", "scale"))  # which is verified on whole tables alone
-    handle = installed(many) if folds else install(many)
-    return one.train(), many.train(), handle
+    return placed(folder, kind, v, tied, spec, lambda many: shard(many, mesh, keep_tables(many, mesh)))
 
 
 def beside(what, v, *of, **how):
@@ -77,23 +69,9 @@ def adamw(folder, kind, v, tied):
 
 
 def both_paths(folder, kind, v, replicas):
-    """Two micro-batches: the norms of both paths against those of two separate tables on one rank."""
+    """Two micro-batches."""
     for tied in ("tied", "untied"):
-        one, many, handle = models(folder, kind, v, tied, replicas=replicas)
-        handle.track(tied == "tied")
-        for step in (3, 4):
-            many.set_requires_gradient_sync(step == 4)
-            (many(**rows_of(v, step)[1]).loss / 2).backward()
-        norms = handle.path_norms()
-        one.lm_head.weight = nn.Parameter(one.lm_head.weight.detach().clone())
-        for step in (3, 4):
-            (one(**rows_of(v, step)[0]).loss / 2).backward()
-        a, b = one.get_input_embeddings().weight.grad, one.lm_head.weight.grad
-        wanted = torch.stack([a.norm(), b.norm(), *([] if tied == "untied" else [(a + b).norm()])])
-        near(f"{tied} norms", torch.tensor([norms.a, norms.b, norms.total][: len(wanted)]), wanted, 1e-5)
-        if tied == "tied":
-            near("cosine", torch.tensor(norms.cosine), (a * b).sum() / a.norm() / b.norm(), 1e-5)
-        near("gradient", many.lm_head.weight.grad, (a + b) if tied == "tied" else b, 1e-5)
+        paths_near(tied, *models(folder, kind, v, tied, replicas=replicas), [rows_of(v, 3), rows_of(v, 4)])
 
 
 def nothing_is_whole(folder, kind, v):

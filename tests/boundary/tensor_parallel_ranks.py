@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 import transformers as tr
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -134,6 +135,44 @@ def follow(what, rows_of, one, many, handle, *, shown=torch.Tensor.detach, make=
         if make is torch.optim.SGD:
             near(f"{what}: {name} after 20 steps", b, a, bar, 0.01)
     assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
+
+
+def rows_over(v, step, parts, mine):
+    """The batch of a step for one rank, and one of the `parts` that many share it in: ranks have unlike labels."""
+    batches = [batch(v, step * parts + part) for part in range(parts)]
+    return {name: torch.cat([one[name] for one in batches]) for name in batches[0]}, batches[mine]
+
+
+def placed(folder, kind, v, tied, spec, place):
+    """(the model of one rank, the same over all that `place` spreads, with its boundary installed, its handle)."""
+    one = KINDS[kind][0].from_pretrained(saved(folder, kind, v, tied), **HOW)
+    torch.manual_seed(3)
+    if spec:
+        install(one, spec)
+    many = copy.deepcopy(one)
+    place(many)
+    folds = spec and any(sign in spec for sign in (":", "scale"))  # which is verified on whole tables alone
+    handle = installed(many) if folds else install(many)
+    return one.train(), many.train(), handle
+
+
+def paths_near(tied, one, many, handle, micro):
+    """The norms of both paths over micro-batches (one's, many's), against two separate tables of one rank."""
+    handle.track(tied == "tied")
+    for i, (_, own) in enumerate(micro):
+        if len(micro) > 1:
+            many.set_requires_gradient_sync(i == len(micro) - 1)
+        (many(**own).loss / len(micro)).backward()
+    norms = handle.path_norms()
+    one.lm_head.weight = nn.Parameter(one.lm_head.weight.detach().clone())
+    for whole, _ in micro:
+        (one(**whole).loss / len(micro)).backward()
+    a, b = one.get_input_embeddings().weight.grad, one.lm_head.weight.grad
+    wanted = torch.stack([a.norm(), b.norm(), *([] if tied == "untied" else [(a + b).norm()])])
+    near(f"{tied} norms", torch.tensor([norms.a, norms.b, norms.total][: len(wanted)]), wanted, 1e-5)
+    if tied == "tied":
+        near("cosine", torch.tensor(norms.cosine), (a * b).sum() / a.norm() / b.norm(), 1e-5)
+    near("gradient", many.lm_head.weight.grad, (a + b) if tied == "tied" else b, 1e-5)
 
 
 def ends_alone(folder, kind, v, tied):
