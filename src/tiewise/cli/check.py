@@ -43,9 +43,9 @@ def check(
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
         raise typer.BadParameter(f"--fail-on {fail_on}: choose one of {', '.join(FAIL_ON)}")
-    options: dict[str, Any] = {"deep": deep, "scan": not headers, "select": _ids(select), "ignore": _ids(ignore)}
-    options |= {"base": base, "beside": beside, "target": target}
-    options |= {"world": world, "as_class": as_class, "quantise": quantise}
+    options: dict[str, Any] = {"base": base, "beside": beside, "target": target, "world": world, "as_class": as_class}
+    options |= {"quantise": quantise, "deep": deep, "scan": not headers}
+    options |= {"select": o.listed(select), "ignore": o.listed(ignore)}
     from tiewise.checkpoint.audit import SCHEMA
     from tiewise.checkpoint.audit import check as audit
     from tiewise.checkpoint.audit_view import audit_view
@@ -73,18 +73,13 @@ def check(
         raise typer.Exit(1)
 
 
-def _ids(text: str | None) -> tuple[str, ...]:
-    return tuple(item.strip() for item in (text or "").split(",") if item.strip())
-
-
 def _explain(wanted: str, json_: bool) -> None:
     from tiewise.checkpoint.audit_view import rule_view
     from tiewise.checkpoint.rule import rules
 
     known = rules()
     if wanted != "all" and wanted.upper() not in known:
-        fix = f"rules are {', '.join(known)}; `--explain all` lists them"
-        raise CheckpointError(f"there is no rule {wanted!r}", fix)
+        raise CheckpointError(f"no rule {wanted!r}", f"rules are {', '.join(known)}; `--explain all` lists them")
     chosen = tuple(known.values()) if wanted == "all" else (known[wanted.upper()],)
     if json_:
         keys = ("id", "severity", "title", "explain", "sources", "deep")

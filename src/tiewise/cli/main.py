@@ -25,11 +25,12 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 # name of each command → the module beside this one that has it, under the headings of the help
 COMMANDS = {
     "Training": {
-        **{"compare": "training", "train": "training", "heal": "training", "sweep": "sweep"},
-        **{"data": "data", "vocab": "vocab"},
+        **dict.fromkeys(("compare", "train", "heal"), "training"),
+        "sweep": "sweep",
+        **dict.fromkeys(("data", "vocab"), "data"),
     },
     "Planning": {"plan": "planning", "models": "planning"},
-    "Looking inside": {"inspect": "inspect", "explore": "explore", "diff": "diff"},
+    "Looking inside": dict.fromkeys(("inspect", "explore", "diff"), "inspect"),
     "Checkpoints": {
         "check": "check",
         **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "trim", "transplant"), "rewrite"),

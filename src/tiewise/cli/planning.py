@@ -74,12 +74,9 @@ def plan(
             o.tell(f"page: {page}")
     if json_:
         return o.print_json(made.record())
-    from rich.console import Console
-
     from tiewise.report.plan_view import plan_view
 
-    console = Console()
-    console.print(plan_view(made.record(), console.width))
+    o.print_view(lambda width: plan_view(made.record(), width))
 
 
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Described:
@@ -144,9 +141,6 @@ def models(
     found = select(tied, family or "", min_vocab or 0, least, most, sort)
     if json_:
         return o.print_json({"models": [model.record() for model in found], "note": BETTER})
-    from rich.console import Console
-
     from tiewise.report.plan_view import models_table
 
-    console = Console()
-    console.print(models_table(found, console.width))
+    o.print_view(lambda width: models_table(found, width))

@@ -127,7 +127,6 @@ def _command(verb: str) -> Callable[..., None]:
             loss = None if cost is None else cost_change(cost, passage_nats(to, texts), texts)
         if json_:
             return o.print_json(receipt.record() | ({} if loss is None else {"loss": to_record(loss)}))
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
@@ -136,7 +135,7 @@ def _command(verb: str) -> Callable[..., None]:
         table.add_column(overflow="fold")
         for heading, text in [*receipt.lines(), *([] if loss is None else [("loss", loss.said())])]:
             table.add_row(heading, Text(text))  # names are text, never markup
-        Console().print(table)
+        o.print_view(table)
 
     said, own = VERBS[verb]
     taken = {**BEFORE, **own, **AFTER}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
-import warnings
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from tiewise.training.settings import Settings
 
 # what stands under the same name in `run.yaml`
-OPTIONS = (
+OPTIONS = [
     "seeds",
     "seed",
     "recipe",
@@ -39,7 +37,7 @@ OPTIONS = (
     "backend",
     "teacher",
     "what",
-)
+]
 
 SPLIT = typer.Option(
     None,
@@ -145,19 +143,15 @@ def compare(
         result = cast("SingleRun", found).result
         return print(f"{result.arm} seed {result.seed}: validation nll {result.heldout_nll:.4f}")
     comparison = cast("Comparison", found)
-    from rich.console import Console
-
     from tiewise.report.comparison_found import comparison_view
     from tiewise.training.folder import folder_name, how_it_loads
     from tiewise.training.results import FINAL
 
-    console = Console()
-    console.print(comparison_view(comparison))
+    o.print_view(comparison_view(comparison))
     folder = comparison.folder or Path()
     loads = {name: how_it_loads(folder / name / "seed-1") for name in map(folder_name, comparison.arms)}
     others = (f"; {name} {how}" for name, how in loads.items() if how)
-    for line in (f"report: {folder / 'report.html'}", f"models: {folder}/ARM/seed-N/{FINAL}{''.join(others)}"):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print(f"report: {folder / 'report.html'}\nmodels: {folder}/ARM/seed-N/{FINAL}{''.join(others)}")
 
 
 def train(
@@ -206,13 +200,11 @@ def train(
         interval = f"95 % interval {of.low:.1%} to {of.high:.1%}, n = {of.count:,}"
         print(f"{what}: {of.share:.1%} right ({interval}), nll {of.nll:.4f}")
     if "changed" in trained.setting:
-        from rich.console import Console
-
         from tiewise.report.comparison_found import paper_view
         from tiewise.report.papers import beside_figures
 
         own, recipe, changed = {result.arm: [result.perplexity]}, trained.setting["recipe"], trained.setting["changed"]
-        Console().print(paper_view(*beside_figures(recipe, changed, own, trained.data)))
+        o.print_view(paper_view(*beside_figures(recipe, changed, own, trained.data)))
     print("; it ".join(filter(None, [f"model: {trained.model}", how_it_loads(trained.folder)])))
 
 
@@ -236,9 +228,8 @@ def heal(
     It learns its original's probabilities of every next token; with another vocabulary, the text.
     """
     asked = {**locals(), "fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
-    found: Healed | None = carried_out(
-        "heal", dict.fromkeys(("share", "config", "boundary", "recipe", "corpus")) | asked
-    )
+    none = dict.fromkeys(("share", "config", "boundary", "recipe", "corpus"))
+    found: Healed | None = carried_out("heal", none | asked)
     if found is not None:
         print(f"{found.said()}\nmodel: {found.model}")
 
@@ -252,8 +243,6 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     since, begun = time.monotonic(), asked["resume"]
     out, single = asked["out"] or Path(f"runs/{command}"), command != "compare"
     o.need_torch()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice on speed; read when torch is imported
-    warnings.filterwarnings("ignore")  # a kind of run may import torch to check its settings
     from tiewise.core import ranks
     from tiewise.core.files import disk_error, quiet_threads
 

@@ -207,9 +207,3 @@ def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = 
             where[left[np.argmin(sizes[left])]] = split
             free -= 1
     return where
-
-
-def one_line(error: BaseException, limit: int = 200) -> str:
-    """Return another library's message on one line of at most `limit` characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 1] + "…"

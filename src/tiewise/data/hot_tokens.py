@@ -84,8 +84,7 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
     prepared = prepare(texts, tokenizer, folder, length=1)
     words, counts, every = prepared.tokenizer(), prepared.counts, vocab or prepared.vocab
     if size > every or counts[every:].any():
-        what = f"the text or the size goes beyond a vocabulary of {every:,}"
-        raise DataError(what, "give the tokenizer and the size of one model")
+        raise DataError(f"text or size go beyond a vocabulary of {every:,}", "give tokenizer and size of one model")
     added = [number for number, one in words.added_tokens_decoder.items() if one.special]
     special = [number for number in {*words.all_special_ids, *added} if number < every]
     if len(special) > size:

@@ -39,8 +39,8 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 
-from tiewise.core.errors import DataError
-from tiewise.data.documents import Document, cut, decode, one_line, opened, paragraphs, unreadable
+from tiewise.core.errors import DataError, one_line
+from tiewise.data.documents import Document, cut, decode, opened, paragraphs, unreadable
 from tiewise.data.synthetic import NAME, Language
 
 Text = str | os.PathLike[str]
@@ -219,8 +219,7 @@ def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[str]:
         parquet = pyarrow.parquet.ParquetFile(file)
         schema = parquet.schema_arrow
         if column not in schema.names:
-            fix = f"name one with FILE:COLUMN; columns: {', '.join(schema.names)}"
-            raise DataError(f"{path}: no column {column!r}", fix)
+            raise DataError(f"{path}: no column {column!r}", f"name one, FILE:COLUMN, of {', '.join(schema.names)}")
         kind = schema.field(column).type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
             raise DataError(f"{path}: column {column!r} holds {kind}, not strings", "name a column of text")

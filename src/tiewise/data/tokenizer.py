@@ -23,11 +23,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.checkpoint.token_bytes import byte_letters
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, one_line
 from tiewise.core.files import sync
 from tiewise.core.long_work import advance
 from tiewise.core.text_pieces import batches, begins_spaced, pieces
-from tiewise.data.documents import ended, one_line
+from tiewise.data.documents import ended
 from tiewise.data.sources import Text, open_sources
 
 Ids = NDArray[np.int64]
@@ -78,8 +78,7 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda:
             fix = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
             raise DataError(f"{what} ({one_line(error)})", _CHOICES if local else fix) from None
         if not found.is_fast:
-            fix = "convert it with AutoTokenizer, or choose another"
-            raise DataError(f"tokenizer {name!r} has no tokenizer.json", fix)
+            raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer first")
     else:
         a_file = kind.endswith(".json") or kind.startswith((".", "/", "~"))
         raise DataError(f"{'no tokenizer file or folder' if a_file else 'unknown tokenizer'} {kind!r}", _CHOICES)

@@ -115,9 +115,8 @@ def check(number: int, file: Path) -> str | None:
         raise RunError(f"no file {file}", f"tiewise exercise {number} says what it should hold")
     command = [sys.executable, "-m", "tiewise.exercises.reader_process", str(number), str(file)]
     try:
-        done = subprocess.run(
-            command, env=os.environ | ARENA, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS
-        )
+        held: dict[str, Any] = {"env": os.environ | ARENA, "stdin": subprocess.DEVNULL, "capture_output": True}
+        done = subprocess.run(command, timeout=SECONDS, **held)
     except subprocess.TimeoutExpired:
         raise RunError(f"{file} took more than {SECONDS} s", "look for a loop that does not end") from None
     if done.returncode:

@@ -295,19 +295,13 @@ class RNNConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: object) -> None:
         super().__post_init__(**kwargs)
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers")
-        optional = ("output_vocab_size", "embedding_size", "last_hidden_size")
-        for name in (*sizes, *(name for name in optional if getattr(self, name) is not None)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                what = "layers" if name == "num_hidden_layers" else name
-                raise SpecError(f"{what} = {value!r}", "sizes are whole numbers, 1 or more")
+        sizes = "vocab_size hidden_size num_hidden_layers output_vocab_size embedding_size last_hidden_size"
+        require(self, sizes, lambda n: isinstance(n, int) and n >= 1, "sizes are whole numbers, 1 or more", SpecError)
         if self.cell not in CELLS:
             raise SpecError(f"unknown cell {str(self.cell)[:40]!r}", f"choose one of {', '.join(CELLS)}")
         require(self, "lstm_bias", ("one", "two").__contains__, "choose one or two", SpecError)
         if self.cell == "gru" and self.lstm_bias == "one":
-            what = "a GRU with one bias is another function: its reset gate stands between the two"
-            raise SpecError(what, "use lstm_bias two")
+            raise SpecError("a GRU with one bias: its reset gate stands between the two", "use lstm_bias two")
         if not self.input_matrix and CELLS[self.cell].gates > 1:
             raise SpecError(f"{self.cell} without an input matrix: which of its gates would read the word?", "use tanh")
         if not self.input_matrix and len(set(self.widths)) > 1:

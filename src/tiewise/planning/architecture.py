@@ -263,8 +263,7 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
     vocab, width = architecture.ends.vocab, architecture.ends.width
     in_width, out_width = boundary.table_widths(width)
     if boundary.kind == "residual" and (boundary.rank or 0) > width:
-        what = f"{boundary}: rank {boundary.rank} exceeds the table width {width}"
-        raise SpecError(what, f"choose a rank ≤ {width}")
+        raise SpecError(f"{boundary}: rank {boundary.rank} exceeds the table width {width}", f"choose a rank ≤ {width}")
     shapes = boundary.map_shapes(width).values()
     stored, matrices = sum(map(prod, shapes)), sum(prod(shape) for shape in shapes if len(shape) > 1)
     # of a definite map one triangular factor is stored, square: two products at the head, two solves at the input

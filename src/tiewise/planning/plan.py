@@ -157,8 +157,7 @@ def described(model: Described) -> tuple[str, Architecture]:
         # the published files decide: a class may tie what its checkpoints hold apart (T5 v1.1)
         return row.name, replace(found, ends=replace(found.ends, tied=bool(row.tied))) if known else found
     if row.vocab is None:
-        fix = "plan from sizes, or from its config.json"
-        raise PlanError(f"{row.name}: nobody was seen to say its vocabulary", fix)
+        raise PlanError(f"{row.name}: nobody was seen to say its vocabulary", "plan from sizes or a config.json")
     found = from_sizes(Sizes(row.vocab, row.width, row.layers), tied=row.tied is not False)
     note = f"{row.name} is known by V, D and L alone: a body of 12·D² per layer is assumed"
     return row.name, replace(found, notes=(note,))

@@ -18,12 +18,8 @@ from tiewise.planning.catalogue import find
 from tiewise.planning.evidence import in_words
 
 Record = Mapping[str, Any]
-OPTIMIZERS = {
-    "sgd": "SGD",
-    "momentum": "SGD with momentum",
-    "adamw": "AdamW",
-    "adamw-bf16-master": "AdamW, bf16, fp32 master",
-}
+OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adamw": "AdamW"}
+OPTIMIZERS |= {"adamw-bf16-master": "AdamW, bf16, fp32 master"}
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
 NATS = "nats per token"
 EVIDENCE_HEADER = ["tokens of text", "times seen", "tied − untied, nats/token [95 %]", "tying is", "seeds"]
@@ -214,9 +210,8 @@ def evidence(record: Record) -> str:
     """Say whether the atlas speaks of this size, and what tying did at the nearest; "" where nothing can be tied."""
     if (atlas := record["atlas"]) is None:
         return ""
-    own = (
-        f"has {in_words(atlas['beyond'])} of the atlas" if atlas["beyond"] else "is not enclosed by those of the atlas"
-    )
+    beyond = atlas["beyond"]
+    own = f"has {in_words(beyond)} of the atlas" if beyond else "is not enclosed by those of the atlas"
     no = f"No evidence of what tying does to the loss: this model {own}"
     row = atlas["rows"][0]
     nearest = f"At the nearest, width {row['width']:,}, {row['layers']} layers and V {row['vocab']:,}"

@@ -168,9 +168,8 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
         raise PlanError(f"{family} has no token table and head", "plan works on language models")
     bias = getattr(head, "bias", None)
     ours = [id(p) for p in (table.weight, head.weight, bias)]
-    looked_up = {
-        id(p): p for n, p in model.named_parameters() if token_tables.PLAIN_TABLE.search(n.removesuffix(".weight"))
-    }
+    is_table = token_tables.PLAIN_TABLE.search
+    looked_up = {id(p): p for n, p in model.named_parameters() if is_table(n.removesuffix(".weight"))}
     others = [p for p in model.parameters() if id(p) not in (*ours, *looked_up)]
     whole = sum(p.numel() for p in others)
     other = Count(whole, sum(p.numel() for p in others if p.dim() > 1), whole)

@@ -19,7 +19,7 @@ existing row and the new row.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -139,13 +139,13 @@ def resize(
         of = f"the first {len(new):,} new rows" if len(new) < more else "new rows"
         others = f"nine in ten of those in use {low:.4g} to {high:.4g}"
         notes.append(f"{short(table.name)}: {of} are {new.min():.4g} to {new.max():.4g} long, {others}")
-    put = []
-    for part in parts:
-        shape = shape_of_rows(facts, part, count)
+
+    def pieces(part: Stored) -> Pieces:
         first = max(0, min(before, count) - part.rows) if repeats_first else 0
-        write = partial(_pieces, part, used if rows == DRAWN else None, count, seed, first)
-        put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
-    return Change(KEPT, put=tuple(put), config=sizes_of(facts, before, count), notes=(*notes, *left_to_do))
+        return _pieces(part, used if rows == DRAWN else None, count, seed, first)
+
+    put = with_rows(facts, parts, count, pieces)
+    return Change(KEPT, put=put, config=sizes_of(facts, before, count), notes=(*notes, *left_to_do))
 
 
 def parts_of_tokens(
@@ -165,10 +165,16 @@ def parts_of_tokens(
     return tables, biases, beside
 
 
-def shape_of_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
-    """Return the shape that one of `parts_of_tokens` is stored in with so many rows: a bias may be [1, V]."""
-    stored = facts.folder.tensors[part.name].shape
-    return (*stored[:-1], count) if part.shape != stored or len(stored) == 1 else (count, *stored[1:])
+def with_rows(
+    facts: Facts, parts: Iterable[Stored], count: int, pieces: Callable[[Stored], Pieces]
+) -> tuple[NewTensor, ...]:
+    """Return what becomes of `parts_of_tokens` with so many rows, whose bytes `pieces` gives; a bias may be [1, V]."""
+
+    def shape(part: Stored) -> tuple[int, ...]:
+        stored = facts.folder.tensors[part.name].shape
+        return (*stored[:-1], count) if part.shape != stored or len(stored) == 1 else (count, *stored[1:])
+
+    return tuple(NewTensor.like(part, partial(pieces, part), shape=shape(part)) for part in parts)
 
 
 def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
