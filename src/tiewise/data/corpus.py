@@ -162,16 +162,9 @@ def prepare(
 ) -> PreparedText:
     """Turn `texts` (as in `tiewise.data.sources`) into tokens in `folder`, or reuse what an equal call left there.
 
-    Standard input is kept as `stdin.txt` in the folder and read from there by later calls.
-
-    Args:
-        texts: what to read, in order.
-        tokenizer: as in `tiewise.data.tokenizer`.
-        folder: where the tokens go.
-        length: T of the blocks that are to fit.
-        split: "random", or "contiguous" for the last parts of the text as held-out text.
-        apart: end every part of a plain file as a document: pairs of segments need many.
-        train_tokens: keep so many tokens of the training split, the tokenizer and the other splits being those of all.
+    Standard input is kept as `stdin.txt` in the folder and read from there by later calls. `length` is T of the blocks
+    that are to fit; `apart` ends every part of a plain file as a document, since pairs of segments need many; of the
+    training split `train_tokens` are kept, the tokenizer and the other splits being those of all.
 
     Raises:
         DataError: on a text or tokenizer that cannot be used, or where a split is shorter than blocks of `length`

@@ -66,15 +66,7 @@ class HotTokens:
 def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vocab: int | None = None) -> HotTokens:
     """Rank the tokens of `texts` (as in `tiewise.data.sources`) and measure what the first `size` cover.
 
-    Args:
-        texts: text such as the target writes.
-        tokenizer: the target's folder, a tokenizer.json, or an id of the Hugging Face Hub.
-        size: N.
-        folder: where the tokens of the text go meanwhile.
-        vocab: V; None for what the folder's config says, else the tokenizer.
-
-    Raises:
-        DataError: a text or tokenizer that cannot be used, or a size that is no part of the vocabulary.
+    `folder` holds the tokens of the text meanwhile; `vocab` is V, None for what the tokenizer's folder says, or it.
     """
     source = Path(tokenizer).expanduser()
     if vocab is None and source.is_dir():

@@ -219,7 +219,8 @@ def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[str]:
         parquet = pyarrow.parquet.ParquetFile(file)
         schema = parquet.schema_arrow
         if column not in schema.names:
-            raise DataError(f"{path}: no column {column!r}", f"name one, FILE:COLUMN, of {', '.join(schema.names)}")
+            fix = f"name one with FILE:COLUMN; columns: {', '.join(schema.names)}"
+            raise DataError(f"{path}: no column {column!r}", fix)
         kind = schema.field(column).type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
             raise DataError(f"{path}: column {column!r} holds {kind}, not strings", "name a column of text")

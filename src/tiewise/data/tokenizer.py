@@ -155,21 +155,10 @@ def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: StreamE
 def read_tokens(
     folder: str | os.PathLike[str], texts: Text | Sequence[Text], vocab: int, most: int | None = None
 ) -> Ids:
-    """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder.
+    """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder: ids [N], at most `most`.
 
-    Documents end in the tokenizer's end token, where it has one that the table knows; a plain file is one document.
-
-    Args:
-        folder: where the tokenizer lies.
-        texts: what to read, in order; one alone needs no list.
-        vocab: rows of the model's table.
-        most: stop after so many tokens.
-
-    Returns:
-        ids [N].
-
-    Raises:
-        DataError: no text, no tokenizer in the folder that can be read, or one that gives tokens without a row.
+    Documents end in the tokenizer's end token, where it has one that the table of `vocab` rows knows; a plain file is
+    one document. Raises DataError.
     """
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):

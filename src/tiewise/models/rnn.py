@@ -301,7 +301,7 @@ class RNNConfig(PreTrainedConfig):
             raise SpecError(f"unknown cell {str(self.cell)[:40]!r}", f"choose one of {', '.join(CELLS)}")
         require(self, "lstm_bias", ("one", "two").__contains__, "choose one or two", SpecError)
         if self.cell == "gru" and self.lstm_bias == "one":
-            raise SpecError("a GRU with one bias: its reset gate stands between the two", "use lstm_bias two")
+            raise SpecError("a GRU with one bias is another function: a gate stands between", "use lstm_bias two")
         if not self.input_matrix and CELLS[self.cell].gates > 1:
             raise SpecError(f"{self.cell} without an input matrix: which of its gates would read the word?", "use tanh")
         if not self.input_matrix and len(set(self.widths)) > 1:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import PlanError
-from tiewise.core.files import packaged_json
+from tiewise.core.files import packaged_json, require
 from tiewise.core.first_loss import POSITIONS, Computed, FirstStep, first_step
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
@@ -46,22 +46,13 @@ class Setting:
     fsdp: int | None = None  # ranks of a group that shards every parameter; None: all of them, and tp by itself
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.length < 1:
-            raise PlanError(f"tokens {self.batch} × {self.length}", "batch and length must be 1 or more")
-        if self.dtype not in DTYPES:
-            raise PlanError(f"unknown dtype {self.dtype[:40]!r}", f"choose one of {', '.join(DTYPES)}")
-        if self.world < 1 or self.tp < 1:
-            raise PlanError(f"world {self.world}, tp {self.tp}", "both must be 1 or more")
-        if self.world % self.tp:
-            what = f"tp {self.tp} does not divide the world of {self.world}"
-            raise PlanError(what, "choose a tp that divides it")
-        if self.fsdp is not None and self.fsdp < 1:
-            raise PlanError(f"fsdp {self.fsdp}", "it must be 1 or more")
-        if self.fsdp is not None and self.world % (self.fsdp * self.tp):
-            what = f"fsdp {self.fsdp} × tp {self.tp} does not divide the world of {self.world}"
-            raise PlanError(what, "choose them so that world = fsdp × tp × replicas")
-        if self.std is not None and not 0 < self.std < float("inf"):
-            raise PlanError(f"std {self.std}", "give a positive number")
+        require(self, "batch length world tp fsdp", lambda count: count >= 1, "it must be 1 or more", PlanError)
+        require(self, "dtype", DTYPES.__contains__, f"choose one of {', '.join(DTYPES)}", PlanError)
+        require(self, "std", lambda std: 0 < std < float("inf"), "give a positive number", PlanError)
+        if self.world % (self.tp * (self.fsdp or 1)):
+            cut = f"tp {self.tp}" if self.fsdp is None else f"fsdp {self.fsdp} × tp {self.tp}"
+            fix = "choose them so that world = fsdp × tp × replicas"
+            raise PlanError(f"{cut} does not divide the world of {self.world}", fix)
 
     @property
     def tokens(self) -> int:

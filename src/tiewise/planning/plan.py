@@ -127,12 +127,7 @@ def plan(
 
 
 def described(model: Described) -> tuple[str, Architecture]:
-    """(what to call it, its architecture) of anything that `plan` takes.
-
-    Raises:
-        PlanError: the model is unknown, or its sizes are missing or contradict each other.
-        CheckpointError: a config that cannot be read.
-    """
+    """(what to call it, its architecture) of anything that `plan` takes; raises what it raises."""
     if isinstance(model, Architecture):
         return model.family, model
     if isinstance(model, Sizes):
@@ -164,12 +159,7 @@ def described(model: Described) -> tuple[str, Architecture]:
 
 
 def config_of(path: Path) -> dict[str, Any]:
-    """Read a config.json, or that of a folder.
-
-    Raises:
-        PlanError: it is no JSON object.
-        CheckpointError: it cannot be read.
-    """
+    """Read a config.json, or that of a folder."""
     file = path / "config.json" if path.is_dir() else path
     config = read_json(str(file), most=2**24)
     if not isinstance(config, dict):

@@ -196,14 +196,19 @@ def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tupl
     notes: tuple[str, ...] = ()
     if facts.folder.config is None:
         notes = ("there is no config.json: write the new vocab_size into the one that goes with this file",)
-    known = resized | {position.name for position in facts.roles.positions}
+    for what in unknown_tables(facts, resized, rows):
+        notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
+    return notes
+
+
+def unknown_tables(facts: Facts, known: set[str], rows: int) -> Iterator[str]:
+    """Say of every table with as many rows that it is neither `known` nor of positions: they may be tokens'."""
     for name, tensor in facts.folder.tensors.items():
         # any but a matrix within a layer has its rows for tokens
         of_tokens = not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]
-        if name not in known and len(tensor.shape) == 2 and tensor.rows == rows and of_tokens:
-            what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and plays no part that is known"
-            notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
-    return notes
+        passed = name in known or tensor in facts.roles.positions
+        if not passed and len(tensor.shape) == 2 and tensor.rows == rows and of_tokens:
+            yield f"{facts.path}: {short(name)} has {rows:,} rows too, and plays no part that is known"
 
 
 def _new_count(

@@ -218,16 +218,10 @@ def _pieces(part: Stored, recipe: Recipe) -> Pieces:
 def pursue(
     anchors: NDArray, targets: NDArray, most: int, what: str = "matching"
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Write each target as a combination of at most `most` anchors; those are chosen in fp32, and combined in fp64.
+    """Write targets [n, D] as combinations of at most `most` anchors [S, D], none of which is zero.
 
-    Args:
-        anchors: [S, D], none of them zero.
-        targets: [n, D], in the same space.
-        most: k, anchors of one combination; no more than there are, and no more than D, are taken.
-        what: names the work in progress.
-
-    Returns:
-        (places among the anchors [n, k], coefficients [n, k]: 0 where fewer were needed).
+    Those are chosen in fp32, and combined in fp64: (places among the anchors [n, k], coefficients [n, k], 0 where fewer
+    were needed), k ≤ S and k ≤ D. `what` names the work in progress.
     """
     most = min(most, *anchors.shape)
     lengths = np.sqrt(np.einsum("sd,sd->s", anchors, anchors, dtype=np.float64))

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, is_id, json_object, open_folder
 from tiewise.checkpoint.stored import Reader, Stored
@@ -27,7 +26,7 @@ from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited_file
-from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, sizes_of, with_rows
+from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, sizes_of, unknown_tables, with_rows
 from tiewise.rewrite.tokenizer_file import Noted, TokenizerFile, encoded, loaded
 
 HELD = 0.1  # of the text, at its end, is what the measured choice does not see
@@ -161,12 +160,8 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
         if not other.by_id:
             what = f"{facts.path}: {short(other.tensor.name)} is a {other.role}, which other ids would read wrongly"
             raise CheckpointError(what, "nothing here trims it: train the model with the vocabulary that it shall have")
-    known = {part.name for part in (*parts, *facts.roles.positions)}
-    for name, tensor in facts.folder.tensors.items():
-        of_tokens = not in_layer(name) or "embed" in name or "head" in name
-        if name not in known and len(tensor.shape) == 2 and tensor.rows == tables[0].rows and of_tokens:
-            what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and plays no part that is known"
-            raise CheckpointError(what, "nothing here trims it, and its rows may belong to tokens")
+    for what in unknown_tables(facts, {part.name for part in parts}, tables[0].rows):
+        raise CheckpointError(what, "nothing here trims it, and its rows may belong to tokens")
     return parts
 
 
