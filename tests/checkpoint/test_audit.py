@@ -18,8 +18,7 @@ from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_ten
 from typer.testing import CliRunner
 
 from tiewise.checkpoint import rule as rule_module
-from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.audit_view import audit_view
+from tiewise.checkpoint.audit import audit_view, check
 from tiewise.checkpoint.rule import SEVERITIES, matching, rules
 from tiewise.cli.main import command_line
 from tiewise.core.errors import CheckpointError

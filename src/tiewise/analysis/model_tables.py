@@ -19,11 +19,10 @@ from tiewise.checkpoint.claims import module_of
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import Dense, read_boundary
-from tiewise.checkpoint.roles import find_roles
+from tiewise.checkpoint.roles import IndexedTensor, find_roles
 from tiewise.checkpoint.rule import names
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored, widened
 from tiewise.checkpoint.table_scans import scan_rows
-from tiewise.checkpoint.token_tables import IndexedTensor
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.long_work import doing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 from collections import Counter
@@ -11,25 +12,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiewise.checkpoint.adapter import AdapterFacts, open_adapter
-from tiewise.checkpoint.claims import Claims
+from tiewise.checkpoint.claims import FLAG, Claims
 from tiewise.checkpoint.facts import Facts, config_for
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, names, rules
+from tiewise.checkpoint.rule import SEVERITIES, Finding, Rule, difference, matching, names, rules, said
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.rules_onnx import OnnxFacts, read_onnx
-from tiewise.checkpoint.rules_token_tables import Draft, draft_of
 from tiewise.checkpoint.rules_types_and_rows import read_quantisation
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
-from tiewise.checkpoint.untrusted import inside
+from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import strict
+from tiewise.core.files import size, strict
 
 SCHEMA = 1
-_VIEW = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs rich
+# a check from Python never needs these
+rich_box, rich_console, rich_padding, rich_table, rich_text = map(
+    Late, ("rich.box", "rich.console", "rich.padding", "rich.table", "rich.text")
+)
 _FILES = (".gguf", ".onnx")
 # rules on models that stand alone: their ends, tokenizer and loaders; a draft, half a model, has B083 to B085
 _ALONE = ("B01", "B02", "B03", "B042", "B080")
@@ -83,7 +86,7 @@ class Audit:
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it; the fields are described in docs/check-schema.md."""
         roles, claims = self.roles, self.claims
-        said = {key: getattr(claims, key) for key in ("tied", "known", "t5_like", "fixed")}
+        claimed = {key: getattr(claims, key) for key in ("tied", "known", "t5_like", "fixed")}
         levels = [asdict(claim) | {"effective": claim.effective} for claim in claims.levels]
         return strict(
             {
@@ -97,7 +100,7 @@ class Audit:
                 "tensors": self.tensors,
                 "bytes": self.nbytes,
                 "spare_bytes": self.spare,
-                "claims": said | {"levels": levels},
+                "claims": claimed | {"levels": levels},
                 "found_by": None if roles is None else roles.source,
                 "headless": None if roles is None else roles.headless,
                 "names": None if roles is None else {"input": roles.input_name, "output": roles.output_name},
@@ -116,7 +119,9 @@ class Audit:
         )
 
     def _repr_html_(self) -> str:
-        return str(_VIEW.audit_html(self))
+        console = rich_console.Console(file=io.StringIO(), record=True, width=120, highlight=False)
+        console.print(audit_view(self))
+        return str(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
 
 def check(
@@ -159,60 +164,46 @@ def check(
     catalogue = rules()
     chosen, ignored = matching(select) if select else frozenset(catalogue), matching(ignore)
     folder = None if path.suffix in _FILES else open_folder(path)
-    if (
-        folder is not None
-        and not folder.tensors
-        and (exports := [one for one in folder.files if one.endswith(".onnx")])
+    if folder is not None and not folder.tensors and (files := [one for one in folder.files if one.endswith(".onnx")]):
+        if len(files) > 1 and "model.onnx" not in files:
+            raise CheckpointError(f"{path}: {len(files)} ONNX files", f"give one of them: {names(files)}")
+        path, folder = inside(path, "model.onnx" if len(files) > 1 else files[0]), None
+    adapted = folder is not None and folder.is_adapter
+    model = folder is not None and not adapted
+    for name, given, right, what in (
+        ("base", base, adapted, "this is not an adapter's folder"),
+        ("beside", beside, folder is None, "this is no GGUF or ONNX file"),
+        ("as_class", as_class, model, "this is not a model's folder"),
+        ("target", target, model, "this is no draft model"),
+        ("quantise", quantise, model, "this is not a whole checkpoint"),
     ):
-        if len(exports) > 1 and "model.onnx" not in exports:
-            raise CheckpointError(f"{path}: {len(exports)} ONNX files", f"give one of them: {names(exports)}")
-        path, folder = inside(path, "model.onnx" if len(exports) > 1 else exports[0]), None
-    if base is not None and (folder is None or not folder.is_adapter):
-        raise CheckpointError("base is given, and this is not an adapter's folder", "leave base out")
-    if beside is not None and folder is not None:
-        raise CheckpointError("beside is given, and this is no GGUF or ONNX file", "leave beside out")
-    if as_class is not None and (folder is None or folder.is_adapter):
-        raise CheckpointError("as_class is given, and this is not a model's folder", "leave as_class out")
-    if target is not None and (folder is None or folder.is_adapter):
-        raise CheckpointError("target is given, and this is no draft model", "leave target out")
+        if given is not None and not right:
+            raise CheckpointError(f"{name} is given, and {what}", f"leave {name} out")
     source = base if base is not None else beside
-    if quantise is not None and (folder is None or folder.is_adapter):
-        raise CheckpointError("quantise is given, and this is not a whole checkpoint", "leave quantise out")
     made_of = Facts(open_folder(source), scan) if source is not None else None
     facts: Facts | AdapterFacts | GgufFacts | OnnxFacts
-    kinds: tuple[str, ...]
-    if path.suffix == ".onnx":
-        facts = onnx = replace(read_onnx(path), source=made_of, scan=scan)
-        held, kinds = onnx.tensors, ("any", "onnx")
-        ends = [("both" if onnx.table in onnx.heads else "input", onnx.table)]
-        ends += [("output", head) for head in onnx.heads if head is not onnx.table]
-        parts = tuple(Part(role, tensor) for role, tensor in ends if tensor is not None)
-        audit = Audit(path, "onnx", parts=parts, spare=sum(copy.nbytes for copy in onnx.copies))
-    elif folder is None:
-        facts = gguf = replace(open_gguf(path), source=made_of, scan=scan)
-        held, kinds = gguf.tensors, ("any", "gguf")
-        ends = [("input", gguf.table), ("output", gguf.head)]
-        parts = tuple(Part(role, tensor) for role, tensor in ends if tensor is not None)
-        audit = Audit(path, "gguf", parts=parts, spare=parts[1].tensor.nbytes if gguf.equal else 0)
+    if folder is None:
+        file = read_onnx(path) if path.suffix == ".onnx" else open_gguf(path)
+        facts = file = replace(file, source=made_of, scan=scan)
+        parts = tuple(Part(role, tensor) for role, tensor in file.ends if tensor is not None)
+        held, audit = file.tensors, Audit(path, path.suffix[1:], parts=parts, spare=file.spare)
     elif folder.is_adapter:
         facts = adapter = open_adapter(folder, made_of, scan)
-        held, kinds, audit = adapter.tensors, ("any", "adapter"), Audit(path, "adapter")
+        held, audit = adapter.tensors, Audit(path, "adapter")
     else:
         if not folder.tensors and not folder.faults and not folder.pickles:
             fix = "give a checkpoint folder, or one .safetensors, .gguf or .onnx file"
             raise CheckpointError(f"{path}: no file of tensors in it", fix)
         if as_class is not None:
             if folder.config is None:
-                raise CheckpointError(
-                    f"{path}: it has no config.json to load {as_class} by", "give the folder that has it"
-                )
+                fix = "give the folder that has it"
+                raise CheckpointError(f"{path}: it has no config.json to load {as_class} by", fix)
             folder = replace(folder, config=config_for(folder.config, as_class))
         planned = None if quantise is None else read_quantisation(quantise)
         proposes_to = None if target is None else Facts(open_folder(target), scan)
         facts = whole = Facts(folder, scan, world, as_class, planned, proposes_to)
-        draft = draft_of(whole)
-        kinds = ("any", "folder", "draft") if draft is not None or target is not None else ("any", "folder")
-        held, audit = folder.tensors, _whole(path, whole, draft)
+        held, audit = folder.tensors, _whole(path, whole)
+    kinds = {"any", audit.kind, "folder" if model else "any", "any" if target is None else "draft"}
 
     elsewhere = {"folder": "for whole checkpoints", "adapter": "for adapters", "gguf": "for GGUF files"}
     elsewhere |= {"draft": "for drafts", "onnx": "for ONNX files"}
@@ -264,21 +255,103 @@ def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield finding if left == 1 else replace(finding, evidence=what, count=left)
 
 
-def _whole(path: Path, facts: Facts, draft: Draft | None) -> Audit:
+def _whole(path: Path, facts: Facts) -> Audit:
     """What is stored at the two ends, and what loaders make of it."""
     roles, ends = facts.roles, facts.ends
     groups = {"input": roles.inputs, "output": roles.tables[len(roles.inputs) :], "bias": roles.biases}
     groups |= {"position": roles.positions, "map": roles.maps}
-    return Audit(
-        path,
-        "draft" if draft is not None else "file" if facts.folder.single else "folder",
-        facts.claims,
-        roles,
-        (
-            *(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors),
-            *(Part(other.role, other.tensor) for other in roles.others),
-        ),
-        ends,
-        spare=roles.output.nbytes if roles.output is not None and ends is not None and ends.kind == IDENTICAL else 0,
-        outcomes=predict(facts) if draft is None else (),
-    )
+    parts = [Part(role, tensor) for role, tensors in groups.items() for tensor in tensors]
+    parts += [Part(other.role, other.tensor) for other in roles.others]
+    kind = "draft" if facts.draft is not None else "file" if facts.folder.single else "folder"
+    spare = roles.output.nbytes if roles.output is not None and ends is not None and ends.kind == IDENTICAL else 0
+    outcomes = predict(facts) if facts.draft is None else ()
+    return Audit(path, kind, facts.claims, roles, tuple(parts), ends, spare, outcomes=outcomes)
+
+
+STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
+ROLES = {"input": "input table", "output": "output head", "bias": "bias", "position": "positions", "map": "map"}
+ROLES |= {"draft map": "draft map", "both": "both ends"}
+
+
+def audit_view(audit: Audit) -> Any:
+    """Return an audit as it is printed. Everything that comes from the checkpoint is `Text`, never markup."""
+    what = f"{audit.tensors:,} tensors, {size(audit.nbytes)}"
+    loaded_as = f" as {audit.as_class}" if audit.as_class is not None else ""
+    table = rich_table.Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (*_claims(audit), *_stored(audit)):
+        table.add_row(name, rich_text.Text(value))
+    title = rich_text.Text.assemble((str(audit.path), "bold"), f"  {audit.kind}{loaded_as}, {what}", overflow="fold")
+    parts: list[Any] = [title, table, *([_loaders(audit.outcomes)] if audit.outcomes else [])]
+    for found in audit.findings:
+        severity = (found.severity, STYLE[found.severity])
+        head = rich_text.Text.assemble((found.rule, "bold"), " ", severity, "  ", found.evidence)
+        safe = "  (safe: tiewise repair does it)" if found.safe else ""
+        repair = rich_text.Text.assemble(("  → ", "green"), found.repair, (safe, "dim"))
+        parts.append(rich_padding.Padding(rich_console.Group(head, repair), (0, 0, 0, 2)))
+    if audit.findings:
+        counts = {name: sum(f.count for f in audit.findings if f.severity == name) for name in reversed(SEVERITIES)}
+        ending = {name: "s" if count > 1 and name in ("error", "warning") else "" for name, count in counts.items()}
+        told = ", ".join(f"{count:,} {name}{ending[name]}" for name, count in counts.items() if count)
+        parts.append(rich_text.Text(f"  {told}; tiewise check --explain {audit.findings[0].rule} says more", "dim"))
+    else:
+        parts.append(rich_text.Text(f"  nothing found by {len(audit.ran)} rules", "green"))
+    return rich_console.Group(*parts)
+
+
+def rule_view(rule: Rule) -> Any:
+    """Return what `--explain` prints of one rule."""
+    head = rich_text.Text.assemble((rule.id, "bold"), "  ", (rule.severity, STYLE[rule.severity]), "  ", rule.title)
+    below = [*(["Runs only with --deep."] if rule.deep else []), f"Sources: {', '.join(rule.sources)}"]
+    about = [rich_text.Text(part.replace("\n", " ").strip()) for part in rule.explain.split("What to do: ")]
+    if len(about) == 2:
+        about[1] = rich_text.Text.assemble(("What to do: ", "bold"), about[1])
+    blank = rich_text.Text()
+    return rich_console.Group(head, blank, *about, blank, *(rich_text.Text(line, "dim") for line in below))
+
+
+def _claims(audit: Audit) -> Iterator[tuple[str, str]]:
+    for claim in audit.claims.levels:
+        takes = ", and its class is not known" if claim.default is None else f"; its class takes {said(claim.default)}"
+        what = f"{FLAG} absent{takes}" if claim.written is None else f"{FLAG}: {said(claim.written)}"
+        family = short(f" ({claim.model_type})" if claim.model_type else "")
+        decides = ", decides" if claim is audit.claims.deciding and len(audit.claims.levels) > 1 else ""
+        yield f"config {short(claim.level) or 'root'}", what + family + decides
+    if not audit.claims.levels and audit.roles is not None:
+        yield "config", "none: tying is known from the tensors alone"
+
+
+def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
+    def described(tensor: Stored) -> str:
+        return f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}"
+
+    roles = audit.roles
+    told = [(ROLES[role], described(tensor)) for role, tensor in audit.parts if role in ROLES]
+    inputs = sum(role == "input" for role, _ in audit.parts)  # they come first
+    yield from told[:inputs]
+    if roles is not None and roles.output is None and roles.input is not None:
+        used = "not stored: the input table is used" if audit.claims.tied else "not stored"
+        yield ROLES["output"], "none: this class has no token head" if roles.headless else used
+    yield from told[inputs:]
+    for role in dict.fromkeys(role for role, _ in audit.parts if role not in ROLES):  # a line for all of a role
+        first, *rest = (tensor for other, tensor in audit.parts if other == role)
+        more = f" and {len(rest):,} more, {size(sum(each.nbytes for each in (first, *rest)))} in all" if rest else ""
+        yield role, described(first) + more
+    if audit.ends is not None:
+        spare = f"; {size(audit.spare)} stored twice" if audit.spare else ""
+        yield "the two are", difference(audit.ends) + spare
+    elif roles is not None and roles.input is not None and roles.output is not None and audit.kind != "draft":
+        yield "the two are", "not compared" + ("" if audit.scan else " (headers only)")
+
+
+def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Any:
+    table = rich_table.Table(box=rich_box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("loader", "makes of it", "that is"):
+        table.add_column(name, overflow="fold")
+    for outcome in outcomes:
+        basis = f"from reading {outcome.source}" if outcome.predicted else outcome.source
+        loader = rich_text.Text.assemble(f"{outcome.loader} {outcome.versions}\n", (basis, "dim"))
+        word = rich_text.Text(outcome.outcome, STYLE["error"] if outcome.right is False else "")
+        table.add_row(loader, word, rich_text.Text(outcome.sentence))
+    return rich_padding.Padding(table, (0, 0, 0, 2))

@@ -267,8 +267,8 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
             written=flag if isinstance(flag, bool) else None,
             default=False if own.loose and FLAG in level and flag is None else own.tie,
             decides=path in deciding,
-            vocab_size=_first_count(level, own.sizes.get("vocab_size", ""), "vocab_size"),
-            hidden_size=_first_count(level, own.sizes.get("hidden_size", ""), *widths),
+            vocab_size=first_count([level], own.sizes.get("vocab_size", ""), "vocab_size"),
+            hidden_size=first_count([level], own.sizes.get("hidden_size", ""), *widths),
             malformed=short(flag) if FLAG in level and not isinstance(flag, bool) else None,
         )
         claims.append(claim)
@@ -316,8 +316,9 @@ def count(value: Any) -> int | None:
     return value if type(value) is int and 0 < value < 2**63 else None
 
 
-def _first_count(level: Mapping[str, Any], *keys: str) -> int | None:
-    return next((n for key in keys if (n := count(level.get(key))) is not None), None)
+def first_count(levels: Iterable[Mapping[str, Any]], *keys: str) -> int | None:
+    """The first positive whole number that a level has under one of the keys; None for none."""
+    return next((n for level in levels for key in keys if (n := count(level.get(key))) is not None), None)
 
 
 SCALARS = {  # key: the value at which it does nothing

@@ -16,16 +16,18 @@ from tiewise.checkpoint.claims import (
     OWN_TYPE,
     Claim,
     Claims,
+    architecture,
     count,
     family_data,
+    first_count,
     in_layer,
     is_foreign,
     model_levels,
     read_claims,
 )
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, noting, read_tokenizer
-from tiewise.checkpoint.roles import Roles, find_roles
-from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.roles import DRAFT_HEAD, Roles, find_roles
+from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES, TableLikeness, likeness, same_numbers
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, SpecError
@@ -38,6 +40,10 @@ _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, padding
 _EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1}  # of the input table, beyond vocab_size: an image, a start
 _EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length")
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
+# in a draft's class; Eagle 2 and 2.5 are vision-language models too
+_DRAFT = re.compile(
+    r"(eagle|medusa|dflash|dspark)(?!.*(VL|Chat|Conditional))|speculator|nextn|mtp(model)?$", re.IGNORECASE
+)
 
 
 class Pair(NamedTuple):
@@ -46,6 +52,21 @@ class Pair(NamedTuple):
     table: Stored
     head: Stored
     alike: TableLikeness
+
+
+class Draft(NamedTuple):
+    """What a folder says of its draft vocabulary; None for what it does not say."""
+
+    map: Stored | None  # d2t, or token_map
+    t2d: Stored | None
+    size: int | None  # N
+    reduced: bool  # it drafts over a part of the vocabulary, and so needs a map
+    heads: tuple[Stored, ...]  # Medusa's, each [N or V, D]
+
+    @property
+    def holds_ids(self) -> bool:
+        """Whether the map holds the tokens' ids; d2t holds their distances from the row."""
+        return self.map is not None and self.map.name.endswith("token_map")
 
 
 @dataclass(frozen=True)
@@ -135,8 +156,9 @@ class Facts:
     def pair(self) -> Pair | None:
         """The two tables and how alike they are; None as `ends`."""
         table, head = self.roles.input, self.roles.output
-        alike = None if table is None or head is None else self.compare(table, head)
-        return None if table is None or head is None or alike is None else Pair(table, head, alike)
+        if table is None or head is None or (alike := self.compare(table, head)) is None:
+            return None
+        return Pair(table, head, alike)
 
     @cached_property
     def unplaced(self) -> list[Stored]:
@@ -180,8 +202,8 @@ class Facts:
     @cached_property
     def half_read(self) -> list[Stored]:
         """Input tables that transformers does not load under their names, where it loads another one of several."""
-        roles = self.roles
-        return [] if roles.read_input is None else [table for table in roles.inputs if table.name in roles.unread]
+        unread = (table for table in self.roles.inputs if table.name in self.roles.unread)
+        return [] if self.roles.read_input is None else list(unread)
 
     @cached_property
     def foreign_layers(self) -> str | None:
@@ -191,11 +213,8 @@ class Facts:
             return None
         names = (re.match(r"(.+?)\.\d+\.", name) for name in self.folder.tensors)
         stored = [found[1] for found in names if found is not None and not is_foreign(found[1])]
-        read = {
-            form
-            for own in known.layers
-            for form in (own, f"{known.prefix}.{own}", own.removeprefix(f"{known.prefix}."))
-        }
+        before = f"{known.prefix}."
+        read = {form for own in known.layers for form in (own, before + own, own.removeprefix(before))}
         return stored[0] if stored and read.isdisjoint(stored) else None
 
     @cached_property
@@ -219,9 +238,32 @@ class Facts:
             return None
         if self.roles.output is None:
             return True
-        if self.ends is None or self.ends.kind == SAME_VALUES:
+        return None if self.ends is None or self.ends.kind == SAME_VALUES else self.ends.equal
+
+    @cached_property
+    def draft_heads(self) -> tuple[Stored, ...]:
+        """Medusa's heads that are stored as plain matrices."""
+        heads = (other.tensor for other in self.roles.others if other.role == DRAFT_HEAD)
+        return tuple(head for head in heads if head.dtype in FLOATING and len(head.shape) == 2)
+
+    @cached_property
+    def vocabulary(self) -> int | None:
+        """V by the config, else the rows of the input table, else of Medusa's heads; None where none says."""
+        sizes = [claim.vocab_size for claim in (self.text, *self.claims.levels)]  # of a speculator one level down
+        sizes += [table.rows for table in (self.roles.counted, *self.draft_heads) if table is not None]
+        return next((size for size in sizes if size is not None), None)
+
+    @cached_property
+    def draft(self) -> Draft | None:
+        """What makes it a draft that no loader can use alone; None of a model of its own."""
+        last = {name.rpartition(".")[2]: tensor for name, tensor in self.folder.tensors.items()}
+        size = first_count(self.levels.values(), "draft_vocab_size", "truncated_vocab_size")
+        heads = () if self.roles.input is not None else self.draft_heads  # a whole model may have such heads too
+        table, t2d, every = last.get("d2t", last.get("token_map")), last.get("t2d"), self.vocabulary
+        kind = f"{architecture(self.config)} {self.text.model_type}"
+        if table is t2d is size is None and not heads and not any(map(_DRAFT.search, kind.split())):
             return None
-        return self.ends.equal
+        return Draft(table, t2d, size, size is not None and every is not None and size < every, heads)
 
     @cached_property
     def generation(self) -> Mapping[str, Any] | Fault:
@@ -265,10 +307,8 @@ def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not own:
         near = get_close_matches(name, [each for record in families.values() for each in record.get("classes", {})])
         fix = f"did you mean {' or '.join(near)}?" if near else "write it as transformers does: LlamaForCausalLM"
-        raise CheckpointError(
-            f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens",
-            fix,
-        )
+        what = f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens"
+        raise CheckpointError(what, fix)
     parts = [part for part in (config, config.get("text_config"), *config.values()) if isinstance(part, Mapping)]
     part = next((part for part in parts if part.get("model_type") in own), None)
     if part is None:

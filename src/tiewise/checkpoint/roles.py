@@ -1,14 +1,24 @@
-"""Which stored tensor plays which part at the vocabulary's two ends.
+"""Which stored tensor plays which part at the vocabulary's two ends, and which others token ids index.
 
-Three ways, tried in this order: the class that the config names, as the architecture data knows it; the names that
-the two ends usually have, behind any prefix; matrices with as many rows as the config's vocabulary.
+The ends are found in three ways, tried in this order: the class that the config names, as the architecture data knows
+it; the names that the two usually have, behind any prefix; matrices with as many rows as the config's vocabulary. For
+the others names find them, then shapes: what is called so and has the shape of something else is none.
+
+    per-layer table   a row for each token, the widths of all layers side by side (Gemma 3n, Gemma 4)
+    n-gram table      a row for each value of a hash of several ids (LongCat-Flash-Lite, Qwen 4, BLT)
+    modality table    rows for the ids from an offset on, which stand for pictures or sounds (Gemma 3n)
+    MTP input         the tables of the layers that predict further tokens, mostly copies of the two ends
+    MTP output        (DeepSeek-V3, README_WEIGHTS.md)
+    draft head        a head over a target's hidden states, one for each further token (Medusa)
+    draft map         a draft's own ids as the target's, and back (EAGLE-3: d2t, t2d; vLLM's Medusa: token_map)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from tiewise.checkpoint.claims import (
@@ -21,17 +31,46 @@ from tiewise.checkpoint.claims import (
     count,
     ends_with,
     family_type,
+    first_count,
     in_layer,
     is_foreign,
     model_levels,
     module_of,
+    number,
     read_scalars,
     unwrapped,
     usual,
     without_tokens,
 )
 from tiewise.checkpoint.stored import FLOATING, Stored
-from tiewise.checkpoint.token_tables import IndexedTensor, token_tables
+
+PER_LAYER, NGRAM, MODALITY = "per-layer table", "n-gram table", "modality table"
+MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD, DRAFT_MAP = "MTP input", "MTP output", "draft head", "draft map"
+PLAIN_TABLE = re.compile(  # ProphetNet's `ngram_embeddings` is of its streams
+    r"(^|\.)(embed_tokens_per_layer|ngram_embeddings\.embedders\.\d+|ngram_embedding(\.shard_\d+)?|encoder_hash_tok_embedding)$"
+)
+_MODALITY = re.compile(r"(^|\.)embed_(vision|audio)\.embedding$")
+_FURTHER = re.compile(r"(^|\.)(mtp|nextn)\w*\.")  # what stands before the layers that predict further tokens
+_FURTHER_CLASS = re.compile(r"nextn|mtp", re.IGNORECASE)  # a class of such layers alone
+# Medusa's heads within a model and alone; the same as vLLM has them
+_DRAFT_HEAD = re.compile(r"((.+\.)?medusa_heads?\.)?(\d{1,3}\.\d{1,3}|lm_heads\.\d{1,3})")
+_LAYER = re.compile(r"(^|\.)layers\.(\d{1,9})\.(embed_tokens|shared_head\.head)$")
+_INPUTS = ("embed_tokens", "word_embeddings", "tok_embeddings", "tok_emb", "embed", "embedding", "embeddings", "emb")
+_OUTPUTS = ("lm_head", "head", "shared_head", "output", "output_head", "output_layer", "unembed")
+
+
+@dataclass(frozen=True)
+class IndexedTensor:
+    """A stored tensor beside the two ends that token ids index."""
+
+    role: str  # one of the words above
+    tensor: Stored  # [rows, width]; of a draft map [rows]
+    module: str  # its module's name without wrappers; of a draft map, what stands before `d2t`
+
+    @property
+    def by_id(self) -> bool:
+        """Whether it has a row for each token, so that a token more or less is a row more or less here too."""
+        return self.role in (PER_LAYER, MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD)
 
 
 @dataclass(frozen=True)
@@ -64,6 +103,8 @@ class StoredModules:
             for name in ("weight", *PACKED) if module else ():
                 if name in parts and (len(parts[name].shape) == 2 or f"{name}.absmax" in parts):
                     self.tables.setdefault(module, parts[name])
+        # those that may belong to an end
+        self.outer = {name: table for name, table in self.tables.items() if not in_layer(name) and not is_foreign(name)}
 
     def end(self, module: str | None) -> End:
         """What is stored for the module of an end."""
@@ -88,11 +129,7 @@ class StoredModules:
     def usual_output(self) -> str | None:
         """The head that is stored under a usual name, the outermost of several."""
         whole, ending = usual().whole_outputs, usual().outputs
-        found = (
-            module
-            for module in self.called((*ending, *whole))
-            if (module in whole or any(ends_with(module, name) for name in ending)) and not is_foreign(module)
-        )
+        found = (m for m in self.outer if m in whole or any(ends_with(m, name) for name in ending))
         return min(found, key=lambda module: (module.count("."), module), default=None)
 
 
@@ -206,9 +243,8 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
     )
     positions = (
         table
-        for module, table in modules.tables.items()
+        for module, table in modules.outer.items()
         if (module in here.positions or POSITION.search(module)) and module not in (*inputs, output)
-        if not in_layer(module) and not is_foreign(module)
     )
     maps = (
         tensor
@@ -217,25 +253,19 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
         if parameter in _MAP_PARAMETERS and len(tensor.shape) == 2 and not in_layer(module)
     )
     places = () if known is None else dict.fromkeys(known.spellings)  # where an end may be stored
-    opaque = (
-        tensor
-        for place in places
-        if place not in modules.tables
-        for parameter, tensor in modules.parts.get(place, {}).items()
-        if parameter != "bias"
-    )
-    unread = {}
+    odd = [modules.parts.get(place, {}) for place in places if place not in modules.tables]
+    opaque = (tensor for parts in odd for parameter, tensor in parts.items() if parameter != "bias")
+    unread = dict[str, str]()
     own = dict(zip(here.inputs, known.inputs, strict=True)) if source == BY_DATA and known is not None else {}
     for module in (module for module in (*inputs, output) if module is not None and module in modules.tables):
-        table, wanted = modules.tables[module], module
-        stored = module_of(table.name)[0]
+        name, wanted = modules.tables[module].name, module
+        stored = module_of(name)[0]
         looked_for = stored == module  # of an unknown class, wrappers alone are known
         if known is not None:
             looked_for = known.loaded_as(stored) is not None
             end = known.output if module == output else own.get(module, next(iter(known.inputs), None))
             wanted = known.disk.get(end or "", end or module)
-        if not looked_for:
-            unread[table.name] = f"{wanted}.weight"
+        unread |= {} if looked_for else {name: f"{wanted}.weight"}
     return Roles(
         source,
         input=tables[0] if tables else None,
@@ -296,26 +326,17 @@ def _by_names(modules: StoredModules) -> ClassEnds:
     module, output = min(matches)[3:]
     if output not in modules.tables and stored_output is not None and stored_output != module:
         output = stored_output
-    stacks = (name for name in modules.tables if _is_stack(name) and name != module)
-    return ClassEnds(inputs=(module, *(stacks if _is_stack(module) else ())), output=output)
-
-
-def _is_stack(module: str) -> bool:
-    """Whether a table is one of several that an encoder and a decoder share."""
-    parts = module.split(".")
-    stack = parts[-1] == "shared" or parts[-2:] in (["encoder", "embed_tokens"], ["decoder", "embed_tokens"])
-    return stack and not is_foreign(module) and not in_layer(module)
+    # one of several that an encoder and a decoder share
+    stacks = [name for name in modules.outer if re.search(r"(^|\.)(shared|(en|de)coder\.embed_tokens)$", name)]
+    others = (name for name in stacks if name != module) if module in stacks else ()
+    return ClassEnds(inputs=(module, *others), output=output)
 
 
 def _by_shapes(modules: StoredModules, config: Mapping[str, Any]) -> ClassEnds:
     """The first two matrices with as many rows as a vocabulary of the config: one that sounds like a head, one not."""
     wanted = {count(level.get("vocab_size")) for _, level in model_levels(config)}
-    found = [
-        module
-        for module, table in modules.tables.items()
-        if len(table.shape) == 2 and table.rows in wanted and not POSITION.search(module)
-        if not in_layer(module) and not is_foreign(module)
-    ]
+    sized = (module for module, table in modules.outer.items() if len(table.shape) == 2 and table.rows in wanted)
+    found = [module for module in sized if not POSITION.search(module)]
     heads = [module for module in found if re.search(r"head|out|decoder|proj|logit", module)]
     tables = [module for module in found if module not in heads]
     return ClassEnds(inputs=tuple(tables[:1]), output=next(iter(heads), None))
@@ -337,3 +358,66 @@ def _partner(modules: StoredModules, ends: ClassEnds) -> str | None:
         return not fits, "decoder" not in name, name != source, candidates.index(name)
 
     return min(candidates, key=rank, default=None)
+
+
+def token_tables(
+    tensors: Mapping[str, Stored], config: Mapping[str, Any], ends: Collection[Stored]
+) -> Iterator[IndexedTensor]:
+    """Yield those among `tensors`, which stand under names without wrappers, that are none of the `ends`."""
+    keys = ("num_hidden_layers", "num_layers", "n_layer")
+    layers = [number for _, level in model_levels(config) for key in keys if (number := count(level.get(key)))]
+    layers = [0] if _FURTHER_CLASS.search(architecture(config) or "") else layers
+    taken = {table.name for table in ends}
+    for name, tensor in tensors.items():
+        module, parameter = module_of(name)
+        role = role_of(module, parameter, min(layers, default=0))
+        flat = role == DRAFT_MAP
+        if role is None or tensor.name in taken or (len(tensor.shape) != (1 if flat else 2) and parameter == "weight"):
+            continue
+        # a projection may be called `mtp.head`: a table is as wide or as long as an end
+        if role in (MTP_INPUT, MTP_OUTPUT) and parameter == "weight":
+            like = {axis for end in ends if len(end.shape) == 2 for axis in enumerate(end.shape)}
+            if like and like.isdisjoint(enumerate(tensor.shape)):
+                continue
+        yield IndexedTensor(role, tensor, module)
+
+
+def role_of(module: str, parameter: str, layers: int) -> str | None:
+    """The role that a name sounds like; layers from number `layers` on predict further tokens."""
+    if parameter in ("d2t", "t2d", "token_map"):
+        return DRAFT_MAP
+    if parameter not in ("weight", *PACKED):
+        return None
+    if _DRAFT_HEAD.fullmatch(module):
+        return DRAFT_HEAD
+    last = module.rpartition(".")[2]
+    if PLAIN_TABLE.search(module):
+        return PER_LAYER if last == "embed_tokens_per_layer" else NGRAM
+    if _MODALITY.search(module):
+        return MODALITY
+    inside = _LAYER.search(module)
+    if (inside is not None and int(inside[2]) >= layers) or _FURTHER.search(module):
+        return MTP_INPUT if last in _INPUTS else MTP_OUTPUT if last in _OUTPUTS else None
+    return PER_LAYER if inside is not None and last == "embed_tokens" else None
+
+
+def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
+    """Rows that a config gives a table: its own size, or that of the hash of its class; None where it says none."""
+    if other.role == MODALITY:  # embed_vision.embedding, by vision_config
+        level = config.get(f"{other.module.rpartition('.')[0].rpartition('embed_')[2]}_config")
+        return count(level.get("vocab_size")) if isinstance(level, Mapping) else None
+    levels = [level for _, level in model_levels(config)]
+    if other.role == PER_LAYER and other.module.endswith("embed_tokens_per_layer"):
+        return first_count(levels, "vocab_size_per_layer_input")
+    index = re.search(r"\.embedders\.(\d{1,9})$", other.module)
+    for level in levels if other.role == NGRAM else ():
+        if index:  # longcat_flash_ngram: each has another odd size, so that the hashes differ
+            base = (number(level.get("ngram_vocab_size_ratio")) or 0.0) * (count(level.get("vocab_size")) or 0)
+            if 0 < base < 2**63:
+                return int(base + 2 * int(index[1]) + 1)
+        elif other.module.endswith("encoder_hash_tok_embedding"):
+            sizes = level.get("encoder_hash_byte_group_size")
+            parts = [count(level.get(f"encoder_hash_byte_group_{key}")) for key in ("vocab", "nb_functions")]
+            if isinstance(sizes, list) and None not in parts:
+                return len(sizes) * prod(part for part in parts if part is not None)
+    return None

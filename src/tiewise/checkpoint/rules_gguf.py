@@ -90,6 +90,16 @@ class GgufFacts:
         kind, architecture = (self.metadata.get(f"general.{key}") for key in ("type", "architecture"))
         return kind in ("adapter", "mmproj", "imatrix") or not self.tensors or architecture == "clip"
 
+    @property
+    def ends(self) -> list[tuple[str, Stored | None]]:
+        """What is stored at the two ends, by role."""
+        return [("input", self.table), ("output", self.head)]
+
+    @property
+    def spare(self) -> int:
+        """Bytes of a head that repeats the table."""
+        return self.head.nbytes if self.head is not None and self.equal else 0
+
     @cached_property
     def equal(self) -> bool | None:
         """Whether `token_embd` and `output` hold the same bytes; None unless both are stored and may be read."""

@@ -1,4 +1,4 @@
-"""Files are whole, and index, tables, config and tokenizer agree: B001 to B004, B030 to B035."""
+"""Files are whole, and index, tables, config and tokenizer agree: B001 to B004, B017, B030 to B035."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tiewise.checkpoint.adapter import AdapterFacts
-from tiewise.checkpoint.claims import count, ends_with, module_of, usual
+from tiewise.checkpoint.claims import count, ends_with, first_count, module_of, usual
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, is_id
+from tiewise.checkpoint.roles import MODALITY, NGRAM, PER_LAYER, rows_said
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule, shown
 from tiewise.checkpoint.rules_gguf import GgufFacts
 from tiewise.checkpoint.rules_onnx import OnnxFacts
+from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
@@ -148,6 +150,57 @@ def name_in_two_shards(facts: Facts) -> Told:
         yield where, what, fix, bool(equal)
 
 
+@rule("B017", "error", "every table that a token id indexes has the rows that ids need")
+def other_tables(facts: Facts) -> Told:
+    """Models look ids up in more than two tables: Gemma 3n and 4 in one that is as wide as all layers together,
+    LongCat-Flash-Lite in tables of hashed n-grams, Gemma 3n in one each for ids of pictures and sounds, DeepSeek-V3 in
+    those of the layer that predicts a further token. A tool that resizes input table and head and knows of no other
+    leaves these as they were: a new id then raises an IndexError, or reads outside a table on a GPU
+    (transformers#45276, #45335, #45324). The rows of an n-gram table are counted from vocab_size, so that another
+    vocab_size means other rows for every n-gram.
+    What to do: `tiewise resize` grows per-layer tables and those of further tokens with the rest, also where an earlier
+    resize passed them by; tables of n-grams and of pictures or sounds must be trained for their vocabulary.
+    Sources: transformers#45276; transformers#45335; transformers#45324; transformers modeling_gemma3n.py; mlx-lm
+    models/longcat_flash_ngram.py; transformers modeling_blt.py
+    """
+    main, gemma3n = facts.roles.counted, str(facts.text.model_type).startswith("gemma3n")
+    source = "take it from the checkpoint's source"
+    grow = source if main is None else facts.command("resize", f"--vocab {main.rows}")
+    others = [other for other in facts.roles.others if other.tensor.dtype in FLOATING]
+    for other in others:
+        table, where = other.tensor, short(other.tensor.name)
+        said = rows_said(other, facts.config)
+        if said is not None and said != table.rows:
+            what = f"the config makes it {said:,} rows, and {describe(table)} has {table.rows:,}"
+            what += ": every n-gram reads another row, or one outside" if other.role == NGRAM else ""
+            back = "bring vocab_size back to what the model was trained with" if other.role == NGRAM else source
+            yield where, what, grow if other.by_id else back
+        if not other.by_id or main is None or table.rows == main.rows:
+            continue
+        # Gemma 3n reads its first row for all further ids; more rows than ids are padding
+        if other.role == PER_LAYER and (gemma3n or table.rows > main.rows):
+            continue
+        what = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
+        what += f": ids from {table.rows:,} on read outside it" if table.rows < main.rows else ""
+        yield where, what, grow if table.rows < main.rows else source
+    config = facts.levels.get(facts.text.level, {})
+    wide = count(config.get("vocab_size_per_layer_input")) and count(config.get("hidden_size_per_layer_input"))
+    if wide and main is not None and facts.complete and all(other.role != PER_LAYER for other in facts.roles.others):
+        key = dotted(facts.text.level, "hidden_size_per_layer_input")
+        yield key, f"it is {wide:,}, and no per-layer table is stored: one is drawn at random", source
+    offsets: dict[int, Stored] = {}  # by first id; the last modality takes all ids that follow
+    for other in (other for other in others if other.role == MODALITY):
+        level = facts.config.get(f"{other.module.rpartition('.')[0].rpartition('embed_')[2]}_config")
+        offset = count(level.get("vocab_offset")) if isinstance(level, Mapping) else None
+        offsets |= {offset: other.tensor} if offset is not None else {}
+    if offsets and main is not None and main.rows > (end := max(offsets) + offsets[max(offsets)].rows):
+        last = offsets[max(offsets)]
+        what = (
+            f"ids from {max(offsets):,} on are looked up in {describe(last)}: those from {end:,} to {main.rows - 1:,}"
+        )
+        yield short(last.name), f"{what} read outside it", "bring the vocabulary back to its size, and use unused ids"
+
+
 @rule("B030", "fatal", "both tables have the shapes that the model needs")
 def table_shapes(facts: Facts) -> Told:
     """Input and output table must count the same tokens unless the config names two vocabularies, and be as wide as the
@@ -235,8 +288,7 @@ def vocab_size(facts: Facts) -> Told:
     if text.vocab_size is None or table is None or table.rows == text.vocab_size:
         return
     padded = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
-    multiples = (count(level.get(key)) for level in facts.levels.values() for key in padded)
-    multiple = next((number for number in multiples if number is not None), 1)
+    multiple = first_count(facts.levels.values(), *padded) or 1
     if table.rows in facts.vocabularies or math.ceil(text.vocab_size / multiple) * multiple == table.rows:
         return
     key = dotted(text.level, "vocab_size")

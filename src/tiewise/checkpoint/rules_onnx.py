@@ -91,6 +91,17 @@ class OnnxFacts:
         taken = [name for node in self.nodes if node.operator in PRODUCTS for name in node.inputs[:2]]
         return tuple(dict.fromkeys(one for one in self.matrices(taken) if rows in (one.shape[0], one.shape[-1])))
 
+    @property
+    def ends(self) -> list[tuple[str, Stored | None]]:
+        """What is stored at the two ends, by role."""
+        first = ("both" if self.table in self.heads else "input", self.table)
+        return [first, *(("output", head) for head in self.heads if head is not self.table)]
+
+    @property
+    def spare(self) -> int:
+        """Bytes of the table's copies."""
+        return sum(copy.nbytes for copy in self.copies)
+
     @cached_property
     def copies(self) -> tuple[Stored, ...]:
         """Other initialisers that hold the table's bytes, transposed or not; empty where tables may not be read."""

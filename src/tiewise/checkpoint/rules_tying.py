@@ -1,10 +1,11 @@
-"""What both ends store, what the config says of it, and who believes which: B010 to B016, B020 to B022, B080, B090."""
+"""What both ends store, what the config says, who believes which: B010 to B016, B018, B020 to B022, B080, B090."""
 
 from __future__ import annotations
 
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair
 from tiewise.checkpoint.loaders import ERROR, LOST, predict
+from tiewise.checkpoint.roles import MTP_INPUT, MTP_OUTPUT, Roles
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, difference, dotted, names, rule, said
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
@@ -295,6 +296,39 @@ def boundary_numbers(facts: Facts) -> Told:
         what = f"the model scales or caps at the boundary: {listed}"
         fix = "none needed; tie, untie and factor keep them, and other tools should"
         yield short(next(iter(scalars))), what, fix
+
+
+@rule(
+    "B018",
+    "warning",
+    "a table of the layers that predict further tokens is the main one, or one of its own",
+    scans=True,
+)
+def further_tokens(facts: Facts) -> Told:
+    """DeepSeek-V3 stores its table and its head once more for the layer that predicts the token after next, and says
+    that they are shared. Loaders differ in which they draft with: transformers 5 passes the copies by and takes the
+    main ones (MtpModel in its modeling_layers.py), vLLM loads the copies (deepseek_mtp.py). A fine-tuning or a merge
+    that changed the main tables alone leaves copies that are nearly equal: the text stays right, as every draft is
+    verified, but fewer drafts are accepted where the copies are read. Tables of their own are only noted.
+    What to do: store the main tables under the copies' names too, or leave the copies out where the loader shares.
+    Sources: DeepSeek-V3 README_WEIGHTS.md; transformers modeling_layers.py (5.23.0); vLLM deepseek_mtp.py (03356f8)
+    """
+    yield from copies(facts, facts.roles)
+
+
+def copies(facts: Facts, of: Roles) -> Told:
+    """Which tables of further tokens are not those at the same end of a model: the checkpoint's own, or a target."""
+    ends = {MTP_INPUT: of.input, MTP_OUTPUT: of.output or of.input}
+    for other in facts.roles.others:
+        end = ends.get(other.role)
+        alike = None if end is None or end.shape != other.tensor.shape else facts.compare(end, other.tensor)
+        if end is None or alike is None or not alike.differing:
+            continue
+        close = alike.kind in (SOME_ROWS, CLOSE)
+        what = f"{describe(other.tensor)} is not {short(end.name)}: {difference(alike)}"
+        what += "" if close or of is not facts.roles else "; transformers drafts with the main one in its place"
+        fix = f"store {short(end.name)} under that name too" if close else "none if it was trained so"
+        yield Said(short(other.tensor.name), what, fix, severity="warning" if close else "info")
 
 
 @rule("B080", "warning", "every loader makes the same model of it")

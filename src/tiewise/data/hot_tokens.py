@@ -21,7 +21,6 @@ from safetensors.numpy import save
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rules_token_tables import vocabulary_of
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.files import to_record, write_result
@@ -70,7 +69,7 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
     """
     source = Path(tokenizer).expanduser()
     if vocab is None and source.is_dir():
-        vocab = vocabulary_of(Facts(open_folder(source), scan=False))
+        vocab = Facts(open_folder(source), scan=False).vocabulary
     if size < 1 or size > (vocab or size):  # said before gigabytes are read
         raise DataError(f"{size:,} tokens of {vocab or 'a vocabulary'}", "choose a size from 1 to the vocabulary's")
     prepared = prepare(texts, tokenizer, folder, length=1)

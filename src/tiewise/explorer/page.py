@@ -26,7 +26,7 @@ from typing import Any
 
 from tiewise.analysis.open_path import FAMILIES
 from tiewise.checkpoint.claims import BESIDE, PACKED, POSITION, SCALARS, family_data, usual
-from tiewise.checkpoint.token_tables import PLAIN_TABLE
+from tiewise.checkpoint.roles import PLAIN_TABLE
 from tiewise.core import Late
 from tiewise.core.colours import COLOURS, DIVERGING, PATHS, PLACES
 from tiewise.core.errors import RunError

@@ -30,7 +30,7 @@ from tiewise.planning.config import MOST, MOST_LAYERS, Config
 from tiewise.planning.model_families import READERS
 
 torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
-token_tables = Late("tiewise.checkpoint.token_tables")
+roles = Late("tiewise.checkpoint.roles")
 UNGATED = ("relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu2")  # others stand behind a gate today
 
 
@@ -168,8 +168,7 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
         raise PlanError(f"{family} has no token table and head", "plan works on language models")
     bias = getattr(head, "bias", None)
     ours = [id(p) for p in (table.weight, head.weight, bias)]
-    is_table = token_tables.PLAIN_TABLE.search
-    looked_up = {id(p): p for n, p in model.named_parameters() if is_table(n.removesuffix(".weight"))}
+    looked_up = {id(p): p for n, p in model.named_parameters() if roles.PLAIN_TABLE.search(n.removesuffix(".weight"))}
     others = [p for p in model.parameters() if id(p) not in (*ours, *looked_up)]
     whole = sum(p.numel() for p in others)
     other = Count(whole, sum(p.numel() for p in others if p.dim() > 1), whole)

@@ -31,8 +31,8 @@ from tiewise.checkpoint.claims import in_layer, module_of
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.roles import DRAFT_MAP, MODALITY, NGRAM, PER_LAYER
 from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored
-from tiewise.checkpoint.token_tables import DRAFT_MAP, MODALITY, NGRAM, PER_LAYER
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, refuse, stored_bytes

@@ -17,11 +17,10 @@ from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.numeric_ends import readable, require_head, tied_names
-from tiewise.checkpoint.roles import BY_DATA
+from tiewise.checkpoint.roles import BY_DATA, MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rule import difference
 from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
 from tiewise.checkpoint.table_scans import likeness
-from tiewise.checkpoint.token_tables import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, copy_of, measure_move, refuse

@@ -52,7 +52,7 @@ const flagAt = (level) => (level ? `${short(level)}.${FLAG}` : FLAG);
 
 /** Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name. */
 function unplacedOf(folder, roles, data) {
-  const beside = new RegExp(data.beside_ends); // per-layer and n-gram tables: token_tables.py
+  const beside = new RegExp(data.beside_ends); // per-layer and n-gram tables: roles.py
   const EXTRA = { mllama: 8, moshi: 1, musicgen: 1 }; // rows of the input table: an image, a start
   const rows = new Set([roles.input, roles.output].filter(Boolean).map((table) => table.shape[0]));
   for (const [, level] of isObject(folder.config) ? modelLevels(folder.config) : [["", {}]]) {

@@ -1,4 +1,4 @@
-"""Tables beside the two ends, and drafts, whose tables stand beside another model's: B017, B018, B083 to B085.
+"""Drafts, whose tables stand beside another model's: B083 to B085.
 
 EAGLE-3 (arXiv:2503.01840) drafts over the N most frequent of the target's V tokens. Its head has N rows, and two maps
 lie beside it: `d2t` [N], the distance of row i's token from i, and `t2d` [V], whether a token has a row. How engines
@@ -7,159 +7,23 @@ read them: `llama_eagle3.py` of vLLM and of SGLang; how they are made: `process_
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import architecture, count
+from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import MOST_TOKENS, PIECES, Tokenizer
-from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rule import Said, Told, describe, difference, dotted, numbers, rule
-from tiewise.checkpoint.stored import FLOATING, Reader, Stored
-from tiewise.checkpoint.table_scans import CLOSE, SOME_ROWS, UNRELATED
-from tiewise.checkpoint.token_tables import DRAFT_HEAD, MODALITY, MTP_INPUT, MTP_OUTPUT, NGRAM, PER_LAYER, rows_said
+from tiewise.checkpoint.roles import MTP_INPUT, MTP_OUTPUT
+from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, difference, numbers, rule
+from tiewise.checkpoint.rules_tying import copies
+from tiewise.checkpoint.stored import Reader, Stored
+from tiewise.checkpoint.table_scans import UNRELATED
 from tiewise.checkpoint.untrusted import short
-
-
-@rule("B017", "error", "every table that a token id indexes has the rows that ids need")
-def other_tables(facts: Facts) -> Told:
-    """Models look ids up in more than two tables: Gemma 3n and 4 in one that is as wide as all layers together,
-    LongCat-Flash-Lite in tables of hashed n-grams, Gemma 3n in one each for ids of pictures and sounds, DeepSeek-V3 in
-    those of the layer that predicts a further token. A tool that resizes input table and head and knows of no other
-    leaves these as they were: a new id then raises an IndexError, or reads outside a table on a GPU
-    (transformers#45276, #45335, #45324). The rows of an n-gram table are counted from vocab_size, so that another
-    vocab_size means other rows for every n-gram.
-    What to do: `tiewise resize` grows per-layer tables and those of further tokens with the rest, also where an earlier
-    resize passed them by; tables of n-grams and of pictures or sounds must be trained for their vocabulary.
-    Sources: transformers#45276; transformers#45335; transformers#45324; transformers modeling_gemma3n.py; mlx-lm
-    models/longcat_flash_ngram.py; transformers modeling_blt.py
-    """
-    main, gemma3n = facts.roles.counted, str(facts.text.model_type).startswith("gemma3n")
-    source = "take it from the checkpoint's source"
-    grow = source if main is None else facts.command("resize", f"--vocab {main.rows}")
-    others = [other for other in facts.roles.others if other.tensor.dtype in FLOATING]
-    for other in others:
-        table, where = other.tensor, short(other.tensor.name)
-        said = rows_said(other, facts.config)
-        if said is not None and said != table.rows:
-            what = f"the config makes it {said:,} rows, and {describe(table)} has {table.rows:,}"
-            what += ": every n-gram reads another row, or one outside" if other.role == NGRAM else ""
-            back = "bring vocab_size back to what the model was trained with" if other.role == NGRAM else source
-            yield where, what, grow if other.by_id else back
-        if not other.by_id or main is None or table.rows == main.rows:
-            continue
-        # Gemma 3n reads its first row for all further ids; more rows than ids are padding
-        if other.role == PER_LAYER and (gemma3n or table.rows > main.rows):
-            continue
-        what = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
-        what += f": ids from {table.rows:,} on read outside it" if table.rows < main.rows else ""
-        yield where, what, grow if table.rows < main.rows else source
-    config = facts.levels.get(facts.text.level, {})
-    wide = count(config.get("vocab_size_per_layer_input")) and count(config.get("hidden_size_per_layer_input"))
-    if wide and main is not None and facts.complete and all(other.role != PER_LAYER for other in facts.roles.others):
-        key = dotted(facts.text.level, "hidden_size_per_layer_input")
-        yield key, f"it is {wide:,}, and no per-layer table is stored: one is drawn at random", source
-    offsets: dict[int, Stored] = {}  # by first id; the last modality takes all ids that follow
-    for other in (other for other in others if other.role == MODALITY):
-        level = facts.config.get(f"{other.module.rpartition('.')[0].rpartition('embed_')[2]}_config")
-        offset = count(level.get("vocab_offset")) if isinstance(level, Mapping) else None
-        offsets |= {offset: other.tensor} if offset is not None else {}
-    if offsets and main is not None and main.rows > (end := max(offsets) + offsets[max(offsets)].rows):
-        last = offsets[max(offsets)]
-        what = (
-            f"ids from {max(offsets):,} on are looked up in {describe(last)}: those from {end:,} to {main.rows - 1:,}"
-        )
-        yield short(last.name), f"{what} read outside it", "bring the vocabulary back to its size, and use unused ids"
-
-
-@rule(
-    "B018",
-    "warning",
-    "a table of the layers that predict further tokens is the main one, or one of its own",
-    scans=True,
-)
-def further_tokens(facts: Facts) -> Told:
-    """DeepSeek-V3 stores its table and its head once more for the layer that predicts the token after next, and says
-    that they are shared. Loaders differ in which they draft with: transformers 5 passes the copies by and takes the
-    main ones (MtpModel in its modeling_layers.py), vLLM loads the copies (deepseek_mtp.py). A fine-tuning or a merge
-    that changed the main tables alone leaves copies that are nearly equal: the text stays right, as every draft is
-    verified, but fewer drafts are accepted where the copies are read. Tables of their own are only noted.
-    What to do: store the main tables under the copies' names too, or leave the copies out where the loader shares.
-    Sources: DeepSeek-V3 README_WEIGHTS.md; transformers modeling_layers.py (5.23.0); vLLM deepseek_mtp.py (03356f8)
-    """
-    yield from _copies(facts, facts.roles)
-
-
-def _copies(facts: Facts, of: Roles) -> Told:
-    """Which tables of further tokens are not those at the same end of a model: the checkpoint's own, or a target."""
-    ends = {MTP_INPUT: of.input, MTP_OUTPUT: of.output or of.input}
-    for other in facts.roles.others:
-        end = ends.get(other.role)
-        alike = None if end is None or end.shape != other.tensor.shape else facts.compare(end, other.tensor)
-        if end is None or alike is None or not alike.differing:
-            continue
-        close = alike.kind in (SOME_ROWS, CLOSE)
-        what = f"{describe(other.tensor)} is not {short(end.name)}: {difference(alike)}"
-        what += "" if close or of is not facts.roles else "; transformers drafts with the main one in its place"
-        fix = f"store {short(end.name)} under that name too" if close else "none if it was trained so"
-        yield Said(short(other.tensor.name), what, fix, severity="warning" if close else "info")
-
 
 AGAIN = "take the draft from its source again, or export it again with the maps that it was trained with"
 OTHER = "give the target that it was trained for, or train a draft for this one"
-# in a class's name; Eagle 2 and 2.5 are vision-language models too
-_DRAFT = re.compile(
-    r"(eagle|medusa|dflash|dspark)(?!.*(VL|Chat|Conditional))|speculator|nextn|mtp(model)?$", re.IGNORECASE
-)
-
-
-class Draft(NamedTuple):
-    """What a folder says of its draft vocabulary; None for what it does not say."""
-
-    map: Stored | None  # d2t, or token_map
-    t2d: Stored | None
-    size: int | None  # N
-    vocabulary: int | None  # V
-    reduced: bool  # it drafts over a part of the vocabulary, and so needs a map
-    heads: tuple[Stored, ...]  # Medusa's, each [N or V, D]
-
-    @property
-    def holds_ids(self) -> bool:
-        """Whether the map holds the tokens' ids; d2t holds their distances from the row."""
-        return self.map is not None and self.map.name.endswith("token_map")
-
-
-def draft_of(facts: Facts) -> Draft | None:
-    """Return what makes a checkpoint a draft that no loader can use alone; None of a model of its own."""
-    last = {name.rpartition(".")[2]: tensor for name, tensor in facts.folder.tensors.items()}
-    said = (
-        count(level.get(key)) for level in facts.levels.values() for key in ("draft_vocab_size", "truncated_vocab_size")
-    )
-    size = next((number for number in said if number is not None), None)
-    heads = () if facts.roles.input is not None else _draft_heads(facts)  # a whole model may have such heads too
-    table, t2d, every = last.get("d2t", last.get("token_map")), last.get("t2d"), vocabulary_of(facts)
-    kind = f"{architecture(facts.config)} {facts.text.model_type}"
-    if table is t2d is size is None and not heads and not any(map(_DRAFT.search, kind.split())):
-        return None
-    return Draft(table, t2d, size, every, size is not None and every is not None and size < every, heads)
-
-
-def _draft_heads(facts: Facts) -> tuple[Stored, ...]:
-    heads = (other.tensor for other in facts.roles.others if other.role == DRAFT_HEAD)
-    return tuple(head for head in heads if head.dtype in FLOATING and len(head.shape) == 2)
-
-
-def vocabulary_of(facts: Facts) -> int | None:
-    """V by the config, else the rows of the input table, else of Medusa's heads; None where none says."""
-    said = (facts.text, *facts.claims.levels)  # a speculator's config has it one level down
-    tables = (facts.roles.counted, *_draft_heads(facts))
-    rows = next((table.rows for table in tables if table is not None), None)
-    return next((claim.vocab_size for claim in said if claim.vocab_size is not None), rows)
 
 
 def _values(facts: Facts, tensor: Stored | None) -> NDArray[np.int64] | None:
@@ -182,12 +46,12 @@ def draft_maps(facts: Facts) -> Told:
     What to do: store the maps that the head was trained with; new ones belong to another head.
     Sources: Automodel#2447; EAGLE#222; EAGLE#258; SpecForge#534; verl-SpeCo#66; vllm llama_eagle3.py (read)
     """
-    draft = draft_of(facts)
+    draft, every = facts.draft, facts.vocabulary
     if draft is None or (draft.map is None and not draft.reduced):
         return
     if draft.map is None:
         name = "token_map" if draft.heads else "d2t"
-        what = f"it drafts over {draft.size:,} of {draft.vocabulary:,} tokens, and no {name} says which"
+        what = f"it drafts over {draft.size:,} of {every:,} tokens, and no {name} says which"
         yield name, f"{what}: engines take row i for token i, and accept nearly nothing", AGAIN
         return
     if draft.t2d is None and not draft.holds_ids:
@@ -198,7 +62,7 @@ def draft_maps(facts: Facts) -> Told:
             yield short(one.name), f"{describe(one)} is no list of whole numbers", AGAIN
     if steps is None:
         return
-    most = draft.vocabulary if draft.vocabulary is not None else MOST_TOKENS
+    most = every if every is not None else MOST_TOKENS
     ids = steps if draft.holds_ids else steps + np.arange(len(steps))
     outside, falls = np.flatnonzero((ids < 0) | (ids >= most)), np.flatnonzero(np.diff(ids) < 0)
     here = None if marks is None else np.flatnonzero(marks)
@@ -233,13 +97,13 @@ def draft_sizes(facts: Facts) -> Told:
     Sources: SpecForge#76; SpecForge#602; vllm#42775; vllm#7252; vllm#13849; sglang llama_eagle3.py, vllm medusa.py
     (01dbb08), Medusa medusa_model.py (e2a5d20) (read)
     """
-    draft, roles, target, own = draft_of(facts), facts.roles, facts.target, vocabulary_of(facts)
+    draft, roles, target, own = facts.draft, facts.roles, facts.target, facts.vocabulary
     if draft is not None and facts.complete:
         of, rows = "truncated_vocab_size" if draft.heads else "draft_vocab_size", draft.size
         if rows is None:
             of, rows = "vocab_size", own
         if rows is not None and own is not None and rows > own:
-            yield "config.json", f"{of} is {rows:,}, and vocab_size {own:,}", "edit config.json by hand"
+            yield "config.json", f"{of} is {rows:,}, and vocab_size {own:,}", CONFIG_FIX
         held = [(tensor, rows, of) for tensor in (draft.map, roles.output)]
         held += [(head, own if draft.map and head.rows == own else rows, of) for head in draft.heads]  # the map cuts it
         held += [(tensor, own, "vocab_size") for tensor in (draft.t2d, roles.input)]
@@ -261,10 +125,8 @@ def draft_sizes(facts: Facts) -> Told:
         planned, stored = count(facts.config.get("medusa_num_heads", facts.config.get("num_heads"))), len(draft.heads)
         if stored and planned is not None and planned != stored:
             what = f"its config says {planned:,} heads, and {stored:,} are stored"
-            yield Said(
-                "config.json", what, "edit config.json by hand", severity="error" if planned > stored else "info"
-            )
-    every = None if target is None else vocabulary_of(target)
+            yield Said("config.json", what, CONFIG_FIX, severity="error" if planned > stored else "info")
+    every = None if target is None else target.vocabulary
     if target is None or own is None or every is None or own == every:
         return
     (less, smaller), (more, _) = sorted(((own, facts), (every, target)), key=lambda one: one[0])
@@ -275,7 +137,7 @@ def draft_sizes(facts: Facts) -> Told:
         yield Said("vocab_size", what, "put the target's tokenizer.json beside it", severity="warning")
     elif tokenizer.max_id < less:
         fix = "pad its input table and t2d with zeros, and set vocab_size"
-        fix = smaller.command("resize", f"--vocab {more}", "--rows zero") if draft_of(smaller) is None else fix
+        fix = smaller.command("resize", f"--vocab {more}", "--rows zero") if smaller.draft is None else fix
         what += f": rows {less:,} to {more - 1:,} hold no token (the last is {tokenizer.max_id:,}), so padding is safe"
         yield Said("vocab_size", what, f"where an engine wants one size: {fix}", severity="info")
     else:
@@ -300,9 +162,9 @@ def draft_ids(facts: Facts) -> Told:
     target = facts.target
     if target is None:
         return
-    yield from _copies(facts, target.roles) if facts.roles.input is None else ()
+    yield from copies(facts, target.roles) if facts.roles.input is None else ()
     head = target.roles.output or target.roles.input
-    for each in _draft_heads(facts):
+    for each in facts.draft_heads:
         alike = None if head is None or head.shape != each.shape else facts.compare(each, head)
         if head is not None and alike is not None and not alike.differing:
             what = f"{describe(each)} is {short(head.name)} of the target, row by row"
@@ -316,9 +178,8 @@ def draft_ids(facts: Facts) -> Told:
     if ours is not None and theirs is not None:
         one, other = ours.texts, theirs.texts
         if (PIECES[0] in ours.files) is not (PIECES[0] in theirs.files):  # a conversion writes Gemma's tab as it is
-            one, other = (
-                {number: "\t" if text == "<0x09>" else text for number, text in texts.items()} for texts in (one, other)
-            )
+            tab = {"<0x09>": "\t"}
+            one, other = ({number: tab.get(text, text) for number, text in both.items()} for both in (one, other))
         wrong = sorted(number for number, text in one.items() if other.get(number) != text)
         if wrong:
             there = short(repr(other[wrong[0]]), 30) if wrong[0] in other else "no token"
