@@ -14,9 +14,7 @@ FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
 
 def check(
-    paths: list[Path] = typer.Argument(
-        None, metavar="PATH", help="Folder (an adapter's too), .safetensors, .gguf, .onnx."
-    ),
+    paths: list[Path] = typer.Argument(None, metavar="PATH", help="Folder (adapters too), .safetensors, .gguf, .onnx."),
     base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
     beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint it was made from."),
     target: Path = typer.Option(None, metavar="DIR", help="Of a draft: the checkpoint that it proposes tokens to."),

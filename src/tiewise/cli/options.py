@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -21,6 +22,8 @@ from tiewise.core.long_work import ctrl_c_behind, heard
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+Option = tuple[type, Any]  # of a command's parameter, and typer's description of it
+Options = dict[str, Option]  # by the parameter's name
 TEXT = typer.Option(
     None,
     "--text",
@@ -58,6 +61,21 @@ def split_specs(text: str) -> list[str]:
     ['all:groups=2,ends=1', 'none']
     """
     return re.split(r",(?!\w+=)", re.sub(r"\s*,\s*", ",", text.strip()))
+
+
+def taking(**options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command parameters, by name; it gets all of them as keywords."""
+
+    def made(command: Callable[..., None]) -> Callable[..., None]:
+        told = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=said, annotation=kind)
+            for name, (kind, said) in options.items()
+        ]
+        command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+        command.__dict__["__signature__"] = inspect.Signature(told)
+        return command
+
+    return made
 
 
 def listed(text: str | None) -> tuple[str, ...]:

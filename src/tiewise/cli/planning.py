@@ -30,9 +30,7 @@ def plan(
     ffn: int = typer.Option(None, help=f"{SIZES}width of the feed-forward part.", show_default="4·D"),
     gated: bool = typer.Option(None, "--gated", help=f"{SIZES}the feed-forward part has a gate (three matrices)."),
     boundary: str = typer.Option("tied,untied", help="Boundaries side by side: tied,untied,factored:128."),
-    share: str = typer.Option(
-        None, help="Shared layers: none,attention,ffn,all,all:groups=2.", show_default="as it is"
-    ),
+    share: str = typer.Option(None, help="Layers share none,attention,ffn,all,all:groups=2.", show_default="as it is"),
     batch: int = typer.Option(8, help="Sequences of one rank in one step."),
     length: int = typer.Option(1024, help="Tokens of a sequence."),
     dtype: str = typer.Option("float32", help="Of weights and gradients: float32, bfloat16, float16."),

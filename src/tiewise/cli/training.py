@@ -23,48 +23,18 @@ if TYPE_CHECKING:
     from tiewise.training.settings import Settings
 
 # what stands under the same name in `run.yaml`
-OPTIONS = [
-    "seeds",
-    "seed",
-    "recipe",
-    "split",
-    "tokenizer",
-    "model",
-    "steps",
-    "minutes",
-    "match",
-    "tune",
-    "backend",
-    "teacher",
-    "what",
-]
-
-SPLIT = typer.Option(
-    None,
-    metavar="random|contiguous",
-    help="What is held out: documents, and parts of long files, drawn at random; or the last parts of the text.",
-    show_default="random",
+OPTIONS = (
+    *("seeds", "seed", "recipe", "split", "tokenizer", "model", "steps"),
+    *("minutes", "match", "tune", "backend", "teacher", "what"),
 )
-TOKENIZER = typer.Option(
-    None,
-    help="bpe:SIZE (trained on the training split), bytes, a tokenizer.json, or a Hugging Face id.",
-    show_default="bpe:4096",
+CORPUS = typer.Argument(
+    None, help="With --recipe: a folder with train.txt, valid.txt and test.txt, spaces part words.", show_default=False
 )
-MODEL = typer.Option(None, help="llama, gpt2, or the path of a config.json.", show_default="llama")
-STEPS = typer.Option(None, help="Optimizer steps of each run.", show_default="600")
-OUT = typer.Option(None, "--out", "-o", help="Folder for all that the run writes.", show_default="runs/<command>")
-CONFIG = typer.Option(None, "--config", help="YAML file of settings (any of run.yaml); options win over it.")
-SET = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting of run.yaml, e.g. width=256. Repeatable.")
 RECIPE = typer.Option(
     None,
     metavar="NAME",
     help="A published recurrent model, trained on CORPUS: press-wolf-small, press-wolf-large, inan-200, inan-650, "
     "pytorch-200, pytorch-650 or awd. Or an ALBERT, trained on --text: albert-small or albert-base.",
-)
-CORPUS = typer.Argument(
-    None,
-    help="With --recipe: a folder with train.txt, valid.txt and test.txt, words parted by spaces.",
-    show_default=False,
 )
 SHARE = typer.Option(
     None,
@@ -73,73 +43,82 @@ SHARE = typer.Option(
     "compare trains each with every boundary.",
     show_default="as the recipe",
 )
-FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
-TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
+SPLIT = typer.Option(
+    None,
+    metavar="random|contiguous",
+    help="What is held out: documents, and parts of long files, drawn at random; or the last parts of the text.",
+    show_default="random",
+)
+TOKENIZER = typer.Option(
+    None, help="bpe:SIZE (of the training split), bytes, tokenizer.json or a Hugging Face id.", show_default="bpe:4096"
+)
+MODEL = typer.Option(None, help="llama, gpt2, or the path of a config.json.", show_default="llama")
+STEPS = typer.Option(None, help="Optimizer steps of each run.", show_default="600")
+SET = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting of run.yaml, e.g. width=256. Repeatable.")
+CONFIG = typer.Option(None, "--config", help="YAML file of settings (any of run.yaml); options win over it.")
+OUT = typer.Option(None, "--out", "-o", help="Folder for all that the run writes.", show_default="runs/<command>")
 TABLES = typer.Option(
     "auto",
     metavar="auto|keep|gather",
     help="With --fsdp: keep the tables in rows, to which hidden states travel, or gather them. auto: what sends less.",
 )
+ARMS = typer.Option(
+    None,
+    *("--arms", "--boundary", "-b"),
+    help="Boundaries to compare, separated by commas; the first is the reference. "
+    "E.g. tied,untied,factored:64+bias,residual:16.",
+    show_default="tied,untied,factored:64",
+)
+MATCH = typer.Option(
+    None,
+    help="width: same body. parameters, flops: what an arm saves of these at the boundary is spent on its body.",
+    show_default="width",
+)
+BACKEND = typer.Option(None, metavar="torch|flax", help="flax: steps are taken in JAX.", show_default="torch")
+ELEMENT = typer.Option(None, metavar="N", help="With --resume: train only the N-th run of --out, as such scripts do.")
+BOUNDARY = typer.Option(None, "--boundary", "-b", help="To train, e.g. factored:64+bias.", show_default="tied")
+TEACHER = typer.Option(None, metavar="ORIGINAL", help="The model that it was made of.", show_default=False)
+FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
+TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
+# what several commands take, in the order of their help
+TRAINED: o.Options = {"recipe": (str, RECIPE), "text": (list[str], o.TEXT), "split": (str, SPLIT)}
+TRAINED |= {"tokenizer": (str, TOKENIZER), "model": (str, MODEL), "steps": (int, STEPS)}
+PLACE: o.Options = {"out": (Path, OUT), "resume": (bool, o.RESUME), "overwrite": (bool, o.OVERWRITE)}
+RUN: o.Options = {"set_": (list[str], SET), "config": (Path, CONFIG), **PLACE}
+RUN |= {"fsdp": (int, FSDP), "tp": (int, TP), "tables": (str, TABLES)}
+SAID: o.Options = {"json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
 
 
-def compare(
-    corpus: str = CORPUS,
-    arms: str = typer.Option(
-        None,
-        "--arms",
-        "--boundary",
-        "-b",
-        help="Boundaries to compare, separated by commas; the first is the reference. "
-        "E.g. tied,untied,factored:64+bias,residual:16.",
-        show_default="tied,untied,factored:64",
-    ),
-    share: str = SHARE,
-    seeds: int = typer.Option(None, help="Runs of each arm, paired across arms.", show_default="3"),
-    recipe: str = RECIPE,
-    text: list[str] = o.TEXT,
-    split: str = SPLIT,
-    tokenizer: str = TOKENIZER,
-    model: str = MODEL,
-    steps: int = STEPS,
-    minutes: float = typer.Option(None, help="Instead of --steps: the time for all, start and tuning included."),
-    match: str = typer.Option(
-        None,
-        help="width: same body. parameters, flops: what an arm saves of these at the boundary is spent on its body.",
-        show_default="width",
-    ),
-    tune: bool = typer.Option(None, "--tune/--no-tune", help="Nine short runs per arm over init and learning rate."),
-    backend: str = typer.Option(
-        None, metavar="torch|flax", help="flax: the steps are taken in JAX.", show_default="torch"
-    ),
-    set_: list[str] = SET,
-    config: Path = CONFIG,
-    out: Path = OUT,
-    resume: bool = o.RESUME,
-    overwrite: bool = o.OVERWRITE,
-    fsdp: int = FSDP,
-    tp: int = TP,
-    tables: str = TABLES,
-    jobs: str = o.JOBS,
-    launcher: str = o.LAUNCHER,
-    element: int = typer.Option(
-        None, metavar="N", help="With --resume: train only the N-th run of --out, as such scripts do for each."
-    ),
-    json_: bool = o.JSON,
-    quiet: bool = o.QUIET,
-) -> None:
+@o.taking(
+    corpus=(str, CORPUS),
+    arms=(str, ARMS),
+    share=(str, SHARE),
+    seeds=(int, typer.Option(None, help="Runs of each arm, paired across arms.", show_default="3")),
+    **TRAINED,
+    minutes=(float, typer.Option(None, help="Instead of --steps: the time for all, start and tuning included.")),
+    match=(str, MATCH),
+    tune=(bool, typer.Option(None, "--tune/--no-tune", help="Nine short runs per arm over init and learning rate.")),
+    backend=(str, BACKEND),
+    **RUN,
+    jobs=(str, o.JOBS),
+    launcher=(str, o.LAUNCHER),
+    element=(int, ELEMENT),
+    **SAID,
+)
+def compare(**asked: Any) -> None:
     """Train a model under several tying choices and say which is better here, and whether the difference is real.
 
     With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
     """
-    found: Comparison | SingleRun | Script | None = carried_out("compare", locals())
+    found: Comparison | SingleRun | Script | None = carried_out("compare", asked)
     if found is None:
         return
-    if launcher in ("slurm", "sky"):
+    if asked["launcher"] in ("slurm", "sky"):
         script = cast("Script", found)
         print(script.text, end="")
         o.tell(f"{script.runs} runs to train; start them: {script.submit}")
         return o.tell(f"when they have ended, collect and report: {script.collect}")
-    if element is not None:
+    if asked["element"] is not None:
         result = cast("SingleRun", found).result
         return print(f"{result.arm} seed {result.seed}: validation nll {result.heldout_nll:.4f}")
     comparison = cast("Comparison", found)
@@ -154,35 +133,21 @@ def compare(
     print(f"report: {folder / 'report.html'}\nmodels: {folder}/ARM/seed-N/{FINAL}{''.join(others)}")
 
 
-def train(
-    corpus: str = CORPUS,
-    boundary: str = typer.Option(
-        None, "--boundary", "-b", help="The boundary to train, e.g. factored:64+bias.", show_default="tied"
-    ),
-    share: str = SHARE,
-    seed: int = typer.Option(None, help="Of data order, body and tables.", show_default="1"),
-    recipe: str = RECIPE,
-    text: list[str] = o.TEXT,
-    split: str = SPLIT,
-    tokenizer: str = TOKENIZER,
-    model: str = MODEL,
-    steps: int = STEPS,
-    set_: list[str] = SET,
-    config: Path = CONFIG,
-    out: Path = OUT,
-    resume: bool = o.RESUME,
-    overwrite: bool = o.OVERWRITE,
-    fsdp: int = FSDP,
-    tp: int = TP,
-    tables: str = TABLES,
-    json_: bool = o.JSON,
-    quiet: bool = o.QUIET,
-) -> None:
+@o.taking(
+    corpus=(str, CORPUS),
+    boundary=(str, BOUNDARY),
+    share=(str, SHARE),
+    seed=(int, typer.Option(None, help="Of data order, body and tables.", show_default="1")),
+    **TRAINED,
+    **RUN,
+    **SAID,
+)
+def train(**asked: Any) -> None:
     """Train one model with a boundary, and write it where `from_pretrained` of transformers reads it: `final`.
 
     Where only `tiewise.load` reads that, the same model lies beside it as plain dense tables: `dense`.
     """
-    trained: SingleRun | None = carried_out("train", locals())
+    trained: SingleRun | None = carried_out("train", asked)
     if trained is None:
         return
     from tiewise.training.folder import how_it_loads
@@ -208,28 +173,26 @@ def train(
     print("; it ".join(filter(None, [f"model: {trained.model}", how_it_loads(trained.folder)])))
 
 
-def heal(
-    model: Path = typer.Argument(None, help="Folder of the rewritten model.", show_default=False),
-    teacher: Path = typer.Option(None, metavar="ORIGINAL", help="The model that it was made of.", show_default=False),
-    what: str = typer.Option(None, metavar="tables|all", help="What learns.", show_default="tables"),
-    seed: int = typer.Option(None, help="Of data order.", show_default="1"),
-    text: list[str] = o.TEXT,
-    split: str = SPLIT,
-    steps: int = typer.Option(None, help="Optimizer steps.", show_default="300"),
-    set_: list[str] = SET,
-    out: Path = OUT,
-    resume: bool = o.RESUME,
-    overwrite: bool = o.OVERWRITE,
-    json_: bool = o.JSON,
-    quiet: bool = o.QUIET,
-) -> None:
+@o.taking(
+    model=(Path, typer.Argument(None, help="Folder of the rewritten model.", show_default=False)),
+    teacher=(Path, TEACHER),
+    what=(str, typer.Option(None, metavar="tables|all", help="What learns.", show_default="tables")),
+    seed=(int, typer.Option(None, help="Of data order.", show_default="1")),
+    text=(list[str], o.TEXT),
+    split=(str, SPLIT),
+    steps=(int, typer.Option(None, help="Optimizer steps.", show_default="300")),
+    set_=(list[str], SET),
+    **PLACE,
+    **SAID,
+)
+def heal(**asked: Any) -> None:
     """Have a rewritten model (tied, factored, trimmed, transplanted) learn back what it lost, and say how much it is.
 
     It learns its original's probabilities of every next token; with another vocabulary, the text.
     """
-    asked = {**locals(), "fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
-    none = dict.fromkeys(("share", "config", "boundary", "recipe", "corpus"))
-    found: Healed | None = carried_out("heal", none | asked)
+    asked |= dict.fromkeys(("share", "config", "boundary", "recipe", "corpus"))
+    asked |= {"fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
+    found: Healed | None = carried_out("heal", asked)
     if found is not None:
         print(f"{found.said()}\nmodel: {found.model}")
 

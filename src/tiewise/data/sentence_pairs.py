@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.token_bytes import byte_letters
 from tiewise.core.errors import DataError
+from tiewise.core.files import require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -158,9 +159,7 @@ class Packing:
             raise DataError(f"unknown objective {self.objective[:40]!r}", f"choose one of {', '.join(OBJECTIVES)}")
         if self.length < AROUND + 2:
             raise DataError(f"rows of {self.length} tokens", f"a pair and its marks need {AROUND + 2} or more")
-        for name in ("in_order", "short"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise DataError(f"{name} = {getattr(self, name)}", "use a share from 0 to 1")
+        require(self, "in_order short", lambda share: 0 <= share <= 1, "use a share from 0 to 1", DataError)
 
     @property
     def room(self) -> int:

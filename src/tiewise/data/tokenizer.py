@@ -12,7 +12,6 @@ inspection reads a text with a checkpoint's own tokenizer (`read_tokens`), and r
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -152,9 +151,7 @@ def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: StreamE
 # what an inspection reads
 
 
-def read_tokens(
-    folder: str | os.PathLike[str], texts: Text | Sequence[Text], vocab: int, most: int | None = None
-) -> Ids:
+def read_tokens(folder: Path | str, texts: Text | Sequence[Text], vocab: int, most: int | None = None) -> Ids:
     """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder: ids [N], at most `most`.
 
     Documents end in the tokenizer's end token, where it has one that the table of `vocab` rows knows; a plain file is

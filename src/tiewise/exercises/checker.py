@@ -28,6 +28,7 @@ ARENA = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}  # threads reserve mem
 EQUAL = 1e-6  # fp32 may be used where it is enough
 
 Answer = Callable[..., Any]
+Cases = Callable[[], Sequence[tuple[Any, ...]]]
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Exercise:
 
     number: int
     answer: Answer
-    cases: Callable[[], Sequence[tuple[Any, ...]]]
+    cases: Cases
     megabytes: int = 1024  # that a call may allocate
     needs: str = ""  # the extra that brings what the file needs beside numpy
     judge: Callable[..., str | None] | None = None  # takes a case and an answer, where many answers are right
@@ -84,9 +85,7 @@ def _equal(found: np.ndarray, answer: Any) -> bool:
     return found.shape == wanted.shape and np.allclose(found, wanted, rtol=EQUAL, atol=EQUAL * beside)
 
 
-def exercise(
-    number: int, cases: Callable[[], Sequence[tuple[Any, ...]]], **settings: Any
-) -> Callable[[Answer], Exercise]:
+def exercise(number: int, cases: Cases, **settings: Any) -> Callable[[Answer], Exercise]:
     """Make an exercise of the right answer."""
 
     def made(answer: Answer) -> Exercise:

@@ -107,6 +107,14 @@ class Heads:
     latent: int = 0  # values kept per token in place of keys and values (DeepSeek)
     state: int = 0  # values of a recurrent state per layer, whatever the length (Mamba)
 
+    @classmethod
+    def of(cls, d: int, count: int, kv: int | None = None, width: int | None = None) -> Heads:
+        """As many of keys and values as of queries, D / heads wide, unless said; PlanError where they do not fit."""
+        if kv is not None and count % kv:
+            fix = "the key-value heads must divide the heads"
+            raise PlanError(f"{count} heads cannot be grouped over {kv} key-value heads", fix)
+        return cls(count, width or even(d, count), kv or count)
+
     @property
     def kept_per_token(self) -> int:
         """Values kept for one token of one layer."""

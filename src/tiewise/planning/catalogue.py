@@ -120,8 +120,7 @@ def select(
     if sort is None:
         return found
     key = attrgetter(SORTS[sort])
-    known = [model for model in found if key(model) is not None]
-    return sorted(known, key=key) + [model for model in found if key(model) is None]
+    return sorted(found, key=lambda model: (key(model) is None, key(model) or 0))
 
 
 def find(name: str) -> Model:

@@ -36,10 +36,7 @@ def columns(record: Record) -> list[str]:
 def rows(record: Record) -> list[list[str]]:
     """Every figure's name and its values choice by choice; a row of one cell heads those that follow."""
     choices, setting = record["choices"], record["setting"]
-    found: list[list[str]] = []
-
-    def heading(name: str) -> None:
-        found.append([name])
+    found = [["parameters"]]
 
     def of(part: str) -> list[Any]:
         return [choice[part] for choice in choices]
@@ -49,7 +46,6 @@ def rows(record: Record) -> list[list[str]]:
         values = [None if each is None else each.get(key) for each in held]
         found.append([name, *(NONE if value is None else show(value) for value in values)])
 
-    heading("parameters")
     for name in COMPONENTS:
         if any(name in choice["parameters"] for choice in choices):
             row(component(name), count, of("parameters"), name)
@@ -58,22 +54,22 @@ def rows(record: Record) -> list[list[str]]:
         row("of it trained", count, of("parameters"), "trainable")
     row("saved", lambda saved: signed(saved, 0).removeprefix("+"), choices, "saved")
     row("saved, share", lambda share: f"{plain(100 * share, 1)} %", choices, "saved_share")
-    heading("checkpoint")
+    found.append(["checkpoint"])
     for dtype in SHOWN_DTYPES:
         row(dtype, size, of("checkpoint_bytes"), dtype)
-    heading(f"training, {setting['dtype']}")
+    found.append([f"training, {setting['dtype']}"])
     for optimizer, label in OPTIMIZERS.items():
         row(label, size, [held[optimizer] for held in of("training_bytes")], "total")
-    heading("beside them")
+    found.append(["beside them"])
     row("logits, plain loss", size, of("logits_bytes"), "plain")
     row("logits, fused loss (GPU)", size, of("logits_bytes"), "fused_cuda")
     if record["model"]["layers"]:  # built without telling them apart: nothing to estimate activations from
         for name, key in (("activations, an estimate", "kept"), ("with checkpointing", "checkpointed")):
             found.append([name, *[f"≈ {size(record['activation_bytes'][key])}"] * len(choices)])
-    heading("tables alone, with scales where packed")
+    found.append(["tables alone, with scales where packed"])
     for name in choices[0]["table_bytes"] if choices else ():
         row(name, size, of("table_bytes"), name)
-    heading("work and loss")
+    found.append(["work and loss"])
     row("forward, per token", operations, of("flops_per_token"), "forward")
     row("backward, per token", operations, of("flops_per_token"), "backward")
     if any(choice["decode_bytes"] for choice in choices):
@@ -82,7 +78,7 @@ def rows(record: Record) -> list[list[str]]:
     log = math.log(record["model"]["vocab"])
     row(f"first loss (ln V = {log:.2f})", lambda nll: plain(nll, 2), of("first_loss"), "nll")
     for place, rank in enumerate(choices[0]["ranks"] if choices and setting["world"]["size"] > 1 else ()):
-        heading(cut(rank))
+        found.append([cut(rank)])
         held = [ranks[place] for ranks in of("ranks")]
         row("weights, gradients, AdamW", size, held, "memory")
         row("tables alone", size, [each["table_memory"] for each in held], "total")

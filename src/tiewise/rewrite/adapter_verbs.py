@@ -122,7 +122,7 @@ def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False)
     folder, table = open_folder(adapter), readable(facts, "merge into")[0]
     given, tensors, head = open_adapter(folder, facts), facts.folder.tensors, facts.roles.output or table
     modules = {module: module for module in given.base_modules.values()} | given.base_modules
-    for what, fix in _reasons_against(given, facts, folder, modules):
+    for what, fix in _against(given, facts, folder, modules):
         raise CheckpointError(f"{given.path}: {what}", fix)
 
     ends: dict[str, Merged] = {}  # "input" and "output": what comes of them
@@ -157,7 +157,7 @@ def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False)
     return replace(change, put=(*change.put, *body), texts=files, notes=tuple(notes))
 
 
-def _reasons_against(
+def _against(
     given: AdapterFacts, facts: Facts, folder: Folder, modules: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """(what, way out) of whatever keeps a merge from doing all that the adapter does."""
@@ -334,9 +334,7 @@ def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> 
         if ids
     ]
     if not put and len(ends) == len(adapter.tensors):
-        raise CheckpointError(
-            f"{adapter.path}: it stores nothing but tables of the base", "leave it out: it does nothing"
-        )
+        raise CheckpointError(f"{adapter.path}: nothing but the tables of the base", "leave it out: it does nothing")
     said = (f"{len(ids):,} of {copy.rows:,} rows of {short(module)}" for module, (copy, _, ids) in kept.items())
 
     def flaws(made: Path) -> Iterator[str]:
@@ -370,9 +368,7 @@ def _require_rows_will_do(adapter: AdapterFacts, model: Facts, copies: set[str])
         wrong = "what it does to the two ends differs, and the base has one table for both"
     elif copies and tied and len(ends) == 1 and not adapter.ties:
         wrong = f"only {short(ends[0].module)} has a copy, and trained rows of a tied base act at both ends"
-    elif model.roles.biases and any(
-        tied or (adapter.output is not None and m == adapter.output.module) for m in copies
-    ):
+    elif model.roles.biases and (copies if tied else copies & {adapter.output.module if adapter.output else ""}):
         wrong, untie = "the head has a bias, which PEFT (0.21) leaves out where rows are trained", "keep the copy"
     others = [m for m, parts in adapter.parts.items() if "weight" in parts and m not in copies]
     for name in adapter.listed("modules_to_save"):

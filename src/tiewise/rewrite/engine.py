@@ -227,12 +227,10 @@ def _opened(path: Place) -> Folder:
 def _states(folder: Folder, plan: FilePlan) -> dict[str, tuple[int, int, int, int]]:
     """(device, inode, bytes, time of change) of every file that is read."""
     found = {}
-    for name in dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *plan.texts]):
+    for name in dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *filter(folder.has, plan.texts)]):
         try:
             state = os.stat(inside(folder.path, name))
         except FileNotFoundError:
-            if not folder.has(name):  # one that is about to be made
-                continue
             raise CheckpointError(f"{folder.path / name}: it is gone", "run again when nothing writes there") from None
         found[name] = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
     return found

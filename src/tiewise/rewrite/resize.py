@@ -52,10 +52,7 @@ UNSIZED = {  # roles whose rows no resize can serve: why, and what to do
         "the class reads it for every id from an offset on, so that a token behind the last would read outside it",
         "give new tokens ids that are there already and unused",
     ),
-    DRAFT_MAP: (
-        "it maps a draft's tokens to those of a target",
-        "resize the target, and make the draft's map for it anew",
-    ),
+    DRAFT_MAP: ("it maps a draft's tokens to those of a target", "resize the target, and make the draft's map anew"),
 }
 
 
@@ -212,18 +209,13 @@ def unknown_tables(facts: Facts, known: set[str], rows: int) -> Iterator[str]:
 
 
 def _new_count(
-    facts: Facts,
-    rows: int,
-    vocab: int | None,
-    multiple_of: int | None,
-    tokenizer: Tokenizer | None,
-    shrink: bool,
-    again: bool,  # a table lacks rows, and may be given those that the others have
+    facts: Facts, rows: int, vocab: int | None, multiple: int | None, words: Tokenizer | None, shrink: bool, again: bool
 ) -> int:
-    given = tokenizer.max_id + 1 if tokenizer is not None else 0
+    """How many rows there shall be; `again`: a table lacks some, and may be given those that the others have."""
+    given = words.max_id + 1 if words is not None else 0
     wanted = vocab or (given if shrink and given else max(rows, given))
-    if multiple_of is not None:
-        wanted = -(-wanted // multiple_of) * multiple_of
+    if multiple is not None:
+        wanted = -(-wanted // multiple) * multiple
     if wanted == rows and not again:
         raise CheckpointError(f"{facts.path}: it has {rows:,} rows already", "there is nothing to do")
     if wanted >= rows:

@@ -97,7 +97,8 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     left = [f"{found.rule}: {found.repair}" for found in findings if not found.safe and found.severity != "info"]
     listed = "; ".join(left[:3]) + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
     if not rules:
-        raise CheckpointError(f"{facts.path}: nothing to repair", f"by hand: {listed}" if left else "nothing is wrong")
+        fix = f"by hand: {listed}" if left else "tiewise check finds nothing wrong"
+        raise CheckpointError(f"{facts.path}: nothing to repair", fix)
     change = Change()
     if rules & ENDS:
         change = parted(facts) if facts.truth is False else joined(facts)

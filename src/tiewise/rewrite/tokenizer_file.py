@@ -236,9 +236,8 @@ def encoded(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str
             for batch in batches(pieces(blocks(), max(200, min(PIECE, size // 50)))):
                 parts = [one for one, _ in batch]
                 read = [one.removeprefix(" ") if spaced and (done or i) else one for i, one in enumerate(parts)]
-                for one, said, found in zip(
-                    parts, read, tokenizer.encode_batch_fast(read, add_special_tokens=False), strict=True
-                ):
+                tokens = tokenizer.encode_batch_fast(read, add_special_tokens=False)
+                for one, said, found in zip(parts, read, tokens, strict=True):
                     yield done, said, found.ids
                     done, count = done + len(one.encode()), count + len(found.ids)
                     advance(done)

@@ -93,7 +93,7 @@ def transplant(
     recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
     shared = int((recipe.copied >= 0).sum())
     if not shared:
-        raise CheckpointError(f"{given.path}: no token is one of {facts.path} too", "choose another tokenizer")
+        raise CheckpointError(f"{given.path}: no token writes what one of {facts.path} does", "choose another")
     notes = [f"{shared:,} of {new.rows:,} tokens are in both vocabularies and keep their rows bit for bit"]
     if donor is not None:
         notes.append(_by_donor(recipe, new, open_folder(donor), atoms))
