@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.measure import peak_megabytes
 from tiewise.analysis.align_tables import Alignment, align
-from tiewise.analysis.paired_rows import one_vocabulary
+from tiewise.analysis.model_tables import one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.long_work import heard

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 import tiewise
-from tiewise.core.colours import COLOURS, DIVERGING, places
-from tiewise.core.found import count, plain, signed
+from tiewise.core.found import COLOURS, DIVERGING, count, places, plain, signed
 
 ATLAS = Path(tiewise.__file__).parent / "catalogue" / "atlas.csv"
 PAGE = Path(__file__).with_name("atlas.md")

@@ -34,10 +34,7 @@ from tiewise.explorer.page import explore as explore
 from tiewise.hf import load as load
 from tiewise.inspection.inspection import Inspection as Inspection
 from tiewise.inspection.inspection import inspect as inspect
-from tiewise.ops.augmented_loss import AugmentedOptions as AugmentedOptions
-from tiewise.ops.augmented_loss import augmented_cross_entropy as augmented_cross_entropy
 from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
-from tiewise.ops.divergence import linear_divergence as linear_divergence
 from tiewise.ops.exact_top import ExactTop as ExactTop
 from tiewise.ops.fast_products import fast_products as fast_products
 from tiewise.ops.log_prob import linear_log_prob as linear_log_prob
@@ -45,6 +42,9 @@ from tiewise.ops.path_gradient import LookupOptions as LookupOptions
 from tiewise.ops.path_gradient import PathRecord as PathRecord
 from tiewise.ops.path_gradient import path_norms as path_norms
 from tiewise.ops.path_gradient import tied_lookup as tied_lookup
+from tiewise.ops.soft_targets import AugmentedOptions as AugmentedOptions
+from tiewise.ops.soft_targets import augmented_cross_entropy as augmented_cross_entropy
+from tiewise.ops.soft_targets import linear_divergence as linear_divergence
 from tiewise.ops.vocabulary_shard import VocabularyShard as VocabularyShard
 from tiewise.planning.plan import Plan as Plan
 from tiewise.planning.plan import plan as plan

@@ -8,7 +8,7 @@ import scipy.stats
 from safetensors.numpy import save_file
 
 from tiewise.analysis.align_tables import align, closer, toward
-from tiewise.analysis.paired_rows import Pairs, by_text, one_vocabulary
+from tiewise.analysis.model_tables import Pairs, by_text, one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
@@ -106,7 +106,7 @@ def test_measures_without_a_map_equal_the_dense_computation():
 
 
 def test_neighbours_equal_those_of_all_cosines(monkeypatch):
-    monkeypatch.setattr("tiewise.analysis.paired_rows.BLOCK", 37)
+    monkeypatch.setattr("tiewise.analysis.align_tables.BLOCK", 37)
     a, b = tables(rows=200, noise=4.0)
     found = align(a, b, one_vocabulary(200, 200), AlignSettings(neighbours=5, permutations=2))
 

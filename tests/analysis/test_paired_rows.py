@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiewise.analysis.align_tables import CKA_CURVE, CKA_LINE, align
-from tiewise.analysis.model_tables import texts_of
-from tiewise.analysis.paired_rows import CURVE, LINE, Pairs, by_text, directions, one_vocabulary
-from tiewise.analysis.table_maps import AlignSettings
+from tiewise.analysis.model_tables import Pairs, by_text, one_vocabulary, texts_of
+from tiewise.analysis.table_maps import CURVE, LINE, AlignSettings, directions
 from tiewise.core.errors import CheckpointError, DataError
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tiewise.analysis.align_tables import cka, spectra
-from tiewise.analysis.paired_rows import Products
-from tiewise.analysis.table_maps import LARGE, AlignSettings, fitted_chance, orthogonal, pseudo_inverse
+from tiewise.analysis.table_maps import LARGE, AlignSettings, Products, fitted_chance, orthogonal, pseudo_inverse
 
 
 def test_the_known_levels():

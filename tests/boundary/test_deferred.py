@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tiewise.boundary.asked import ANSWERS
-from tiewise.boundary.deferred import _RECORDERS, Counts, Deferred
+from tiewise.boundary.deferred import _RECORDERS, ANSWERS, Counts, Deferred
 from tiewise.boundary.link import LazyLogits
 from tiewise.core.errors import UnsupportedError
 

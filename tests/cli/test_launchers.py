@@ -22,7 +22,7 @@ from launched import ended, launch, trains, until
 
 from tiewise.core.errors import RunError
 from tiewise.core.long_work import progress
-from tiewise.training import launchers, worker
+from tiewise.training import launchers, workers
 from tiewise.training.folder import locked
 from tiewise.training.launchers import OnRay
 
@@ -276,18 +276,18 @@ def test_as_many_at_a_time_as_asked_or_as_there_are_with_the_most_threads(tmp_pa
 
 
 def test_a_machine_that_sees_another_folder_or_has_other_packages_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "_PATIENCE", 0.1)
-    (tmp_path / worker.TOKEN).write_text("mine")
-    assert worker.fault(str(tmp_path), "mine", worker.installed()) is None
+    monkeypatch.setattr(workers, "_PATIENCE", 0.1)
+    (tmp_path / workers.TOKEN).write_text("mine")
+    assert workers.fault(str(tmp_path), "mine", workers.installed()) is None
     for folder, token in ((tmp_path, "other"), (tmp_path / "elsewhere", "mine")):
-        what, fix = worker.fault(str(folder), token, worker.installed())
+        what, fix = workers.fault(str(folder), token, workers.installed())
         assert (what, fix.startswith("give an --out on a file system")) == (
             f"does not see {folder} as it is here",
             True,
         )
-    what, fix = worker.fault(str(tmp_path), "mine", "tiewise 0.0.1, torch 1.0, Python 3.9")
+    what, fix = workers.fault(str(tmp_path), "mine", "tiewise 0.0.1, torch 1.0, Python 3.9")
     assert what.endswith("and the run began with tiewise 0.0.1, torch 1.0, Python 3.9")
-    [(said, error)] = worker.streamed(b"", {}, str(tmp_path), "other", worker.installed())
+    [(said, error)] = workers.streamed(b"", {}, str(tmp_path), "other", workers.installed())
     assert (said, "does not see" in str(pickle.loads(error))) == ("error", True)
 
 
@@ -301,16 +301,16 @@ def waits(folder):
 
 @pytest.mark.slow
 def test_a_task_that_is_cancelled_has_its_worker_stop_and_one_that_is_killed_is_lost(tmp_path):
-    (tmp_path / worker.TOKEN).write_text("mine")
+    (tmp_path / workers.TOKEN).write_text("mine")
     call = pickle.dumps(partial(waits, str(tmp_path)))
-    task = worker.streamed(call, {}, str(tmp_path), "mine", worker.installed())
+    task = workers.streamed(call, {}, str(tmp_path), "mine", workers.installed())
     assert next(task) == ("at", "waiting", 0, 1)
     task.close()
     assert (tmp_path / "stopped").exists()
-    killed = worker.Worker()
-    worker._kept[os.environ.get("CUDA_VISIBLE_DEVICES")] = killed
-    task = worker.streamed(call, {}, str(tmp_path), "mine", worker.installed())
+    killed = workers.Worker()
+    workers._kept[os.environ.get("CUDA_VISIBLE_DEVICES")] = killed
+    task = workers.streamed(call, {}, str(tmp_path), "mine", workers.installed())
     assert next(task)[0] == "at"
     os.kill(killed.process.pid, signal.SIGKILL)
     assert list(task) == [("lost", "was ended by SIGKILL")]
-    assert worker._kept == {}
+    assert workers._kept == {}

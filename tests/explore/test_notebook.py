@@ -10,8 +10,7 @@ from tests.report.comparison_sample import sample_comparison
 
 import tiewise
 from tiewise.core.errors import InstallError, UnsupportedError
-from tiewise.explorer import live
-from tiewise.explorer.embedded import embedded
+from tiewise.explorer.embedded import embedded, live
 from tiewise.explorer.page import explore
 
 
@@ -89,7 +88,7 @@ def test_where_no_script_runs_there_is_a_picture(cell, tmp_path):
 def test_a_live_model_shows_what_its_folder_would(tmp_path, name, tied):
     model = build(name, tied=tied)
     model.save_pretrained(tmp_path)
-    shown, saved = live.live(model), embedded(tmp_path)
+    shown, saved = live(model), embedded(tmp_path)
     for of in (shown, saved):
         del of["name"], of["count"]  # a folder's; tensors of layers are not looked at
         of["config"].pop("dtype", None)

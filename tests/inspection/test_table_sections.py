@@ -12,8 +12,7 @@ from tests.analysis.tiny_tables import factored, llama
 
 from tiewise.analysis.align_tables import CKA, CKA_CURVE, Score, align, closer
 from tiewise.analysis.bigram_counts import contexts
-from tiewise.analysis.model_tables import HeldTable
-from tiewise.analysis.paired_rows import one_vocabulary
+from tiewise.analysis.model_tables import HeldTable, one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.analysis.token_rows import directions, mean_cosine, moments, norms_by_count, plane
 from tiewise.core.errors import CheckpointError, DataError

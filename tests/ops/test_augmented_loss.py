@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.boundary.tiny_models import Allocations
 
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
+from tiewise.ops.soft_targets import AugmentedOptions, augmented_cross_entropy
 
 N, V, E, WIDE = 19, 31, 6, 9
 

@@ -9,7 +9,7 @@ from tests.ops.test_cross_entropy import N, V, assert_near, error, problem
 
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.divergence import linear_divergence
+from tiewise.ops.soft_targets import linear_divergence
 
 BETAS = [0.0, 0.3, 0.5, 1.0]
 

@@ -16,7 +16,7 @@ from tiewise import fast_products, linear_cross_entropy
 from tiewise.core.errors import RunError, TiewiseWarning, UnsupportedError
 from tiewise.ops import chunked
 from tiewise.ops import fast_products as fp
-from tiewise.ops.augmented_loss import augmented_cross_entropy
+from tiewise.ops.soft_targets import augmented_cross_entropy
 
 PLAIN = {"cpu_name": "EPYC", "amx_tile": False, "amx_bf16": False}
 CACHED = (fp._rounding, fp._decided)

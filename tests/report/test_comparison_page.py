@@ -14,8 +14,7 @@ from tests.report.opened_page import EVIL, Page
 
 from tiewise.core.found import signed
 from tiewise.report import comparison_page as page_of
-from tiewise.report.comparison_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION
-from tiewise.report.comparison_found import DEMO, SHARES, share
+from tiewise.report.comparison_found import AHEAD, COSINE, DEMO, OUTPUT_SHARE, SHARES, TRAINING, VALIDATION, share
 from tiewise.report.comparison_page import asymmetry, centred, render, training_panels, write_report
 from tiewise.report.figures import style
 from tiewise.training.results import ArmDirectPath, CurvePoint, complete

@@ -8,11 +8,11 @@ from importlib.resources import files
 import pytest
 from tests.report.comparison_sample import sample_comparison
 
-from tiewise.core import colours
+from tiewise.core import found as colours
 from tiewise.core.found import Curve, Found, Grid, Quantity
 from tiewise.planning.plan import plan
 from tiewise.report import figures, plan_page, sheet
-from tiewise.report.comparison_curves import VALIDATION
+from tiewise.report.comparison_found import VALIDATION
 from tiewise.report.comparison_page import training_panels
 from tiewise.report.figures import panels, styles, token_label
 

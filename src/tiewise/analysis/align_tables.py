@@ -20,12 +20,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.analysis.model_tables import AnyTable, as_table
-from tiewise.analysis.paired_rows import CURVE, LINE, Matrix, Pairs, Products, directions, nearest, shared
-from tiewise.analysis.table_maps import CENTRED, IDENTITY, LINEAR, ORTHOGONAL, RAW, AlignSettings, Fitter, fitted_chance
+from tiewise.analysis.model_tables import AnyTable, Ids, Pairs, TokenTable, as_table
+from tiewise.analysis.table_maps import (
+    CENTRED,
+    CURVE,
+    IDENTITY,
+    LINE,
+    LINEAR,
+    ORTHOGONAL,
+    RAW,
+    AlignSettings,
+    Fitter,
+    Matrix,
+    Products,
+    directions,
+    fitted_chance,
+)
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
 from tiewise.core.found import NEITHER, ONE, TWO, Quantity, plain
+from tiewise.core.long_work import progress
 
 NEIGHBOURS, CKA, CKA_LINE, CKA_CURVE = "neighbours", "CKA", "CKA, frequency out (line)", "CKA, frequency out"
 NORMS, NORMS_BY_RANK = "norms", "norms, by rank"
@@ -40,6 +54,7 @@ SPELLED = {
     CKA_CURVE: "by CKA above chance, frequency taken out",
     CKA_LINE: "by CKA above chance, a line in log frequency taken out",
 }
+BLOCK = 2048  # rows of one tile of similarities: two tiles and their sorting stay within 100 MB
 _NOTHING_LEFT = 1e-12  # share of a table below which what is left of it is rounding
 
 
@@ -221,6 +236,57 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
         for rows, of_rows in seen.items()
         for (name, view), values in of_rows.items()
     ]
+
+
+def nearest(table: TokenTable, which: Ids, k: int, dtype: type[np.floating]) -> Ids:
+    """Places [n, k], within `which` [n > k], of each row's k nearest others by cosine of rows less their mean.
+
+    In no order, and among equal cosines any. Rows of zeros have cosine 0 with all. Each pair of blocks is met once.
+    """
+    rows = table.take(which, dtype)
+    rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)
+    n, norms = len(rows), np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(norms > 0, norms, 1)
+    best, ids = np.full((n, k), -np.inf, unit.dtype), np.zeros((n, k), np.int64)
+    starts = range(0, n, BLOCK)
+    done, total = 0, len(starts) * (len(starts) + 1) // 2
+    for i in starts:
+        for j in range(i, n, BLOCK):
+            tile = unit[i : i + BLOCK] @ unit[j : j + BLOCK].T
+            if i == j:
+                np.fill_diagonal(tile, -np.inf)
+            else:
+                _keep_best(best, ids, j, tile.T, i)
+            _keep_best(best, ids, i, tile, j)
+            done += 1
+            progress("neighbours", done, total)
+    return ids
+
+
+def _keep_best(best: NDArray, ids: Ids, start: int, tile: NDArray, first: int) -> None:
+    """Keep the k best of each row's best so far, rows `start` on, and one tile, whose columns are rows `first` on."""
+    k, rows = best.shape[1], slice(start, start + len(tile))
+    if best[start, 0] == -np.inf:  # nothing is kept yet
+        tile = np.ascontiguousarray(tile)
+        columns = np.argpartition(tile, -min(k, tile.shape[1]), axis=1)[:, -k:]
+        values = np.take_along_axis(tile, columns, axis=1)
+    else:  # what exceeds the least that is kept: few, once some tiles have been met; padded with -inf
+        at, column = np.nonzero(np.ascontiguousarray(tile > best[rows].min(axis=1)[:, None]))
+        counts = np.bincount(at, minlength=len(tile))
+        place = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+        values = np.full((len(tile), int(counts.max(initial=0))), -np.inf, tile.dtype)
+        columns = np.zeros(values.shape, np.int64)
+        values[at, place], columns[at, place] = tile[at, column], column
+    values = np.concatenate([best[rows], values], axis=1)
+    columns = np.concatenate([ids[rows], columns + first], axis=1)
+    kept = np.argpartition(values, -k, axis=1)[:, -k:]
+    best[rows] = np.take_along_axis(values, kept, axis=1)
+    ids[rows] = np.take_along_axis(columns, kept, axis=1)
+
+
+def shared(ids_a: Ids, ids_b: Ids) -> Matrix:
+    """Share of each row's neighbours [n, k] that are in both, [n]."""
+    return (ids_a[:, :, None] == ids_b[:, None, :]).sum(axis=(1, 2)) / ids_a.shape[1]
 
 
 def cka(centred: Products, taken_out: int = 0) -> tuple[float, float]:

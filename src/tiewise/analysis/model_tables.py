@@ -1,13 +1,16 @@
-"""The tables of a checkpoint, read a few rows at a time, as its model meets them; or why it does not have two.
+"""The tables of a checkpoint, read a few rows at a time, as its model meets them, and which rows of two are one token.
 
 A table [V, E] is read in the same way wherever it lies: in memory, in a file, or behind a map that makes its rows. A
 factored table is looked at twice: its stored rows [V, k], and what its maps make of them at each end [V, D].
+
+Rows are paired by the token's text, never by its place: two tokenizers give one text two ids, and one id two texts. By
+index only where both tables belong to one vocabulary: the two ends of one model, or the same texts in the same order.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from tiewise.core.long_work import doing
 CHUNK_VALUES = 2**20  # 8 MB in fp64
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 class TokenTable(ABC):
@@ -166,7 +170,7 @@ class Ends:
         """(which end, table): `input` and `output`, or the one `table` of a tied model."""
         return (("table", self.input),) if self.tied else (("input", self.input), ("output", self.output))
 
-    def unusable(self) -> NDArray[np.bool_]:
+    def unusable(self) -> Mask:
         """Mark rows that say nothing of their token [V]: zero, repeated or not finite, in either table. Reads both."""
         mask = np.zeros(max(self.input.rows, self.output.rows), bool)
         for tensor in self.stored:
@@ -274,8 +278,10 @@ def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
 
 def left_out(beside: Collection[IndexedTensor]) -> tuple[str, ...]:
     """A note that names what token ids index and a section passes by; none where there is nothing."""
+    if not beside:
+        return ()
     named = names([f"{other.tensor.name} ({other.role})" for other in beside])
-    return (f"token ids index more, which is left out: {named}",) if beside else ()
+    return (f"token ids index more, which is left out: {named}",)
 
 
 def _values(tensor: Stored) -> Array:
@@ -304,3 +310,43 @@ def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
         if number < rows:
             texts[number] = text
     return texts
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows that belong together: row a[i] of one table and row b[i] of the other, int64 [n], sorted by a."""
+
+    a: Ids
+    b: Ids
+    how: str  # `one vocabulary` or `by token text`
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def without(self, mask_a: Mask, mask_b: Mask | None = None) -> Pairs:
+        """Leave out pairs whose row is marked in its table's mask [V]: zero, repeated, unused."""
+        keep = ~mask_a[self.a] if mask_b is None else ~(mask_a[self.a] | mask_b[self.b])
+        return Pairs(self.a[keep], self.b[keep], self.how)
+
+
+def one_vocabulary(rows_a: int, rows_b: int) -> Pairs:
+    """Pair rows by index: two tables of one model. A longer table's further rows (padding) are left out."""
+    rows = np.arange(min(rows_a, rows_b), dtype=np.int64)
+    return Pairs(rows, rows, "one vocabulary")
+
+
+def by_text(texts_a: Sequence[str | None], texts_b: Sequence[str | None]) -> Pairs:
+    """Pair rows whose tokens have the same text, None for no token; of a text that stands twice, the first row counts.
+
+    Raises:
+        CheckpointError: the two have no token in common.
+    """
+    first_a, first_b = ({text: row for row, text in reversed(list(enumerate(texts)))} for texts in (texts_a, texts_b))
+    common = sorted((row, first_b[text]) for text, row in first_a.items() if text is not None and text in first_b)
+    if not common:
+        raise CheckpointError(
+            f"the two vocabularies ({len(texts_a):,} and {len(texts_b):,} rows) have no token in common",
+            "give the tokenizer of each table; byte-level and SentencePiece vocabularies spell tokens differently",
+        )
+    rows = np.array(common, np.int64)
+    return Pairs(rows[:, 0], rows[:, 1], "by token text")

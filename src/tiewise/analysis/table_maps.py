@@ -15,6 +15,14 @@ rows, d1 and d2 columns, centred) is then not 0 but, for n ≫ d,
                    over the two norms; for d1 = d2 = d it is (8/3π)·√(d/n)
 
 Singular values are those of the Marchenko-Pastur law. On held-out rows the mean is 0 with deviation 1/√(n·d2).
+
+AᵀA, BᵀB and AᵀB, summed over pieces of the rows, are all that maps and spectra need. A piece's product is computed in
+fp32 or fp64 and added in fp64, so that in fp32 the error is that of one piece's product.
+
+Rows of one frequency are alike in any language model's tables, whatever they mean. To take that out, each column is
+regressed on powers of f = log(count + 1) over the paired rows: a projection, whose directions q [n, k] over tokens,
+orthonormal and orthogonal to 1, are summed beside the rest as AᵀQ and BᵀQ. The products of what is left are then exact
+corrections of the same sums. One power takes out a straight line only; three follow a curve.
 """
 
 from __future__ import annotations
@@ -24,13 +32,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from tiewise.analysis.model_tables import TokenTable
-from tiewise.analysis.paired_rows import FEWEST, Matrix, Order, Pairs, Products
-from tiewise.core.errors import CheckpointError
+from tiewise.analysis.model_tables import Ids, Pairs, TokenTable
+from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.long_work import progress
 
+Matrix = NDArray[np.float64]
+FEWEST = 16  # paired rows below which nothing is said
+LINE, CURVE = 1, 3  # powers of f that are taken out
 IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"
 CENTRED, RAW = "centred", "raw"
 FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
@@ -39,6 +49,78 @@ SMALL = 512  # up to here a singular value decomposition takes no time worth sav
 WELL = 1e-10  # of squared singular values, smallest to largest, above which their eigenvalues are accurate enough
 CHUNK_BYTES = 40 * 2**20  # of a piece of rows in fp32
 _STEPS = 20_000  # of the integrals over the law
+
+
+@dataclass
+class Products:
+    """Sums over n pairs of rows a_i [d1], b_i [d2] and, beside them, q_i [k], in fp64."""
+
+    rows: int  # n
+    sum_a: Matrix  # Σ a_i, [d1]
+    sum_b: Matrix  # [d2]
+    gram_a: Matrix  # Σ a_i a_iᵀ, [d1, d1]
+    gram_b: Matrix  # [d2, d2]
+    cross: Matrix  # Σ a_i b_iᵀ, [d1, d2]
+    along_a: Matrix  # Σ a_i q_iᵀ, [d1, k]
+    along_b: Matrix  # [d2, k]
+
+    @classmethod
+    def nothing(cls, d1: int, d2: int, k: int = 0) -> Products:
+        """Sums over no rows."""
+        shapes = (d1,), (d2,), (d1, d1), (d2, d2), (d1, d2), (d1, k), (d2, k)
+        return cls(0, *(np.zeros(shape) for shape in shapes))
+
+    def add(self, a: NDArray, b: NDArray, q: NDArray) -> None:
+        """Add rows a [n, d1], b [n, d2] and q [n, k], multiplied in the type of a and b."""
+        self.rows += len(a)
+        self.sum_a += a.sum(axis=0, dtype=np.float64)
+        self.sum_b += b.sum(axis=0, dtype=np.float64)
+        totals = self.gram_a, self.gram_b, self.cross, self.along_a, self.along_b
+        for total, x, y in zip(totals, (a, b, a, a, b), (a, b, b, q, q), strict=True):
+            total += x.T @ y.astype(x.dtype, copy=False)
+
+    def join(self, other: Products) -> None:
+        """Add the sums over other rows to these."""
+        self.rows += other.rows
+        for mine, more in list(zip(vars(self).values(), vars(other).values(), strict=True))[1:]:
+            mine += more
+
+    @property
+    def means(self) -> tuple[Matrix, Matrix]:
+        """Mean rows of A [d1] and of B [d2]."""
+        return self.sum_a / max(1, self.rows), self.sum_b / max(1, self.rows)
+
+    def without(self, k: int = 0) -> Products:
+        """Return the sums of rows less their mean, the first k directions taken out of every column: (1 − QQᵀ)A, …
+
+        All rows over which the directions are orthonormal, and orthogonal to 1, must have been added.
+        """
+        (a, b), n, along_a, along_b = self.means, self.rows, self.along_a[:, :k], self.along_b[:, :k]
+        return Products(
+            n,
+            np.zeros_like(a),
+            np.zeros_like(b),
+            self.gram_a - n * np.outer(a, a) - along_a @ along_a.T,
+            self.gram_b - n * np.outer(b, b) - along_b @ along_b.T,
+            self.cross - n * np.outer(a, b) - along_a @ along_b.T,
+            self.along_a[:, k:],
+            self.along_b[:, k:],
+        )
+
+
+def directions(counts: ArrayLike) -> Matrix:
+    """Return q [n, k ≤ CURVE] of the counts of n tokens: the first j columns span f, …, f^j beside 1, for any j ≤ k.
+
+    k is less where there are too few different counts: then a lower power says all of it.
+    """
+    given = np.asarray(counts, np.float64)
+    if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any():
+        raise DataError("counts of tokens must be one number of 0 or more for each", "count them in the training text")
+    f = np.log1p(given)
+    spread = float(np.ptp(f))
+    x = (2 * f - f.max() - f.min()) / spread if spread else np.zeros_like(f)
+    powers = np.vander(x, 1 + min(CURVE, len(np.unique(f)) - 1), increasing=True)
+    return np.linalg.qr(powers)[0][:, 1:]
 
 
 def orthogonal(cross: Matrix) -> Matrix:
@@ -140,7 +222,7 @@ class AlignSettings:
         few = self.precision == "auto" and pairs * sum(widths) ** 2 <= FP64_WORK
         return np.float64 if few or self.precision == "fp64" else np.float32
 
-    def sample(self, pairs: int) -> tuple[Order, int]:
+    def sample(self, pairs: int) -> tuple[Ids, int]:
         """(at most `sampled` of the pairs, at random and sorted; how many neighbours each has among them)."""
         drawn = np.random.default_rng([self.seed, 2]).choice(pairs, min(self.sampled, pairs), replace=False)
         return np.sort(drawn), min(self.neighbours, len(drawn) - 1)
@@ -190,7 +272,7 @@ class Fitter:
             gram = self.products.gram_a - len(self.rows) * np.outer(shift, shift)
             self._inverse[view] = pseudo_inverse(gram, self.error)
 
-    def pieces(self, first: Order, second: Order, doing: str) -> Iterator[tuple[slice, NDArray, NDArray]]:
+    def pieces(self, first: Ids, second: Ids, doing: str) -> Iterator[tuple[slice, NDArray, NDArray]]:
         """(place, rows of A [n, d1] at pairs `first`, rows of B [n, d2] at pairs `second`), about CHUNK_BYTES each."""
         step = max(64, CHUNK_BYTES // (4 * max(1, *self.widths)))
         for start in range(0, len(first), step):
@@ -199,7 +281,7 @@ class Fitter:
             yield piece, self.a.take(a, self.dtype), self.b.take(b, self.dtype)
             progress(doing, piece.stop, len(first))
 
-    def sums(self, which: Order) -> tuple[Products, tuple[Matrix, Matrix], float]:
+    def sums(self, which: Ids) -> tuple[Products, tuple[Matrix, Matrix], float]:
         """(products, norms of A's and of B's rows, relative error of a product) over the given pairs.
 
         The error is ‖AᵀB as computed − AᵀB in fp64‖ / (‖A‖·‖B‖) of the first 1,024 rows; 0 where all is fp64.
@@ -219,7 +301,7 @@ class Fitter:
                 error = off / scale if scale else 0.0
         return products, norms, error
 
-    def fit(self, partners: Order | None = None) -> dict[Key, FittedMap]:
+    def fit(self, partners: Ids | None = None) -> dict[Key, FittedMap]:
         """Return every map of the fitting rows of A onto their own rows of B, or onto those at pairs `partners`."""
         cross = self.products.cross
         if partners is not None and self.names != [IDENTITY]:
@@ -236,7 +318,7 @@ class Fitter:
             progress("fitting maps", len(made), len(keys))
         return made
 
-    def cosines(self, maps: dict[Key, FittedMap], first: Order, second: Order) -> dict[Key, Matrix]:
+    def cosines(self, maps: dict[Key, FittedMap], first: Ids, second: Ids) -> dict[Key, Matrix]:
         """Cosines [n] of mapped rows of A at pairs `first` with rows of B at pairs `second`; 0 where either is zero."""
         found = {key: np.zeros(len(first)) for key in maps}
         for piece, a, b in self.pieces(first, second, "scoring"):

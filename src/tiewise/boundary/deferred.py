@@ -7,15 +7,31 @@ reshape, a slice of positions. `Deferred` records them instead of computing, and
     logits = logits / cap; logits = torch.tanh(logits); logits = logits * cap
     loss = F.cross_entropy(logits.float().view(-1, V), labels.view(-1))     # linear_cross_entropy(..., softcap=cap)
 
-What is asked of them in the end, a loss or a trainer's log-probabilities, `asked.py` answers. It is no Tensor: nothing
-outside Python can touch it by accident, and what it does not know, a method or an argument of one, computes the real
-logits by repeating the recorded steps: slower, never different. What would be lost is refused: steps in place, as there
-is nothing to change, but for a scale that can be recorded; and hooks on a gradient that the fused loss never makes.
+It is no Tensor: nothing outside Python can touch it by accident, and what it does not know, a method or an argument of
+one, computes the real logits by repeating the recorded steps: slower, never different. What would be lost is refused:
+steps in place, as there is nothing to change, but for a scale that can be recorded; and hooks on a gradient that the
+fused loss never makes.
+
+What losses and trainers ask in the end is answered in chunks of tokens, without the [N, V] logits:
+
+    asked of z [..., V], t [...] token ids                     answer, from one sweep of all tokens
+    F.cross_entropy(z, t)                                      the fused loss, a sweep of its own
+    log_softmax(z, -1).gather(-1, t[..., None])                log p_t
+    softmax(z, -1).gather(-1, t[..., None])                    exp log p_t
+    z.gather(-1, t[..., None])                                 lse + log p_t
+    z.logsumexp(-1)                                            lse
+    (log_p.exp() * log_p).sum(-1), and p from softmax          −H
+    (p * z).sum(-1)                                            lse − H
+    z.argmax(-1), and z.mean(-1) without gradients             by rows of logits, a chunk at a time
+
+H is the entropy, lse the log-sum-exp, of the logits with everything recorded before, such as a temperature. The sweep
+is remembered, and what iteration, `split` and `chunk` make of z takes its tokens from it: trainers ask row by row to
+save memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -25,10 +41,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tiewise.boundary.asked import ANSWERS, LOG_P, LOGITS, PRODUCTS, P, is_last, total
+from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.chunked import compute_dtype
+from tiewise.ops.cross_entropy import linear_cross_entropy
+from tiewise.ops.log_prob import VocabularyStatistics, vocabulary_statistics
 from tiewise.ops.vocabulary_shard import VocabularyShard, brought, exchanged, gathered
+
+# what deferred logits have become
+LOGITS, LOG_P, P, P_LOG_P, P_LOGITS = "logits", "log p", "p", "p · log p", "p · logits"
+PRODUCTS = {frozenset((P, LOG_P)): P_LOG_P, frozenset((P, LOGITS)): P_LOGITS}
 
 
 class Fold(NamedTuple):
@@ -143,6 +165,10 @@ class Deferred:
 
     # each records a method of torch (`_RECORDERS` says which) as a step, or is None where the fold cannot hold it
 
+    def last(self, dim: Any) -> bool:
+        """Whether `dim` is the vocabulary's."""
+        return dim in (-1, self.ndim - 1, (-1,), [-1]) and not isinstance(dim, bool)
+
     def _to(self, *args: Any, **kwargs: Any) -> Deferred | None:
         """Cast to fp32, in which the fused loss accumulates in any case, or stay as it is."""
         try:
@@ -180,13 +206,6 @@ class Deferred:
         flat = self._same(hidden=self.hidden.reshape(-1, self.hidden.shape[-1]))
         return flat._pieces(0, lambda x: x.split(size)) or ()
 
-    def _unbind(self, dim: int = 0) -> tuple[Deferred, ...] | None:
-        return self._pieces(dim, lambda x: x.unbind(dim))
-
-    def _iterate(self) -> Iterator[Deferred] | None:
-        rows = self._unbind()
-        return None if rows is None else iter(rows)
-
     def _at(self, index: Any) -> Deferred | None:
         split = _split_index(index, self.ndim)
         if split is None:
@@ -195,13 +214,9 @@ class Deferred:
         if tokens == slice(None):
             return self._with(hidden=self.hidden[positions])
         scale, bias, post = self.fold
-        if (
-            self.form != LOGITS
-            or bias is not self.bias
-            or (bias is not None and scale != 1.0)
-            or self.shard is not None
-        ):
-            return None  # a bias of steps has all tokens
+        of_steps = bias is not self.bias or (bias is not None and scale != 1.0)  # which has all tokens
+        if self.form != LOGITS or of_steps or self.shard is not None:
+            return None
         bias = None if bias is None else bias[tokens]
         changed = {"table": self.table[tokens], "bias": bias, "fold": Fold(scale, bias, post)}
         return self._with(hidden=self.hidden[positions], **changed)
@@ -258,26 +273,16 @@ class Deferred:
         vars(self).update(vars(scaled) | {"memory": self.memory, "version": self.memory[0]})
         return self
 
-    def _divide(self, other: Any) -> Deferred | None:
-        return self._scale_in_place(self._divided(other))
-
-    def _multiply(self, other: Any) -> Deferred | None:
-        return None if isinstance(other, Deferred) else self._scale_in_place(self._times(other))
-
-    def _normalised(self, form: str, function: Any, dim: Any, dtype: torch.dtype | None = None) -> Deferred | None:
+    def _normalised(
+        self, form: str, function: Any, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3
+    ) -> Deferred | None:
         """The (log-)softmax over the vocabulary."""
-        if self.form != LOGITS or not is_last(self, dim):
+        if self.form != LOGITS or not self.last(dim):
             return None
         device, narrow = self.device.type, self.dtype in (torch.bfloat16, torch.float16)
         widened = narrow and device == "cuda" and torch.is_autocast_enabled(device)  # a CPU's autocast leaves it
         dtype = dtype or (torch.float32 if widened else self.dtype)
         return self._same(function, -1, dtype, form=form, dtype=dtype) if dtype in (self.dtype, torch.float32) else None
-
-    def _log_softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Deferred | None:
-        return self._normalised(LOG_P, torch.log_softmax, dim, dtype)
-
-    def _softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Deferred | None:
-        return self._normalised(P, torch.softmax, dim, dtype)
 
     def require_unchanged(self) -> None:
         """Refuse logits that another step in place would have changed, or whose table is no longer there.
@@ -382,24 +387,168 @@ def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
     return (*items[:-1], slice(None)), last
 
 
-# name of a method -> what records or answers it, where it can
+# what is asked of them in the end: an answer, or None for something else, for which the logits are computed
+
+_GATHERED: dict[str, Callable[[Any], Tensor]] = {
+    LOGITS: lambda s: s.lse + s.log_prob,
+    LOG_P: lambda s: s.log_prob.clone(),  # the caller may write into it
+    P: lambda s: s.log_prob.exp(),
+}
+_SUMMED: dict[str, Callable[[Any], Tensor]] = {P_LOG_P: lambda s: -s.entropy, P_LOGITS: lambda s: s.lse - s.entropy}
+
+
+def head_of(z: Deferred) -> tuple[Tensor, Tensor, Tensor | None, LossOptions]:
+    """Features, table, bias and options whose logits are those of `z`."""
+    scale, bias, softcap = z.fold
+    if softcap is not None:  # post · tanh(x) = softcap(post · x), with softcap(x) = c · tanh(x / c)
+        scale, bias = scale * softcap, None if bias is None else bias * softcap
+    return z.hidden, z.table, bias, LossOptions(scale, softcap, logits=z.logits)
+
+
+def _swept(z: Deferred, targets: Tensor | None = None) -> VocabularyStatistics:
+    """Statistics [N] of the tokens of `z`; a piece with targets of its own is swept by itself."""
+    z.require_unchanged()
+    owner = z if targets is not None and z.place is not None else z.origin()
+    known, found = owner.swept
+    other = targets is not None and (known is None or not torch.equal(known, targets))
+    if found is None or other or (owner.requires_grad and not found.lse.requires_grad):
+        hidden, table, bias, options = head_of(owner)
+        narrow = owner.product in (torch.bfloat16, torch.float16)  # as the head multiplied, whatever autocast is now
+        with (
+            torch.set_grad_enabled(owner.requires_grad),
+            torch.autocast(owner.device.type, owner.product if narrow else None, enabled=narrow),
+        ):
+            hidden = hidden.reshape(-1, hidden.shape[-1])
+            found = vocabulary_statistics(hidden, table, targets, bias, options, entropy=True, shard=owner.shard)
+        owner.counts.fused += 1
+        owner.swept = None if targets is None else targets.clone(), found  # the caller may write into its own
+    if owner is z or z.place is None:
+        return found
+    return VocabularyStatistics(None, found.lse[z.place], found.entropy[z.place])
+
+
+def gather(z: Deferred, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
+    """`torch.gather` of one token per position."""
+    fits = z.last(dim) and torch.is_tensor(index) and index.shape == (*z.shape[:-1], 1) and not sparse_grad
+    if not fits or index.dtype != torch.long or z.form not in _GATHERED or torch.compiler.is_compiling():
+        return None
+    if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < z.shape[-1]:
+        return None  # torch says what is wrong with it
+    with torch.set_grad_enabled(z.requires_grad):
+        return _handed(z, _GATHERED[z.form](_swept(z, index.reshape(-1))), keepdim=True)
+
+
+def logsumexp(z: Deferred, dim: Any, keepdim: bool = False) -> Tensor | None:
+    """`torch.logsumexp` over the vocabulary."""
+    if not z.last(dim) or z.form != LOGITS or torch.compiler.is_compiling():
+        return None
+    with torch.set_grad_enabled(z.requires_grad):
+        return _handed(z, _swept(z).lse.clone(), keepdim)
+
+
+def total(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
+    """`torch.sum` over the vocabulary, of probabilities times something."""
+    if not z.last(dim) or z.form not in _SUMMED or torch.compiler.is_compiling():
+        return None
+    with torch.set_grad_enabled(z.requires_grad):
+        return _handed(z, _SUMMED[z.form](_swept(z)), keepdim)
+
+
+def argmax(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
+    """`torch.argmax` over the vocabulary."""
+    return _by_rows(z, torch.argmax, keepdim) if isinstance(dim, int) and z.last(dim) else None
+
+
+def mean(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
+    """`torch.mean` over the vocabulary, or over everything, where no gradient is wanted."""
+    if z.requires_grad or not (dim is None or z.last(dim)):
+        return None
+    found = _by_rows(z, torch.mean, keepdim and dim is not None)
+    return found.mean() if dim is None and found is not None else found
+
+
+def _by_rows(z: Deferred, function: Callable[..., Tensor], keepdim: bool) -> Tensor | None:
+    apart = z.shard is not None and z.shard.own_tokens  # ranks that may have other numbers of chunks
+    if z.form in _SUMMED or apart or torch.compiler.is_compiling():
+        return None
+    with torch.no_grad():
+        rows = z.rows(chunk_rows(z.shape[:-1].numel(), z.shape[-1], z.device.type))
+        return _handed(z, torch.cat([function(piece.computed(), -1) for piece in rows]), keepdim)
+
+
+def _handed(z: Deferred, found: Tensor, keepdim: bool) -> Tensor:
+    # transformers casts logits to fp32, which narrows those of an fp64 model: what is made of them is fp32 then
+    found = found.to(z.dtype) if found.dtype == torch.float64 else found
+    return found.reshape((*z.shape[:-1], 1) if keepdim else z.shape[:-1])
+
+
+def fused_cross_entropy(
+    input: Deferred,
+    target: Any,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """`F.cross_entropy` of deferred logits [N, V], fused; None where the fused loss does not compute what is asked."""
+    if not torch.is_tensor(target) or target.is_floating_point() or input.form != LOGITS:
+        return None
+    if input.dim() != 2 or target.dim() != 1 or (size_average, reduce) != (None, None):
+        return None
+    input.require_unchanged()
+    if not torch.compiler.is_compiling():
+        input.counts.fused += 1
+    chosen: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    chosen |= {"class_weight": weight, "reduction": reduction}
+    hidden, table, bias, options = head_of(input)
+    with torch.set_grad_enabled(input.requires_grad):
+        loss = linear_cross_entropy(hidden, table, target, bias, options, shard=input.shard, **chosen)
+    return loss.to(input.dtype) if loss.dtype == torch.float64 else loss  # as in `_handed`
+
+
+ANSWERS: dict[str, Callable[..., Tensor | None]] = {
+    "gather": gather,
+    "take_along_dim": lambda z, indices, dim=None: None if dim is None else gather(z, dim, indices),
+    "logsumexp": logsumexp,
+    "sum": total,
+    "argmax": argmax,
+    "mean": mean,
+    "cross_entropy": fused_cross_entropy,
+}
+
+
+# name of a method -> what records it, where it can
 _COMMUTE = dict.fromkeys(("__mul__", "__rmul__", "mul", "multiply"), Deferred._times)
 _COMMUTE |= dict.fromkeys(("__add__", "__radd__", "add"), Deferred._plus)
-_RECORDERS: dict[str, Callable[..., Any]] = {"to": Deferred._to, "tanh": Deferred._tanh, "__getitem__": Deferred._at}
-_RECORDERS |= {
+_RECORDERS: dict[str, Callable[..., Any]] = {
+    "to": Deferred._to,
     "float": lambda z, **kwargs: z._to(torch.float32, **kwargs),
     "detach": lambda z: z._same(grad_mode=False),
+    "view": Deferred._view,
+    "reshape": Deferred._view,
+    "flatten": Deferred._flatten,
+    "contiguous": lambda z: z,  # logits that do not exist are
+    "__getitem__": Deferred._at,
+    "__iter__": lambda z: None if (rows := z._pieces(0, torch.unbind)) is None else iter(rows),
+    "unbind": lambda z, dim=0: z._pieces(dim, lambda x: x.unbind(dim)),
+    "split": lambda z, split_size, dim=0: z._pieces(dim, lambda x: x.split(split_size, dim)),
+    "chunk": lambda z, chunks, dim=0: z._pieces(dim, lambda x: x.chunk(chunks, dim)),
+    "tanh": Deferred._tanh,
+    "exp": lambda z: z._same(torch.exp, form=P) if z.form == LOG_P else None,
+    "log_softmax": lambda z, *args, **kwargs: z._normalised(LOG_P, torch.log_softmax, *args, **kwargs),
+    "softmax": lambda z, *args, **kwargs: z._normalised(P, torch.softmax, *args, **kwargs),
+    **_COMMUTE,
+    **dict.fromkeys(("__truediv__", "div", "divide", "true_divide"), Deferred._divided),
+    **dict.fromkeys(
+        ("__itruediv__", "div_", "divide_", "true_divide_"), lambda z, other: z._scale_in_place(z._divided(other))
+    ),
+    **dict.fromkeys(
+        ("__imul__", "mul_", "multiply_"),
+        lambda z, other: None if isinstance(other, Deferred) else z._scale_in_place(z._times(other)),
+    ),
 }
-_RECORDERS |= {"view": Deferred._view, "reshape": Deferred._view, "flatten": Deferred._flatten}
-_RECORDERS |= {"contiguous": lambda z: z, **_COMMUTE}  # logits that do not exist are contiguous
-_RECORDERS |= {"__iter__": Deferred._iterate, "unbind": Deferred._unbind}
-_RECORDERS["split"] = lambda z, split_size, dim=0: z._pieces(dim, lambda x: x.split(split_size, dim))
-_RECORDERS["chunk"] = lambda z, chunks, dim=0: z._pieces(dim, lambda x: x.chunk(chunks, dim))
-_RECORDERS["exp"] = lambda z: z._same(torch.exp, form=P) if z.form == LOG_P else None
-_RECORDERS |= {"log_softmax": Deferred._log_softmax, "softmax": Deferred._softmax}
-_RECORDERS |= dict.fromkeys(("__truediv__", "div", "divide", "true_divide"), Deferred._divided)
-_RECORDERS |= dict.fromkeys(("__itruediv__", "div_", "divide_", "true_divide_"), Deferred._divide)
-_RECORDERS |= dict.fromkeys(("__imul__", "mul_", "multiply_"), Deferred._multiply)
 # and by the functions of torch, since a compiled function has no name that Dynamo could compare
 _COMMUTING, _KNOWN = (
     {getattr(home, name): found[name] for name in found for home in (torch, Tensor, F) if hasattr(home, name)}

@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map
 
-from tiewise.boundary.asked import fused_cross_entropy
 from tiewise.boundary.boundary import draw, make_maps
-from tiewise.boundary.deferred import Counts, Deferred, all_words
+from tiewise.boundary.deferred import Counts, Deferred, all_words, fused_cross_entropy
 from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
 from tiewise.boundary.saved import NAME, link_of, swapped
 from tiewise.boundary.sharded_tables import KEPT, local, narrowed, set_aside, shard_of
@@ -218,15 +217,12 @@ def _remove_hook(model: nn.Module, key: int) -> None:
 
 
 def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Pre-hook: decide whether this forward defers its logits.
-
-    Raises:
-        UnsupportedError: TRL's fused head, from 1.15 on, would leave out what is behind the table.
-    """
+    """Pre-hook: decide whether this forward defers its logits."""
     link: Link | None = link_of(model)
     if link is None or getattr(model, "_is_replica", False):
         return  # DataParallel's replicas share one link between threads: they run unlinked
     more = link.options.stop_both is not None or getattr(link.head, "out_map", None) is not None
+    # TRL's fused head, from 1.15 on, would leave out what is behind the table
     if kwargs.get("fused_lm_head") and (more or (link.structure.output_scale, link.structure.softcap) != (1.0, None)):
         fix = "take TRL 1.13, or tied or untied without options"
         raise UnsupportedError(f"TRL multiplies by the table itself, and {link.spec} has more than a table", fix)

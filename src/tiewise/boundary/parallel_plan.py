@@ -111,10 +111,8 @@ def body_plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
     """Return {module: style} by which so many ranks split a body, as its family's own plan has it.
 
     Nothing, so that it stays whole on every rank, where there is no plan or one of other styles than splitting matrices
-    by columns and by rows. Matrices of a width that the ranks do not divide stay whole too.
-
-    Raises:
-        UnsupportedError: attention heads that the ranks do not divide.
+    by columns and by rows. Matrices of a width that the ranks do not divide stay whole too; attention heads that they
+    do not divide are an UnsupportedError.
     """
     styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}

@@ -92,8 +92,7 @@ def narrowed(model: nn.Module) -> torch.dtype | None:
 def tables_of_units(model: nn.Module) -> set[int]:
     """Return the ids of the sharded Parameters that `fully_shard` gathers whole before their modules read them.
 
-    Raises:
-        InstallError: units whose outermost is not the model, or two that keep one Parameter.
+    An InstallError for units whose outermost is not the model, and for two that keep one Parameter.
     """
     found = units(model)
     if not found:
@@ -122,10 +121,7 @@ def tables_of_units(model: nn.Module) -> set[int]:
 def shard(model: Any, mesh: DeviceMesh | None = None, kept: set[nn.Parameter] | None = None) -> None:
     """Shard a Hugging Face model over a mesh, or all processes: each layer a unit, the rest, with the tables, one more.
 
-    What is `kept` stays as it is (`keep_tables`).
-
-    Raises:
-        UnsupportedError: a model that does not name its layers.
+    What is `kept` stays as it is (`keep_tables`). A model that does not name its layers is an UnsupportedError.
     """
     names = getattr(model, "_no_split_modules", None)
     if not names:
@@ -222,23 +218,17 @@ def set_aside(module: Any, journal: Any) -> None:
 
 
 def require_whole_table(model: Any, head: Any, what: str) -> None:
-    """Refuse what reads or changes a whole table.
-
-    Raises:
-        UnsupportedError: `fully_shard` or tensor parallelism has cut the tables.
-    """
+    """Refuse, by an UnsupportedError, what reads or changes a whole table where the tables are cut."""
     if units(model) or spread(head):
         fix = "do it before fully_shard and tensor parallelism"
         raise UnsupportedError(f"{what}: the tables of {type(model).__name__} are sharded", fix)
 
 
 def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verified: bool) -> None:
-    """Refuse what a model whose tables are sharded cannot be given.
+    """Refuse, by an InstallError, what a model whose tables are sharded cannot be given.
 
-    Raises:
-        InstallError: other tables than it `has`, or rows to start from (`changed`); what was `verified` before and can
-            be on whole tables alone; attention heads that the ranks of tensor parallelism do not divide, of which
-            transformers itself says nothing.
+    That is other tables than it `has`, or rows to start from (`changed`); what was `verified` before and can be on
+    whole tables alone; attention heads that the ranks do not divide, of which transformers itself says nothing.
     """
     kind, ranks = type(model).__name__, getattr(model, "_tp_size", None) or 1  # transformers' own entry
     if spec not in (None, has) or changed:

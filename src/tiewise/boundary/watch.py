@@ -35,11 +35,7 @@ _watched: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # never in th
 
 
 def watch(model: nn.Module, link: Any) -> None:
-    """Begin to watch the tables of `link`, once, where DDP or FSDP2 trains the model.
-
-    Raises:
-        UnsupportedError: ends that are tied and hold two Parameters.
-    """
+    """Begin to watch the tables of `link`, once, where DDP or FSDP2 trains the model."""
     if model in _watched or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return
     wrapper = DistributedDataParallel._get_active_ddp_module()

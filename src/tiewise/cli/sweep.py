@@ -44,7 +44,7 @@ def sweep(
         from tiewise.report.sweep_page import PAGE, sweep_view
         from tiewise.runs import sweep as carry_out
         from tiewise.training.compare import Display
-        from tiewise.training.worker import settle
+        from tiewise.training.workers import settle
 
         settle()
         try:

@@ -227,7 +227,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
             from tiewise.runs import carry_out, finish_healing, scripted
             from tiewise.training.compare import Display, finish, finish_element, finish_one
             from tiewise.training.launchers import LOCAL, RAY
-            from tiewise.training.worker import settle
+            from tiewise.training.workers import settle
 
             settle()
             display = Display.on_stderr(quiet=asked["quiet"])

@@ -23,6 +23,4 @@ class Late:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(import_module(self._name), name)
-        setattr(self, name, found)
-        return found
+        return getattr(import_module(self._name), name)

@@ -46,12 +46,7 @@ class LossOptions:
 def check_loss(
     features: Any, weight: Any, targets: Any, bias: Any, o: LossOptions, floating: Callable[[Any], bool]
 ) -> None:
-    """Refuse what neither backend can take, tensors or arrays; `floating` says of one whether its numbers are.
-
-    Raises:
-        ValueError: shapes that do not meet, an option out of range.
-        UnsupportedError: features or a weight of whole or complex numbers.
-    """
+    """Refuse what neither backend can take, as their losses say; `floating` tells whether an array's numbers are."""
     for name, given in (("features", features), ("a weight", weight)):
         if not floating(given):
             fix = "pass floating-point hidden states [..., E] and a table [V, E]; token ids are looked up first"

@@ -29,11 +29,7 @@ _NAMES = {float: "a number", int: "a whole number", str: "text", bool: "true or 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a neighbour of `path` to write; it gets that name at the end of the block, and goes where the block raises.
-
-    Raises:
-        OSError: it cannot be written there.
-    """
+    """Yield a neighbour of `path` to write; it gets that name at the block's end, and goes where the block raises."""
     made = path.parent / f".{path.name}.{os.getpid()}.partial"  # another process may be writing the same
     try:
         yield made
@@ -45,17 +41,13 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, data: str | bytes) -> None:
-    """Write a text or bytes so that a kill leaves the old file or the new one; raises as `written_whole`."""
+    """Write a text or bytes so that a kill leaves the old file or the new one; an OSError where it cannot."""
     with written_whole(path) as made:
         made.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def write_result(data: str | bytes, path: str | os.PathLike[str], option: str) -> Path:
-    """Write what a user asked for to `path`, whole or not at all, and return it.
-
-    Raises:
-        RunError: when the file cannot be written there; `option` is what names another place.
-    """
+    """Write what a user asked for, whole or not at all; a RunError names the `option` that gives another place."""
     target = Path(path)
     try:
         write_whole(target, data)
@@ -65,11 +57,7 @@ def write_result(data: str | bytes, path: str | os.PathLike[str], option: str) -
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or a folder's entries, to the disk; a folder only where the system can open one.
-
-    Raises:
-        OSError: it cannot be opened or brought there.
-    """
+    """Bring a file, or a folder's entries, to the disk; a folder only where the system can open one."""
     folder = path.is_dir()
     if folder and os.name == "nt":
         return
@@ -84,24 +72,15 @@ def sync(path: Path) -> None:
 
 
 def packaged_json(path: str) -> Any:
-    """Return what a JSON file of the package holds, by its path below `tiewise/`.
-
-    By pkgutil: importlib.resources, which it stands for, imports tempfile and shutil, a tenth of a plan's time.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """Return what a JSON file of the package holds, by its path below `tiewise/`."""
+    # importlib.resources, which this stands for, imports tempfile and shutil, a tenth of a plan's time
     data = pkgutil.get_data("tiewise", path)
     assert data is not None, path  # None only for loaders that keep no data; Python's own all do
     return json.loads(data)
 
 
 def cache_folder() -> Path:
-    """Return tiewise's folder in the user's cache: XDG_CACHE_HOME, or ~/.cache; it need not exist.
-
-    Raises:
-        RuntimeError: there is no home.
-    """
+    """Return tiewise's folder in the user's cache, which need not exist; a RuntimeError where there is no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "tiewise"
 
 
@@ -132,11 +111,7 @@ def to_record(measured: Any) -> dict[str, Any]:
 
 
 def from_record(cls: type[T], record: Any, where: str, fix: str = "correct it") -> T:
-    """Read what `to_record` returned; a None where a number is meant is nan.
-
-    Raises:
-        RunError: on a missing field or a value of the wrong type, naming the field.
-    """
+    """Read what `to_record` returned; a RunError names a missing field, or one of the wrong type."""
 
     def read(hint: Any, value: Any, where: str) -> Any:
         outer, inner = get_origin(hint), get_args(hint)
@@ -164,11 +139,7 @@ def from_record(cls: type[T], record: Any, where: str, fix: str = "correct it") 
 
 
 def scalar(hint: Any, value: Any, where: str, fix: str) -> Any:
-    """Return a value as what a field's hint says: a number, text, true or false, None where it is optional, or any.
-
-    Raises:
-        RunError: it is something else.
-    """
+    """Return a value as a field's hint says (number, text, bool, None where optional, any), or raise RunError."""
     wanted = next((kind for kind in get_args(hint) if kind is not types.NoneType), hint)
     if wanted is Any or (value is None and wanted is not hint):
         return value

@@ -9,14 +9,16 @@
     Found      the answer in one sentence, and these
 
 A section makes a `Found` and nothing else. Words, tables, figures and JSON are functions of it, each written once
-(`report/faces.py`), so that a new section has all of them.
+(`report/faces.py`), so that a new section has all of them. Boundaries have one colour each, wherever they are drawn.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import count as numbers
 from typing import Any
 
 from tiewise.core.files import size
@@ -234,3 +236,33 @@ class Found:
     def record(self) -> dict[str, Any]:
         """Everything as plain values for JSON."""
         return asdict(self)
+
+
+# colours that mean the same in every figure and page: mid tones, with a contrast of at least 3 : 1 on both backgrounds;
+# they never carry meaning alone
+
+COLOURS = ("#2f7fd1", "#d1660a", "#2a9468", "#9466d6", "#d4475a", "#13879a", "#9a7b12", "#c4559c")
+# the place in these of each boundary, whatever the figure
+PLACES = {"tied": 0, "untied": 1, "factored": 2, "projected": 3, "residual": 4, "spd": 5, "factored-untied": 6}
+PATHS = {"lookup-path": 5, "head-path": 7}  # of the two gradients of a table
+BACKGROUNDS = {"light": "#fbfaf8", "dark": "#17191d"}  # the same as --page in report/templates/report.css
+# from negative over zero to positive
+DIVERGING = {"light": ("#2166ac", "#f7f5f1", "#b2441a"), "dark": ("#5aa2ea", "#1f2227", "#ee8a4a")}
+# the kind of boundary that a name begins with, or one of the folders of a path
+_KIND = re.compile(rf"(?:^|/)({'|'.join(sorted(PLACES, key=len, reverse=True))})(?![a-z])")
+
+
+def places(names: Iterable[str]) -> dict[str, int]:
+    """A place for each of these: boundaries, models that are called by one, or anything else.
+
+    The first of a kind of boundary has that kind's place in every figure; what is left takes places that are free, but
+    never those of tied and untied.
+    """
+    names, found = list(dict.fromkeys(names)), dict[str, int]()
+    for name in names:
+        kind = _KIND.search(name)
+        if kind and PLACES[kind[1]] not in found.values():
+            found[name] = PLACES[kind[1]]
+    free = (place for place in numbers() if place % len(COLOURS) > PLACES["untied"] and place not in found.values())
+    found |= {name: next(free) for name in names if name not in found}
+    return {name: found[name] for name in names}

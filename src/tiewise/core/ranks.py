@@ -62,10 +62,7 @@ def launched() -> bool:
 def join(fsdp: int = 1, tp: int = 1, tables: str = AUTO) -> None:
     """Meet the other processes of this run, if there are any; `fsdp` · `tp` of them hold a model between them.
 
-    Those of one `tp` follow one another, and see the same tokens.
-
-    Raises:
-        RunError: they cannot meet, or those numbers do not divide theirs; `tables` that there are not.
+    Those of one `tp` follow one another, and see the same tokens. A RunError where they cannot meet, or be so divided.
     """
     global _group
     if not launched():
@@ -217,11 +214,7 @@ def lost(error: BaseException) -> bool:
 
 @contextmanager
 def met(doing: str, way: str) -> Iterator[None]:
-    """Within this block, take the processes of a group that somebody else has started for those of this run.
-
-    Raises:
-        RunError: another one of them has ended.
-    """
+    """Within this block a group that somebody else started is this run's; a RunError if one of its processes ends."""
     global _group
     import torch.distributed as dist
 

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiewise.core.errors import SpecError
-from tiewise.core.spec import count
+from tiewise.core.spec import count, read_option
 
 KINDS = ("none", "attention", "ffn", "all")
-ARGUMENTS = ("groups", "cycle", "ends")
 SHORT = {"sandwich": "all:ends=1"}
 
 
@@ -57,7 +56,7 @@ class SharingSpec:
         if self.cycle and self.groups != 1:
             fix = "groups use each layer for a run, cycle uses them in turn: choose one of the two"
             raise SpecError(f"groups={self.groups} and cycle={self.cycle} at once", fix)
-        used = next((f"{k}={getattr(self, k)}" for k in _FIELDS if getattr(self, k) != _DEFAULTS[k]), None)
+        used = next((f"{k}={getattr(self, k)}" for k in _DEFAULTS if getattr(self, k) != _DEFAULTS[k]), None)
         if self.kind == "none" and used:
             raise SpecError(f"{used} on none: nothing is shared", "use all:groups=2, say, or none alone")
 
@@ -81,13 +80,15 @@ class SharingSpec:
             raise SpecError(f"unknown sharing {kind!r} in {text!r}", fix)
         values: dict[str, Any] = {}
         for item in arguments.split(",") if colon else ():
-            _read(text, kind, item, ARGUMENTS, "argument", values)
+            key, _, value = item.partition("=")
+            read_option(text, key, value, _ARGUMENTS, "argument", values, _DOCS)
         for item in options:
-            _read(text, kind, item, ("rank",), "option", values)
+            key, _, value = item.partition("=")
+            read_option(text, key, value, _OPTIONS, "option", values, _DOCS)
         return cls(kind, **values)
 
     def __str__(self) -> str:
-        arguments = ",".join(f"{k}={getattr(self, k)}" for k in ARGUMENTS if getattr(self, k) != _DEFAULTS[k])
+        arguments = ",".join(f"{k}={getattr(self, k)}" for k in _ARGUMENTS if getattr(self, k) != _DEFAULTS[k])
         return self.kind + (f":{arguments}" if arguments else "") + (f"+rank={self.rank}" if self.rank else "")
 
     def group_of(self, layer: int, layers: int) -> int:
@@ -112,19 +113,7 @@ class SharingSpec:
         return place % self.cycle if self.cycle else place * self.groups // between
 
 
-_FIELDS = (*ARGUMENTS, "rank")
+_ARGUMENTS = {name: (name, count) for name in ("groups", "cycle", "ends")}
+_OPTIONS = {"rank": ("rank", count)}
+_DOCS = "docs/sharing.md: a whole number, 1 or more"
 _DEFAULTS = {"groups": 1, "cycle": 0, "ends": 0, "rank": 0}
-
-
-def _read(text: str, kind: str, item: str, known: tuple[str, ...], what: str, values: dict[str, Any]) -> None:
-    key, _, value = item.partition("=")
-    if key not in known:
-        raise SpecError(f"unknown {what} {key!r} in {text!r}", f"known: {', '.join(known)}")
-    if key in values:
-        raise SpecError(f"{key} twice in {text!r}: one whole number is meant", f"write {key} once")
-    try:
-        values[key] = count(value)
-    except ValueError:
-        example = f"{kind}+rank=8" if key == "rank" else f"{kind}:{key}=2"
-        error = f"{key}={value or '(nothing)'} in {text!r}: must be a whole number, 1 or more"
-        raise SpecError(error, f"write {example}, say") from None

@@ -17,7 +17,7 @@ inverse to each other; `str` prints the shortest form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import quote, unquote
@@ -117,10 +117,10 @@ class BoundarySpec:
             key, equals, value = item.partition("=")
             if not equals and key not in ("untied", "out_bias"):
                 key, value = ("r" if kind == "residual" else "k"), item
-            _read(text, key, value, _ARGUMENTS.get(kind, {}), f"argument of {kind}", values)
+            read_option(text, key, value, _ARGUMENTS.get(kind, {}), f"argument of {kind}", values)
         for option in options:
             key, _, value = option.partition("=")
-            _read(text, key, value, _OPTIONS, "option", values)
+            read_option(text, key, value, _OPTIONS, "option", values)
         return cls(kind=kind, **values)
 
     def __str__(self) -> str:
@@ -270,7 +270,7 @@ def _printed(value: Any) -> str:
 
 
 # written key -> (field, reader); a reader of None marks a switch without a value
-_Table = dict[str, tuple[str, Callable[[str], Any] | None]]
+_Table = Mapping[str, tuple[str, Callable[[str], Any] | None]]
 _ARGUMENTS: dict[str, _Table] = {
     "factored": {"k": ("width", count)},
     "factored-untied": {"k": ("width", count), "in": ("width", count), "out": ("out_width", count)},
@@ -300,13 +300,16 @@ _OPTIONS: _Table = {
 }
 
 
-def _read(text: str, key: str, value: str, table: _Table, what: str, into: dict[str, Any]) -> None:
+def read_option(
+    text: str, key: str, value: str, table: _Table, what: str, into: dict[str, Any], docs: str = "docs/boundary.md"
+) -> None:
+    """Read one `key=value` of the written form `text` by its table; raises SpecError, which names the `docs`."""
     if key not in table:
         known = ", ".join(table) or "none"
         raise SpecError(f"unknown {what} {key!r} in {text!r}", f"known: {known}")
     name, reader = table[key]
     if name in into:
-        raise SpecError(f"{key!r} given twice in {text!r}", "give it once")
+        raise SpecError(f"{key!r} given twice in {text!r}", f"give it once: see {key} in {docs}")
     if reader is None:
         if value:
             raise SpecError(f"{key!r} in {text!r} takes no value", f"write {key} alone")
@@ -316,8 +319,7 @@ def _read(text: str, key: str, value: str, table: _Table, what: str, into: dict[
         into[name] = reader(value)
     except ValueError as error:
         reason = str(error) if "must" in str(error) else "must be a number"
-        what = f"{key}={value or '(nothing)'} in {text!r}: {reason}"
-        raise SpecError(what, f"see {key} in docs/boundary.md") from None
+        raise SpecError(f"{key}={value or '(nothing)'} in {text!r}: {reason}", f"see {key} in {docs}") from None
 
 
 @dataclass(frozen=True)

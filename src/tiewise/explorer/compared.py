@@ -9,13 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tiewise.core.colours import COLOURS, places
 from tiewise.core.errors import RunError
-from tiewise.core.found import Curve
+from tiewise.core.found import COLOURS, Curve, places
 from tiewise.inspection.bench import comparison_of
 from tiewise.inspection.inspection import labels
-from tiewise.report.comparison_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION, over_training
-from tiewise.report.comparison_found import DEMO, difference, results, verdict
+from tiewise.report.comparison_found import (
+    AHEAD,
+    COSINE,
+    DEMO,
+    OUTPUT_SHARE,
+    TRAINING,
+    VALIDATION,
+    difference,
+    over_training,
+    results,
+    verdict,
+)
 from tiewise.training.folder import METRICS, RESULT, RESULTS, folder_name, read_lines
 from tiewise.training.results import Comparison, CurvePoint
 from tiewise.training.settings import FILE, read_yaml

@@ -1,12 +1,17 @@
-"""`tiewise explore CKPT`: what of a checkpoint the page carries: at most 20 MB; dropping it brings the rest."""
+"""`tiewise explore CKPT`: what of a checkpoint the page carries: at most 20 MB; dropping it brings the rest.
+
+Of a live model the ends lie beside its config in a folder for a moment, which is read as any folder is.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,7 +22,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored
 from tiewise.core import Late
-from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.errors import CheckpointError, DataError, RunError, UnsupportedError
 from tiewise.core.files import size
 from tiewise.core.found import count
 from tiewise.core.frequency import token_counts
@@ -25,7 +30,8 @@ from tiewise.core.frequency import token_counts
 MOST_BYTES = 20_000_000  # of the checkpoint, before they are written as text
 MOST_ROWS = 4096
 MOST_TOKENS = 2_000_000  # of a text, that are counted
-_TOKENIZER = Late("tiewise.data.tokenizer")  # which needs transformers
+_TOKENIZER = Late("tiewise.data.tokenizer")  # which needs transformers; a live model needs torch
+_LOCATE, _SAVED, _TORCH = Late("tiewise.boundary.locate"), Late("tiewise.boundary.saved"), Late("safetensors.torch")
 
 
 def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Sequence[str] = ()) -> dict[str, Any]:
@@ -132,3 +138,42 @@ def _text(tensor: Stored, ids: Sequence[int] | None) -> str:
             rows += bytes(size)
             reader.into(memoryview(rows)[-size:], row * size)
     return b64encode(rows).decode("ascii")
+
+
+def live(model: Any, tokenizer: Any = None, words: Sequence[str] = (), texts: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what `embedded` returns of a folder, of a model in memory.
+
+    Args:
+        model: a Hugging Face model with a token head.
+        tokenizer: whose texts name the rows.
+        words, texts: as `embedded` takes them.
+
+    Raises:
+        InstallError: it has no two ends of tokens.
+        UnsupportedError: a boundary is installed whose tables alone do not say what it does.
+        RunError: the disk for temporary files takes no more.
+    """
+    _LOCATE.locate(model)
+    name = type(model).__name__
+    if _SAVED.is_family(model.config):
+        what = f"{name} does more at its ends than its tables say"
+        raise UnsupportedError(what, "explore the folder that its save_pretrained writes")
+    outer: dict[int, tuple[str, Any]] = {}  # a table of both ends once, as save_pretrained writes it
+    for key, tensor in model.state_dict().items():
+        if not in_layer(key):
+            outer.setdefault(tensor.data_ptr(), (key, tensor))
+    with TemporaryDirectory(prefix="tiewise-") as made:
+        folder = Path(made) / name
+        folder.mkdir()
+        config = json.loads(model.config.to_json_string()) | {"architectures": [name]}
+        try:
+            (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            _TORCH.save_file(
+                {key: tensor.detach().cpu().contiguous() for key, tensor in outer.values()},
+                folder / "model.safetensors",
+            )
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+        except OSError as error:
+            raise RunError(f"cannot write to {made}: {error.strerror}", "name another disk in TMPDIR") from None
+        return embedded(folder, words, texts)

@@ -27,14 +27,12 @@ from typing import Any
 from tiewise.analysis.open_path import FAMILIES
 from tiewise.checkpoint.claims import BESIDE, PACKED, POSITION, SCALARS, family_data, usual
 from tiewise.checkpoint.roles import PLAIN_TABLE
-from tiewise.core import Late
-from tiewise.core.colours import COLOURS, DIVERGING, PATHS, PLACES
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_result
-from tiewise.core.found import count, plain
+from tiewise.core.found import COLOURS, DIVERGING, PATHS, PLACES, count, plain
 from tiewise.core.ledger import ALBERT_AVERAGE, results
 from tiewise.explorer.compared import compared, is_run
-from tiewise.explorer.embedded import embedded
+from tiewise.explorer.embedded import embedded, live
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import models
 from tiewise.planning.costs import DTYPES, training_bytes
@@ -42,7 +40,6 @@ from tiewise.planning.plan_rows import NEIGHBOUR_HEADER, OPTIMIZERS, SHOWN_DTYPE
 from tiewise.planning.read_config import Sizes
 from tiewise.planning.resized import BOUNDARIES, LETTERS, growth
 
-_LIVE = Late("tiewise.explorer.live")  # which needs torch
 _FRAME = (  # of a notebook: scripts run in it, and reach nothing of the notebook
     'title="tiewise explore" sandbox="allow-scripts allow-forms" allow="clipboard-write" width="100%" height="760" '
     'style="border: 1px solid #8884; border-radius: 8px; background: #fff"'
@@ -107,7 +104,7 @@ def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), t
     held = None
     for model in given:
         path = isinstance(model, Path)
-        held = embedded(model, words, texts) if path else _LIVE.live(model, tokenizer, words, texts)
+        held = embedded(model, words, texts) if path else live(model, tokenizer, words, texts)
     known = {"at": "checkpoint" if held else "runs" if runs else "symmetry", "counts": facts()}
     known["checkpoint"] = {"table": verdict_table(), "embedded": held}
     known |= {"runs": compared(runs)} if runs else {}

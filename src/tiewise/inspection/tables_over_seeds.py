@@ -15,7 +15,7 @@ tables hold the same and differ by such noise and a rotation only. Scores of fit
 itself is found less well where there is more noise.
 
 Tokens of one frequency are alike at the output of any model, so that CKA is given once more for what is left of the
-columns when functions of log frequency in the training text are taken out (`analysis.paired_rows`).
+columns when functions of log frequency in the training text are taken out (`analysis.table_maps`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.align_tables import CKA, HELD_OUT, NEIGHBOURS, Lean, align
-from tiewise.analysis.model_tables import Ends, TokenTable, ends_of
-from tiewise.analysis.paired_rows import one_vocabulary
+from tiewise.analysis.model_tables import Ends, TokenTable, ends_of, one_vocabulary
 from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError

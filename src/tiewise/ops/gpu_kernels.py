@@ -80,11 +80,8 @@ _tried: dict[Any, dict[str, float]] = {}  # milliseconds
 def maintained(o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> Any:
     """Return what does as our own sweep, `ours`, by the backend asked for; None where that is ours.
 
-    Of a mean or a sum, its losses [1] are their sum.
-
-    Raises:
-        RunError: the environment variable TIEWISE_LOSS names no backend.
-        UnsupportedError: the kernel asked for is not installed, or lacks an option, the type or the device.
+    Of a mean or a sum, its losses [1] are their sum. A RunError where TIEWISE_LOSS names no backend, an
+    UnsupportedError for a kernel that is not installed, or lacks an option, the type or the device.
     """
     features, weight, bias, targets = tensors
     name = o.backend or os.environ.get(VARIABLE) or "tiewise"

@@ -44,21 +44,16 @@ LOAD = "import sys, torch; torch.ops.load_library(sys.argv[1]); print(torch.ops.
 def kernels(needs: str = "avx512") -> Any | None:
     """Return the library's operators, or None where there is none for this machine or `TIEWISE_KERNELS=off`.
 
-    Args:
-        needs: one of `INSTRUCTION_SETS`, which this processor must have.
-
-    Raises:
-        RunError: `TIEWISE_KERNELS` says neither `auto` nor `off`.
+    `needs` is one of `INSTRUCTION_SETS`, which this processor must have. A RunError for another TIEWISE_KERNELS.
     """
     found, has, _ = (None, 0, "") if _off() else _load()
     return found if has >> INSTRUCTION_SETS.index(needs) & 1 else None
 
 
 def state(*, full: bool = True) -> str:
-    """Say in one line whether compiled kernels are used in this process; raises as `kernels`.
+    """Say in one line whether compiled kernels are used in this process, and if `full` which file, or why not.
 
-    Args:
-        full: which file, or why not; False: what a record of a run may hold, where no folder of the user's is named.
+    A record of a run holds the other form, where no folder of the user's is named. Raises as `kernels`.
     """
     if _off():
         return f"off: {SWITCH}=off"
@@ -109,9 +104,7 @@ def _load() -> tuple[Any, int, Path | str]:
 def build() -> Path:
     """Compile the kernels into the user's cache and see that they load; two builds at once do not disturb each other.
 
-    Raises:
-        UnsupportedError: this machine or torch has no use for them.
-        RunError: no compiler, no place that is the user's own, or the compiler fails.
+    An UnsupportedError where this machine or torch has no use for them, a RunError where it cannot be done.
     """
     why = _unsuited()
     if why:

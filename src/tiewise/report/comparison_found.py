@@ -1,4 +1,4 @@
-"""What a comparison found, once for the terminal, the page and a notebook: the verdict, and a `Found` of every arm.
+"""What a comparison found, once for terminal, page and notebook: verdict, a `Found` of every arm, curves of training.
 
 `comparison_view` is what the terminal shows of it; the page is `comparison_page`.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tiewise.core.estimates import mean_interval
-from tiewise.core.found import NATS, Found, Listing, Quantity, plain, signed
+from tiewise.core.estimates import mean_interval, ratio
+from tiewise.core.found import NATS, Curve, Found, Listing, Quantity, plain, signed
 from tiewise.report import papers
 from tiewise.report.faces import ABREAST, rich_table, summary
-from tiewise.training.results import MASKED, Comparison, Difference, RunResult
+from tiewise.training.results import MASKED, Comparison, CurvePoint, Difference, RunResult
 
 DEMO = "demo corpus, not evidence for your model"
 SHORT = 16  # characters of a name within a heading
@@ -165,3 +165,69 @@ def paper_view(lines: Sequence[str], listing: Listing) -> Group:
     """What a paper says beside a run: lines, and a table under them."""
     table: list[RenderableType] = [rich_table([listing.header, *listing.rows])] if listing.rows else []
     return Group(Text("\n".join(lines)), *table)
+
+
+# what changes while the arms train
+
+
+@dataclass(frozen=True)
+class OverTraining:
+    """A number of every moment of training, and its figure; {reference} stands for the reference's name."""
+
+    title: str
+    unit: str
+    caption: str
+    value: Callable[[CurvePoint], float | None]  # nan and None are not drawn
+    paired: bool = False  # whether the reference's value of the same seed is taken away
+    level: float | None = None  # a value to compare with
+
+
+VALIDATION = OverTraining("Validation loss", NATS, "Lower is better.", lambda point: point.heldout_nll)
+MINUS, AHEAD_IS = "Validation loss minus {reference} over training", "Below zero: ahead of {reference}."
+AHEAD = OverTraining(MINUS, f"difference, {NATS}", AHEAD_IS, VALIDATION.value, paired=True, level=0.0)
+TRAINING = OverTraining("Training loss", NATS, "Of each step's batch.", lambda p: p.train_nll)
+OUTPUT_SHARE = OverTraining(
+    "Head path’s share of the gradient",
+    "‖B‖ / (‖A‖ + ‖B‖)",
+    "A: lookup path, B: head path. Above 50 % the head pulls harder.",
+    lambda p: None if p.path_a is None or p.path_b is None else ratio(p.path_b, p.path_a + p.path_b),
+    level=0.5,
+)
+COSINE = OverTraining(
+    "Do both paths pull the same way?", "cosine of both paths", "Above zero they agree.", lambda p: p.cosine, level=0.0
+)
+
+
+def over_training(
+    curves: Mapping[str, Mapping[int, Sequence[CurvePoint]]], reference: str, measured: OverTraining
+) -> tuple[list[Curve], list[Curve]]:
+    """(mean over seeds of every arm, every seed of arms that have several), at the steps where all of an arm's were.
+
+    Args:
+        curves: arm → seed → its moments.
+        reference: the arm whose value of the same seed is taken away, where the measure asks for it.
+        measured: what is drawn.
+    """
+    values = {  # arm → seed → step → value
+        arm: {
+            seed: {p.step: v for p in points if (v := measured.value(p)) is not None and math.isfinite(v)}
+            for seed, points in by_seed.items()
+        }
+        for arm, by_seed in curves.items()
+    }
+    base = values.pop(reference) if measured.paired else None
+    title, caption = (text.format(reference=reference) for text in (measured.title, measured.caption))
+    means: list[Curve] = []
+    single: list[Curve] = []
+    for arm, own in values.items():
+        if base is not None:
+            pairs = {seed: (own[seed], base[seed]) for seed in own.keys() & base.keys()}
+            own = {seed: {step: y[step] - z[step] for step in y.keys() & z.keys()} for seed, (y, z) in pairs.items()}
+        steps = tuple(sorted(set.intersection(*map(set, own.values())))) if own else ()
+        if steps:
+            seeds = [tuple(own[seed][step] for step in steps) for seed in sorted(own)]
+            mean = Curve(title, steps, tuple(map(statistics.fmean, zip(*seeds, strict=True))), along="training step")
+            why = f"{caption} Thin lines are single seeds."
+            means.append(replace(mean, of=arm, unit=measured.unit, level=measured.level, why=why))
+            single += [replace(means[-1], y=y) for y in seeds if len(seeds) > 1]
+    return means, single

@@ -19,22 +19,20 @@ import numpy as np
 from tiewise.core.files import size, write_result
 from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
-from tiewise.report.comparison_curves import (
+from tiewise.report.comparison_found import (
     AHEAD,
     COSINE,
+    DEMO,
     OUTPUT_SHARE,
+    SHARES,
+    SHARES_NOTE,
     TRAINING,
     VALIDATION,
     OverTraining,
-    over_training,
-)
-from tiewise.report.comparison_found import (
-    DEMO,
-    SHARES,
-    SHARES_NOTE,
     beside_papers,
     difference,
     found,
+    over_training,
     results,
     surprised,
     verdict,

@@ -4,7 +4,7 @@
     panels                               all that a section's `Found` has to show
     write_inspection                     the page of an inspection: a section's answer, and its panels
 
-Whatever is compared keeps its colour (`core/colours.py`), dash and marker through all figures, in both themes.
+Whatever is compared keeps its colour (`core/found.py`), dash and marker through all figures, in both themes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tiewise.core.colours import COLOURS, places
 from tiewise.core.files import write_result
-from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Points, Quantity, plain, visible
+from tiewise.core.found import COLOURS, NONE, Curve, Found, Grid, Listing, Points, Quantity, places, plain, visible
 from tiewise.inspection.inspection import Inspection
 from tiewise.report import faces
 from tiewise.report.sheet import LIGHT, MARGIN, PageSection, Panel, Sheet
@@ -88,6 +87,11 @@ def finish(figure: go.Figure, title: str, unit: str | None) -> go.Figure:
     return figure.update_yaxes(title=unit) if unit else figure
 
 
+def _marker(colour: str, size: float, symbol: Any = "circle", width: float = 0) -> go.scatter.Marker:
+    """A marker and its outline, in one colour."""
+    return go.scatter.Marker(color=colour, size=size, symbol=symbol, line_color=colour, line_width=width)
+
+
 def dots(
     title: str, quantities: Sequence[Quantity], looks: Mapping[str, Style], forest: bool = False, why: str = INTERVALS
 ) -> Panel:
@@ -106,13 +110,13 @@ def dots(
                 y=[names.index(name) for _, name in points],
                 name=what,
                 mode="markers",
-                marker={"color": QUIET, "size": size, "symbol": symbol, "line": {"color": QUIET, "width": 1.6}},
+                marker=_marker(QUIET, size, symbol, 1.6),
                 customdata=[f"{html.escape(name)}: {Quantity('', value, unit='value')}" for value, name in points],
                 hovertemplate=hover,
             )
     for level in {value for value, _ in chance} if forest else {0.0}:
         if units != ["probability"]:  # whose axis has no 0
-            figure.add_vline(x=level, line={"width": 1, "color": QUIET})
+            figure.add_vline(x=level, line_width=1, line_color=QUIET)
     for position, label in enumerate(models):
         look, own = looks[label], [q for q in quantities if q.of == label]
         beside = 0 if forest else (position - (len(models) - 1) / 2) * 0.5 / len(models)
@@ -124,16 +128,15 @@ def dots(
             name=html.escape(label),
             showlegend=not forest,
             mode="markers",
-            marker={"color": look.colour, "size": 9, "symbol": symbols, "line": {"color": look.colour, "width": 1.6}},
-            error_x={
-                "array": [0.0 if math.isnan(q.high) else q.high - at for q, at in zip(own, x, strict=True)],
-                "arrayminus": [0.0 if math.isnan(q.low) else at - q.low for q, at in zip(own, x, strict=True)],
-                "visible": any(not math.isnan(q.low) for q in own),
-                **{"symmetric": False, "thickness": 1.6, "width": 4, "color": look.colour},
-            },
+            marker=_marker(look.colour, 9, symbols, 1.6),
+            error_x_array=[0.0 if math.isnan(q.high) else q.high - at for q, at in zip(own, x, strict=True)],
+            error_x_arrayminus=[0.0 if math.isnan(q.low) else at - q.low for q, at in zip(own, x, strict=True)],
+            error_x_visible=any(not math.isnan(q.low) for q in own),
+            error_x_symmetric=False,
             customdata=[f"{html.escape(q.name)}: {q}" for q in own],
             hovertemplate=hover,
         )
+    figure.update_traces(error_x_thickness=1.6, error_x_width=4)
     finish(figure, title, None).update_layout(height=150 + (46 if forest else 34) * max(len(names), 1))
     # what a layer shares stands in a line of its own
     ticks = [html.escape(name).replace("+share=", "<br>+share=") for name in names]
@@ -165,21 +168,18 @@ def stacked(
     names, figure = list(dict.fromkeys(name for parts in values.values() for name in parts)), go.Figure()
     for position, name in enumerate(sorted(names, key=lambda name: name != first)):
         found = [parts.get(name, 0) for parts in values.values()]
-        shape = PART_PATTERNS[position % len(PART_PATTERNS)]  # for eyes that see no colour
         figure.add_bar(
             name=html.escape(name),
-            orientation="h",
             y=[html.escape(bar) for bar in values],
             x=found,
-            marker={
-                "color": PART_COLOURS[position % len(PART_COLOURS)],
-                "pattern": {"shape": shape, "fillmode": "overlay", "size": 6, "solidity": 0.18},
-                "line": {"width": 0},
-            },
+            marker_color=PART_COLOURS[position % len(PART_COLOURS)],
+            marker_pattern_shape=PART_PATTERNS[position % len(PART_PATTERNS)],  # for eyes that see no colour
             customdata=[show(value) for value in found],
-            hovertemplate="%{y}: %{customdata}<extra>%{fullData.name}</extra>",
         )
-    finish(figure, title, None).update_layout(barmode="stack", bargap=0.45, legend={"traceorder": "normal"})
+    pattern = go.bar.marker.Pattern(fillmode="overlay", size=6, solidity=0.18)
+    hover = "%{y}: %{customdata}<extra>%{fullData.name}</extra>"
+    figure.update_traces(orientation="h", marker_pattern=pattern, marker_line_width=0, hovertemplate=hover)
+    finish(figure, title, None).update_layout(barmode="stack", bargap=0.45, legend_traceorder="normal")
     figure.update_layout(height=140 + 44 * max(len(values), 1))
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     figure.update_xaxes(title=unit, exponentformat="B")  # 8B: billions of parameters, no giga
@@ -209,7 +209,7 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
             mode="lines",
             name=html.escape(said if len(levels) == 1 else f"{said}, {of}"),
             showlegend=bool(said),
-            line={"color": QUIET, "width": 1.6, "dash": "dot"},
+            line=go.scatter.Line(color=QUIET, width=1.6, dash="dot"),
             hoverinfo="skip",
         )
     finish(figure, first.name, first.unit).update_xaxes(title=first.along, zeroline=False)
@@ -243,7 +243,7 @@ def _draw(figure: go.Figure, curve: Curve, look: Style, dash: str, main: bool, d
             x=[*curve.x, *reversed(curve.x)],
             y=[*curve.high, *reversed(low)],
             mode="lines",
-            line={"width": 0},
+            line_width=0,
             fill="toself",
             fillcolor=look.colour,
             opacity=0.18,
@@ -255,13 +255,13 @@ def _draw(figure: go.Figure, curve: Curve, look: Style, dash: str, main: bool, d
         name=html.escape(curve.line),
         legendgroup=curve.line,
         mode="lines+markers" if len(y) <= 32 else "lines",
-        line={"color": look.colour, "width": 2.2 if main else 1.6, "dash": dash},
-        marker={"symbol": look.marker, "size": 6 if main else 4, "color": look.colour},
+        line=go.scatter.Line(color=look.colour, width=2.2 if main else 1.6, dash=dash),
+        marker=_marker(look.colour, 6 if main else 4, look.marker),
         customdata=_written(curve, digits),
         hovertemplate="%{customdata}",
     )
     if curve.mark in curve.x:
-        open_ = {"symbol": f"{look.marker}-open", "size": 15, "color": look.colour, "line": {"width": 2.2}}
+        open_ = _marker(look.colour, 15, f"{look.marker}-open", 2.2)
         at = y[curve.x.index(curve.mark)]
         figure.add_scatter(x=[curve.mark], y=[at], mode="markers", marker=open_, **hidden)
 
@@ -290,20 +290,21 @@ def plane(points: Points) -> Panel:
             [i for i, group in enumerate(points.groups) if group == place],
             name=html.escape(points.legend[place]),
             mode="markers",
-            marker={"color": GROUP_COLOURS[place % len(GROUP_COLOURS)], "size": 4, "opacity": 0.65},
+            marker=_marker(GROUP_COLOURS[place % len(GROUP_COLOURS)], 4),
+            marker_opacity=0.65,
             hovertemplate="%{text}<extra>%{fullData.name}</extra>",
         )
     drawn(
         points.named,
         mode="markers+text",
         textposition="top center",
-        textfont={"size": 11},
-        marker={"symbol": "circle-open", "size": 8, "color": QUIET},
+        textfont_size=11,
+        marker=_marker(QUIET, 8, "circle-open", 1),
         showlegend=False,
         hoverinfo="skip",
     )
     finish(figure, f"{points.name}{points.of and f': {points.of}'}", None)
-    figure.update_layout(height=480, legend={"itemsizing": "constant"})
+    figure.update_layout(height=480, legend_itemsizing="constant")
     figure.update_xaxes(title=points.axes[0]).update_yaxes(title=points.axes[1])
     rows = [[visible(points.labels[i]), *(plain(value, 3) for value in points.xy[i])] for i in points.named]
     return Panel(figure, points.why, Listing("", ["token", *points.axes], rows))
@@ -333,28 +334,29 @@ def heat(grid: Grid) -> Panel:
             ygap=1,
         )
     )
-    ticks = {"showgrid": False, "zeroline": False, "tickfont": {"size": 11}}
-    angle = 0 if grid.texts else -60
-    bar = {"orientation": "h", "thickness": 8, "len": 0.7, "y": 1.01, "yanchor": "bottom", "title": ""}
+    bar = go.layout.coloraxis.ColorBar(orientation="h", thickness=8, len=0.7, y=1.01, yanchor="bottom", title="")
     finish(figure, f"{grid.name}{grid.of and f': {grid.of}'}", None).update_layout(
         height=min(430, 190 + 44 * len(labels)) if grid.texts else 430,
-        xaxis={**ticks, "title": column_axis, "tickangle": angle, "tickvals": across, "ticktext": columns},
-        yaxis={**ticks, "title": row_axis, "autorange": "reversed", "tickvals": down, "ticktext": labels},
-        coloraxis={"cmin": -grid.top, "cmax": grid.top, "colorbar": bar},
+        coloraxis=go.layout.Coloraxis(cmin=-grid.top, cmax=grid.top, colorbar=bar),
     )
+    figure.update_xaxes(title=column_axis, tickangle=0 if grid.texts else -60, tickvals=across, ticktext=columns)
+    figure.update_yaxes(title=row_axis, autorange="reversed", tickvals=down, ticktext=labels)
+    for axis in (figure.layout.xaxis, figure.layout.yaxis):
+        axis.update(showgrid=False, zeroline=False, tickfont_size=11)
     empty = [(j, i) for i, row in enumerate(values) for j, value in enumerate(row) if value is None]
     if empty:
+        x, y = zip(*empty, strict=True)
         figure.add_scatter(
-            x=[x for x, _ in empty],
-            y=[y for _, y in empty],
-            marker={"symbol": "x-thin", "size": 4, "line": {"width": 1, "color": QUIET}},
+            x=x,
+            y=y,
+            marker=_marker(QUIET, 4, "x-thin", 1),
             mode="text" if grid.texts else "markers",
             text=[grid.texts[i][j] for j, i in empty] if grid.texts else None,
-            textfont={"color": QUIET},
+            textfont_color=QUIET,
             hoverinfo="skip",
             showlegend=False,
         )
-        figure.update_layout(xaxis={"range": [-0.5, len(columns) - 0.5]})
+        figure.update_xaxes(range=[-0.5, len(columns) - 0.5])
     written = grid.texts or [[plain(value, 3) for value in row] for row in values]
     rows = [[visible(name), *row] for name, row in zip(grid.rows, written, strict=True)]
     return Panel(figure, grid.why, Listing("", [f"{row_axis} ↓ {column_axis} →", *map(visible, grid.columns)], rows))

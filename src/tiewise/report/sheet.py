@@ -21,8 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from tiewise.core.colours import DIVERGING
-from tiewise.core.found import Listing
+from tiewise.core.found import DIVERGING, Listing
 
 SENTENCE = 24  # characters of a cell from which on its column is read as sentences
 MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # of a figure: room for a title above a legend
@@ -31,32 +30,22 @@ FONT = "system-ui, sans-serif"
 
 def _look(ink: str, quiet: str, grid: str, paper: str, diverging: tuple[str, str, str]) -> go.layout.Template:
     """A theme of figures on a transparent background: text, axes, hover labels and the diverging colour scale."""
-    axis = {
-        "gridcolor": grid,
-        "zerolinecolor": quiet,
-        "zerolinewidth": 1,
-        "linecolor": grid,
-        "ticks": "outside",  # invisible, but they keep labels off the axis
-        "ticklen": 6,
-        "tickcolor": "rgba(0,0,0,0)",
-        "tickfont": {"color": quiet, "size": 12},
-        "title": {"font": {"color": quiet, "size": 12}, "standoff": 10},
-        "automargin": True,
-    }
-    scale = [[position, colour] for position, colour in zip((0.0, 0.5, 1.0), diverging, strict=True)]
-    return go.layout.Template(
-        layout={
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"family": FONT, "size": 13, "color": ink},
-            "title": {"font": {"size": 15}, "x": 0, "xanchor": "left", "xref": "paper", "y": 0.97, "yanchor": "top"},
-            "xaxis": axis,
-            "yaxis": axis,
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12.5}},
-            "hoverlabel": {"bgcolor": paper, "bordercolor": grid, "font": {"color": ink, "size": 12.5}},
-            "coloraxis": {"colorscale": scale, "colorbar": {"outlinewidth": 0, "tickfont": {"color": quiet}}},
-        }
+    layout = go.Layout(
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font=go.layout.Font(family=FONT, size=13, color=ink),
+        title=go.layout.Title(font_size=15, x=0, xanchor="left", xref="paper", y=0.97, yanchor="top"),
+        legend=go.layout.Legend(orientation="h", x=0, y=1.02, yanchor="bottom", font_size=12.5),
+        hoverlabel=go.layout.Hoverlabel(bgcolor=paper, bordercolor=grid, font_color=ink, font_size=12.5),
+        coloraxis_colorscale=[*zip((0.0, 0.5, 1.0), diverging, strict=True)],
+        coloraxis_colorbar=go.layout.coloraxis.ColorBar(outlinewidth=0, tickfont_color=quiet),
     )
+    for axis in (layout.xaxis, layout.yaxis):
+        axis.update(gridcolor=grid, zerolinecolor=quiet, zerolinewidth=1, linecolor=grid, automargin=True)
+        axis.update(ticks="outside", ticklen=6, tickcolor="rgba(0,0,0,0)")  # invisible; they keep labels off the axis
+        axis.update(tickfont_color=quiet, tickfont_size=12)
+        axis.update(title_font_color=quiet, title_font_size=12, title_standoff=10)
+    return go.layout.Template(layout=layout)
 
 
 LIGHT = _look("#22252b", "#656a75", "#e4e1db", "#ffffff", DIVERGING["light"])

@@ -40,8 +40,7 @@ from tiewise.training.folder import newest_checkpoint
 from tiewise.training.run import finished
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job
-from tiewise.training.worker import TOKEN, fault, installed, streamed
-from tiewise.training.workers import AUTO, Workers
+from tiewise.training.workers import AUTO, TOKEN, Workers, fault, installed, streamed
 
 LOCAL, RAY = "local", "ray"
 LAUNCHERS = (LOCAL, RAY, "slurm", "sky")

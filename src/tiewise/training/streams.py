@@ -57,9 +57,6 @@ class Steps(Dataset):
     """Every step of a run, in order: `tokens` [N] in `batch` streams, `cut` over and over, at most the first `most`.
 
     Each is `{"input_ids": int64[B, t], "labels": int64[B, t], "begins": bool[]}`; labels are the next words.
-
-    Raises:
-        DataError: streams of fewer than two words.
     """
 
     def __init__(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tiewise.analysis.align_tables import align
-from tiewise.analysis.model_tables import ends_of, left_out
-from tiewise.analysis.paired_rows import one_vocabulary
+from tiewise.analysis.model_tables import ends_of, left_out, one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.found import Curve, Found, Quantity

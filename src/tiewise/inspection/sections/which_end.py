@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tiewise.analysis.align_tables import CKA, CKA_CURVE, NEIGHBOURS, NOT_KNOWN, Lean, align, closer, spelled, toward
-from tiewise.analysis.model_tables import Ends, ends_of, texts_of
-from tiewise.analysis.paired_rows import CURVE, FEWEST, Pairs, by_text
-from tiewise.analysis.table_maps import CENTRED, IDENTITY, ORTHOGONAL, AlignSettings
+from tiewise.analysis.model_tables import Ends, Pairs, by_text, ends_of, texts_of
+from tiewise.analysis.table_maps import CENTRED, CURVE, FEWEST, IDENTITY, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.estimates import Estimate

@@ -1,6 +1,6 @@
 """Healing: a rewritten model learns back what it lost, from the model that it was made of.
 
-    same vocabulary      KL(teacher ‖ student) of every next token, fused (`ops.divergence`): no logits of either exist
+    same vocabulary      KL(teacher ‖ student) of every next token, fused: no logits of either exist
     another vocabulary   cross-entropy on the text, for the teacher says nothing of these tokens
 
 Only the tables and their maps learn, or the whole model. Everything else is a decoder's run.
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import tiewise.hf
-from tiewise.boundary.asked import head_of
+from tiewise.boundary.deferred import head_of
 from tiewise.boundary.install import Installed, installed
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import SPEC, Facts
@@ -29,7 +29,7 @@ from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import DataError, RunError
 from tiewise.data.corpus import Blocks, PreparedText, prepare
-from tiewise.ops.divergence import linear_divergence
+from tiewise.ops.soft_targets import linear_divergence
 from tiewise.training.kinds.decoder import Decoders
 from tiewise.training.run import check_rows
 from tiewise.training.settings import Settings

@@ -33,7 +33,7 @@ from tiewise.data.corpus import PreparedText
 from tiewise.data.documents import RANDOM
 from tiewise.data.word_corpus import prepare_words, unknown_share
 from tiewise.models.rnn import RNNConfig, detached
-from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
+from tiewise.ops.soft_targets import AugmentedOptions, augmented_cross_entropy
 from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import SHAPE, Kind, MeasuredSplit, build_drawn, causal_model
 from tiewise.training.settings import Settings, recipe
