@@ -75,16 +75,11 @@ def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
     second = segment[:size].index(1)
     label = row["pair_labels"].item() if "pair_labels" in row else None
     false = {"sop": "swapped", "nsp": "B is from another document"}.get(rows.packing.objective)
-    return {
-        "label": label,
-        "says": "no label" if label is None else f"label {label}: {'as in the text' if label else false}",
-        "a": "".join(parts[:second]).replace("\n", "↵"),
-        "b": "".join(parts[second:]).replace("\n", "↵"),
-        "tokens": size,
-        "predicted": sum(wanted != -100 for wanted in labels),
-        "input_ids": inputs[:size],
-        "labels": labels[:size],
-    }
+    says = "no label" if label is None else f"label {label}: {'as in the text' if label else false}"
+    a, b = ("".join(side).replace("\n", "↵") for side in (parts[:second], parts[second:]))
+    predicted = sum(wanted != -100 for wanted in labels)
+    read = {"label": label, "says": says, "a": a, "b": b, "tokens": size, "predicted": predicted}
+    return {**read, "input_ids": inputs[:size], "labels": labels[:size]}
 
 
 def vocab(

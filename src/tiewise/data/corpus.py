@@ -276,16 +276,10 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
             kept = min(asked // length, len(blocks))  # evenly apart: texts are in the order of their sources
             blocks[np.arange(kept) * len(blocks) // max(kept, 1)].tofile(work / "train.bin")
             splits["train"]["tokens"] = kept * length
-        facts |= {
-            "tokens": sum(split["tokens"] for split in splits.values()),
-            "tokenizer": {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name, "kind": kind},
-            "splits": splits,
-            "texts": request["texts"],
-            "dropped_paragraphs": deduplicate.dropped,
-            "demo": set(request["texts"]) == {"builtin"},
-            "python": request["python"],
-            "request": request,
-        }
+        facts |= {"splits": splits, "tokens": sum(split["tokens"] for split in splits.values())}
+        facts |= {"texts": request["texts"], "demo": set(request["texts"]) == {"builtin"}, "python": request["python"]}
+        facts |= {"dropped_paragraphs": deduplicate.dropped, "request": request}
+        facts["tokenizer"] = {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name, "kind": kind}
         _check_length(facts, length)
         put_in_place(work, folder, facts)
 

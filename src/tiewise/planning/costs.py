@@ -61,12 +61,9 @@ class Setting:
 
     def record(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
-        return {
-            "tokens": {"batch": self.batch, "length": self.length, "count": self.tokens},
-            "dtype": self.dtype,
-            "world": {"size": self.world, "tp": self.tp, "fsdp": self.fsdp},
-            "std": self.std,
-        }
+        tokens = {"batch": self.batch, "length": self.length, "count": self.tokens}
+        world = {"size": self.world, "tp": self.tp, "fsdp": self.fsdp}
+        return {"tokens": tokens, "dtype": self.dtype, "world": world, "std": self.std}
 
 
 def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, Any]:

@@ -134,18 +134,9 @@ def decoder(
         return found
     std = c.number("initializer_range", 0.02)
     arrangement = "parallel" if c.flag(parallel) else "sandwich" if norms == "four" else "sequential"
-    body = FreshBody(
-        heads=heads.count,
-        head_dim=heads.width,
-        ffn=ffn,
-        layers=layers,
-        activation=activation,
-        gated=gated,
-        arrangement=arrangement,
-        normed_queries=of_queries > 0,
-        **{"std": std, "positions_std": std if positions else 0.0, **fresh},
-    )
-    return replace(found, fresh=body)
+    body: dict[str, Any] = {"heads": heads.count, "head_dim": heads.width, "ffn": ffn, "layers": layers, "gated": gated}
+    body |= {"activation": activation, "arrangement": arrangement, "normed_queries": of_queries > 0, "std": std}
+    return replace(found, fresh=FreshBody(**{**body, "positions_std": std if positions else 0.0, **fresh}))
 
 
 def _gemma(c: Config, **more: Any) -> Architecture:

@@ -48,21 +48,12 @@ class Plan:
         a, ends = self.architecture, self.architecture.ends
         untied = budget(a, BoundarySpec("untied"), SharingSpec())
         size = {"width": a.width, "layers": a.layers, "vocab": ends.vocab}
+        nearest = catalogue.neighbours(ends.vocab, a.width, a.layers, but=(self.name,))
         of_all = self.setting.tokens * DTYPES[self.setting.dtype]
+        model = {"name": self.name, "family": a.family, **size, "table_width": ends.width, "share": str(a.sharing)}
+        model |= {"boundary": str(a.boundary) if ends.head else None, "estimated": a.estimated, "notes": list(a.notes)}
         found = {
-            "model": {
-                "name": self.name,
-                "family": a.family,
-                "vocab": ends.vocab,
-                "width": a.width,
-                "table_width": ends.width,
-                "layers": a.layers,
-                "boundary": str(a.boundary) if ends.head else None,
-                "share": str(a.sharing),
-                "parameters": {"total": a.total, **a.parameters()},
-                "estimated": a.estimated,
-                "notes": list(a.notes),
-            },
+            "model": model | {"parameters": {"total": a.total, **a.parameters()}},
             "setting": self.setting.record(),
             "choices": list(self.choices),
             # what the backward pass needs, without attention scores (fused attention) and dropout masks; every
@@ -74,10 +65,7 @@ class Plan:
                 "estimated": True,
             },
             "thresholds": thresholds(ends.vocab, ends.width, untied.total - untied.tables, ends.head),
-            "neighbours": [
-                model.record()
-                for model in catalogue.neighbours(ends.vocab, a.width, a.layers or None, but=(self.name,))
-            ],
+            "neighbours": [row.record() for row in nearest],
             "atlas": near({name: n for name, n in size.items() if n}) if ends.head else None,
         }
         return {**found, "notes": remarks(found)}

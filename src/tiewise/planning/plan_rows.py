@@ -153,24 +153,15 @@ def lookups(record: Record) -> list[Listing]:
     """Tables below the choices: thresholds, the nearest models of the catalogue, and the nearest of the atlas."""
     m, body = record["model"], record["thresholds"][0]["formula"].rpartition(", ")[2]
     scale = f"V/d = {m['vocab'] / m['table_width']:,.4g}, {body}, B all but the tables"
-    thresholds = [
-        [
-            row["name"].replace("%", " %").replace("still ", ""),
-            f"{row['value']:,.0f}" if row["value"] == int(row["value"]) else f"{row['value']:,.4g}",
-            row["formula"].partition(", ")[0],
-        ]
-        for row in record["thresholds"]
-    ]
-    trained = [
-        [
-            count(row["tokens"]),
-            f"{row['seen'] / row['tokens']:.2g}",
-            str(Quantity("", row["difference"], row["low"], row["high"], unit=NATS)),
-            {-1: "better", 0: NONE, 1: "worse"}[row["sign"]],
-            str(row["seeds"]),
-        ]
-        for row in (record["atlas"] or {"rows": ()})["rows"]
-    ]
+    thresholds, trained = [], []
+    for row in record["thresholds"]:
+        value = f"{row['value']:,.0f}" if row["value"] == int(row["value"]) else f"{row['value']:,.4g}"
+        name, formula = row["name"].replace("%", " %").replace("still ", ""), row["formula"].partition(", ")[0]
+        thresholds.append([name, value, formula])
+    for row in (record["atlas"] or {"rows": ()})["rows"]:
+        difference = str(Quantity("", row["difference"], row["low"], row["high"], unit=NATS))
+        seen, tying = f"{row['seen'] / row['tokens']:.2g}", {-1: "better", 0: NONE, 1: "worse"}[row["sign"]]
+        trained.append([count(row["tokens"]), seen, difference, tying, str(row["seeds"])])
     found = [
         Listing("Thresholds", [scale, "value", "formula"], thresholds),
         Listing("Nearest in V, D and L", NEIGHBOUR_HEADER, neighbours(record)),
@@ -187,19 +178,11 @@ def nearest(record: Record) -> str:
 
 def neighbours(record: Record) -> list[list[str]]:
     """Rows under `NEIGHBOUR_HEADER`: the models of the catalogue nearest in V, D and L."""
-    tied = {True: "tied", False: "untied", None: "not known"}
-    return [
-        [
-            model["name"],
-            f"{model['vocab'] or 0:,}",
-            f"{model['width']:,}",
-            str(model["layers"]),
-            plain(model["ratio"], 1),
-            tied[model["tied"]],
-            model["checked"],
-        ]
-        for model in record["neighbours"]
-    ]
+    tied, found = {True: "tied", False: "untied", None: "not known"}, []
+    for row in record["neighbours"]:
+        sizes = [f"{row['vocab'] or 0:,}", f"{row['width']:,}", str(row["layers"]), plain(row["ratio"], 1)]
+        found.append([row["name"], *sizes, tied[row["tied"]], row["checked"]])
+    return found
 
 
 def evidence(record: Record) -> str:

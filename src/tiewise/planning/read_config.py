@@ -123,6 +123,7 @@ class Sizes:
             most = MOST_LAYERS if name == "layers" else MOST
             if name != "gated" and value is not None and not (isinstance(value, int) and 1 <= value <= most):
                 raise PlanError(f"{name} = {str(value)[:40]}", f"{name} must be a whole number from 1 to {most:,}")
+        Heads.of(self.width, self.heads, self.kv_heads, self.head_dim)  # which says where they do not fit
 
 
 def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:

@@ -282,11 +282,9 @@ def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, fo
         with os.fdopen(open_regular(header.path), "rb") as opened:
             read[f"{file} (header)"] = opened.read(header.data_start)
     digests = {name: hashlib.sha256(text).hexdigest() for name, text in read.items()}
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     operation = {
-        "command": command,
-        "version": __version__,
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "forced": force,
+        **{"command": command, "version": __version__, "time": now, "forced": force},
         "source": {"name": folder.path.resolve().name, "sha256": digests},
         "dropped": sorted(change.drop & stored),
         "added": sorted(put - stored),
