@@ -15,9 +15,8 @@ Pairs of segments for pretraining: does the second follow the first?
     none   always as in the document, no label
 
 A document's sentences are packed in order into rows of up to `length` tokens, `[CLS] A [SEP] B [SEP]`; A and B are one
-sentence or more, cut at random. Where two sentences alone are too long, each loses its beginning or its end, by chance:
-no label can be read off from where a segment is torn. transformers counts the labels of sentence order the other way:
-1 − label.
+sentence or more, cut at random. Where two alone are too long, each loses its beginning or its end, by chance: no label
+can be read off from where a segment is torn. Sentence order in transformers is labelled 1 − label.
 """
 
 from __future__ import annotations

@@ -18,17 +18,15 @@ Layers of cells, [B, T, E] -> [B, T, H], with a state:
 Matrices are stacked by gate, in torch's order (GRU r z n, LSTM i f g o), so that torch's own modules can lend theirs.
 One layer's state is (h,) or (h, s), each [B, H].
 
-One call of torch's kernel runs as many layers as it can: all of one width, where no mask is shared over time. Masks
-between layers divide the calls; only a mask on h itself is stepped through in Python, and only in training. What is
-dropped in training:
+One call of torch's kernel runs all layers of one width where no mask is shared over time; only a mask on h itself is
+stepped through in Python, and only in training. What is dropped in training:
 
     fresh      a mask per token                     Zaremba et al., arXiv:1409.2329
     locked     a mask per sequence, at every token  Gal & Ghahramani, arXiv:1512.05287
     of words   whole rows of a table                the same
     of weights a mask per matrix (DropConnect)      Merity et al., arXiv:1708.02182
 
-What is kept is divided by the share that is kept, so that evaluation needs no correction. A mask is drawn anew by every
-forward: for a text in pieces a sequence is one piece.
+What is kept is divided by its share. Masks are drawn anew by every forward: a sequence is one piece of text.
 """
 
 from __future__ import annotations

@@ -8,13 +8,12 @@ What `factor` writes has the config type `tiewise`: `tiewise.load` reads it, and
 the result, which is tied where both ends come out equal, else untied.
 
 W = U S Qᵀ. Of all matrices of rank k, W Qₖ Qₖᵀ is nearest to W in Frobenius norm (Eckart and Young 1936), and its
-error is √(σₖ₊₁² + … + σ_D²). Q is needed and U is not: it comes from the eigenvectors of WᵀW, a D × D matrix to which
-each chunk of rows adds its share in fp64. Squaring loses singular values below √(D·ε) σ₁, 1e-6 at D = 4096: they could
-only add as much of ‖W‖ to the error, which is what rounding to fp32 costs, and far less than rounding to bf16.
+error is √(σₖ₊₁² + … + σ_D²). Q comes from the eigenvectors of WᵀW, a D × D matrix to which each chunk of rows adds its
+share in fp64. Squaring loses singular values below √(D·ε) σ₁, 1e-6 at D = 4096: no more than rounding to fp32 costs.
 
-Of all ways to spread S over the two factors this one divides by no singular value, so a table of lower rank than k is
-no special case; the columns of the map are orthonormal, so it enlarges no rounding error of the table; and a row of the
-narrow table is as long as what it stands for, so norms, weight decay and step sizes keep their meaning in training.
+Spread so over the two factors, S is no divisor, and a table of lower rank than k no special case; the orthonormal map
+enlarges no rounding error; and a row of the narrow table is as long as what it stands for, so norms, weight decay and
+step sizes keep their meaning in training.
 """
 
 from __future__ import annotations

@@ -6,14 +6,10 @@ the rows in use:
 
     x_new = m + 1/√(n−1) · Σᵢ gᵢ (xᵢ − m)        gᵢ ~ N(0, 1), independent; i over the n rows in use, m their mean
 
-Given the table, x_new is a sum of independent normal vectors, hence normal. Its mean is m, since E gᵢ = 0, and its
-covariance is Σᵢ E[gᵢ²] (xᵢ − m)(xᵢ − m)ᵀ / (n−1), which is the sample covariance: N(m, Σ̂) exactly, and Σ̂ [D, D] is
-never formed.
-
-Take as xᵢ all that the checkpoint holds for token i: its input row, its output row and its bias, one behind the
-other. The same gᵢ at every part then draws from their joint distribution, so that the two rows of a new token go
-together as those of existing tokens do. Each part can be drawn by itself, since gᵢ depends on nothing but the seed, the
-existing row and the new row.
+That is N(m, Σ̂) exactly: a sum of independent normal vectors, of mean m and covariance Σᵢ (xᵢ − m)(xᵢ − m)ᵀ / (n−1);
+Σ̂ [D, D] is never formed. xᵢ is all that the checkpoint holds for token i, its input row, output row and bias one behind
+the other, so that the rows of a new token go together as those of existing ones do. Each part can be drawn by itself,
+since gᵢ depends on nothing but the seed, the existing row and the new row.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
 from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, copy_of, measure_move, refuse
+from tiewise.rewrite.change import Change, Moved, NewTensor, TableRows, copy_of, measure_move, refuse
 from tiewise.rewrite.engine import verb
 
 KEEP = ("input", "output", "mean")
@@ -178,7 +178,9 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
         moved = measure_move(None, (old_input, old_output))
     else:
         mean = TableRows(table.rows, table.shape[1], lambda start, stop: widened(_mean(table, head, start, stop)))
-        chosen = NewTensor.like(table, lambda: _mean_bytes(table, head), name=name)
+        with Reader(table) as reader:
+            spans = list(reader.spans())
+        chosen = NewTensor.like(table, lambda: (_mean(table, head, *span).tobytes() for span in spans), name=name)
         moved = measure_move((old_output, mean), (old_input, mean))
     drop, put = _without_copies(facts, head, chosen)
     # what layers for further tokens hold as copies of an end goes with it
@@ -213,11 +215,6 @@ def _without_copies(
         if names.kept.name != names.source and (chosen is None or chosen.name != names.source):
             put.append(copy_of(names.kept, names.source))
     return frozenset(drop), tuple(put)
-
-
-def _mean_bytes(table: Stored, head: Stored) -> Pieces:
-    with Reader(table) as reader:
-        yield from (_mean(table, head, *span).tobytes() for span in reader.spans())
 
 
 def _mean(table: Stored, head: Stored, start: int, stop: int) -> NDArray:
