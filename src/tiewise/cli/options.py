@@ -67,10 +67,8 @@ def taking(**options: Option) -> Callable[[Callable[..., None]], Callable[..., N
     """Give a command parameters, by name; it gets all of them as keywords."""
 
     def made(command: Callable[..., None]) -> Callable[..., None]:
-        told = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=said, annotation=kind)
-            for name, (kind, said) in options.items()
-        ]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        told = [inspect.Parameter(n, keyword, default=said, annotation=kind) for n, (kind, said) in options.items()]
         command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
         command.__dict__["__signature__"] = inspect.Signature(told)
         return command

@@ -57,12 +57,9 @@ def plan(
     if plot is not None and plot.is_file() and not overwrite:
         raise PlanError(f"{plot} exists already", "add --overwrite to replace it, or choose another place with --plot")
     model = _model(config, like, {name: value for name, value in sizes.items() if value is not None})
-    made = make(
-        _built(model) if build else model,
-        o.split_specs(boundary),
-        None if share is None else o.split_specs(share),
-        Setting(batch, length, dtype, world, tp, init, fsdp),
-    )
+    model = _built(model) if build else model
+    setting = Setting(batch, length, dtype, world, tp, init, fsdp)
+    made = make(model, o.split_specs(boundary), None if share is None else o.split_specs(share), setting)
     if plot is not None:
         o.need("plotly", "jinja2", extra="plots")
         from tiewise.report.plan_page import write_plan

@@ -231,11 +231,8 @@ def _fingerprint(files: Sequence[Path]) -> dict[str, Any]:
     """Files by name, size and time of change: what `make` would trust, at any size."""
     stats = [(file.as_posix(), file.stat()) for file in files]
     lines = "".join(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n" for name, stat in stats)
-    return {
-        "files": len(files),
-        "bytes": sum(stat.st_size for _, stat in stats),
-        "fingerprint": sha256(lines.encode("utf-8", "surrogateescape")).hexdigest(),
-    }
+    digest = sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+    return {"files": len(files), "bytes": sum(stat.st_size for _, stat in stats), "fingerprint": digest}
 
 
 def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> None:

@@ -68,10 +68,8 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
                 tokenizer_object=engine, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
             )
             tokenizer.save_pretrained(work / TOKENIZER)
-            facts: dict[str, Any] = {
-                key: sum(split[key] for split in splits.values())
-                for key in ("tokens", "characters", "bytes", "documents")
-            }
+            counted, found = ("tokens", "characters", "bytes", "documents"), splits.values()
+            facts: dict[str, Any] = {name: sum(split[name] for split in found) for name in counted}
             facts["tokenizer"] = {"vocab": len(words), "eos_id": words[EOS], "dtype": dtype.name, "kind": KIND}
             facts |= {"splits": splits, "texts": [corpus], "demo": False, "files": [part.text for part in parts]}
             put_in_place(work, folder, facts)

@@ -473,12 +473,8 @@ def to_hugging_face(ours: Any) -> Any:
     if config.norm == "after" or not config.projection or not whole:
         what = f"transformers' ALBERT has no place for norm={config.norm}, projection={config.projection}, {spec}"
         raise UnsupportedError(what, "it norms before its projection, and shares none, all, all:groups or all:cycle")
-    made = transformers.AlbertConfig(
-        **{name: getattr(config, name) for name in _SAME},
-        num_hidden_layers=config.num_hidden_layers // inner,
-        num_hidden_groups=groups,
-        inner_group_num=inner,
-    )
+    fields = {name: getattr(config, name) for name in _SAME} | {"num_hidden_layers": config.num_hidden_layers // inner}
+    made = transformers.AlbertConfig(**fields, num_hidden_groups=groups, inner_group_num=inner)
     return _filled(getattr(transformers, theirs)(made), ours)
 
 

@@ -121,11 +121,9 @@ def logits_bytes(tokens: int, vocab: int, width: int, dtype: str) -> dict[str, i
     narrow = size if size < 4 else 0
     # one chunk of fp32 logits (and its copy in a narrow dtype), the features' gradient in fp32, and where weights are
     # narrow the table's fp32 gradient buffer
-    fused = {
-        f"fused_{device}": chunk_rows(tokens, vocab, device) * vocab * (4 + narrow)
-        + (tokens + (vocab if narrow else 0)) * width * 4
-        for device in ("cpu", "cuda")
-    }
+    features = (tokens + (vocab if narrow else 0)) * width * 4
+    rows = {f"fused_{device}": chunk_rows(tokens, vocab, device) for device in ("cpu", "cuda")}
+    fused = {name: chunk * vocab * (4 + narrow) + features for name, chunk in rows.items()}
     # the logits in the weights' dtype, and in fp32 log-probabilities, the gradient of the loss and that of the logits:
     # 16 bytes per element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13)
     return {"plain": tokens * vocab * (12 + size), **fused}

@@ -266,14 +266,9 @@ def _deepseek(c: Config) -> Architecture:
     maps = keys + linear(count * value, d, bias) + (narrow if q_rank else linear(d, queries))
     ffn_bias = c.family == "deepseek_v2" and c.flag("mlp_bias")  # of dense and shared ffns; version 3 has none
     routed, width = c.size("n_routed_experts"), c.size("moe_intermediate_size")
-    experts = Experts(
-        routed,
-        c.size("num_experts_per_tok", routed),
-        width,
-        shared_width=c.size("n_shared_experts", 0, least=0) * width,
-        shared_bias=ffn_bias,
-        dense=range(c.size("first_k_dense_replace", 0, least=0)),
-    )
+    shared, dense = (c.size(key, 0, least=0) for key in ("n_shared_experts", "first_k_dense_replace"))
+    chosen = c.size("num_experts_per_tok", routed)
+    experts = Experts(routed, chosen, width, shared * width, shared_bias=ffn_bias, dense=range(dense))
     heads = Heads(count, (nope + rope + value) // 2, count, latent=kv_rank + rope)  # the mean of keys and values
     return decoder(c, heads=heads, maps=maps, ffn_bias=ffn_bias, experts=experts, fresh=None)
 
@@ -308,10 +303,8 @@ def _bert(c: Config) -> Architecture:
     albert, pretraining = c.family == "albert", c.head == "pretraining"
     inner = c.size("inner_group_num") if albert else 1  # layers of one group, applied together
     heads, one = Heads.of(d, count), norm(d).times(inner)
-    layer = LayerCounts(
-        {"attention": heads.maps(d, bias=True, out_bias=True).times(inner), "norms": one},
-        {"ffn": feed_forward(d, ffn, gated=False, bias=True).times(inner), "norms": one},
-    )
+    attention, plain = heads.maps(d, True, True).times(inner), feed_forward(d, ffn, False, True).times(inner)
+    layer = LayerCounts({"attention": attention, "norms": one}, {"ffn": plain, "norms": one})
     embeddings = {"positions": lookup(c.size("max_position_embeddings"), width), "embedding_norm": norm(width)}
     stack = AppliedLayers(
         "encoder",
@@ -389,11 +382,8 @@ def _bart(c: Config) -> Architecture:
     d, vocab = c.size("d_model"), c.size("vocab_size")
     learned = c.family in ("bart", "mbart")  # positions; the others' are sinusoids, stored and never trained
     positions = c.size("max_position_embeddings") + (2 if learned else 0)
-    around = {
-        "positions": lookup(positions, d),
-        "embedding_norm": norm(d, count=int(learned)),
-        "norms": norm(d, count=int(c.family in ("mbart", "pegasus"))),
-    }
+    first, last = (norm(d, count=int(there)) for there in (learned, c.family in ("mbart", "pegasus")))
+    around = {"positions": lookup(positions, d), "embedding_norm": first, "norms": last}
     stacks = []
     for name in ("encoder", "decoder"):
         layers, count, ffn = (c.size(f"{name}_{key}") for key in ("layers", "attention_heads", "ffn_dim"))

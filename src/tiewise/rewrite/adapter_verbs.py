@@ -325,13 +325,13 @@ def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> 
             kept[first if adapter.tied else end.module] = (copy, table, ids)
 
     rows = {name or first: list(ids) for name, ids in adapter.token_rows.items()}
-    rows |= {module: ids for module, (_, _, ids) in kept.items() if ids}
+    changed = {module: (copy, ids) for module, (copy, _, ids) in kept.items() if ids}
+    rows |= {module: ids for module, (_, ids) in changed.items()}
     saved = [name for name in adapter.listed("modules_to_save") if not any(ends_with(one, name) for one in gone)]
     config = {"modules_to_save": saved or None, "trainable_token_indices": rows or None} if gone else {}
     put = [
         NewTensor(_delta(module), copy.dtype, (len(ids), copy.shape[1]), WEIGHTS, partial(_rows, copy, ids))
-        for module, (copy, _, ids) in kept.items()
-        if ids
+        for module, (copy, ids) in changed.items()
     ]
     if not put and len(ends) == len(adapter.tensors):
         raise CheckpointError(f"{adapter.path}: nothing but the tables of the base", "leave it out: it does nothing")
