@@ -137,7 +137,7 @@ def test_every_row_of_the_atlas_is_repeated_by_its_command():
 def test_a_plan_says_what_the_nearest_found(atlas):
     atlas(planted(noise=1e-4))
     record = json.loads(json.dumps(plan("gpt2").record()))
-    assert set(record["atlas"]) == {"within", "beyond", "distance", "rows"}
+    assert set(record["atlas"]) == {"kind", "within", "beyond", "distance", "rows"}
     assert set(record["atlas"]["rows"][0]) == set(next(planted())) == set(evidence.rows()[0])
     said = plan_rows.evidence(record)
     assert said.startswith("No evidence of what tying does to the loss: this model has a width 6 times the largest,")
@@ -151,7 +151,20 @@ def test_a_plan_says_what_the_nearest_found(atlas):
     ]
     assert said in repr(plan("gpt2"))
     inside = plan_rows.evidence(plan(Sizes(2000, 64, 2)).record())
-    assert inside.startswith("The atlas trained models around this size. At the nearest, width 64, 2 layers")
+    assert inside.startswith("The atlas trained decoders around this size. At the nearest, width 64, 2 layers")
+    within = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 2000, "num_attention_heads": 2}
+    for config, kind in (
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "an encoder"),
+        ({"model_type": "camembert", "architectures": ["CamembertForMaskedLM"]}, "an encoder"),  # sizes alone are known
+        ({"model_type": "t5", "d_model": 64, "num_layers": 1}, "an encoder–decoder"),
+        ({"model_type": "mamba"}, "a recurrent model"),
+    ):
+        other = plan(within | config).record()
+        assert not other["atlas"]["within"]
+        assert (
+            f"this model is {kind}, and the atlas varied the size of decoders only. At the nearest decoder, width"
+            in (plan_rows.evidence(other))
+        )
     headless = plan({"model_type": "bert", "architectures": ["BertModel"]})
     assert headless.record()["atlas"] is None
     assert plan_rows.evidence(headless.record()) == ""

@@ -210,6 +210,12 @@ class Architecture:
         return self.stacks[0].sharing if self.stacks else SharingSpec()
 
     @property
+    def kind(self) -> str:
+        """A decoder, encoder or encoder–decoder, or a recurrent state in place of attention; "" where not known."""
+        recurrent = any(stack.heads.state for stack in self.stacks)
+        return "recurrent model" if recurrent else "–".join(stack.name for stack in self.stacks)
+
+    @property
     def layers(self) -> int:
         """Layers applied, over all stacks."""
         return sum(len(stack.layers) for stack in self.stacks)

@@ -39,6 +39,7 @@ FREE = {"arms", "seeds", "text", "split", "tokenizer", "train_tokens", "width", 
 FREE |= {"steps", "minutes", "measured", "out"}
 MADE = "synthetic"  # how the name of a made language begins, which says nothing of people's
 TEXT = "builtin"  # on other texts one size alone was trained: what differs there need not be the sizes
+KIND = "decoder"  # what was trained at all these sizes; other kinds have studies of their own (docs/atlas.md)
 SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → what makes the row tied − untied
 SLACK = math.log(1.05)  # sizes as near as this are alike: no two texts have equally many tokens
 Row = dict[str, Any]
@@ -124,14 +125,18 @@ def _measured() -> tuple[list[str], list[Any]]:
     return axes, [np.array([logs(row, axes) for row in rows()]), *np.array(facts).T]
 
 
-def near(sizes: Mapping[str, float]) -> dict[str, Any] | None:
-    """The nearest settings, whatever their other sizes, as a plan's record has them; None where nothing was trained."""
+def near(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
+    """The nearest settings, whatever their other sizes, as a plan's record has them; None where nothing was trained.
+
+    They are `within` what was trained where the model's `kind` is, too.
+    """
     if not rows():
         return None
     goal = logs(sizes, sizes)
     place = min((logs(row, sizes) for row in rows()), key=lambda at: math.dist(at, goal))
     found = sorted((row for row in rows() if logs(row, sizes) == place), key=lambda row: (row["tokens"], row["seen"]))
-    return {"within": holds(sizes), "beyond": beyond(sizes), "distance": math.dist(place, goal), "rows": found}
+    within, apart = kind == KIND and holds(sizes), beyond(sizes)
+    return {"kind": kind, "within": within, "beyond": apart, "distance": math.dist(place, goal), "rows": found}
 
 
 def expectation(sizes: Mapping[str, float], found: float, seeds: int, other: str = "") -> Expectation:

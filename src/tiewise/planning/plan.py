@@ -66,7 +66,7 @@ class Plan:
             },
             "thresholds": thresholds(ends.vocab, ends.width, untied.total - untied.tables, ends.head),
             "neighbours": [row.record() for row in nearest],
-            "atlas": near({name: n for name, n in size.items() if n}) if ends.head else None,
+            "atlas": near({name: n for name, n in size.items() if n}, a.kind) if ends.head else None,
         }
         return {**found, "notes": remarks(found)}
 

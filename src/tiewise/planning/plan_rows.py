@@ -15,7 +15,7 @@ from tiewise.core.found import NONE, Listing, Quantity, count, plain, signed
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import find
-from tiewise.planning.evidence import in_words
+from tiewise.planning.evidence import KIND, in_words
 
 Record = Mapping[str, Any]
 OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adamw": "AdamW"}
@@ -165,7 +165,7 @@ def lookups(record: Record) -> list[Listing]:
     found = [
         Listing("Thresholds", [scale, "value", "formula"], thresholds),
         Listing("Nearest in V, D and L", NEIGHBOUR_HEADER, neighbours(record)),
-        Listing("Nearest comparisons of the atlas", EVIDENCE_HEADER, trained),
+        Listing(f"Nearest {KIND}s of the atlas", EVIDENCE_HEADER, trained),
     ]
     return [listing for listing in found if listing.rows]
 
@@ -189,13 +189,18 @@ def evidence(record: Record) -> str:
     """Say whether the atlas speaks of this size, and what tying did at the nearest; "" where nothing can be tied."""
     if (atlas := record["atlas"]) is None:
         return ""
-    beyond = atlas["beyond"]
-    own = f"has {in_words(beyond)} of the atlas" if beyond else "is not enclosed by those of the atlas"
+    own, which = "is not enclosed by those of the atlas", "At the nearest"
+    if atlas["kind"] != KIND:
+        a = "an" if atlas["kind"].startswith("e") else "a"
+        said = f"{a} {atlas['kind']}" if atlas["kind"] else "of a kind that its layers do not tell"
+        own, which = f"is {said}, and the atlas varied the size of {KIND}s only", f"At the nearest {KIND}"
+    elif atlas["beyond"]:
+        own = f"has {in_words(atlas['beyond'])} of the atlas"
     no = f"No evidence of what tying does to the loss: this model {own}"
     row = atlas["rows"][0]
-    nearest = f"At the nearest, width {row['width']:,}, {row['layers']} layers and V {row['vocab']:,}"
+    nearest = f"{which}, width {row['width']:,}, {row['layers']} layers and V {row['vocab']:,}"
     ends = " and ".join(map(_gained, {row["tokens"]: row for row in (row, atlas["rows"][-1])}.values()))
-    said = "The atlas trained models around this size" if atlas["within"] else no
+    said = f"The atlas trained {KIND}s around this size" if atlas["within"] else no
     return f"{said}. {nearest}, tying {ends} tokens of text."
 
 

@@ -102,7 +102,10 @@ def _estimated(c: Config) -> Architecture:
     )
     note = f"{c.family} is not a family that tiewise counts exactly: attention and ffn matrices alone are estimated"
     tied = c.get("tie_word_embeddings")
-    return replace(from_sizes(sizes, tied is None or bool(tied)), family=c.family, notes=(note,))
+    found = from_sizes(sizes, tied is None or bool(tied))
+    if c.class_name.endswith("ForMaskedLM"):
+        found = replace(found, stacks=(replace(found.stacks[0], name="encoder"),))
+    return replace(found, family=c.family, notes=(note,))
 
 
 @dataclass(frozen=True)
