@@ -33,7 +33,7 @@ COMMANDS = {
         **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "trim", "transplant"), "rewrite"),
         **dict.fromkeys(("dedupe", "repair", "slim", "merge"), "rewrite"),
     },
-    "This machine": {"kernels": "machine"},
+    "This machine": {"kernels": "training"},
     "Learning": {"exercise": "exercise"},
 }
 

@@ -1,4 +1,4 @@
-"""`tiewise compare`, the main job, and `tiewise train`: one run by the same code."""
+"""`tiewise compare`, the main job; `train`, `heal`: one run by the same code; `kernels`: what computes their losses."""
 
 from __future__ import annotations
 
@@ -195,6 +195,29 @@ def heal(**asked: Any) -> None:
     found: Healed | None = carried_out("heal", asked)
     if found is not None:
         print(f"{found.said()}\nmodel: {found.model}")
+
+
+def kernels(
+    action: str = typer.Argument(None, metavar="[build]", help="Compile them for this machine, into your cache."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Say whether compiled kernels are used here, and why not; `build` compiles them: needs g++ and AVX-512.
+
+    Without them everything computes the same, by the portable path. TIEWISE_KERNELS=off leaves them alone.
+    """
+    if action not in (None, "build"):
+        raise typer.BadParameter(f"{action}: `tiewise kernels` says what is there, `tiewise kernels build` compiles it")
+    o.need("torch")
+    from tiewise.ops import kernels as compiled
+
+    if action:
+        compiled.build()
+    said = compiled.state()
+    if json_:
+        o.print_json({"kernels": said, "used": compiled.kernels() is not None})
+    else:
+        typer.echo(f"kernels: {said}")
 
 
 def carried_out(command: str, asked: dict[str, Any]) -> Any:
