@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.measure import alternate, ratio, spread
 from tiewise.ops.exact_top import ExactTop, TopCounts
-from tiewise.ops.kernels import state
+from tiewise.ops.fast_products import kernels_state
 
 CHECKED = 20  # queries of each large table that are held against fp64
 
@@ -99,7 +99,7 @@ def row(name: str, table: Tensor, hidden: Tensor, top: ExactTop, k: int) -> str:
 
 def main() -> None:
     v, e = (int(x) for x in sys.argv[1:] or (128_256, 2048))
-    print(f"Kernels {state()}; {torch.get_num_threads()} threads.\n")
+    print(f"Kernels {kernels_state()}; {torch.get_num_threads()} threads.\n")
     print(f"One hidden state, a table of {v:,} x {e:,}; medians of 7 alternated rounds, ms (range).\n")
     print("| spectrum | k | fp32 product | bf16 product | exact, fp32 table | / fp32 | / bf16 | rows in fp64 | wrong |")
     print("|---|---|---|---|---|---|---|---|---|")

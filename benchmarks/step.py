@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.measure import alternate, ratio, spread
 from tiewise.boundary.install import install
-from tiewise.ops.fast_products import fast_products, product_choice
-from tiewise.ops.kernels import state
+from tiewise.ops.fast_products import fast_products, kernels_state, product_choice
 from tiewise.ops.path_gradient import path_norms
 
 SHAPES = ((8, 64, 128, 2, 4096), (4, 512, 512, 4, 32000))
@@ -61,7 +60,7 @@ def table(batch: int, length: int, width: int, layers: int, vocab: int, rounds: 
     cost = ratio(times, "installed, fastest products, paths tracked", "installed, fastest products") - 1
     said = [
         str(product_choice()),
-        f"compiled kernels {state(full=False)}",
+        f"compiled kernels {kernels_state(full=False)}",
         f"tracking both paths: {100 * cost:+.1f} % of a step",
     ]
     return "\n".join([*lines, "", *(f"- {one}" for one in said)])

@@ -1,4 +1,4 @@
-"""The drawings of the Ideas pages: `python docs/make_diagrams.py` writes all four SVGs beside itself.
+"""The drawings of the Ideas pages: `python docs/make_diagrams.py` writes all five SVGs beside itself.
 
 Each is at most 440 units wide with letters of 13 or more, so that a phone, 360 points wide, shows them at 10 and more,
 and stands on a sheet of its own, so that a dark page shows it as a light one does.
@@ -155,7 +155,30 @@ def sentence_order() -> str:
     return sheet("Next sentence prediction beside sentence order prediction", 438, *parts)
 
 
+def decide() -> str:
+    """Down the left four questions, at the right of each what settles it."""
+    asked = (
+        (("tiewise check", "weights to continue from?"), "yes", ("keep what it has",), "no"),
+        (("tiewise plan", "what share is saved?"), "under 5 %", ("either will do",), "more"),
+        (("tiewise compare", "what does the loss say?"), "no difference", ("take the smaller",), "clear"),
+        (("two more sizes", "does it carry over?"), "yes", ("take the better",), "no"),
+    )
+    parts = []
+    for index, (question, settled, answer, otherwise) in enumerate(asked):
+        y = 20 + 104 * index
+        parts += [
+            box(20, y, 172, 60, *question),
+            arrow((192, y + 30), (286, y + 30)),
+            text(238, y + 22, settled, anchor="middle"),
+            box(290, y + 8, 130, 44, *answer, fill=TABLE),
+            arrow((106, y + 60), (106, y + 100)),
+            text(116, y + 86, otherwise),
+        ]
+    return sheet("From a model to a choice", 494, *parts, box(20, 436, 172, 44, "stay untied", fill=TABLE))
+
+
 DRAWINGS = {
+    "decide": decide,
     "tied-pass": tied_pass,
     "two-widths": two_widths,
     "factored": factored,

@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RUN = runpy.run_path(str(ROOT / "tools" / "run_docs.py"))
+HOLD = runpy.run_path(str(ROOT / "tools" / "hold_numbers.py"))
+PAGES = [page for page in RUN["PAGES"] if page.suffix == ".md"]
 
 GOOD = """
 Two and two is 4<!-- = 2 + 2 -->, and text.txt has 5<!-- = size --> letters.
@@ -89,6 +91,75 @@ def test_the_numbers_of_a_page_are_told_with_what_makes_them(tmp_path):
     (tmp_path / "page.md").write_text(GOOD)
     found = [(one["line"], one["said"], one["made by"]) for one in RUN["numbers"](tmp_path / "page.md")]
     assert found == [(2, "4", "2 + 2"), (2, "5", "size"), (9, "6", "size + 1"), (23, "1", "cat count.txt text.txt")]
+
+
+SOURCE = "# runs\n\n| run | loss | after |\n|---|---|---|\n| tied | 0.1249 | -0.31 |\n| untied | 2.5 | 7 |\n"
+RIGHT = """# A page
+
+Torch 2.13, §3.1, arXiv:2603.26663, `0.7` and x = 0.3 are no measurements. One is 4.5<!-- = 9 / 2 -->.
+
+<!-- from: source.md > {} -->
+
+| | loss | after |
+|---|---|---|
+| *tied* | 0.125 | −0.3 |
+| untied | 2.50 | 7 |
+
+<!-- from: source.md > runs > tied > #1; here -->
+
+The loss is 0.12, or 12.5 %, and after it 7 ms.
+
+<!-- from: choice -->
+
+Rates are 0.01.
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("", "", None),
+        ("0.125 |", "0.126 |", "line 9: 0.126, −0.3: no such row"),
+        ("−0.3", "0.3", None),  # without a sign it is a size
+        ("−0.3", "+0.3", "no such row"),
+        ("| 7 |", "| 8 |", "2.50, 8: no such row"),
+        ("0.125 | −0.3", "−0.3 | 0.125", "no such row"),  # in another order
+        ("| *tied*", "| tired", "0.125, −0.3: nothing is left"),
+        ("| untied |", "| neither |", "nothing is left"),
+        ("12.5 %", "12.6 %", "12.6 is not in"),
+        ("7 ms", "9 ms", "9 is not in"),
+        ("source.md > runs", "other.md > runs", "nothing is left"),
+        ("<!-- from: choice -->\n\n", "", "0.01: no source is named"),
+        ("source.md > {} -->", "here -->", "nothing is left"),  # a table is not its own source
+        ("arXiv:2603", "2603", None),
+    ],
+)
+def test_a_measured_number_stands_in_the_source_that_its_page_names(tmp_path, old, new, says):
+    (tmp_path / "source.md").write_text(SOURCE)
+    assert old in RIGHT
+    found = HOLD["problems"](tmp_path / "page.md", RIGHT.replace(old, new, 1))
+    assert not found if says is None else says in found[0]
+
+
+def test_every_measured_number_of_the_book_is_in_its_source():
+    assert [f"{page.name}: {one}" for page in PAGES for one in HOLD["problems"](page, page.read_text())] == []
+
+
+def test_a_wrong_digit_anywhere_in_the_book_is_seen():
+    """The last digit of each number in turn is another: of all that are held, and of each page, most must be told."""
+    seen = {}
+    for page in PAGES:
+        text = page.read_text()
+        numbers = [] if HOLD["WRITTEN"].fullmatch(page.stem) else HOLD["held"](text)
+        for number in (one for one in numbers if one.sources != "choice"):
+            digits, e, power = number.said.partition("e")
+            wrong = number._replace(said=f"{digits[:-1]}{(int(digits[-1]) + 1) % 10}{e}{power}")
+            line = [wrong if one is number else one for one in numbers if one.line == number.line]
+            seen.setdefault(page.name, []).append(bool(HOLD["faults"](line, page, text)))
+    whole = [one for page in seen.values() for one in page]
+    assert len(whole) > 800
+    assert sum(whole) / len(whole) >= 0.97
+    assert [name for name, page in seen.items() if len(page) >= 20 and sum(page) / len(page) < 0.9] == []
 
 
 def test_a_drawing_that_is_not_what_its_command_draws_is_told(tmp_path):

@@ -10,9 +10,11 @@
 Fences of other kinds are not code. One behind a comment <!-- slow: … -->, <!-- network -->, <!-- cluster --> or
 <!-- part: … --> is not run: it takes long, needs what is not here, or is a piece of something. A comment
 <!-- = expression --> in prose holds a Python expression whose value stands right before it: a wrong number is an error.
+Every other number that is measured must be in the source that a comment <!-- from: … --> names (tools/hold_numbers.py).
 
-With all pages, the drawings are made anew first (docs/make_*.py but for the photograph); one that differs from what was
-there is an error. build/docs/numbers.json gets all that is so held: page, line, what is printed there, what makes it.
+With all pages, the drawings (docs/make_*.py but for the photograph) and the pages that a command writes are made anew
+first; one that differs from what was there is an error. build/docs/numbers.json gets all that is so held: page, line,
+what is printed there, what makes it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from hold_numbers import held, problems  # noqa: E402
+
 SCRIPTS = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name != "kit.py"]
 PAGES = [
     ROOT / "README.md",
@@ -39,6 +45,8 @@ PAGES = [
     *SCRIPTS,
 ]
 DRAWN = [ROOT / "docs" / f"make_{what}.py" for what in ("diagrams", "heatmaps", "atlas")]
+DRAWN += [ROOT / "benchmarks" / "performance.py", ROOT / "tools" / "make_reference.py"]
+DRAW = (".svg", ".md")
 NUMBERS = ROOT / "build" / "docs" / "numbers.json"
 LAUNCHED = {"two_processes.py": "torchrun --nproc_per_node 2", "flax_training.py": "python"}
 FENCE = re.compile(r"^(?:<!-- (?P<mark>\w+)(?:: [^>]*)? -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```", re.M | re.S)
@@ -107,18 +115,23 @@ def commands(example: Example) -> list[tuple[str, list[str]]]:
 
 def numbers(page: Path) -> list[dict[str, str | int]]:
     """Return every number of a page that `run` holds: page, line, what is printed there, and the code that makes it."""
-    found = []
-    for example in examples(page.read_text(encoding="utf-8")) if page.suffix == ".md" else ():
-        held: list[tuple[str, str]] = []
+    if page.suffix != ".md":
+        return []
+    text = page.read_text(encoding="utf-8")
+    where = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+    found: list[dict[str, str | int]] = [
+        {"page": where, "line": one.line, "said": one.said, "made by": one.sources} for one in held(text) if one.sources
+    ]
+    for example in examples(text):
+        printed: list[tuple[str, str]] = []
         if example.kind == "number":
-            held = [NUMBER.fullmatch(example.code).group("said", "expression")]
+            printed = [NUMBER.fullmatch(example.code).group("said", "expression")]
         elif example.kind == "console":
-            held = [(line, command) for command, lines in commands(example) for line in lines]
+            printed = [(line, command) for command, lines in commands(example) for line in lines]
         elif example.code.startswith(">>>"):
-            held = [(part.want.strip(), part.source.strip()) for part in DocTestParser().get_examples(example.code)]
+            printed = [(part.want.strip(), part.source.strip()) for part in DocTestParser().get_examples(example.code)]
         line = example.line + (example.kind != "number")  # of a fence, its first line of code
-        where = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
-        numbered = [(said, made) for said, made in held if re.search(r"\d", said)]
+        numbered = [(said, made) for said, made in printed if re.search(r"\d", said)]
         found += [{"page": where, "line": line, "said": said, "made by": made} for said, made in numbered]
     return found
 
@@ -129,7 +142,9 @@ def drawn_otherwise(scripts: list[Path]) -> list[str]:
     for script in scripts:
         if script.stem == "make_heatmaps" and sys.version_info[:2] != (3, 11):
             continue  # it counts the prose of Python 3.11
-        files = [path for kind in ("svg", "md") for path in sorted(script.parent.glob(f"*.{kind}"))]
+        files = [
+            path for folder in (script.parent, ROOT / "docs") for path in folder.glob("*.*") if path.suffix in DRAW
+        ]
         before = {path: path.read_bytes() for path in files}
         settings = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
         done = subprocess.run([sys.executable, script], env=os.environ | settings, capture_output=True, text=True)
@@ -156,6 +171,8 @@ def run(page: Path, kit: Path) -> str | None:
             found = examples(text)
         except ValueError as error:
             return str(error)
+        if wrong := problems(page, text):
+            return "\n".join(wrong)
     if not found:
         return None
     with tempfile.TemporaryDirectory(prefix="docs-") as made:
@@ -208,10 +225,10 @@ def main() -> None:
             print(f"{page.relative_to(ROOT)}: {wrong or 'runs as printed'}", flush=True)
     print(f"{len(pages) - failed} pages run as printed, {failed} do not, {time.monotonic() - began:.0f} s")
     if not sys.argv[1:]:
-        held = [number for page in pages for number in numbers(page)]
+        told = [number for page in pages for number in numbers(page)]
         NUMBERS.parent.mkdir(parents=True, exist_ok=True)
-        NUMBERS.write_text(json.dumps(held, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"{len(held)} numbers are held by what makes them: {NUMBERS.relative_to(ROOT)}")
+        NUMBERS.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{len(told)} numbers are held by what makes them: {NUMBERS.relative_to(ROOT)}")
     sys.exit(failed + len(drawn) > 0)
 
 

@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from tiewise.ops import kernels as compiled
+from tiewise.ops import fast_products as compiled
 
 
 @pytest.fixture(scope="session")

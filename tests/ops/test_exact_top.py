@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops import exact_top
 from tiewise.ops.exact_top import ExactTop, exact_dots
-from tiewise.ops.kernels import kernels
+from tiewise.ops.fast_products import kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -11,7 +11,7 @@ import torch
 
 from tiewise.cli.main import main
 from tiewise.core.errors import RunError, UnsupportedError
-from tiewise.ops import kernels as compiled
+from tiewise.ops import fast_products as compiled
 
 AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
 
@@ -30,16 +30,16 @@ def kept(kernel_library, tmp_path, monkeypatch):
 def refused(why):
     """The portable path, and why in one line."""
     assert compiled.kernels() is None
-    assert why in compiled.state()
-    assert "\n" not in compiled.state()
-    assert compiled.state(full=False) in ("none", "off: TIEWISE_KERNELS=off")
+    assert why in compiled.kernels_state()
+    assert "\n" not in compiled.kernels_state()
+    assert compiled.kernels_state(full=False) in ("none", "off: TIEWISE_KERNELS=off")
     return True
 
 
 def test_a_library_that_is_whole_and_ours_is_used(kept):
     assert compiled.kernels().instruction_sets() & 1
-    assert compiled.state().startswith(f"used: {kept} (avx512")
-    assert compiled.state(full=False) == compiled.state().replace(str(kept), kept.stem)
+    assert compiled.kernels_state().startswith(f"used: {kept} (avx512")
+    assert compiled.kernels_state(full=False) == compiled.kernels_state().replace(str(kept), kept.stem)
     assert compiled.kernels("avx512_bf16") is None or torch.cpu._is_avx512_bf16_supported()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.ops.test_cross_entropy import assert_near, error, gradients
 
 from tiewise.ops import chunked
-from tiewise.ops import kernels as compiled
+from tiewise.ops import fast_products as compiled
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.ops.fast_products import ProductChoice
 from tiewise.ops.log_prob import vocabulary_statistics

@@ -7,7 +7,6 @@ import pytest
 
 from tiewise.core.errors import RunError
 from tiewise.ops import fast_products as fp
-from tiewise.ops import kernels
 from tiewise.training import compare
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.kinds import decoder
@@ -57,7 +56,7 @@ def test_all_runs_take_the_choice_of_the_start(tiny, tmp_path, lines, machine, f
     machine(times=(10.0, 5.0))
     out = lines.begin(tiny(steps=4, tune=True, arms=("tied",)), tmp_path / "out")
     assert products(out)["product"] == "onednn"
-    assert json.loads((out / "env.json").read_text())["kernels"] == kernels.state(full=False)
+    assert json.loads((out / "env.json").read_text())["kernels"] == fp.kernels_state(full=False)
     assert products(out)["reason"] == "a trial on oneDNN took 0.50 of the time"
     machine(times=(10.0, 20.0))  # a later trial changes nothing
     before = len(lines)

@@ -285,10 +285,8 @@ class Deferred:
         return self._same(function, -1, dtype, form=form, dtype=dtype) if dtype in (self.dtype, torch.float32) else None
 
     def require_unchanged(self) -> None:
-        """Refuse logits that another step in place would have changed, or whose table is no longer there.
-
-        `fully_shard` frees a gathered table by taking its memory away, under whoever still holds it.
-        """
+        """Refuse logits that another step in place would have changed, or whose table is no longer there."""
+        # `fully_shard` frees a gathered table by taking its memory away, under whoever still holds it
         gone = self._real is None and self.table.numel() and not torch.compiler.is_compiling()
         if gone and not self.table.untyped_storage().nbytes():
             fix = "call set_reshard_after_forward(False, recurse=False) on the module that was sharded with the head"

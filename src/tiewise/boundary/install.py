@@ -135,10 +135,8 @@ class Installed:
     def exact_decoding(self) -> AbstractContextManager[ExactTop]:
         """Within this context `generate` finds greedy and `top_k` tokens without computing the other logits.
 
-        The context gives the `ExactTop` of the head's table, made on entry. Anything else computes the logits.
-
-        Raises:
-            UnsupportedError: a table in fp64, or not on the CPU, or sharded.
+        The context gives the `ExactTop` of the head's table, made on entry. Anything else computes the logits. A table
+        in fp64, off the CPU, or sharded is an UnsupportedError.
         """
         require_whole_table(self.model, self._link.head, "exact_decoding")
         return decoding(self._link)
@@ -220,11 +218,7 @@ class Installed:
             raise
 
     def uninstall(self) -> None:
-        """Give the model its own classes back; its tables stay as they are.
-
-        Raises:
-            UnsupportedError: its own classes cannot hold them.
-        """
+        """Give the model its own classes back; UnsupportedError where these cannot hold its tables, which stay."""
         if not self._link.plain:
             fix = "export it with tiewise.hf.plain_copy, or keep the boundary"
             raise UnsupportedError(f"{self.spec} is more than the model's own classes can hold", fix)
@@ -380,10 +374,7 @@ def _known_state(optimizer: torch.optim.Optimizer | None, table: Tensor) -> Stat
 
 
 def _replace(optimizer: Any, model: nn.Module, old: list[Any], new: list[Any], state: State) -> None:
-    """Put the tables `new`, each with this state, where the optimizer has the first of `old`.
-
-    They stand in the order that a new optimizer's group would have.
-    """
+    """Put the tables `new`, each with this state, in place of `old`, in the order of a new optimizer's group."""
     place = {id(p): i for i, p in enumerate(model.parameters())}
     for group in optimizer.param_groups:
         held = [p for p in group["params"] if all(p is not table for table in old)]

@@ -140,10 +140,7 @@ def _no_head(model: nn.Module) -> str:
 
 
 def _check_kind(where: str, module: Any, wanted: type[nn.Module], gathered: set[int]) -> None:
-    """Refuse what is not, or no longer, a `wanted` with a plain weight: wrapped, quantised or sharded.
-
-    `gathered`: ids of weights that are sharded and that a forward sees whole.
-    """
+    """Refuse what is wrapped, quantised or sharded, no `wanted` with a plain weight or one that is `gathered`."""
     kind, home = type(module).__qualname__, type(module).__module__
     fix = f"install needs a torch.nn.{wanted.__name__} with a weight [V, E]: install before adapters or quantisation"
     if not isinstance(module, wanted) or home.startswith(("bitsandbytes.", "peft.")):
@@ -174,10 +171,7 @@ def depth_keys(model: Any) -> dict[str, str]:
 
 
 def allowed_keys(model: Any, *, parts: bool = True) -> dict[str, str]:
-    """Every key that the model may tie, whatever the flag says now; layers that share are left out.
-
-    `parts`: also those that its parts declare, not its outermost class alone.
-    """
+    """Every key that the model (and its `parts`) may tie, whatever the flag says; not what layers share."""
     across, journal = depth_keys(model), Journal()
     journal.set(model.config, FLAG, True)
     try:
@@ -241,8 +235,8 @@ class Journal:
 
 def ordinary_ids(model: Any, rows: int, shape: tuple[int, int], source: torch.Generator) -> Tensor:
     """Draw token ids [*shape] of so many rows, the special ones left out."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    special = {v for k, v in config.to_dict().items() if k.endswith("token_id") and isinstance(v, int)}
+    config = model.config.get_text_config().to_dict()
+    special = {v for k, v in config.items() if k.endswith("token_id") and isinstance(v, int)}
     ordinary = torch.tensor([i for i in range(min(rows, 4096)) if i not in special] or [0])
     return ordinary[torch.randint(len(ordinary), shape, generator=source)]
 
@@ -297,10 +291,7 @@ def own_config(model: Any, journal: Journal) -> Any:
 
 
 def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: bool = False) -> bool:
-    """Set flag and keys to what the tables are; False where the family's own class would not load them so.
-
-    `loading`: the model is being built from a config that already says the flag, and may not have tied yet.
-    """
+    """Set flag and keys to what the tables are; False where the family's own class would not load them so."""
     key = f"{ends.head_name}.weight"
     allowed, own = allowed_keys(model), allowed_keys(model, parts=False)
     neighbours = {target: source for target, source in allowed.items() if target != key}
@@ -320,7 +311,7 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
             journal.set(model, "_tied_weights_keys", {**own, key: f"{name}.weight"})
     else:
         shared = any(table(target) is table(source) for target, source in neighbours.items())
-        flag = getattr(model.config, FLAG, False) if loading else shared
+        flag = getattr(model.config, FLAG, False) if loading else shared  # what is being built may not have tied yet
         if flag and key in allowed:
             kept = {target: source for target, source in own.items() if target != key}
             journal.set(model, "_tied_weights_keys", kept)

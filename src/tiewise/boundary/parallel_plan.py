@@ -37,7 +37,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.boundary.saved import link_of, on_meta
-from tiewise.boundary.sharded_tables import KEPT, by_rows, narrowed, set_aside, spread, units
+from tiewise.boundary.sharded_tables import KEPT, by_rows, narrowed, set_aside, spread, undivided_heads, units
 from tiewise.core.errors import InstallError, UnsupportedError
 
 AXIS = "tp"
@@ -125,12 +125,9 @@ def body_plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
             return {}
         if not (module.out_features if style == "colwise" else module.in_features) % ranks:
             found[name] = styles[style]()
-    config = model.config.get_text_config()
-    for name in ("num_attention_heads", "num_key_value_heads") if found else ():
-        heads = getattr(config, name, None)
-        if isinstance(heads, int) and heads % ranks:
-            fix = f"choose another number, or a model with a multiple of {ranks} heads"
-            raise UnsupportedError(f"{ranks} processes of --tp do not divide {name} = {heads}", fix)
+    for name, heads in undivided_heads(model, ranks) if found else ():
+        fix = f"choose another number, or a model with a multiple of {ranks} heads"
+        raise UnsupportedError(f"{ranks} processes of --tp do not divide {name} = {heads}", fix)
     return found
 
 
@@ -140,10 +137,7 @@ def spread_over(model: Any, mesh: DeviceMesh) -> None:
 
 
 class _Rows(ParallelStyle):
-    """Spread every Parameter of a module by rows over the last dimension of a mesh, wherever the model holds it.
-
-    The module's forward stays as if it were whole.
-    """
+    """Spread a module's Parameters by rows over a mesh's last dimension, wherever the model holds them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -33,7 +33,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
 
 from tiewise.core.errors import InstallError, UnsupportedError
-from tiewise.ops.vocabulary_shard import VocabularyShard
+from tiewise.ops.vocabulary_shard import VocabularyShard, mapped
 
 ASIDE = "_tiewise_parallel_forward"
 KEPT = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own
@@ -90,10 +90,7 @@ def narrowed(model: nn.Module) -> torch.dtype | None:
 
 
 def tables_of_units(model: nn.Module) -> set[int]:
-    """Return the ids of the sharded Parameters that `fully_shard` gathers whole before their modules read them.
-
-    An InstallError for units whose outermost is not the model, and for two that keep one Parameter.
-    """
+    """Return the ids of the sharded Parameters that `fully_shard` gathers whole before modules read them."""
     found = units(model)
     if not found:
         return set()
@@ -119,10 +116,7 @@ def tables_of_units(model: nn.Module) -> set[int]:
 
 
 def shard(model: Any, mesh: DeviceMesh | None = None, kept: set[nn.Parameter] | None = None) -> None:
-    """Shard a Hugging Face model over a mesh, or all processes: each layer a unit, the rest, with the tables, one more.
-
-    What is `kept` stays as it is (`keep_tables`). A model that does not name its layers is an UnsupportedError.
-    """
+    """Shard a model, but for what is `kept`, over a mesh: each layer a unit, the rest, with the tables, one more."""
     names = getattr(model, "_no_split_modules", None)
     if not names:
         what = f"{type(model).__name__} does not say which modules are its layers (_no_split_modules)"
@@ -161,30 +155,19 @@ def local(module: Any, name: str = "weight", kind: torch.dtype | None = None) ->
         return held
     if KEPT not in vars(module):
         return held.to_local()
-    return _Averaged.apply(held.to_local(), held.device_mesh).to(kind or held.dtype)
+    mesh = held.device_mesh
 
+    def averaged(upstream: Tensor) -> Tensor:  # of the sum of all losses, in its own buffer
+        upstream = upstream.contiguous().div_(mesh.size())
+        for dimension in range(mesh.ndim - 1):  # replicas
+            dist.all_reduce(upstream, group=mesh.get_group(dimension))
+        return upstream
 
-class _Averaged(torch.autograd.Function):
-    """Local rows, whose gradient is of the sum of all losses: it is divided by the ranks, in its own buffer."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: Any) -> Tensor:
-        ctx.mesh = mesh
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        upstream = upstream.contiguous().div_(ctx.mesh.size())
-        for dimension in range(ctx.mesh.ndim - 1):  # replicas
-            dist.all_reduce(upstream, group=ctx.mesh.get_group(dimension))
-        return upstream, None
+    return mapped(held.to_local(), lambda x: x.view_as(x), averaged).to(kind or held.dtype)
 
 
 def held(gradient: Any) -> tuple[Any, VocabularyShard | None]:
-    """Return a gradient's rows that are here, and which rows of its table they are (None: all); all ranks must ask.
-
-    What is cut over several dimensions of a mesh is put together over all but the last.
-    """
+    """Return a gradient's rows that are here, and which rows they are (None: all); all ranks must ask."""
     if not hasattr(gradient, "full_tensor"):
         return gradient, None
     *others, last = gradient.placements
@@ -237,9 +220,13 @@ def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verif
     if verified:
         fix = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
         raise InstallError(f"{kind} is sharded, and {has} is verified on whole tables only", fix)
-    config = model.config.get_text_config()
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, name, None)
-        if isinstance(heads, int) and heads % ranks:
-            fix = f"choose a tp_size that divides {heads}, or tiewise.parallel_plan, which leaves the body whole"
-            raise InstallError(f"{kind}: tp_size={ranks} does not divide {name}={heads}", fix)
+    for name, heads in undivided_heads(model, ranks):
+        fix = f"choose a tp_size that divides {heads}, or tiewise.parallel_plan, which leaves the body whole"
+        raise InstallError(f"{kind}: tp_size={ranks} does not divide {name}={heads}", fix)
+
+
+def undivided_heads(model: Any, ranks: int) -> list[tuple[str, int]]:
+    """Numbers of attention heads that so many ranks do not divide, by the config's names."""
+    names, config = ("num_attention_heads", "num_key_value_heads"), model.config.get_text_config()
+    found = [(name, getattr(config, name, None)) for name in names]
+    return [(name, heads) for name, heads in found if isinstance(heads, int) and heads % ranks]

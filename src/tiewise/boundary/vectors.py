@@ -51,10 +51,7 @@ _WHOLE = "take the file from its source again"
 
 
 def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
-    """Read rows [V, E] for `tokens`, None where a row has none; nan where the file has no vector.
-
-    Which words it lacks, and what is odd about it, is logged as a warning; raises DataError where it is of no use.
-    """
+    """Read rows [V, E] for `tokens`, nan (and a warning) where the file has none; DataError where it is of no use."""
     path = Path(path)
     try:
         if not path.is_file():

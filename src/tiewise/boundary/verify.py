@@ -101,13 +101,12 @@ def random_batch(model: Any, link: Link) -> Batch:
         fix = "install works on models that compute their loss from labels"
         raise InstallError(f"{type(model).__name__}.forward takes no labels", fix)
     source = torch.Generator().manual_seed(SEED)
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    rows_in = min(lookup.weight.shape[0] for lookup in link.lookups)
-    rows_out = link.head.weight.shape[0]
-    predicted = getattr(config, "output_vocab_size", None) or rows_out  # fewer where one table serves two vocabularies
-    read = ordinary_ids(model, rows_in, (_ROWS, _LENGTH), source)
-    labels = ordinary_ids(model, min(predicted, rows_out), (_ROWS, _LENGTH), source)
-    return {"input_ids": read.to(link.head.weight.device), "labels": labels.to(link.head.weight.device)}
+    rows = {"input_ids": min(len(lookup.weight) for lookup in link.lookups), "labels": len(link.head.weight)}
+    # fewer where one table serves two vocabularies
+    predicted = getattr(model.config.get_text_config(), "output_vocab_size", None) or rows["labels"]
+    rows["labels"] = min(predicted, rows["labels"])
+    drawn = {name: ordinary_ids(model, count, (_ROWS, _LENGTH), source) for name, count in rows.items()}
+    return {name: ids.to(link.head.weight.device) for name, ids in drawn.items()}
 
 
 def run(model: Any, batch: Batch, *, training: bool = False) -> tuple[Tensor, Any]:
@@ -200,10 +199,7 @@ def counts_items(model: Any, batch: Batch, base: Tensor) -> bool:
 
 
 def correct_accounting(model: Any, link: Link, batch: Batch | None = None, base: Tensor | None = None) -> None:
-    """Find out what the model's loss does with its labels and their number, and make the Trainer know it.
-
-    `batch` is what to ask with (None draws one), `base` its loss where it is known.
-    """
+    """Find out what the model's loss does with its labels and their number, and make the Trainer know it."""
     link.averages = False  # as the family's own classes are
     batch = random_batch(model, link) if batch is None else batch
     with in_own_classes(link):

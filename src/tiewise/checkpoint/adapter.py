@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -148,6 +149,11 @@ class AdapterFacts:
         named = (EndUpdate(module, kind) for kind, modules in claims.items() for module in modules if module)
         return next((one for one in named if any(ends_with(name, one.module) for name in wanted)), None)
 
+    def command(self, verb: str) -> str:
+        """Return the command line of a verb that makes a new folder of it and its base."""
+        base = "BASE" if self.base is None else shlex.quote(str(self.base.path))
+        return f"tiewise {verb} {shlex.quote(str(self.path))} --base {base} --to NEW_DIR"
+
     @cached_property
     def tied(self) -> bool | None:
         """Whether the base has one table at both ends, by flag and by tensors; None where that is not known."""
@@ -179,9 +185,7 @@ def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -
 
     The base is the one that is given: the path in `base_model_name_or_path` is a stranger's, and is never followed.
     """
-    config = json_object(folder.path, ADAPTER_CONFIG)
-    tensors: dict[str, Stored] = {}
-    faults: list[Fault] = []
+    config, tensors, faults = json_object(folder.path, ADAPTER_CONFIG), dict[str, Stored](), list[Fault]()
     if folder.has(WEIGHTS):
         with noting(faults, WEIGHTS):
             tensors = read_header(inside(folder.path, WEIGHTS)).tensors
@@ -227,11 +231,9 @@ def lora_config(model: Any, new_tokens: Iterable[int] = (), *, tables: bool = Fa
     if not ends or tied is None:
         what = "no input table was found" if not ends else "whether its two ends are one table is not known"
         raise CheckpointError(f"{where}: {what}", "tiewise check says what is there")
-    if ids and not 0 <= min(ids) <= max(ids) < rows:
-        fix = f"tiewise resize --vocab {max(ids) + 1} gives it one" if min(ids) >= 0 else "ids begin at 0"
-        raise CheckpointError(
-            f"{where}: of {rows:,} rows none is token {max(ids) if min(ids) >= 0 else min(ids)}'s", fix
-        )
+    if wrong := [token for token in (min(ids, default=0), max(ids, default=0)) if ids and not 0 <= token < rows]:
+        fix = f"tiewise resize --vocab {wrong[0] + 1} gives it one" if wrong[0] >= 0 else "ids begin at 0"
+        raise CheckpointError(f"{where}: of {rows:,} rows none is token {wrong[0]}'s", fix)
     config: dict[str, Any] = {"target_modules": "all-linear"}  # which leaves the head out
     if tables:
         return config | {"modules_to_save": ends, "ensure_weight_tying": tied}

@@ -30,9 +30,8 @@ from tiewise.core.files import size, strict
 
 SCHEMA = 1
 # a check from Python never needs these
-rich_box, rich_console, rich_padding, rich_table, rich_text = map(
-    Late, ("rich.box", "rich.console", "rich.padding", "rich.table", "rich.text")
-)
+rich_box, rich_console, rich_padding = Late("rich.box"), Late("rich.console"), Late("rich.padding")
+rich_table, rich_text = Late("rich.table"), Late("rich.text")
 _FILES = (".gguf", ".onnx")
 # rules on models that stand alone: their ends, tokenizer and loaders; a draft, half a model, has B083 to B085
 _ALONE = ("B01", "B02", "B03", "B042", "B080")
@@ -101,10 +100,10 @@ class Audit:
                 "bytes": self.nbytes,
                 "spare_bytes": self.spare,
                 "claims": claimed | {"levels": levels},
-                "found_by": None if roles is None else roles.source,
-                "headless": None if roles is None else roles.headless,
-                "names": None if roles is None else {"input": roles.input_name, "output": roles.output_name},
-                "scalars": {} if roles is None else roles.scalars,
+                "found_by": roles and roles.source,
+                "headless": roles and roles.headless,
+                "names": roles and {"input": roles.input_name, "output": roles.output_name},
+                "scalars": roles.scalars if roles else {},
                 "parts": [
                     {"role": role, "name": tensor.name, "file": tensor.path.name}
                     | {"dtype": tensor.dtype, "shape": tensor.shape, "bytes": tensor.nbytes}
@@ -185,8 +184,11 @@ def check(
     if folder is None:
         file = read_onnx(path) if path.suffix == ".onnx" else open_gguf(path)
         facts = file = replace(file, source=made_of, scan=scan)
-        parts = tuple(Part(role, tensor) for role, tensor in file.ends if tensor is not None)
-        held, audit = file.tensors, Audit(path, path.suffix[1:], parts=parts, spare=file.spare)
+        ends = [("both" if file.table in file.heads else "input", file.table)]
+        ends += [("output", head) for head in file.heads if head is not file.table]
+        parts = tuple(Part(role, tensor) for role, tensor in ends if tensor is not None)
+        spare = sum(copy.nbytes for copy in file.copies)
+        held, audit = file.tensors, Audit(path, path.suffix[1:], parts=parts, spare=spare)
     elif folder.is_adapter:
         facts = adapter = open_adapter(folder, made_of, scan)
         held, audit = adapter.tensors, Audit(path, "adapter")
@@ -205,8 +207,7 @@ def check(
         held, audit = folder.tensors, _whole(path, whole)
     kinds = {"any", audit.kind, "folder" if model else "any", "any" if target is None else "draft"}
 
-    elsewhere = {"folder": "for whole checkpoints", "adapter": "for adapters", "gguf": "for GGUF files"}
-    elsewhere |= {"draft": "for drafts", "onnx": "for ONNX files"}
+    others = {"folder": "whole checkpoints", "adapter": "adapters", "gguf": "GGUF files", "draft": "drafts"}
     skipped: dict[str, str] = {}
     found: list[Finding] = []
     for name, rule in catalogue.items():
@@ -215,7 +216,7 @@ def check(
         elif name not in chosen:
             skipped[name] = "not selected"
         elif rule.kind not in kinds:
-            skipped[name] = elsewhere[rule.kind]
+            skipped[name] = f"for {others.get(rule.kind, 'ONNX files')}"
         elif audit.kind == "draft" and name.startswith(_ALONE):
             skipped[name] = "for models that stand alone"
         elif rule.scans and not scan:

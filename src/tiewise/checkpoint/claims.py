@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,9 +19,7 @@ from typing import Any, NamedTuple
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import packaged_json
 
-POSITION = re.compile(
-    r"(^|\.)(wpe|positions?_embed\w*|embed_positions?|pos_embed\w*|positional_embed\w*|pos_emb)(\.|$)"
-)
+POSITION = re.compile(r"(^|\.)(wpe|(positions?|positional|pos)_embed\w*|embed_positions?|pos_emb)(\.|$)")
 PACKED = ("qweight", "weight_packed", "qweight_packed", "B", "weight_q")  # the bytes of a quantised table
 BESIDE = re.compile(
     r"(qzeros|g_idx|scales|biases|zeros|SCB|weight_(scale|shape|zero_point|g_idx|scale_inv|format|scale_2|global_scale)"
@@ -113,12 +112,10 @@ class ClassEnds:
             module, parameter = module_of(name)
             return f"{rename(module)}.weight" if parameter == "weight" else rename(name)
 
-        several: dict[str, Any] = {
-            key: tuple(map(rename, getattr(self, key))) for key in ("inputs", "biases", "positions", "maps")
-        }
-        output = None if self.output is None else rename(self.output)
-        tied = {tensor(target): tensor(source) for target, source in self.tied.items()}
-        return replace(self, **several, output=output, tied=tied)
+        several = ("inputs", "biases", "positions", "maps")
+        made: dict[str, Any] = {key: tuple(map(rename, getattr(self, key))) for key in several}
+        made["output"] = None if self.output is None else rename(self.output)
+        return replace(self, **made, tied={tensor(target): tensor(source) for target, source in self.tied.items()})
 
     def loaded_as(self, name: str) -> str | None:
         """The module at an end, or the bias, that transformers loads what a file calls `name` into; None for none.
@@ -168,8 +165,7 @@ def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | 
     classes = family(model_type).classes
     if architecture is None:
         main = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "MTModel", "ForPreTraining")
-        ranked = (name for end in (*main, "") for name in sorted(classes) if name.endswith(end))
-        return next((classes[name] for name in ranked), None)
+        return next((classes[name] for end in (*main, "") for name in sorted(classes) if name.endswith(end)), None)
     if architecture in classes:
         return classes[architecture]
     anywhere = (record.get("classes", {}) for record in family_data()["families"].values())
@@ -178,11 +174,11 @@ def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | 
 
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
     """Whether a known class has no table of tokens at all: the data was made from it, and found none."""
-    if model_type in family_data()["tokenless"]:
-        return True
-    if model_type not in family_data()["families"] or family(model_type).classes or architecture is None:
-        return False
-    return architecture not in family_data()["not_built"] and class_ends(model_type, architecture) is None
+    data = family_data()
+    if model_type in data["tokenless"] or architecture is None:
+        return model_type in data["tokenless"]
+    known = model_type in data["families"] and not family(model_type).classes
+    return known and architecture not in data["not_built"] and class_ends(model_type, architecture) is None
 
 
 def _ends(entry: Mapping[str, Any]) -> ClassEnds:
@@ -250,13 +246,11 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     """Read every level of a config. Any JSON value is taken; what makes no sense counts as absent."""
     if not isinstance(config, Mapping):
         return Claims()
-    kind = family_type(config)
+    kind, levels, claims = family_type(config), dict(model_levels(config)), []
     ends = class_ends(kind, architecture(config)) or class_ends(kind, None)
-    levels = dict(model_levels(config))
     # by the data, else the outermost one that has the flag, else the root
     outermost = next((path for path, level in levels.items() if FLAG in level), "")
     deciding = (outermost,) if ends is None else ends.decides
-    claims = []
     for path in dict.fromkeys((*levels, *deciding)):
         level = levels.get(path, {})  # absent: the class takes its own default
         own, flag = family(family_type(level) or family(kind).levels.get(path)), level.get(FLAG)
@@ -288,8 +282,7 @@ def architecture(config: Mapping[str, Any]) -> str | None:
 
 def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """(dotted path, mapping) of every level that configures a model of tokens, the root first."""
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    waiting = [("", config, 0)]
+    found, waiting = list[tuple[str, Mapping[str, Any]]](), [("", config, 0)]
     while waiting and len(found) < MOST_LEVELS:
         path, level, depth = waiting.pop(0)
         found.append((path, level))
@@ -363,8 +356,6 @@ def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, f
 
 def number(value: Any) -> float | None:
     """A finite number, true as 1 and false as 0; None for anything else."""
-    try:
-        made = float(value) if isinstance(value, bool | int | float) else math.nan
-    except OverflowError:
-        return None
-    return made if math.isfinite(made) else None
+    with suppress(OverflowError):
+        return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
+    return None

@@ -120,8 +120,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     Raises:
         CheckpointError: the path does not exist, may not be read, or is neither.
     """
-    path = Path(path)
-    faults: list[Fault] = []
+    path, faults = Path(path), list[Fault]()
     config = weight_map = total_size = None
     if not os.path.isdir(path):
         if path.suffix != ".safetensors" and not os.path.isfile(path):
@@ -132,8 +131,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         if CONFIG in listed and alone:
             with noting(faults, CONFIG):
                 config = json_object(path.parent, CONFIG, MOST_CONFIG)
-        files = (path.name, CONFIG) if config is not None else (path.name,)
-        held = dict(header.tensors)
+        files, held = (path.name, *([CONFIG] if config is not None else [])), dict(header.tensors)
         return Folder(path.parent, files, config, {path.name: header}, held, faults=tuple(faults), single=True)
 
     listed = _listing(path)
@@ -144,13 +142,11 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         with noting(faults, INDEX):
             weight_map, total_size = _index(path)
     stored = [name for name in listed if name.endswith(".safetensors") and not name.startswith("adapter_")]
-    wanted = [SINGLE] if SINGLE in stored else stored
-    if weight_map is not None:
-        wanted = sorted(set(weight_map.values()))
+    whole = [SINGLE] if SINGLE in stored else stored
+    wanted = whole if weight_map is None else sorted(set(weight_map.values()))
     if len(wanted) > MOST_SHARDS:
         raise CheckpointError(f"{path}: {len(wanted):,} shards are no checkpoint", _OWN)
-    headers, tensors, copies = dict[str, Header](), dict[str, Stored](), list[Stored]()
-    there = frozenset(listed)
+    headers, tensors, copies, there = dict[str, Header](), dict[str, Stored](), list[Stored](), frozenset(listed)
     for file in wanted:
         with noting(faults, file):
             if file not in there:
@@ -258,8 +254,7 @@ class Tokenizer:
 
 def read_tokenizer(folder: Folder) -> Tokenizer | None:
     """Read the tokenizer files of a folder; None where it has none. What cannot be read becomes a fault."""
-    files, faults = list[str](), list[Fault]()
-    base, added = dict[str, int](), dict[int, str]()
+    files, faults, base, added = list[str](), list[Fault](), dict[str, int](), dict[int, str]()
     vocabulary = [name for name in _VOCABULARIES if folder.has(name)][:1]
     for name in (*vocabulary, *filter(folder.has, ("added_tokens.json", "tokenizer_config.json"))):
         with noting(faults, name):
@@ -274,8 +269,10 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
     where = f"{folder.path / name}"
     data = b"" if name.endswith(".json") else read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
     if name == "vocab.txt":
-        _require_few(data.count(b"\n"), where)
-        require_bounded(data, 2 * data.count(b"\n"), where)
+        if (count := data.count(b"\n")) > MOST_TOKENS:
+            fix = "no vocabulary is that large: take it from its source again"
+            raise CheckpointError(f"{where}: more than {MOST_TOKENS:,} tokens", fix)
+        require_bounded(data, 2 * count, where)
         lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
         return {text.rstrip("\r"): number for number, text in enumerate(lines)}, {}
     if name in PIECES:
@@ -296,8 +293,7 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
         decoder = record.get("added_tokens_decoder")
         by_id = decoder if isinstance(decoder, Mapping) else {}
         texts = {key: str(one.get("content", "")) if isinstance(one, Mapping) else "" for key, one in by_id.items()}
-        digits = (key for key in texts if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 19)
-        return {}, {int(key): texts[key] for key in digits}
+        return {}, {int(key): text for key, text in texts.items() if re.fullmatch("[0-9]{1,18}", key)}
     if name == "added_tokens.json":
         return {}, {number: text for text, number in _vocabulary(record).items()}
     return _vocabulary(record), {}
@@ -319,12 +315,6 @@ def _positions(texts: Iterable[Any]) -> dict[str, int]:
     for number, text in enumerate(texts):
         found[text if isinstance(text, str) and text not in found else f"#{number}"] = number
     return found
-
-
-def _require_few(count: int, where: str) -> None:
-    if count > MOST_TOKENS:
-        fix = "no vocabulary is that large: take it from its source again"
-        raise CheckpointError(f"{where}: more than {MOST_TOKENS:,} tokens", fix)
 
 
 def is_id(value: Any) -> bool:

@@ -64,6 +64,7 @@ class Loader:
 _LOUD, _RANDOM = (ERROR, ERROR), (RANDOM_TABLE, RANDOM_TABLE)  # of a head alone, and of neither
 _BY_FLAG, _AS_STORED = (TIED, TIED, DROPPED, *_LOUD), (TIED, UNTIED, UNTIED, *_LOUD)
 _NO_HEADS, _DRAWN = (TIED, DROPPED, DROPPED, *_LOUD), (RANDOM_HEAD, UNTIED, UNTIED, *_RANDOM)
+_NO_HEAD, _REQUIRED = (TIED, *[ERROR] * 4), (ERROR, UNTIED, UNTIED, *_LOUD)
 TRANSFORMERS_4 = Loader("transformers", "4", "transformers#42612", (TIED, TIED, DROPPED, *_RANDOM), _DRAWN)
 _SOURCE = "modeling_utils.py and core_model_loading.py of this version"
 _VERSION: str = family_data()["transformers"]
@@ -71,37 +72,28 @@ TRANSFORMERS_5 = Loader("transformers", _VERSION, _SOURCE, (TIED, TIED, KEPT, TI
 VLLM_BEFORE = Loader("vLLM", "before August 2026", "vllm#51063", _BY_FLAG, (RANDOM_HEAD, UNTIED, UNTIED, *_LOUD))
 VLLM_AFTER = Loader("vLLM", "since August 2026", "vllm#51665", (TIED, TIED, KEPT, *_LOUD), _AS_STORED, True)
 # models whose class has no head of its own to load one into: cohere2_moe is one more
-VLLM_HEADLESS = replace(
-    VLLM_AFTER, source="vllm#51665, vllm#53170", tied=(TIED, *[ERROR] * 4), untied=(TIED, *[ERROR] * 4)
-)
-SGLANG = Loader(
-    "SGLang",
-    "at bf7a0e2",
-    "models/llama.py, load_weights",
-    (TIED, TIED, DROPPED, *_RANDOM),
-    (RANDOM_HEAD, UNTIED, UNTIED, *_RANDOM),
-)
-LLAMA_CPP = Loader("llama.cpp", "convert_hf_to_gguf", "llama.cpp#13328, llama.cpp#12456", _AS_STORED, _AS_STORED)
-LLAMA_CPP_GEMMA = replace(
-    LLAMA_CPP, source="llama.cpp#9065, conversion/gemma.py at 061b8c5", tied=_NO_HEADS, untied=_NO_HEADS
-)
+VLLM_HEADLESS = Loader("vLLM", "since August 2026", "vllm#51665, vllm#53170", _NO_HEAD, _NO_HEAD, True)
+SGLANG = replace(TRANSFORMERS_4, name="SGLang", versions="at bf7a0e2", source="models/llama.py, load_weights")
+
+
+def _llama_cpp(source: str, column: tuple[str, ...]) -> Loader:
+    return Loader("llama.cpp", "convert_hf_to_gguf", source, column, column)
+
+
+LLAMA_CPP = _llama_cpp("llama.cpp#13328, llama.cpp#12456", _AS_STORED)
+LLAMA_CPP_GEMMA = _llama_cpp("llama.cpp#9065, conversion/gemma.py at 061b8c5", _NO_HEADS)
 # its tensor map has no name for a head of these, and the converter stops at what it has no name for
-_UNNAMED, _REQUIRED = (TIED, *[ERROR] * 4), (ERROR, UNTIED, UNTIED, *_LOUD)
-LLAMA_CPP_UNNAMED = replace(
-    LLAMA_CPP, source="gguf 0.19.0 (run), conversion/command_r.py (00487aa)", tied=_UNNAMED, untied=_UNNAMED
-)
+LLAMA_CPP_UNNAMED = _llama_cpp("gguf 0.19.0 (run), conversion/command_r.py (00487aa)", _NO_HEAD)
 # its loader wants a head of these, and converters store what they find (their own classes were not read)
-LLAMA_CPP_REQUIRED = replace(
-    LLAMA_CPP, source="src/models/qwen2moe.cpp (623ac8d), stablelm.cpp (82234e0)", tied=_REQUIRED, untied=_REQUIRED
-)
-LLAMA_CPP_T5 = replace(LLAMA_CPP, source="llama.cpp#8055, llama.cpp#8141")
+LLAMA_CPP_REQUIRED = _llama_cpp("src/models/qwen2moe.cpp (623ac8d), stablelm.cpp (82234e0)", _REQUIRED)
+LLAMA_CPP_T5 = _llama_cpp("llama.cpp#8055, llama.cpp#8141", _AS_STORED)
 LLAMA_CPP_BY_FAMILY = {
     **dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA),
     **dict.fromkeys(("cohere", "cohere2", "lfm2_moe"), LLAMA_CPP_UNNAMED),
     **dict.fromkeys(("phi", "qwen2_moe", "stablelm"), LLAMA_CPP_REQUIRED),
     **dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5),  # the only encoder-decoder
 }
-MLX = Loader("mlx-lm", "0.2x", "models/llama.py: sanitize", _BY_FLAG, (ERROR, UNTIED, UNTIED, *_LOUD))
+MLX = Loader("mlx-lm", "0.2x", "models/llama.py: sanitize", _BY_FLAG, _REQUIRED)
 MLX_LETTERS = {"t": TIED, "u": UNTIED, "d": DROPPED, "e": ERROR}
 
 # classes, and flags by level with which the tests load each in every state of the matrix
@@ -143,16 +135,12 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
         return ()
     # transformers 4 asks the text part, whose base default is true
     below = (claim for claim in claims.levels if claim.level in TEXT_PARTS and claim.written is not None)
-    text = next(below, claims.deciding)
-    of_text = text.effective is not False
+    of_text = next(below, claims.deciding).effective is not False
     # vLLM takes a flag that is true at any level
-    written = [claim.written for claim in claims.levels if claim.written is not None]
-    of_any = True if any(written) and claims.fixed is not False else claims.tied
+    of_any = True if any(claim.written for claim in claims.levels) and claims.fixed is not False else claims.tied
     kind = claims.levels[0].model_type or ""
-    own = (
-        _transformers(facts, TRANSFORMERS_4, of_text and claims.fixed is not False),
-        _transformers(facts, TRANSFORMERS_5, claims.tied),
-    )
+    four = _transformers(facts, TRANSFORMERS_4, of_text and claims.fixed is not False)
+    own = four, _transformers(facts, TRANSFORMERS_5, claims.tied)
     if facts.as_class is not None:
         return own
     return (
@@ -169,18 +157,16 @@ def sglang(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
     """What SGLang makes of it; where that changed, what it made of it before."""
     made, head = _server(facts, SGLANG, facts.claims.tied), facts.roles.output_end
     if made.outcome == UNTIED and kind.startswith("qwen3_vl"):
-        what = "The input table is copied over the stored head."
-        yield replace(
-            _outcome(SGLANG, DROPPED, what), versions="before February 2026", source="sglang#15398, sglang#18024"
-        )
+        before = replace(SGLANG, versions="before February 2026", source="sglang#15398, sglang#18024")
+        yield _outcome(before, DROPPED, "The input table is copied over the stored head.")
     section = facts.config.get("quantization_config")
     section = section if isinstance(section, dict) else {}
     if made.outcome == UNTIED and head.quantised and section.get("quant_method") == "compressed-tensors":
-        source = "sglang#35228, sglang#28130"
-        yield replace(_outcome(SGLANG, NO_SCALE), versions="before 19 August 2026", source=source)
+        before = replace(SGLANG, versions="before 19 August 2026", source="sglang#35228, sglang#28130")
+        yield _outcome(before, NO_SCALE)
         what = "It loads a packed head that a target of the quantisation names, and drops the scales of any other."
         word = UNTIED if "lm_head" in str(section.get("config_groups")) else NO_SCALE
-        made = replace(_outcome(SGLANG, word, what), versions="since 19 August 2026", source=source)
+        made = _outcome(replace(before, versions="since 19 August 2026"), word, what)
     yield made
 
 
@@ -278,9 +264,7 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
 def _misfit(facts: Facts) -> str | None:
     """A tensor of another shape than the class has: rows that are not the vocabulary, a table that is none, a bias."""
     roles, wanted = facts.roles, facts.text.vocab_size
-    for table in (roles.read_input, roles.read_output):
-        if table is None or roles.packed(table):
-            continue
+    for table in (one for one in (roles.read_input, roles.read_output) if one is not None and not roles.packed(one)):
         if wanted is not None and table.rows not in {wanted, *facts.vocabularies}:
             return f"{short(table.name)} has {table.rows} rows, and the config says {wanted}."
         if not facts.explains(table):
@@ -331,13 +315,11 @@ def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutco
         return _outcome(loader, {True: TIED, False: DROPPED, None: DEPENDS}[equal], why)
     if len(words) == 1:
         return _outcome(loader, words.pop())
-    what = "on whether table and head hold the same values"
-    if flag is None:
-        what = "on the flag that its own code takes"
-    elif found == ROUNDED:
-        what = "on the precision in which the two are compared"
-    parts = " or ".join(sorted(words))
-    made = _outcome(loader, DEPENDS, f"It depends {what}: {parts}.")
+    rounds = "the precision in which the two are compared" if found == ROUNDED else ""
+    what = (
+        "the flag that its own code takes" if flag is None else rounds or "whether table and head hold the same values"
+    )
+    made = _outcome(loader, DEPENDS, f"It depends on {what}: {' or '.join(sorted(words))}.")
     known = {word in RIGHT for word in words}
     return replace(made, right=known.pop() if len(known) == 1 else None)
 

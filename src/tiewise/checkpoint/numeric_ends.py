@@ -61,14 +61,13 @@ def tied_names(facts: Facts) -> list[TiedNames]:
     # what stands before every name of this checkpoint: `_orig_mod.` and the like
     end, name = (roles.input, roles.input_name) if roles.input else (roles.output, roles.output_name)
     prefix = end.name.removesuffix(name) if end is not None and name is not None and end.name.endswith(name) else ""
-    found: dict[str, tuple[str, ...]] = {}
+    found, tensors = dict[str, list[str]](), facts.folder.tensors
     for target, source in ties.items():
         while source in ties and ties[source] != target:
             source = ties[source]
-        found[prefix + source] = (*found.get(prefix + source, ()), prefix + target)
-    tensors = facts.folder.tensors
+        found.setdefault(prefix + source, []).append(prefix + target)
     held = {source: tuple(tensors[n] for n in (source, *targets) if n in tensors) for source, targets in found.items()}
-    return [TiedNames(source, targets, held[source]) for source, targets in found.items()]
+    return [TiedNames(source, tuple(targets), held[source]) for source, targets in found.items()]
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,8 @@ def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
     readable(facts, verb)
     roles, where = facts.roles, facts.path
     if facts.is_own:
-        fix = "tiewise densify it first"
-        raise CheckpointError(f"{where}: its boundary is {short(facts.config.get(SPEC))} already", fix)
+        what = f"{where}: its boundary is {short(facts.config.get(SPEC))} already"
+        raise CheckpointError(what, "tiewise densify it first")
     output, name = roles.output, require_head(facts, verb)
     sources = {names.source for names in tied_names(facts)}
     # of several copies of the input table, the one under the name that stands for all
@@ -197,9 +196,8 @@ class StoredBoundary:
 
 def read_boundary(facts: Facts) -> StoredBoundary:
     """Read it."""
-    written = facts.config.get(SPEC)
+    written, fix = facts.config.get(SPEC), "this is for checkpoints whose model_type is tiewise"
     if not facts.is_own or not isinstance(written, str):
-        fix = "this is for checkpoints whose model_type is tiewise"
         raise CheckpointError(f"{facts.path}: its tables are plain already", fix)
     width = facts.text.hidden_size or facts.claims.deciding.hidden_size or 2**62
     try:

@@ -401,11 +401,16 @@ def role_of(module: str, parameter: str, layers: int) -> str | None:
     return PER_LAYER if inside is not None and last == "embed_tokens" else None
 
 
+def modality_config(other: IndexedTensor, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config says of a modality's table, embed_vision.embedding by vision_config; empty for any other."""
+    level = config.get(f"{other.module.rpartition('.')[0].rpartition('embed_')[2]}_config")
+    return level if other.role == MODALITY and isinstance(level, Mapping) else {}
+
+
 def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
     """Rows that a config gives a table: its own size, or that of the hash of its class; None where it says none."""
-    if other.role == MODALITY:  # embed_vision.embedding, by vision_config
-        level = config.get(f"{other.module.rpartition('.')[0].rpartition('embed_')[2]}_config")
-        return count(level.get("vocab_size")) if isinstance(level, Mapping) else None
+    if other.role == MODALITY:
+        return count(modality_config(other, config).get("vocab_size"))
     levels = [level for _, level in model_levels(config)]
     if other.role == PER_LAYER and other.module.endswith("embed_tokens_per_layer"):
         return first_count(levels, "vocab_size_per_layer_input")

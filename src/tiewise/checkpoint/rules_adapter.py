@@ -38,19 +38,15 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
         return
     if not facts.tied:
         return
-    merge = (
-        f"tiewise merge {shlex.quote(str(facts.path))} --base {shlex.quote(str(base.path))} --to NEW_DIR, not PEFT's"
-    )
+    merge = f"{facts.command('merge')}, not PEFT's"
     suggested = f"tiewise.lora_config({str(base.path)!r}, {{}}) keeps the tie: train with that"
     if low_rank := [end for end in ends if end.kind == LORA]:
         what = f"low-rank update of {_modules(low_rank)} on a base whose two ends are one table"
-        both = len(low_rank) == 2
-        if facts.ties and both:
-            what = f"{what}: the two share their factors, and a merge adds the update twice to that table"
-            yield where, what, merge
-        else:
-            other = "both updates to that table" if both else "it to the other end too, which was trained without"
-            yield where, f"{what}: a merge adds {other}", merge
+        adds = "a merge adds it to the other end too, which was trained without"
+        if len(low_rank) == 2:
+            twice = "the two share their factors, and a merge adds the update twice to that table"
+            adds = twice if facts.ties else "a merge adds both updates to that table"
+        yield where, f"{what}: {adds}", merge
     copies = [end for end in ends if end.kind == COPY]
     # where one is alone and the two shall be tied, PEFT wraps the other end with the same table when it loads it
     if copies and not (facts.ties if len(copies) == 1 else facts.equal):
@@ -59,9 +55,8 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
             read = "whose rows were not compared" if facts.equal is None else "which differ"
             flag = "on" if facts.ties else "off"
             what = f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
-        nested = [dotted(claim.level) for claim in base.claims.levels if claim.level and claim.written]
         merged = "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
-        if nested:
+        if nested := [dotted(claim.level) for claim in base.claims.levels if claim.level and claim.written]:
             merged = f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
         what = f"{what}, on a base whose two ends are one table: {merged}"
         fix = f"{merge}; or {suggested.format('tables=True')}"
@@ -93,7 +88,7 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
         rows, width = update.shape or (-1, -1)
         narrow = width not in (-1, stored.shape[1])
         if narrow or rows not in (-1, stored.rows):
-            shape = f"[{'?' if rows < 0 else rows}, {'?' if width < 0 else width}]"
+            shape = f"[{rows}, {width}]".replace("-1", "?")
             what = f"its {update.kind} is of a table {shape}, and the base stores {describe(stored)}"
             fix = f"give the base that it was trained on ({named})"
             more = rows > stored.rows and not narrow
@@ -150,7 +145,6 @@ def adapter_copies(facts: AdapterFacts) -> Told:
     """
     if facts.base is None:
         return
-    command = f"tiewise slim {shlex.quote(str(facts.path))} --base {shlex.quote(str(facts.base.path))} --to NEW_DIR"
     roles = facts.base.roles
     for update, table in ((facts.input, roles.input), (facts.output, roles.output or roles.input)):
         copy = None if update is None else update.copy
@@ -161,7 +155,7 @@ def adapter_copies(facts: AdapterFacts) -> Told:
         if copy.rows and rows <= copy.rows // 2:
             own = f"{rows:,} of {copy.rows:,}, {size(rows * (copy.nbytes // copy.rows))} of {size(copy.nbytes)}"
             said = f"{short(copy.name)} is a copy of {describe(table)}; rows that are not the base's: {own}"
-            yield short(copy.name), said, command
+            yield short(copy.name), said, facts.command("slim")
 
 
 # parts of a module at which llama.cpp's converter stops
@@ -202,6 +196,4 @@ def adapter_engines(facts: AdapterFacts) -> Told:
         stops.append(f"SGLang passes by {names(lost)} without a word")
     stops += [f"llama.cpp's converter stops at {llama}"] if llama else []
     if stops:
-        base = "BASE" if facts.base is None else shlex.quote(str(facts.base.path))
-        fix = f"tiewise merge {shlex.quote(str(facts.path))} --base {base} --to NEW_DIR"
-        yield short(facts.path.name), "; ".join(stops), fix
+        yield short(facts.path.name), "; ".join(stops), facts.command("merge")

@@ -50,6 +50,7 @@ class CodeClass:
     ties_itself: bool  # it has a `tie_weights` of its own
     has_head: bool  # it has a `get_output_embeddings` of its own
     names_flag: bool  # `tie_word_embeddings` stands somewhere in it
+    keyed: bool  # it assigns `_tied_weights_keys`
 
 
 @rule("B023", "error", "the code that comes with a checkpoint ties as transformers 5 asks")
@@ -85,24 +86,19 @@ def custom_code(facts: Facts) -> Told:
 
 def _of_model(facts: Facts, found: CodeClass, above: Mapping[str, CodeClass | None]) -> Told:
     # a class above declares keys, or may: one that is not in the folder and is no plain base
-    inherits = any(
-        not _PLAIN.fullmatch(name) if one is None else any(tied.name == KEYS for tied in one.tied)
-        for name, one in above.items()
-    )
-    right = any(tied.name == KEYS for tied in found.tied)
+    inherits = any(one.keyed if one is not None else not _PLAIN.fullmatch(name) for name, one in above.items())
     for tied in found.tied:
         if tied.name == KEYS and tied.entries is not None:
             untied = facts.claims.tied is False
             how = "saving it raises" if untied else "transformers 5 stops while it builds the model:"
             what = f"{found.name}.{KEYS} is a list, and {how} 'list' object has no attribute 'keys'"
             yield _finding("warning" if untied else "error", found, tied.line, what, _line(facts, tied.entries))
-        elif not right and not inherits:
+        elif not found.keyed and not inherits:
             what = f"{found.name} sets {tied.name}, which transformers 5 does not read: the name is {KEYS}"
             yield _finding("error", found, tied.line, what, _line(facts, tied.entries or ()))
     if found.has_head and not found.tied and not found.ties_itself and facts.claims.tied and not inherits:
-        what = f"{found.name} has get_output_embeddings and no {KEYS}"
-        what += ": transformers 5 leaves the head untied, and random"
-        yield _finding("error", found, found.line, what, _line(facts, ()))
+        what = f"{found.name} has get_output_embeddings and no {KEYS}: transformers 5 leaves the head untied"
+        yield _finding("error", found, found.line, f"{what}, and random", _line(facts, ()))
     if found.tie_weights is not None:
         what = f"{found.name}.tie_weights does not take {' and '.join(_ARGUMENTS)}, which transformers 5 passes"
         yield _finding("error", found, found.tie_weights, what, f"write: {_SIGNATURE}")
@@ -134,9 +130,7 @@ def auto_map(config: Mapping[str, Any]) -> dict[str, str]:
 
 def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
     """Read every Python file directly in the folder: its classes by name, and the files that cannot be read."""
-    classes: dict[str, CodeClass] = {}
-    faults: list[Fault] = []
-    left = MOST_IN_ALL
+    classes, faults, left = dict[str, CodeClass](), list[Fault](), MOST_IN_ALL
     for name in folder.files:
         path = folder.path / name
         if left < 0 or not name.endswith(".py"):
@@ -176,13 +170,9 @@ def _summary(node: ast.ClassDef, file: str) -> CodeClass:
                     name = _last(target) if own else None
                     if name is not None and (name == KEYS or _MISNAMED.fullmatch(name)):
                         tied.append(Assigned(name, item.lineno, entries))
-            case (
-                ast.arg(arg=word)
-                | ast.keyword(arg=word)
-                | ast.Attribute(attr=word, ctx=ast.Store())
-                | ast.Constant(value=word)
-                | ast.Name(id=word)
-            ):
+            case ast.arg(arg=word) | ast.keyword(arg=word) | ast.Constant(value=word) | ast.Name(id=word):
+                names_flag = names_flag or word == FLAG
+            case ast.Attribute(attr=word, ctx=ast.Store()):
                 names_flag = names_flag or word == FLAG
     methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
     tie = methods.get("tie_weights")
@@ -198,6 +188,7 @@ def _summary(node: ast.ClassDef, file: str) -> CodeClass:
         ties_itself=tie is not None,
         has_head="get_output_embeddings" in methods,
         names_flag=names_flag,
+        keyed=any(one.name == KEYS for one in tied),
     )
 
 
@@ -208,8 +199,7 @@ def _last(node: ast.expr) -> str | None:
 
 def _ancestors(classes: Mapping[str, CodeClass], found: CodeClass) -> list[str]:
     """Names of all classes that this one inherits from, nearest first, as far as the folder has them."""
-    above: list[str] = []
-    names = list(found.bases)
+    above, names = list[str](), list(found.bases)
     while names and len(above) < MOST_ANCESTORS:
         name = names.pop(0)
         if name != found.name and name not in above:

@@ -100,8 +100,7 @@ def draft_sizes(facts: Facts) -> Told:
     draft, roles, target, own = facts.draft, facts.roles, facts.target, facts.vocabulary
     if draft is not None and facts.complete:
         of, rows = "truncated_vocab_size" if draft.heads else "draft_vocab_size", draft.size
-        if rows is None:
-            of, rows = "vocab_size", own
+        of, rows = ("vocab_size", own) if rows is None else (of, rows)
         if rows is not None and own is not None and rows > own:
             yield "config.json", f"{of} is {rows:,}, and vocab_size {own:,}", CONFIG_FIX
         held = [(tensor, rows, of) for tensor in (draft.map, roles.output)]

@@ -91,14 +91,14 @@ class GgufFacts:
         return kind in ("adapter", "mmproj", "imatrix") or not self.tensors or architecture == "clip"
 
     @property
-    def ends(self) -> list[tuple[str, Stored | None]]:
-        """What is stored at the two ends, by role."""
-        return [("input", self.table), ("output", self.head)]
+    def heads(self) -> tuple[Stored, ...]:
+        """The output head, where it is stored."""
+        return () if self.head is None else (self.head,)
 
     @property
-    def spare(self) -> int:
-        """Bytes of a head that repeats the table."""
-        return self.head.nbytes if self.head is not None and self.equal else 0
+    def copies(self) -> tuple[Stored, ...]:
+        """The output head, where it repeats the table."""
+        return self.heads if self.equal else ()
 
     @cached_property
     def equal(self) -> bool | None:
@@ -149,10 +149,8 @@ class _Header:
     """The header of an open file, and the place reached in it."""
 
     def __init__(self, path: Path, file: BufferedReader[FileIO]) -> None:
-        self.path, self.file = path, file
-        self.size = os.fstat(file.fileno()).st_size
-        self.at = 0
-        self.texts = 0  # passed so far, in all arrays
+        self.path, self.file, self.size = path, file, os.fstat(file.fileno()).st_size
+        self.at = self.texts = 0  # bytes read; texts passed so far, in all arrays
 
     def read(self) -> GgufFacts:
         if self.size < 24 or self.take(4, "the magic") != b"GGUF":
@@ -168,8 +166,7 @@ class _Header:
         if count > MOST_TENSORS or keys > MOST_KEYS or 24 * count + 13 * keys > self.size - self.at:
             raise self.wrong(f"it claims {count:,} tensors and {keys:,} keys in {self.size:,} bytes")
 
-        metadata: dict[str, Value] = {}
-        arrays: dict[str, int] = {}
+        metadata, arrays = dict[str, Value](), dict[str, int]()
         for _ in range(keys):
             key = self.name("a key")
             if key in metadata or key in arrays:
@@ -182,7 +179,7 @@ class _Header:
                 length = self.number("<Q", what)
                 self.need(length, what)
                 metadata[key] = self.take(min(length, KEPT_TEXT), what).decode("utf-8", "replace")
-                self.skip(length - min(length, KEPT_TEXT), what)
+                self.skip(max(0, length - KEPT_TEXT), what)
             elif kind in _SCALARS:
                 metadata[key] = self.number(_SCALARS[kind], short(key))
             else:

@@ -11,10 +11,8 @@ from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.claims import count, ends_with, first_count, module_of, usual
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, is_id
-from tiewise.checkpoint.roles import MODALITY, NGRAM, PER_LAYER, rows_said
+from tiewise.checkpoint.roles import NGRAM, PER_LAYER, modality_config, rows_said
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule, shown
-from tiewise.checkpoint.rules_gguf import GgufFacts
-from tiewise.checkpoint.rules_onnx import OnnxFacts
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
 
@@ -24,7 +22,7 @@ _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
 
 
 @rule("B001", "fatal", "every file can be read, and every header describes exactly its file", kind="any")
-def unreadable(facts: Facts | AdapterFacts | GgufFacts | OnnxFacts) -> Told:
+def unreadable(facts: Any) -> Told:
     """A safetensors file is a length, a header and tensors that lie one behind the other up to the last byte. A file
     that was cut short by a full disk or a broken download, or that a tool wrote wrongly, breaks one of these. Loaders
     then fail late, or read a tensor's bytes from the wrong place. Config, generation config and tokenizer files must be
@@ -36,13 +34,13 @@ def unreadable(facts: Facts | AdapterFacts | GgufFacts | OnnxFacts) -> Told:
         yield from ((fault.file, fault.what, fault.fix) for fault in facts.faults)
     if not isinstance(facts, Facts):
         return
-    folder, tokenizer, generation = facts.folder, facts.tokenizer, facts.generation
+    folder, tokenizer = facts.folder, facts.tokenizer
     for fault in folder.faults:
         if fault.file != INDEX and folder.has(fault.file):
             yield short(fault.file), _plain(fault, folder), fault.fix
-    beside = (*(tokenizer.faults if tokenizer is not None else ()), generation)
-    for fault in (one for one in beside if isinstance(one, Fault)):
-        yield Said(fault.file, _plain(fault, folder), fault.fix, severity="warning")
+    for one in (*(tokenizer.faults if tokenizer is not None else ()), facts.generation):
+        if isinstance(one, Fault):
+            yield Said(one.file, _plain(one, folder), one.fix, severity="warning")
     if folder.pickles and not folder.headers and not folder.faults:
         what = f"its weights are only in {names(folder.pickles)}, which unpickling would execute: they are not opened"
         fix = "load it in a sandbox that you trust and save it as safetensors; then check that"
@@ -72,7 +70,7 @@ def index_and_shards(facts: Facts) -> Told:
             yield INDEX, _plain(fault, folder), fault.fix
         elif not folder.has(fault.file) and weight_map is not None:
             lacking = mapped[fault.file]
-            tensors = "1 tensor" if len(lacking) == 1 else f"{len(lacking):,} tensors"
+            tensors = f"{len(lacking):,} tensor{'s' * (len(lacking) > 1)}"
             what = f"the index maps {tensors} to it ({names(lacking)}), and it is not there"
             yield short(fault.file), what, "download the missing file"
     if weight_map is None:
@@ -144,10 +142,9 @@ def name_in_two_shards(facts: Facts) -> Told:
         kept = facts.folder.tensors[copy.name]
         equal = facts.same(copy, kept) if facts.scan else None
         how = {True: "equal", False: "different", None: "not compared"}[equal]
-        where = f"{short(copy.path.name)}: {short(copy.name)}"
         what = f"{short(copy.name)} also lies in {short(kept.path.name)}, which is the one loaders should take; {how}"
         fix = facts.command("repair") if equal else "find out which one is meant, and write the shards again"
-        yield where, what, fix, bool(equal)
+        yield f"{short(copy.path.name)}: {short(copy.name)}", what, fix, bool(equal)
 
 
 @rule("B017", "error", "every table that a token id indexes has the rows that ids need")
@@ -163,7 +160,7 @@ def other_tables(facts: Facts) -> Told:
     Sources: transformers#45276; transformers#45335; transformers#45324; transformers modeling_gemma3n.py; mlx-lm
     models/longcat_flash_ngram.py; transformers modeling_blt.py
     """
-    main, gemma3n = facts.roles.counted, str(facts.text.model_type).startswith("gemma3n")
+    main = facts.roles.counted
     source = "take it from the checkpoint's source"
     grow = source if main is None else facts.command("resize", f"--vocab {main.rows}")
     others = [other for other in facts.roles.others if other.tensor.dtype in FLOATING]
@@ -177,28 +174,26 @@ def other_tables(facts: Facts) -> Told:
             yield where, what, grow if other.by_id else back
         if not other.by_id or main is None or table.rows == main.rows:
             continue
-        # Gemma 3n reads its first row for all further ids; more rows than ids are padding
-        if other.role == PER_LAYER and (gemma3n or table.rows > main.rows):
-            continue
         what = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
-        what += f": ids from {table.rows:,} on read outside it" if table.rows < main.rows else ""
-        yield where, what, grow if table.rows < main.rows else source
+        per_layer = other.role == PER_LAYER  # of which Gemma 3n reads the first row for all further ids
+        if table.rows < main.rows and not (per_layer and str(facts.text.model_type).startswith("gemma3n")):
+            yield where, f"{what}: ids from {table.rows:,} on read outside it", grow
+        elif not per_layer:  # more rows than ids are padding there
+            yield where, what, source
     config = facts.levels.get(facts.text.level, {})
     wide = count(config.get("vocab_size_per_layer_input")) and count(config.get("hidden_size_per_layer_input"))
     if wide and main is not None and facts.complete and all(other.role != PER_LAYER for other in facts.roles.others):
         key = dotted(facts.text.level, "hidden_size_per_layer_input")
         yield key, f"it is {wide:,}, and no per-layer table is stored: one is drawn at random", source
     offsets: dict[int, Stored] = {}  # by first id; the last modality takes all ids that follow
-    for other in (other for other in others if other.role == MODALITY):
-        level = facts.config.get(f"{other.module.rpartition('.')[0].rpartition('embed_')[2]}_config")
-        offset = count(level.get("vocab_offset")) if isinstance(level, Mapping) else None
+    for other in others:
+        offset = count(modality_config(other, facts.config).get("vocab_offset"))
         offsets |= {offset: other.tensor} if offset is not None else {}
     if offsets and main is not None and main.rows > (end := max(offsets) + offsets[max(offsets)].rows):
         last = offsets[max(offsets)]
-        what = (
-            f"ids from {max(offsets):,} on are looked up in {describe(last)}: those from {end:,} to {main.rows - 1:,}"
-        )
-        yield short(last.name), f"{what} read outside it", "bring the vocabulary back to its size, and use unused ids"
+        what = f"ids from {max(offsets):,} on are looked up in {describe(last)}"
+        what += f": those from {end:,} to {main.rows - 1:,} read outside it"
+        yield short(last.name), what, "bring the vocabulary back to its size, and use unused ids"
 
 
 @rule("B030", "fatal", "both tables have the shapes that the model needs")
@@ -213,8 +208,7 @@ def table_shapes(facts: Facts) -> Told:
     if len({end.rows for end in ends}) == 2:
         table, head = ends
         # two sizes are meant where the config names both, as for Marian with `decoder_vocab_size`
-        meant = SPEC in facts.config or {table.rows, head.rows} <= facts.vocabularies
-        if facts.tied is True or not meant:
+        if facts.tied is True or not (SPEC in facts.config or {table.rows, head.rows} <= facts.vocabularies):
             what = f"{describe(table)} and {describe(head)} count different tokens"
             yield short(head.name), what, facts.command("resize", f"--vocab {max(table.rows, head.rows)}")
     if facts.text.hidden_size is None:
@@ -227,9 +221,8 @@ def table_shapes(facts: Facts) -> Told:
 
 def _room(facts: Facts) -> int | None:
     """Ids that have a row: those of the input table, and of the extra table of Idefics; None where none are counted."""
-    extra = [count(level.get("additional_vocab_size")) for level in facts.levels.values()]
-    more = max((number for number in extra if number is not None), default=0)
-    return None if facts.roles.counted is None else facts.roles.counted.rows + more
+    extra = (count(level.get("additional_vocab_size")) or 0 for level in facts.levels.values())
+    return None if facts.roles.counted is None else facts.roles.counted.rows + max(extra, default=0)
 
 
 @rule("B031", "fatal", "every id of the tokenizer has a row")
@@ -245,8 +238,7 @@ def ids_without_row(facts: Facts) -> Told:
     tokenizer, room = facts.tokenizer, _room(facts)
     if tokenizer is None or room is None or tokenizer.max_id < room:
         return
-    over = sorted(number for number in tokenizer.added if number >= room)
-    base = tokenizer.base_max >= room
+    over, base = sorted(number for number in tokenizer.added if number >= room), tokenizer.base_max >= room
     listed = names([f"{number} {tokenizer.added[number]!r}" for number in over])
     how = f"its vocabulary reaches id {tokenizer.base_max:,}" if base else f"{len(over):,} added tokens: {listed}"
     what = f"the tokenizer ({', '.join(tokenizer.files)}) gives ids up to {tokenizer.max_id:,}"
@@ -309,17 +301,13 @@ def special_ids_outside(facts: Facts) -> Told:
     if not rows:
         return
     room = max(*rows, *facts.vocabularies, _room(facts) or 0)
-    levels: dict[str, Mapping[str, Any]] = {"": facts.config}
-    levels |= {short(facts.text.level): facts.levels.get(facts.text.level, {})}
-    if isinstance(facts.generation, Mapping):
-        levels |= {"generation_config.json": facts.generation}
+    levels = {"": facts.config, short(facts.text.level): facts.levels.get(facts.text.level, {})}
+    levels |= {"generation_config.json": facts.generation} if isinstance(facts.generation, Mapping) else {}
     for level, record in levels.items():
         for name in ("bos", "eos", "pad", "unk", "decoder_start"):
-            key = f"{level}.{name}_token_id" if level else f"{name}_token_id"
-            value = record.get(f"{name}_token_id")
+            key, value = dotted(level, f"{name}_token_id"), record.get(f"{name}_token_id")
             ids = [number for number in (value if isinstance(value, list) else [value]) if number is not None]
-            bad = [number for number in ids if not is_id(number) or number >= room]
-            if bad:
+            if bad := [number for number in ids if not is_id(number) or number >= room]:
                 listed = ", ".join(f"{number:,}" if is_id(number) else shown(number) for number in bad[:4])
                 what = f"{key} is {listed}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
                 yield key, what, f"{CONFIG_FIX}: {key}"
@@ -348,8 +336,7 @@ def head_biases(facts: Facts) -> Told:
             what = f"{short(source)} is stored alone, and an untied model of this class starts {short(target)} anew"
             yield Said(short(target), what, f"store it as {short(target)} too", severity="error")
     classes = facts.config.get("architectures")
-    named = classes if isinstance(classes, list) else []
-    generates = any(isinstance(name, str) and name.endswith("ForCausalLM") for name in named)
+    generates = any(str(name).endswith("ForCausalLM") for name in (classes if isinstance(classes, list) else []))
     rows = {table.rows for table in roles.tables} | facts.vocabularies
     # beside these, vectors under a name of the head's bias, whatever their length
     ends = {*usual().biases, *([f"{module_of(roles.output_name)[0]}.bias"] if roles.output_name is not None else [])}

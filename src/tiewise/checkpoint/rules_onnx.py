@@ -91,17 +91,6 @@ class OnnxFacts:
         taken = [name for node in self.nodes if node.operator in PRODUCTS for name in node.inputs[:2]]
         return tuple(dict.fromkeys(one for one in self.matrices(taken) if rows in (one.shape[0], one.shape[-1])))
 
-    @property
-    def ends(self) -> list[tuple[str, Stored | None]]:
-        """What is stored at the two ends, by role."""
-        first = ("both" if self.table in self.heads else "input", self.table)
-        return [first, *(("output", head) for head in self.heads if head is not self.table)]
-
-    @property
-    def spare(self) -> int:
-        """Bytes of the table's copies."""
-        return sum(copy.nbytes for copy in self.copies)
-
     @cached_property
     def copies(self) -> tuple[Stored, ...]:
         """Other initialisers that hold the table's bytes, transposed or not; empty where tables may not be read."""
@@ -128,8 +117,7 @@ class _Graph:
         self.path, self.descriptor = path, descriptor
         self.window, self.begin = b"", 0
         self.fields_left, self.text_left = MOST_FIELDS, MOST_TEXT
-        self.tensors: dict[str, Stored] = {}
-        self.filled: set[str] = set()
+        self.tensors, self.filled = dict[str, Stored](), set[str]()
 
     def read(self) -> OnnxFacts:
         waiting = self.message(0, os.fstat(self.descriptor).st_size)[7]
@@ -162,11 +150,8 @@ class _Graph:
         parts = self.message(start, end)
         shape = [length for a, b in parts[1] for length in ([a] if b < 0 else self.packed(a, b))]
         kind, name = next((a for a, _ in parts[2]), 0), "".join(self.text(*at) for at in parts[8])
-        entries: dict[str, str] = {}  # of data that lies elsewhere: location, offset, length
-        for at in parts[13]:
-            entry = self.message(*at)
-            key, value = ("".join(self.text(*text) for text in entry[n]) for n in (1, 2))
-            entries[key] = value
+        pairs = (self.message(*at) for at in parts[13])  # of data that lies elsewhere: location, offset, length
+        entries = dict(["".join(self.text(*text) for text in pair[n]) for n in (1, 2)] for pair in pairs)
         data = parts[4] + parts[9] + parts[10]  # numbers as they lie in memory
         filled = data or any(parts[n] for n in (5, 6, 7, 11, 13))
         what, dtype = f"the tensor {short(name)}", TYPES.get(kind, "-")
@@ -283,13 +268,9 @@ def onnx_head(facts: OnnxFacts) -> Told:
     Sources: mobius#295; mobius#671
     """
     fix = "export it again, by an exporter that ties or from a checkpoint that stores its head (tiewise untie)"
-    filled = facts.filled.union(facts.makers, [""])
-    lacking: dict[str, str] = {}  # {name: operator that takes it}
-    for node in facts.nodes:
-        for name in node.inputs:
-            asked = name in facts.inputs and "lm_head" in name  # of whoever runs the model
-            if asked or name not in filled:
-                lacking[name] = node.operator
+    asked = {name for name in facts.inputs if "lm_head" in name}  # of whoever runs the model
+    filled = facts.filled.union(facts.makers, [""]) - asked
+    lacking = {name: node.operator for node in facts.nodes for name in node.inputs if name not in filled}
     for name, operator in lacking.items():
         yield short(name), f"{short(operator)} takes {short(name)}, of which the file has no data", fix
     if facts.table is not None and not facts.heads and not lacking:

@@ -22,17 +22,16 @@ def no_input(facts: Facts) -> Told:
     Sources: OpenRLHF#1316; tinker-cookbook#593; sglang#16215
     """
     text, roles = facts.text, facts.roles
-    if roles.input is not None and roles.read_input is None:
-        name, wanted = roles.input.name, roles.unread[roles.input.name]
-        lost = facts.tied is not True or roles.read_output is None
-        how = "the table is drawn at random" if lost else "the head takes its place"
-        what = f"{short(name)} is not a name that its class is loaded from, which looks for {wanted}: {how}"
-        fix = f"store it as {wanted}, and every tensor that is named like it likewise"
-        yield Said(wanted, what, fix, severity="fatal" if lost else "error")
-    for table in facts.half_read:
+    for table in facts.half_read if roles.input is None or roles.read_input is not None else [roles.input]:
         wanted = roles.unread[table.name]
         what = f"{short(table.name)} is not a name that its class is loaded from, which looks for {wanted}"
-        yield Said(wanted, what, f"store it as {wanted}", severity="error")
+        if roles.read_input is not None:
+            yield Said(wanted, what, f"store it as {wanted}", severity="error")
+            continue
+        lost = facts.tied is not True or roles.read_output is None
+        what += ": the table is drawn at random" if lost else ": the head takes its place"
+        fix = f"store it as {wanted}, and every tensor that is named like it likewise"
+        yield Said(wanted, what, fix, severity="fatal" if lost else "error")
     for target, source in facts.fresh:
         if not target.endswith("bias"):
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
@@ -69,9 +68,8 @@ def no_output(facts: Facts) -> Told:
     like = [tensor.name for tensor in facts.unplaced]
     if not claims.known and (like or facts.quantised):
         return  # its own code may know them
-    deciding = claims.deciding
-    how = "false" if deciding.written is False else "absent, which this class reads as false"
-    why = "this class never ties" if claims.fixed is False else f"{dotted(deciding.level)} is {how}"
+    how = "false" if claims.deciding.written is False else "absent, which this class reads as false"
+    why = "this class never ties" if claims.fixed is False else f"{dotted(claims.deciding.level)} is {how}"
     what = f"{why}, and no output head is stored: transformers draws it at random"
     if roles.output is not None:
         wanted = roles.unread[roles.output.name]
@@ -80,10 +78,8 @@ def no_output(facts: Facts) -> Told:
         return
     what += f"; one of these may be it: {names(like)}" if like else ""
     fix = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
-    below = [claim for claim in claims.levels if claim.written is True and claims.fixed is None]
-    if below:
-        what += f"; {dotted(below[0].level)} is true"
-        fix = facts.command("repair")
+    if below := [claim for claim in claims.levels if claim.written is True and claims.fixed is None]:
+        what, fix = f"{what}; {dotted(below[0].level)} is true", facts.command("repair")
     yield roles.output_name or "output head", what, fix, bool(below)
 
 
@@ -189,8 +185,7 @@ def only_head_stored(facts: Facts) -> Told:
     plain = roles.input_name is not None and not roles.output_end.quantised
     safe = plain and facts.claims.tied is True and not facts.claims.t5_like
     fix = f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
-    fix = facts.command("repair") if safe else fix
-    yield short(roles.output.name), what, fix, safe
+    yield short(roles.output.name), what, facts.command("repair") if safe else fix, safe
 
 
 def _speaking(facts: Facts) -> list[Claim]:
@@ -225,10 +220,9 @@ def flag_absent(facts: Facts) -> Told:
     if any(claim.written is not None or claim.malformed is not None for claim in speaking):
         return
     stored = "no head of its own is stored" if roles.output is None else "a head is stored"
-    default = facts.claims.tied
+    default, kind = facts.claims.tied, facts.config.get("model_type")
     meant = "whose default is not known here" if default is None else f"whose class takes {said(default)}"
     harmless = (default is True and roles.output is None) or facts.claims.fixed is not None
-    kind = facts.config.get("model_type")
     family = short(kind) if isinstance(kind, str) else "an unknown family"
     what = f"{FLAG} is absent in a config of {family}, {meant}, and {stored}; loaders' defaults differ"
     yield Said(FLAG, what, *_mend(facts), severity="info" if harmless else "warning")
@@ -247,13 +241,9 @@ def levels_disagree(facts: Facts) -> Told:
     if len({claim.written for claim in written}) < 2:
         return
     listed = ", ".join(f"{dotted(claim.level)} = {said(claim.written)}" for claim in written)
-    tensors = {
-        True: "the tensors say tied",
-        False: "the tensors say untied",
-        None: "the tensors were not compared or do not tell",
-    }[facts.truth]
+    tell = {True: "say tied", False: "say untied", None: "were not compared or do not tell"}[facts.truth]
     wrong = next((claim for claim in written if claim.written is not facts.truth), written[-1])
-    yield dotted(wrong.level), f"{listed}; {tensors}", *_mend(facts)
+    yield dotted(wrong.level), f"{listed}; the tensors {tell}", *_mend(facts)
 
 
 @rule("B022", "error", "a T5-like model has one input table, and its flag is not taken for a switch")
@@ -275,8 +265,8 @@ def t5_ends(facts: Facts) -> Told:
         fix = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
         yield FLAG, what, fix
     for other in roles.inputs[1:] if facts.claims.tied is not False else ():
-        if roles.input is not None and (alike := facts.compare(roles.input, other)) is not None and alike.differing:
-            both = f"{short(roles.input.name)} and {short(other.name)}"
+        if (alike := facts.compare(roles.inputs[0], other)) is not None and alike.differing:
+            both = f"{short(roles.inputs[0].name)} and {short(other.name)}"
             fix = "find out which one was trained, and store that one alone"
             yield short(other.name), f"{both} are one table in this family: {difference(alike)}", fix
 
@@ -290,12 +280,10 @@ def boundary_numbers(facts: Facts) -> Told:
     What to do: nothing here; tiewise's verbs keep these numbers, and refuse what would change the function.
     Sources: transformers: configs of Granite, Cohere, Gemma, OPT, ALBERT, T5
     """
-    scalars = facts.roles.scalars
-    if scalars:
+    if scalars := facts.roles.scalars:
         listed = names([f"{short(key)} = {value:g}" for key, value in scalars.items()])
-        what = f"the model scales or caps at the boundary: {listed}"
         fix = "none needed; tie, untie and factor keep them, and other tools should"
-        yield short(next(iter(scalars))), what, fix
+        yield short(next(iter(scalars))), f"the model scales or caps at the boundary: {listed}", fix
 
 
 @rule(
@@ -355,8 +343,7 @@ def loaders_disagree(facts: Facts) -> Told:
     note = facts.is_own or mended.issuperset(outcome.loader for outcome in silent)  # another version of each is right
     listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
     what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
-    fix = "repair the other findings, or load it with the rest"
-    if len(wrong) == len(outcomes):
-        fix = f"repair the other findings; {wrong[0].loader} {wrong[0].versions}: {wrong[0].sentence}"
+    rest = f"; {wrong[0].loader} {wrong[0].versions}: {wrong[0].sentence}" if len(wrong) == len(outcomes) else ""
+    fix = f"repair the other findings{rest or ', or load it with the rest'}"
     fix = f"export it dense: {facts.command('densify')}" if facts.is_own else fix
     yield Said(facts.path.name, what, fix, severity="error" if lost else "info" if note else "warning")

@@ -144,10 +144,8 @@ def stored_twice(facts: Facts) -> Told:
         yield short(group[0].name), what, fix
 
 
-_LEFT_ALONE = (
-    *("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers", "exclude_modules", "exclude"),
-    *("skip_modules", "modules_to_exclude", "exclude_layers"),
-)
+_LEFT_ALONE = "modules_to_not_convert llm_int8_skip_modules ignore ignored_layers exclude_modules exclude skip_modules"
+_LEFT_ALONE += " modules_to_exclude exclude_layers"
 MOST_LISTED = 100_000
 _SCALE = re.compile(r"weight_\w*scale|scales|SCB|absmax")  # in the name of what packed numbers are multiplied by
 
@@ -175,7 +173,7 @@ def read_quantisation(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 
 def lists_of(section: Mapping[str, Any]) -> dict[str, list[str]]:
     """Modules that a quantisation leaves alone, by the key that lists them. Patterns stand as written, never run."""
-    lists = {key: entries for key in _LEFT_ALONE if isinstance(entries := section.get(key), list)}
+    lists = {key: entries for key in _LEFT_ALONE.split() if isinstance(entries := section.get(key), list)}
     if isinstance(dynamic := section.get("dynamic"), Mapping):  # GPTQModel: "-:pattern" leaves modules alone
         lists["dynamic"] = [key[2:] for key in dynamic if isinstance(key, str) and key.startswith("-:")]
     return {key: [one for one in entries[:MOST_LISTED] if isinstance(one, str)] for key, entries in lists.items()}
@@ -199,10 +197,9 @@ def half_quantised(facts: Facts) -> Told:
     """
     table, head = facts.roles.input_end, facts.roles.output_end
     for end in (table, head) if facts.complete else ():
-        numbers_in = next((part for part in end.parts if part in ("weight", *PACKED)), None)
-        needed = {"qweight": "scales", "weight_packed": "weight_scale"}.get(numbers_in or "", numbers_in)
-        if needed is None:
-            needed = "qweight" if "qzeros" in end.parts else "weight"
+        held = next((part for part in end.parts if part in ("weight", *PACKED)), "")
+        needed = {"qweight": "scales", "weight_packed": "weight_scale"}.get(held, held)
+        needed = needed or ("qweight" if "qzeros" in end.parts else "weight")
         if end.quantised and needed not in end.parts:
             what = f"it stores {names(end.parts)} of a quantised table, and no {needed}"
             yield short(end.module), what, "take the checkpoint from its source again"
@@ -279,10 +276,9 @@ def scale_lost(facts: Facts) -> Told:
             fix = "take the scale from the checkpoint's source" + ("" if sure else "; none if it was cast without one")
             yield Said(short(weight.name), what, fix, severity="error" if sure else "warning")
         elif scales and end is facts.roles.output_end and (fp8 or "weight_packed" in end.parts):
-            what = (
-                f"{describe(weight)} counts times {names(scales)}: an engine that packs linear layers alone drops these"
-            )
-            yield short(weight.name), what, "serve it by an engine that reads packed heads, or keep the head in 16 bits"
+            what = f"{describe(weight)} counts times {names(scales)}"
+            fix = "serve it by an engine that reads packed heads, or keep the head in 16 bits"
+            yield short(weight.name), f"{what}: an engine that packs linear layers alone drops these", fix
 
 
 @rule("B053", "warning", "a quantisation that is to come packs both ends of a tied pair, or neither")
@@ -304,11 +300,9 @@ def half_to_be_quantised(facts: Facts) -> Told:
     table_too, head_too = _packs(section, table, "Embedding"), _packs(section, head, "Linear")
     if table_too != head_too and (facts.quantise or not done):
         one, other = (short(end.module) for end in ((table, head) if table_too else (head, table)))
-        what = (
-            f"the quantisation packs {one} and leaves {other} plain, and the model is tied: one table would become two"
-        )
+        what = f"the quantisation packs {one} and leaves {other} plain, and the model is tied"
         fix = f"leave both alone or pack both; or first {facts.command('untie')}"
-        yield "--quantise" if facts.quantise else "config.json", what, fix
+        yield "--quantise" if facts.quantise else "config.json", f"{what}: one table would become two", fix
 
 
 def _packs(section: Mapping[str, Any], end: End, kind: str) -> bool:
@@ -324,10 +318,8 @@ def _packs(section: Mapping[str, Any], end: End, kind: str) -> bool:
     groups = [section, *(groups.values() if isinstance(groups, Mapping) else ())]
     targets = [group["targets"] for group in groups if isinstance(group, Mapping) and "targets" in group]
     if targets:
-        named = [
-            one for some in targets if isinstance(some, list) for one in some[:MOST_LISTED] if isinstance(one, str)
-        ]
+        lists = (some[:MOST_LISTED] for some in targets if isinstance(some, list))
+        named = [one for some in lists for one in some if isinstance(one, str)]
         return kind in named or leaves(end, named)
-    if section.get("include_input_output_embeddings") is True:
-        return True
-    return kind == "Linear" and section.get("lm_head") is True
+    both = section.get("include_input_output_embeddings") is True
+    return both or (kind == "Linear" and section.get("lm_head") is True)

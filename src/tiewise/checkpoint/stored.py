@@ -142,9 +142,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 def _placed(path: Path, name: str, entry: Any, data: int) -> Stored:
     """The tensor of an entry whose bytes are as many as its type and shape need; `data` is where offsets begin."""
-    record = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = record.get("dtype"), record.get("shape"), record.get("data_offsets")
-    fix = _AGAIN
+    fields = ("dtype", "shape", "data_offsets")
+    (dtype, shape, offsets), fix = (entry.get(key) if isinstance(entry, dict) else None for key in fields), _AGAIN
     if not isinstance(entry, dict):
         wrong = "its entry is no JSON object"
     elif not isinstance(dtype, str) or dtype not in BITS:
@@ -205,7 +204,7 @@ class Reader:
         tensor = self.tensor
         if tensor.dtype not in NUMPY:
             raise CheckpointError(f"{tensor.path}: {tensor.name} is packed ({tensor.dtype})", "dequantise it first")
-        count = max(0, (tensor.rows if stop is None else min(stop, tensor.rows)) - start)
+        count = max(0, min(tensor.rows if stop is None else stop, tensor.rows) - start)
         raw = bytearray(count * self.row_bytes)
         self.into(memoryview(raw), start * self.row_bytes)
         return np.frombuffer(raw, NUMPY[tensor.dtype]).reshape((count, *tensor.shape[1:]))

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.stored import BITS, FLOATING, NUMPY, Reader, Stored
+from tiewise.checkpoint.stored import BITS, FLOATING, NUMPY, Reader, Stored, widened
 from tiewise.core.long_work import advance
 
 IDENTICAL, SIGNS, SAME_VALUES = "identical", "zeros' signs", "same values"
@@ -52,14 +52,20 @@ class TableLikeness:
         return self.kind in (IDENTICAL, SIGNS)
 
 
+def _beside(a: Stored, b: Stored) -> Iterator[tuple[int, NDArray, NDArray]]:
+    """Yield (first row, rows of one table, the same rows of another), all in order. Advances by the bytes of `a`."""
+    with Reader(a) as one, Reader(b) as other:
+        for start, stop in one.spans():
+            yield start, one.rows(start, stop), other.rows(start, stop)
+            advance(stop * one.row_bytes)
+
+
 def same_numbers(a: Stored, b: Stored) -> bool:
     """Whether one tensor can stand for another of its type: the same bytes, but for the signs of zeros."""
     if same_bytes(a, b):
         return True
-    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATING:
-        return False
-    with Reader(a) as one, Reader(b) as other:
-        return not any(_differing(one.rows(*span), other.rows(*span)).size for span in one.spans())
+    alike = (a.dtype, a.shape) == (b.dtype, b.shape) and a.dtype in FLOATING
+    return alike and not any(_differing(x, y).size for _, x, y in _beside(a, b))
 
 
 def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray], None] = lambda block: None) -> bool:
@@ -118,22 +124,19 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
     differing = measured = 0
     error = norm = largest = 0.0
     first: list[int] = []
-    with Reader(a) as one, Reader(b) as other:
-        for start, stop in one.spans():
-            x, y = one.rows(start, stop), other.rows(start, stop)
-            left, right = (np.ascontiguousarray(values.astype(narrow, copy=False)) for values in (x, y))
-            rows = _differing(left, right)
-            nan.append(_has_nan(left))
-            differing += len(rows)
-            first += [start + int(row) for row in rows[: 8 - len(first)]]
-            rows = rows[: SAMPLED_ROWS - measured]
-            measured += len(rows)
-            x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
-            with np.errstate(invalid="ignore", over="ignore"):
-                error += float(np.square(x - y).sum())
-                norm += float(np.square(x).sum())
-                largest = max(largest, float(np.abs(x - y).max(initial=0.0)))
-            advance(stop * one.row_bytes)
+    for start, x, y in _beside(a, b):
+        left, right = (np.ascontiguousarray(values.astype(narrow, copy=False)) for values in (x, y))
+        rows = _differing(left, right)
+        nan.append(_has_nan(left))
+        differing += len(rows)
+        first += [start + int(row) for row in rows[: 8 - len(first)]]
+        rows = rows[: SAMPLED_ROWS - measured]
+        measured += len(rows)
+        x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            error += float(np.square(x - y).sum())
+            norm += float(np.square(x).sum())
+            largest = max(largest, float(np.abs(x - y).max(initial=0.0)))
     if not differing:
         return TableLikeness(SIGNS if a.dtype == b.dtype else SAME_VALUES, a.rows, nan=any(nan))
     relative = float(np.sqrt(error / norm)) if norm > 0 else float("inf")
@@ -160,18 +163,15 @@ def _differing(a: NDArray, b: NDArray) -> NDArray:
 def changed_rows(a: Stored, b: Stored) -> NDArray[np.int64]:
     """Rows of two tables of one shape that differ in a bit once both have the wider type. Advances by bytes of `a`."""
     found = [np.zeros(0, np.int64)]
-    with Reader(a) as one, Reader(b) as other:
-        for start, stop in one.spans():
-            x, y = one.wide(start, stop), other.wide(start, stop)
-            wide = np.result_type(x, y)
-            bits = [values.astype(wide, copy=False).view(f"u{wide.itemsize}") for values in (x, y)]
-            found.append(start + np.flatnonzero((bits[0] != bits[1]).any(axis=1)))
-            advance(stop * one.row_bytes)
+    for start, *both in _beside(a, b):
+        x, y = map(widened, both)
+        wide = np.result_type(x, y)
+        bits = [values.astype(wide, copy=False).view(f"u{wide.itemsize}") for values in (x, y)]
+        found.append(start + np.flatnonzero((bits[0] != bits[1]).any(axis=1)))
     return np.concatenate(found)
 
 
-LARGE = 2**20  # smaller tensors are not looked at for duplicates: norms and biases are often equal
-_SAMPLE = 2**16
+LARGE, _SAMPLE = 2**20, 2**16  # smaller tensors are not looked at for duplicates: norms and biases are often equal
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def scan_rows(table: Stored) -> RowScan:
     with Reader(table) as reader:
         for start, stop in reader.spans():
             rows = reader.rows(start, stop)
-            wide = rows.astype(np.float64 if rows.dtype == np.float64 else np.float32)
+            wide = widened(rows)
             with np.errstate(all="ignore"):
                 # each row is scaled by its largest element, so that no square over- or underflows
                 largest = np.abs(wide).max(axis=1, initial=0.0)

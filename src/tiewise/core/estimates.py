@@ -27,10 +27,7 @@ class Estimate:
 
 
 def mean_interval(values: ArrayLike) -> Estimate:
-    """Mean of independent values with Student's interval, mean ± t·s/√n; nan for what too few values do not give.
-
-    One value has a mean and no interval; no values, or values that are not finite, have neither.
-    """
+    """Mean of independent values with Student's interval, mean ± t·s/√n; nan for what too few values do not give."""
     found = np.asarray(values, np.float64)
     n = len(found)
     if not n or not np.isfinite(found).all():
@@ -46,10 +43,7 @@ def _t(n: int) -> float:
 
 
 def p_value(estimate: Estimate, levels: Sequence[float]) -> float:
-    """Two-sided p, from the distribution of its interval, that what was estimated lies within the range of `levels`.
-
-    For symmetric intervals of Student's t with rows − 1 degrees of freedom, as `mean_interval` gives; nan without one.
-    """
+    """Two-sided p that what `mean_interval` estimated lies within the range of `levels`; nan without an interval."""
     half = (estimate.high - estimate.low) / 2
     away = max(min(levels) - estimate.value, estimate.value - max(levels), 0.0)
     if not math.isfinite(half + away):

@@ -79,13 +79,10 @@ class _Heard:
 
 
 def listen_for_ctrl_c() -> None:
-    """Remember Ctrl-C from now on, in this process; a press that a finalizer swallows is not printed.
-
-    A process that was started to ignore it, as a shell starts what runs in the background, goes on ignoring it.
-    """
+    """Remember Ctrl-C from now on, unless this process was started to ignore it, as shells do in the background."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, raise_at_ctrl_c)
-        sys.unraisablehook = _unraisable
+        sys.unraisablehook = _unraisable  # a press that a finalizer swallows is not printed
 
 
 def raise_at_ctrl_c(number: int, frame: FrameType | None) -> None:

@@ -50,12 +50,9 @@ class TreeTables:
         return len(self.leaves) == 1
 
     def __str__(self) -> str:
-        names = ", ".join(map(str, self.leaves))
-        of = f"of {count(self.vocab)} tokens"
-        if self.one:
-            return f"1 table {of}: {names}"
-        if not self.leaves:
-            return f"no table {of}"
+        names, of = ", ".join(map(str, self.leaves)), f"of {count(self.vocab)} tokens"
+        if len(self.leaves) < 2:
+            return f"1 table {of}: {names}" if self.one else f"no table {of}"
         pairs = len(self.leaves) * (len(self.leaves) - 1) // 2
         same = "equal now, but free to move apart" if len(self.equal) == pairs else "not equal"
         same = f"{len(self.equal)} of {pairs} pairs equal" if 0 < len(self.equal) < pairs else same
@@ -97,10 +94,8 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
     found, given = [], jnp.asarray(ids).dtype
     if not jnp.issubdtype(given, jnp.integer):
         exact = 2 ** (jnp.finfo(given).nmant + 1)
-        found.append(
-            f"token ids are {given}: indexing refuses them, and beyond {count(exact)} two tokens are "
-            "one number; keep ids in an integer type"
-        )
+        what = f"token ids are {given}: indexing refuses them, and beyond {count(exact)} two tokens are one number"
+        found.append(f"{what}; keep ids in an integer type")
     ids = jnp.asarray(ids).astype(jnp.int32)
     tables = find_tied(params, vocab)
     if len(tables.leaves) > 1:

@@ -113,8 +113,7 @@ class PureBoundary:
             fix = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
             raise SpecError(f"{self.spec}: vectors {rows.shape} do not fit the table {table.shape}", fix)
         keeps = jnp.isnan(rows)
-        if self.spec.pad is not None:
-            keeps = keeps.at[self.spec.pad].set(True)
+        keeps = keeps if self.spec.pad is None else keeps.at[self.spec.pad].set(True)
         return {**params, "table_in": jnp.where(keeps, table, rows.astype(table.dtype))}
 
     def predicted_nll(self) -> float:
@@ -199,10 +198,8 @@ class PureBoundary:
 
     def _entered(self, params: Params) -> Array:
         """Return the output table, guarded where its padding row must get no gradient."""
-        table = self._table(params, "table_in" if self.tied else "table_out")
-        if self.spec.pad is None:
-            return table
-        return enter(table, jnp.zeros(0, jnp.int32), stopped=self.spec.pad)[1]
+        table, pad = self._table(params, "table_in" if self.tied else "table_out"), self.spec.pad
+        return table if pad is None else enter(table, jnp.zeros(0, jnp.int32), stopped=pad)[1]
 
     def _output_rows(self, table: Array) -> Array:
         """[V_out, E]: the output tokens' rows, in their order."""
@@ -212,8 +209,8 @@ class PureBoundary:
     def _features(self, params: Params, hidden: Array) -> Array:
         """[.., D] -> [.., E], through the map before the head; hidden states themselves where there is none."""
         if hidden.shape[-1] != self.width:
-            fix = f"give hidden states [.., {self.width}]"
-            raise SpecError(f"hidden states {hidden.shape} meet a boundary of width {self.width}", fix)
+            what = f"hidden states {hidden.shape} meet a boundary of width {self.width}"
+            raise SpecError(what, f"give hidden states [.., {self.width}]")
         if "out_map.weight" in params:
             mapped = hidden @ params["out_map.weight"].T
             return mapped + params["out_map.bias"] if "out_map.bias" in params else mapped

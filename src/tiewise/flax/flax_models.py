@@ -63,9 +63,8 @@ class LanguageModel(nnx.Module):
         Raises:
             CheckpointError: one is missing, unknown or of another shape.
         """
-        given = dict(params)
-        if self.boundary.pure.tied:
-            given.pop(f"{self.head}.weight", None)
+        spare = f"{self.head}.weight" if self.boundary.pure.tied else ""
+        given = {name: value for name, value in params.items() if name != spare}
         shapes = {name: value.shape for name, value in self.named().items()}
         leaves = map(jnp.asarray, exactly(given, shapes, "the checkpoint", "build the same model").values())
         nnx.update(self, jax.tree.unflatten(jax.tree.structure(nnx.state(self, nnx.Param)), leaves))
@@ -74,8 +73,8 @@ class LanguageModel(nnx.Module):
         part, _, rest = name.partition(".")
         if part != "boundary":
             return f"{self.within}.{name}"
-        own = {"table_in": f"{self.lookup}.weight", "table_out": f"{self.head}.weight", "bias": f"{self.head}.bias"}
-        return own.get(rest) or f"{self.lookup if rest.startswith('in_map') else self.head}.{rest}"
+        end = self.lookup if rest.startswith(("table_in", "in_map")) else self.head
+        return f"{end}.weight" if rest.startswith("table") else f"{end}.{rest}"
 
 
 class FlaxDecoder(LanguageModel):

@@ -69,8 +69,7 @@ def _enter_forward(stopped: int | None, alpha: float, table: Array, ids: Array, 
 
 
 def _enter_backward(stopped: int | None, alpha: float, kept: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:
-    ids, wanted = kept
-    row_grad, table_grad = gradients
+    (ids, wanted), (row_grad, table_grad) = kept, gradients
     ids, rows = ids.reshape(-1), row_grad.reshape(-1, table_grad.shape[1])
     rows = rows if alpha == 1.0 else rows * alpha
     if stopped is not None:

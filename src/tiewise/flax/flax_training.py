@@ -116,9 +116,8 @@ class Fitting:
 
     def arrays(self) -> dict[str, Any]:
         """Return name → array of parameters, the optimizer's state and the steps since the last point."""
-        window = np.reshape(np.array(self._window, np.float32), (-1, 4))
         held = {f"{head}.{name}": x for head, part in self._parts() for name, x in flat(nnx.state(part)).items()}
-        return {**held, "window": window}
+        return {**held, "window": np.reshape(np.array(self._window, np.float32), (-1, 4))}
 
     def record(self) -> dict[str, Any]:
         """Return the numbers beside the arrays, for JSON."""
@@ -132,8 +131,8 @@ class Fitting:
         """
         own, given = ({name: x.shape for name, x in a.items() if name != "window"} for a in (self.arrays(), arrays))
         if own != given:
-            fix = "use the versions that wrote it, or remove it to start again"
-            raise CheckpointError(f"{where} is of another model or optimizer", fix)
+            what = f"{where} is of another model or optimizer"
+            raise CheckpointError(what, "use the versions that wrote it, or remove it to start again")
         self._window = list(np.asarray(arrays["window"]))
         self.step, self.seconds, self.timed = record["step"], record["seconds"], record["timed"]
         for head, part in self._parts():

@@ -35,8 +35,7 @@ from torch import Tensor
 
 from tiewise.core.backends import LossOptions, check_loss, chunk_rows
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.fast_products import own_products, product_choice
-from tiewise.ops.kernels import kernels, processor
+from tiewise.ops.fast_products import kernels, own_products, processor, product_choice
 from tiewise.ops.vocabulary_shard import VocabularyShard
 
 CACHED = 131_072  # logits of a thread's rows that are worked on at a time: half a megabyte

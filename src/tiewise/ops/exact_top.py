@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.kernels import kernels
+from tiewise.ops.fast_products import kernels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # fp64 holds the product of any two of their numbers
 DIGIT = 127  # largest int8 that has its negative

@@ -209,13 +209,7 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
         torch.add(top, rest, out=lse)
         for one in found[:3] if at is not None else ():
             one.masked_fill_(targets == o.ignore_index, 0)
-    return (
-        log_prob if at is not None else log_prob.new_empty(0),
-        lse,
-        spread if entropy else lse.new_empty(0),
-        top,
-        rest,
-    )
+    return log_prob if at is not None else lse.new_empty(0), lse, spread if entropy else lse.new_empty(0), top, rest
 
 
 @torch.library.custom_op(
@@ -263,9 +257,8 @@ def _slopes(*arguments: Any) -> Any:
                 if bend is not None:
                     z.mul_(bend)
             into_gradients(found, part, logits, size[part], h, weight, o.scale)
-    return tuple(
-        features.new_empty(0) if got is None else got.to(x.dtype) for x, got in zip(inputs, found, strict=True)
-    )
+    pairs = zip(inputs, found, strict=True)
+    return tuple(features.new_empty(0) if got is None else got.to(x.dtype) for x, got in pairs)
 
 
 def _options(how: Any) -> LossOptions:
@@ -302,11 +295,8 @@ def _(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, 
 
 @_slopes.register_fake
 def _(*arguments: Any) -> Any:
-    features = arguments[0]
-    return tuple(
-        x.new_empty(x.shape) if want else features.new_empty(0)
-        for x, want in zip(arguments[:3], arguments[10], strict=True)
-    )
+    pairs = zip(arguments[:3], arguments[10], strict=True)
+    return tuple(x.new_empty(x.shape) if want else arguments[0].new_empty(0) for x, want in pairs)
 
 
 def _remember(ctx: Any, inputs: Any, output: Any) -> None:

@@ -166,10 +166,7 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
 
 
 def gather(record: PathRecord, shard: VocabularyShard | None = None, *, group: Any = None) -> PathRecord:
-    """Average the lookup path's rows over all processes of a group (None: the default one), as DDP averages gradients.
-
-    With a `shard`, only its rows, by their places in it.
-    """
+    """Average the lookup path's rows over the processes of a group, as DDP averages gradients; of a `shard` its own."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1):
         return record
     parts: list[Any] = [None] * dist.get_world_size(group)

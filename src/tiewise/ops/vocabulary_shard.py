@@ -24,6 +24,7 @@ features go back, each to the rank whose tokens they are of; the gradient of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from torch import Tensor
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 
+Map = Callable[[Tensor], Tensor]
 LOWEST = -1e30  # stands for the lse of nothing, −inf: two of these have a difference
 
 
@@ -136,9 +138,8 @@ class VocabularyShard:
     def softmax(self, z: Tensor, words: Tensor, spread: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Softmax over all ranks of the logits z [n, V_r], in place, for the targets `words` [n].
 
-        Returns:
-            its part [n, V_r]; and over the whole vocabulary the nll of the targets (inf where a logit is −inf), lse,
-            and the sum of `spread` (None without), each [n]. What it says of an ignored target means nothing.
+        Return its part [n, V_r]; and over the whole vocabulary the nll of the targets (inf where a logit is −inf), lse,
+        and the sum of `spread` (None without), each [n]. What it says of an ignored target means nothing.
         """
         column, here = self.columns(words)
         top = z.amax(1) if z.shape[1] else z.new_full(z.shape[:1], LOWEST)
@@ -158,70 +159,51 @@ def beyond(lse: Tensor, one: Tensor) -> Tensor:
     return (lse - one).logsumexp(0)
 
 
+class _Mapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Map, back: Map) -> Tensor:
+        ctx.back, found = back, there(x)
+        if found is x:
+            ctx.mark_dirty(x)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(upstream), None, None
+
+
+def mapped(x: Tensor, there: Map, back: Map) -> Tensor:
+    """there(x), whose gradient is `back` of the one that comes; x itself where `there` works in place."""
+    return _Mapped.apply(x, there, back)
+
+
 def brought(x: Tensor, shard: VocabularyShard, room: int | None) -> Tensor:
     """Everyone's x, to meet the rows here; its gradient is the sum of what the ranks find, of x [n, ...]."""
-    return _Brought.apply(x, shard, room)
+    n = len(x)
+
+    def back(upstream: Tensor) -> Tensor:
+        own = upstream.clone(memory_format=torch.contiguous_format) if room is None else upstream
+        return shard.summed_part(own, room, n)
+
+    return mapped(x, lambda x: shard.everyone(x.view_as(x), room), back)
 
 
 def returned(x: Tensor, shard: VocabularyShard, room: int | None = None, n: int = 0) -> Tensor:
     """Sum over ranks of everyone's x, of the n tokens here; in place without room, of an x that nobody else needs."""
-    return _Returned.apply(x, shard, room, n)
+    return mapped(x, lambda x: shard.summed_part(x, room, n), lambda upstream: shard.everyone(upstream, room))
 
 
 def gathered(x: Tensor, shard: VocabularyShard) -> Tensor:
     """[W, ...] of every rank's x [...]; what is upstream is the same on all ranks, or of tokens of their own."""
-    return _Gathered.apply(x, shard)
+    return mapped(x, shard.gather, lambda up: shard.scatter(up) if shard.own_tokens else up[shard.rank])
 
 
 def exchanged(x: Tensor, shard: VocabularyShard) -> Tensor:
     """[W, ...] of what every rank has for this one, of its x [W, ...] by rank."""
-    return _Exchanged.apply(x, shard.group)
 
-
-class _Brought(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: VocabularyShard, room: int | None) -> Tensor:
-        ctx.shard, ctx.room, ctx.n = shard, room, len(x)
-        return shard.everyone(x.view_as(x), room)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        own = upstream.clone(memory_format=torch.contiguous_format) if ctx.room is None else upstream
-        return ctx.shard.summed_part(own, ctx.room, ctx.n), None, None
-
-
-class _Returned(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: VocabularyShard, room: int | None, n: int) -> Tensor:
-        ctx.shard, ctx.room = shard, room
-        if room is None:
-            ctx.mark_dirty(x)
-        return shard.summed_part(x, room, n)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.shard.everyone(upstream, ctx.room), None, None, None
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: VocabularyShard) -> Tensor:
-        ctx.shard = shard
-        return shard.gather(x)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        shard: VocabularyShard = ctx.shard
-        return shard.scatter(upstream) if shard.own_tokens else upstream[shard.rank], None
-
-
-class _Exchanged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group, found = group, torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(found, x.contiguous(), group=group)
+    def exchange(x: Tensor) -> Tensor:
+        found = torch.empty_like(x, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(found, x.contiguous(), group=shard.group)
         return found
 
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return _Exchanged.apply(upstream, ctx.group), None
+    return mapped(x, exchange, exchange)

@@ -44,15 +44,12 @@ def find_held(model: nn.Module, optimizer: Any) -> HeldState:
     if not isinstance(model, nn.Module):
         raise UnsupportedError(f"a {type(model).__name__} is no model", "give a torch.nn.Module")
     model = unwrapped(model)
-    live = HeldState({}, {}, {}, None, [])
-    state = model.state_dict(keep_vars=True)
-    names: dict[int, str] = {}
+    live, names, state = HeldState({}, {}, {}, None, []), dict[int, str](), model.state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor) or value.is_meta:
             what = f"{name} is {'a tensor without values' if isinstance(value, Tensor) else type(value).__name__}"
             raise UnsupportedError(f"{what}, and only tensors are kept", "load or initialise it, or leave it out")
-        first = names.setdefault(id(value), name)
-        if first == name:
+        if (first := names.setdefault(id(value), name)) == name:
             live.tensors[f"model/{name}"] = value
         else:
             live.aliases[name] = first
@@ -67,31 +64,23 @@ def find_held(model: nn.Module, optimizer: Any) -> HeldState:
             raise RunError("the optimizer holds a parameter that the model does not have", fix)
         members = [(names[id(p)], p) for p in group["params"]]
         live.parameters.append(members)
-        live.groups.append({key: _plain(key, value) for key, value in group.items() if key != "params"})
-        live.groups[-1]["params"] = [name for name, _ in members]
+        options = {key: _plain(key, value) for key, value in group.items() if key != "params"}
+        live.groups.append(options | {"params": [name for name, _ in members]})
         for name, parameter in members:
             for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    live.tensors[f"optimizer/{key}/{name}"] = value
-                else:
-                    live.values[f"optimizer/{key}/{name}"] = _plain(key, value)
+                kept = f"optimizer/{key}/{name}"
+                live.tensors |= {kept: value} if isinstance(value, Tensor) else {}
+                live.values |= {} if isinstance(value, Tensor) else {kept: _plain(key, value)}
     return live
 
 
 def unwrapped(model: Any) -> Any:
     """Return the model within wrappers."""
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):  # of torch.compile
-            model = model._orig_mod
-        else:
-            break
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):  # the latter of torch.compile
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise UnsupportedError(
-            "FSDP1 keeps flat parameters, which no other number of processes can take",
-            "use torch.distributed.fsdp.fully_shard",
-        )
+        what = "FSDP1 keeps flat parameters, which no other number of processes can take"
+        raise UnsupportedError(what, "use torch.distributed.fsdp.fully_shard")
     return model
 
 
@@ -130,8 +119,8 @@ def built_from(model: Any) -> tuple[str | None, dict[str, Any] | None, dict[str,
         return None, None, None
     kind = next(made for made in type(model).__mro__ if not issubclass(made, FSDPModule))
     generation = getattr(model, "generation_config", None)
-    told = [json.loads(config.to_json_string()) for config in (model.config, generation) if config is not None]
-    return kind.__name__, told[0], told[1] if generation is not None else None
+    told = [None if one is None else json.loads(one.to_json_string()) for one in (model.config, generation)]
+    return kind.__name__, told[0], told[1]
 
 
 # which part of a tensor
@@ -167,8 +156,8 @@ def held(tensor: Tensor) -> Held:
 
 def _cut(runs: Runs, count: int, own: int, groups: int = 1) -> Runs:
     """Return part `own` of `count` of some indices, of each of their groups for itself."""
-    size = _length(runs)
-    width, found = math.ceil(size / groups), list[tuple[int, int]]()
+    size, found = shape_of([runs])[0], list[tuple[int, int]]()
+    width = math.ceil(size / groups)
     for start in range(0, size, max(1, width)):
         stop = min(start + width, size)
         step = math.ceil((stop - start) / count)
@@ -181,14 +170,9 @@ def _cut(runs: Runs, count: int, own: int, groups: int = 1) -> Runs:
     return tuple(found)
 
 
-def _length(runs: Runs) -> int:
-    """Return how many indices there are in runs."""
-    return sum(stop - start for start, stop in runs)
-
-
 def shape_of(part: Held) -> tuple[int, ...]:
-    """Return the shape of a part."""
-    return tuple(map(_length, part))
+    """Return the shape of a part: how many indices there are in the runs of every axis."""
+    return tuple(sum(stop - start for start, stop in runs) for runs in part)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -218,9 +202,8 @@ def make_up(shape: Sequence[int], parts: Sequence[Held]) -> bool:
     """
     if not parts or 0 in shape:
         return not parts and min(shape, default=1) == 0
-    if any(len(part) != len(shape) for part in parts):
-        return False
-    if any(len(run) != 2 or run[0] >= run[1] for part in parts for axis in part for run in axis):
+    runs = (run for part in parts for axis in part for run in axis)
+    if any(len(part) != len(shape) for part in parts) or any(len(run) != 2 or run[0] >= run[1] for run in runs):
         return False
     different = {tuple(tuple(map(tuple, axis)) for axis in part) for part in parts}
     count = 1

@@ -45,11 +45,7 @@ Told = dict[str, tuple[str, tuple[int, ...], str, Any]]  # name → type, shape,
 
 
 def save_sharded(
-    folder: str | os.PathLike[str],
-    model: nn.Module,
-    optimizer: Any = None,
-    *,
-    notes: Mapping[str, Any] | None = None,
+    folder: str | os.PathLike[str], model: nn.Module, optimizer: Any = None, *, notes: Mapping[str, Any] | None = None
 ) -> Path:
     """Save weights and optimizer state as the processes hold them; all processes call it, and `folder` is shared.
 
@@ -139,12 +135,9 @@ def _divided(everyone: Sequence[Told]) -> tuple[dict[str, WholeTensor], list[lis
         for name in sorted(first.keys() | other.keys()):
             if first.get(name, (0,))[:2] != other.get(name, (0,))[:2]:
                 what = f"processes 0 and {process} do not hold the same tensors: {short(name)}"
-                fix = "stages of a pipeline are no shards, and must be saved each for itself"
-                raise UnsupportedError(what, fix)
-    kept: dict[str, WholeTensor] = {}
-    mine: dict[str, Held] = {}
-    layouts: dict[Any, int] = {}
-    load = [0] * len(everyone)
+                raise UnsupportedError(what, "stages of a pipeline are no shards, and must be saved each for itself")
+    kept, mine = dict[str, WholeTensor](), dict[str, Held]()
+    layouts, load = dict[Any, int](), [0] * len(everyone)
     for name, (dtype, shape, placed, _) in first.items():
         holders: dict[Any, list[int]] = {}
         for process, told in enumerate(everyone):
@@ -161,9 +154,7 @@ def _divided(everyone: Sequence[Told]) -> tuple[dict[str, WholeTensor], list[lis
             what = f"{short(name)}: what the processes hold of it does not make up {tuple(shape)}"
             raise UnsupportedError(what, f"it is cut in a way that is not known here ({placed})")
         kept[name] = WholeTensor(dtype, list(shape), placed, layouts.setdefault(tuple(parts), len(layouts)))
-    made = [
-        [ShardPart(writer, [[list(run) for run in axis] for axis in part]) for writer, part in key] for key in layouts
-    ]
+    made = [[ShardPart(writer, [[*map(list, axis)] for axis in part]) for writer, part in key] for key in layouts]
     return kept, made, mine
 
 
@@ -231,11 +222,9 @@ def _require_same(saved: Saved, live: HeldState) -> None:
         if known.setdefault(other, one) != one:
             what = f"{short(name)} and {short(known[other])} were saved as one parameter, and are two in the model"
             raise CheckpointError(f"{saved.place}: {what}", "tie them before the optimizer is built")
-    for name in live.aliases:
-        if index.aliases.get(name, name) != index.aliases.get(live.aliases[name], live.aliases[name]):
-            what = (
-                f"{short(name)} and {short(live.aliases[name])} were saved as two parameters, and are one in the model"
-            )
+    for name, own in live.aliases.items():
+        if index.aliases.get(name, name) != index.aliases.get(own, own):
+            what = f"{short(name)} and {short(own)} were saved as two parameters, and are one in the model"
             raise CheckpointError(f"{saved.place}: {what}", "untie them before the optimizer is built")
     for name in sorted(here):
         tensor, kept = live.tensors[f"model/{name}"], index.tensors[saved.name_of(f"model/{name}")]
@@ -269,8 +258,7 @@ def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
 
 def _fill_optimizer(saved: Saved, live: HeldState, optimizer: Any) -> None:
     """Give every parameter the state that it was saved with, cut as the parameter is, and every group its options."""
-    index = saved.index
-    state: dict[str, dict[str, str]] = {}
+    index, state = saved.index, dict[str, dict[str, str]]()
     for name in (*index.tensors, *index.values):
         if name.startswith("optimizer/"):
             _, key, owner = name.split("/", 2)
@@ -292,7 +280,7 @@ def _fill_optimizer(saved: Saved, live: HeldState, optimizer: Any) -> None:
                 if key != "step" and shape == list(parameter.shape):
                     value = torch.empty_like(parameter, dtype=dtype)
                 else:
-                    device = torch.device("cpu") if key == "step" and on_cpu else parameter.device
+                    device = "cpu" if key == "step" and on_cpu else parameter.device
                     value = torch.empty(shape, dtype=dtype, device=device)
                 saved.fill(kept, value)
                 optimizer.state[parameter][key] = value

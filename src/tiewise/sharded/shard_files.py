@@ -169,9 +169,8 @@ class Saved:
                     block = torch.frombuffer(raw, dtype=made.dtype).view(rows, *shape[1:])
                     goal = made.view(1) if not axes else made[target + done : target + done + rows]
                     for cut in itertools.product(*axes[1:]):
-                        here = tuple(slice(to, to + n) for _, to, n in cut)
-                        there = tuple(slice(at, at + n) for at, _, n in cut)
-                        goal[(slice(None), *here)] = block[(slice(None), *there)]
+                        here = [slice(to, to + n) for _, to, n in cut]
+                        goal[(slice(None), *here)] = block[(slice(None), *(slice(at, at + n) for at, _, n in cut))]
 
 
 def sha256(path: Path) -> str:

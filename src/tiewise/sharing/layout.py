@@ -197,10 +197,7 @@ class Layout:
 
 
 def make_layout(stacks: Stacks, spec: SharingSpec) -> Layout:
-    """Decide what `stacks` share under `spec`: like with like, a sublayer of other shapes with its own kind alone.
-
-    With a rank, matrices of linear maps are shared and everything else stays each layer's own.
-    """
+    """Decide what `stacks` share under `spec`: like with like; with a rank, matrices of linear maps alone."""
     found = {}
     for stack, layers in stacks.items():
         first: dict[Any, int] = {}  # the first layer with parameters like these, in each group

@@ -32,8 +32,7 @@ from tiewise.core.files import from_record
 from tiewise.core.frequency import Bigram, asymmetric_bigrams
 from tiewise.core.long_work import heard
 from tiewise.data.corpus import PreparedText, load_prepared
-from tiewise.ops import kernels
-from tiewise.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
+from tiewise.ops.fast_products import LARGE, ProductChoice, kernels_state, product_choice, same_here
 from tiewise.planning.evidence import FREE, MADE, Expectation, expectation
 from tiewise.training.folder import (
     DATA,
@@ -178,10 +177,7 @@ def start(
 
 
 def finish(out: Path, display: Display, workers: Workers | None = None) -> Comparison:
-    """Run or finish the comparison in `out`, one run at a time or by `workers`, and write `results.json`.
-
-    Raises RunError where `out` holds none, Interrupted after Ctrl-C, with a checkpoint written.
-    """
+    """Run or finish the comparison in `out`, one run at a time or by `workers`; RunError where there is none."""
     settings, text = opened(out, single=False)
     bigrams, names = probed(text)
     steps = settings.seeds * settings.steps + (per_arm() * short_steps(settings) if settings.tune else 0)
@@ -268,10 +264,7 @@ def finish_one(out: Path, display: Display, workers: Workers | None = None) -> S
 
 
 def finish_element(out: Path, display: Display, number: int) -> SingleRun:
-    """Train or finish one run of the comparison in `out`, counted from 1, beside others that do so with other runs.
-
-    Raises RunError where there is no such run, or where another process trains it; Interrupted after Ctrl-C.
-    """
+    """Train or finish one run of the comparison in `out`, counted from 1, beside other such processes."""
     settings, text = opened(out, single=False)
     runs = all_runs(make_jobs(settings, text, out, products_of(out, display)), settings.seeds, probed(text)[1])
     if not 1 <= number <= len(runs):
@@ -376,7 +369,7 @@ def environment() -> dict[str, Any]:
         "processor": processor,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "kernels": kernels.state(full=False),
+        "kernels": kernels_state(full=False),
         "processes": ranks.size(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }

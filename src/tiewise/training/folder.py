@@ -40,10 +40,7 @@ _MADE = (SPEED, "tuning", "tuning.json", RESULTS, "report.html")  # what it make
 
 @contextmanager
 def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Within this context a folder in `out` takes `data`, `env.json` and `run.yaml`; at its end they are `out`'s run.
-
-    `out` is `locked`. Where the block raises, it is as it was before.
-    """
+    """Within this context a folder in `out` (`locked`) takes what becomes its run, unless the block raises."""
     if (out / FILE).is_file():
         if not overwrite:
             fix = "choose another --out, or add --resume to finish it, --overwrite to replace it"
@@ -157,13 +154,10 @@ def how_it_loads(run: Path) -> str:
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
-    """(newest whole checkpoint, its step) of one training run; torn ones are removed.
-
-    The Trainer writes `trainer_state.json` last, so a checkpoint where it parses is whole.
-    """
+    """(newest whole checkpoint, its step) of one training run; torn ones are removed."""
     whole: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
-        step: Any = (read_json(path / "trainer_state.json") or {}).get("global_step")
+        step: Any = (read_json(path / "trainer_state.json") or {}).get("global_step")  # which is written last
         if path.name == f"checkpoint-{step}":
             whole[step] = path
         else:
@@ -174,10 +168,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Hold `out` for as long as the context lasts; of several processes of one run the first holds it for all.
-
-    A folder that was made for the lock alone is gone afterwards, and so is the lock's file.
-    """
+    """Hold `out` within this context; a folder that was made for the lock alone goes again, and so does its file."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file", "choose another --out")
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]

@@ -50,11 +50,7 @@ _STORE = 80 << 20  # bytes that a cluster of our own keeps for objects, least th
 
 
 def on(launcher: str, jobs: int | str, out: Path, say: Callable[[str], None], settings: Settings | None) -> Workers:
-    """Return who trains the runs in `out`, `jobs` at a time; `say` takes lines about it, `settings` are theirs if new.
-
-    Raises RunError for a launcher that there is not, that cannot be had here, or not for these settings; nothing is
-    started yet.
-    """
+    """Return who trains the runs in `out`, `jobs` at a time; RunError where `settings` or this machine cannot."""
     if launcher not in LAUNCHERS:
         raise RunError(f"no launcher {launcher!r}", f"choose one of {', '.join(LAUNCHERS)}")
     if launcher != LOCAL and ranks.size() > 1:
@@ -246,11 +242,7 @@ class Script:
 
 
 def written(launcher: str, out: Path, runs: Sequence[Job], workers: Workers) -> Script:
-    """Write the script of `slurm` or `sky` into `out`, one element for each of `runs` that is not finished.
-
-    `workers` say how many are trained at a time, all of them by `auto`. Raises RunError for a comparison that tunes,
-    and where no run is left.
-    """
+    """Write the script of `slurm` or `sky` into `out`, one element for each of `runs` that is not finished."""
     _refuse_trials(launcher, runs[0].settings)
     left = [number for number, job in enumerate(runs, 1) if finished(job.folder) is None]
     if not left:

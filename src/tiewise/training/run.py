@@ -41,7 +41,7 @@ from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedErr
 from tiewise.core.files import from_record, to_record
 from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.data.corpus import PreparedText
+from tiewise.data.corpus import PreparedText, prepare
 from tiewise.hf import plain_copy
 from tiewise.ops.fast_products import fast_products
 from tiewise.planning.architecture import budget
@@ -152,10 +152,7 @@ class Kind(ABC):
 
     @abstractmethod
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
-        """Make the tokens of a run in `folder`, when it is sure that a model of these sizes can have the arms.
-
-        Raises SpecError for an arm, DataError for a text that cannot be used.
-        """
+        """Make a run's tokens in `folder`; SpecError for an arm that these sizes cannot have, DataError for a text."""
 
     def steps(self, settings: Settings, text: PreparedText) -> int:
         """Steps that a run takes."""
@@ -273,6 +270,15 @@ def kind_of(settings: Settings) -> Kind:
     return found
 
 
+def prepared_blocks(settings: Settings, folder: Path) -> PreparedText:
+    """Make the tokens of a text of which each block is a training row."""
+    s = settings
+    text = prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, train_tokens=s.train_tokens)
+    rows = len(text.split("train")) // s.length
+    check_rows(s, rows, f"has {rows} training blocks")
+    return text
+
+
 def check_rows(settings: Settings, rows: int, has: str) -> None:
     """Refuse a text that does not make as many training rows as one step takes; `has` says how many it makes."""
     needed = settings.batch * settings.accumulate
@@ -360,12 +366,8 @@ def train(job: Job) -> Outcome:
     Ctrl-C, RunError where another process trains it.
     """
     kind, folder = kind_of(job.settings), job.folder
-
-    def found() -> tuple[Outcome | None, Path | None, int]:
-        return finished(folder), *newest_checkpoint(folder)
-
     with ranks.first_holds(locked(folder)):
-        done, checkpoint, step = ranks.first_does(found)
+        done, checkpoint, step = ranks.first_does(lambda: (finished(folder), *newest_checkpoint(folder)))
         if done is not None:
             return done
         first: dict[str, float] = {}
@@ -385,19 +387,13 @@ def train(job: Job) -> Outcome:
                 held = installed.model
                 installed = kind.build(job)
                 fill(installed.model, held)
-
-            def concluded() -> Outcome:
-                outcome = Outcome(
-                    _result(job, installed, first, timed, seconds), direct_path(installed, list(job.probe))
-                )
-                _keep(job, installed, outcome)
-                return outcome
-
-            return ranks.first_does(concluded)
+            return ranks.first_does(lambda: _concluded(job, kind, installed, first, timed, seconds))
 
 
-def _result(job: Job, installed: Installed, first: dict[str, float], timed: int, seconds: float) -> RunResult:
-    kind = kind_of(job.settings)
+def _concluded(
+    job: Job, kind: Kind, installed: Installed, first: dict[str, float], timed: int, seconds: float
+) -> Outcome:
+    """Measure a trained model, and write it and then the result."""
     validation = kind.measure(job, installed, job.split)
     for name, record in kind.beside(validation).items():
         write_json(job.folder / name, record)
@@ -408,7 +404,7 @@ def _result(job: Job, installed: Installed, first: dict[str, float], timed: int,
         CurvePoint(p["step"], int(seen[p["step"] - 1]), **{k: p[k] for k in ("train_nll", *MEASURED) if k in p})
         for p in read_lines(job.folder / METRICS)
     ]
-    return RunResult(
+    result = RunResult(
         arm=job.arm,
         seed=job.seed,
         steps=job.settings.steps,
@@ -431,6 +427,14 @@ def _result(job: Job, installed: Installed, first: dict[str, float], timed: int,
         unigram_nll=validation.unigram_nll,
         **first,
     )
+    outcome = Outcome(result, direct_path(installed, list(job.probe)))
+    _keep(job, installed)
+    write_json(job.folder / RESULT, to_record(outcome))
+    for pattern in kind.leftovers:
+        for path in job.folder.glob(pattern):
+            with suppress(OSError):  # of no use, and in nobody's way
+                remove(path)
+    return outcome
 
 
 @torch.no_grad()
@@ -441,8 +445,8 @@ def direct_path(installed: Installed, tokens: list[int]) -> list[list[float]]:
     return model.get_output_embeddings()(model.get_input_embeddings()(ids))[:, ids].float().tolist()
 
 
-def _keep(job: Job, installed: Installed, outcome: Outcome) -> None:
-    """Write the final model, as any transformers loads it too, and then the result; what led to them goes."""
+def _keep(job: Job, installed: Installed) -> None:
+    """Write the final model, as any transformers loads it too."""
     dense: Any = None
     config = installed.model.config
     if not job.trial and is_family(config) and config.plain_class.__module__.startswith("transformers."):
@@ -455,8 +459,3 @@ def _keep(job: Job, installed: Installed, outcome: Outcome) -> None:
             model.save_pretrained(made)
             job.text.tokenizer().save_pretrained(made)
             replace_path(made, job.folder / name)
-    write_json(job.folder / RESULT, to_record(outcome))
-    for pattern in kind_of(job.settings).leftovers:
-        for path in job.folder.glob(pattern):
-            with suppress(OSError):  # of no use, and in nobody's way
-                remove(path)

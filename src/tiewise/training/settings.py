@@ -131,10 +131,7 @@ class Settings:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str = "the settings", places: Mapping[str, str] = {}) -> Settings:
-        """Return settings, and options of their kind, of plain values; `model` may name the kind.
-
-        `where` says for messages what they come from, `places` what some of them come from.
-        """
+        """Return settings of plain values, which come from `where`, or some of them from `places`; messages say so."""
         kind = record.get("kind") or (record["model"] if record.get("model") in kinds() else DECODER)
         found = find(kind) if kind != DECODER else None
         options = found.options if found is not None else None

@@ -65,10 +65,7 @@ Ended = Callable[..., None]  # told of a run that has ended, perhaps long ago, a
 def tune(
     jobs: list[Job], out: Path, workers: Workers, show: Show, ended: Ended
 ) -> tuple[list[Job], list[dict[str, Any]]]:
-    """Choose for each job's arm a starting scale and a learning rate, taking up what `tuning.json` already holds.
-
-    Returns the jobs with what was chosen, and every trial (arm, init, learning_rate, nll, chosen) for the report.
-    """
+    """Return the jobs with what trials chose, and all trials; those that `tuning.json` already holds are taken up."""
     path, wanted = out / "tuning.json", {}
     for job in jobs:
         std = kind_of(job.settings).table_std(job)

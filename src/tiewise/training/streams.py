@@ -103,10 +103,7 @@ class Steps(Dataset):
 def measure_streams(
     installed: Installed, tokens: np.ndarray, counts: np.ndarray, parallel: int, most: int | None = None
 ) -> MeasuredSplit:
-    """Evaluate a split [N], or its first `most` words, as `parallel` streams.
-
-    `counts` [V] say how often each word occurs in training.
-    """
+    """Evaluate a split [N], or its first `most` words, as `parallel` streams; `counts` [V] are those in training."""
     inputs, targets = side_by_side(np.asarray(tokens[:most]), parallel)
     device, length = installed.tables()[0].device, max(1, _AT_ONCE // len(inputs))
 

@@ -184,10 +184,8 @@ class TiewiseTrainer(Trainer):
         return loss + self.share_of_step(penalty, kwargs.get("num_items_in_batch"))
 
     def share_of_step(self, mean: Tensor, items: Any) -> Tensor:
-        """Return what a micro-batch's mean adds to its step's; `items` is the Trainer's `num_items_in_batch`.
-
-        The Trainer divides by the number of micro-batches afterwards, but not for a model that it gives their items.
-        """
+        """Return what a micro-batch's mean adds to its step's; `items` is the Trainer's `num_items_in_batch`."""
+        # the Trainer divides by the number of micro-batches afterwards, but not for a model that takes their items
         leaves = self.model_accepts_loss_kwargs and items is not None
         return mean / self.current_gradient_accumulation_steps if leaves else mean
 
@@ -281,10 +279,9 @@ class Kept(TrainerCallback, ExportableState):
 
 
 class RunRecord(Kept):
-    """Writes a run's curve to `metrics.jsonl`, says how far it is, and counts seconds.
+    """Writes a run's curve to `metrics.jsonl`, says how far it is, and counts seconds of its steps, resumed or not.
 
-    Only those of training steps: evaluation, saving, set-up and the first step of a process, which warms up, do not
-    count. A resumed run knows the time of all its steps.
+    Evaluation, saving, set-up and the first step of a process, which warms up, do not count.
     """
 
     kept = ("seconds", "steps")
@@ -323,23 +320,13 @@ class RunRecord(Kept):
 
 
 class Events(TensorBoardCallback):
-    """TensorBoard's events in `folder`, written by the first of several processes.
-
-    The Trainer's callback, with an end that all processes reach together: it writes what is still in memory.
-    """
+    """TensorBoard's events in `folder`, by the first process; all reach the end, which writes, together."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(SummaryWriter(log_dir=str(folder)) if ranks.first() else None)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Note the arguments and the model."""
-        with ranks.agreed():
-            super().on_train_begin(args, state, control, **kw)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Write the rest and close."""
-        with ranks.agreed():
-            super().on_train_end(args, state, control, **kw)
+    on_train_begin = ranks.agreed()(TensorBoardCallback.on_train_begin)
+    on_train_end = ranks.agreed()(TensorBoardCallback.on_train_end)
 
 
 class Interrupt(NotedPress, TrainerCallback):

@@ -26,7 +26,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection, Pipe, wait
@@ -52,7 +52,7 @@ _PAUSE = 0.5  # seconds between two words of progress that go to another machine
 _PATIENCE = 5.0  # seconds in which what one machine wrote is seen by another, where their file system is slow to tell
 
 
-class Workers:
+class Workers(AbstractContextManager):
     """How many runs are trained at a time (`auto`: 1 until they are known), and a context that ends their processes."""
 
     retries = 0  # so often a run whose process is lost is taken up again
@@ -66,9 +66,6 @@ class Workers:
         self.chosen = False  # whether `auto` has found its count
         self.place: dict[str, Any] = {}  # what results.json says of where runs were trained, if it is not here
         self._open: list[Any] = []
-
-    def __enter__(self) -> Workers:
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.end()
@@ -337,10 +334,7 @@ def streamed(call: bytes, env: Mapping[str, str], folder: str, token: str, neede
 
 
 def fault(folder: str, token: str, needed: str) -> tuple[str, str] | None:
-    """Return why this machine cannot train a run of the head's, and the way out; None where it can.
-
-    The head wrote `token` into the run's folder, and `needed` says what is installed there.
-    """
+    """Return why this machine cannot train a run of the head, who wrote `token` and has `needed`; None where it can."""
     if (has := installed()) != needed:
         return f"has {has}, and the run began with {needed}", "install the same on every machine"
     end = time.monotonic() + _PATIENCE

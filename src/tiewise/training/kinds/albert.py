@@ -279,10 +279,7 @@ class PretrainingTrainer(TiewiseTrainer):
 
 @torch.no_grad()
 def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], counts: np.ndarray) -> MeasuredSplit:
-    """Evaluate a model on rows by the objective of their pairs; masked tokens are taken from the first of them.
-
-    `counts` [V] say how often each token occurs in training.
-    """
+    """Evaluate rows by the objective of their pairs; masked tokens are the first's. `counts` [V] are training's."""
     device = installed.tables()[0].device
     found: dict[str, list[Tensor]] = {}  # masked tokens or an objective's pairs: nll in fp64, target, whether right
     for objective, own in rows.items():

@@ -23,16 +23,16 @@ from tiewise.boundary.parallel_plan import body_plan
 from tiewise.core import ranks
 from tiewise.core.errors import PlanError, RunError, one_line
 from tiewise.core.first_loss import first_step, small_decoder
-from tiewise.data.corpus import Blocks, PreparedText, prepare
+from tiewise.data.corpus import Blocks, PreparedText
 from tiewise.planning.read_config import read
 from tiewise.training.run import (
     Kind,
     MeasuredSplit,
     build_drawn,
     causal_model,
-    check_rows,
     evaluating,
     measured,
+    prepared_blocks,
 )
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
@@ -58,11 +58,7 @@ class Decoders(Kind):
         width = int(make_config(settings, vocab=1).get_text_config().hidden_size)
         for spec in settings.specs().values():
             spec.maps(width)
-        s = settings
-        text = prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, train_tokens=s.train_tokens)
-        blocks = len(text.split("train")) // settings.length
-        check_rows(settings, blocks, f"has {blocks} training blocks")
-        return text
+        return prepared_blocks(settings, folder)
 
     def feed_forward(self, settings: Settings, vocab: int) -> Mapping[str, int | None]:
         """None where arms are matched by width, else what brings every total to the largest.

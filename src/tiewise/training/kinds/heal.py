@@ -28,10 +28,10 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import DataError, RunError
-from tiewise.data.corpus import Blocks, PreparedText, prepare
+from tiewise.data.corpus import Blocks, PreparedText
 from tiewise.ops.soft_targets import linear_divergence
 from tiewise.training.kinds.decoder import Decoders
-from tiewise.training.run import check_rows
+from tiewise.training.run import prepared_blocks
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
@@ -98,9 +98,7 @@ class Heal(Decoders):
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text with the model's own tokenizer."""
-        text = prepare(settings.text, settings.tokenizer, folder, length=settings.length, split=settings.split)
-        blocks = len(text.split("train")) // settings.length
-        check_rows(settings, blocks, f"has {blocks} training blocks")
+        text = prepared_blocks(settings, folder)
         held_out = text.facts["splits"]["heldout"]["characters"]
         if held_out < HELD_OUT:
             what = f"{held_out:,} characters of the text are held out"

@@ -40,11 +40,11 @@ from tiewise.core.errors import RunError, SpecError
 from tiewise.core.files import require
 from tiewise.core.first_loss import first_step
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.corpus import PreparedText, prepare
+from tiewise.data.corpus import PreparedText
 from tiewise.data.tokenizer import windows
 from tiewise.data.training_rows import mark
 from tiewise.training.results import MASKED, Share
-from tiewise.training.run import Kind, MeasuredSplit, build_drawn, check_rows, evaluating, measured, unigram_nll
+from tiewise.training.run import Kind, MeasuredSplit, build_drawn, evaluating, measured, prepared_blocks, unigram_nll
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
@@ -221,13 +221,9 @@ class EncoderDecoders(Kind):
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text, and give its tokenizer the sentinels."""
-        s = settings
-        for spec in s.specs().values():
-            spec.maps(s.width)
-        text = prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, train_tokens=s.train_tokens)
-        rows = len(text.split("train")) // s.length
-        check_rows(s, rows, f"has {rows} training rows")
-        return mark(text, PAD, sentinels(s))
+        for spec in settings.specs().values():
+            spec.maps(settings.width)
+        return mark(prepared_blocks(settings, folder), PAD, sentinels(settings))
 
     def build(self, job: Job) -> Installed:
         """Build it with every table drawn N(0, std²), independently where there are several."""
