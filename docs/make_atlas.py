@@ -34,6 +34,7 @@ AXES = {
     "size-text-matched": ["width", "train_tokens"],
     "three-way": ["train_tokens", "arm"],
     "recurrent": ["tokens", "arm"],
+    "sharing-by-depth": ["layers", "arm"],
 }
 LANGUAGES = {"fortunes": "English", "de": "German", "ru": "Russian"}
 Row = dict[str, str]

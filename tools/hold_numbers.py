@@ -142,7 +142,7 @@ def faults(mine: list[Held], page: Path, text: str) -> list[str]:
     said = [(n.said, text[n.start + len(n.said) :].lstrip()[:1] == "%") for n in mine]
     told = ", ".join(number for number, _ in said)
     if sources is None:
-        return [f"{line}: {told}: no source is named"]
+        return [f"{line}: {told}: no source is named, as tools/hold_numbers.py describes"]
     if sources == "choice":
         return []
     found = [(left(source, mine[0], page, text), "{}" in source) for source in sources.split(";")]

@@ -25,14 +25,6 @@ def test_the_page_and_its_figures_are_of_the_table():
         assert (ROOT / "docs" / f"atlas-{name}.svg").read_text(encoding="utf-8") == drawn(MADE["studies"]()[name])
 
 
-def test_predictors_are_scored_as_the_page_says():
-    text = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
-    with atlas_predictors.KEPT.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert atlas_predictors.scored(rows) in text
-    assert atlas_predictors.paths(rows) in text
-
-
 def test_a_predictor_is_scored_on_the_settings_that_it_was_not_fitted_on():
     draw = np.random.default_rng(0)
     columns = {name: draw.normal(size=12) for name in atlas_predictors.PREDICTORS}

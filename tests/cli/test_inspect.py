@@ -77,7 +77,7 @@ def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
     for title in ("Tie or not?", "Does the direct path know", "How much of the prediction can be read off"):
         assert title in said.out
         assert title in page
-    said_first = "One model cannot tell; `tiewise compare` trains a tied and an untied one side by side."
+    said_first = "One model cannot tell: `tiewise compare` trains tied and untied side by side."
     assert said_first in " ".join(said.out.split())
     check_in_a_browser(tmp_path / "seen/report.html")
     assert "new → york" in {q["name"] for q in record["sections"]["direct_path"]["found"]["tied"]["quantities"]}

@@ -114,7 +114,7 @@ def test_bigrams_of_a_text(tmp_path):
     assert found["entropy behind a known token"].value == chain.entropy
     assert (found["irreversibility"].value, found["irreversibility"].low) == (whole.held_out.value, whole.held_out.low)
     assert (found["… as counted"].value, found["… as counted"].chance) == (whole.plug_in, whole.coin)
-    assert found.answer == "nothing told from chance in this text"
+    assert found.answer == "nothing that is told from chance"
     kept = np.argsort(-np.bincount(ids, minlength=V), kind="stable")[:8]
     states = np.full(V, 8)
     states[kept] = np.arange(8)

@@ -51,9 +51,7 @@ def test_a_planted_contraction_is_found_with_its_rate_and_distance():
     found = refinement_of(model, windows(), further=further)
     rest = curve(found, "come to rest")
     assert rest.mark == times
-    assert (
-        found.answer == "a layer is applied 3 times and comes to rest in 4 of 4 windows if it is applied 40 times more"
-    )
+    assert found.answer == "a layer is applied 3 times and comes to rest in 4 of 4 windows within 40 more"
     assert found["windows that alternate"].value == 0
 
     table = model.model.get_input_embeddings().weight.detach().double().numpy()
@@ -214,7 +212,7 @@ def block(residual=(0.0,) * 4, two_steps=(0.1,) * 4, period=1):
 @pytest.mark.parametrize(
     ("found", "answer"),
     [
-        (block(), "a layer is applied 3 times and comes to rest in 4 of 4 windows if it is applied 2 times more"),
+        (block(), "a layer is applied 3 times and comes to rest in 4 of 4 windows within 2 more"),
         (
             block((0.125,) * 4, (0.0, 0.0, 0.0, 0.1)),
             "a layer is applied 3 times and alternates between two states in 3 of 4 windows",

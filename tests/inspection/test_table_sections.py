@@ -125,7 +125,7 @@ def test_a_lean_is_closers_and_a_common_start_is_noted(two, tmp_path):
     expected = pytest.approx([lean.input.value, lean.output.value])
     assert [scores[f"{end} of two"].value for end in ("input", "output")] == expected
     assert found["output − input, after the best rotation"].value == pytest.approx(lean.difference.value)
-    assert found.notes[0].startswith("<one> table – two output: a cosine of 0.9")
+    assert found.notes[0].startswith("<one> table – two output: cosine 0.9")
     titles = [panel.title for panel in panels({"<one>": found.about("<one>")})]
     assert titles[:2] == ["The table of <one> against both of two", "Output less input, for <one>"]
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_held_side_by_side_is_one_line(two, tmp_path):
     headless = llama(tmp_path / "a", gaussian(0), architectures=["LlamaForSequenceClassification"])
     lost = llama(tmp_path / "b", gaussian(0), tie_word_embeddings=False)
     for ask, said in (
-        (lambda: across(two, far, settings=QUICK), "400 and 400 rows share 9 tokens, 9 usable; at least 16"),
+        (lambda: across(two, far, settings=QUICK), "400 and 400 rows share 9 usable tokens; at least 16"),
         (lambda: across(two, unnamed, settings=QUICK), r"no tokenizer\.json"),
         (lambda: alignment_of(headless), "without an output head; give one with a token head"),
         (lambda: alignment_of(lost), "says untied and stores no head"),
@@ -186,7 +186,7 @@ def over_seeds(difference=0.3, without=0.02, seeds=OTHER_SEED, counted=1000):
     [
         ({}, "to its output table; with frequency taken out it shows no lean to either table of untied"),
         ({"without": 0.3}, "to its output table, with frequency taken out too"),
-        ({"counted": None}, "to its output table; frequency is not taken out without the training text"),
+        ({"counted": None}, "to its output table; to take frequency out needs the training text"),
         ({"seeds": SAME_SEED}, "to its output table after the best rotation"),
     ],
 )
@@ -202,7 +202,7 @@ def test_over_seeds_every_number_is_there_beside_training_again():
     assert named["corrected output − input, by CKA above chance", ""] == 0.3
     assert named["variance that is a curve in log frequency", "untied output"] == 0.48
     assert found["variance that is a curve in log frequency"].chance == 3 / 3999
-    assert any("rows still have a cosine of 0.90" in note for note in found.notes)
+    assert any("share a start: cosine 0.90" in note for note in found.notes)
     assert found.notes[-1] == "left out: tied, seed 3: diverged"
     assert found.listings[0].rows[2] == ("tied 1, untied 2", CKA, "0.200000", "0.500000")
     titles = {panel.title for panel in panels({"tied": found.about("tied")})}
@@ -253,7 +253,7 @@ def test_tokens_answer_how_norms_follow_frequency(shorter, tmp_path):
     (same,) = [q for q in shorter.quantities if q.question]
     assert (same.speaks, same.value) == ("neither", pytest.approx(0.0, abs=1e-12))
     weak = tokens_of(llama(tmp_path / "weak", gaussian(3, V), gaussian(4, V)), text())
-    assert "not shown to be longer or shorter" in weak.answer
+    assert "neither longer nor shorter" in weak.answer
 
 
 def test_correlations_part_at_the_p_where_their_intervals_meet():

@@ -242,7 +242,7 @@ def test_the_page_of_alberts_shows_shares_bytes_and_orders(alberts):
     words = Page(render(alberts)).words
     for said in ("Masked tokens right", "Pairs right (sop)", "Pairs right (nsp)", "Memory of training", "Table 4"):
         assert said in words
-    assert f"{UNIGRAM:.4f} by the training text’s frequencies alone" in words
+    assert f"nll by frequencies alone: {UNIGRAM:.4f}." in words
     for name in SHARES:
         q, d = share(alberts.of(ALBERT_ARMS[5]), name), alberts.difference(ALBERT_ARMS[5], f"share:{name}")
         assert f"{100 * q.value:.1f} % [{100 * q.low:.1f}, {100 * q.high:.1f}]" in words

@@ -57,7 +57,7 @@ def beside(recipe="pytorch-200", changed=(), own=None, text="PTB"):
         (
             {"recipe": "press-wolf-small", "own": {"tied": [99.0]}, "text": "elsewhere"},
             [["tied", "PTB", "112.40", "110.27, 110.25", "99.00"]],
-            ["Test perplexity", "Trained on another text (1,000 words, vocabulary 50)"],
+            ["Test perplexity", "Another text (1,000 words, vocabulary 50)"],
         ),
         ({"text": "WikiText-2"}, [], ["No published figure is known for pytorch-200."]),
         ({"own": {"tied": [float("nan")]}}, [["tied", "PTB", "110.44", "–", "diverged"]], ["Test perplexity"]),

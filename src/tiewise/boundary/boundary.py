@@ -240,7 +240,11 @@ class Boundary(nn.Module):
             nn.init.zeros_(self.bias)
 
     def load_rows(self, rows: Tensor, freeze: bool = False) -> None:
-        """Start the input table (and a tied output) from rows [V, E], but for nan; a SpecError for another shape."""
+        """Start the input table (and a tied output) from pretrained rows [V, E]; rows of nan keep their drawn values.
+
+        Raises:
+            SpecError: rows of another shape.
+        """
         start_from_rows(self.table_in, rows, freeze, self.spec)
 
     def predicted_nll(self) -> float:
@@ -260,7 +264,11 @@ class Boundary(nn.Module):
         return z if cap is None else cap * torch.tanh(z / cap)
 
     def loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """`linear_cross_entropy` of `logits(hidden)` against `targets` [..], by its options; without `penalty()`."""
+        """Cross-entropy of `logits(hidden)` against `targets`, fused; options of `linear_cross_entropy`.
+
+        Returns:
+            fp32 scalar, or the shape of `targets` for `reduction="none"`. `penalty()` is not included.
+        """
         return self._loss(hidden, self._head_table(), targets, options)
 
     def forward(
@@ -274,8 +282,10 @@ class Boundary(nn.Module):
     ) -> Tensor:
         """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
 
-        `into` is that of `linear_cross_entropy`, for `table_out`; where tied both paths are added to it. It is a
-        SpecError beside a padding row, to which it would give the gradient that the row must not have.
+        `into` is that of `linear_cross_entropy`, for `table_out`; where tied both paths are added to it.
+
+        Raises:
+            SpecError: `into` beside a padding row, to which it would give the gradient that the row must not have.
         """
         if into is not None and self.spec.pad is not None:
             raise SpecError(f"into with pad={self.spec.pad}", "leave into out, and autograd has the gradient")
@@ -289,7 +299,11 @@ class Boundary(nn.Module):
 
     @torch.no_grad()
     def dense(self) -> tuple[Tensor, Tensor]:
-        """Tables [V_in, D], [V_out, D] of a plain untied boundary that does the same; SpecError where none can."""
+        """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
+
+        Raises:
+            SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
+        """
         self.spec.require_tables_alone()
         table_in = self.table_in[: self.vocab.inputs]
         table_in = table_in if self.in_map is None else self.in_map(table_in)

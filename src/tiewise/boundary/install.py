@@ -135,8 +135,10 @@ class Installed:
     def exact_decoding(self) -> AbstractContextManager[ExactTop]:
         """Within this context `generate` finds greedy and `top_k` tokens without computing the other logits.
 
-        The context gives the `ExactTop` of the head's table, made on entry. Anything else computes the logits. A table
-        in fp64, off the CPU, or sharded is an UnsupportedError.
+        The context gives the `ExactTop` of the head's table, made on entry. Anything else computes the logits.
+
+        Raises:
+            UnsupportedError: a table in fp64, or not on the CPU, or sharded.
         """
         require_whole_table(self.model, self._link.head, "exact_decoding")
         return decoding(self._link)
@@ -218,7 +220,11 @@ class Installed:
             raise
 
     def uninstall(self) -> None:
-        """Give the model its own classes back; UnsupportedError where these cannot hold its tables, which stay."""
+        """Give the model its own classes back; its tables stay as they are.
+
+        Raises:
+            UnsupportedError: its own classes cannot hold them.
+        """
         if not self._link.plain:
             fix = "export it with tiewise.hf.plain_copy, or keep the boundary"
             raise UnsupportedError(f"{self.spec} is more than the model's own classes can hold", fix)

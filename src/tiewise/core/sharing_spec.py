@@ -95,7 +95,10 @@ class SharingSpec:
         """Return a number that is the same for the layers of a stack of `layers` that share with each other.
 
         Runs are numbered from 0 by ALBERT's rule (exact where they do not divide evenly), places of a cycle likewise;
-        layers at the ends have numbers after those. Fewer layers than distinct ones asked for are a SpecError.
+        layers at the ends have numbers after those.
+
+        Raises:
+            SpecError: there are fewer layers than distinct ones asked for.
         """
         between, place = layers - 2 * self.ends, layer - self.ends
         distinct = max(self.cycle, self.groups)

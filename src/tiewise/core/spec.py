@@ -158,7 +158,11 @@ class BoundarySpec:
         return width, d if bare_output else self.out_width or width
 
     def maps(self, d: int) -> tuple[bool, bool]:
-        """Whether a map stands (behind the lookup, before the head) at width `d`; SpecError where none can meet."""
+        """Whether a linear map stands (behind the lookup, before the head) in a model of width `d`.
+
+        Raises:
+            SpecError: where the widths need a map that the spec switches off at the output, or k > d.
+        """
         if self.kind in ("factored", "factored-untied"):
             widest = max(self.table_widths(d))
             if widest > d:
@@ -194,7 +198,11 @@ class BoundarySpec:
         return into, out
 
     def require_tables_alone(self) -> None:
-        """Refuse (SpecError) a soft-cap behind the product and a bias before it, which no plain table has."""
+        """Refuse a spec whose function two plain tables cannot have.
+
+        Raises:
+            SpecError: a soft-cap stands behind the product, or a bias before it.
+        """
         if self.out_bias:
             fix = "keep the boundary, or train without out_bias"
             raise SpecError(f"{self}: the projection's bias is no table", fix)

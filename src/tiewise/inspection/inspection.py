@@ -36,7 +36,7 @@ SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together
 EVIDENCE = "evidence"  # the section that is drawn from all others
 PARTS = 1000  # that progress counts for each call of a section of weight 1
-NO_VERDICT = "one model cannot tell; `tiewise compare` trains a tied and an untied one side by side"
+NO_VERDICT = "one model cannot tell: `tiewise compare` trains tied and untied side by side"
 FINISH = "finish it with `tiewise compare --resume`"
 NO_INTERVAL = "no verdict: the losses' difference has no interval; train more seeds"
 # sections that can be asked for, told by their files' names alone: to import some of them needs torch
@@ -328,7 +328,7 @@ def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> Tie
         loss = Quantity(
             names, -gap.mean, low, high, gap.n, chance=0.0, unit=NATS,
             question="Which has the lower validation loss?", below=TWO, above=ONE,
-            why=f"below zero two tables predict validation text better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
+            why=f"below zero two tables predict better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
         )  # fmt: skip
         groups["comparison", loss] = [names]
     for section in made:
@@ -350,9 +350,7 @@ def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> Tie
     verdict = NO_VERDICT
     if found is not None:
         (_, loss), *_ = rows
-        verdict = f"{loss.speaks} had the lower validation loss, at this size and on this text"
-        if math.isnan(loss.low):
-            verdict = NO_INTERVAL
-        elif loss.speaks == NEITHER:
-            verdict = "no difference of validation loss was detected, at this size and on this text"
+        lower = f"{loss.speaks} had the lower validation loss"
+        said = "no difference of validation loss was detected" if loss.speaks == NEITHER else lower
+        verdict = NO_INTERVAL if math.isnan(loss.low) else f"{said}, at this size and on this text"
     return TieOrNot(tuple(rows), verdict)

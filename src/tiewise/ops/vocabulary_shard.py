@@ -138,8 +138,9 @@ class VocabularyShard:
     def softmax(self, z: Tensor, words: Tensor, spread: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Softmax over all ranks of the logits z [n, V_r], in place, for the targets `words` [n].
 
-        Return its part [n, V_r]; and over the whole vocabulary the nll of the targets (inf where a logit is −inf), lse,
-        and the sum of `spread` (None without), each [n]. What it says of an ignored target means nothing.
+        Returns:
+            its part [n, V_r]; and over the whole vocabulary the nll of the targets (inf where a logit is −inf), lse,
+            and the sum of `spread` (None without), each [n]. What it says of an ignored target means nothing.
         """
         column, here = self.columns(words)
         top = z.amax(1) if z.shape[1] else z.new_full(z.shape[:1], LOWEST)

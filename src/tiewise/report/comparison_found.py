@@ -26,7 +26,7 @@ CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 # of ALBERTs: what is judged right
 SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
 SHARES_NOTE = (
-    "Shares: 95 % intervals over seeds (Student’s t), or over one seed’s rows (Wilson’s). All seeds are asked the same."
+    "Shares: 95 % intervals over seeds (Student’s t), or one seed’s rows (Wilson’s). All seeds are asked the same."
 )
 
 
@@ -189,7 +189,7 @@ TRAINING = OverTraining("Training loss", NATS, "Of each step's batch.", lambda p
 OUTPUT_SHARE = OverTraining(
     "Head path’s share of the gradient",
     "‖B‖ / (‖A‖ + ‖B‖)",
-    "A: lookup path, B: head path. Above 50 % the head pulls harder.",
+    "A: lookup path, B: head path. Above 50 %: the head pulls harder.",
     lambda p: None if p.path_a is None or p.path_b is None else ratio(p.path_b, p.path_a + p.path_b),
     level=0.5,
 )

@@ -42,17 +42,16 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
 
 NOTE = (
-    "± standard deviation over seeds; differences paired by seed, with 95 % intervals (Student’s t). "
-    "nll: negative log likelihood of a token, in nats. Perplexity: exp of the mean validation nll. "
-    "Memory: weights, gradients, moments in fp32."
+    "±: standard deviation over seeds. Differences are paired by seed; 95 % intervals (Student’s t). "
+    "nll: nats per token; perplexity: exp of its mean. Memory: weights, gradients, moments in fp32."
 )
-BIGRAMS = "Last columns: logit of “right after left” less “left after right”; 0 for a table without a map."
-DIRECT_PATH = "Logit of the next token (column) by the current one (row), less what rows and columns share."
+BIGRAMS = "Last columns: logit of “right after left” less “left after right”; 0 in one table without maps."
+DIRECT_PATH = "Logit of the next token (column) by the current (row), less what rows and columns share."
 MEMORY = "16 bytes a parameter, all in fp32."
 JUDGED = {
     MASKED: "Right: its logit is the largest.",
-    "sop": "Half of the pairs are swapped; the line is chance.",
-    "nsp": "Half of the pairs are of two documents; the line is chance.",
+    "sop": "Half of the pairs are swapped; line: chance.",
+    "nsp": "Half of the pairs are of two documents; line: chance.",
 }
 
 
@@ -69,7 +68,7 @@ def render(comparison: Comparison) -> str:
     """Return the page as text; sections that have nothing to show are left out of it."""
     seeds, arms, shares = len(comparison.seeds), ", ".join(comparison.arms), share_panels(comparison)
     unigram = next((run.unigram_nll for run in comparison.runs if run.unigram_nll is not None), None)
-    by_frequency = f"Masked tokens’ nll: {plain(unigram)} by the training text’s frequencies alone."
+    by_frequency = f"Masked tokens’ nll by frequencies alone: {plain(unigram)}."
     starts = [
         [arm, f"{r.init_std:g}", f"{r.learning_rate:g}", plain(r.predicted_initial_nll), plain(r.initial_nll)]
         for arm in comparison.arms
@@ -145,7 +144,8 @@ def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]
                 x=one.x,
                 y=one.y,
                 mode="lines",
-                line={"color": looks[one.of].colour, "width": 1},
+                line_color=looks[one.of].colour,
+                line_width=1,
                 opacity=0.3,
                 legendgroup=one.of,
                 showlegend=False,
@@ -168,14 +168,12 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
         for q in every
         if q.name.startswith(f"{name} −")
     ]
-    caption = "Left of zero: the lower loss; bars: 95 % intervals."
+    caption = "Left of zero: lower loss. Bars: 95 % intervals."
     if (both := gaps(comparison)) is not None:
         # as the figure subtracts: the reference is what is taken away
         names, sign = ("untied − tied", -1) if comparison.reference == "tied" else ("tied − untied", 1)
         tying, generalisation = (signed(sign * gap.mean) for gap in both)
-        caption += (
-            f" {names}: {tying} in training (the tying gap), {generalisation} in validation (generalisation gap)."
-        )
+        caption += f" {names}: {tying} in training (tying gap), {generalisation} in validation (generalisation gap)."
     metrics = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
     rows = [
         [f"{d.arm} · {name}", str(difference(d)), plain(d.detectable), str(d.n)]
@@ -202,7 +200,7 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
             ((bins.index(d.metric), difference(d)) for d in binned if d.arm == arm),
             along="occurrences in the training text", unit=f"difference, {NATS}", of=arm, level=0.0,
             ticks=tuple(name.removeprefix("frequency:") for name in bins),
-            why="Below zero: better; one of twenty intervals excludes zero by chance.",
+            why="Below zero: better; one interval in twenty excludes zero by chance.",
         )
         for arm in dict.fromkeys(d.arm for d in binned)
     ]  # fmt: skip

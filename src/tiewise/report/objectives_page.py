@@ -27,8 +27,7 @@ from tiewise.report.sheet import PageSection, Sheet
 from tiewise.training.results import MASKED, Comparison, Share
 
 JUDGED = {MASKED: "masked tokens right", "nsp": "pairs right as nsp", "sop": "pairs right as sop"}
-TOLD = "Told from chance: by both intervals."
-NOTE = f"{SHARES_NOTE} {TOLD} The paper: {ALBERT}, Table 5, on other texts."
+NOTE = f"{SHARES_NOTE} Told from chance by both intervals. The paper: {ALBERT}, Table 5, on other texts."
 
 
 @cache
@@ -53,11 +52,10 @@ def objectives(comparisons: Sequence[Comparison]) -> dict[str, Found]:
     for one in comparisons:
         objective, runs = one.setting.get("objective"), one.of(one.reference)
         if objective is None or not any(run.shares for run in runs):
-            fix = "give those of ALBERTs (--recipe albert-small)"
-            raise RunError("a comparison without an objective of pairs", fix)
+            raise RunError("a comparison without an objective of pairs", "give ALBERTs' (--recipe albert-small)")
         label = "without pairs" if objective == "none" else f"on {objective}"
         if label in found:
-            raise RunError(f"objective {objective} twice", "give one comparison for each objective")
+            raise RunError(f"objective {objective} twice", "give each once")
         here, paper, said = [], [], []
         for name, words in JUDGED.items():
             q, each = share(runs, name), [run.shares[name] for run in runs if name in run.shares]

@@ -72,18 +72,14 @@ def beside_figures(
     sources = "; ".join(dict.fromkeys(r.source for _, r in unsure or known))
     if unsure:
         named = ", ".join(f"{arm} {plain(r.value, 2)} ({text_of(r)})" for arm, r in unsure)
-        said = [
-            f"Published at this size: {named}, by {sources}. Parts of that setting are "
-            f"unknown (see the recipe {recipe}): this run is no repetition."
-        ]
+        unknown = f"Parts of that setting are unknown (see the recipe {recipe}): this run is no repetition."
+        said = [f"Published at this size: {named}, by {sources}. {unknown}"]
     elif not known:
         said = [f"No published figure is known for {' with '.join(filter(None, [recipe, ', '.join(changed)]))}."]
     else:
         said = [f"Test perplexity per word, <eos> counted. Figures: {sources}."]
         if text is None:
-            said.append(
-                f"Trained on another text ({words:,} words, vocabulary {vocab:,}): only differences of arms compare."
-            )
+            said.append(f"Another text ({words:,} words, vocabulary {vocab:,}): only differences of arms compare.")
     return said, table
 
 
@@ -138,15 +134,11 @@ def direction(pair: Difference) -> str:
 def beside_table_4(nll: Mapping[str, Mapping[str, float]], pairs: Sequence[Difference]) -> Beside:
     """Both orders, best first, and whether the directions agree; a row for each strategy."""
     theirs = (f"{name}: {', '.join(sorted(own, key=lambda kind: -own[kind]))}" for name, own in table_4().items())
-    said = [
-        f"{ALBERT}, Table 4, by five tasks after fine-tuning, best first: "
-        f"{'; '.join(theirs)}. Here by nll of masked tokens."
-    ]
+    ranked = f"{ALBERT}, Table 4, best first by five tasks after fine-tuning"
+    said = [f"{ranked}: {'; '.join(theirs)}. Here by nll of masked tokens."]
     for boundary, of in nll.items():
-        own, line = (
-            [pair for pair in pairs if pair.metric == boundary],
-            f"{boundary}: {', '.join(sorted(of, key=of.__getitem__))}.",
-        )
+        own = [pair for pair in pairs if pair.metric == boundary]
+        line = f"{boundary}: {', '.join(sorted(of, key=of.__getitem__))}."
         if not own:
             said.append(f"{line} The paper orders no two of these alike at both widths.")
             continue

@@ -61,7 +61,7 @@ def render(plan: Plan, command: str) -> str:
     names = [name.replace("\n", " · ") for name in plan_rows.columns(record)]
     answer = [plan_rows.nearest(record)]
     for name, choice in _choices(record).items():
-        fewer = f", {plain(100 * choice['saved_share'], 1)} % fewer than untied with nothing shared"
+        fewer = f", {plain(100 * choice['saved_share'], 1)} % fewer than untied and unshared"
         total = f"{name}: {count(choice['parameters']['total'])} parameters"
         answer.append(f"{total}{fewer if choice['saved'] > 0 else ''}.")
     answer += filter(None, [plan_rows.evidence(record)])
@@ -113,7 +113,7 @@ def memory_panel(record: Record) -> Panel:
         parts = {"weights": row["weights"], "gradients": row["gradients"], "optimizer state": row["state"]}
         parts["fused loss"] = logits["fused_cuda"] if logits else 0
         found[name] = {**parts, **({"activations (estimate)": kept} if kept else {})}
-    why = "AdamW and the fused loss, counted; activations are an estimate."
+    why = "With AdamW and the fused loss."
     panel = stacked(found, "Memory of a training step", "bytes", size, why)
     panel.figure.update_xaxes(tickformat="~s", ticksuffix="B")
     return panel
@@ -147,12 +147,12 @@ def growth_panels(plan: Plan) -> list[Panel]:
         made = lines(curves, styles(found), digits=0)
         made.figure.update_yaxes(tickformat=None, exponentformat="B")
         if WIDTHS[0] <= a.width <= WIDTHS[-1]:
-            made.figure.add_vline(x=a.width, line={"width": 1, "color": QUIET, "dash": "dot"})
+            made.figure.add_vline(x=a.width, line_width=1, line_color=QUIET, line_dash="dot")
         return made
 
     specs = ("untied", "tied", factored)
     tables = {spec: [b.tables + b.parameters.get("maps", 0) for b in at_widths(spec)] for spec in specs}
-    why = f"Plain: V·D; factored, with maps at both ends: k·V + 2·k·D, k = {RANK}."
+    why = f"Plain: V·D; factored, with both maps: k·V + 2·k·D, k = {RANK}."
     panels = [panel(tables, f"Tables of {vocab:,} tokens by model width", "parameters of tables and maps", why)]
     if a.layers:
         whole = (("tied", "none"), (factored, "all"))
@@ -171,7 +171,7 @@ def preset_panel() -> Panel:
         parts = read({**kind, **sizes}).parameters()
         ends = parts["input_table"] + parts.get("maps", 0)
         found[name] = {"body": sum(parts.values()) - ends, "table and map": ends}
-    why = "With their pooler, counted from their sizes."
+    why = "With pooler, counted from their sizes."
     return stacked(found, "BERT and ALBERT as published", "unique parameters", count, why, first="body")
 
 
@@ -186,11 +186,11 @@ def score_panel() -> Panel:
             y=[r.value for r in points],
             name=html.escape(kind),
             mode="markers+text",
-            marker={"color": look.colour, "size": 11, "symbol": look.marker},
+            marker=go.scatter.Marker(color=look.colour, size=11, symbol=look.marker),
             # variations of the base size lie too close for names, and have the hover's
             text=["" if "," in r.model else r.model.removeprefix("ALBERT-") for r in points],
             textposition="top center",
-            textfont={"size": 11},
+            textfont_size=11,
             cliponaxis=False,
             customdata=[[html.escape(r.model), f"{r.per_million:.3g}", r.source] for r in points],
             hovertemplate="%{customdata[0]}: %{y}, %{customdata[1]} per million<extra>%{customdata[2]}</extra>",
@@ -203,6 +203,6 @@ def score_panel() -> Panel:
     ]
     return Panel(
         finish(figure, "Quality and parameters in the ALBERT paper", "score"),
-        "arXiv:1909.11942; scores average SQuAD, MNLI, SST-2, RACE. Up and left: more per parameter.",
+        "arXiv:1909.11942; mean of SQuAD, MNLI, SST-2, RACE. Up and left: more per parameter.",
         Listing("", ["model", "choice", "parameters", "score", "points per million", "source"], rows),
     )

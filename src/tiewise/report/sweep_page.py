@@ -27,11 +27,11 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 
 PAGE = "report.html"
 NOTE = (
-    "Arm minus reference in nats per token, paired by seed, ± 95 % (Student’s t): below zero the arm is better. "
-    "Sign: p < 0.05 by Holm over all rows. Could show: what so many seeds find in 80 of 100 cases."
+    "Arm minus reference in nats per token, paired by seed, ± 95 % (Student’s t); below zero the arm is better. "
+    "Sign: p < 0.05 by Holm over all rows. Could show: found in 80 of 100 cases."
 )
-MAP = f"Blue: better; orange: worse; no colour: no difference detected. In {NATS}."
-BANDS = "Below zero the arm is better; bands: 95 % intervals."
+MAP = f"Blue: better; orange: worse; no colour: not detected. In {NATS}."
+BANDS = "Below zero: better; bands: 95 % intervals."
 FITTED = "Crossed: no evidence; the interval holds zero, or no settings enclose it."
 TEXT_AXES = ("train_tokens", "steps")
 WORDS = {-1: "better", 0: "–", 1: "worse"}
@@ -109,7 +109,7 @@ def answer(study: Study) -> list[str]:
             sentences.append(f"{who} is better in {signs.count(-1)} and worse in {signs.count(1)} of {n} settings.")
         else:
             seen = [row.heldout.detectable for row in rows if row.heldout.detectable is not None]
-            smallest = f"; the most sensitive could have shown {plain(min(seen))} {NATS}" if seen else ""
+            smallest = f"; the most sensitive could show {plain(min(seen))} {NATS}" if seen else ""
             sentences.append(f"{who}: no difference is detected in any of {n} settings{smallest}.")
     sizes = [size for row in study.rows for size in (row.parameters, row.reference_parameters)]
     of = f"Models of {count(min(sizes))} to {count(max(sizes))} parameters: nothing is said of larger ones."

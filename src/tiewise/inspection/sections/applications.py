@@ -91,14 +91,19 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
     means = [mean_interval(values).value for values in nll]  # nan where a window gave no number
     # of equals that of training
     best = min((block.times, *range(1, most + 1)), key=lambda n: (math.isnan(means[n - 1]), means[n - 1]))
-    more = _quantity("there − as trained", nll[best - 1] - own, chance=0.0, why="a best of many flatters")
+    more = _quantity(
+        "there − as trained",
+        nll[best - 1] - own,
+        chance=0.0,
+        why="the best of many: lower than another text would have it",
+    )
     mark: dict[str, Any] = {"along": "applications of the block", "mark": block.times}
     what = "layer" if block.period == 1 else f"block of {block.period} layers"
-    answer = f"not told apart: {best} applications of the {what} from the {block.times} of training"
+    answer = f"not told apart: {best} applications of the {what} and the {block.times} of training"
     if best == block.times:
-        answer = f"no: the {what} is applied {best} times, and no other number up to {most} is better"
+        answer = f"no: the {what} is applied {best} times, and no number up to {most} is better"
     elif more.high < 0:
-        answer = f"yes: the loss is lower after {best} applications of the {what} than after {block.times}, as trained"
+        answer = f"yes: {best} applications of the {what} do better than the {block.times} of training"
     return Found(
         answer=answer,
         quantities=(
@@ -108,8 +113,7 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
             more,
             Quantity(
                 "parameters", parameters,
-                why=f"{size(TRAINING * parameters)} of weights, gradients and AdamW's moments in fp32, "
-                f"{size(TRAINING * separate)} if none were shared",
+                why=f"AdamW in fp32: {size(TRAINING * parameters)}, {size(TRAINING * separate)} if none were shared",
             ),
             Quantity("parameters if each application had its own", separate, main=False),
         ),
@@ -117,17 +121,17 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
             Curve.through(
                 "Loss by how often the block is applied", enumerate(map(mean_interval, nll), 1),
                 unit=NATS, level=alone.value, level_name="token frequencies", **mark,
-                why="Open marker: as trained; bands: over windows.",
+                why="Open marker: as trained.",
             ),
             Curve.through(
-                "Loss less that of the model as trained", enumerate(map(mean_interval, nll - own), 1),
+                "Loss less that of training's number", enumerate(map(mean_interval, nll - own), 1),
                 unit=NATS, level=0.0, **mark,
                 why="By window; above 0 is worse.",
             ),
             Curve.through(
                 "Change by one more application", enumerate(map(mean_interval, change), 1),
                 unit="relative change", log=True, **mark,
-                why="Relative to the state before the last.",
+                why="Relative to the state before.",
             ),
         ),
     )  # fmt: skip
@@ -191,7 +195,7 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
     if causal:
         count = min(count, len(ids) // length)
         if not count or length < 2:
-            raise DataError(f"{len(ids)} tokens hold no window of {length}", "give a longer text, or another length")
+            raise DataError(f"{len(ids)} tokens hold no window of {length}", "give a longer text, or --length")
         for tokens in torch.from_numpy(windows(ids, length, count)).split(step):
             where = torch.ones_like(tokens, dtype=torch.bool)
             where[:, -1] = False

@@ -19,7 +19,7 @@ from tiewise.core.long_work import doing, progress
 from tiewise.inspection.bench import Bench, Subject, section
 
 LEAST = 1000  # tokens of a text
-PARTS = "Frequent tokens, the rest as one. Symmetric logits pay irreversibility, W Wᵀ definiteness too, its width rank."
+PARTS = "Rare tokens count as one. Symmetric logits pay irreversibility, W Wᵀ definiteness too, its width rank."
 PAYS = "a symmetric one pays, tied or not"
 Fitted = dict[tuple[int, int, bytes], Split]  # width, seed, the text in states → its split
 
@@ -119,9 +119,9 @@ def bigrams_of(
         )
         for k, (first, second) in enumerate([*words, *zip(texts[::2], texts[1::2], strict=True)])
     )  # fmt: skip
-    header = ("pair", "there", "back", "p(second | first)", "p(first | second)", "of the irreversibility")
+    header = ("pair", "there", "back", "p(there)", "p(back)", "of the irreversibility")
     return Found(
-        answer=PAYS if whole.held_out.low > 0 else "nothing told from chance in this text",
+        answer=PAYS if whole.held_out.low > 0 else "nothing that is told from chance",
         quantities=(
             Quantity.of_estimate(
                 "irreversibility", whole.held_out, unit=NATS,
@@ -147,9 +147,9 @@ def bigrams_of(
         grids=tuple(grids),
         listings=(Listing("Requested pairs, and the most irreversible", header, rows),),
         notes=(
-            f"{count(len(ids))} tokens of text, {count(len(chain.keys))} different pairs",
-            f"split of the {count(len(kept))} most frequent tokens, {(states < len(kept)).mean():.0%} of the text",
+            f"{count(len(ids))} tokens, {count(len(chain.keys))} different pairs",
+            f"split: the {count(len(kept))} most frequent tokens, {(states < len(kept)).mean():.0%} of the text",
             *([f"width {width} costs no rank"] if width >= reduced.vocabulary else []),
-            f"largest gradient left by the fits: {parts.gradient:.1g}",
+            f"largest gradient left: {parts.gradient:.1g}",
         ),
     )  # fmt: skip

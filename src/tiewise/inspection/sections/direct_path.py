@@ -69,7 +69,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
         ]
     quantities += own
     orders, figure = path_matrix.word_orders(path, words, ids), "Requested pairs: {}"
-    why = "symmetric: one logit both ways, two probabilities"
+    why = "symmetric: one logit both ways"
     for order, (logit, _, _) in orders.items():
         quantities.append(Quantity(order, logit, unit="logit", main=False, figure=figure.format("logits"), why=why))
     for order, (_, log, rank) in orders.items():

@@ -87,7 +87,7 @@ def first_mlp_of(
     grids: list[Grid] = []
     if chain is not None:  # what a text has, and what each path says of it
         if chain.vocabulary > opened.vocab:
-            what = f"a text of {chain.vocabulary:,} different ids, the table has {opened.vocab:,} rows"
+            what = f"a text of {chain.vocabulary:,} different ids, a table of {opened.vocab:,} rows"
             raise DataError(what, "use the tokenizer that belongs to the model")
         titled = dict(zip(("Direct path", "With the first MLP"), paths.items(), strict=True))
         grids, follows = heat_maps(chain, opened.folder, titled, [word for pair in pairs for word in pair], most, seed)
@@ -115,7 +115,7 @@ def first_mlp_of(
         quantities=tuple(quantities),
         grids=tuple(grids),
         listings=(Listing("Requested pairs", ("order", *columns, "in the text"), tuple(rows)),) if words else (),
-        notes=(f"{sample} tokens sampled; the map is {block.composition}", *path.notes, "attention is left out"),
+        notes=(f"{sample} tokens sampled; {block.composition}, without attention", *path.notes),
     )
 
 
@@ -188,7 +188,7 @@ def first_block(model: Any) -> FirstBlock:
     family = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
     fix = "its direct path alone can be measured"
     if any("experts" in name.split(".") for name, _ in model.named_modules()):
-        what = f"a {short(family)} model begins with a mixture of experts, no one MLP"
+        what = f"a {short(family)} model begins with a mixture of experts"
         raise InstallError(what, fix)
     names = BLOCKS.get(family)
     if names is None:

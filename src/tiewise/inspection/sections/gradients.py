@@ -157,7 +157,7 @@ def found_of(found: PathGradients) -> Found:
         curves=tuple(_curves(found)),
         listings=(bins, _longest(found)),
         notes=(
-            f"a batch is {found.batch} windows of {found.length} tokens; {len(found.batches)} were run",
+            f"{len(found.batches)} batches of {found.batch} windows, {found.length} tokens each",
             f"{count((found.seen == 0).sum())} of {count(len(found.seen))} tokens occur in no window and {alone}",
         ),
     )
@@ -190,7 +190,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
         yield mean(
             "cosine of the two paths per batch", (x.cosine for x in splits), "cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
-            why="above zero they help each other; below, as at rest, they oppose",
+            why="above zero they help each other, below they oppose",
         )  # fmt: skip
     yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
     yield mean("norm of the lookup path per batch", (x.a for x in splits), "norm", main=False)

@@ -22,13 +22,14 @@ from tiewise.inspection.bench import Bench, NotHere, Subject, comparison_of, sec
 from tiewise.training.results import RunResult
 
 TENTHS = 10
+LOGGED = "Means over seeds and logging windows."
 
 
 @section(asks="Which use of the table pulls harder as training goes on?", place=80)
 def gradients_over_training(subject: Subject, bench: Bench) -> Found:
     """Follow both paths' gradients over the training of one arm of a comparison."""
     if subject.run is None:
-        raise NotHere("needs a comparison of several seeds", "give the folder of `tiewise compare`")
+        raise NotHere("needs a comparison", "give the folder of `tiewise compare`")
     return gradients_over_training_of(subject.run, subject.label)
 
 
@@ -41,7 +42,7 @@ def gradients_over_training_of(run: str | os.PathLike[str], arm: str) -> Found:
     """
     found = logged_paths(comparison_of(Path(run)).of(arm))
     if not len(found.last):
-        raise NotHere(f"{arm} measured no gradients by path", "run the comparison again, longer")
+        raise NotHere(f"{arm} measured no gradients by path", "run it again, longer")
     return found_of(found)
 
 
@@ -101,13 +102,19 @@ def found_of(found: LoggedPaths) -> Found:
         (f"{count(int(found.first[its][0]))}–{count(int(found.last[its][-1]))}", str(_share("", found.over(its))))
         for its in (*tenths, whole)
     ]
+    of_both = found.cosine.mean(1)[np.isfinite(found.cosine).all(1)]
+    ends = (("lowest", np.min), ("highest", np.max)) if len(of_both) else ()
+    cosines = [
+        Quantity(f"{end} cosine of the two paths", float(of(of_both)), unit="cosine", main=False, why=LOGGED)
+        for end, of in ends
+    ]
     said = "the head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
     way = "falls" if moved.high < 0 else "rises" if moved.low > 0 else "is not shown to move"
     return Found(
         answer=f"{said}; the head's share {way} over training" if math.isfinite(moved.value) else said,
-        quantities=(share, moved, *_cosines(found)),
+        quantities=(share, moved, *cosines),
         curves=tuple(_curves(found)),
-        listings=(Listing("Head path's share by tenths of the run, and in all", ("steps", "share [95 %]"), rows),),
+        listings=(Listing("Head path's share by tenths of the run", ("steps", "share [95 %]"), rows),),
         notes=(f"over {seeds} seed{'s' if seeds > 1 else ''}, before clipping",),
     )
 
@@ -116,16 +123,7 @@ def _share(name: str, by_seed: NDArray[np.float64], chance: float | None = None,
     return Quantity.of_estimate(name, mean_interval(by_seed), unit="%", chance=chance, why=why)
 
 
-def _cosines(found: LoggedPaths) -> Iterator[Quantity]:
-    cosines = found.cosine.mean(1)[np.isfinite(found.cosine).all(1)]
-    for name, value in (("lowest", np.min), ("highest", np.max)):
-        if len(cosines):
-            name, why = f"{name} cosine of the two paths", "means over seeds, by logging window"
-            yield Quantity(name, float(value(cosines)), unit="cosine", main=False, why=why)
-
-
 def _curves(found: LoggedPaths) -> Iterator[Curve]:
-    why = "Means over seeds, by logging window."
     for name, values, unit, level, log in (
         ("Head path's share over training", found.share, "share of the two norms", 0.5, False),
         ("Norm of the lookup path's gradient", found.a, "norm", None, True),
@@ -134,4 +132,4 @@ def _curves(found: LoggedPaths) -> Iterator[Curve]:
     ):
         points = [(int(step), mean_interval(row)) for step, row in zip(found.last, values, strict=True)]
         if any(math.isfinite(value.value) for _, value in points):
-            yield Curve.through(name, points, along="step", unit=unit, log=log, level=level, why=why)
+            yield Curve.through(name, points, along="step", unit=unit, log=log, level=level, why=LOGGED)

@@ -85,17 +85,15 @@ def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed:
         UnsupportedError: a model whose layers are no stack (`find_stack`), or that reads both sides of a token.
     """
     if steps < LEAST_STEPS:
-        fix = f"give {LEAST_STEPS} or more: convergence is read off their last tenth"
-        raise DataError(f"{steps} steps of training", fix)
+        raise DataError(f"{steps} steps of training", f"give {LEAST_STEPS} or more")
     texts, apart = opened.checked(windows), opened.checked(held_out)
     if texts.shape[1] != apart.shape[1]:
-        raise DataError("windows and held-out windows differ in length", "cut both from one text, [n, T] and [m, T]")
+        raise DataError("windows and held-out windows differ in length", "cut both from one text")
     if len(apart) < 2:
         raise DataError("1 held-out window", "an interval needs two: give a longer text")
     stack = find_stack(opened)
     if not stack.causal:
-        kind = type(opened.model).__name__
-        what = f"{kind} reads both sides of a token: it sees what it names"
+        what = f"{type(opened.model).__name__} reads both sides of a token"
         raise UnsupportedError(what, "give a causal language model")
     fixed, translators, depth = _fixed(stack, texts), _identities(stack, texts), len(stack.applications)
     marks = sorted({steps * i // MARKS for i in range(MARKS + 1)})
@@ -266,7 +264,7 @@ def _quantities(first: LensPlace, nll: Estimate, chances: Sequence[Estimate]) ->
         yield Quantity.of_estimate(f"same first choice, {name}", read.agreement, unit="%", main=False)
     yield Quantity.of_estimate("the model's own nll", nll, unit=NATS, main=False)
     for name, chance in zip((UNIFORM, UNIGRAM, CONSTANT), chances, strict=True):
-        yield Quantity.of_estimate(name, chance, unit=KL, main=False, why="the same everywhere: what no lens gives")
+        yield Quantity.of_estimate(name, chance, unit=KL, main=False, why="the same everywhere, without a lens")
 
 
 def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int]) -> Iterator[Curve]:
@@ -276,7 +274,7 @@ def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int
             "How far is each layer from the final distribution?", enumerate(read.kl for read in reads),
             which=which, along=APPLIED, unit=KL, log=True,
             level=constant.value, level_name="the model's mean distribution",
-            why="Held out; dotted: one distribution for all.",
+            why="Held out.",
         )  # fmt: skip
     for which, reads in both.items():
         yield Curve.through(
@@ -287,26 +285,23 @@ def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int
         yield Curve(
             "Were the tuned lenses trained long enough?", tuple(marks), places[depth].curve, which=f"depth {depth}",
             along="step of training", unit=KL, log=True,
-            why=f"Converged: the last tenth changes it by under {CONVERGED:.0%}.",
+            why=f"Yes, where the last tenth changes it by under {CONVERGED:.0%}.",
         )  # fmt: skip
 
 
 def _notes(places: Sequence[LensPlace], constant: Estimate, steps: int, passes: float) -> Iterator[str]:
     """How the logit lens stands to chance, and whether training sufficed; `passes` is how often it saw its windows."""
     worse, many = sum(place.logit.kl.low > constant.high for place in places), len(places)
-    yield f"at {worse} of {many} places the logit lens is clearly further off than the model's mean distribution"
+    yield f"at {worse} of {many} places the logit lens is further off than the model's mean distribution"
     if unfinished := sum(abs(place.moved) >= CONVERGED for place in places):
         yield f"{unfinished} of {many} tuned lenses still moved in the last tenth of {steps} steps; raise --lens-steps"
     if over := sum(place.fitted < 0.9 * place.tuned.kl.low for place in places):
-        yield (
-            f"at {over} place{'s' if over > 1 else ''} the tuned lens fits the windows better that it was "
-            f"trained on, {plain(passes, 1)} times each: give more text"
-        )
+        where = f"{over} place{'s' if over > 1 else ''}"
+        yield f"at {where} the tuned lens knows its windows by heart, seen {plain(passes, 1)} times: give more text"
 
 
 def _listing(names: Sequence[str], places: Sequence[LensPlace], last: LensRead) -> Listing:
-    header = ("place", "logit lens, nats", "tuned lens, nats", "logit, bits", "tuned, bits", "nll, logit", "nll, tuned")
-    ends = ("same token, logit", "same token, tuned", "last tenth", "converged")
+    both = (f"{lens} lens, {what}" for what in ("nats", "bits", "nll", "same token") for lens in ("logit", "tuned"))
     rows = []
     for depth, name in enumerate(names):
         one = places[depth] if depth < len(places) else None
@@ -318,4 +313,4 @@ def _listing(names: Sequence[str], places: Sequence[LensPlace], last: LensRead) 
             moved = f"{plain(-100 * one.moved, 2)} %", "yes" if abs(one.moved) < CONVERGED else "no"
         cells = (*map(str, kl), *bits, *map(str, (*nll, *agreement)), *moved)
         rows.append((f"{depth} · {name}" if depth else name, *cells))
-    return Listing("Both lenses at each place", header + ends, tuple(rows))
+    return Listing("Both lenses at each place", ("place", *both, "last tenth", "converged"), tuple(rows))

@@ -122,7 +122,7 @@ def found_of(measured: Mapping[Choice, Tensor], tied: bool) -> Found:
         quantities=tuple(quantities),
         listings=(Listing(f"Output and loss, {NATS}", header, tuple(rows.values())),),
         notes=(
-            "8 bits: int8, a scale per row; 4 bits: GGUF's Q4_0, one per 32 values",
-            *(["only both rounded stay tied: one alone needs a second table"] * tied),
+            "8 bits: int8, a scale per row; 4 bits: Q4_0, one per 32 values",
+            *(["one end rounded alone needs a second table"] * tied),
         ),
     )

@@ -51,7 +51,8 @@ FURTHER = 64
 SMALL = 1e-3  # of the state: far above rounding in fp32, small enough to be the map's derivative
 RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 is about a hundredth of it
 FACTOR = "× per application"
-CONTROL = "Dashed: fresh weights."
+FRESH = "fresh weights"
+CONTROL = f"Dashed: {FRESH}."
 PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, how to read it
     ("Change per application", "relative change", True, "change", "Relative to the state before."),
     ("Cosine of output and input", "cosine", False, "cosine", "Figure 1 of Lan et al. 2020."),
@@ -239,7 +240,7 @@ def _fresh(opened: Opened, seed: int) -> Opened | None:
 
 def found_of(trained: Trajectory, untrained: Trajectory | None, further: int) -> Found:
     """Say how far each layer moves the states, and where repeating leads, beside fresh weights."""
-    both = {"": trained} if untrained is None else {"": trained, "fresh weights": untrained}
+    both = {"": trained} if untrained is None else {"": trained, FRESH: untrained}
     return Found(
         answer=_answer(trained, further),
         quantities=tuple(q for which, one in both.items() for q in _quantities(one, which)),
@@ -263,7 +264,7 @@ def _answer(found: Trajectory, further: int) -> str:
         resting, alternating = _rests(values)
         end = f"does not come to rest within {further} more"
         if resting.any():
-            end = f"comes to rest in {resting.sum()} of {resting.size} windows if it is applied {further} times more"
+            end = f"comes to rest in {resting.sum()} of {resting.size} windows within {further} more"
         elif alternating.any():
             end = f"alternates between two states in {alternating.sum()} of {resting.size} windows"
         what = "a layer" if block.period == 1 else f"a block of {block.period} layers"
@@ -301,7 +302,7 @@ def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
         yield Curve.through(
             "Does the repeated block come to rest?", enumerate(map(mean_interval, values["residual"]), 1),
             along="application of the block", unit="relative change", log=True, mark=block.times, which=which,
-            why=f"At the open marker the model stops. A straight fall approaches a fixed point. {CONTROL}",
+            why=f"The model stops at the open marker. A straight fall approaches a fixed point. {CONTROL}",
         )  # fmt: skip
 
 
@@ -324,6 +325,6 @@ def _listings(trained: Trajectory, untrained: Trajectory | None) -> Iterator[Lis
         said = f"all, as {same + 1}" if same is not None else f"{shared:.0%}" if shared else "no"
         own.append((name, *cells, said, cell(fresh, "change")))
         far.append((name, cell(values, "distance"), cell(fresh, "distance")))
-    header = ("layer", "change", "cosine", "turn", "norm", "applied twice", "shared", "change, fresh weights")
+    header = ("layer", "change", "cosine", "turn", "norm", "applied twice", "shared", f"change, {FRESH}")
     yield Listing("Each application of a layer", header, tuple(own))
-    yield Listing("Distance between a layer's output and input", ("layer", "distance", "fresh weights"), tuple(far))
+    yield Listing("Distance of output and input", ("layer", "distance", FRESH), tuple(far))

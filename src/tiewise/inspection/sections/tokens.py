@@ -131,7 +131,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
             Quantity("different tokens in it", int((around.counts > 0).sum()), main=False),
         ]
     if unused is not None:
-        quantities.append(Quantity("rows of no token", len(unused), main=False, why="that no text can produce"))
+        quantities.append(Quantity("rows of no token", len(unused), main=False, why="no text can produce them"))
     shapes = dict.fromkeys((table.rows, table.width) for table in views.values())
     filled |= {f"Gaussian, {rows:,} × {width:,}": gaussian_shares(rows, width) for rows, width in shapes}
     curves += sides.curves
@@ -139,7 +139,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         curves.append(Curve(
             "How many directions a table fills", tuple(range(1, len(shares) + 1)), tuple(map(float, np.cumsum(shares))),
             along="leading directions", unit="%", which=which, log_x=True,
-            why="Far above the Gaussian's: few directions matter.",
+            why="Far above the Gaussian's: few matter.",
         ))  # fmt: skip
     header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
     listings = (
@@ -166,7 +166,7 @@ def _answer(by_count: dict[str, Score]) -> str:
         if abs(score.estimate.value) > 1.96 * score.deviation:
             sides.setdefault("longer" if score.estimate.value > 0 else "shorter", []).append(name)
     said = " and ".join(f"{how} rows ({', '.join(names)})" for how, names in sides.items())
-    return f"frequent tokens have {said}" if sides else "frequent tokens' rows are not shown to be longer or shorter"
+    return f"frequent tokens have {said}" if sides else "frequent tokens have neither longer nor shorter rows"
 
 
 def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
@@ -185,7 +185,7 @@ def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
         "difference of both ends' correlations", high.value - low.value, high.low - low.high, high.high - low.low,
         high.rows, chance=0.0, unit="correlation", main=False, p=p,
         question="Do norms follow frequency alike at both ends?", above=TWO,
-        why="above zero: more at one end; one table has one norm",
+        why="above zero: more at one end",
     )  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
                 f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
                 along="times the text has the token" if kind == "frequency" else "script of the token",
                 ticks=tuple(row[0] for row in rows), level=math.log(2), level_name="no common neighbour",
-                why="Counts give too much, guesses too little; tossed: what alike sides give.",
+                why="Counts say too much, guesses too little; tossed: no difference.",
             ))  # fmt: skip
     excess = np.where(found.counts >= NOTABLE_FROM, excess, -np.inf)
     ids = [row for row in np.argsort(-excess, kind="stable")[:NOTABLE].tolist() if np.isfinite(excess[row])]

@@ -67,8 +67,8 @@ def across(
     pairs = every.without(*(end.unusable() for end in ends))
     if len(pairs) < FEWEST:
         rows = " and ".join(f"{end.input.rows:,}" for end in ends)
-        what = f"vocabularies of {rows} rows share {len(every):,} tokens"
-        raise CheckpointError(f"{what}, {len(pairs):,} usable", f"at least {FEWEST} are needed")
+        what = f"vocabularies of {rows} rows share {len(pairs):,} usable tokens"
+        raise CheckpointError(what, f"at least {FEWEST} are needed")
     width = max(table.width for end in ends for _, table in end.tables)
     settings = settings or replace(AlignSettings.sized(len(pairs), width, seed, held_out), sampled=8192)
     aligned = {
@@ -91,7 +91,7 @@ def across(
         first_score = alignment.scores[0]  # centred, on rows that its map was fitted on
         if first_score.measure == IDENTITY and first_score.estimate.low > KIN:
             cosine = plain(first_score.estimate.value, 3)
-            notes.append(f"{name}: a cosine of {cosine} as they stand: a common start, in every score")
+            notes.append(f"{name}: cosine {cosine} as they stand: a common start, in every score")
     small = {
         "tokens in both vocabularies": len(every),
         "tokens left out": len(every) - len(pairs),
@@ -147,16 +147,16 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
     if whole is None:
         answer += f" {spelled(told[0].measure)}" if told and toward(told[0].difference) != NOT_KNOWN else ""
     elif found.counted is None:
-        answer += "; frequency is not taken out without the training text"
+        answer += "; to take frequency out needs the training text"
     else:
         rest = _side(found, curve) if curve else "too little is found again to say"
         answer += ", with frequency taken out too" if rest == answer else f"; with frequency taken out {rest}"
-    notes = [f"{count(found.tokens)} tokens, against both tables of {found.untied}, seeds {seeds}"]
+    notes = [f"{count(found.tokens)} tokens, seeds {seeds}"]
     if found.counted is not None:
-        notes.append(f"frequency: three powers of log(count + 1) in {count(found.counted)} training tokens")
+        notes.append(f"frequency: a cubic in log(count + 1) of {count(found.counted)} training tokens")
     stored = found.leaning(arm, IDENTITY, SAME_SEED)
     if stored is not None and stored.input.value > KIN:
-        notes.append(f"of one seed, rows still have a cosine of {plain(stored.input.value, 2)} from their common start")
+        notes.append(f"of one seed, rows share a start: cosine {plain(stored.input.value, 2)}")
     pairs = tuple(
         (f"{arm} {a}, {found.untied} {b}", leaning.measure, plain(first, 6), plain(second, 6))
         for leaning in found.leanings
@@ -174,7 +174,7 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
 def _side(found: OverSeeds, difference: Estimate) -> str:
     side = toward(difference)
     if side == NOT_KNOWN:
-        return "it cannot be told from fewer than three seeds"
+        return "fewer than three seeds cannot tell"
     return f"it shows no lean to either table of {found.untied}" if side == NEITHER else f"it leans to its {side} table"
 
 
@@ -188,7 +188,7 @@ def _over_seeds(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Qua
                 name, of, figure = "corrected output − input", "", ""
             yield Quantity.of_estimate(
                 f"{name}, {spelled(leaning.measure)}", score, chance=0.0, unit=SHARES, of=of, main=main, figure=figure,
-                why="for attenuation; 1: the same but for noise and rotation",
+                why="1: the same but for noise and rotation",
             )  # fmt: skip
     # every score, those that are told first and beside the same table trained again
     for leaning in sorted(leanings, key=lambda x: x not in told):
