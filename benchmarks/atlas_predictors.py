@@ -24,7 +24,7 @@ from tiewise.training.folder import RESULTS, read_json
 from tiewise.training.results import Comparison, differences
 
 KEPT = Path(__file__).parent / "results" / "atlas_predictors.csv"
-SECTIONS = ("alignment", "bottleneck", "first_mlp")
+SECTIONS = ("alignment", "bottleneck")
 PREDICTORS = (
     "log tokens of text", "log width", "log V", "untied alignment", "irreversibility", "lookup share",
     "head's share over chance",
@@ -56,14 +56,6 @@ def seen(cell: Path) -> dict[str, float | str]:
         "lookup share": fmean(p.path_a / (p.path_a + p.path_b) for p in points),
         "head's share over chance": share / chance,
     }
-    for arm in models:
-        row[f"{arm}: loss"] = fmean(run.heldout_nll for run in comparison.of(arm))
-        row[f"{arm}: direct path"] = value("first_mlp", arm, "loss on the text's pairs, direct")[0]
-        row[f"{arm}: with the first MLP"] = value("first_mlp", arm, "loss on the text's pairs, with the first MLP")[0]
-        row[f"{arm}: asymmetry, direct"] = value("first_mlp", arm, "asymmetry, direct, centred")[0]
-        row[f"{arm}: asymmetry, with the first MLP"] = value(
-            "first_mlp", arm, "asymmetry, with the first MLP, centred"
-        )[0]
     return {name: item if isinstance(item, str) else round(item, 5) for name, item in row.items()}
 
 
@@ -90,22 +82,6 @@ def scored(rows: list[dict[str, str]]) -> str:
     return "\n".join([*head, *lines]).replace("+", "").replace("| -", "| −")
 
 
-def paths(rows: list[dict[str, str]]) -> str:
-    """A table of both paths' losses in settings with much text, by width and vocabulary."""
-    lines = [
-        "| width, V | model | direct | with the first MLP | whole | asymmetry, direct | with the first MLP |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    much = [row for row in rows if float(row["log tokens of text"]) > np.log(390_000)]
-    for row in sorted(much, key=lambda row: (float(row["log width"]), float(row["log V"]))):
-        sizes = [f"{np.exp(float(row[name])):,.0f}" for name in ("log width", "log V")]
-        for arm in ("untied", "tied"):
-            names = ("direct path", "with the first MLP", "loss", "asymmetry, direct", "asymmetry, with the first MLP")
-            found = " | ".join(f"{float(row[f'{arm}: {name}']):.2f}" for name in names)
-            lines.append(f"| {', '.join(sizes)} | {arm} | {found} |")
-    return "\n".join(lines)
-
-
 def main(studies: list[Path]) -> None:
     """Look into what is not yet known, and score."""
     rows = list(csv.DictReader(KEPT.open(newline="", encoding="utf-8"))) if KEPT.exists() else []
@@ -118,7 +94,7 @@ def main(studies: list[Path]) -> None:
                 writer.writeheader()
                 writer.writerows(rows)
             print(rows[-1], file=sys.stderr)
-    print(scored(rows), paths(rows), sep="\n\n")
+    print(scored(rows))
 
 
 if __name__ == "__main__":

@@ -81,9 +81,14 @@ def test_what_is_wrong_is_told_with_its_line(kit, what):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("```\nx\n```\n", "without its kind"), ("<!-- quick -->\n```sh\nx\n```\n", "no mark")]
+    ("text", "says"),
+    [
+        ("```\nx\n```\n", "without its kind"),
+        ("<!-- quick -->\n```sh\nx\n```\n", "no mark"),
+        ("It took 3.5 s.\n", "line 1: 3.5: no source is named"),
+    ],
 )
-def test_a_fence_says_what_it_is(kit, text, says):
+def test_a_fence_says_what_it_is_and_a_number_where_it_is_from(kit, text, says):
     assert says in run(kit, text)
 
 

@@ -183,9 +183,12 @@ def run(page: Path, kit: Path) -> str | None:
         settings = {"PATH": path, "PYTHONPATH": code, "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
 
         def call(*command: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                command, cwd=folder, env=os.environ | settings, capture_output=True, text=True, timeout=SECONDS
-            )
+            try:
+                return subprocess.run(
+                    command, cwd=folder, env=os.environ | settings, capture_output=True, text=True, timeout=SECONDS
+                )
+            except subprocess.TimeoutExpired:
+                return subprocess.CompletedProcess(command, 1, "", f"not done after {SECONDS} s")
 
         for example in found:
             if example.kind in ("sh", "bash"):

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.atlas.planted_study import planted
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import atlas, atlas_predictors
+from benchmarks import atlas, atlas_paths, atlas_predictors
 from tiewise.atlas.grid import StudyGrid
 from tiewise.atlas.study import flat, repeated
 
@@ -23,6 +25,32 @@ def test_the_page_and_its_figures_are_of_the_table():
     assert MADE["page"](text, MADE["studies"]()) == text
     for name, drawn in MADE["FIGURES"].items():
         assert (ROOT / "docs" / f"atlas-{name}.svg").read_text(encoding="utf-8") == drawn(MADE["studies"]()[name])
+
+
+@torch.no_grad()
+def test_what_a_direct_path_adds_is_all_where_layers_write_nothing_and_else_what_projection_says(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    model, ids = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)), torch.randint(0, 60, (3, 12))
+    for weight in (model.lm_head.weight, *(layer.mlp.down_proj.weight for layer in model.model.layers)):
+        weight *= 30
+    model.save_pretrained(tmp_path / "model")
+    found = atlas_paths.taken_away(tmp_path / "model", ids)
+    caught = []
+    model.model.norm.register_forward_pre_hook(lambda _, given: caught.append(given[0]))
+    said, e, (h,) = model(input_ids=ids, labels=ids), model.model.embed_tokens(ids), caught
+    scale = (h.square().mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt()
+    z, ours = (x[:, :-1] - x[:, :-1].mean(-1, keepdim=True) for x in (said.logits, model.lm_head(e * scale)))
+    rest = model.lm_head(torch.nn.functional.rms_norm(h - e, (16,), eps=model.config.rms_norm_eps))[:, :-1]
+    loss = torch.nn.functional.cross_entropy(rest.flatten(0, 1), ids[:, 1:].flatten())
+    assert found["loss"] == pytest.approx(said.loss.item(), rel=1e-5)
+    assert found["logits"] == pytest.approx(((ours * z).sum() / z.square().sum()).item(), abs=1e-5)
+    assert found["taken away"] == pytest.approx((loss - said.loss).item(), abs=1e-5)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.weight.zero_()
+        layer.self_attn.o_proj.weight.zero_()
+    model.save_pretrained(tmp_path / "empty")
+    assert atlas_paths.taken_away(tmp_path / "empty", ids)["logits"] == pytest.approx(1, abs=1e-6)
 
 
 def test_a_predictor_is_scored_on_the_settings_that_it_was_not_fitted_on():

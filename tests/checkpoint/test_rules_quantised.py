@@ -12,7 +12,7 @@ from test_rules_types_and_rows import COMPRESSED, HEAD, METHODS, TABLE, E, H, by
 from tiny_checkpoints import D, V, llama, table
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.rules_types_and_rows import read_quantisation
+from tiewise.checkpoint.facts import read_quantisation
 from tiewise.core.errors import CheckpointError
 
 FP8 = table().astype(ml_dtypes.float8_e4m3fn)

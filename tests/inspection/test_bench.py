@@ -48,7 +48,7 @@ def test_standard_input_is_read_once_for_all_models(subjects, monkeypatch):
 
 def test_empty_standard_input_is_one_line(subjects, monkeypatch):
     standard_input(monkeypatch, "")
-    with pytest.raises(DataError, match="standard input holds no text; give a text that is not empty"):
+    with pytest.raises(DataError, match="standard input holds no text; pipe one in"):
         Bench(Request(texts=("-",), effort=SMALL), subjects).ids(subjects[0])
 
 

@@ -123,7 +123,7 @@ def test_everything_equals_the_models_own_dense_logits(neox, monkeypatch):
     cost = result["parameters of that MLP"]
     assert cost.value == counted
     assert cost.why == f"{counted / V / E:.0%} of one table, {counted / model.num_parameters():.0%} of the model"
-    assert result.notes[0] == "25 tokens sampled; x + mlp(post_attention_layernorm(x)), without attention"
+    assert result.notes[0] == "25 tokens sampled; the map is x + mlp(post_attention_layernorm(x))"
 
 
 def test_without_a_text_and_pairs_there_is_no_more_than_its_asymmetry(neox):

@@ -21,7 +21,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, noting, open_folder
 from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import inside
+from tiewise.checkpoint.untrusted import inside, items_of
 from tiewise.core.errors import CheckpointError
 from tiewise.core.long_work import doing
 
@@ -61,14 +61,14 @@ class AdapterFacts:
 
     def listed(self, key: str) -> tuple[str, ...]:
         """The names under a key; none where a pattern or "all-linear" stands there."""
-        return _only(str, self.config.get(key))
+        return items_of(str, self.config.get(key))
 
     @cached_property
     def token_rows(self) -> dict[str, tuple[int, ...]]:
         """`trainable_token_indices` by the name of the module, "" where the config does not name it."""
         rows = self.config.get("trainable_token_indices")
         by_module = rows if isinstance(rows, Mapping) else {"": rows}  # a list alone names no module
-        return {name: _only(int, ids) for name, ids in by_module.items() if isinstance(ids, list)}
+        return {name: items_of(int, ids) for name, ids in by_module.items() if isinstance(ids, list)}
 
     @property
     def ties(self) -> bool:
@@ -196,11 +196,6 @@ def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -
         fix = "take the adapter from its source again"
         faults.append(Fault(WEIGHTS, f"{folder.path}: an adapter without {WEIGHTS}", fix))
     return AdapterFacts(folder.path, config, tensors, tuple(faults), base, scan)
-
-
-def _only(kind: type, value: Any) -> tuple[Any, ...]:
-    """The items of a list that are of a type; empty where `value` is no list."""
-    return tuple(item for item in value if type(item) is kind) if isinstance(value, list) else ()
 
 
 def lora_config(model: Any, new_tokens: Iterable[int] = (), *, tables: bool = False) -> dict[str, Any]:

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 from tiewise.checkpoint.adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import FLAG, Claims
-from tiewise.checkpoint.facts import Facts, config_for
+from tiewise.checkpoint.facts import Facts, config_for, read_quantisation
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import SEVERITIES, Finding, Rule, difference, matching, names, rules, said
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.rules_onnx import OnnxFacts, read_onnx
-from tiewise.checkpoint.rules_types_and_rows import read_quantisation
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.checkpoint.untrusted import inside, short
@@ -241,18 +240,17 @@ def check(
 
 def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield ten findings of each kind of one rule, and one that stands for all others of it."""
-    seen: Counter[str] = Counter()
-    last: dict[str, Finding] = {}
+    seen, last = Counter[tuple[str, bool]](), dict[tuple[str, bool], Finding]()
     for finding in findings:
-        kind = f"{finding.severity} {finding.safe}"
+        kind = finding.severity, finding.safe
         seen[kind] += 1
         if seen[kind] <= MOST_OF_A_KIND:
             yield finding
         else:
             last[kind] = finding
-    for kind, finding in last.items():
-        left = seen[kind] - MOST_OF_A_KIND
-        what = f"{left:,} more of {seen[kind]:,} findings of this kind, the last at {finding.where}"
+    for of, finding in last.items():
+        left = seen[of] - MOST_OF_A_KIND
+        what = f"{left:,} more of {seen[of]:,} findings of this kind, the last at {finding.where}"
         yield finding if left == 1 else replace(finding, evidence=what, count=left)
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import packaged_json
@@ -27,24 +28,12 @@ BESIDE = re.compile(
 )
 
 
-class Usual(NamedTuple):
-    """The hand-written names; what each list holds is said in the file."""
-
-    pairs: tuple[tuple[str, str], ...]
-    outputs: tuple[str, ...]
-    whole_outputs: tuple[str, ...]
-    maps: tuple[str, ...]
-    biases: tuple[str, ...]
-    wrappers: tuple[str, ...]
-    foreign: tuple[str, ...]
-
-
 @lru_cache(maxsize=1)
-def usual() -> Usual:
-    """Read the hand-written names, longest paths first."""
+def usual() -> SimpleNamespace:
+    """The hand-written names, longest paths first; what each list holds is said in the file."""
     data = packaged_json("checkpoint/data/usual_names.json")
     pairs = sorted(((pair["input"], pair["output"]) for pair in data["pairs"]), key=lambda p: -p[0].count("."))
-    return Usual(tuple(pairs), *(tuple(data[name]) for name in Usual._fields[1:]))
+    return SimpleNamespace(**{key: tuple(value) for key, value in data.items() if key != "about"} | {"pairs": pairs})
 
 
 def unwrapped(name: str) -> str:
@@ -158,10 +147,7 @@ def family(model_type: str | None) -> Family:
 
 
 def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | None:
-    """Return what is known of a class; of the family's own main class where no class is named.
-
-    A class is looked for in its family first, then in any other (several families share `EncoderDecoderModel`).
-    """
+    """Return what is known of a class, of its family's own or any other's; of the family's main class for None."""
     classes = family(model_type).classes
     if architecture is None:
         main = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "MTModel", "ForPreTraining")
@@ -315,24 +301,19 @@ def first_count(levels: Iterable[Mapping[str, Any]], *keys: str) -> int | None:
 
 
 SCALARS = {  # key: the value at which it does nothing
-    "embedding_multiplier": 1.0,  # Granite, Falcon-H1: on the looked-up rows
-    "embedding_scale": 1.0,  # HRM-Text: on the looked-up rows
-    "scale_emb": 1.0,  # MiniCPM: on the looked-up rows
-    "logits_scaling": 1.0,  # Granite: logits are divided by it; HyperCLOVA X: multiplied
-    "logit_scale": 1.0,  # Cohere: logits are multiplied by it; MPT: the same
-    "lm_head_multiplier": 1.0,  # Falcon-H1
-    "output_multiplier_scale": 1.0,  # Grok, remote code
-    "final_logit_softcapping": 0.0,  # Gemma 2: cap · tanh(logits / cap)
-    "output_logit_soft_cap": 0.0,  # xLSTM
-    "logits_soft_cap": 0.0,  # RecurrentGemma
-    "dim_model_base": 0.0,  # MiniCPM: hidden states are divided by hidden_size / dim_model_base
-    "scale_embedding": 0.0,  # BART: rows times sqrt(d_model) where true
+    # on the looked-up rows: Granite and Falcon-H1; HRM-Text; MiniCPM
+    **dict.fromkeys(("embedding_multiplier", "embedding_scale", "scale_emb"), 1.0),
+    # logits are divided by it in Granite, else multiplied: HyperCLOVA X, Cohere and MPT, Falcon-H1, Grok (remote code)
+    **dict.fromkeys(("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier_scale"), 1.0),
+    # cap · tanh(logits / cap): Gemma 2; xLSTM; RecurrentGemma
+    **dict.fromkeys(("final_logit_softcapping", "output_logit_soft_cap", "logits_soft_cap"), 0.0),
+    # hidden states are divided by hidden_size / it (MiniCPM); rows times sqrt(d_model) where true (BART)
+    **dict.fromkeys(("dim_model_base", "scale_embedding"), 0.0),
     "scale_decoder_outputs": 0.0,  # T5: hidden states times 1 / sqrt(d_model) where true
     "logits_mup_width_multiplier": 1.0,  # Inkling: hidden states are divided by it
-    "mup_enabled": 0.0,  # AFMoE: rows times sqrt(hidden_size) where true
-    "rescale_embeddings": 0.0,  # BigBird: the same
-    "mup_width_multiplier": 1.0,  # Phi-3-small, remote code
-    "mup_embedding_multiplier": 0.0,  # Phi-3-small, remote code
+    # rows times sqrt(hidden_size) where true: AFMoE; BigBird
+    **dict.fromkeys(("mup_enabled", "rescale_embeddings"), 0.0),
+    **{"mup_width_multiplier": 1.0, "mup_embedding_multiplier": 0.0},  # Phi-3-small, remote code
 }
 WIDTHS = ("word_embed_proj_dim", "embedding_size", "input_embedding_size", "output_embedding_size")  # of the table
 
@@ -346,8 +327,7 @@ def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, f
     for path, level in levels:
         defaults = family(family_type(level)).scalars
         width = next((number(level.get(key)) for key in ("hidden_size", "d_model") if key in level), None)
-        idle = SCALARS | (dict.fromkeys(WIDTHS, width) if width is not None else {})
-        for key, nothing in idle.items():
+        for key, nothing in (SCALARS | (dict.fromkeys(WIDTHS, width) if width is not None else {})).items():
             value = number(level.get(key, defaults.get(key)))
             if value is not None and value != nothing:
                 found[f"{path}.{key}" if path else key] = value

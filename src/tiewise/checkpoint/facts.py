@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, noting, read_
 from tiewise.checkpoint.roles import DRAFT_HEAD, Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES, TableLikeness, likeness, same_numbers
-from tiewise.checkpoint.untrusted import short
+from tiewise.checkpoint.untrusted import read_json, short
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.long_work import doing
 from tiewise.core.spec import BoundarySpec
@@ -177,12 +178,10 @@ class Facts:
     def explains(self, table: Stored) -> bool:
         """Whether a table is as wide as the model, or as something that the config or a stored map says."""
         width = table.shape[1]
-        if self.text.hidden_size in (None, width):
-            return True
         named = (item for level in self.levels.values() for item in level.items())
         said = (value for key, value in named if any(word in key for word in _WIDTH_KEYS) and type(value) is int)
-        # maps may follow one another
-        return any(width in tensor.shape for tensor in self.roles.maps) or width in said
+        mapped = any(width in tensor.shape for tensor in self.roles.maps)  # maps may follow one another
+        return self.text.hidden_size in (None, width) or mapped or width in said
 
     @cached_property
     def misfits(self) -> dict[str, tuple[int, ...]]:
@@ -190,9 +189,9 @@ class Facts:
         roles = self.roles
         rows = [table.rows for table in reversed(roles.pair) if not roles.packed(table)]
         rows += [self.text.vocab_size] if self.text.vocab_size is not None else []
+        found = dict[str, tuple[int, ...]]()
         if roles.known is None or not rows:
-            return {}
-        found: dict[str, tuple[int, ...]] = {}
+            return found
         for name, tensor in self.folder.tensors.items():
             if name.endswith("bias") and not in_layer(name) and (own := roles.known.loaded_as(name)) is not None:
                 wanted = (1, rows[0]) if own == "final_logits_bias" else (rows[0],)
@@ -202,8 +201,8 @@ class Facts:
     @cached_property
     def half_read(self) -> list[Stored]:
         """Input tables that transformers does not load under their names, where it loads another one of several."""
-        unread = (table for table in self.roles.inputs if table.name in self.roles.unread)
-        return [] if self.roles.read_input is None else list(unread)
+        unread = [table for table in self.roles.inputs if table.name in self.roles.unread]
+        return [] if self.roles.read_input is None else unread
 
     @cached_property
     def foreign_layers(self) -> str | None:
@@ -297,11 +296,7 @@ class Facts:
 
 
 def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the config that transformers gives a class: the root, or the part that is of the class's family.
-
-    Raises:
-        CheckpointError: no such class is known, or the config has no part of its family.
-    """
+    """Return the config that transformers gives a class: the root, or the part that is of the class's family."""
     families = family_data()["families"]
     own = [kind for kind, record in families.items() if name in record.get("classes", {})]
     if not own:
@@ -316,3 +311,20 @@ def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         fix = f"choose a class of {' or '.join(said)}" if said else "write model_type into config.json"
         raise CheckpointError(f"{name} is of the family {own[0]}, and no part of the config is", fix)
     return {**part, "architectures": [name]}
+
+
+def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config that describes a quantisation; empty where none does."""
+    levels = (config, config.get("text_config"), config.get("llm_config"))
+    keys = ("quantization_config", "compression_config", "quantization")
+    found = (level.get(key) for level in levels if isinstance(level, Mapping) for key in keys)
+    return next((section for section in found if isinstance(section, Mapping)), {})
+
+
+def read_quantisation(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Read the config of a quantisation: a config.json that has one, or a file of the tool's own."""
+    record = read_json(os.fspath(path), most=2**24)
+    if not isinstance(record, dict) or not record or ("model_type" in record and not quantisation(record)):
+        fix = "give a JSON file with quant_method, or a config.json that has quantization_config"
+        raise CheckpointError(f"{path}: no config of a quantisation", fix)
+    return quantisation(record) or record

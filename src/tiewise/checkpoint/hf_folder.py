@@ -8,7 +8,6 @@ vocab.json, vocab.txt, a SentencePiece model; then, always, added_tokens.json an
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,8 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tiewise.checkpoint.stored import Header, Stored, read_header
 from tiewise.checkpoint.untrusted import MOST_BYTES, first_fields, inside, read_json, read_whole, require_bounded, short
@@ -121,23 +118,20 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         CheckpointError: the path does not exist, may not be read, or is neither.
     """
     path, faults = Path(path), list[Fault]()
-    config = weight_map = total_size = None
-    if not os.path.isdir(path):
-        if path.suffix != ".safetensors" and not os.path.isfile(path):
-            what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
-            raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
-        header, listed = read_header(path), _listing(path.parent)
-        alone = [name for name in listed if name.endswith(".safetensors")] == [path.name]  # not one shard of several
-        if CONFIG in listed and alone:
-            with noting(faults, CONFIG):
-                config = json_object(path.parent, CONFIG, MOST_CONFIG)
-        files, held = (path.name, *([CONFIG] if config is not None else [])), dict(header.tensors)
-        return Folder(path.parent, files, config, {path.name: header}, held, faults=tuple(faults), single=True)
-
-    listed = _listing(path)
-    if CONFIG in listed:
+    single, config, weight_map, total_size = not os.path.isdir(path), None, None, None
+    if single and path.suffix != ".safetensors" and not os.path.isfile(path):
+        what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
+        raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
+    header = read_header(path) if single else None
+    listed = _listing(home := path.parent if single else path)
+    alone = [name for name in listed if name.endswith(".safetensors")] == [path.name]  # not one shard of several
+    if CONFIG in listed and (alone or not single):
         with noting(faults, CONFIG):
-            config = json_object(path, CONFIG, MOST_CONFIG)
+            config = json_object(home, CONFIG, MOST_CONFIG)
+    if header is not None:
+        files = (path.name, CONFIG) if config is not None else (path.name,)
+        held = dict(header.tensors)
+        return Folder(home, files, config, {path.name: header}, held, faults=tuple(faults), single=True)
     if INDEX in listed:
         with noting(faults, INDEX):
             weight_map, total_size = _index(path)
@@ -229,11 +223,6 @@ class Tokenizer:
         return max(self.base_max, max(self.added, default=-1))
 
     @cached_property
-    def count(self) -> int:
-        """Distinct ids."""
-        return len(np.unique(np.fromiter(itertools.chain(self.base.values(), self.added), np.int64)))
-
-    @cached_property
     def texts(self) -> dict[int, str]:
         """{id: text} of all tokens; an added token's text where it takes an id of the vocabulary proper."""
         return {number: text for text, number in self.base.items()} | dict(self.added)
@@ -247,9 +236,7 @@ class Tokenizer:
     @cached_property
     def used(self) -> frozenset[int]:
         """Ids that text can produce: all but placeholders, `[unused12]`, `<|reserved_special_token_3|>`, `<pad>`."""
-        texts = ((number, text) for text, number in self.base.items() if number not in self.added)
-        every = itertools.chain(texts, self.added.items())
-        return frozenset(number for number, text in every if not _RESERVED.fullmatch(text))
+        return frozenset(number for number, text in self.texts.items() if not _RESERVED.fullmatch(text))
 
 
 def read_tokenizer(folder: Folder) -> Tokenizer | None:
@@ -293,7 +280,7 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
         decoder = record.get("added_tokens_decoder")
         by_id = decoder if isinstance(decoder, Mapping) else {}
         texts = {key: str(one.get("content", "")) if isinstance(one, Mapping) else "" for key, one in by_id.items()}
-        return {}, {int(key): text for key, text in texts.items() if re.fullmatch("[0-9]{1,18}", key)}
+        return {}, {int(key): text for key, text in texts.items() if re.fullmatch(r"[0-9]{1,18}", key)}
     if name == "added_tokens.json":
         return {}, {number: text for text, number in _vocabulary(record).items()}
     return _vocabulary(record), {}

@@ -180,8 +180,7 @@ def mlx(facts: Facts, kind: str) -> LoaderOutcome:
         flags = written - {None}
         made = _server(facts, MLX, (not flags or True in flags) if fixed is None else fixed)
         return made if kind in data["served"] or made.outcome == NO_HEAD else _outcome(MLX, NOT_SERVED)
-    column = letters.split()[(True, False, None).index(written.pop())]
-    words = tuple(MLX_LETTERS[letter] for letter in column)
+    words = tuple(MLX_LETTERS[letter] for letter in letters.split()[(True, False, None).index(written.pop())])
     run = replace(MLX, versions=data["version"], source=f"run on {data['date']}", tied=words, untied=words)
     made = _server(facts, run, True)
     as_run = made.outcome in words and made.sentence == PLAIN[made.outcome] and not facts.quantised

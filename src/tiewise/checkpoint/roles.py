@@ -91,14 +91,13 @@ class StoredModules:
     """The tensors of a checkpoint by module, under names without wrappers."""
 
     def __init__(self, tensors: Mapping[str, Stored]) -> None:
-        self.tensors: dict[str, Stored] = {}
-        self.parts: dict[str, dict[str, Stored]] = {}
+        self.tensors, self.tables = dict[str, Stored](), dict[str, Stored]()
+        self.parts = dict[str, dict[str, Stored]]()
         names = [(unwrapped(name), name) for name in tensors]
         for plain, name in sorted(names, key=lambda pair: pair[0] != pair[1]):  # of two, the one without wrappers
             if self.tensors.setdefault(plain, tensors[name]) is tensors[name]:
                 module, parameter = module_of(plain)
                 self.parts.setdefault(module, {})[parameter] = tensors[name]
-        self.tables: dict[str, Stored] = {}
         for module, parts in self.parts.items():
             for name in ("weight", *PACKED) if module else ():
                 if name in parts and (len(parts[name].shape) == 2 or f"{name}.absmax" in parts):

@@ -23,8 +23,9 @@ from inspect import cleandoc
 from typing import Any, Literal, NamedTuple, get_args
 
 from tiewise.checkpoint.claims import FLAG
+from tiewise.checkpoint.roles import MTP_INPUT, MTP_OUTPUT, Roles
 from tiewise.checkpoint.stored import Stored
-from tiewise.checkpoint.table_scans import IDENTICAL, SAME_VALUES, SIGNS, UNRELATED, TableLikeness
+from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SIGNS, SOME_ROWS, UNRELATED, TableLikeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
@@ -153,6 +154,21 @@ def difference(alike: TableLikeness) -> str:
     else:
         far = f"by {100 * by:.2g} % of their length" if by < 1 else f"by {by:.2g} times their length"
     return f"{share}, {far}; {origin}"
+
+
+def copies(facts: Any, of: Roles) -> Told:
+    """Which tables of further tokens are not those at the same end of a model: the checkpoint's own, or a target."""
+    ends = {MTP_INPUT: of.input, MTP_OUTPUT: of.output or of.input}
+    for other in facts.roles.others:
+        end = ends.get(other.role)
+        alike = None if end is None or end.shape != other.tensor.shape else facts.compare(end, other.tensor)
+        if end is None or alike is None or not alike.differing:
+            continue
+        close = alike.kind in (SOME_ROWS, CLOSE)
+        what = f"{describe(other.tensor)} is not {short(end.name)}: {difference(alike)}"
+        what += "" if close or of is not facts.roles else "; transformers drafts with the main one in its place"
+        fix = f"store {short(end.name)} under that name too" if close else "none if it was trained so"
+        yield Said(short(other.tensor.name), what, fix, severity="warning" if close else "info")
 
 
 def dotted(level: str, key: str = FLAG) -> str:

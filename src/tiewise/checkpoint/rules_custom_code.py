@@ -47,8 +47,7 @@ class CodeClass:
     bases: tuple[str, ...]  # last parts of the names of its bases
     tied: tuple[Assigned, ...]  # what it assigns in its body or on `self`
     tie_weights: int | None  # line of its own `tie_weights` of the old form, which takes no arguments; else None
-    ties_itself: bool  # it has a `tie_weights` of its own
-    has_head: bool  # it has a `get_output_embeddings` of its own
+    methods: frozenset[str]  # names of its own
     names_flag: bool  # `tie_word_embeddings` stands somewhere in it
     keyed: bool  # it assigns `_tied_weights_keys`
 
@@ -96,7 +95,8 @@ def _of_model(facts: Facts, found: CodeClass, above: Mapping[str, CodeClass | No
         elif not found.keyed and not inherits:
             what = f"{found.name} sets {tied.name}, which transformers 5 does not read: the name is {KEYS}"
             yield _finding("error", found, tied.line, what, _line(facts, tied.entries or ()))
-    if found.has_head and not found.tied and not found.ties_itself and facts.claims.tied and not inherits:
+    heads = "get_output_embeddings" in found.methods and "tie_weights" not in found.methods
+    if heads and not found.tied and facts.claims.tied and not inherits:
         what = f"{found.name} has get_output_embeddings and no {KEYS}: transformers 5 leaves the head untied"
         yield _finding("error", found, found.line, f"{what}, and random", _line(facts, ()))
     if found.tie_weights is not None:
@@ -185,8 +185,7 @@ def _summary(node: ast.ClassDef, file: str) -> CodeClass:
         bases=tuple(name for base in node.bases if (name := _last(base)) is not None),
         tied=tuple(tied),
         tie_weights=tie.lineno if tie is not None and old else None,
-        ties_itself=tie is not None,
-        has_head="get_output_embeddings" in methods,
+        methods=frozenset(methods),
         names_flag=names_flag,
         keyed=any(one.name == KEYS for one in tied),
     )

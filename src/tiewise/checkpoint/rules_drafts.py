@@ -16,8 +16,7 @@ from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import MOST_TOKENS, PIECES, Tokenizer
 from tiewise.checkpoint.roles import MTP_INPUT, MTP_OUTPUT
-from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, difference, numbers, rule
-from tiewise.checkpoint.rules_tying import copies
+from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, copies, describe, difference, numbers, rule
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.table_scans import UNRELATED
 from tiewise.checkpoint.untrusted import short
@@ -130,7 +129,7 @@ def draft_sizes(facts: Facts) -> Told:
         return
     (less, smaller), (more, _) = sorted(((own, facts), (every, target)), key=lambda one: one[0])
     what = f"the draft's vocabulary has {own:,} rows, the target's {every:,}"
-    tokenizer = next((one for one in (target.tokenizer, facts.tokenizer) if one is not None and one.count), None)
+    tokenizer = next((one for one in (target.tokenizer, facts.tokenizer) if one is not None and one.max_id >= 0), None)
     if tokenizer is None:
         what += "; no tokenizer says whether tokens lie between"
         yield Said("vocab_size", what, "put the target's tokenizer.json beside it", severity="warning")

@@ -14,7 +14,7 @@ from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, is_id
 from tiewise.checkpoint.roles import NGRAM, PER_LAYER, modality_config, rows_said
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule, shown
 from tiewise.checkpoint.stored import FLOATING, Stored
-from tiewise.checkpoint.untrusted import short
+from tiewise.checkpoint.untrusted import items_of, short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")
@@ -335,8 +335,7 @@ def head_biases(facts: Facts) -> Told:
         if target not in biases and target.endswith("bias"):
             what = f"{short(source)} is stored alone, and an untied model of this class starts {short(target)} anew"
             yield Said(short(target), what, f"store it as {short(target)} too", severity="error")
-    classes = facts.config.get("architectures")
-    generates = any(str(name).endswith("ForCausalLM") for name in (classes if isinstance(classes, list) else []))
+    generates = any(name.endswith("ForCausalLM") for name in items_of(str, facts.config.get("architectures")))
     rows = {table.rows for table in roles.tables} | facts.vocabularies
     # beside these, vectors under a name of the head's bias, whatever their length
     ends = {*usual().biases, *([f"{module_of(roles.output_name)[0]}.bias"] if roles.output_name is not None else [])}

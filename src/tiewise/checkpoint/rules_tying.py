@@ -5,8 +5,7 @@ from __future__ import annotations
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair
 from tiewise.checkpoint.loaders import ERROR, LOST, predict
-from tiewise.checkpoint.roles import MTP_INPUT, MTP_OUTPUT, Roles
-from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, difference, dotted, names, rule, said
+from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, copies, describe, difference, dotted, names, rule, said
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
@@ -302,21 +301,6 @@ def further_tokens(facts: Facts) -> Told:
     Sources: DeepSeek-V3 README_WEIGHTS.md; transformers modeling_layers.py (5.23.0); vLLM deepseek_mtp.py (03356f8)
     """
     yield from copies(facts, facts.roles)
-
-
-def copies(facts: Facts, of: Roles) -> Told:
-    """Which tables of further tokens are not those at the same end of a model: the checkpoint's own, or a target."""
-    ends = {MTP_INPUT: of.input, MTP_OUTPUT: of.output or of.input}
-    for other in facts.roles.others:
-        end = ends.get(other.role)
-        alike = None if end is None or end.shape != other.tensor.shape else facts.compare(end, other.tensor)
-        if end is None or alike is None or not alike.differing:
-            continue
-        close = alike.kind in (SOME_ROWS, CLOSE)
-        what = f"{describe(other.tensor)} is not {short(end.name)}: {difference(alike)}"
-        what += "" if close or of is not facts.roles else "; transformers drafts with the main one in its place"
-        fix = f"store {short(end.name)} under that name too" if close else "none if it was trained so"
-        yield Said(short(other.tensor.name), what, fix, severity="warning" if close else "info")
 
 
 @rule("B080", "warning", "every loader makes the same model of it")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tiewise.checkpoint.claims import PACKED
-from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.facts import Facts, quantisation
 from tiewise.checkpoint.roles import End
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, names, numbers, rule, said
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES
 from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
-from tiewise.checkpoint.untrusted import read_json, short
-from tiewise.core.errors import CheckpointError
+from tiewise.checkpoint.untrusted import items_of, short
 from tiewise.core.files import size
 from tiewise.core.long_work import doing
 
@@ -63,7 +61,7 @@ def rows_in_use(facts: Facts) -> Told:
     What to do: initialise the rows again and train them.
     Sources: trl#5608; LlamaFactory#6749; transformers#35141
     """
-    tokenizer = facts.tokenizer if facts.tokenizer is not None and facts.tokenizer.count else None
+    tokenizer = facts.tokenizer if facts.tokenizer is not None and facts.tokenizer.max_id >= 0 else None
     pads = {value for level in facts.levels.values() if type(value := level.get("pad_token_id")) is int}
     again = "initialise these rows again, or take them from the source"
     for table in facts.roles.pair:
@@ -150,33 +148,12 @@ MOST_LISTED = 100_000
 _SCALE = re.compile(r"weight_\w*scale|scales|SCB|absmax")  # in the name of what packed numbers are multiplied by
 
 
-def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config that describes a quantisation; empty where none does."""
-    levels = (config, config.get("text_config"), config.get("llm_config"))
-    keys = ("quantization_config", "compression_config", "quantization")
-    found = (level.get(key) for level in levels if isinstance(level, Mapping) for key in keys)
-    return next((section for section in found if isinstance(section, Mapping)), {})
-
-
-def read_quantisation(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Read the config of a quantisation: a config.json that has one, or a file of the tool's own.
-
-    Raises:
-        CheckpointError: it cannot be read, or is no JSON object that says anything.
-    """
-    record = read_json(os.fspath(path), most=2**24)
-    if not isinstance(record, dict) or not record or ("model_type" in record and not quantisation(record)):
-        fix = "give a JSON file with quant_method, or a config.json that has quantization_config"
-        raise CheckpointError(f"{path}: no config of a quantisation", fix)
-    return quantisation(record) or record
-
-
 def lists_of(section: Mapping[str, Any]) -> dict[str, list[str]]:
     """Modules that a quantisation leaves alone, by the key that lists them. Patterns stand as written, never run."""
     lists = {key: entries for key in _LEFT_ALONE.split() if isinstance(entries := section.get(key), list)}
     if isinstance(dynamic := section.get("dynamic"), Mapping):  # GPTQModel: "-:pattern" leaves modules alone
-        lists["dynamic"] = [key[2:] for key in dynamic if isinstance(key, str) and key.startswith("-:")]
-    return {key: [one for one in entries[:MOST_LISTED] if isinstance(one, str)] for key, entries in lists.items()}
+        lists["dynamic"] = [key[2:] for key in dynamic if key.startswith("-:")]
+    return {key: list(items_of(str, entries[:MOST_LISTED])) for key, entries in lists.items()}
 
 
 def leaves(end: End, entries: list[str]) -> bool:
@@ -318,8 +295,7 @@ def _packs(section: Mapping[str, Any], end: End, kind: str) -> bool:
     groups = [section, *(groups.values() if isinstance(groups, Mapping) else ())]
     targets = [group["targets"] for group in groups if isinstance(group, Mapping) and "targets" in group]
     if targets:
-        lists = (some[:MOST_LISTED] for some in targets if isinstance(some, list))
-        named = [one for some in lists for one in some if isinstance(one, str)]
+        named = [one for some in targets for one in items_of(str, some)[:MOST_LISTED]]
         return kind in named or leaves(end, named)
     both = section.get("include_input_output_embeddings") is True
     return both or (kind == "Linear" and section.get("lm_head") is True)

@@ -216,10 +216,9 @@ class Reader:
             found = self.rows(low, high)
             return found if high - low == len(ids) and (np.diff(ids) == 1).all() else found[ids - low]
         raw = bytearray(len(ids) * self.row_bytes)
-        view = memoryview(raw)
         for place in np.argsort(ids, kind="stable"):  # in the file's order: a disk reads forward
             start = int(place) * self.row_bytes
-            self.into(view[start : start + self.row_bytes], int(ids[place]) * self.row_bytes)
+            self.into(memoryview(raw)[start : start + self.row_bytes], int(ids[place]) * self.row_bytes)
         return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), *self.tensor.shape[1:])
 
     def wide(self, start: int = 0, stop: int | None = None) -> NDArray:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tiewise.checkpoint.hf_folder import MOST_TOKENS, Folder, is_id, json_object, read_tokenizer
-from tiewise.checkpoint.untrusted import short
+from tiewise.checkpoint.untrusted import items_of, short
 from tiewise.core.errors import CheckpointError
 
 ROLES = ("eos_token", "bos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -34,11 +34,7 @@ class TokenBytes:
 
 
 def read_token_bytes(folder: Folder) -> TokenBytes:
-    """Read the tokenizer.json of a folder, and which of its tokens are special.
-
-    Raises:
-        CheckpointError: none, one that is damaged, or a kind whose pieces do not say what they write (WordPiece).
-    """
+    """Read the tokenizer.json of a folder, and which of its tokens are special; one that marks words is refused."""
     found = None if folder.single or not folder.has("tokenizer.json") else read_tokenizer(folder)
     if found is None:
         fix = "save it with AutoTokenizer.from_pretrained(…).save_pretrained(…), which writes one"
@@ -76,8 +72,7 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
             text = said.get(role)
             text = text.get("content") if isinstance(text, Mapping) else text
             roles |= {role: ids[text]} if isinstance(text, str) and text in ids else {}
-    listed = record.get("added_tokens")
-    added = [one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, Mapping)]
+    added = items_of(dict, record.get("added_tokens"))
     special = {*roles.values(), *(one["id"] for one in added if one.get("special") and is_id(one.get("id")))}
     writes = {
         number: text.encode("utf-8", "surrogatepass") if number in found.added else written(text)

@@ -117,6 +117,11 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
         raise CheckpointError(f"{where}: not readable as JSON ({short(str(error), 80)})", fix) from None
 
 
+def items_of(kind: type, value: Any) -> tuple[Any, ...]:
+    """The items of a list that are of a type; empty where `value` is no list."""
+    return tuple(item for item in value if type(item) is kind) if isinstance(value, list) else ()
+
+
 def require_bounded(data: bytes, values: int, where: str) -> None:
     """Raise where text in UTF-8 and the `values` in it would take more memory than any file of its kind."""
     if len(data) < 2**20:
@@ -130,11 +135,7 @@ def require_bounded(data: bytes, values: int, where: str) -> None:
 
 
 def first_fields(data: bytes, at: int, end: int, most: int, where: str) -> Iterator[tuple[int, int]]:
-    """Where each field 1 that holds bytes begins and ends, of a protocol buffer's message between two places.
-
-    Raises:
-        CheckpointError: a damaged message, or one of more than `most` fields.
-    """
+    """Where each field 1 that holds bytes begins and ends, of a protocol buffer's message of `most` fields at most."""
     wrong = CheckpointError(f"{where}: a damaged protocol buffer", "take it from its source again")
 
     def number(at: int) -> tuple[int, int]:

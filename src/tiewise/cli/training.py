@@ -209,11 +209,11 @@ def kernels(
     if action not in (None, "build"):
         raise typer.BadParameter(f"{action}: `tiewise kernels` says what is there, `tiewise kernels build` compiles it")
     o.need("torch")
-    from tiewise.ops import kernels as compiled
+    from tiewise.ops import fast_products as compiled
 
     if action:
         compiled.build()
-    said = compiled.state()
+    said = compiled.kernels_state()
     if json_:
         o.print_json({"kernels": said, "used": compiled.kernels() is not None})
     else:

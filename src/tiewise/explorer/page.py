@@ -218,7 +218,7 @@ def verdict_table() -> dict[str, Any]:
         "not_built": data["not_built"],
         "families": families,
         "ends": [json.loads(entry) for entry in places],
-        "usual": usual()._asdict(),
+        "usual": vars(usual()),
         "position": POSITION.pattern,
         "beside_ends": PLAIN_TABLE.pattern,
         "beside": BESIDE.pattern,

@@ -36,6 +36,7 @@ from tiewise.core.spec import BoundarySpec, Vocabularies
 from tiewise.flax.flax_loss import FlaxLossOptions, as_array, check_range, linear_cross_entropy
 from tiewise.flax.flax_paths import enter
 
+Spec = BoundarySpec | str
 Params = Mapping[str, Array]  # by the names that PyTorch's boundary has: `table_in`, `in_map.weight`, `out_map.p`, …
 Body = Callable[[Array], Array]
 
@@ -49,7 +50,7 @@ class PureBoundary:
     width: int
 
     @classmethod
-    def of(cls, spec: BoundarySpec | str, vocab: Vocabularies | int, width: int) -> PureBoundary:
+    def of(cls, spec: Spec, vocab: Vocabularies | int, width: int) -> PureBoundary:
         """Read the spec and check that these sizes can have it.
 
         Raises:
@@ -193,8 +194,7 @@ class PureBoundary:
         return _through_in_map(params, rows) * self.spec.scales(self.width)[0], after
 
     def _table(self, params: Params, name: str) -> Array:
-        frozen = self.spec.freeze and name == "table_in"
-        return lax.stop_gradient(params[name]) if frozen else params[name]
+        return lax.stop_gradient(params[name]) if self.spec.freeze and name == "table_in" else params[name]
 
     def _entered(self, params: Params) -> Array:
         """Return the output table, guarded where its padding row must get no gradient."""
@@ -299,7 +299,7 @@ class NNXBoundary(_Verbs, nnx.Module):
         SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
     """
 
-    def __init__(self, spec: BoundarySpec | str, vocab: int | Vocabularies, width: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, spec: Spec, vocab: int | Vocabularies, width: int, *, rngs: nnx.Rngs) -> None:
         self.pure = PureBoundary.of(spec, vocab, width)
         self.load({name: self.pure.draw(name, rngs.params()) for name in self.pure.shapes()})
 
@@ -332,7 +332,7 @@ class LinenBoundary(_Verbs, linen.Module):
         SpecError: at `init`, as `NNXBoundary`.
     """
 
-    spec: BoundarySpec | str
+    spec: Spec
     vocab: int | Vocabularies  # V; both where input and output differ
     width: int  # D
 

@@ -19,8 +19,7 @@ from flax import linen, nnx
 from jax import Array, lax
 
 from tiewise.core.errors import SpecError
-from tiewise.core.spec import BoundarySpec
-from tiewise.flax.flax_boundary import NNXBoundary
+from tiewise.flax.flax_boundary import NNXBoundary, Spec
 from tiewise.flax.parameter_files import exactly, flat
 
 ROPE_BASE = 10_000.0
@@ -46,8 +45,7 @@ class LanguageModel(nnx.Module):
     def loss(self, ids: Any, targets: Any, probe: Array | None = None, **options: Any) -> Array:
         """Cross-entropy of `targets` [B, T] behind `ids` [B, T], the penalty of the spec included; options as
         `linear_cross_entropy`."""
-        found = self.boundary(ids, self.body, targets, probe, **options)
-        return found + self.boundary.penalty()
+        return self.boundary(ids, self.body, targets, probe, **options) + self.boundary.penalty()
 
     def logits(self, ids: Any) -> Array:
         """Map tokens [B, T] to logits [B, T, V]."""
@@ -58,11 +56,7 @@ class LanguageModel(nnx.Module):
         return {self._torch_name(name): value for name, value in flat(nnx.state(self, nnx.Param)).items()}
 
     def load_named(self, params: Mapping[str, Any]) -> None:
-        """Take over a PyTorch checkpoint's parameters.
-
-        Raises:
-            CheckpointError: one is missing, unknown or of another shape.
-        """
+        """Take over a PyTorch checkpoint's parameters; CheckpointError where one is missing, unknown or misshapen."""
         spare = f"{self.head}.weight" if self.boundary.pure.tied else ""
         given = {name: value for name, value in params.items() if name != spare}
         shapes = {name: value.shape for name, value in self.named().items()}
@@ -89,15 +83,7 @@ class FlaxDecoder(LanguageModel):
     lookup, head, within = "model.embed_tokens", "lm_head", "model"
 
     def __init__(
-        self,
-        spec: BoundarySpec | str,
-        vocab: int,
-        width: int,
-        layers: int,
-        heads: int,
-        inner: int | None = None,
-        *,
-        rngs: nnx.Rngs,
+        self, spec: Spec, vocab: int, width: int, layers: int, heads: int, inner: int | None = None, *, rngs: nnx.Rngs
     ) -> None:
         if width % (2 * heads):
             raise SpecError(f"width {width} does not divide into {heads} heads of even width", "change one of them")
@@ -120,7 +106,7 @@ class FlaxRNN(LanguageModel):
 
     lookup, head, within = "embed", "head", "rnn"
 
-    def __init__(self, spec: BoundarySpec | str, vocab: int, width: int, layers: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, spec: Spec, vocab: int, width: int, layers: int, *, rngs: nnx.Rngs) -> None:
         self.layers = nnx.List([LSTM(width, rngs=rngs) for _ in range(layers)])
         self.boundary = NNXBoundary(spec, vocab, width, rngs=rngs)
 
@@ -244,8 +230,7 @@ def tied_io_embed(seed: int, token_ids: Any, vocab_size: Any, d_model: Any) -> A
     """
     ids = jnp.asarray(token_ids).astype(jnp.int32)
     module = TiedIO(int(vocab_size), int(d_model))
-    params = module.init(jax.random.PRNGKey(int(seed)), ids)
-    return module.apply(params, ids).reshape(-1)
+    return module.apply(module.init(jax.random.PRNGKey(int(seed)), ids), ids).reshape(-1)
 
 
 def count_parameters(model: nnx.Module) -> int:

@@ -124,11 +124,7 @@ class Fitting:
         return {"step": self.step, "seconds": self.seconds, "timed": self.timed}
 
     def take_up(self, arrays: Mapping[str, Any], record: Mapping[str, Any], where: str) -> None:
-        """Go on from what `arrays` and `record` returned; `where` names the place they come from.
-
-        Raises:
-            CheckpointError: arrays of another model or optimizer.
-        """
+        """Go on from what `arrays` and `record` returned at `where`; CheckpointError for another model's."""
         own, given = ({name: x.shape for name, x in a.items() if name != "window"} for a in (self.arrays(), arrays))
         if own != given:
             what = f"{where} is of another model or optimizer"

@@ -30,11 +30,7 @@ SHARED = {"table_out": "table_in"}
 
 
 def save(path: str | Path, pure: PureBoundary, params: Mapping[str, Any]) -> None:
-    """Write a boundary's parameters, whole or not at all.
-
-    Raises:
-        CheckpointError: parameters that are not this boundary's.
-    """
+    """Write a boundary's parameters, whole or not at all; CheckpointError where they are not this boundary's."""
     write(path, fitting(params, pure, "these parameters"), SHARED if pure.tied else {})
 
 
@@ -87,11 +83,7 @@ def fitting(params: Mapping[str, Any], pure: PureBoundary, where: str) -> dict[s
 
 
 def exactly(params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str, fix: str) -> dict[str, Any]:
-    """Return `params` in the order of `shapes`; `fix` is for names that differ.
-
-    Raises:
-        CheckpointError: one is missing, unknown or of another shape.
-    """
+    """Return `params` in the order of `shapes`, all of them and no other; `fix` is for names that differ."""
     for what, names in (("lacks", shapes.keys() - params.keys()), ("has the unknown", params.keys() - shapes.keys())):
         if names:
             more = ", …" if len(names) > 4 else ""

@@ -205,5 +205,5 @@ def _kept(most: int) -> tuple[str, TemporaryDirectory[str]]:
             if count >= most:
                 break
     if not count:
-        raise DataError("standard input holds no text", "give a text that is not empty")
+        raise DataError("standard input holds no text", "pipe one in")
     return path, folder

@@ -103,7 +103,8 @@ def beyond(sizes: Mapping[str, float]) -> dict[str, float]:
 
 def in_words(factors: Mapping[str, float]) -> str:
     """A width 6 times the largest and a depth 0.5 times the smallest: what `beyond` found."""
-    said = [f"a {SIZES[name]} {x:.2g} times the {'largest' if x > 1 else 'smallest'}" for name, x in factors.items()]
+    what = {name: f"an {said}" if said[0] in "aeiou" else f"a {said}" for name, said in SIZES.items()}
+    said = [f"{what[name]} {x:.2g} times the {'largest' if x > 1 else 'smallest'}" for name, x in factors.items()]
     return " and ".join(filter(None, (", ".join(said[:-1]), said[-1])))
 
 

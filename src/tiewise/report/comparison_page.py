@@ -48,10 +48,11 @@ NOTE = (
 BIGRAMS = "Last columns: logit of “right after left” less “left after right”; 0 in one table without maps."
 DIRECT_PATH = "Logit of the next token (column) by the current (row), less what rows and columns share."
 MEMORY = "16 bytes a parameter, all in fp32."
+HALF = "Half of the pairs are {}; line: chance."
 JUDGED = {
     MASKED: "Right: its logit is the largest.",
-    "sop": "Half of the pairs are swapped; line: chance.",
-    "nsp": "Half of the pairs are of two documents; line: chance.",
+    "sop": HALF.format("swapped"),
+    "nsp": HALF.format("of two documents"),
 }
 
 
@@ -74,14 +75,13 @@ def render(comparison: Comparison) -> str:
         for arm in comparison.arms
         for r in comparison.of(arm)[:1]
     ]
-    start = ["arm", "init std", "learning rate", "predicted first loss", "measured first loss"]
+    chosen = ["arm", "init std", "learning rate"]
     trials = [
         [t["arm"], _fact(t["init"]), _fact(t["learning_rate"]), plain(t["nll"]), "chosen" if t["chosen"] else ""]
         for t in comparison.tuning
     ]
-    trial = ["arm", "init std", "learning rate", "nll of the tuning split", ""]
-    begun = [Listing("Initialisation and learning rate by arm", start, starts)]
-    tried = [Listing("All tuning trials", trial, trials)]
+    begun = [Listing("Start of each arm", [*chosen, "predicted first loss", "measured first loss"], starts)]
+    tried = [Listing("All tuning trials", [*chosen, "nll of the tuning split", ""], trials)]
     first = [results(comparison)]
     notes = (*comparison.finding.splitlines(), NOTE)
     of_shares = [SHARES_NOTE, *([] if unigram is None else [by_frequency])] if shares else []

@@ -48,7 +48,7 @@ def deciding(found: TieOrNot, models: Sequence[str]) -> Listing:
         value = str(q) if q.speaks == NEITHER else f"{q} → {q.speaks}"
         cells.setdefault(question, {}).update(dict.fromkeys(about.split(", "), value))
     rows = [[question, *(by_model.get(model, NONE) for model in models)] for question, by_model in cells.items()]
-    return Listing("What can decide, and what each model speaks for", ["", *models], rows)
+    return Listing("What can decide", ["", *models], rows)
 
 
 def evidence(found: TieOrNot) -> Listing:

@@ -54,6 +54,7 @@ def objectives(comparisons: Sequence[Comparison]) -> dict[str, Found]:
         if objective is None or not any(run.shares for run in runs):
             raise RunError("a comparison without an objective of pairs", "give ALBERTs' (--recipe albert-small)")
         label = "without pairs" if objective == "none" else f"on {objective}"
+        theirs = f"{label}, the paper"
         if label in found:
             raise RunError(f"objective {objective} twice", "give each once")
         here, paper, said = [], [], []
@@ -69,14 +70,14 @@ def objectives(comparisons: Sequence[Comparison]) -> dict[str, Found]:
             here.append(q)
             if objective in table_5():
                 value = table_5()[objective][name] / 100
-                paper.append(Quantity(words, value, of=f"{label}, the paper", unit="%", **of_pairs))
+                paper.append(Quantity(words, value, of=theirs, unit="%", **of_pairs))
             if of_pairs:  # by both intervals: seeds that all guess alike agree on the same rows by chance
                 told = "above chance" if min(q.low, rows.low) > CHANCE else "not told from chance"
                 told = "below chance" if max(q.high, rows.high) < CHANCE else told
                 said.append(f"{name} {q}, {told}")
         found[label] = Found("; ".join(said), tuple(here))
         if paper:
-            found[f"{label}, the paper"] = Found("; ".join(f"{q.name} {q}" for q in paper), tuple(paper))
+            found[theirs] = Found("; ".join(f"{q.name} {q}" for q in paper), tuple(paper))
     return found
 
 

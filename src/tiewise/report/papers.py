@@ -28,6 +28,7 @@ from tiewise.training.results import ALPHA, Comparison, Difference, RunResult, i
 Beside = tuple[list[str], Listing]  # what is said, and the table under it
 # (training tokens with <eos>, vocabulary) of the texts that figures are of
 TEXTS = {"PTB": (929_589, 10_000), "WikiText-2": (2_088_628, 33_278)}
+ALIKE = "alike at both widths"
 METRIC = " test perplexity"  # behind the name of a text
 ALBERT = "ALBERT (arXiv:1909.11942)"
 AGREES, DISAGREES, OPEN = VERDICTS = ("as in the paper", "the other way", "not told apart at this budget")
@@ -140,11 +141,11 @@ def beside_table_4(nll: Mapping[str, Mapping[str, float]], pairs: Sequence[Diffe
         own = [pair for pair in pairs if pair.metric == boundary]
         line = f"{boundary}: {', '.join(sorted(of, key=of.__getitem__))}."
         if not own:
-            said.append(f"{line} The paper orders no two of these alike at both widths.")
+            said.append(f"{line} The paper orders no two of these {ALIKE}.")
             continue
         counted = (f"{sum(direction(pair) == verdict for pair in own)} {verdict}" for verdict in VERDICTS)
         each = (f"{p.arm}: {signed(p.mean)} ({interval(p)}), {direction(p)}" for p in own)
-        many = f"{len(own)} pair{'' if len(own) == 1 else 's'} that the paper orders alike at both widths"
+        many = f"{len(own)} pair{'' if len(own) == 1 else 's'} that the paper orders {ALIKE}"
         said.append(f"{line} Of {many}: {', '.join(counted)}. {'; '.join(each)}.")
     header = ["shared", *(f"{boundary}: nll" for boundary in nll), *(f"paper, {name}" for name in table_4())]
     rows = [

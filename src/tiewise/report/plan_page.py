@@ -29,6 +29,7 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 
 WIDTHS = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 RANK = 128  # ALBERT's table width
+UNIQUE = "unique parameters"
 TABLES = {"input table": ("input_table",), "output table": ("output_table",), "maps at the ends": ("maps",)}
 BODY = {
     "attention": ("attention", "cross_attention", "mixer"),
@@ -127,7 +128,7 @@ def sharing_panels(plan: Plan) -> list[Panel]:
     totals = {kind: budget(a, a.boundary, SharingSpec(kind)).total for kind in KINDS}
     bars = {f"share {kind}": {"parameters": total} for kind, total in totals.items()}
     why = "The work stays the same."
-    panel = stacked(bars, "What sharing layers leaves", "unique parameters", count, why)
+    panel = stacked(bars, "What sharing layers leaves", UNIQUE, count, why)
     panel.figure.update_traces(showlegend=False, text=list(map(count, totals.values())))
     return [panel]
 
@@ -158,7 +159,7 @@ def growth_panels(plan: Plan) -> list[Panel]:
         whole = (("tied", "none"), (factored, "all"))
         models = {f"{spec}, share {share}": [b.total for b in at_widths(spec, share)] for spec, share in whole}
         why = "12·D² per layer, or in all where one is shared."
-        panels.append(panel(models, f"Whole models of {layers} layers by width", "unique parameters", why))
+        panels.append(panel(models, f"Whole models of {layers} layers by width", UNIQUE, why))
     return panels
 
 
@@ -172,7 +173,7 @@ def preset_panel() -> Panel:
         ends = parts["input_table"] + parts.get("maps", 0)
         found[name] = {"body": sum(parts.values()) - ends, "table and map": ends}
     why = "With pooler, counted from their sizes."
-    return stacked(found, "BERT and ALBERT as published", "unique parameters", count, why, first="body")
+    return stacked(found, "BERT and ALBERT as published", UNIQUE, count, why, first="body")
 
 
 def score_panel() -> Panel:

@@ -33,6 +33,7 @@ NOTE = (
 MAP = f"Blue: better; orange: worse; no colour: not detected. In {NATS}."
 BANDS = "Below zero: better; bands: 95 % intervals."
 FITTED = "Crossed: no evidence; the interval holds zero, or no settings enclose it."
+ALL = "All arms"
 TEXT_AXES = ("train_tokens", "steps")
 WORDS = {-1: "better", 0: "–", 1: "worse"}
 FINE = 13  # predictions along an axis
@@ -142,7 +143,7 @@ def sign_maps(study: Study) -> Iterator[Grid]:
     across, *others = [*varying(study), ""]
     down, rest = others[0], others[1:-1]
     top = max((abs(row.heldout.mean) for row in study.rows if row.sign), default=1.0)
-    for name, rows in parted(study.rows, rest).items() if down else [("All arms", study.rows)]:
+    for name, rows in parted(study.rows, rest).items() if down else [(ALL, study.rows)]:
         place = {(_value(row, down) if down else row.arm, _value(row, across)): row for row in rows}
         y, x = (tuple(dict.fromkeys(key[i] for key in place)) for i in (0, 1))
         clear = {at: row.heldout.mean for at, row in place.items() if row.sign}
@@ -158,7 +159,7 @@ def curves(study: Study) -> Iterator[Panel]:
     axes = [axis for axis in varying(study) if _numeric(study, axis)]
     for axis in sorted(axes, key=lambda axis: axis not in TEXT_AXES)[:1]:
         second, *rest = [*(other for other in varying(study) if other != axis), ""]
-        for name, rows in parted(study.rows, rest[:-1]).items() if second else [("All arms", study.rows)]:
+        for name, rows in parted(study.rows, rest[:-1]).items() if second else [(ALL, study.rows)]:
             drawn: dict[str, list[tuple[float, SweepRow]]] = {}
             for row in rows:
                 drawn.setdefault(said(row, second) if second else row.contrast, []).append((row.measure(axis), row))

@@ -47,8 +47,7 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
     saved.verify()
     with beside(real) as made:
         with writing(real):
-            told = {**index.config, "architectures": [index.architecture]}
-            (made / CONFIG).write_text(json.dumps(told, indent=2))
+            (made / CONFIG).write_text(json.dumps({**index.config, "architectures": [index.architecture]}, indent=2))
             try:
                 config = AutoConfig.from_pretrained(made, trust_remote_code=False)
             except ValueError:

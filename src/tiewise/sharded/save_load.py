@@ -125,10 +125,9 @@ def _what_is_held(live: HeldState) -> Told:
 
 
 def _divided(everyone: Sequence[Told]) -> tuple[dict[str, WholeTensor], list[list[ShardPart]], dict[str, Held]]:
-    """Decide which process writes which part, the same in every process.
+    """What is kept, the layouts, and the parts that this process writes, by name: decided alike in every process.
 
-    Of those that hold the same part, the one writes that has least to write. Returns what is kept, the layouts, and
-    the parts that this process writes, by name.
+    Of those that hold the same part, the one writes that has least to write.
     """
     first = everyone[0]
     for process, other in enumerate(everyone):
@@ -165,8 +164,7 @@ def _written(
 
     def tensor(key: str) -> NewTensor:
         def pieces() -> Pieces:
-            flat = local(live.tensors[key]).contiguous().view(-1)
-            for piece in flat.split(CHUNK_BYTES):
+            for piece in local(live.tensors[key]).contiguous().view(-1).split(CHUNK_BYTES):
                 yield memoryview(piece.cpu().view(torch.uint8).numpy())
 
         return NewTensor(key, kept[key].dtype, shape_of(mine[key]), name, pieces)
@@ -243,9 +241,6 @@ def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
     """Return the options that the parameters of each of the optimizer's groups were saved with.
 
     Groups of the same options may be one or several: some optimizers want those apart that are cut over other axes.
-
-    Raises:
-        RunError: parameters that were not saved, or a group of several options.
     """
     of = {name: {**group, "params": None} for group in saved.index.groups or [] for name in group["params"]}
     groups = [[saved.index.aliases.get(name, name) for name, _ in members] for members in live.parameters]

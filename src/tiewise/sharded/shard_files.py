@@ -90,12 +90,7 @@ class Saved:
     """A save as it lies in a folder, opened as a stranger's."""
 
     def __init__(self, place: Path) -> None:
-        """Read and check the index.
-
-        Raises:
-            CheckpointError: there is no whole save.
-            RunError: a field of the index is not what it should be.
-        """
+        """Read and check the index; RunError where a field of it is not what it should be."""
         self.place = place
         self._headers: dict[int, Header] = {}
         path = inside(place, INDEX)
@@ -123,11 +118,7 @@ class Saved:
             raise CheckpointError(f"{path}: an alias of a tensor that is not kept", AGAIN)
 
     def verify(self) -> None:
-        """See that the files are what was written; of several processes each takes some.
-
-        Raises:
-            CheckpointError: one is not.
-        """
+        """See that the files are what was written; of several processes each takes some."""
         for file in self.index.files[ranks.rank() :: ranks.size()]:
             path = inside(self.place, file.name)
             if not path.exists() or path.stat().st_size != file.size or sha256(path) != file.sha256:
@@ -184,11 +175,7 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Say in one line why nothing can be written there.
-
-    Raises:
-        CheckpointError: an operation of the block failed.
-    """
+    """Make an OSError in the block a CheckpointError, which says in one line why nothing can be written there."""
     try:
         yield
     except OSError as error:

@@ -119,7 +119,7 @@ def bigrams_of(
         )
         for k, (first, second) in enumerate([*words, *zip(texts[::2], texts[1::2], strict=True)])
     )  # fmt: skip
-    header = ("pair", "there", "back", "p(there)", "p(back)", "of the irreversibility")
+    header = ("pair", "there", "back", "p(second | first)", "p(first | second)", "of the irreversibility")
     return Found(
         answer=PAYS if whole.held_out.low > 0 else "nothing that is told from chance",
         quantities=(

@@ -78,7 +78,7 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, s
         *(
             Quantity(
                 f"next token occurs {label} times", ratio(passed[:, band].sum(), whole[:, band].sum()), unit="%",
-                chance=chance, main=False, figure="Share that passes the head, by the next token's frequency",
+                chance=chance, main=False, figure="Share that passes, by the next token's frequency",
             )
             for band, label in enumerate(BINS) if whole[:, band].any()
         ),

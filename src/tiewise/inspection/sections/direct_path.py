@@ -59,13 +59,13 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     for kind in (APPLIED, CENTRED):
         values, first = path_matrix.eigenvalues(kinds[kind]).tolist() or [0.0], kind == APPLIED
         where, why = "" if first else f", {kind}", "none in W Wᵀ, half in unrelated tables"
+        sides = ("above", sum(v > 0 for v in values)), ("below", sum(v < 0 for v in values))
+        ends = ("largest", values[-1]), ("smallest", values[0])
         share = sum(v * v for v in values if v < 0) / (sum(v * v for v in values) or 1.0)
         quantities += [
             Quantity(f"energy of eigenvalues below 0{where}", share, unit="%", main=first, why=why),
-            Quantity(f"eigenvalues above 0{where}", sum(v > 0 for v in values), main=False),
-            Quantity(f"eigenvalues below 0{where}", sum(v < 0 for v in values), main=False),
-            Quantity(f"largest eigenvalue{where}", values[-1], unit="logits", main=False),
-            Quantity(f"smallest eigenvalue{where}", values[0], unit="logits", main=False),
+            *(Quantity(f"eigenvalues {side} 0{where}", n, main=False) for side, n in sides),
+            *(Quantity(f"{end} eigenvalue{where}", v, unit="logits", main=False) for end, v in ends),
         ]
     quantities += own
     orders, figure = path_matrix.word_orders(path, words, ids), "Requested pairs: {}"

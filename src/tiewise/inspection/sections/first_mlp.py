@@ -115,7 +115,7 @@ def first_mlp_of(
         quantities=tuple(quantities),
         grids=tuple(grids),
         listings=(Listing("Requested pairs", ("order", *columns, "in the text"), tuple(rows)),) if words else (),
-        notes=(f"{sample} tokens sampled; {block.composition}, without attention", *path.notes),
+        notes=(f"{sample} tokens sampled; the map is {block.composition}", *path.notes, "attention is left out"),
     )
 
 

@@ -193,8 +193,8 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
             why="above zero they help each other, below they oppose",
         )  # fmt: skip
     yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
-    yield mean("norm of the lookup path per batch", (x.a for x in splits), "norm", main=False)
-    yield mean("norm of the head path per batch", (x.b for x in splits), "norm", main=False)
+    for path, norms in (("lookup", [x.a for x in splits]), ("head", [x.b for x in splits])):
+        yield mean(f"norm of the {path} path per batch", norms, "norm", main=False)
     yield aside("loss", found.nll, NATS, n=found.predicted)
     for where, split, null in ((WHOLE, found.gradient.split(), found.null), (ADAM, step, ())):
         if math.isfinite(split.cosine):

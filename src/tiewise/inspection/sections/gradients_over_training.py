@@ -124,10 +124,10 @@ def _share(name: str, by_seed: NDArray[np.float64], chance: float | None = None,
 
 
 def _curves(found: LoggedPaths) -> Iterator[Curve]:
+    norms = ("lookup", found.a), ("head", found.b)
     for name, values, unit, level, log in (
         ("Head path's share over training", found.share, "share of the two norms", 0.5, False),
-        ("Norm of the lookup path's gradient", found.a, "norm", None, True),
-        ("Norm of the head path's gradient", found.b, "norm", None, True),
+        *((f"Norm of the {path} path's gradient", a, "norm", None, True) for path, a in norms),
         ("Do both paths pull the same way over training?", found.cosine, "cosine", 0.0, False),
     ):
         points = [(int(step), mean_interval(row)) for step, row in zip(found.last, values, strict=True)]

@@ -121,7 +121,7 @@ def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed:
         quantities=tuple(_quantities(places[0], nll, chances)),
         curves=tuple(_curves(places, constant, marks)),
         listings=(_listing(["input", *(one.name for one in stack.applications)], places, reads[depth]),),
-        notes=tuple(_notes(places, constant, steps, steps * size / len(texts))),
+        notes=tuple(_notes(places, constant, steps * size / len(texts))),
     )
 
 
@@ -289,12 +289,12 @@ def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int
         )  # fmt: skip
 
 
-def _notes(places: Sequence[LensPlace], constant: Estimate, steps: int, passes: float) -> Iterator[str]:
+def _notes(places: Sequence[LensPlace], constant: Estimate, passes: float) -> Iterator[str]:
     """How the logit lens stands to chance, and whether training sufficed; `passes` is how often it saw its windows."""
     worse, many = sum(place.logit.kl.low > constant.high for place in places), len(places)
     yield f"at {worse} of {many} places the logit lens is further off than the model's mean distribution"
     if unfinished := sum(abs(place.moved) >= CONVERGED for place in places):
-        yield f"{unfinished} of {many} tuned lenses still moved in the last tenth of {steps} steps; raise --lens-steps"
+        yield f"{unfinished} of {many} tuned lenses still moved in the last tenth; raise --lens-steps"
     if over := sum(place.fitted < 0.9 * place.tuned.kl.low for place in places):
         where = f"{over} place{'s' if over > 1 else ''}"
         yield f"at {where} the tuned lens knows its windows by heart, seen {plain(passes, 1)} times: give more text"

@@ -279,8 +279,8 @@ def _quantities(found: Trajectory, which: str) -> Iterator[Quantity]:
     def one(q: Quantity) -> Quantity:
         return replace(q, name=f"{q.name}, {which}", main=False) if which else q
 
-    yield mean("first layer's change", found.each[0]["change"], "of the state's norm")
-    yield mean("last layer's change", found.each[-1]["change"], "of the state's norm")
+    for name, values in (("first", found.each[0]), ("last", found.each[-1])):
+        yield mean(f"{name} layer's change", values["change"], "of the state's norm")
     for block, values in found.blocks.items():
         (resting, alternating), where = _rests(values), f", applications {block.first + 1} to {block.end}"
         why = f"below 1 near-by states come together{where}"

@@ -24,6 +24,7 @@ from tiewise.inspection.bench import Bench, Subject, section
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NAMED = 6  # tokens of a view that carry their text
 FREQUENCY, SCRIPT = "frequency", "script"  # what tokens are grouped by
+OFTEN = "times the text has the token"
 ENOUGH = 10  # occurrences from which a token is compared with its own null
 NOTABLE, NOTABLE_FROM = 10, 100  # tokens that are named for their contexts, and their occurrences at least
 
@@ -55,7 +56,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
     counts = None if around is None else around.counts
     tokenizer, unused = None if folder.single else read_tokenizer(folder), None
     # rows that no text can produce, where a file says which tokens there are; what the text has is in use
-    if tokenizer is not None and tokenizer.count:
+    if tokenizer is not None and tokenizer.max_id >= 0:
         in_text = [] if counts is None else np.flatnonzero(counts).tolist()
         unused = np.setdiff1d(np.arange(rows), [*tokenizer.used, *in_text])
     groups = {} if counts is None else {FREQUENCY: by_frequency(counts)}
@@ -102,7 +103,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
                     quantities.append(Quantity.of_estimate(what, mean_interval(values), unit="norm", main=False))
             if kind == FREQUENCY:
                 curves.append(Curve.through(
-                    "Length of rows by token frequency", band, along="times the text has the token", ticks=of.labels,
+                    "Length of rows by token frequency", band, along=OFTEN, ticks=of.labels,
                     unit="row norm", which=name, why="Medians and quartiles.",
                 ))  # fmt: skip
         quantities += directions(name, table, sums, seed, main=correlations is None)
@@ -252,7 +253,7 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
         for which, estimates in zip(("guessed", "counts", "tossed"), zip(*reads, strict=True), strict=bool(reads)):
             curves.append(Curve.through(
                 f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
-                along="times the text has the token" if kind == "frequency" else "script of the token",
+                along=OFTEN if kind == "frequency" else "script of the token",
                 ticks=tuple(row[0] for row in rows), level=math.log(2), level_name="no common neighbour",
                 why="Counts say too much, guesses too little; tossed: no difference.",
             ))  # fmt: skip

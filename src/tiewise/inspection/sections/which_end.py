@@ -31,7 +31,7 @@ def which_end(subject: Subject, bench: Bench) -> Found:
             raise NotHere(f"{', '.join(of_run.arms)}: held against its two tables", "see there")
         return found_over_seeds(of_run, subject.label)
     if len(bench.subjects) != 2:
-        raise NotHere("needs two models", "give two, or a comparison")
+        raise NotHere("needs two models, or a comparison")
     first, second = bench.subjects
     ends = bench.once("ends", lambda: (ends_of(first.folder), ends_of(second.folder)))
     labels = first.label, second.label
