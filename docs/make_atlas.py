@@ -1,7 +1,7 @@
 """The figures and tables of docs/atlas.md: `python docs/make_atlas.py` writes docs/atlas-*.svg, and the page's tables.
 
-All come from the rows of `tiewise/catalogue/atlas.csv`, which `python -m benchmarks.atlas` gathers. A table stands in
-the page between <!-- rows of STUDY --> and <!-- end -->.
+They come from the rows of `tiewise/catalogue/atlas.csv`, which `python -m benchmarks.atlas` gathers, and from
+`benchmarks/results`. A table stands in the page between <!-- rows of STUDY --> and <!-- end -->.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 import tiewise
+from tiewise.core.estimates import Estimate, critical, detectable, holm, mean_interval, p_value
 from tiewise.core.found import COLOURS, DIVERGING, count, places, plain, signed
 
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 ATLAS = Path(tiewise.__file__).parent / "catalogue" / "atlas.csv"
 PAGE = Path(__file__).with_name("atlas.md")
 INK, SOFT, RULE = "#22252b", "#5d626d", "#e4e2dd"
@@ -88,6 +90,52 @@ def table(rows: Sequence[Row]) -> str:
         lines.append([*(said(row, axis) for axis in axes), value, interval, sign, plain(least), signed(training)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
+
+def transfer(rows: Sequence[Row]) -> str:
+    """Accuracies of fine-tuned models, from an untrained start and from a pretrained one, in Markdown."""
+    found: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for row in rows:
+        starts = found.setdefault((row["arm"], row["task"]), {"untrained": [], "pretrained": []})
+        starts[row["start"]].append(100 * float(row["accuracy"]))
+    gains = [mean_interval(np.subtract(at["pretrained"], at["untrained"])) for at in found.values()]
+    lines = [["model", "task", "untrained", "pretrained", "gain, points", "95 % interval", "sign", "could show"]]
+    lines.append(["---", "---", *["---:"] * 6])
+    for (at, starts), gain, p in zip(found.items(), gains, holm([p_value(gain, [0.0]) for gain in gains]), strict=True):
+        means = [f"{np.mean(accuracies):.1f} %" for accuracies in starts.values()]
+        sign = "–" if p >= 0.05 else "better" if gain.value > 0 else "worse"
+        value = signed(gain.value, 1) if sign == "–" else f"**{signed(gain.value, 1)}**"
+        interval = f"[{signed(gain.low, 1)}, {signed(gain.high, 1)}]"
+        lines.append([*at, *means, value, interval, sign, plain(smallest(gain), 1)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def smallest(mean: Estimate) -> float:
+    """The smallest true difference that so many seeds find in 80 of 100 cases."""
+    return detectable(mean.rows - 1) * (mean.high - mean.value) / critical(mean.rows - 1)
+
+
+def objectives(rows: Sequence[Row]) -> str:
+    """What ALBERTs judge, by what they were trained on, in Markdown: pairs seed by seed, nll over seeds."""
+    lines = [["trained on", "pairs right as sop, by seed", "as nsp", "masked tokens, nll", "in order", "could show"]]
+    lines.append(["---", *["---:"] * 5])
+    ordered = []  # nll of masked tokens in rows that all are asked, seed by seed
+    for trained in dict.fromkeys(row["objective"] for row in rows):
+        here: dict[str, list[Row]] = {}
+        for row in rows:
+            if row["objective"] == trained:
+                here.setdefault(row["judged"], []).append(row)
+        pairs = [", ".join(f"{100 * float(row['right']):.1f} %" for row in here[judged]) for judged in ("sop", "nsp")]
+        nll = {judged: [float(row["nll"]) for row in some] for judged, some in here.items()}
+        ordered.append(nll["masked tokens, in order"])
+        tokens = [mean_interval(nll["masked tokens"]), mean_interval(ordered[-1])]
+        lines.append([trained, *pairs, *(f"{t.value:.3f} [{t.low:.3f}, {t.high:.3f}]" for t in tokens), ""])
+    gap = mean_interval(np.subtract(*ordered))
+    interval = f"{signed(gap.value, 3)} [{signed(gap.low, 3)}, {signed(gap.high, 3)}]"
+    lines.append(["nsp − sop", "", "", "", interval, plain(smallest(gap), 3)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+KEPT = {"transfer": transfer, "objectives": objectives}  # tables of benchmarks/results
 
 # figures
 
@@ -306,9 +354,13 @@ FIGURES = {
 
 def page(text: str, found: dict[str, list[Row]]) -> str:
     """Return the page with the tables of these rows."""
-    for name, rows in found.items():
+    tables = {name: table(rows) for name, rows in found.items()}
+    for name, made in KEPT.items():
+        with (RESULTS / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+            tables[name] = made(list(csv.DictReader(file)))
+    for name, lines in tables.items():
         block = rf"(<!-- rows of {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(block, lambda place, rows=rows: f"{place[1]}{table(rows)}\n{place[2]}", text, flags=re.S)
+        text = re.sub(block, lambda place, lines=lines: f"{place[1]}{lines}\n{place[2]}", text, flags=re.S)
     return text
 
 

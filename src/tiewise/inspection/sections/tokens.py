@@ -140,7 +140,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         curves.append(Curve(
             "How many directions a table fills", tuple(range(1, len(shares) + 1)), tuple(map(float, np.cumsum(shares))),
             along="leading directions", unit="%", which=which, log_x=True,
-            why="Far above the Gaussian's: few matter.",
+            why="Far above the Gaussian's: few directions matter.",
         ))  # fmt: skip
     header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
     listings = (
