@@ -54,6 +54,8 @@ def main() -> None:
     text = [line for part in parts for line in lines(part)]
     often = Counter(word for line in text for word in line)
     words = {word: i for i, (word, n) in enumerate(often.most_common()) if n >= LEAST}
+    if max(chosen.width) >= len(words):
+        parser.error(f"--width {max(chosen.width)}: the text has {len(words):,} words that come {LEAST} times or more")
     matrix = information(text, words)
     chosen.out.mkdir(exist_ok=True)
     for width in chosen.width:
