@@ -37,6 +37,7 @@ AXES = {
     "three-way": ["train_tokens", "arm"],
     "recurrent": ["tokens", "arm"],
     "sharing-by-depth": ["layers", "arm"],
+    "recurrent-vectors": ["contrast"],
 }
 LANGUAGES = {"fortunes": "English", "de": "German", "ru": "Russian"}
 Row = dict[str, str]
@@ -67,7 +68,7 @@ def studies() -> dict[str, list[Row]]:
 
 def said(row: Row, axis: str) -> str:
     """What a row has on an axis, as a table says it."""
-    value = row[axis].removeprefix("synthetic:").removeprefix("bpe:")
+    value = re.sub(r"=vectors/\d+\.txt", "", row[axis].removeprefix("synthetic:").removeprefix("bpe:"))
     if value.startswith("/"):  # files of sayings, of each language in its folder
         return " and ".join(dict.fromkeys(LANGUAGES[Path(name).parent.name] for name in value.split()))
     return count(int(value)) if value.isdecimal() else value.replace("=", " ") if axis == "text" else value
@@ -77,7 +78,10 @@ def table(rows: Sequence[Row]) -> str:
     """Return the rows of a study in Markdown."""
     axes = AXES[rows[0]["study"]]
     header = [*(axis.replace("_", " ").replace("tokenizer", "V") for axis in axes)]
-    header += [f"{rows[0]['arm']} − {rows[0]['reference']}" if "arm" not in axes else f"− {rows[0]['reference']}"]
+    if "contrast" in axes:
+        header.append("difference")
+    else:
+        header += [f"{rows[0]['arm']} − {rows[0]['reference']}" if "arm" not in axes else f"− {rows[0]['reference']}"]
     header += ["95 % interval", "sign", "could show", "on training text"]
     lines = [header, ["---", *["---:"] * (len(header) - 1)]]
     for row in rows:

@@ -49,12 +49,12 @@ from tiewise.ops.vocabulary_shard import VocabularyShard as VocabularyShard
 from tiewise.planning.plan import Plan as Plan
 from tiewise.planning.plan import plan as plan
 from tiewise.planning.read_config import Sizes as Sizes
+from tiewise.rewrite.adapter_verbs import merge as merge
+from tiewise.rewrite.adapter_verbs import slim as slim
 from tiewise.rewrite.engine import Receipt as Receipt
 from tiewise.rewrite.factor import densify as densify
 from tiewise.rewrite.factor import factor as factor
-from tiewise.rewrite.merge import merge as merge
 from tiewise.rewrite.resize import resize as resize
-from tiewise.rewrite.slim import slim as slim
 from tiewise.rewrite.ties import dedupe as dedupe
 from tiewise.rewrite.ties import repair as repair
 from tiewise.rewrite.ties import tie as tie

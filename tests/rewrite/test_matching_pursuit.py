@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiewise.core.long_work import heard
-from tiewise.rewrite import matching_pursuit
-from tiewise.rewrite.matching_pursuit import pursue
+from tiewise.rewrite.transplant import pursue
 
 
 def by_definition(anchors, x, most):
@@ -64,7 +63,7 @@ def test_blocks_change_nothing_and_tell_how_far_they_are(size, monkeypatch):
     draw, said = np.random.default_rng(1), []
     anchors, targets = draw.normal(size=(40, 8)), draw.normal(size=(7, 8))
     whole = pursue(anchors, targets, 3)
-    monkeypatch.setattr(matching_pursuit, "BLOCK_BYTES", size)
+    monkeypatch.setitem(pursue.__globals__, "BLOCK_BYTES", size)
     with heard(lambda what, done, total: said.append((what, done, total))):
         found = pursue(anchors, targets, 3, "rows")
     np.testing.assert_array_equal(found[0], whole[0])

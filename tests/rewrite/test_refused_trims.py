@@ -102,7 +102,7 @@ def test_one_file_has_no_tokenizer(tmp_path):
 
 def test_without_the_library(tmp_path, monkeypatch):
     llama(tmp_path / "a", **model())
-    monkeypatch.setattr("tiewise.rewrite.text_tokens.find_spec", lambda name: None)
+    monkeypatch.setattr("tiewise.rewrite.tokenizer_file.find_spec", lambda name: None)
     with pytest.raises(CheckpointError, match="needs the tokenizers library; pip install"):
         trim(tmp_path / "a", tmp_path / "b", **SIZE)
 

@@ -36,7 +36,7 @@ from trimmed_words import (
 from tiewise.checkpoint.audit import check
 from tiewise.core.text_pieces import pieces
 from tiewise.rewrite import trim
-from tiewise.rewrite.trim_tokenizer import TokenizerFile
+from tiewise.rewrite.tokenizer_file import TokenizerFile
 
 TEXT = prose(60_000)
 OTHER = prose(30_000, 200_000)

@@ -91,6 +91,11 @@ class Folder:
     def _names(self) -> frozenset[str]:
         return frozenset(self.files)
 
+    def read(self, *names: str) -> dict[str, bytes]:
+        """{name: content} of those of the files that lie in the folder."""
+        there = filter(self.has, dict.fromkeys(names))
+        return {name: read_whole(inside(self.path, name), MOST_BYTES) for name in there}
+
     def json(self, name: str) -> Any:
         """Return what the JSON file `name` of the folder holds."""
         return read_json(os.fspath(inside(self.path, name)))

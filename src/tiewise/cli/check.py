@@ -14,9 +14,7 @@ FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
 
 def check(
-    paths: list[Path] = typer.Argument(
-        None, metavar="PATH", help="Folder (an adapter's too), .safetensors, .gguf, .onnx."
-    ),
+    paths: list[Path] = typer.Argument(None, metavar="PATH", help="Folder (adapters too), .safetensors, .gguf, .onnx."),
     base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
     beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint it was made from."),
     target: Path = typer.Option(None, metavar="DIR", help="Of a draft: the checkpoint that it proposes tokens to."),
@@ -43,9 +41,9 @@ def check(
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
         raise typer.BadParameter(f"--fail-on {fail_on}: choose one of {', '.join(FAIL_ON)}")
-    options: dict[str, Any] = {"deep": deep, "scan": not headers, "select": _ids(select), "ignore": _ids(ignore)}
-    options |= {"base": base, "beside": beside, "target": target}
-    options |= {"world": world, "as_class": as_class, "quantise": quantise}
+    options: dict[str, Any] = {"base": base, "beside": beside, "target": target, "world": world, "as_class": as_class}
+    options |= {"quantise": quantise, "deep": deep, "scan": not headers}
+    options |= {"select": o.listed(select), "ignore": o.listed(ignore)}
     from tiewise.checkpoint.audit import SCHEMA, audit_view
     from tiewise.checkpoint.audit import check as audit
 
@@ -72,18 +70,13 @@ def check(
         raise typer.Exit(1)
 
 
-def _ids(text: str | None) -> tuple[str, ...]:
-    return tuple(item.strip() for item in (text or "").split(",") if item.strip())
-
-
 def _explain(wanted: str, json_: bool) -> None:
     from tiewise.checkpoint.audit import rule_view
     from tiewise.checkpoint.rule import rules
 
     known = rules()
     if wanted != "all" and wanted.upper() not in known:
-        fix = f"rules are {', '.join(known)}; `--explain all` lists them"
-        raise CheckpointError(f"there is no rule {wanted!r}", fix)
+        raise CheckpointError(f"no rule {wanted!r}", f"rules are {', '.join(known)}; `--explain all` lists them")
     chosen = tuple(known.values()) if wanted == "all" else (known[wanted.upper()],)
     if json_:
         keys = ("id", "severity", "title", "explain", "sources", "deep")

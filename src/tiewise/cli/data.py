@@ -1,8 +1,9 @@
-"""`tiewise data`: what a run reads, as it reads it."""
+"""`tiewise data`: what a run reads, as it reads it. `tiewise vocab`: the part of a vocabulary that a text uses."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -40,8 +41,6 @@ def data(
         raise RunError(f"{count} rows of seed {seed}", "use 1 row or more, and a seed of 0 or more")
     o.need("torch", "transformers")
     o.hush_libraries()
-    from tempfile import TemporaryDirectory
-
     from tiewise.data.corpus import prepare
     from tiewise.data.sentence_pairs import Packing
     from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
@@ -76,13 +75,48 @@ def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
     second = segment[:size].index(1)
     label = row["pair_labels"].item() if "pair_labels" in row else None
     false = {"sop": "swapped", "nsp": "B is from another document"}.get(rows.packing.objective)
-    return {
-        "label": label,
-        "says": "no label" if label is None else f"label {label}: {'as in the text' if label else false}",
-        "a": "".join(parts[:second]).replace("\n", "↵"),
-        "b": "".join(parts[second:]).replace("\n", "↵"),
-        "tokens": size,
-        "predicted": sum(wanted != -100 for wanted in labels),
-        "input_ids": inputs[:size],
-        "labels": labels[:size],
-    }
+    says = "no label" if label is None else f"label {label}: {'as in the text' if label else false}"
+    a, b = ("".join(side).replace("\n", "↵") for side in (parts[:second], parts[second:]))
+    predicted = sum(wanted != -100 for wanted in labels)
+    read = {"label": label, "says": says, "a": a, "b": b, "tokens": size, "predicted": predicted}
+    return {**read, "input_ids": inputs[:size], "labels": labels[:size]}
+
+
+def vocab(
+    what: str = typer.Argument(..., metavar="hot", help="hot: the most frequent tokens, as a draft's vocabulary."),
+    text: list[str] = o.TEXT,
+    tokenizer: str = typer.Option(..., metavar="MODEL", help="Folder of the target model, tokenizer.json, or Hub id."),
+    size: int = typer.Option(32768, help="Tokens of the draft's vocabulary."),
+    rows: int = typer.Option(None, "--vocab", metavar="V", help="Rows of the target, where its config is not there."),
+    to: Path = typer.Option(None, metavar="FILE", help="x.safetensors (EAGLE-3), x.pt (FR-Spec) or x.json."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Choose the tokens that a draft model speaks, and say how much of held-out text they cover.
+
+    Give text such as the target writes. Special tokens are always among the chosen.
+    """
+    if what != "hot":
+        raise RunError(f"tiewise vocab {what[:40]}", "write tiewise vocab hot")
+    o.need("torch", "transformers", "datasets")
+    o.hush_libraries()
+    from tiewise.data.hot_tokens import BLOCK, LAYOUTS, hot_tokens
+
+    texts = text or ["builtin"]
+    if to is not None and to.suffix not in LAYOUTS:  # said before gigabytes are read
+        raise RunError(f"{to}: no layout has this ending", f"choose one of {', '.join(LAYOUTS)}")
+    with TemporaryDirectory() as folder, o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=False):
+        found = hot_tokens(texts, tokenizer, size, Path(folder) / "data", vocab=rows)
+        if to is not None:
+            found.write(to)
+    if json_:
+        return o.print_json(found.record())
+    share = found.coverage
+    what = f"{size:,} of {found.vocabulary:,} tokens cover {share.value:.2%} of the held-out text"
+    print(f"{what} (95 % interval {share.low:.2%} – {share.high:.2%}).")
+    blocks = f"{share.rows:,} blocks of {BLOCK} others"
+    print(f"Counted on {found.counted:,} tokens of {', '.join(texts)}, measured on {blocks}.")
+    if found.unseen:
+        print(f"{found.unseen:,} of the {size:,} do not occur in it: a longer text would choose them better.")
+    if to is not None:
+        print(f"{to}: {LAYOUTS[to.suffix]}")

@@ -36,9 +36,8 @@ def exercise(
             typer.echo(f"{n:2}  {title}")
         typer.echo("tiewise exercise N prints one; tiewise exercise N FILE.py checks your answer")
         return
-    from rich.console import Console
     from rich.markdown import Markdown
 
     title, statement, told, solved = texts[number]
     parts = [f"# {title}", statement, *["## Hint", told] * hint, *["## Solution", solved] * solution]
-    Console().print(Markdown("\n\n".join(parts)))
+    o.print_view(Markdown("\n\n".join(parts)))

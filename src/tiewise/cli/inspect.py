@@ -1,8 +1,10 @@
-"""`tiewise inspect`."""
+"""`tiewise inspect`, `explore` and `diff`: what models hold, what tying does in them, and what moved between two."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +44,7 @@ def inspect(
     from tiewise.inspection.inspection import checked, inspected, pairs_of, subjects_of
 
     effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=held_out)
-    names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+    names = o.listed(only)
     request = checked(Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort))
     with o.interruptible("; nothing was written"):
         if out is not None:
@@ -91,3 +93,71 @@ def _check_room(out: Path, overwrite: bool) -> None:
     except OSError as error:
         raise RunError(f"cannot write in {below}: {error.strerror}", "choose another --out") from None
     o.need("plotly", "jinja2", extra="plots")
+
+
+def explore(
+    paths: list[Path] = typer.Argument(None, metavar="[CKPT|RUN]...", help="Model folders, or those of `compare`."),
+    tokens: str = typer.Option(None, metavar="WORDS", help="Tokens of the checkpoint to hold: New, York, #1234."),
+    text: list[str] = typer.Option(None, "--text", "-t", metavar="TEXT", help="Its most frequent tokens are shown."),
+    out: Path = typer.Option(None, "--out", "-o", metavar="PAGE.html", help="The page to write; a temporary file."),
+    no_open: bool = typer.Option(False, "--no-open", help="Write the page and print its path, no more."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace what is at --out."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """See tying with your own eyes: one page, offline, to edit matrices, drag sizes and drop a checkpoint on."""
+    from tiewise.explorer.page import explore as made
+
+    if text:
+        o.need_torch()
+    with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
+        page = made(*(paths or ()), words=o.listed(tokens), texts=text or ())
+        target = out or Path(tempfile.mkdtemp(prefix="tiewise-")) / "explore.html"
+        page.write(target, overwrite)
+    # a browser of the terminal would take it over
+    seen = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    opened = False
+    if seen and not no_open:
+        import webbrowser
+
+        opened = webbrowser.open(target.resolve().as_uri())
+    if json_:
+        o.print_json({"page": str(target), "bytes": target.stat().st_size, "opened": opened})
+    else:
+        print(target)
+
+
+def diff(
+    old: Path = typer.Argument(metavar="OLD", help="Hugging Face folder, or one .safetensors."),
+    new: Path = typer.Argument(metavar="NEW", help="The same, later: fine-tuned, merged, resized."),
+    top: int = typer.Option(20, min=0, help="Rows to list, those that moved most."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Say which rows of the tables moved between two checkpoints, by how much, and how many directions that took.
+
+    Only the tables are read. A fine-tuned model, an adapter that was merged, a resized table: what of it changed?
+    """
+    from tiewise.analysis.row_changes import diff as compared
+    from tiewise.core.files import strict
+
+    with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
+        found = compared(old, new, top=top)
+    if json_:
+        return o.print_json(strict(found.record()))
+    from rich.console import Console
+
+    from tiewise.report.faces import rich_table
+
+    console = Console()
+    console.print(f"{found.answer}.", style="bold", highlight=False)
+    tables = tuple(dict.fromkeys(quantity.of for quantity in found.quantities))
+    said = {(quantity.name, quantity.of): str(quantity) for quantity in found.quantities}
+    why = {quantity.name: quantity.why for quantity in found.quantities}
+    rows = [(name, *(said.get((name, table), "–") for table in tables), why[name]) for name in why]
+    console.print(rich_table([("", *tables, ""), *rows]))
+    for listing in found.listings:
+        console.print(listing.name, highlight=False)
+        console.print(rich_table([tuple(listing.header), *listing.rows], justified=True))
+    for note in found.notes:
+        console.print(note, style="dim", highlight=False, markup=False)

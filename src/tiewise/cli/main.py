@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -24,18 +24,16 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 
 # name of each command → the module beside this one that has it, under the headings of the help
 COMMANDS = {
-    "Training": {
-        **{"compare": "training", "train": "training", "heal": "training", "sweep": "sweep"},
-        **{"data": "data", "vocab": "vocab"},
-    },
+    "Training": dict.fromkeys(("compare", "train", "heal"), "training")
+    | {"sweep": "sweep", "data": "data", "vocab": "data"},
     "Planning": {"plan": "planning", "models": "planning"},
-    "Looking inside": {"inspect": "inspect", "explore": "explore", "diff": "diff"},
+    "Looking inside": dict.fromkeys(("inspect", "explore", "diff"), "inspect"),
     "Checkpoints": {
         "check": "check",
         **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "trim", "transplant"), "rewrite"),
         **dict.fromkeys(("dedupe", "repair", "slim", "merge"), "rewrite"),
     },
-    "This machine": {"kernels": "machine"},
+    "This machine": {"kernels": "training"},
     "Learning": {"exercise": "exercise"},
 }
 
@@ -67,18 +65,9 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
         for name, module in commands.items():
             if name == asked or not known:
                 function = getattr(import_module(f"tiewise.cli.{module}"), name)
-                app.command(name, rich_help_panel=panel)(function if known else _listed(function))
+                listed = app.command(name, help=function.__doc__, rich_help_panel=panel)
+                listed(function if known else lambda: None)
     return app
-
-
-def _listed(function: Callable[..., None]) -> Callable[[], None]:
-    """Return a command that is only listed in the help."""
-
-    def listed() -> None:
-        pass
-
-    listed.__doc__ = function.__doc__
-    return listed
 
 
 def _version(asked: bool) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import re
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +22,8 @@ from tiewise.core.long_work import ctrl_c_behind, heard
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+Option = tuple[type, Any]  # of a command's parameter, and typer's description of it
+Options = dict[str, Option]  # by the parameter's name
 TEXT = typer.Option(
     None,
     "--text",
@@ -58,6 +63,24 @@ def split_specs(text: str) -> list[str]:
     return re.split(r",(?!\w+=)", re.sub(r"\s*,\s*", ",", text.strip()))
 
 
+def taking(**options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command parameters, by name; it gets all of them as keywords."""
+
+    def made(command: Callable[..., None]) -> Callable[..., None]:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        told = [inspect.Parameter(n, keyword, default=said, annotation=kind) for n, (kind, said) in options.items()]
+        command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+        command.__dict__["__signature__"] = inspect.Signature(told)
+        return command
+
+    return made
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """Return what commas separate, without empty ones."""
+    return tuple(item.strip() for item in (text or "").split(",") if item.strip())
+
+
 def command_line() -> str:
     """Return the command as typed."""
     return shlex.join(["tiewise", *sys.argv[1:]])
@@ -85,18 +108,17 @@ def print_json(record: dict[str, Any]) -> None:
     print(json.dumps(record, allow_nan=False))
 
 
-def print_view(view: RenderableType) -> None:
-    """Print, without colouring what only looks like a number or a path."""
+def print_view(view: RenderableType | Callable[[int], RenderableType]) -> None:
+    """Print, without colouring what only looks like a number or a path; a view may ask how wide the terminal is."""
     from rich.console import Console
 
-    Console(highlight=False).print(view)
+    console = Console(highlight=False)
+    console.print(view(console.width) if callable(view) else view)
 
 
 def hush_libraries() -> None:
     """Keep what libraries print out of the command's output; their errors still show."""
     import logging
-    import os
-    import warnings
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -112,8 +134,10 @@ def hush_libraries() -> None:
 
 
 def need_torch() -> None:
-    """Refuse, and say how to get the training parts, where they are missing."""
+    """Refuse, and say how to get the training parts, where they are missing; what they print at import is kept back."""
     need("torch", "transformers", "datasets", "accelerate", "plotly", "jinja2")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice on speed
+    warnings.filterwarnings("ignore")
 
 
 def need(*names: str, extra: str = "torch") -> None:

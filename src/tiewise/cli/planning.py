@@ -30,9 +30,7 @@ def plan(
     ffn: int = typer.Option(None, help=f"{SIZES}width of the feed-forward part.", show_default="4·D"),
     gated: bool = typer.Option(None, "--gated", help=f"{SIZES}the feed-forward part has a gate (three matrices)."),
     boundary: str = typer.Option("tied,untied", help="Boundaries side by side: tied,untied,factored:128."),
-    share: str = typer.Option(
-        None, help="Shared layers: none,attention,ffn,all,all:groups=2.", show_default="as it is"
-    ),
+    share: str = typer.Option(None, help="Layers share none,attention,ffn,all,all:groups=2.", show_default="as it is"),
     batch: int = typer.Option(8, help="Sequences of one rank in one step."),
     length: int = typer.Option(1024, help="Tokens of a sequence."),
     dtype: str = typer.Option("float32", help="Of weights and gradients: float32, bfloat16, float16."),
@@ -59,12 +57,9 @@ def plan(
     if plot is not None and plot.is_file() and not overwrite:
         raise PlanError(f"{plot} exists already", "add --overwrite to replace it, or choose another place with --plot")
     model = _model(config, like, {name: value for name, value in sizes.items() if value is not None})
-    made = make(
-        _built(model) if build else model,
-        o.split_specs(boundary),
-        None if share is None else o.split_specs(share),
-        Setting(batch, length, dtype, world, tp, init, fsdp),
-    )
+    model = _built(model) if build else model
+    setting = Setting(batch, length, dtype, world, tp, init, fsdp)
+    made = make(model, o.split_specs(boundary), None if share is None else o.split_specs(share), setting)
     if plot is not None:
         o.need("plotly", "jinja2", extra="plots")
         from tiewise.report.plan_page import write_plan
@@ -74,12 +69,9 @@ def plan(
             o.tell(f"page: {page}")
     if json_:
         return o.print_json(made.record())
-    from rich.console import Console
-
     from tiewise.planning.plan_rows import plan_view
 
-    console = Console()
-    console.print(plan_view(made.record(), console.width))
+    o.print_view(lambda width: plan_view(made.record(), width))
 
 
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Described:
@@ -144,9 +136,6 @@ def models(
     found = select(tied, family or "", min_vocab or 0, least, most, sort)
     if json_:
         return o.print_json({"models": [model.record() for model in found], "note": BETTER})
-    from rich.console import Console
-
     from tiewise.planning.plan_rows import models_table
 
-    console = Console()
-    console.print(models_table(found, console.width))
+    o.print_view(lambda width: models_table(found, width))

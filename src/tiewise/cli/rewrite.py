@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,11 @@ from tiewise.core.files import to_record
 from tiewise.core.long_work import ending
 
 RESULT = "The result is a new folder: source untouched, only changed files written, checked before it appears."
-Options = dict[str, tuple[type, Any]]  # name of a parameter → its type, and typer's description of it
-BEFORE: Options = {
-    "source": (
-        Path,
-        typer.Argument(metavar="PATH", help="Checkpoint folder, or one .safetensors file. It is only read."),
-    ),
+BEFORE: o.Options = {
+    "source": (Path, typer.Argument(metavar="PATH", help="Checkpoint folder or .safetensors file. It is only read.")),
     "to": (Path, typer.Option(..., "--to", metavar="NEW_DIR", help="Folder to make; it must not exist, or be empty.")),
 }
-AFTER: Options = {
+AFTER: o.Options = {
     "dry_run": (bool, typer.Option(False, "--dry-run", help="Say what would be done, and write nothing.")),
     "force": (bool, typer.Option(False, "--force", help="Also where it changes the model's function.")),
     "json_": (bool, o.JSON),
@@ -33,11 +28,11 @@ KEEP = typer.Option(None, metavar="input|output|mean", help="Whose values the on
 COUNTS = "How often each token occurs (JSON, .npy, .safetensors, or a number a line)."
 HELDOUT = "A text: what the change costs on it is measured (bits per byte)."
 TEXT = "Or a text, counted with the checkpoint's own tokenizer.json."
-OF_ADAPTER: Options = {
+OF_ADAPTER: o.Options = {
     "source": (Path, typer.Argument(metavar="ADAPTER", help="Folder of a PEFT adapter. It is only read.")),
     "base": (Path, typer.Option(..., metavar="DIR", help="Checkpoint that it was trained on. It is only read.")),
 }
-VERBS: dict[str, tuple[str, Options]] = {
+VERBS: dict[str, tuple[str, o.Options]] = {
     "tie": ("Give both ends of a checkpoint one table.", {"keep": (str, KEEP)}),
     "untie": (f"Give each end of a checkpoint a table of its own.\n\n{RESULT}", {}),
     "dedupe": (f"Drop an output head that equals the input table byte by byte.\n\n{RESULT}", {}),
@@ -52,10 +47,7 @@ VERBS: dict[str, tuple[str, Options]] = {
             "text": (Path, typer.Option(None, metavar="FILE", help=TEXT)),
         },
     ),
-    "slim": (
-        f"Keep of an adapter's copies of whole tables only the rows that differ from its base.\n\n{RESULT}",
-        OF_ADAPTER,
-    ),
+    "slim": (f"Keep of an adapter's copies of tables only the rows that differ from its base.\n\n{RESULT}", OF_ADAPTER),
     "merge": (
         "Write an adapter's changes into its base; where they part the two ends of a tied base, it has two tables.",
         OF_ADAPTER,
@@ -127,7 +119,6 @@ def _command(verb: str) -> Callable[..., None]:
             loss = None if cost is None else cost_change(cost, passage_nats(to, texts), texts)
         if json_:
             return o.print_json(receipt.record() | ({} if loss is None else {"loss": to_record(loss)}))
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
@@ -136,17 +127,10 @@ def _command(verb: str) -> Callable[..., None]:
         table.add_column(overflow="fold")
         for heading, text in [*receipt.lines(), *([] if loss is None else [("loss", loss.said())])]:
             table.add_row(heading, Text(text))  # names are text, never markup
-        Console().print(table)
+        o.print_view(table)
 
-    said, own = VERBS[verb]
-    taken = {**BEFORE, **own, **AFTER}
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    command.__doc__ = said
-    command.__annotations__ = {name: kind for name, (kind, _) in taken.items()}
-    command.__dict__["__signature__"] = inspect.Signature(
-        [inspect.Parameter(n, keyword, default=told, annotation=kind) for n, (kind, told) in taken.items()]
-    )
-    return command
+    command.__doc__, own = VERBS[verb]
+    return o.taking(**{**BEFORE, **own, **AFTER})(command)
 
 
 tie, untie, dedupe, repair, densify, factor, slim, merge, resize, trim, transplant = map(_command, VERBS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +34,8 @@ def sweep(
     if resume and launcher in ("slurm", "sky"):
         raise RunError(f"--resume with --launcher {launcher}", "submit its scripts again, or leave --launcher out")
     o.need_torch()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    warnings.filterwarnings("ignore")
     again = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
     with o.interruptible(lambda: f"; {again} goes on" if any(out.glob("**/grid.yaml")) else ""):
-        from rich.console import Console
-
         from tiewise.atlas.grid import StudyGrid
         from tiewise.core.files import disk_error, quiet_threads
 
@@ -66,7 +60,7 @@ def sweep(
     if json_:
         return o.print_json(study.record())
     if study.rows:
-        Console().print(sweep_view(study))
+        o.print_view(sweep_view(study))
         print(f"report: {out / PAGE}\ntable: {out / 'sweep.csv'}, and the same as sweep.parquet")
     if study.submit:
         print(*study.submit, sep="\n")

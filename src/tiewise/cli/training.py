@@ -1,11 +1,9 @@
-"""`tiewise compare`, the main job, and `tiewise train`: one run by the same code."""
+"""`tiewise compare`, the main job; `train`, `heal`: one run by the same code; `kernels`: what computes their losses."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
-import warnings
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -26,47 +24,17 @@ if TYPE_CHECKING:
 
 # what stands under the same name in `run.yaml`
 OPTIONS = (
-    "seeds",
-    "seed",
-    "recipe",
-    "split",
-    "tokenizer",
-    "model",
-    "steps",
-    "minutes",
-    "match",
-    "tune",
-    "backend",
-    "teacher",
-    "what",
+    *("seeds", "seed", "recipe", "split", "tokenizer", "model", "steps"),
+    *("minutes", "match", "tune", "backend", "teacher", "what"),
 )
-
-SPLIT = typer.Option(
-    None,
-    metavar="random|contiguous",
-    help="What is held out: documents, and parts of long files, drawn at random; or the last parts of the text.",
-    show_default="random",
+CORPUS = typer.Argument(
+    None, help="With --recipe: a folder with train.txt, valid.txt and test.txt, spaces part words.", show_default=False
 )
-TOKENIZER = typer.Option(
-    None,
-    help="bpe:SIZE (trained on the training split), bytes, a tokenizer.json, or a Hugging Face id.",
-    show_default="bpe:4096",
-)
-MODEL = typer.Option(None, help="llama, gpt2, or the path of a config.json.", show_default="llama")
-STEPS = typer.Option(None, help="Optimizer steps of each run.", show_default="600")
-OUT = typer.Option(None, "--out", "-o", help="Folder for all that the run writes.", show_default="runs/<command>")
-CONFIG = typer.Option(None, "--config", help="YAML file of settings (any of run.yaml); options win over it.")
-SET = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting of run.yaml, e.g. width=256. Repeatable.")
 RECIPE = typer.Option(
     None,
     metavar="NAME",
     help="A published recurrent model, trained on CORPUS: press-wolf-small, press-wolf-large, inan-200, inan-650, "
     "pytorch-200, pytorch-650 or awd. Or an ALBERT, trained on --text: albert-small or albert-base.",
-)
-CORPUS = typer.Argument(
-    None,
-    help="With --recipe: a folder with train.txt, valid.txt and test.txt, words parted by spaces.",
-    show_default=False,
 )
 SHARE = typer.Option(
     None,
@@ -75,120 +43,111 @@ SHARE = typer.Option(
     "compare trains each with every boundary.",
     show_default="as the recipe",
 )
-FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
-TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
+SPLIT = typer.Option(
+    None,
+    metavar="random|contiguous",
+    help="What is held out: documents, and parts of long files, drawn at random; or the last parts of the text.",
+    show_default="random",
+)
+TOKENIZER = typer.Option(
+    None, help="bpe:SIZE (of the training split), bytes, tokenizer.json or a Hugging Face id.", show_default="bpe:4096"
+)
+MODEL = typer.Option(None, help="llama, gpt2, or the path of a config.json.", show_default="llama")
+STEPS = typer.Option(None, help="Optimizer steps of each run.", show_default="600")
+SET = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting of run.yaml, e.g. width=256. Repeatable.")
+CONFIG = typer.Option(None, "--config", help="YAML file of settings (any of run.yaml); options win over it.")
+OUT = typer.Option(None, "--out", "-o", help="Folder for all that the run writes.", show_default="runs/<command>")
 TABLES = typer.Option(
     "auto",
     metavar="auto|keep|gather",
     help="With --fsdp: keep the tables in rows, to which hidden states travel, or gather them. auto: what sends less.",
 )
+ARMS = typer.Option(
+    None,
+    *("--arms", "--boundary", "-b"),
+    help="Boundaries to compare, separated by commas; the first is the reference. "
+    "E.g. tied,untied,factored:64+bias,residual:16.",
+    show_default="tied,untied,factored:64",
+)
+MATCH = typer.Option(
+    None,
+    help="width: same body. parameters, flops: what an arm saves of these at the boundary is spent on its body.",
+    show_default="width",
+)
+BACKEND = typer.Option(None, metavar="torch|flax", help="flax: steps are taken in JAX.", show_default="torch")
+ELEMENT = typer.Option(None, metavar="N", help="With --resume: train only the N-th run of --out, as such scripts do.")
+BOUNDARY = typer.Option(None, "--boundary", "-b", help="To train, e.g. factored:64+bias.", show_default="tied")
+TEACHER = typer.Option(None, metavar="ORIGINAL", help="The model that it was made of.", show_default=False)
+FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
+TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
+# what several commands take, in the order of their help
+TRAINED: o.Options = {"recipe": (str, RECIPE), "text": (list[str], o.TEXT), "split": (str, SPLIT)}
+TRAINED |= {"tokenizer": (str, TOKENIZER), "model": (str, MODEL), "steps": (int, STEPS)}
+PLACE: o.Options = {"out": (Path, OUT), "resume": (bool, o.RESUME), "overwrite": (bool, o.OVERWRITE)}
+RUN: o.Options = {"set_": (list[str], SET), "config": (Path, CONFIG), **PLACE}
+RUN |= {"fsdp": (int, FSDP), "tp": (int, TP), "tables": (str, TABLES)}
+SAID: o.Options = {"json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
 
 
-def compare(
-    corpus: str = CORPUS,
-    arms: str = typer.Option(
-        None,
-        "--arms",
-        "--boundary",
-        "-b",
-        help="Boundaries to compare, separated by commas; the first is the reference. "
-        "E.g. tied,untied,factored:64+bias,residual:16.",
-        show_default="tied,untied,factored:64",
-    ),
-    share: str = SHARE,
-    seeds: int = typer.Option(None, help="Runs of each arm, paired across arms.", show_default="3"),
-    recipe: str = RECIPE,
-    text: list[str] = o.TEXT,
-    split: str = SPLIT,
-    tokenizer: str = TOKENIZER,
-    model: str = MODEL,
-    steps: int = STEPS,
-    minutes: float = typer.Option(None, help="Instead of --steps: the time for all, start and tuning included."),
-    match: str = typer.Option(
-        None,
-        help="width: same body. parameters, flops: what an arm saves of these at the boundary is spent on its body.",
-        show_default="width",
-    ),
-    tune: bool = typer.Option(None, "--tune/--no-tune", help="Nine short runs per arm over init and learning rate."),
-    backend: str = typer.Option(
-        None, metavar="torch|flax", help="flax: the steps are taken in JAX.", show_default="torch"
-    ),
-    set_: list[str] = SET,
-    config: Path = CONFIG,
-    out: Path = OUT,
-    resume: bool = o.RESUME,
-    overwrite: bool = o.OVERWRITE,
-    fsdp: int = FSDP,
-    tp: int = TP,
-    tables: str = TABLES,
-    jobs: str = o.JOBS,
-    launcher: str = o.LAUNCHER,
-    element: int = typer.Option(
-        None, metavar="N", help="With --resume: train only the N-th run of --out, as such scripts do for each."
-    ),
-    json_: bool = o.JSON,
-    quiet: bool = o.QUIET,
-) -> None:
+@o.taking(
+    corpus=(str, CORPUS),
+    arms=(str, ARMS),
+    share=(str, SHARE),
+    seeds=(int, typer.Option(None, help="Runs of each arm, paired across arms.", show_default="3")),
+    **TRAINED,
+    minutes=(float, typer.Option(None, help="Instead of --steps: the time for all, start and tuning included.")),
+    match=(str, MATCH),
+    tune=(bool, typer.Option(None, "--tune/--no-tune", help="Nine short runs per arm over init and learning rate.")),
+    backend=(str, BACKEND),
+    **RUN,
+    jobs=(str, o.JOBS),
+    launcher=(str, o.LAUNCHER),
+    element=(int, ELEMENT),
+    **SAID,
+)
+def compare(**asked: Any) -> None:
     """Train a model under several tying choices and say which is better here, and whether the difference is real.
 
     With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
     """
-    found: Comparison | SingleRun | Script | None = carried_out("compare", locals())
+    found: Comparison | SingleRun | Script | None = carried_out("compare", asked)
     if found is None:
         return
-    if launcher in ("slurm", "sky"):
+    if asked["launcher"] in ("slurm", "sky"):
         script = cast("Script", found)
         print(script.text, end="")
         o.tell(f"{script.runs} runs to train; start them: {script.submit}")
         return o.tell(f"when they have ended, collect and report: {script.collect}")
-    if element is not None:
+    if asked["element"] is not None:
         result = cast("SingleRun", found).result
         return print(f"{result.arm} seed {result.seed}: validation nll {result.heldout_nll:.4f}")
     comparison = cast("Comparison", found)
-    from rich.console import Console
-
     from tiewise.report.comparison_found import comparison_view
     from tiewise.training.folder import folder_name, how_it_loads
     from tiewise.training.results import FINAL
 
-    console = Console()
-    console.print(comparison_view(comparison))
+    o.print_view(comparison_view(comparison))
     folder = comparison.folder or Path()
     loads = {name: how_it_loads(folder / name / "seed-1") for name in map(folder_name, comparison.arms)}
     others = (f"; {name} {how}" for name, how in loads.items() if how)
-    for line in (f"report: {folder / 'report.html'}", f"models: {folder}/ARM/seed-N/{FINAL}{''.join(others)}"):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print(f"report: {folder / 'report.html'}\nmodels: {folder}/ARM/seed-N/{FINAL}{''.join(others)}")
 
 
-def train(
-    corpus: str = CORPUS,
-    boundary: str = typer.Option(
-        None, "--boundary", "-b", help="The boundary to train, e.g. factored:64+bias.", show_default="tied"
-    ),
-    share: str = SHARE,
-    seed: int = typer.Option(None, help="Of data order, body and tables.", show_default="1"),
-    recipe: str = RECIPE,
-    text: list[str] = o.TEXT,
-    split: str = SPLIT,
-    tokenizer: str = TOKENIZER,
-    model: str = MODEL,
-    steps: int = STEPS,
-    set_: list[str] = SET,
-    config: Path = CONFIG,
-    out: Path = OUT,
-    resume: bool = o.RESUME,
-    overwrite: bool = o.OVERWRITE,
-    fsdp: int = FSDP,
-    tp: int = TP,
-    tables: str = TABLES,
-    json_: bool = o.JSON,
-    quiet: bool = o.QUIET,
-) -> None:
+@o.taking(
+    corpus=(str, CORPUS),
+    boundary=(str, BOUNDARY),
+    share=(str, SHARE),
+    seed=(int, typer.Option(None, help="Of data order, body and tables.", show_default="1")),
+    **TRAINED,
+    **RUN,
+    **SAID,
+)
+def train(**asked: Any) -> None:
     """Train one model with a boundary, and write it where `from_pretrained` of transformers reads it: `final`.
 
     Where only `tiewise.load` reads that, the same model lies beside it as plain dense tables: `dense`.
     """
-    trained: SingleRun | None = carried_out("train", locals())
+    trained: SingleRun | None = carried_out("train", asked)
     if trained is None:
         return
     from tiewise.training.folder import how_it_loads
@@ -206,41 +165,59 @@ def train(
         interval = f"95 % interval {of.low:.1%} to {of.high:.1%}, n = {of.count:,}"
         print(f"{what}: {of.share:.1%} right ({interval}), nll {of.nll:.4f}")
     if "changed" in trained.setting:
-        from rich.console import Console
-
         from tiewise.report.comparison_found import paper_view
         from tiewise.report.papers import beside_figures
 
         own, recipe, changed = {result.arm: [result.perplexity]}, trained.setting["recipe"], trained.setting["changed"]
-        Console().print(paper_view(*beside_figures(recipe, changed, own, trained.data)))
+        o.print_view(paper_view(*beside_figures(recipe, changed, own, trained.data)))
     print("; it ".join(filter(None, [f"model: {trained.model}", how_it_loads(trained.folder)])))
 
 
-def heal(
-    model: Path = typer.Argument(None, help="Folder of the rewritten model.", show_default=False),
-    teacher: Path = typer.Option(None, metavar="ORIGINAL", help="The model that it was made of.", show_default=False),
-    what: str = typer.Option(None, metavar="tables|all", help="What learns.", show_default="tables"),
-    seed: int = typer.Option(None, help="Of data order.", show_default="1"),
-    text: list[str] = o.TEXT,
-    split: str = SPLIT,
-    steps: int = typer.Option(None, help="Optimizer steps.", show_default="300"),
-    set_: list[str] = SET,
-    out: Path = OUT,
-    resume: bool = o.RESUME,
-    overwrite: bool = o.OVERWRITE,
-    json_: bool = o.JSON,
-    quiet: bool = o.QUIET,
-) -> None:
+@o.taking(
+    model=(Path, typer.Argument(None, help="Folder of the rewritten model.", show_default=False)),
+    teacher=(Path, TEACHER),
+    what=(str, typer.Option(None, metavar="tables|all", help="What learns.", show_default="tables")),
+    seed=(int, typer.Option(None, help="Of data order.", show_default="1")),
+    text=(list[str], o.TEXT),
+    split=(str, SPLIT),
+    steps=(int, typer.Option(None, help="Optimizer steps.", show_default="300")),
+    set_=(list[str], SET),
+    **PLACE,
+    **SAID,
+)
+def heal(**asked: Any) -> None:
     """Have a rewritten model (tied, factored, trimmed, transplanted) learn back what it lost, and say how much it is.
 
     It learns its original's probabilities of every next token; with another vocabulary, the text.
     """
-    asked = {**locals(), "fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
-    found: Healed | None = carried_out(
-        "heal", dict.fromkeys(("share", "config", "boundary", "recipe", "corpus")) | asked
-    )
+    asked |= dict.fromkeys(("share", "config", "boundary", "recipe", "corpus"))
+    asked |= {"fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
+    found: Healed | None = carried_out("heal", asked)
     if found is not None:
         print(f"{found.said()}\nmodel: {found.model}")
+
+
+def kernels(
+    action: str = typer.Argument(None, metavar="[build]", help="Compile them for this machine, into your cache."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Say whether compiled kernels are used here, and why not; `build` compiles them: needs g++ and AVX-512.
+
+    Without them everything computes the same, by the portable path. TIEWISE_KERNELS=off leaves them alone.
+    """
+    if action not in (None, "build"):
+        raise typer.BadParameter(f"{action}: `tiewise kernels` says what is there, `tiewise kernels build` compiles it")
+    o.need("torch")
+    from tiewise.ops import fast_products as compiled
+
+    if action:
+        compiled.build()
+    said = compiled.kernels_state()
+    if json_:
+        o.print_json({"kernels": said, "used": compiled.kernels() is not None})
+    else:
+        typer.echo(f"kernels: {said}")
 
 
 def carried_out(command: str, asked: dict[str, Any]) -> Any:
@@ -252,8 +229,6 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     since, begun = time.monotonic(), asked["resume"]
     out, single = asked["out"] or Path(f"runs/{command}"), command != "compare"
     o.need_torch()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice on speed; read when torch is imported
-    warnings.filterwarnings("ignore")  # a kind of run may import torch to check its settings
     from tiewise.core import ranks
     from tiewise.core.files import disk_error, quiet_threads
 

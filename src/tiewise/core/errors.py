@@ -56,6 +56,12 @@ class TiewiseWarning(UserWarning):
     """Something that works but that the user should know; raised as an error in this package's own tests."""
 
 
+def one_line(error: BaseException, most: int = 160) -> str:
+    """Return what another library's error says on one line of at most `most` letters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def no_numbers(where: str) -> DataError:
     """What to raise where values are NaN or infinite."""
     return DataError(f"{where} holds values that are no numbers", "`tiewise check --deep` names the rows")

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tiewise.core.errors import Interrupted, RunError, TiewiseError
+from tiewise.core.errors import Interrupted, RunError, TiewiseError, one_line
 from tiewise.core.long_work import NotedPress, ctrl_c_behind, raise_at_ctrl_c, set_ctrl_c
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def join(fsdp: int = 1, tp: int = 1, tables: str = AUTO) -> None:
         dist.init_process_group("nccl" if on_cuda else "gloo")
         _group = _Group(dist)
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"the processes of this run cannot meet: {str(error).splitlines()[0][:160]}", _NOBODY) from None
+        raise RunError(f"the processes of this run cannot meet: {one_line(error)}", _NOBODY) from None
     set_ctrl_c(_group.press)
     first_does(lambda: _check(fsdp, tp, tables))
     _group.fsdp, _group.tp, _group.tables = fsdp, tp, tables

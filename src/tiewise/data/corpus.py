@@ -162,16 +162,9 @@ def prepare(
 ) -> PreparedText:
     """Turn `texts` (as in `tiewise.data.sources`) into tokens in `folder`, or reuse what an equal call left there.
 
-    Standard input is kept as `stdin.txt` in the folder and read from there by later calls.
-
-    Args:
-        texts: what to read, in order.
-        tokenizer: as in `tiewise.data.tokenizer`.
-        folder: where the tokens go.
-        length: T of the blocks that are to fit.
-        split: "random", or "contiguous" for the last parts of the text as held-out text.
-        apart: end every part of a plain file as a document: pairs of segments need many.
-        train_tokens: keep so many tokens of the training split, the tokenizer and the other splits being those of all.
+    Standard input is kept as `stdin.txt` in the folder and read from there by later calls. `length` is T of the blocks
+    that are to fit; `apart` ends every part of a plain file as a document, since pairs of segments need many; of the
+    training split `train_tokens` are kept, the tokenizer and the other splits being those of all.
 
     Raises:
         DataError: on a text or tokenizer that cannot be used, or where a split is shorter than blocks of `length`
@@ -238,11 +231,8 @@ def _fingerprint(files: Sequence[Path]) -> dict[str, Any]:
     """Files by name, size and time of change: what `make` would trust, at any size."""
     stats = [(file.as_posix(), file.stat()) for file in files]
     lines = "".join(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n" for name, stat in stats)
-    return {
-        "files": len(files),
-        "bytes": sum(stat.st_size for _, stat in stats),
-        "fingerprint": sha256(lines.encode("utf-8", "surrogateescape")).hexdigest(),
-    }
+    digest = sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+    return {"files": len(files), "bytes": sum(stat.st_size for _, stat in stats), "fingerprint": digest}
 
 
 def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> None:
@@ -283,16 +273,10 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
             kept = min(asked // length, len(blocks))  # evenly apart: texts are in the order of their sources
             blocks[np.arange(kept) * len(blocks) // max(kept, 1)].tofile(work / "train.bin")
             splits["train"]["tokens"] = kept * length
-        facts |= {
-            "tokens": sum(split["tokens"] for split in splits.values()),
-            "tokenizer": {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name, "kind": kind},
-            "splits": splits,
-            "texts": request["texts"],
-            "dropped_paragraphs": deduplicate.dropped,
-            "demo": set(request["texts"]) == {"builtin"},
-            "python": request["python"],
-            "request": request,
-        }
+        facts |= {"splits": splits, "tokens": sum(split["tokens"] for split in splits.values())}
+        facts |= {"texts": request["texts"], "demo": set(request["texts"]) == {"builtin"}, "python": request["python"]}
+        facts |= {"dropped_paragraphs": deduplicate.dropped, "request": request}
+        facts["tokenizer"] = {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name, "kind": kind}
         _check_length(facts, length)
         put_in_place(work, folder, facts)
 

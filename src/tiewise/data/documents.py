@@ -9,10 +9,9 @@ Repeated paragraphs are dropped before the text is split, so that held-out text 
 repeats across documents, and on both sides of the split it would measure memory instead of prediction. Paragraphs that
 differ in white space only count as the same.
 
-The shares of a split are met in characters. random: parts are taken in a seeded random order. `heldout` takes each one
-that brings it nearer to its share, then `tune` does, and `train` keeps the rest. So each small split ends within half a
-document of its share, and a single huge document stays in training. The parts of one long file fall into all splits.
-contiguous: training, tuning and held-out text follow each other as they stand; the last parts are held out.
+The shares of a split are met in characters. random: of the parts in a seeded random order `heldout` takes each one that
+brings it nearer to its share, then `tune` does; `train` keeps the rest, a huge document too, and the parts of one
+long file fall into all. contiguous: training, tuning and held-out text follow each other as they stand.
 """
 
 from __future__ import annotations
@@ -207,9 +206,3 @@ def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = 
             where[left[np.argmin(sizes[left])]] = split
             free -= 1
     return where
-
-
-def one_line(error: BaseException, limit: int = 200) -> str:
-    """Return another library's message on one line of at most `limit` characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -65,15 +65,7 @@ class HotTokens:
 def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vocab: int | None = None) -> HotTokens:
     """Rank the tokens of `texts` (as in `tiewise.data.sources`) and measure what the first `size` cover.
 
-    Args:
-        texts: text such as the target writes.
-        tokenizer: the target's folder, a tokenizer.json, or an id of the Hugging Face Hub.
-        size: N.
-        folder: where the tokens of the text go meanwhile.
-        vocab: V; None for what the folder's config says, else the tokenizer.
-
-    Raises:
-        DataError: a text or tokenizer that cannot be used, or a size that is no part of the vocabulary.
+    `folder` holds the tokens of the text meanwhile; `vocab` is V, None for what the tokenizer's folder says, or it.
     """
     source = Path(tokenizer).expanduser()
     if vocab is None and source.is_dir():
@@ -83,8 +75,7 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
     prepared = prepare(texts, tokenizer, folder, length=1)
     words, counts, every = prepared.tokenizer(), prepared.counts, vocab or prepared.vocab
     if size > every or counts[every:].any():
-        what = f"the text or the size goes beyond a vocabulary of {every:,}"
-        raise DataError(what, "give the tokenizer and the size of one model")
+        raise DataError(f"text or size go beyond a vocabulary of {every:,}", "give tokenizer and size of one model")
     added = [number for number, one in words.added_tokens_decoder.items() if one.special]
     special = [number for number in {*words.all_special_ids, *added} if number < every]
     if len(special) > size:

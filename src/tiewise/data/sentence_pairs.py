@@ -15,9 +15,8 @@ Pairs of segments for pretraining: does the second follow the first?
     none   always as in the document, no label
 
 A document's sentences are packed in order into rows of up to `length` tokens, `[CLS] A [SEP] B [SEP]`; A and B are one
-sentence or more, cut at random. Where two sentences alone are too long, each loses its beginning or its end, by chance:
-no label can be read off from where a segment is torn. transformers counts the labels of sentence order the other way:
-1 − label.
+sentence or more, cut at random. Where two alone are too long, each loses its beginning or its end, by chance: no label
+can be read off from where a segment is torn. Sentence order in transformers is labelled 1 − label.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.token_bytes import byte_letters
 from tiewise.core.errors import DataError
+from tiewise.core.files import require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -158,9 +158,7 @@ class Packing:
             raise DataError(f"unknown objective {self.objective[:40]!r}", f"choose one of {', '.join(OBJECTIVES)}")
         if self.length < AROUND + 2:
             raise DataError(f"rows of {self.length} tokens", f"a pair and its marks need {AROUND + 2} or more")
-        for name in ("in_order", "short"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise DataError(f"{name} = {getattr(self, name)}", "use a share from 0 to 1")
+        require(self, "in_order short", lambda share: 0 <= share <= 1, "use a share from 0 to 1", DataError)
 
     @property
     def room(self) -> int:

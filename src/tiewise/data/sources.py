@@ -39,8 +39,8 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 
-from tiewise.core.errors import DataError
-from tiewise.data.documents import Document, cut, decode, one_line, opened, paragraphs, unreadable
+from tiewise.core.errors import DataError, one_line
+from tiewise.data.documents import Document, cut, decode, opened, paragraphs, unreadable
 from tiewise.data.synthetic import NAME, Language
 
 Text = str | os.PathLike[str]

@@ -86,9 +86,8 @@ class Language:
             changes = np.where(draw.random_sample(LENGTH) < STAYS, 0, draw.randint(self.scripts, size=LENGTH))
             scripts = (draw.randint(self.scripts) + np.cumsum(changes)) % self.scripts
             numbers = draw.choice(ranks, LENGTH, p=weights) * CLASSES + classes
-            yield "".join(
-                f" {words[script][number]}" for script, number in zip(scripts.tolist(), numbers.tolist(), strict=True)
-            )
+            places = zip(scripts.tolist(), numbers.tolist(), strict=True)
+            yield "".join(f" {words[script][number]}" for script, number in places)
 
 
 def _spelled(letters: range, count: int) -> list[str]:

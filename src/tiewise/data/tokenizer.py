@@ -12,7 +12,6 @@ inspection reads a text with a checkpoint's own tokenizer (`read_tokens`), and r
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,11 +22,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.checkpoint.token_bytes import byte_letters
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, one_line
 from tiewise.core.files import sync
 from tiewise.core.long_work import advance
 from tiewise.core.text_pieces import batches, begins_spaced, pieces
-from tiewise.data.documents import ended, one_line
+from tiewise.data.documents import ended
 from tiewise.data.sources import Text, open_sources
 
 Ids = NDArray[np.int64]
@@ -78,8 +77,7 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda:
             fix = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
             raise DataError(f"{what} ({one_line(error)})", _CHOICES if local else fix) from None
         if not found.is_fast:
-            fix = "convert it with AutoTokenizer, or choose another"
-            raise DataError(f"tokenizer {name!r} has no tokenizer.json", fix)
+            raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer first")
     else:
         a_file = kind.endswith(".json") or kind.startswith((".", "/", "~"))
         raise DataError(f"{'no tokenizer file or folder' if a_file else 'unknown tokenizer'} {kind!r}", _CHOICES)
@@ -153,24 +151,11 @@ def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: StreamE
 # what an inspection reads
 
 
-def read_tokens(
-    folder: str | os.PathLike[str], texts: Text | Sequence[Text], vocab: int, most: int | None = None
-) -> Ids:
-    """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder.
+def read_tokens(folder: Path | str, texts: Text | Sequence[Text], vocab: int, most: int | None = None) -> Ids:
+    """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder: ids [N], at most `most`.
 
-    Documents end in the tokenizer's end token, where it has one that the table knows; a plain file is one document.
-
-    Args:
-        folder: where the tokenizer lies.
-        texts: what to read, in order; one alone needs no list.
-        vocab: rows of the model's table.
-        most: stop after so many tokens.
-
-    Returns:
-        ids [N].
-
-    Raises:
-        DataError: no text, no tokenizer in the folder that can be read, or one that gives tokens without a row.
+    Documents end in the tokenizer's end token, where it has one that the table of `vocab` rows knows; a plain file is
+    one document. Raises DataError.
     """
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):

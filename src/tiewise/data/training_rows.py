@@ -20,7 +20,6 @@ import json
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import numpy as np
 import torch
@@ -30,11 +29,12 @@ from torch.utils.data import Dataset
 from transformers import AutoTokenizer
 
 from tiewise.core.errors import DataError
-from tiewise.core.files import write_whole
+from tiewise.core.files import require, write_whole
 from tiewise.data.corpus import FACTS, TOKENIZER, PreparedText, load_prepared, token_type
 from tiewise.data.sentence_pairs import MARKS, Packing, Sentences, Vocabulary, find_sentences, make_pairs, segments
 
 Ints = NDArray[np.int64]
+Draw = np.random.Generator
 IGNORED = -100
 
 
@@ -52,9 +52,8 @@ def mark(text: PreparedText, marks: Mapping[str, str] = MARKS, more: Sequence[st
     tokenizer.add_tokens(unknown, special_tokens=True)
     vocab = max(text.vocab, max(tokenizer.get_vocab().values()) + 1)
     if token_type(vocab) != token_type(text.vocab):
-        raise DataError(
-            f"{text.vocab:,} tokens leave no room for {len(missing) + len(unknown)} marks", "use a few tokens fewer"
-        )
+        what = f"{text.vocab:,} tokens leave no room for {len(missing) + len(unknown)} marks"
+        raise DataError(what, "use a few tokens fewer")
     facts = {**text.facts, "tokenizer": {**text.facts["tokenizer"], "vocab": vocab}}
     tokenizer.save_pretrained(text.folder / TOKENIZER)
     write_whole(text.folder / FACTS, json.dumps(facts, indent=2))
@@ -78,16 +77,12 @@ class Masking:
     whole_words: bool = True  # False masks tokens, not words
 
     def __post_init__(self) -> None:
-        for name in ("share", "masked", "random"):
-            value = getattr(self, name)
-            if not (isfinite(value) and 0 <= value <= 1):
-                raise DataError(f"a {name} share of {value}", "use a share from 0 to 1")
+        require(self, "share masked random", lambda share: 0 <= share <= 1, "use a share from 0 to 1", DataError)
+        require(self, "longest", lambda words: words >= 1, "use 1 or more", DataError)
         if self.share == 0:
             raise DataError("nothing is masked", "use a share above 0")
         if self.masked + self.random > 1 + 1e-12:
             raise DataError(f"{self.masked} masked and {self.random} at random", "the two shares are of one whole")
-        if self.longest < 1:
-            raise DataError(f"runs of {self.longest} words", "use 1 or more")
 
     @property
     def lengths(self) -> NDArray[np.float64]:
@@ -96,7 +91,7 @@ class Masking:
         return np.asarray(weights / weights.sum())
 
 
-def choose(words: Ints, options: Masking, draw: np.random.Generator) -> NDArray[np.bool_]:
+def choose(words: Ints, options: Masking, draw: Draw) -> NDArray[np.bool_]:
     """Choose the tokens of a sequence that are to be predicted, bool [T].
 
     `words` are the numbers of each token's word [T], not falling; −1 for tokens that are never chosen. A run of words
@@ -125,12 +120,7 @@ def choose(words: Ints, options: Masking, draw: np.random.Generator) -> NDArray[
 
 
 def mask(
-    ids: Ints,
-    chosen: NDArray[np.bool_],
-    mask_id: int,
-    ordinary: int | Ints,
-    options: Masking,
-    draw: np.random.Generator,
+    ids: Ints, chosen: NDArray[np.bool_], mask_id: int, ordinary: int | Ints, options: Masking, draw: Draw
 ) -> tuple[Ints, Ints]:
     """Replace the `chosen` of tokens [T], each by a draw of its own; one at random is of `ordinary`, or below it.
 
@@ -185,7 +175,7 @@ class PairRows(Dataset):
             found["pair_labels"] = torch.tensor(label)
         return found
 
-    def pair(self, index: int, draw: np.random.Generator | None = None) -> tuple[Ints, Ints, int | None]:
+    def pair(self, index: int, draw: Draw | None = None) -> tuple[Ints, Ints, int | None]:
         """(A, B, label) of a row before it is masked; the label is None where there is no objective."""
         draw = _draw(self.seed, 1, index) if draw is None else draw
         while self._begins[-1] <= index:
@@ -211,5 +201,5 @@ class PairRows(Dataset):
             self._begins.append(self._begins[-1] + len(self._pairs))
 
 
-def _draw(*key: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(list(key)))
+def _draw(*key: int) -> Draw:
+    return Draw(np.random.PCG64(list(key)))

@@ -36,17 +36,10 @@ _PART = re.compile(r"(?P<name>[^@]+)(?:@(?P<low>\d+)-(?P<high>\d+))?")
 
 
 def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> PreparedText:
-    """Turn a word-level corpus into tokens in `folder`.
+    """Turn the word-level corpus in a folder into tokens in `folder`, in the place of what it held.
 
-    Args:
-        corpus: the folder of the corpus.
-        folder: where the tokens go; what it held is replaced.
-        files: of training, validation and test; empty: train.txt, valid.txt, test.txt. `valid.txt@0-90` is the first
-            nine tenths of a file's lines, `valid.txt@90-100` the rest.
-
-    Raises:
-        DataError: a file that is missing, empty or no text.
-        RunError: `folder` cannot be written.
+    `files` are those of training, validation and test; `valid.txt@0-90` is the first nine tenths of a file's lines,
+    `valid.txt@90-100` the rest. DataError: one is missing, empty or no text; RunError: `folder` cannot be written.
     """
     parts = word_files(corpus, files)
     folder = Path(folder)
@@ -75,10 +68,8 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
                 tokenizer_object=engine, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
             )
             tokenizer.save_pretrained(work / TOKENIZER)
-            facts: dict[str, Any] = {
-                key: sum(split[key] for split in splits.values())
-                for key in ("tokens", "characters", "bytes", "documents")
-            }
+            counted, found = ("tokens", "characters", "bytes", "documents"), splits.values()
+            facts: dict[str, Any] = {name: sum(split[name] for split in found) for name in counted}
             facts["tokenizer"] = {"vocab": len(words), "eos_id": words[EOS], "dtype": dtype.name, "kind": KIND}
             facts |= {"splits": splits, "texts": [corpus], "demo": False, "files": [part.text for part in parts]}
             put_in_place(work, folder, facts)

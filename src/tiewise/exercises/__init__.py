@@ -1,7 +1,7 @@
 """Thirteen exercises on the two ends of a language model; the statements are the `.md` files beside this one.
 
-`checker.py` says what an exercise is and checks a reader's file, `answers.py` has them all: cases, right answers,
-usual mistakes. `reader_process.py` calls the reader's function on the cases, in a process of its own.
+`checker.py` says what an exercise is and checks a reader's file, whose function it calls in a process of its own;
+`answers.py` has them all: cases, right answers, usual mistakes.
 """
 
 from tiewise.exercises import answers

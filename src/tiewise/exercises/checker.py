@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import io
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,13 @@ import numpy as np
 from tiewise.core.errors import RunError
 
 STATEMENTS = Path(__file__).parent
+ANSWER_CASES = "from tiewise.exercises import checker; checker.answer_cases()"
 SECONDS = 60  # for all cases of an exercise, the imports of the reader's file included
 ARENA = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}  # threads reserve memory that they do not use
 EQUAL = 1e-6  # fp32 may be used where it is enough
 
 Answer = Callable[..., Any]
+Cases = Callable[[], Sequence[tuple[Any, ...]]]
 
 
 @dataclass
@@ -36,7 +40,7 @@ class Exercise:
 
     number: int
     answer: Answer
-    cases: Callable[[], Sequence[tuple[Any, ...]]]
+    cases: Cases
     megabytes: int = 1024  # that a call may allocate
     needs: str = ""  # the extra that brings what the file needs beside numpy
     judge: Callable[..., str | None] | None = None  # takes a case and an answer, where many answers are right
@@ -84,9 +88,7 @@ def _equal(found: np.ndarray, answer: Any) -> bool:
     return found.shape == wanted.shape and np.allclose(found, wanted, rtol=EQUAL, atol=EQUAL * beside)
 
 
-def exercise(
-    number: int, cases: Callable[[], Sequence[tuple[Any, ...]]], **settings: Any
-) -> Callable[[Answer], Exercise]:
+def exercise(number: int, cases: Cases, **settings: Any) -> Callable[[Answer], Exercise]:
     """Make an exercise of the right answer."""
 
     def made(answer: Answer) -> Exercise:
@@ -113,11 +115,10 @@ def check(number: int, file: Path) -> str | None:
     asked = of_number(number)
     if not file.is_file():
         raise RunError(f"no file {file}", f"tiewise exercise {number} says what it should hold")
-    command = [sys.executable, "-m", "tiewise.exercises.reader_process", str(number), str(file)]
+    command = [sys.executable, "-c", ANSWER_CASES, str(number), str(file)]
     try:
-        done = subprocess.run(
-            command, env=os.environ | ARENA, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS
-        )
+        held: dict[str, Any] = {"env": os.environ | ARENA, "stdin": subprocess.DEVNULL, "capture_output": True}
+        done = subprocess.run(command, timeout=SECONDS, **held)
     except subprocess.TimeoutExpired:
         raise RunError(f"{file} took more than {SECONDS} s", "look for a loop that does not end") from None
     if done.returncode:
@@ -133,3 +134,53 @@ def check(number: int, file: Path) -> str | None:
 def _shown(value: Any) -> str:
     small = not isinstance(value, np.ndarray) or value.size <= 6
     return " ".join(str(value).split()) if small else f"array {list(value.shape)}"
+
+
+# the reader's own process
+
+
+def limit(megabytes: int) -> None:
+    """Let this process allocate so much more than it has; where the system can."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (has + (megabytes << 20),) * 2)
+
+
+def answer_cases() -> None:
+    """What the function of FILE returns for every case of exercise N (`-c … N FILE`), as .npz on stdout.
+
+    What the file prints goes to stderr, whose last line says what went wrong. Memory is limited once the file is
+    imported: libraries reserve far more than they use.
+    """
+    asked, file = EXERCISES[int(sys.argv[1])], Path(sys.argv[2])
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.path.insert(0, str(file.resolve().parent))
+    found: dict[str, np.ndarray] = {}
+    try:
+        function = runpy.run_path(str(file), run_name="answer").get(asked.name)
+        if not callable(function):
+            raise SystemExit(f"it defines no function {asked.name}")
+        cases = asked.cases()
+        limit(asked.megabytes)
+        for place, case in enumerate(cases):
+            answer = function(*(value.copy() if isinstance(value, np.ndarray) else value for value in case))
+            if answer is None:
+                raise SystemExit(f"{asked.name} returns nothing")
+            found[str(place)] = np.asarray(answer, float)
+    except ModuleNotFoundError as error:
+        fix = f", which pip install 'tiewise[{asked.needs}]' brings" if asked.needs else ""
+        raise SystemExit(f"it needs {error.name}{fix}") from None
+    except Exception as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch has no error of its own for it
+            raise SystemExit(f"{asked.name} needs more than {asked.megabytes} MB for one case") from None
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        line = error.lineno if isinstance(error, SyntaxError) else at and at.tb_lineno
+        raise SystemExit(f"{type(error).__name__} in line {line}: {' '.join(str(error).split())}") from None
+    held = io.BytesIO()
+    np.savez(held, **found)  # type: ignore[arg-type]
+    out.write(held.getvalue())

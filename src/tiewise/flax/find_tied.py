@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, one_line
 from tiewise.core.found import count
 from tiewise.flax.parameter_files import flat
 
@@ -103,7 +103,7 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
     try:
         shape = jax.eval_shape(apply, params, ids).shape
     except TypeError as error:
-        return [*found, f"the model cannot run: {str(error).splitlines()[0]}; is the head table.T?"]
+        return [*found, f"the model cannot run: {one_line(error)}; is the head table.T?"]
     if shape[-1] != tables.vocab:
         return [*found, f"logits {shape} do not end in V = {tables.vocab}; is the head table.T?"]
     if not tables.one:

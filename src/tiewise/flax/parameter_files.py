@@ -22,7 +22,7 @@ from jax import Array
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, one_line
 from tiewise.core.files import written_whole
 from tiewise.flax.flax_boundary import PureBoundary
 
@@ -62,8 +62,7 @@ def read(path: str | Path) -> dict[str, Array]:
     try:
         arrays = load_file(path)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        what = f"{path} is not a safetensors file that numpy can hold: {reason}"
+        what = f"{path} is not a safetensors file that numpy can hold: {one_line(error)}"
         raise CheckpointError(what, "save it again") from None
     for name, value in arrays.items():
         if value.dtype.itemsize == 8 and not jax.config.jax_enable_x64:

@@ -15,8 +15,8 @@ from transformers import AutoConfig, PreTrainedModel
 import tiewise.models  # noqa: F401  # teaches the auto classes our own models
 from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.untrusted import require_memory, short
-from tiewise.core.errors import CheckpointError, DataError, TiewiseError
+from tiewise.checkpoint.untrusted import require_memory
+from tiewise.core.errors import CheckpointError, DataError, TiewiseError, one_line
 from tiewise.data.tokenizer import Ids
 from tiewise.hf import model_class
 
@@ -86,9 +86,8 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     except TiewiseError:
         raise
     except Exception as error:  # transformers raises whatever its hundreds of config classes do
-        said = str(error).strip() or type(error).__name__
-        mismatch = "ignore_mismatched_sizes" in said  # which is an option of its own, and no reason
-        reason = "a stored tensor has another shape than its config says" if mismatch else short(said.splitlines()[0])
+        mismatch = "ignore_mismatched_sizes" in str(error)  # which is an option of its own, and no reason
+        reason = "a stored tensor has another shape than its config says" if mismatch else one_line(error)
         what = f"{folder.path}: transformers cannot load it ({reason})"
         raise CheckpointError(what, "`tiewise check` says what is wrong with it") from None
     model.eval()

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 from tiewise.boundary.link import computed
 from tiewise.boundary.locate import SEED, ordinary_ids
-from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError, one_line
 from tiewise.internals.loaded import Opened
 
 LOGITS = 2**24  # of states that are read, held at once
@@ -103,7 +102,7 @@ def find_stack(opened: Opened) -> AppliedStack:
         with torch.no_grad(), _recorded(listed) as calls:
             logits = _logits(model, ids)
     except Exception as error:  # a family that wants more than ids raises anything
-        raise UnsupportedError(f"{kind} does not run on token ids alone ({_reason(error)})", _FIX) from None
+        raise UnsupportedError(f"{kind} does not run on token ids alone ({one_line(error)})", _FIX) from None
     if not logits.isfinite().all():
         raise UnsupportedError(f"{kind}: its logits are not all numbers", "`tiewise check --deep` names the rows")
     layers = _chain(calls, (_ROWS, _LENGTH))
@@ -122,7 +121,7 @@ def find_stack(opened: Opened) -> AppliedStack:
         with torch.no_grad():
             again = stack.to_logits(layers[-1].wrote)
     except Exception as error:  # whatever a family's forward does without its layers
-        raise UnsupportedError(f"{kind} does not run without its layers ({_reason(error)})", _FIX) from None
+        raise UnsupportedError(f"{kind} does not run without its layers ({one_line(error)})", _FIX) from None
     if again.shape != logits.shape:
         raise UnsupportedError(f"{kind}: logits {list(logits.shape)} become {list(again.shape)} on other shapes", _FIX)
     apart = float((again - logits).abs().max() / logits.abs().max().clamp_min(torch.finfo(logits.dtype).tiny))
@@ -138,10 +137,6 @@ def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
     given = {key: value for key, value in {"use_cache": False, **options}.items() if key in known}
     output = model(input_ids=ids, **given)
     return computed(next(value for key, value in output.items() if "logits" in key))
-
-
-def _reason(error: Exception) -> str:
-    return short((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 @contextmanager

@@ -14,17 +14,19 @@ from typing import Any
 
 import transformers
 
-from tiewise.models.open_albert import (
-    OpenAlbertConfig,
-    OpenAlbertForPreTraining,
-    OpenAlbertForSequenceClassification,
-    OpenAlbertModel,
-    OpenAlbertOutput,
-    from_hugging_face,
-    preset,
-    to_hugging_face,
-)
-from tiewise.models.rnn import RNNLM, RNNConfig, RNNOutput, State, detached
+from tiewise.models.open_albert import OpenAlbertConfig as OpenAlbertConfig
+from tiewise.models.open_albert import OpenAlbertForPreTraining as OpenAlbertForPreTraining
+from tiewise.models.open_albert import OpenAlbertForSequenceClassification as OpenAlbertForSequenceClassification
+from tiewise.models.open_albert import OpenAlbertModel as OpenAlbertModel
+from tiewise.models.open_albert import OpenAlbertOutput as OpenAlbertOutput
+from tiewise.models.open_albert import from_hugging_face as from_hugging_face
+from tiewise.models.open_albert import preset as preset
+from tiewise.models.open_albert import to_hugging_face as to_hugging_face
+from tiewise.models.rnn import RNNLM as RNNLM
+from tiewise.models.rnn import RNNConfig as RNNConfig
+from tiewise.models.rnn import RNNOutput as RNNOutput
+from tiewise.models.rnn import State as State
+from tiewise.models.rnn import detached as detached
 
 _MODELS: dict[str, Any] = {
     "AutoModelForCausalLM": RNNLM,
@@ -37,19 +39,3 @@ for _auto, _model in _MODELS.items():
     _config = _model.config_class
     transformers.AutoConfig.register(_config.model_type, _config, exist_ok=True)
     getattr(transformers, _auto).register(_config, _model, exist_ok=True)
-
-__all__ = [
-    "RNNLM",
-    "OpenAlbertConfig",
-    "OpenAlbertForPreTraining",
-    "OpenAlbertForSequenceClassification",
-    "OpenAlbertModel",
-    "OpenAlbertOutput",
-    "RNNConfig",
-    "RNNOutput",
-    "State",
-    "detached",
-    "from_hugging_face",
-    "preset",
-    "to_hugging_face",
-]

@@ -448,8 +448,7 @@ def from_hugging_face(theirs: Any) -> Any:
         raise UnsupportedError(f"{groups} groups of {inner} layers each", "groups or repeats, not both, can be shared")
     pairs = hasattr(theirs, "sop_classifier")
     if pairs and config.num_labels != 2:
-        what = f"sentence order with {config.num_labels} labels"
-        raise UnsupportedError(what, "in order or swapped: set num_labels=2")
+        raise UnsupportedError(f"sentence order of {config.num_labels} labels", "in order or swapped: set num_labels=2")
     spec = SharingSpec("all", groups=groups, cycle=inner if inner > 1 else 0)
     fields = {name: getattr(config, name) for name in _SAME}
     if kind is OpenAlbertForPreTraining and not pairs:
@@ -466,20 +465,16 @@ def to_hugging_face(ours: Any) -> Any:
     """
     theirs = next((name for kind, name in PAIRS if type(ours) is kind), None)
     if theirs is None:
-        what = f"transformers' ALBERT has no place for a {type(ours).__name__}"
-        raise UnsupportedError(what, "take the boundary or the sharing out")
+        fix = "take the boundary or the sharing out"
+        raise UnsupportedError(f"transformers' ALBERT has no place for a {type(ours).__name__}", fix)
     config, spec = ours.config, SharingSpec.parse(ours.config.sharing)
     groups, inner = (config.num_hidden_layers, 1) if spec.kind == "none" else (spec.groups, spec.cycle or 1)
     whole = spec.kind in ("all", "none") and not (spec.ends or spec.rank) and config.num_hidden_layers % inner == 0
     if config.norm == "after" or not config.projection or not whole:
         what = f"transformers' ALBERT has no place for norm={config.norm}, projection={config.projection}, {spec}"
         raise UnsupportedError(what, "it norms before its projection, and shares none, all, all:groups or all:cycle")
-    made = transformers.AlbertConfig(
-        **{name: getattr(config, name) for name in _SAME},
-        num_hidden_layers=config.num_hidden_layers // inner,
-        num_hidden_groups=groups,
-        inner_group_num=inner,
-    )
+    fields = {name: getattr(config, name) for name in _SAME} | {"num_hidden_layers": config.num_hidden_layers // inner}
+    made = transformers.AlbertConfig(**fields, num_hidden_groups=groups, inner_group_num=inner)
     return _filled(getattr(transformers, theirs)(made), ours)
 
 

@@ -18,17 +18,15 @@ Layers of cells, [B, T, E] -> [B, T, H], with a state:
 Matrices are stacked by gate, in torch's order (GRU r z n, LSTM i f g o), so that torch's own modules can lend theirs.
 One layer's state is (h,) or (h, s), each [B, H].
 
-One call of torch's kernel runs as many layers as it can: all of one width, where no mask is shared over time. Masks
-between layers divide the calls; only a mask on h itself is stepped through in Python, and only in training. What is
-dropped in training:
+One call of torch's kernel runs all layers of one width where no mask is shared over time; only a mask on h itself is
+stepped through in Python, and only in training. What is dropped in training:
 
     fresh      a mask per token                     Zaremba et al., arXiv:1409.2329
     locked     a mask per sequence, at every token  Gal & Ghahramani, arXiv:1512.05287
     of words   whole rows of a table                the same
     of weights a mask per matrix (DropConnect)      Merity et al., arXiv:1708.02182
 
-What is kept is divided by the share that is kept, so that evaluation needs no correction. A mask is drawn anew by every
-forward: for a text in pieces a sequence is one piece.
+What is kept is divided by its share. Masks are drawn anew by every forward: a sequence is one piece of text.
 """
 
 from __future__ import annotations
@@ -295,19 +293,13 @@ class RNNConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: object) -> None:
         super().__post_init__(**kwargs)
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers")
-        optional = ("output_vocab_size", "embedding_size", "last_hidden_size")
-        for name in (*sizes, *(name for name in optional if getattr(self, name) is not None)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                what = "layers" if name == "num_hidden_layers" else name
-                raise SpecError(f"{what} = {value!r}", "sizes are whole numbers, 1 or more")
+        sizes = "vocab_size hidden_size num_hidden_layers output_vocab_size embedding_size last_hidden_size"
+        require(self, sizes, lambda n: isinstance(n, int) and n >= 1, "sizes are whole numbers, 1 or more", SpecError)
         if self.cell not in CELLS:
             raise SpecError(f"unknown cell {str(self.cell)[:40]!r}", f"choose one of {', '.join(CELLS)}")
         require(self, "lstm_bias", ("one", "two").__contains__, "choose one or two", SpecError)
         if self.cell == "gru" and self.lstm_bias == "one":
-            what = "a GRU with one bias is another function: its reset gate stands between the two"
-            raise SpecError(what, "use lstm_bias two")
+            raise SpecError("a GRU with one bias is another function: a gate stands between", "use lstm_bias two")
         if not self.input_matrix and CELLS[self.cell].gates > 1:
             raise SpecError(f"{self.cell} without an input matrix: which of its gates would read the word?", "use tanh")
         if not self.input_matrix and len(set(self.widths)) > 1:

@@ -107,6 +107,14 @@ class Heads:
     latent: int = 0  # values kept per token in place of keys and values (DeepSeek)
     state: int = 0  # values of a recurrent state per layer, whatever the length (Mamba)
 
+    @classmethod
+    def of(cls, d: int, count: int, kv: int | None = None, width: int | None = None) -> Heads:
+        """As many of keys and values as of queries, D / heads wide, unless said; PlanError where they do not fit."""
+        if kv is not None and count % kv:
+            fix = "the key-value heads must divide the heads"
+            raise PlanError(f"{count} heads cannot be grouped over {kv} key-value heads", fix)
+        return cls(count, width or even(d, count), kv or count)
+
     @property
     def kept_per_token(self) -> int:
         """Values kept for one token of one layer."""
@@ -269,8 +277,7 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
     vocab, width = architecture.ends.vocab, architecture.ends.width
     in_width, out_width = boundary.table_widths(width)
     if boundary.kind == "residual" and (boundary.rank or 0) > width:
-        what = f"{boundary}: rank {boundary.rank} exceeds the table width {width}"
-        raise SpecError(what, f"choose a rank ≤ {width}")
+        raise SpecError(f"{boundary}: rank {boundary.rank} exceeds the table width {width}", f"choose a rank ≤ {width}")
     shapes = boundary.map_shapes(width).values()
     stored, matrices = sum(map(prod, shapes)), sum(prod(shape) for shape in shapes if len(shape) > 1)
     # of a definite map one triangular factor is stored, square: two products at the head, two solves at the input

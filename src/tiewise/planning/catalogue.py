@@ -120,8 +120,7 @@ def select(
     if sort is None:
         return found
     key = attrgetter(SORTS[sort])
-    known = [model for model in found if key(model) is not None]
-    return sorted(known, key=key) + [model for model in found if key(model) is None]
+    return sorted(found, key=lambda model: (key(model) is None, key(model) or 0))
 
 
 def find(name: str) -> Model:
@@ -146,7 +145,7 @@ def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: 
 
     A factor counts the same in each of the three, up or down: twice the vocabulary is as far as twice the depth. V, D
     and L decide what a table weighs against a body; the count of all parameters follows from them. Models named in
-    `but` and rows without a vocabulary are left out. Where L is not known (None), its term is.
+    `but` and rows without a vocabulary are left out. Where L is not known (None, 0), its term is.
     """
     skipped = set(but)
 

@@ -56,8 +56,7 @@ class Config:
         value = self.get(key)
         value = otherwise if value is None else value
         if value is None:
-            what = f"the config of {self.family} has no {key}"
-            raise PlanError(what, f"add {key} to the config, or plan from sizes")
+            raise PlanError(f"the config of {self.family} has no {key}", f"add {key} to the config, or plan from sizes")
         most = MOST_LAYERS if "layer" in key and "per_layer" not in key else MOST
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self._refused(key, value, f"a whole number from {least} to {most:,}")

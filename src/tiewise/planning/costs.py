@@ -14,7 +14,7 @@ from typing import Any
 
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import PlanError
-from tiewise.core.files import packaged_json
+from tiewise.core.files import packaged_json, require
 from tiewise.core.first_loss import POSITIONS, Computed, FirstStep, first_step
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
@@ -46,22 +46,13 @@ class Setting:
     fsdp: int | None = None  # ranks of a group that shards every parameter; None: all of them, and tp by itself
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.length < 1:
-            raise PlanError(f"tokens {self.batch} × {self.length}", "batch and length must be 1 or more")
-        if self.dtype not in DTYPES:
-            raise PlanError(f"unknown dtype {self.dtype[:40]!r}", f"choose one of {', '.join(DTYPES)}")
-        if self.world < 1 or self.tp < 1:
-            raise PlanError(f"world {self.world}, tp {self.tp}", "both must be 1 or more")
-        if self.world % self.tp:
-            what = f"tp {self.tp} does not divide the world of {self.world}"
-            raise PlanError(what, "choose a tp that divides it")
-        if self.fsdp is not None and self.fsdp < 1:
-            raise PlanError(f"fsdp {self.fsdp}", "it must be 1 or more")
-        if self.fsdp is not None and self.world % (self.fsdp * self.tp):
-            what = f"fsdp {self.fsdp} × tp {self.tp} does not divide the world of {self.world}"
-            raise PlanError(what, "choose them so that world = fsdp × tp × replicas")
-        if self.std is not None and not 0 < self.std < float("inf"):
-            raise PlanError(f"std {self.std}", "give a positive number")
+        require(self, "batch length world tp fsdp", lambda count: count >= 1, "it must be 1 or more", PlanError)
+        require(self, "dtype", DTYPES.__contains__, f"choose one of {', '.join(DTYPES)}", PlanError)
+        require(self, "std", lambda std: 0 < std < float("inf"), "give a positive number", PlanError)
+        if self.world % (self.tp * (self.fsdp or 1)):
+            cut = f"tp {self.tp}" if self.fsdp is None else f"fsdp {self.fsdp} × tp {self.tp}"
+            fix = "choose them so that world = fsdp × tp × replicas"
+            raise PlanError(f"{cut} does not divide the world of {self.world}", fix)
 
     @property
     def tokens(self) -> int:
@@ -70,12 +61,9 @@ class Setting:
 
     def record(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
-        return {
-            "tokens": {"batch": self.batch, "length": self.length, "count": self.tokens},
-            "dtype": self.dtype,
-            "world": {"size": self.world, "tp": self.tp, "fsdp": self.fsdp},
-            "std": self.std,
-        }
+        tokens = {"batch": self.batch, "length": self.length, "count": self.tokens}
+        world = {"size": self.world, "tp": self.tp, "fsdp": self.fsdp}
+        return {"tokens": tokens, "dtype": self.dtype, "world": world, "std": self.std}
 
 
 def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, Any]:
@@ -133,11 +121,9 @@ def logits_bytes(tokens: int, vocab: int, width: int, dtype: str) -> dict[str, i
     narrow = size if size < 4 else 0
     # one chunk of fp32 logits (and its copy in a narrow dtype), the features' gradient in fp32, and where weights are
     # narrow the table's fp32 gradient buffer
-    fused = {
-        f"fused_{device}": chunk_rows(tokens, vocab, device) * vocab * (4 + narrow)
-        + (tokens + (vocab if narrow else 0)) * width * 4
-        for device in ("cpu", "cuda")
-    }
+    features = (tokens + (vocab if narrow else 0)) * width * 4
+    rows = {f"fused_{device}": chunk_rows(tokens, vocab, device) for device in ("cpu", "cuda")}
+    fused = {name: chunk * vocab * (4 + narrow) + features for name, chunk in rows.items()}
     # the logits in the weights' dtype, and in fp32 log-probabilities, the gradient of the loss and that of the logits:
     # 16 bytes per element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13)
     return {"plain": tokens * vocab * (12 + size), **fused}

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tiewise.core.errors import PlanError
 from tiewise.core.first_loss import ACTIVATIONS, FreshBody
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.planning.architecture import (
@@ -24,7 +23,6 @@ from tiewise.planning.architecture import (
     LayerCounts,
     TokenTables,
     elementwise,
-    even,
     feed_forward,
     linear,
     lookup,
@@ -67,12 +65,9 @@ def heads_of(c: Config, grouped: bool = True) -> Heads:
     """Heads by the usual keys; a head's width defaults to D / heads."""
     d, count = c.size("hidden_size"), c.size("num_attention_heads")
     if not grouped:
-        return Heads(count, even(d, count), count)
-    kv = c.size("num_key_value_heads", count)
-    if count % kv:
-        what = f"{count} attention heads cannot be grouped over num_key_value_heads = {kv}"
-        raise PlanError(what, "the key-value heads must divide the heads")
-    return Heads(count, c.size("head_dim") if c.get("head_dim") is not None else even(d, count), kv)
+        return Heads.of(d, count)
+    width = c.size("head_dim") if c.get("head_dim") is not None else None
+    return Heads.of(d, count, c.size("num_key_value_heads", count), width)
 
 
 Switch = bool | str  # whether, or the key of the config that says so
@@ -139,18 +134,9 @@ def decoder(
         return found
     std = c.number("initializer_range", 0.02)
     arrangement = "parallel" if c.flag(parallel) else "sandwich" if norms == "four" else "sequential"
-    body = FreshBody(
-        heads=heads.count,
-        head_dim=heads.width,
-        ffn=ffn,
-        layers=layers,
-        activation=activation,
-        gated=gated,
-        arrangement=arrangement,
-        normed_queries=of_queries > 0,
-        **{"std": std, "positions_std": std if positions else 0.0, **fresh},
-    )
-    return replace(found, fresh=body)
+    body: dict[str, Any] = {"heads": heads.count, "head_dim": heads.width, "ffn": ffn, "layers": layers, "gated": gated}
+    body |= {"activation": activation, "arrangement": arrangement, "normed_queries": of_queries > 0, "std": std}
+    return replace(found, fresh=FreshBody(**{**body, "positions_std": std if positions else 0.0, **fresh}))
 
 
 def _gemma(c: Config, **more: Any) -> Architecture:
@@ -170,7 +156,8 @@ gpt = partial(decoder, bias=True, ffn_bias=True, gated=False, grouped=False, kin
 gpt2 = partial(gpt, positions="n_positions", fresh={"depth_scaled": True})
 neo = partial(gpt, bias=False)
 phi = partial(gpt, grouped=True, norms="one", parallel=True, head_bias=True)
-cohere = partial(biased, kind="layer without bias", norms="one", parallel=True, query_norms="all heads")
+beside = partial(biased, norms="one", parallel=True, kind="layer without bias")
+cohere = partial(beside, query_norms="all heads", normed_queries="use_qk_norm")
 READERS: dict[str, Reader] = {
     **dict.fromkeys(("llama", "mistral", "phi3", "smollm3"), llama),
     **dict.fromkeys(("olmo2", "olmo3"), partial(biased, query_norms="all heads", fresh=None)),
@@ -183,7 +170,9 @@ READERS: dict[str, Reader] = {
     "gemma3_text": partial(_gemma, query_norms="one head"),
     "ernie4_5": partial(decoder, bias="use_bias", ffn_bias="use_bias"),
     "starcoder2": partial(decoder, bias="use_bias", ffn_bias="use_bias", gated=False, kind="layer"),
+    **dict.fromkeys(("cohere", "cohere2"), lambda c: cohere(c, fresh={"output_scale": c.number("logit_scale")})),
     "gpt2": gpt2,
+    "gpt_bigcode": lambda c: gpt2(c, heads=replace(heads_of(c, False), kv=1) if c.flag("multi_query") else None),
     "gpt_neo": partial(neo, out_bias=True, positions="max_position_embeddings", fresh={"attention_scale": 1.0}),
     "gptj": partial(neo, norms="one", parallel=True, head_bias=True),
     "phi": partial(phi, query_norms="one head", normed_queries="qk_layernorm"),
@@ -203,11 +192,6 @@ def reads(*types: str) -> Callable[[Reader], Reader]:
         return reader
 
     return register
-
-
-@reads("gpt_bigcode")
-def _gpt_bigcode(c: Config) -> Architecture:
-    return gpt2(c, heads=replace(heads_of(c, grouped=False), kv=1) if c.flag("multi_query") else None)
 
 
 @reads("stablelm")
@@ -238,11 +222,6 @@ def _granite(c: Config) -> Architecture:
     kinds = {"input": "embedding", "residual": "residual", "attention": "attention"}
     scales = {f"{ours}_scale": c.number(f"{theirs}_multiplier", 1.0) for ours, theirs in kinds.items()}
     return llama(c, fresh={**scales, "output_scale": 1 / c.number("logits_scaling", 1.0)})
-
-
-@reads("cohere", "cohere2")
-def _cohere(c: Config) -> Architecture:
-    return cohere(c, normed_queries="use_qk_norm", fresh={"output_scale": c.number("logit_scale")})
 
 
 @reads("falcon")
@@ -287,14 +266,9 @@ def _deepseek(c: Config) -> Architecture:
     maps = keys + linear(count * value, d, bias) + (narrow if q_rank else linear(d, queries))
     ffn_bias = c.family == "deepseek_v2" and c.flag("mlp_bias")  # of dense and shared ffns; version 3 has none
     routed, width = c.size("n_routed_experts"), c.size("moe_intermediate_size")
-    experts = Experts(
-        routed,
-        c.size("num_experts_per_tok", routed),
-        width,
-        shared_width=c.size("n_shared_experts", 0, least=0) * width,
-        shared_bias=ffn_bias,
-        dense=range(c.size("first_k_dense_replace", 0, least=0)),
-    )
+    shared, dense = (c.size(key, 0, least=0) for key in ("n_shared_experts", "first_k_dense_replace"))
+    chosen = c.size("num_experts_per_tok", routed)
+    experts = Experts(routed, chosen, width, shared * width, shared_bias=ffn_bias, dense=range(dense))
     heads = Heads(count, (nope + rope + value) // 2, count, latent=kv_rank + rope)  # the mean of keys and values
     return decoder(c, heads=heads, maps=maps, ffn_bias=ffn_bias, experts=experts, fresh=None)
 
@@ -328,11 +302,9 @@ def _bert(c: Config) -> Architecture:
     width = c.size("embedding_size") if c.family in ("electra", "albert") else d
     albert, pretraining = c.family == "albert", c.head == "pretraining"
     inner = c.size("inner_group_num") if albert else 1  # layers of one group, applied together
-    heads, one = Heads(count, even(d, count), count), norm(d).times(inner)
-    layer = LayerCounts(
-        {"attention": heads.maps(d, bias=True, out_bias=True).times(inner), "norms": one},
-        {"ffn": feed_forward(d, ffn, gated=False, bias=True).times(inner), "norms": one},
-    )
+    heads, one = Heads.of(d, count), norm(d).times(inner)
+    attention, plain = heads.maps(d, True, True).times(inner), feed_forward(d, ffn, False, True).times(inner)
+    layer = LayerCounts({"attention": attention, "norms": one}, {"ffn": plain, "norms": one})
     embeddings = {"positions": lookup(c.size("max_position_embeddings"), width), "embedding_norm": norm(width)}
     stack = AppliedLayers(
         "encoder",
@@ -410,16 +382,12 @@ def _bart(c: Config) -> Architecture:
     d, vocab = c.size("d_model"), c.size("vocab_size")
     learned = c.family in ("bart", "mbart")  # positions; the others' are sinusoids, stored and never trained
     positions = c.size("max_position_embeddings") + (2 if learned else 0)
-    around = {
-        "positions": lookup(positions, d),
-        "embedding_norm": norm(d, count=int(learned)),
-        "norms": norm(d, count=int(c.family in ("mbart", "pegasus"))),
-    }
+    first, last = (norm(d, count=int(there)) for there in (learned, c.family in ("mbart", "pegasus")))
+    around = {"positions": lookup(positions, d), "embedding_norm": first, "norms": last}
     stacks = []
     for name in ("encoder", "decoder"):
         layers, count, ffn = (c.size(f"{name}_{key}") for key in ("layers", "attention_heads", "ffn_dim"))
-        heads = Heads(count, even(d, count), count)
-        stacks.append(_side(name, d, layers, heads, ffn, False, "layer", True, around=around))
+        stacks.append(_side(name, d, layers, Heads.of(d, count), ffn, False, "layer", True, around=around))
     ends, other = c.token_tables(d), Count()
     notes: tuple[str, ...] = ()
     if c.family == "marian" and not c.flag("share_encoder_decoder_embeddings"):

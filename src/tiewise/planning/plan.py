@@ -48,21 +48,12 @@ class Plan:
         a, ends = self.architecture, self.architecture.ends
         untied = budget(a, BoundarySpec("untied"), SharingSpec())
         size = {"width": a.width, "layers": a.layers, "vocab": ends.vocab}
+        nearest = catalogue.neighbours(ends.vocab, a.width, a.layers, but=(self.name,))
         of_all = self.setting.tokens * DTYPES[self.setting.dtype]
+        model = {"name": self.name, "family": a.family, **size, "table_width": ends.width, "share": str(a.sharing)}
+        model |= {"boundary": str(a.boundary) if ends.head else None, "estimated": a.estimated, "notes": list(a.notes)}
         found = {
-            "model": {
-                "name": self.name,
-                "family": a.family,
-                "vocab": ends.vocab,
-                "width": a.width,
-                "table_width": ends.width,
-                "layers": a.layers,
-                "boundary": str(a.boundary) if ends.head else None,
-                "share": str(a.sharing),
-                "parameters": {"total": a.total, **a.parameters()},
-                "estimated": a.estimated,
-                "notes": list(a.notes),
-            },
+            "model": model | {"parameters": {"total": a.total, **a.parameters()}},
             "setting": self.setting.record(),
             "choices": list(self.choices),
             # what the backward pass needs, without attention scores (fused attention) and dropout masks; every
@@ -74,10 +65,7 @@ class Plan:
                 "estimated": True,
             },
             "thresholds": thresholds(ends.vocab, ends.width, untied.total - untied.tables, ends.head),
-            "neighbours": [
-                model.record()
-                for model in catalogue.neighbours(ends.vocab, a.width, a.layers or None, but=(self.name,))
-            ],
+            "neighbours": [row.record() for row in nearest],
             "atlas": near({name: n for name, n in size.items() if n}, a.kind) if ends.head else None,
         }
         return {**found, "notes": remarks(found)}
@@ -127,12 +115,7 @@ def plan(
 
 
 def described(model: Described) -> tuple[str, Architecture]:
-    """(what to call it, its architecture) of anything that `plan` takes.
-
-    Raises:
-        PlanError: the model is unknown, or its sizes are missing or contradict each other.
-        CheckpointError: a config that cannot be read.
-    """
+    """(what to call it, its architecture) of anything that `plan` takes; raises what it raises."""
     if isinstance(model, Architecture):
         return model.family, model
     if isinstance(model, Sizes):
@@ -157,20 +140,14 @@ def described(model: Described) -> tuple[str, Architecture]:
         # the published files decide: a class may tie what its checkpoints hold apart (T5 v1.1)
         return row.name, replace(found, ends=replace(found.ends, tied=bool(row.tied))) if known else found
     if row.vocab is None:
-        fix = "plan from sizes, or from its config.json"
-        raise PlanError(f"{row.name}: nobody was seen to say its vocabulary", fix)
+        raise PlanError(f"{row.name}: nobody was seen to say its vocabulary", "plan from sizes or a config.json")
     found = from_sizes(Sizes(row.vocab, row.width, row.layers), tied=row.tied is not False)
     note = f"{row.name} is known by V, D and L alone: a body of 12·D² per layer is assumed"
     return row.name, replace(found, notes=(note,))
 
 
 def config_of(path: Path) -> dict[str, Any]:
-    """Read a config.json, or that of a folder.
-
-    Raises:
-        PlanError: it is no JSON object.
-        CheckpointError: it cannot be read.
-    """
+    """Read a config.json, or that of a folder."""
     file = path / "config.json" if path.is_dir() else path
     config = read_json(str(file), most=2**24)
     if not isinstance(config, dict):

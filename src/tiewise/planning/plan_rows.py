@@ -19,12 +19,8 @@ from tiewise.planning.catalogue import BETTER, Model, find
 from tiewise.planning.evidence import KIND, in_words
 
 Record = Mapping[str, Any]
-OPTIMIZERS = {
-    "sgd": "SGD",
-    "momentum": "SGD with momentum",
-    "adamw": "AdamW",
-    "adamw-bf16-master": "AdamW, bf16, fp32 master",
-}
+OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adamw": "AdamW"}
+OPTIMIZERS |= {"adamw-bf16-master": "AdamW, bf16, fp32 master"}
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
 NATS = "nats per token"
 EVIDENCE_HEADER = ["tokens of text", "times seen", "tied − untied, nats/token [95 %]", "tying is", "seeds"]
@@ -41,10 +37,7 @@ def columns(record: Record) -> list[str]:
 def rows(record: Record) -> list[list[str]]:
     """Every figure's name and its values choice by choice; a row of one cell heads those that follow."""
     choices, setting = record["choices"], record["setting"]
-    found: list[list[str]] = []
-
-    def heading(name: str) -> None:
-        found.append([name])
+    found = [["parameters"]]
 
     def of(part: str) -> list[Any]:
         return [choice[part] for choice in choices]
@@ -54,7 +47,6 @@ def rows(record: Record) -> list[list[str]]:
         values = [None if each is None else each.get(key) for each in held]
         found.append([name, *(NONE if value is None else show(value) for value in values)])
 
-    heading("parameters")
     for name in COMPONENTS:
         if any(name in choice["parameters"] for choice in choices):
             row(component(name), count, of("parameters"), name)
@@ -63,22 +55,22 @@ def rows(record: Record) -> list[list[str]]:
         row("of it trained", count, of("parameters"), "trainable")
     row("saved", lambda saved: signed(saved, 0).removeprefix("+"), choices, "saved")
     row("saved, share", lambda share: f"{plain(100 * share, 1)} %", choices, "saved_share")
-    heading("checkpoint")
+    found.append(["checkpoint"])
     for dtype in SHOWN_DTYPES:
         row(dtype, size, of("checkpoint_bytes"), dtype)
-    heading(f"training, {setting['dtype']}")
+    found.append([f"training, {setting['dtype']}"])
     for optimizer, label in OPTIMIZERS.items():
         row(label, size, [held[optimizer] for held in of("training_bytes")], "total")
-    heading("beside them")
+    found.append(["beside them"])
     row("logits, plain loss", size, of("logits_bytes"), "plain")
     row("logits, fused loss (GPU)", size, of("logits_bytes"), "fused_cuda")
     if record["model"]["layers"]:  # built without telling them apart: nothing to estimate activations from
         for name, key in (("activations, an estimate", "kept"), ("with checkpointing", "checkpointed")):
             found.append([name, *[f"≈ {size(record['activation_bytes'][key])}"] * len(choices)])
-    heading("tables alone, with scales where packed")
+    found.append(["tables alone, with scales where packed"])
     for name in choices[0]["table_bytes"] if choices else ():
         row(name, size, of("table_bytes"), name)
-    heading("work and loss")
+    found.append(["work and loss"])
     row("forward, per token", operations, of("flops_per_token"), "forward")
     row("backward, per token", operations, of("flops_per_token"), "backward")
     if any(choice["decode_bytes"] for choice in choices):
@@ -87,7 +79,7 @@ def rows(record: Record) -> list[list[str]]:
     log = math.log(record["model"]["vocab"])
     row(f"first loss (ln V = {log:.2f})", lambda nll: plain(nll, 2), of("first_loss"), "nll")
     for place, rank in enumerate(choices[0]["ranks"] if choices and setting["world"]["size"] > 1 else ()):
-        heading(cut(rank))
+        found.append([cut(rank)])
         held = [ranks[place] for ranks in of("ranks")]
         row("weights, gradients, AdamW", size, held, "memory")
         row("tables alone", size, [each["table_memory"] for each in held], "total")
@@ -162,24 +154,15 @@ def lookups(record: Record) -> list[Listing]:
     """Tables below the choices: thresholds, the nearest models of the catalogue, and the nearest of the atlas."""
     m, body = record["model"], record["thresholds"][0]["formula"].rpartition(", ")[2]
     scale = f"V/d = {m['vocab'] / m['table_width']:,.4g}, {body}, B all but the tables"
-    thresholds = [
-        [
-            row["name"].replace("%", " %").replace("still ", ""),
-            f"{row['value']:,.0f}" if row["value"] == int(row["value"]) else f"{row['value']:,.4g}",
-            row["formula"].partition(", ")[0],
-        ]
-        for row in record["thresholds"]
-    ]
-    trained = [
-        [
-            count(row["tokens"]),
-            f"{row['seen'] / row['tokens']:.2g}",
-            str(Quantity("", row["difference"], row["low"], row["high"], unit=NATS)),
-            {-1: "better", 0: NONE, 1: "worse"}[row["sign"]],
-            str(row["seeds"]),
-        ]
-        for row in (record["atlas"] or {"rows": ()})["rows"]
-    ]
+    thresholds, trained = [], []
+    for row in record["thresholds"]:
+        value = f"{row['value']:,.0f}" if row["value"] == int(row["value"]) else f"{row['value']:,.4g}"
+        name, formula = row["name"].replace("%", " %").replace("still ", ""), row["formula"].partition(", ")[0]
+        thresholds.append([name, value, formula])
+    for row in (record["atlas"] or {"rows": ()})["rows"]:
+        difference = str(Quantity("", row["difference"], row["low"], row["high"], unit=NATS))
+        seen, tying = f"{row['seen'] / row['tokens']:.2g}", {-1: "better", 0: NONE, 1: "worse"}[row["sign"]]
+        trained.append([count(row["tokens"]), seen, difference, tying, str(row["seeds"])])
     found = [
         Listing("Thresholds", [scale, "value", "formula"], thresholds),
         Listing("Nearest in V, D and L", NEIGHBOUR_HEADER, neighbours(record)),
@@ -196,19 +179,11 @@ def nearest(record: Record) -> str:
 
 def neighbours(record: Record) -> list[list[str]]:
     """Rows under `NEIGHBOUR_HEADER`: the models of the catalogue nearest in V, D and L."""
-    tied = {True: "tied", False: "untied", None: "not known"}
-    return [
-        [
-            model["name"],
-            f"{model['vocab'] or 0:,}",
-            f"{model['width']:,}",
-            str(model["layers"]),
-            plain(model["ratio"], 1),
-            tied[model["tied"]],
-            model["checked"],
-        ]
-        for model in record["neighbours"]
-    ]
+    tied, found = {True: "tied", False: "untied", None: "not known"}, []
+    for row in record["neighbours"]:
+        sizes = [f"{row['vocab'] or 0:,}", f"{row['width']:,}", str(row["layers"]), plain(row["ratio"], 1)]
+        found.append([row["name"], *sizes, tied[row["tied"]], row["checked"]])
+    return found
 
 
 def evidence(record: Record) -> str:

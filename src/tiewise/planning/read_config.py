@@ -126,9 +126,7 @@ class Sizes:
             most = MOST_LAYERS if name == "layers" else MOST
             if name != "gated" and value is not None and not (isinstance(value, int) and 1 <= value <= most):
                 raise PlanError(f"{name} = {str(value)[:40]}", f"{name} must be a whole number from 1 to {most:,}")
-        if self.kv_heads is not None and self.heads % self.kv_heads:
-            what = f"{self.heads} heads cannot be grouped over {self.kv_heads} key-value heads"
-            raise PlanError(what, "the key-value heads must divide the heads")
+        Heads.of(self.width, self.heads, self.kv_heads, self.head_dim)  # which says where they do not fit
 
 
 def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:
@@ -137,7 +135,7 @@ def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:
     With full heads and an ffn of 4 D that is 12 D² per layer, the figure of the textbooks.
     """
     d, ffn = sizes.width, sizes.ffn or 4 * sizes.width
-    heads = Heads(sizes.heads, sizes.head_dim or even(d, sizes.heads), sizes.kv_heads or sizes.heads)
+    heads = Heads.of(d, sizes.heads, sizes.kv_heads, sizes.head_dim)
     layer = LayerCounts({"attention": heads.maps(d)}, {"ffn": feed_forward(d, ffn, sizes.gated)})
     saved = 8 * d + ffn * (3 if sizes.gated else 2)
     stack = AppliedLayers("decoder", (layer,) * sizes.layers, heads=heads, saved_per_token=saved)

@@ -36,6 +36,12 @@ class NewTensor:
     file: str  # name of the file that shall hold it: that of the tensor that it comes from
     write: Callable[[], Pieces] = field(repr=False)  # its bytes in order, a few MB at a time; never for a dry run
 
+    @classmethod
+    def like(cls, old: Stored, write: Callable[[], Pieces], **other: Any) -> NewTensor:
+        """One of the name, type, shape and file of a stored tensor, or of `other` ones."""
+        own = {"name": old.name, "dtype": old.dtype, "shape": old.shape, "file": old.path.name}
+        return cls(**{**own, **other}, write=write)
+
     @property
     def nbytes(self) -> int:
         """Bytes on disk."""
@@ -68,8 +74,8 @@ class Change:
     texts: Mapping[str, bytes] = field(default_factory=dict)  # {file beside the tensors: its new content}
     leave: frozenset[str] = frozenset()  # files beside the tensors that stay behind
     notes: tuple[str, ...] = ()  # what the user should know, one sentence each
-    # looks at the finished result before it gets its name, and raises where it is not as it should be
-    accept: Callable[[Path], None] | None = None
+    # looks at the finished result before it gets its name, and yields what is not as it should be
+    flaws: Callable[[Path], Iterator[str]] | None = None
 
 
 def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
@@ -81,7 +87,7 @@ def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
 
 def copy_of(tensor: Stored, name: str) -> NewTensor:
     """Return a tensor `name` with the bytes of a stored one, in the same file."""
-    return NewTensor(name, tensor.dtype, tensor.shape, tensor.path.name, lambda: stored_bytes(tensor))
+    return NewTensor.like(tensor, lambda: stored_bytes(tensor), name=name)
 
 
 def stored_bytes(tensor: Stored) -> Pieces:

@@ -28,7 +28,7 @@ from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, 
 from tiewise.checkpoint.rule import names
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_whole, short
+from tiewise.checkpoint.untrusted import inside, open_regular, short
 from tiewise.core import __version__
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size, to_record
@@ -227,14 +227,11 @@ def _opened(path: Place) -> Folder:
 def _states(folder: Folder, plan: FilePlan) -> dict[str, tuple[int, int, int, int]]:
     """(device, inode, bytes, time of change) of every file that is read."""
     found = {}
-    for name in dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *plan.texts]):
+    for name in dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *filter(folder.has, plan.texts)]):
         try:
             state = os.stat(inside(folder.path, name))
         except FileNotFoundError:
-            if not folder.has(name):  # one that is about to be made
-                continue
-            what = f"{folder.path / name}: no such file"
-            raise CheckpointError(what, "run again when nothing writes there") from None
+            raise CheckpointError(f"{folder.path / name}: it is gone", "run again when nothing writes there") from None
         found[name] = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
     return found
 
@@ -264,36 +261,30 @@ def verify(source: Facts, change: Change, plan: FilePlan, made: Path, force: boo
                 if not same_bytes(source.folder.headers[tensor.file].tensors[tensor.name], result.tensors[tensor.name]):
                     yield f"{short(tensor.name)} differs from the source"
             done += tensor.nbytes
+        if not force:  # no rule is broken, of those that need no tables, that the source does not break
+            broken = {finding.rule for finding in check(source.path, scan=False).at_least("error")}
+            for worse in check(made, scan=False).at_least("error"):
+                if worse.rule not in broken:
+                    what = f"the result was not kept: {worse.rule} at {worse.where}: {worse.evidence}"
+                    raise CheckpointError(what, "--force keeps it all the same")
+        yield from change.flaws(made) if change.flaws is not None else ()
 
     for flaw in flaws():
-        raise CheckpointError(
-            f"the result was not kept: {flaw}", "was the source written meanwhile? If not, report this"
-        )
-    if not force:  # no rule is broken, of those that need no tables, that the source does not break
-        broken = {finding.rule for finding in check(source.path, scan=False).at_least("error")}
-        for worse in check(made, scan=False).at_least("error"):
-            if worse.rule not in broken:
-                what = f"the result was not kept: {worse.rule} at {worse.where}: {worse.evidence}"
-                raise CheckpointError(what, "--force keeps it all the same")
-    if change.accept is not None:
-        change.accept(made)
+        raise CheckpointError(f"the result was not kept: {flaw}", "was the source written meanwhile? If not, report it")
 
 
 def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, force: bool) -> bytes:
     """The text of `tiewise.json`: operations before this one, then this one. Only `time` differs between runs."""
     put, stored = {tensor.name for tensor in change.put}, set(folder.tensors)
     # config, index and what changes beside them whole, and each header: they name every tensor, and cost no read of one
-    whole = filter(folder.has, dict.fromkeys((CONFIG, INDEX, *change.texts)))
-    read = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in whole}
+    read = folder.read(CONFIG, INDEX, *change.texts)
     for file, header in folder.headers.items():
         with os.fdopen(open_regular(header.path), "rb") as opened:
             read[f"{file} (header)"] = opened.read(header.data_start)
     digests = {name: hashlib.sha256(text).hexdigest() for name, text in read.items()}
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     operation = {
-        "command": command,
-        "version": __version__,
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "forced": force,
+        **{"command": command, "version": __version__, "time": now, "forced": force},
         "source": {"name": folder.path.resolve().name, "sha256": digests},
         "dropped": sorted(change.drop & stored),
         "added": sorted(put - stored),

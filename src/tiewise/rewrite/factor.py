@@ -8,13 +8,12 @@ What `factor` writes has the config type `tiewise`: `tiewise.load` reads it, and
 the result, which is tied where both ends come out equal, else untied.
 
 W = U S Qᵀ. Of all matrices of rank k, W Qₖ Qₖᵀ is nearest to W in Frobenius norm (Eckart and Young 1936), and its
-error is √(σₖ₊₁² + … + σ_D²). Q is needed and U is not: it comes from the eigenvectors of WᵀW, a D × D matrix to which
-each chunk of rows adds its share in fp64. Squaring loses singular values below √(D·ε) σ₁, 1e-6 at D = 4096: they could
-only add as much of ‖W‖ to the error, which is what rounding to fp32 costs, and far less than rounding to bf16.
+error is √(σₖ₊₁² + … + σ_D²). Q comes from the eigenvectors of WᵀW, a D × D matrix to which each chunk of rows adds its
+share in fp64. Squaring loses singular values below √(D·ε) σ₁, 1e-6 at D = 4096: no more than rounding to fp32 costs.
 
-Of all ways to spread S over the two factors this one divides by no singular value, so a table of lower rank than k is
-no special case; the columns of the map are orthonormal, so it enlarges no rounding error of the table; and a row of the
-narrow table is as long as what it stands for, so norms, weight decay and step sizes keep their meaning in training.
+Spread so over the two factors, S is no divisor, and a table of lower rank than k no special case; the orthonormal map
+enlarges no rounding error; and a row of the narrow table is as long as what it stands for, so norms, weight decay and
+step sizes keep their meaning in training.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ from tiewise.rewrite.change import (
     measure_move,
 )
 from tiewise.rewrite.engine import verb
-from tiewise.rewrite.text_tokens import count_tokens
 from tiewise.rewrite.ties import flags
+from tiewise.rewrite.tokenizer_file import count_tokens
 
 GRAM_BYTES = 32 * 2**20  # of rows in fp64 added at once: reading the Gram matrix then costs less than its products
 WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace of two, the eigenvectors
@@ -113,7 +112,7 @@ def factor(
             what = f"{table.path}: a row of {name} is too long for one of rank {rank} in {table.dtype}"
             raise CheckpointError(what, "cast the checkpoint to BF16 or F32 first")
         made.append(factored)
-        put.append(NewTensor(table.name, table.dtype, (table.rows, rank), table.path.name, factored.pieces))
+        put.append(NewTensor.like(table, factored.pieces, shape=(table.rows, rank)))
         moves.append((logits, float(errors.max(initial=0.0) ** 0.5)))
         squares = np.square(factored.singular)
         least = f"(the least that is possible: {relative(squares[rank:], squares):.4g})"
@@ -128,8 +127,7 @@ def factor(
         notes.append(f"{left}: left as they are, since only the two ends are factored")
     in_map, out_map = f"{module_of(ends.input.name)[0]}.in_map.weight", f"{ends.head}.out_map.weight"
     for name, table, values in ((in_map, ends.input, made[0].map), (out_map, ends.tables[-1], made[-1].map.T)):
-        write = partial(iter, [values.tobytes()])
-        put.append(NewTensor(name, table.dtype, values.shape, table.path.name, write))
+        put.append(NewTensor.like(table, partial(iter, [values.tobytes()]), name=name, shape=values.shape))
 
     kind = "factored" if ends.output is None else "factored-untied"
     # stacks that share one input table do so by the flag, whatever the head has
@@ -293,10 +291,8 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
                 put.setdefault(name, lookup)
             elif one_tensor.kept is not None and name != boundary.head_name:
                 copies.append(copy_of(one_tensor.kept, name))
-    tables = (
-        NewTensor(name, end.table.dtype, (end.table.rows, end.width), end.table.path.name, end.pieces)
-        for name, end in put.items()
-    )
+    shapes = {name: (end.table.rows, end.width) for name, end in put.items()}
+    tables = (NewTensor.like(end.table, end.pieces, name=name, shape=shapes[name]) for name, end in put.items())
     drop = {tensor.name for tensor in boundary.maps} | merged
     if spec.bias:
         drop |= {boundary.head_name.removesuffix("weight") + "bias"} & facts.folder.tensors.keys()

@@ -18,7 +18,7 @@ from typing import Any
 
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder
 from tiewise.checkpoint.stored import BITS, Header
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
+from tiewise.checkpoint.untrusted import inside, parse_json, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync
 from tiewise.core.long_work import advance, doing
@@ -67,12 +67,7 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
         tensors |= {tensor.name: tensor for tensor in after}
     texts = dict(change.texts)
     if change.config:
-        path = inside(folder.path, CONFIG)
-        try:
-            texts[CONFIG] = edited(read_whole(path, MOST_BYTES).decode(), change.config).encode()
-        except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
-            what = f"{path}: the flag cannot be written into it ({short(error)})"
-            raise CheckpointError(what, "write it by hand at every level, then run again") from None
+        texts[CONFIG] = edited_file(folder, CONFIG, change.config)
     if folder.weight_map is not None and (shards or change.reindex):
         texts[INDEX] = _index_text(folder, folder.weight_map, change, tensors)
 
@@ -96,14 +91,12 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
         elif path.is_symlink():
             notes.append(f"{short(file)} stays behind: a link to a folder")
         elif file.count("/") == MOST_DEPTH:
-            what = f"{path}: folders are nested deeper than {MOST_DEPTH}"
-            raise CheckpointError(what, "give the checkpoint's own folder")
+            raise CheckpointError(f"{path}: folders go deeper than {MOST_DEPTH}", "give the checkpoint's own folder")
         else:
             try:
                 left += (f"{file}/{name}" for name in sorted(os.listdir(path), reverse=True))
             except OSError as error:
-                what = f"{path}: cannot be listed ({error.strerror})"
-                raise CheckpointError(what, "check its permissions") from None
+                raise CheckpointError(f"{path}: cannot be listed ({error.strerror})", "check its permissions") from None
     kept = {file: after for file, after in shards.items() if after}
     return FilePlan(kept, tuple(sorted(shared)), tuple(copied), texts, tensors, tuple(notes))
 
@@ -131,9 +124,8 @@ def _index_text(folder: Folder, old: Mapping[str, str], change: Change, tensors:
 
     A name that no file holds stays unless the change drops it: it says that something is missing.
     """
-    path = inside(folder.path, INDEX)
-    text = read_whole(path, MOST_BYTES)
-    record = parse_json(text, str(path), unique=True)
+    text = folder.read(INDEX)[INDEX]
+    record = parse_json(text, str(folder.path / INDEX), unique=True)
     metadata = record["metadata"] if isinstance(record.get("metadata"), dict) else {}
     metadata["total_size"] = sum(tensor.nbytes for tensor in tensors.values())
     if type(metadata.get("total_parameters")) is int:
@@ -208,6 +200,15 @@ def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[st
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def edited_file(folder: Folder, name: str, changes: Mapping[str, Any]) -> bytes:
+    """Return the content that a JSON file of a folder shall have; `changes` as of `edited`."""
+    try:
+        return edited(folder.read(name)[name].decode(), changes).encode()
+    except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
+        what = f"{folder.path / name}: {short(', '.join(changes))} cannot be written into it ({short(error)})"
+        raise CheckpointError(what, "write it by hand at every level, then run again") from None
 
 
 def edited(text: str, changes: Mapping[str, Any]) -> str:

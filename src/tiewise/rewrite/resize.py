@@ -6,20 +6,16 @@ the rows in use:
 
     x_new = m + 1/√(n−1) · Σᵢ gᵢ (xᵢ − m)        gᵢ ~ N(0, 1), independent; i over the n rows in use, m their mean
 
-Given the table, x_new is a sum of independent normal vectors, hence normal. Its mean is m, since E gᵢ = 0, and its
-covariance is Σᵢ E[gᵢ²] (xᵢ − m)(xᵢ − m)ᵀ / (n−1), which is the sample covariance: N(m, Σ̂) exactly, and Σ̂ [D, D] is
-never formed.
-
-Take as xᵢ all that the checkpoint holds for token i: its input row, its output row and its bias, one behind the
-other. The same gᵢ at every part then draws from their joint distribution, so that the two rows of a new token go
-together as those of existing tokens do. Each part can be drawn by itself, since gᵢ depends on nothing but the seed, the
-existing row and the new row.
+That is N(m, Σ̂) exactly: a sum of independent normal vectors, of mean m and covariance Σᵢ (xᵢ − m)(xᵢ − m)ᵀ / (n−1);
+Σ̂ [D, D] is never formed. xᵢ is all that the checkpoint holds for token i, its input row, output row and bias one behind
+the other, so that the rows of a new token go together as those of existing ones do. Each part can be drawn by itself,
+since gᵢ depends on nothing but the seed, the existing row and the new row.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -52,10 +48,7 @@ UNSIZED = {  # roles whose rows no resize can serve: why, and what to do
         "the class reads it for every id from an offset on, so that a token behind the last would read outside it",
         "give new tokens ids that are there already and unused",
     ),
-    DRAFT_MAP: (
-        "it maps a draft's tokens to those of a target",
-        "resize the target, and make the draft's map for it anew",
-    ),
+    DRAFT_MAP: ("it maps a draft's tokens to those of a target", "resize the target, and make the draft's map anew"),
 }
 
 
@@ -139,13 +132,13 @@ def resize(
         of = f"the first {len(new):,} new rows" if len(new) < more else "new rows"
         others = f"nine in ten of those in use {low:.4g} to {high:.4g}"
         notes.append(f"{short(table.name)}: {of} are {new.min():.4g} to {new.max():.4g} long, {others}")
-    put = []
-    for part in parts:
-        shape = shape_of_rows(facts, part, count)
+
+    def pieces(part: Stored) -> Pieces:
         first = max(0, min(before, count) - part.rows) if repeats_first else 0
-        write = partial(_pieces, part, used if rows == DRAWN else None, count, seed, first)
-        put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
-    return Change(KEPT, put=tuple(put), config=sizes_of(facts, before, count), notes=(*notes, *left_to_do))
+        return _pieces(part, used if rows == DRAWN else None, count, seed, first)
+
+    put = with_rows(facts, parts, count, pieces)
+    return Change(KEPT, put=put, config=sizes_of(facts, before, count), notes=(*notes, *left_to_do))
 
 
 def parts_of_tokens(
@@ -165,10 +158,16 @@ def parts_of_tokens(
     return tables, biases, beside
 
 
-def shape_of_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
-    """Return the shape that one of `parts_of_tokens` is stored in with so many rows: a bias may be [1, V]."""
-    stored = facts.folder.tensors[part.name].shape
-    return (*stored[:-1], count) if part.shape != stored or len(stored) == 1 else (count, *stored[1:])
+def with_rows(
+    facts: Facts, parts: Iterable[Stored], count: int, pieces: Callable[[Stored], Pieces]
+) -> tuple[NewTensor, ...]:
+    """Return what becomes of `parts_of_tokens` with so many rows, whose bytes `pieces` gives; a bias may be [1, V]."""
+
+    def shape(part: Stored) -> tuple[int, ...]:
+        stored = facts.folder.tensors[part.name].shape
+        return (*stored[:-1], count) if part.shape != stored or len(stored) == 1 else (count, *stored[1:])
+
+    return tuple(NewTensor.like(part, partial(pieces, part), shape=shape(part)) for part in parts)
 
 
 def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
@@ -190,29 +189,29 @@ def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tupl
     notes: tuple[str, ...] = ()
     if facts.folder.config is None:
         notes = ("there is no config.json: write the new vocab_size into the one that goes with this file",)
-    known = resized | {position.name for position in facts.roles.positions}
-    for name, tensor in facts.folder.tensors.items():
-        # any but a matrix within a layer has its rows for tokens
-        of_tokens = not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]
-        if name not in known and len(tensor.shape) == 2 and tensor.rows == rows and of_tokens:
-            what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and plays no part that is known"
-            notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
+    for what in unknown_tables(facts, resized, rows):
+        notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
     return notes
 
 
+def unknown_tables(facts: Facts, known: set[str], rows: int) -> Iterator[str]:
+    """Say of every table with as many rows that it is neither `known` nor of positions: they may be tokens'."""
+    for name, tensor in facts.folder.tensors.items():
+        # any but a matrix within a layer has its rows for tokens
+        of_tokens = not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]
+        passed = name in known or tensor in facts.roles.positions
+        if not passed and len(tensor.shape) == 2 and tensor.rows == rows and of_tokens:
+            yield f"{facts.path}: {short(name)} has {rows:,} rows too, and plays no part that is known"
+
+
 def _new_count(
-    facts: Facts,
-    rows: int,
-    vocab: int | None,
-    multiple_of: int | None,
-    tokenizer: Tokenizer | None,
-    shrink: bool,
-    again: bool,  # a table lacks rows, and may be given those that the others have
+    facts: Facts, rows: int, vocab: int | None, multiple: int | None, words: Tokenizer | None, shrink: bool, again: bool
 ) -> int:
-    given = tokenizer.max_id + 1 if tokenizer is not None else 0
+    """How many rows there shall be; `again`: a table lacks some, and may be given those that the others have."""
+    given = words.max_id + 1 if words is not None else 0
     wanted = vocab or (given if shrink and given else max(rows, given))
-    if multiple_of is not None:
-        wanted = -(-wanted // multiple_of) * multiple_of
+    if multiple is not None:
+        wanted = -(-wanted // multiple) * multiple
     if wanted == rows and not again:
         raise CheckpointError(f"{facts.path}: it has {rows:,} rows already", "there is nothing to do")
     if wanted >= rows:

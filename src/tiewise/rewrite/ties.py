@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
 from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, copy_of, measure_move, refuse
+from tiewise.rewrite.change import Change, Moved, NewTensor, TableRows, copy_of, measure_move, refuse
 from tiewise.rewrite.engine import verb
 
 KEEP = ("input", "output", "mean")
@@ -112,13 +114,10 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     if left:
         change = replace(change, notes=(*change.notes, f"not repaired: {listed}"))
 
-    def accept(made: Path) -> None:
-        for again in check(made).findings:
-            if again.safe:
-                what = f"the result was not kept: {again.rule} is left ({again.evidence})"
-                raise CheckpointError(what, "report this with the output of tiewise check")
+    def flaws(made: Path) -> Iterator[str]:
+        yield from (f"{again.rule} is left ({again.evidence})" for again in check(made).findings if again.safe)
 
-    return replace(change, accept=accept)
+    return replace(change, flaws=flaws)
 
 
 def flags(facts: Facts, tied: bool) -> dict[str, bool]:
@@ -168,18 +167,20 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
         what = f"{facts.path}: {both} have shapes {list(table.shape)} and {list(head.shape)}"
         raise CheckpointError(what, "tiewise resize makes the rows equal")
     if keep is None:
-        what = f"{facts.path}: {both} differ: {_how_they_differ(table, head)}"
-        raise CheckpointError(what, "say which to keep: --keep input, output or mean; or tiewise untie keeps both")
+        what = f"{facts.path}: {both} are two tables: {_how_they_differ(table, head)}"
+        raise CheckpointError(what, "choose with --keep input, output or mean, or keep both with tiewise untie")
     old_input, old_output = TableRows.of(table), TableRows.of(head)
-    name, file, chosen = _table_name(facts), table.path.name, None
+    name, chosen = _table_name(facts), None
     if keep == "input":
         moved = measure_move((old_output, old_input), None)
     elif keep == "output":
-        chosen = replace(copy_of(head, name), file=file)
+        chosen = replace(copy_of(head, name), file=table.path.name)
         moved = measure_move(None, (old_input, old_output))
     else:
         mean = TableRows(table.rows, table.shape[1], lambda start, stop: widened(_mean(table, head, start, stop)))
-        chosen = NewTensor(name, table.dtype, table.shape, file, lambda: _mean_bytes(table, head))
+        with Reader(table) as reader:
+            spans = list(reader.spans())
+        chosen = NewTensor.like(table, lambda: (_mean(table, head, *span).tobytes() for span in spans), name=name)
         moved = measure_move((old_output, mean), (old_input, mean))
     drop, put = _without_copies(facts, head, chosen)
     # what layers for further tokens hold as copies of an end goes with it
@@ -214,11 +215,6 @@ def _without_copies(
         if names.kept.name != names.source and (chosen is None or chosen.name != names.source):
             put.append(copy_of(names.kept, names.source))
     return frozenset(drop), tuple(put)
-
-
-def _mean_bytes(table: Stored, head: Stored) -> Pieces:
-    with Reader(table) as reader:
-        yield from (_mean(table, head, *span).tobytes() for span in reader.spans())
 
 
 def _mean(table: Stored, head: Stored, start: int, stop: int) -> NDArray:
@@ -268,6 +264,7 @@ def _notes(facts: Facts, tied: bool) -> tuple[str, ...]:
 
 
 def _how_they_differ(a: Stored, b: Stored) -> str:
-    """Half a sentence on two tensors that are not equal."""
-    alike = likeness(a, b)
-    return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}" if alike is None else difference(alike)
+    """Half a sentence on two tensors that are not equal; `check` names the first rows, and says more."""
+    if (alike := likeness(a, b)) is None:
+        return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"
+    return re.sub(r" \(first: [^)]*\)|; .*", "", difference(alike))

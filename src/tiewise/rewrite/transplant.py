@@ -12,13 +12,19 @@
 A donor is a model that has the new vocabulary. One set of coefficients serves input, output and bias, so what was tied
 stays tied. Halfway: a mean of pieces has their logits, and a long token is rarer than its pieces (docs/transplant.md
 has the figures). Rows are made as they are written; of the donor, the rows of its input table are held.
+
+Orthogonal matching pursuit finds each target as a combination of few anchors (Pati, Rezaiifar & Krishnaprasad 1993):
+
+    r = x, S = {}           repeat: S ∪= {argmaxⱼ |⟨aⱼ, r⟩| / ‖aⱼ‖},  c = argmin ‖x − Σ_S cⱼ aⱼ‖,  r = x − Σ_S cⱼ aⱼ
+
+The chosen anchors are kept as an orthonormal basis (Gram–Schmidt, twice, which is enough: Giraud et al. 2005), so that
+a step costs its products with the anchors and no new solution; coefficients come from one triangular system at the end.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,16 +35,18 @@ from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, require_memory, short
+from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, NewTensor, Pieces
+from tiewise.core.long_work import progress
+from tiewise.rewrite.change import Change, Pieces
 from tiewise.rewrite.engine import verb
-from tiewise.rewrite.file_plan import edited
-from tiewise.rewrite.matching_pursuit import pursue
-from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows, sizes_of, still_to_do
+from tiewise.rewrite.file_plan import edited_file
+from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, sizes_of, still_to_do, with_rows
 
 GENERATION = "generation_config.json"
 AT_ONCE = 256  # rows that are made at a time
+BLOCK_BYTES = 64 * 2**20  # held at a time beside the anchors
+SMALL = 1e-6  # a residual or a new direction below this share of its vector is rounding
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,7 @@ def transplant(
     recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
     shared = int((recipe.copied >= 0).sum())
     if not shared:
-        what = f"{given.path}: no token writes what one of {facts.path} does"
-        raise CheckpointError(what, "choose another tokenizer")
+        raise CheckpointError(f"{given.path}: no token writes what one of {facts.path} does", "choose another")
     notes = [f"{shared:,} of {new.rows:,} tokens are in both vocabularies and keep their rows bit for bit"]
     if donor is not None:
         notes.append(_by_donor(recipe, new, open_folder(donor), atoms))
@@ -100,25 +107,21 @@ def transplant(
         notes.append(f"{made:,} get the mean of the old tokens that spell them, halfway to the mean of all shared rows")
     if rest := new.rows - shared - len(recipe.mixed):
         notes.append(f"{rest:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
-    put = []
-    for part in (*tables, *biases):
-        shape = shape_of_rows(facts, part, new.rows)
-        put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(_pieces, part, recipe)))
+    put = with_rows(facts, (*tables, *biases), new.rows, lambda part: _pieces(part, recipe))
 
     becomes = {int(row): number for number, row in reversed(list(enumerate(recipe.copied))) if row >= 0}
     config = renamed(facts.config, new, becomes)
-    files = {name: read_whole(inside(given.path, name), MOST_BYTES) for name in filter(given.has, TOKENIZER_FILES)}
+    files = given.read(*TOKENIZER_FILES)
     lost = {path for path, value in config.items() if value is None}
     if isinstance(facts.generation, dict) and facts.generation:
         ids = renamed(facts.generation, new, becomes)
-        text = read_whole(inside(facts.folder.path, GENERATION), MOST_BYTES).decode()
-        files[GENERATION] = edited(text, ids).encode()
+        files[GENERATION] = edited_file(facts.folder, GENERATION, ids)
         lost |= {path for path, value in ids.items() if value is None}
     if lost:
         notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
     config |= sizes_of(facts, before, new.rows)
     left = frozenset(filter(facts.folder.has, TOKENIZER_FILES)) - files.keys()
-    return Change(KEPT, put=tuple(put), config=config, texts=files, leave=left, notes=(*notes, *others))
+    return Change(KEPT, put=put, config=config, texts=files, leave=left, notes=(*notes, *others))
 
 
 def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:
@@ -207,3 +210,54 @@ def _pieces(part: Stored, recipe: Recipe) -> Pieces:
                     made = made + np.tensordot(mix[1], widened(reader.take(mix[0])).astype(np.float64), 1)
                 rows[at] = rounded(np.atleast_1d(made), part.dtype).reshape(np.shape(made))
             yield rows.tobytes()
+
+
+# matching pursuit
+
+
+def pursue(
+    anchors: NDArray, targets: NDArray, most: int, what: str = "matching"
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Write targets [n, D] as combinations of at most `most` anchors [S, D], none of which is zero.
+
+    Those are chosen in fp32, and combined in fp64: (places among the anchors [n, k], coefficients [n, k], 0 where fewer
+    were needed), k ≤ S and k ≤ D. `what` names the work in progress.
+    """
+    most = min(most, *anchors.shape)
+    lengths = np.sqrt(np.einsum("sd,sd->s", anchors, anchors, dtype=np.float64))
+    unit = (anchors / lengths[:, None]).astype(np.float32)
+    chosen = np.zeros((len(targets), most), np.int64)
+    coefficients = np.zeros((len(targets), most))
+    step = max(1, BLOCK_BYTES // (4 * len(anchors) + 8 * most * (anchors.shape[1] + most)))
+    for start in range(0, len(targets), step):
+        block = slice(start, start + step)
+        chosen[block], coefficients[block] = _block(anchors, lengths, unit, targets[block].astype(np.float64), most)
+        progress(what, min(start + step, len(targets)), len(targets))
+    return chosen, coefficients
+
+
+def _block(
+    anchors: NDArray, lengths: NDArray[np.float64], unit: NDArray[np.float32], x: NDArray[np.float64], most: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """As `pursue`; `unit` [S, D] are the anchors with length 1."""
+    n, rest, least = np.arange(len(x)), x.copy(), SMALL * np.linalg.norm(x, axis=1)
+    basis, triangle = np.zeros((len(x), most, x.shape[1])), np.tile(np.eye(most), (len(x), 1, 1))
+    places, along = np.zeros((len(x), most), np.int64), np.zeros((len(x), most))
+    for k in range(most):
+        alike = np.abs(rest.astype(np.float32) @ unit.T)
+        alike[n[:, None], places[:, :k]] = -1
+        places[:, k] = alike.argmax(axis=1)
+        new = anchors[places[:, k]] / lengths[places[:, k], None]
+        for _ in range(2):
+            part = np.einsum("nkd,nd->nk", basis[:, :k], new)
+            new -= np.einsum("nk,nkd->nd", part, basis[:, :k])
+            triangle[:, :k, k] += part
+        length = np.linalg.norm(new, axis=1)
+        # what the anchors so far hold already, and what is no longer needed, gets the coefficient 0
+        useful = (length > SMALL) & (np.linalg.norm(rest, axis=1) > least)
+        triangle[:, :k, k] *= useful[:, None]
+        triangle[:, k, k] = np.where(useful, length, 1.0)
+        basis[:, k] = np.where(useful[:, None], new / np.where(useful, length, 1.0)[:, None], 0.0)
+        along[:, k] = np.einsum("nd,nd->n", basis[:, k], rest)
+        rest -= along[:, k, None] * basis[:, k]
+    return places, np.linalg.solve(triangle, along[:, :, None])[:, :, 0] / lengths[places]

@@ -1,7 +1,7 @@
 """`trim`: a smaller vocabulary, of the tokens that a text needs, in tables, tokenizer and configs alike.
 
 Rows that stay keep their bytes and their order; ids close ranks. Text that was made of kept tokens alone is cut into
-them as before (`trim_tokenizer.py`, and docs/trim.md for the proof). Other text takes more tokens. How many more is
+them as before (`tokenizer_file.py`, and docs/trim.md for the proof). Other text takes more tokens. How many more is
 measured on the last tenth of the text, with tokens that the rest of it alone chose.
 """
 
@@ -11,34 +11,29 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, is_id, json_object, open_folder
 from tiewise.checkpoint.stored import Reader, Stored
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, read_whole, short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, NewTensor, Pieces
+from tiewise.rewrite.change import Change, Pieces
 from tiewise.rewrite.engine import verb
-from tiewise.rewrite.file_plan import edited
-from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, shape_of_rows, sizes_of
-from tiewise.rewrite.text_tokens import encoded, loaded
-from tiewise.rewrite.trim_tokenizer import Noted, TokenizerFile
+from tiewise.rewrite.file_plan import edited_file
+from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, sizes_of, unknown_tables, with_rows
+from tiewise.rewrite.tokenizer_file import Noted, TokenizerFile, encoded, loaded
 
 HELD = 0.1  # of the text, at its end, is what the measured choice does not see
 MOST_HELD = 4 << 20  # characters that are measured at most
 SHOWN = 8  # tokens in one line
 CONFIGS = ("generation_config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
-NAMES_TOKENS = re.compile(
-    r"token_ids?$|token_index$|suppress_tokens$|(bad_words|force_words)_ids$|(^|\.)(lang|task)_to_id\."
-)
+NAMES_TOKENS = re.compile(r"token_(ids?|index)$|suppress_tokens$|(bad|force)_words_ids$|(^|\.)(lang|task)_to_id\.")
 IN_PAIRS = {"forced_decoder_ids": 1, "sequence_bias": 0}  # lists of [place, id] and of [ids, number]: which is of ids
 OTHER_TOKENIZERS = re.compile(r"\.(model(\.v\d+)?|spm|tiktoken)$|^tekken\.json$")  # which nothing here rewrites
 
@@ -122,27 +117,18 @@ def trim(
         notes.append(f"{', '.join(map(short, sorted(behind)))}: stays behind, since it knows the old tokens only")
 
     rows = np.array(sorted(new), np.int64)
-    put = []
-    for part in parts:
-        shape = shape_of_rows(facts, part, len(new))
-        put.append(NewTensor(part.name, part.dtype, shape, part.path.name, partial(gathered, part, rows)))
+    put = with_rows(facts, parts, len(new), lambda part: gathered(part, rows))
     texts = {"tokenizer.json": tokenizer, **_beside(facts, words, new)}
     for name, record in records.items():
-        file = inside(facts.folder.path, name)
-        try:
-            if name != CONFIG and (changes := _config_changes(record, new)):
-                texts[name] = edited(read_whole(file, MOST_BYTES).decode(), changes).encode()
-        except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
-            what = f"{file}: new ids cannot be written into it ({short(error)})"
-            raise CheckpointError(what, "take the file away, and write it again by hand") from None
+        if name != CONFIG and (changes := _config_changes(record, new)):
+            texts[name] = edited_file(facts.folder, name, changes)
     config = _config_changes(records[CONFIG], new) | sizes_of(facts, before, len(new))
     notes.append(f"{', '.join([CONFIG, *texts])}: written with the new ids")
 
-    def accept(made: Path) -> None:
+    def flaws(made: Path) -> Iterator[str]:
         words = loaded((made / "tokenizer.json").read_bytes(), "the result was not kept: its tokenizer")
         if words.get_vocab(with_added_tokens=True) != wanted:
-            what = "the result was not kept: its tokenizer has other tokens than planned"
-            raise CheckpointError(what, "report this with the tokenizer's name")
+            yield "its tokenizer has other tokens than planned"
         result = open_folder(made).tensors
         for part in parts:
             at = 0
@@ -152,10 +138,9 @@ def trim(
                     reader.into(memoryview(again), at)
                     at += len(piece)
                     if again != piece:
-                        what = f"the result was not kept: a row of {short(part.name)} differs"
-                        raise CheckpointError(what, "was the source written meanwhile? If not, report this")
+                        yield f"a row of {short(part.name)} differs"
 
-    return Change(KEPT, put=tuple(put), config=config, texts=texts, leave=behind, notes=tuple(notes), accept=accept)
+    return Change(KEPT, put=put, config=config, texts=texts, leave=behind, notes=tuple(notes), flaws=flaws)
 
 
 def gathered(part: Stored, rows: NDArray[np.int64]) -> Pieces:
@@ -175,12 +160,8 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
         if not other.by_id:
             what = f"{facts.path}: {short(other.tensor.name)} is a {other.role}, which other ids would read wrongly"
             raise CheckpointError(what, "nothing here trims it: train the model with the vocabulary that it shall have")
-    known = {part.name for part in (*parts, *facts.roles.positions)}
-    for name, tensor in facts.folder.tensors.items():
-        of_tokens = not in_layer(name) or "embed" in name or "head" in name
-        if name not in known and len(tensor.shape) == 2 and tensor.rows == tables[0].rows and of_tokens:
-            what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and plays no part that is known"
-            raise CheckpointError(what, "nothing here trims it, and its rows may belong to tokens")
+    for what in unknown_tables(facts, {part.name for part in parts}, tables[0].rows):
+        raise CheckpointError(what, "nothing here trims it, and its rows may belong to tokens")
     return parts
 
 
@@ -194,9 +175,8 @@ def _kept_by(path: Path, words: TokenizerFile) -> set[int]:
     known = {str(number): number for number in words.ids.values()} if all(map(str.isdigit, lines)) else words.ids
     wrong = next((line for line in lines if line not in known), None)
     if wrong is not None or not lines:
-        raise CheckpointError(
-            f"{path}: {short(wrong)!r} is no token of this tokenizer" if lines else f"{path}: empty", fix
-        )
+        what = f"{short(wrong)!r} is no token of this tokenizer" if lines else "empty"
+        raise CheckpointError(f"{path}: {what}", fix)
     return {known[line] for line in lines}
 
 
@@ -262,14 +242,13 @@ def _config_changes(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[s
 def _beside(facts: Facts, words: TokenizerFile, new: Mapping[int, int]) -> dict[str, bytes]:
     """{file: new content} of the files that repeat the vocabulary."""
 
-    def text(name: str) -> str:
-        return read_whole(inside(facts.folder.path, name), MOST_BYTES).decode("utf-8", "replace")
-
+    read = facts.folder.read("vocab.txt", "merges.txt")
+    texts = {name: text.decode("utf-8", "replace") for name, text in read.items()}
     made: dict[str, str] = {}
     names = filter(facts.folder.has, ("vocab.json", "added_tokens.json"))
     listed: dict[str, dict[str, Any]] = {name: json_object(facts.folder.path, name) for name in names}
-    if facts.folder.has("vocab.txt"):
-        lines = text("vocab.txt").removesuffix("\n").split("\n")
+    if "vocab.txt" in texts:
+        lines = texts["vocab.txt"].removesuffix("\n").split("\n")
         listed["vocab.txt"] = {line.rstrip("\r"): number for number, line in enumerate(lines)}
     for name, ids in listed.items():
         other = next((token for token, number in ids.items() if words.ids.get(token, -1) != number), None)
@@ -278,9 +257,9 @@ def _beside(facts: Facts, words: TokenizerFile, new: Mapping[int, int]) -> dict[
             raise CheckpointError(what, "take away the one that is not this model's")
         left = {token: new[number] for token, number in ids.items() if number in new}
         made[name] = "".join(f"{token}\n" for token in left) if name == "vocab.txt" else json.dumps(left)
-    if facts.folder.has("merges.txt"):
+    if "merges.txt" in texts:
         kept = {"", *(piece for piece, number in words.pieces.items() if number in new)}
-        lines = text("merges.txt").split("\n")
+        lines = texts["merges.txt"].split("\n")
         lines = [ln for ln in lines if ln.startswith("#version") or {*ln.split(" "), ln.replace(" ", "")} <= kept]
         made["merges.txt"] = "\n".join(lines)
     return {name: content.encode() for name, content in made.items()}

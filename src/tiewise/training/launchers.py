@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from tiewise.core import __version__, ranks
-from tiewise.core.errors import Interrupted, RunError
+from tiewise.core.errors import Interrupted, RunError, one_line
 from tiewise.core.files import write_whole
 from tiewise.training.folder import newest_checkpoint
 from tiewise.training.run import finished
@@ -160,8 +160,8 @@ class OnRay(Workers):
             self.ray.init(**own, log_to_driver=False, logging_level="ERROR")
         except Exception as error:
             where = self.address or "of this machine"
-            said = " ".join(str(error).split())[:200]
-            raise RunError(f"no Ray cluster {where}: {said}", "see that it runs, or unset RAY_ADDRESS") from None
+            fix = "see that it runs, or unset RAY_ADDRESS"
+            raise RunError(f"no Ray cluster {where}: {one_line(error)}", fix) from None
         self.nodes = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
         write_whole(self.out / TOKEN, self.token)
         self.held.callback((self.out / TOKEN).unlink, missing_ok=True)

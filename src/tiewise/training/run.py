@@ -37,7 +37,7 @@ from tiewise.boundary.saved import is_family
 from tiewise.boundary.sharded_tables import fill, shard
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core import ranks
-from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
+from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError, one_line
 from tiewise.core.files import from_record, to_record
 from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.sharing_spec import SharingSpec
@@ -293,7 +293,7 @@ def causal_model(settings: Settings, config: Any) -> Any:
         # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, RuntimeError) as error:
-        what = f"{settings.model}: no causal language model can be built ({str(error).splitlines()[0][:160]})"
+        what = f"{settings.model}: no causal language model can be built ({one_line(error)})"
         raise RunError(what, "choose another") from None
 
 

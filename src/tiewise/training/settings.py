@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from tiewise.core.errors import RunError
+from tiewise.core.errors import RunError, one_line
 from tiewise.core.files import require, setting
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.documents import CONTIGUOUS, RANDOM
@@ -160,7 +160,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "not text"
         raise RunError(f"cannot read {path}: {reason}", "name a YAML file") from None
     except yaml.YAMLError as error:
-        raise RunError(f"{path} is not YAML: {str(error).splitlines()[0]}", "correct the file") from None
+        raise RunError(f"{path} is not YAML: {one_line(error)}", "correct the file") from None
     if not isinstance(record, dict):
         raise RunError(f"{path} holds no settings", "write one `name: value` per line")
     return record

@@ -21,7 +21,7 @@ from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.boundary.install import Installed
 from tiewise.boundary.parallel_plan import body_plan
 from tiewise.core import ranks
-from tiewise.core.errors import PlanError, RunError
+from tiewise.core.errors import PlanError, RunError, one_line
 from tiewise.core.first_loss import first_step, small_decoder
 from tiewise.data.corpus import Blocks, PreparedText
 from tiewise.planning.read_config import read
@@ -175,7 +175,7 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
         record = json.loads(path.read_text(encoding="utf-8"))
         config = AutoConfig.for_model(record.pop("model_type"), **record)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        reason = "no model_type" if isinstance(error, KeyError) else str(error).splitlines()[0][:120]
+        reason = "no model_type" if isinstance(error, KeyError) else one_line(error)
         raise RunError(f"{path} is no model configuration: {reason}", "give a transformers config.json") from None
     config.vocab_size, config.tie_word_embeddings = vocab, True
     for token in ("bos_token_id", "eos_token_id", "pad_token_id"):

@@ -1,4 +1,6 @@
-"""`merge`: an adapter's changes in its base's own tensors, so that the result does what base and adapter do together.
+"""The verbs of adapters: `merge` writes one into its base, `slim` leaves out of one what its base has.
+
+`merge`: the adapter's changes in its base's own tensors, so that the result does what base and adapter do together.
 
     linear      W + s·B A       s = alpha / r, or alpha / √r (rsLoRA); W is stored [out, in], or turned as in GPT-2
     DoRA        m · (W + s·B A) / ‖W + s·B A‖, row by row
@@ -8,30 +10,51 @@
 Computed in fp64 from pieces of a few MB, and rounded once to the base's type. On a tied base an update of one end acts
 at that end alone while it is not merged, and in the one table it would act at both: where the two ends come out
 different, the result stores both.
+
+`slim`: an adapter that stores whole tables keeps the rows that differ from its base, as PEFT's trained rows. PEFT's
+`trainable_tokens_delta` holds a row's new values, not a difference, so that base and rows together are the copy, bit
+for bit: the result is read back and compared so, every row. On a tied base PEFT gives trained rows of the input table
+to the head too; a copy that acts at one end alone cannot be written so, and is refused.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.adapter import DELTA, WRAPPED, AdapterFacts, open_adapter
+from tiewise.checkpoint.adapter import (
+    COPY,
+    DELTA,
+    LORA,
+    PREFIX,
+    WEIGHTS,
+    WRAPPED,
+    AdapterFacts,
+    end_modules,
+    open_adapter,
+)
 from tiewise.checkpoint.claims import ends_with, family_type, number
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, TOKENIZER_FILES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rule import describe, names
-from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
+from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, read_header, rounded
+from tiewise.checkpoint.table_scans import changed_rows
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, NewTensor, Pieces, TableRows, hidden_vectors, measure_move
+from tiewise.core.long_work import doing
+from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, hidden_vectors, measure_move
 from tiewise.rewrite.engine import verb
+from tiewise.rewrite.file_plan import edited_file
 from tiewise.rewrite.ties import parted
 
 TURNED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")  # families whose layers store [in, out]
@@ -42,6 +65,8 @@ LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
 WHOLE = {f"{wrap}{kind}" for wrap in ("", WRAPPED) for kind in ("weight", "bias")}
 KNOWN = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *WHOLE}
 PLAIN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")  # no groups, one repetition: never slow
+
+SAME = Moved(0.0, 0.0, "every row, bit for bit: the base and the rows that are kept are the copies again")
 
 
 @dataclass(frozen=True)
@@ -97,7 +122,7 @@ def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False)
     folder, table = open_folder(adapter), readable(facts, "merge into")[0]
     given, tensors, head = open_adapter(folder, facts), facts.folder.tensors, facts.roles.output or table
     modules = {module: module for module in given.base_modules.values()} | given.base_modules
-    for what, fix in _reasons_against(given, facts, folder, modules):
+    for what, fix in _against(given, facts, folder, modules):
         raise CheckpointError(f"{given.path}: {what}", fix)
 
     ends: dict[str, Merged] = {}  # "input" and "output": what comes of them
@@ -111,31 +136,28 @@ def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False)
             if end:
                 ends[end] = made
             else:
-                body.append(NewTensor(own.name, own.dtype, own.shape, own.path.name, made.pieces))
+                body.append(NewTensor.like(own, made.pieces))
         if any("bias" in part for part in parts):
             made, own = _merged(given, module, "bias", tensors.get(f"{stored}.bias", tensors.get(f"{module}.bias")))
-            body.append(NewTensor(own.name, own.dtype, own.shape, own.path.name, made.pieces))
+            body.append(NewTensor.like(own, made.pieces))
 
     if len({tensor.name for tensor in body}) < len(body):
         raise CheckpointError(f"{given.path}: it changes a tensor of the base twice, under two names", "one must go")
     change = _tables(given, facts, ends, (table, head), force)
     notes = list(change.notes)
     if body:
-        notes.append(
-            f"tensors of the body that change too: {len(body):,}; what that does to logits only running it shows"
-        )
+        notes.append(f"tensors of the body that change too: {len(body):,}; what that does to logits only a run shows")
     if "output" in ends and ends["output"].factors is not None:
         left, right = ends["output"].factors()
         inner = right @ hidden_vectors(head.shape[1]).T
         largest = max(np.abs(left[at : at + 4096] @ inner).max() for at in range(0, len(left), 4096))
         notes.append(f"predicted from B·A alone: the largest change of a logit is {largest:.3g}")
-    own_files = filter(folder.has, TOKENIZER_FILES)
-    files = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in own_files}
+    files = folder.read(*TOKENIZER_FILES)
     notes += [f"taken from the adapter: {names(files)}"] if files else []
     return replace(change, put=(*change.put, *body), texts=files, notes=tuple(notes))
 
 
-def _reasons_against(
+def _against(
     given: AdapterFacts, facts: Facts, folder: Folder, modules: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """(what, way out) of whatever keeps a merge from doing all that the adapter does."""
@@ -143,9 +165,8 @@ def _reasons_against(
     yield from ((fault.what, fault.fix) for fault in (*given.faults, *facts.folder.faults))
     if config.get("peft_type") != "LORA":
         yield f"its peft_type is {short(config.get('peft_type'))}, and not LORA", beside
-    yield from (
-        (f"it was trained with {key}, no sum that is known here", beside) for key in BEYOND.split() if config.get(key)
-    )
+    beyond = filter(config.get, BEYOND.split())
+    yield from ((f"it was trained with {key}, no sum that is known here", beside) for key in beyond)
     if (first := str(config.get("init_lora_weights", True))) not in INITIAL:
         fix = "convert it with PEFT first: path_initial_model_for_weight_conversion"
         yield f"its training began with {short(first)}, which changes the base", fix
@@ -255,10 +276,112 @@ def _tables(
     heads = [new for new in put if new.endswith(roles.output_name or "")] if roles.output is None else [head.name]
     for made, was, targets in ((one, table, [table.name]), (two, head, heads)):
         if made is not None:
-            put |= {name: NewTensor(name, was.dtype, was.shape, was.path.name, made.pieces) for name in targets}
+            put |= {name: NewTensor.like(was, made.pieces, name=name) for name in targets}
     return replace(change, put=tuple(put.values()))
 
 
 def _whole(tensor: Stored) -> NDArray:
     with Reader(tensor) as reader:
         return reader.wide()
+
+
+# the adapter alone
+
+
+@verb
+def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> Change:
+    """Keep of an adapter's copies of whole tables the rows that differ from its base, as `trainable_token_indices`.
+
+    A copy of the base's own table that PEFT saved below a low-rank update goes altogether.
+
+    Args:
+        base: checkpoint folder of the model that the adapter was trained on; it is only read.
+    """
+    model = Facts(open_folder(base))
+    adapter = open_adapter(facts.folder, model)
+    readable(model, "slim an adapter of")
+    pairs = ((adapter.input, model.roles.input), (adapter.output, model.roles.output or model.roles.input))
+    ends = [(end, end.copy, table) for end, table in pairs if end is not None and end.copy is not None and table]
+    if not ends:
+        raise CheckpointError(f"{adapter.path}: it stores no copy of a table of the base", "there is nothing to slim")
+    first = end_modules(model)[0] or ""  # a list of rows that names no module is of the input table
+    gone = {end.module for end, _, _ in ends if end.kind == COPY}
+    _require_rows_will_do(adapter, model, gone)
+
+    kept: dict[str, tuple[Stored, Stored, list[int]]] = {}  # module → its copy, the base's table, rows that differ
+    for end, copy, table in ends:
+        if copy.shape != table.shape or not {copy.dtype, table.dtype} <= set(FLOATING):
+            what = f"{adapter.path}: {describe(copy)} is no copy of {describe(table)}"
+            raise CheckpointError(what, "tiewise check ADAPTER --base BASE says more")
+        with doing(f"comparing {short(copy.name)} with the base", copy.nbytes):
+            ids = changed_rows(copy, table).tolist()
+        if ids and end.kind == LORA:
+            what = f"{adapter.path}: below a low-rank update, {short(copy.name)} has {len(ids):,} rows of its own"
+            raise CheckpointError(what, "PEFT has no place for both; tiewise merge joins them")
+        if len(ids) > copy.rows // 2:
+            what = f"{adapter.path}: {len(ids):,} of {copy.rows:,} rows of {short(copy.name)} differ from the base"
+            raise CheckpointError(what, "was it trained on another base? If not, the copy is what it needs")
+        if end.kind == COPY and not (adapter.tied and kept):  # of a tied pair PEFT keeps the rows once, at the input
+            kept[first if adapter.tied else end.module] = (copy, table, ids)
+
+    rows = {name or first: list(ids) for name, ids in adapter.token_rows.items()}
+    changed = {module: (copy, ids) for module, (copy, _, ids) in kept.items() if ids}
+    rows |= {module: ids for module, (_, ids) in changed.items()}
+    saved = [name for name in adapter.listed("modules_to_save") if not any(ends_with(one, name) for one in gone)]
+    config = {"modules_to_save": saved or None, "trainable_token_indices": rows or None} if gone else {}
+    put = [
+        NewTensor(_delta(module), copy.dtype, (len(ids), copy.shape[1]), WEIGHTS, partial(_rows, copy, ids))
+        for module, (copy, ids) in changed.items()
+    ]
+    if not put and len(ends) == len(adapter.tensors):
+        raise CheckpointError(f"{adapter.path}: nothing but the tables of the base", "leave it out: it does nothing")
+    said = (f"{len(ids):,} of {copy.rows:,} rows of {short(module)}" for module, (copy, _, ids) in kept.items())
+
+    def flaws(made: Path) -> Iterator[str]:
+        stored = read_header(made / WEIGHTS).tensors
+        written = json.loads((made / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("trainable_token_indices") or {}
+        for module, (copy, table, _) in kept.items():
+            again = Merged(table, copy.dtype, ids=tuple(written.get(module, ())), rows=stored.get(_delta(module)))
+            with doing(f"comparing every row of {short(module)}", copy.nbytes):
+                if any(a != b for a, b in zip(again.pieces(), Merged(copy, copy.dtype).pieces(), strict=True)):
+                    yield f"its rows of {short(module)} are not those of the copy"
+
+    return Change(
+        SAME,
+        drop=frozenset(copy.name for _, copy, _ in ends),
+        put=tuple(put),
+        texts={ADAPTER_CONFIG: edited_file(facts.folder, ADAPTER_CONFIG, config)},
+        notes=(f"kept: {' and '.join(said) or 'the low-rank updates; the copies were the tables of the base'}",),
+        flaws=flaws,
+    )
+
+
+def _require_rows_will_do(adapter: AdapterFacts, model: Facts, copies: set[str]) -> None:
+    """Raise where PEFT's trained rows would not do what the copies of these modules do."""
+    untie, wrong = f"{model.command('untie')}, and slim for that", ""
+    tied, ends = adapter.tied, [end for end in (adapter.input, adapter.output) if end is not None]
+    if adapter.config.get("peft_type") != "LORA":
+        wrong, untie = "its peft_type is not LORA", "keep it: rows beside other updates are not known"
+    elif copies and tied is None:
+        wrong, untie = "whether the base ties its two ends is not known", f"tiewise check {model.path} says more"
+    elif copies and tied and len(ends) == 2 and not adapter.equal:
+        wrong = "what it does to the two ends differs, and the base has one table for both"
+    elif copies and tied and len(ends) == 1 and not adapter.ties:
+        wrong = f"only {short(ends[0].module)} has a copy, and trained rows of a tied base act at both ends"
+    elif model.roles.biases and (copies if tied else copies & {adapter.output.module if adapter.output else ""}):
+        wrong, untie = "the head has a bias, which PEFT (0.21) leaves out where rows are trained", "keep the copy"
+    others = [m for m, parts in adapter.parts.items() if "weight" in parts and m not in copies]
+    for name in adapter.listed("modules_to_save"):
+        if any(ends_with(m, name) for m in copies) and any(ends_with(m, name) for m in others):
+            wrong, untie = f"modules_to_save names {short(name)}, which is more than a table", "write full names there"
+    if wrong:
+        raise CheckpointError(f"{adapter.path}: {wrong}", untie)
+
+
+def _delta(module: str) -> str:
+    return f"{PREFIX}{module}.token_adapter.{DELTA}"
+
+
+def _rows(copy: Stored, ids: list[int]) -> Pieces:
+    with Reader(copy) as reader:
+        yield from (reader.rows(row, row + 1).tobytes() for row in ids)

@@ -1,4 +1,7 @@
-"""What may go from a tokenizer so that the tokens that stay cut their text as before, and tokenizer.json without it.
+"""A checkpoint's own tokenizer.json: text as it reads it, what may go from it, and its file without that.
+
+Text is streamed through the library's reader, for `--text`; nothing of a checkpoint runs. What may go, so that the
+tokens that stay cut their text as before:
 
 BPE joins at each step the two neighbours whose merge has the lowest rank. The merges that make a token within a word
 are those that make it of its own letters alone, so each token has one tree of *ancestors*. Where a kept set holds
@@ -12,19 +15,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
+from tiewise.core import Late
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.text_tokens import loaded
+from tiewise.core.long_work import advance, doing
+from tiewise.core.text_pieces import PIECE, batches, begins_spaced, pieces
 
-MOST_STEPS = (
-    300_000_000  # of the search for ancestors: squared letters of all tokens; the largest known take 10 million
-)
+tokenizers = Late("tokenizers")  # no part of a base install
+BLOCK = 1 << 20  # characters of a text read at once
+MOST_STEPS = 300_000_000  # of the search for ancestors: squared letters of all tokens; the largest take 10 million
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # what `byte_fallback` writes for letters that are no token
 SPACE = "▁"  # which decoders turn into a space, but not its three bytes
 
@@ -187,3 +194,66 @@ def _processor(part: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any
     elif part["type"] in ("BertProcessing", "RobertaProcessing"):
         made |= {key: [part[key][0], new[part[key][1]]] for key in ("sep", "cls")}
     return made
+
+
+# text as it reads it
+
+
+def loaded(text: bytes, where: str) -> Any:
+    """Return the tokenizer that the text of a tokenizer.json describes, which cuts off and pads nothing.
+
+    Raises:
+        CheckpointError: the library is missing, or the text, which came from `where`, is no tokenizer's.
+    """
+    if find_spec("tokenizers") is None:
+        raise CheckpointError(f"{where}: this needs the tokenizers library", "pip install 'tiewise[torch]'")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(text)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # plain Exception for every damaged file, and Rust's panics, which are none
+        raise CheckpointError(f"{where}: no tokenizer ({short(error, 120)})", "take it from its source again") from None
+    return tokenizer
+
+
+def encoded(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str, list[int]]]:
+    """Yield (bytes read before it, a piece of the text, its tokens); progress in bytes under `purpose`."""
+
+    def blocks() -> Iterator[tuple[str, bool]]:
+        with text.open(encoding="utf-8") as file:
+            while block := file.read(BLOCK):
+                yield block, False
+        yield "", True
+
+    spaced, done, count = begins_spaced(tokenizer), 0, 0
+    try:
+        if not text.is_file():
+            raise CheckpointError(f"{text}: no file of text", "check the path")
+        size = text.stat().st_size
+        with doing(purpose, size):
+            for batch in batches(pieces(blocks(), max(200, min(PIECE, size // 50)))):
+                parts = [one for one, _ in batch]
+                read = [one.removeprefix(" ") if spaced and (done or i) else one for i, one in enumerate(parts)]
+                tokens = tokenizer.encode_batch_fast(read, add_special_tokens=False)
+                for one, said, found in zip(parts, read, tokens, strict=True):
+                    yield done, said, found.ids
+                    done, count = done + len(one.encode()), count + len(found.ids)
+                    advance(done)
+        if not count:
+            raise CheckpointError(f"{text}: no token in it", "give a text")
+    except OSError as error:
+        raise CheckpointError(f"{text}: cannot be read ({error.strerror})", "check the path") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{text}: not UTF-8 text", "convert it first") from None
+
+
+def count_tokens(folder: Path, text: Path) -> list[int]:
+    """Count how often each token of the tokenizer in `folder` occurs in a text."""
+    file, found = inside(folder, "tokenizer.json"), Counter[int]()
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
+    for _, _, ids in encoded(loaded(read_whole(file, MOST_BYTES), str(file)), text, f"counting {text.name}"):
+        found.update(ids)
+    return [found[token] for token in range(max(found) + 1)]
