@@ -122,20 +122,23 @@ def objectives(rows: Sequence[Row]) -> str:
     """What ALBERTs judge, by what they were trained on, in Markdown: pairs seed by seed, nll over seeds."""
     lines = [["trained on", "pairs right as sop, by seed", "as nsp", "masked tokens, nll", "in order", "could show"]]
     lines.append(["---", *["---:"] * 5])
-    ordered = []  # nll of masked tokens in rows that all are asked, seed by seed
+    ordered: dict[str, list[float]] = {}  # nll of masked tokens in rows that all are asked, seed by seed
     for trained in dict.fromkeys(row["objective"] for row in rows):
         here: dict[str, list[Row]] = {}
         for row in rows:
             if row["objective"] == trained:
                 here.setdefault(row["judged"], []).append(row)
-        pairs = [", ".join(f"{100 * float(row['right']):.1f} %" for row in here[judged]) for judged in ("sop", "nsp")]
+        pairs = [
+            ", ".join(f"{100 * float(row['right']):.1f} %" for row in here.get(judged, ())) for judged in ("sop", "nsp")
+        ]
         nll = {judged: [float(row["nll"]) for row in some] for judged, some in here.items()}
-        ordered.append(nll["masked tokens, in order"])
-        tokens = [mean_interval(nll["masked tokens"]), mean_interval(ordered[-1])]
+        ordered[trained] = nll["masked tokens, in order"]
+        tokens = [mean_interval(nll["masked tokens"]), mean_interval(ordered[trained])]
         lines.append([trained, *pairs, *(f"{t.value:.3f} [{t.low:.3f}, {t.high:.3f}]" for t in tokens), ""])
-    gap = mean_interval(np.subtract(*ordered))
-    interval = f"{signed(gap.value, 3)} [{signed(gap.low, 3)}, {signed(gap.high, 3)}]"
-    lines.append(["nsp − sop", "", "", "", interval, plain(smallest(gap), 3)])
+    for one, other in (("sop", "none"), ("nsp", "none"), ("nsp", "sop")):
+        gap = mean_interval(np.subtract(ordered[one], ordered[other]))
+        interval = f"{signed(gap.value, 3)} [{signed(gap.low, 3)}, {signed(gap.high, 3)}]"
+        lines.append([f"{one} − {other}", "", "", "", interval, plain(smallest(gap), 3)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""Gloo ranks train models whose tables both tensor parallelism and `fully_shard` have cut; run by `test_both_axes`.
+"""Gloo ranks train models that tensor parallelism and `fully_shard` both cut; run by `test_sharded_training`.
 
     both_axes_ranks.py FOLDER CASE…        four ranks, a mesh of 2 × 2
 

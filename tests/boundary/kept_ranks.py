@@ -1,4 +1,4 @@
-"""Gloo ranks train models whose tables are kept in rows under FSDP2; run by `test_kept_tables`.
+"""Gloo ranks train models whose tables are kept in rows under FSDP2; run by `test_sharded_training`.
 
     kept_ranks.py FOLDER WORLD CASE…
 

@@ -1,4 +1,4 @@
-"""Gloo ranks train models that transformers has made tensor parallel; run by `test_tensor_parallel`.
+"""Gloo ranks train models that transformers has made tensor parallel; run by `test_sharded_training`.
 
     tensor_parallel_ranks.py FOLDER WORLD CASE…
 

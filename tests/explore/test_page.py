@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tiewise.core.errors import RunError
+from tiewise.core.found import plain
 from tiewise.explorer import page
 from tiewise.explorer.page import explore, joined
 
@@ -108,3 +110,14 @@ def test_the_command_prints_the_path_where_there_is_no_display(tmp_path):
         "bytes": (tmp_path / "page.html").stat().st_size,
         "opened": False,
     }
+
+
+def test_plain_prints_what_pythons_does(visit):
+    draw = np.random.default_rng(0)
+    values = [0.125, 0.375, 2.5, 3.5, 1.005, 0.005, -0.004, 0.0, -0.0, 999.995, 1e15 + 0.3, -1234567.891, float("nan")]
+    values += (draw.normal(size=300) * 10.0 ** draw.integers(-4, 9, 300)).tolist()
+    values += (draw.integers(-10_000, 10_000, 300) / 64).tolist()  # many of them lie half way
+    digits = [0, 1, 2, 3, 6]
+    asked = "([values, digits]) => digits.map(d => values.map(v => [plain(v, d), plain(v, d, '+')]))"
+    told = visit().page.evaluate(asked, [values, digits])
+    assert told == [[[plain(value, d), plain(value, d, "+")] for value in values] for d in digits]

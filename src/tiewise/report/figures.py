@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
@@ -137,9 +138,10 @@ def dots(
             hovertemplate=hover,
         )
     figure.update_traces(error_x_thickness=1.6, error_x_width=4)
-    finish(figure, title, None).update_layout(height=150 + (46 if forest else 34) * max(len(names), 1))
-    # what a layer shares stands in a line of its own
-    ticks = [html.escape(name).replace("+share=", "<br>+share=") for name in names]
+    finish(figure, title, None).update_layout(height=150 + (46 if forest else 38) * max(len(names), 1))
+    # lines as long as a phone has room for; what a layer shares stands in one of its own
+    parts = [html.escape(name).replace("+share=", "\n+share=").split("\n") for name in names]
+    ticks = ["<br>".join(line for part in of for line in wrap(part, 24)) for of in parts]
     figure.update_yaxes(tickvals=list(range(len(names))), ticktext=ticks, zeroline=False)
     figure.update_yaxes(range=[len(names) - 0.4, -0.6]).update_xaxes(title=", ".join(units), zeroline=False)
     if units == ["share"]:

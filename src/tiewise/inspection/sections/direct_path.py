@@ -87,7 +87,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     )
     listing = f"Most asymmetric pairs among {count(len(chosen))} tokens"
     return Found(
-        answer="by row lengths alone" if path.tied else "by two different ends",
+        answer="only by row lengths" if path.tied else "it can: two tables",
         quantities=tuple(quantities),
         listings=(Listing(listing, ("pair", "there", "back"), listed),),
         notes=(f"{count(path.rows)} tokens, {count(path.input.width)} wide", *path.notes),
