@@ -70,7 +70,7 @@ def test_all_of_it_equals_dense(tied, tmp_path):
     assert pairs.name == f"Most asymmetric pairs among {V} tokens"
     assert pairs.rows[0] == (f"w{i} → w{j}", plain(m[i, j], 3), plain(m[j, i], 3))
     assert found.notes[:2] == (f"{V} tokens, {E} wide", "rms norm applied, eps 1e-06")
-    assert found.answer.startswith("by row lengths") == tied
+    assert found.answer.startswith("only by row lengths") == tied
     assert {done <= total for _, done, total in told} == {True}
 
 
