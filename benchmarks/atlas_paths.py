@@ -28,7 +28,7 @@ from tiewise.core.estimates import mean_interval
 from tiewise.core.found import NATS, Quantity
 from tiewise.data.corpus import load_prepared
 from tiewise.inspection.sections.first_mlp import first_mlp_of
-from tiewise.internals.loaded import open_model
+from tiewise.internals.loaded import Opened, open_model
 from tiewise.internals.stack import find_stack
 from tiewise.training.folder import RESULTS, read_json
 from tiewise.training.results import Comparison
@@ -47,9 +47,8 @@ FIRST = {
 
 
 @torch.no_grad()
-def taken_away(model: Path, windows: torch.Tensor) -> dict[str, float]:
+def taken_away(opened: Opened, windows: torch.Tensor) -> dict[str, float]:
     """The direct path's share of logits and of loss, on windows of ids [n, T] held out."""
-    opened = open_model(model)
     stack, sums = find_stack(opened), np.zeros(4)
     for ids in windows.split(8):
         first, *_, last = (states[:, :-1].flatten(0, 1) for states in stack.states(ids))
@@ -74,9 +73,9 @@ def seen(cell: Path) -> list[dict[str, str]]:
     rows = []
     for arm in ARMS:
         for run in comparison.of(arm):
-            model = cell / arm / f"seed-{run.seed}" / "final"
-            held = {one.name: one.value for one in first_mlp_of(open_model(model), chain=chain).quantities}
-            found = taken_away(model, windows) | {name: float(held[theirs]) for name, theirs in FIRST.items()}
+            opened = open_model(cell / arm / f"seed-{run.seed}" / "final")
+            held = {one.name: one.value for one in first_mlp_of(opened, chain=chain).quantities}
+            found = taken_away(opened, windows) | {name: float(held[theirs]) for name, theirs in FIRST.items()}
             place = {"study": cell.parent.name, "cell": cell.name, "width": str(comparison.setting["width"])}
             place |= {"V": str(text.vocab), "tokens": str(len(text.split("train"))), "arm": arm, "seed": str(run.seed)}
             rows.append(place | {name: f"{value:.5g}" for name, value in found.items()})
@@ -85,25 +84,14 @@ def seen(cell: Path) -> list[dict[str, str]]:
 
 def table(rows: list[dict[str, str]], names: list[str]) -> str:
     """By width, vocabulary and boundary, where there is much text: means over seeds with their intervals."""
-    head = ["width, V", "model", *names]
-    lines = [head, ["---", "---", *["---:"] * len(names)]]
-    places = sorted({(int(row["width"]), int(row["V"])) for row in rows if int(row["tokens"]) > 390_000})
-    for width, vocab in places:
-        here = [
-            row for row in rows if (row["width"], row["V"]) == (str(width), str(vocab)) and int(row["tokens"]) > 390_000
-        ]
-        for arm in ARMS:
-            of = {name: [float(row[name]) for row in here if row["arm"] == arm] for name in names}
-            lines.append(
-                [
-                    f"{width}, {vocab:,}",
-                    arm,
-                    *(
-                        str(Quantity.of_estimate("", mean_interval(x), unit=UNITS.get(name, NATS)))
-                        for name, x in of.items()
-                    ),
-                ]
-            )
+    lines, found = [["width, V", "model", *names], ["---", "---", *["---:"] * len(names)]], {}
+    for row in rows:
+        if int(row["tokens"]) > 390_000:
+            found.setdefault((int(row["width"]), int(row["V"]), row["arm"]), []).append(row)
+    for (width, vocab, arm), here in sorted(found.items(), key=lambda item: (*item[0][:2], ARMS.index(item[0][2]))):
+        means = [mean_interval([float(row[name]) for row in here]) for name in names]
+        cells = [str(Quantity.of_estimate("", m, unit=UNITS.get(n, NATS))) for n, m in zip(names, means, strict=True)]
+        lines.append([f"{width}, {vocab:,}", arm, *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks import atlas, atlas_paths, atlas_predictors
 from tiewise.atlas.grid import StudyGrid
 from tiewise.atlas.study import flat, repeated
+from tiewise.internals.loaded import open_model
 
 ROOT = Path(__file__).parents[2]
 MADE = runpy.run_path(str(ROOT / "docs" / "make_atlas.py"))
@@ -35,7 +36,7 @@ def test_what_a_direct_path_adds_is_all_where_layers_write_nothing_and_else_what
     for weight in (model.lm_head.weight, *(layer.mlp.down_proj.weight for layer in model.model.layers)):
         weight *= 30
     model.save_pretrained(tmp_path / "model")
-    found = atlas_paths.taken_away(tmp_path / "model", ids)
+    found = atlas_paths.taken_away(open_model(tmp_path / "model"), ids)
     caught = []
     model.model.norm.register_forward_pre_hook(lambda _, given: caught.append(given[0]))
     said, e, (h,) = model(input_ids=ids, labels=ids), model.model.embed_tokens(ids), caught
@@ -50,7 +51,7 @@ def test_what_a_direct_path_adds_is_all_where_layers_write_nothing_and_else_what
         layer.mlp.down_proj.weight.zero_()
         layer.self_attn.o_proj.weight.zero_()
     model.save_pretrained(tmp_path / "empty")
-    assert atlas_paths.taken_away(tmp_path / "empty", ids)["logits"] == pytest.approx(1, abs=1e-6)
+    assert atlas_paths.taken_away(open_model(tmp_path / "empty"), ids)["logits"] == pytest.approx(1, abs=1e-6)
 
 
 def test_a_predictor_is_scored_on_the_settings_that_it_was_not_fitted_on():

@@ -23,4 +23,6 @@ class Late:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._name), name)
+        if "_module" not in vars(self):
+            self._module = import_module(self._name)
+        return getattr(self._module, name)

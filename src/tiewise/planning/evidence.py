@@ -127,10 +127,7 @@ def _measured() -> tuple[list[str], list[Any]]:
 
 
 def near(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
-    """The nearest settings, whatever their other sizes, as a plan's record has them; None where nothing was trained.
-
-    They are `within` what was trained where the model's `kind` is, too.
-    """
+    """The nearest settings as a plan's record has them, `within` the atlas if their `kind` is, too; None of nothing."""
     if not rows():
         return None
     goal = logs(sizes, sizes)

@@ -192,8 +192,7 @@ def evidence(record: Record) -> str:
         return ""
     own, which = "is not enclosed by those of the atlas", "At the nearest"
     if atlas["kind"] != KIND:
-        a = "an" if atlas["kind"].startswith("e") else "a"
-        said = f"{a} {atlas['kind']}" if atlas["kind"] else "of a kind that its layers do not tell"
+        said = f"{'an' if atlas['kind'][:1] == 'e' else 'a'} {atlas['kind'] or 'model of a kind that is not told'}"
         own, which = f"is {said}, and the atlas varied the size of {KIND}s only", f"At the nearest {KIND}"
     elif atlas["beyond"]:
         own = f"has {in_words(atlas['beyond'])} of the atlas"
