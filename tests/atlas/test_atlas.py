@@ -36,8 +36,7 @@ def test_what_a_direct_path_adds_is_all_where_layers_write_nothing_and_else_what
     for weight in (model.lm_head.weight, *(layer.mlp.down_proj.weight for layer in model.model.layers)):
         weight *= 30
     model.save_pretrained(tmp_path / "model")
-    found = atlas_paths.taken_away(open_model(tmp_path / "model"), ids)
-    caught = []
+    found, caught = atlas_paths.taken_away(open_model(tmp_path / "model"), ids), []
     model.model.norm.register_forward_pre_hook(lambda _, given: caught.append(given[0]))
     said, e, (h,) = model(input_ids=ids, labels=ids), model.model.embed_tokens(ids), caught
     scale = (h.square().mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt()
