@@ -10,10 +10,12 @@ A *table* is [V, E] at both ends, one row per token: `logits = hidden @ table.T`
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"  # here, where every module may read it: the root imports modules, and no module the root
+_module = cache(import_module)  # products ask for theirs at every call
 
 
 class Late:
@@ -23,6 +25,4 @@ class Late:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if "_module" not in vars(self):
-            self._module = import_module(self._name)
-        return getattr(self._module, name)
+        return getattr(_module(self._name), name)
