@@ -19,6 +19,7 @@ and must not unroll the chunk loop.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops import chunked
 from tiewise.ops.chunked import accumulator, check_problem, check_range, compute_dtype
-from tiewise.ops.gpu_kernels import maintained
+from tiewise.ops.gpu_kernels import VARIABLE, maintained
 from tiewise.ops.vocabulary_shard import VocabularyShard
 
 _DEFAULT = LossOptions()
@@ -183,7 +184,8 @@ def _sweep(
         if found[0] is not None:
             found[0] = shard.summed_part(found[0], room, n)
         return shard.own_part(each, room, n), found
-    if into is None and (other := maintained(o, tensors, kind, chunked.sweep)):
+    backend = o.backend or os.environ.get(VARIABLE) or "tiewise"
+    if into is None and backend != "tiewise" and (other := maintained(backend, o, tensors, kind, chunked.sweep)):
         return other(o, tensors, kind, wanted, row_weight)
     return chunked.fastest_sweep(o, tensors, kind, wanted, row_weight, into)
 

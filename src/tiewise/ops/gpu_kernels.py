@@ -77,18 +77,17 @@ KERNELS = {
 _tried: dict[Any, dict[str, float]] = {}  # milliseconds
 
 
-def maintained(o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> Any:
-    """Return what does as our own sweep, `ours`, by the backend asked for; None where that is ours.
+def maintained(name: str, o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> Any:
+    """Return what does as our own sweep, `ours`, by the backend of this name; None where that is ours.
 
     Of a mean or a sum, its losses [1] are their sum. A RunError where TIEWISE_LOSS names no backend, an
     UnsupportedError for a kernel that is not installed, or lacks an option, the type or the device.
     """
     features, weight, bias, targets = tensors
-    name = o.backend or os.environ.get(VARIABLE) or "tiewise"
     if name not in BACKENDS:
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
     # the variable is for GPUs: a model may see its first batch before it is moved to one
-    if name == "tiewise" or not len(targets) or (o.backend is None and not _has_kernels(features.device)):
+    if not len(targets) or (o.backend is None and not _has_kernels(features.device)):
         return None
     if name != "auto":
         return _by_kernel(name, o, tensors, kind)
