@@ -19,7 +19,7 @@ from tiewise.report.sweep_page import write_sweep
 from tiewise.training.compare import Display, all_runs, finish, finish_one, make_jobs, opened, start
 from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path, write_json
 from tiewise.training.kinds.heal import HEAL, healing
-from tiewise.training.launchers import LOCAL, RAY, Script, on, written
+from tiewise.training.launchers import LAUNCHERS, LOCAL, RAY, OnRay, Script, refuse_trials, written
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Gone
@@ -158,7 +158,7 @@ def carry_out(
 ) -> Found:
     """Start the run in `out`, if there are settings, say so by `begun`, finish it, and write a comparison's report."""
     out = out if launcher == LOCAL else out.absolute()  # other machines have other working folders
-    with on(launcher, jobs, out, display.say, settings) as workers, ranks.first_holds(locked(out)):
+    with _trained_by(launcher, jobs, out, display, settings) as workers, ranks.first_holds(locked(out)):
         if settings is not None:
             start(settings, out, command, display, overwrite=overwrite, gone=gone, workers=workers)
         begun()
@@ -166,6 +166,17 @@ def carry_out(
         if isinstance(found, Comparison):
             ranks.first_does(lambda: write_report(found, out / REPORT))
     return found
+
+
+def _trained_by(launcher: str, jobs: int | str, out: Path, display: Display, settings: Settings | None) -> Workers:
+    """Return who trains the runs in `out`, `jobs` at a time; RunError where `settings` or this machine cannot."""
+    if launcher not in LAUNCHERS:
+        raise RunError(f"no launcher {launcher!r}", f"choose one of {', '.join(LAUNCHERS)}")
+    if launcher != LOCAL and ranks.size() > 1:
+        raise RunError(f"launcher {launcher} where {ranks.size()} processes train a run", "start one process")
+    if settings is not None and launcher not in (LOCAL, RAY):
+        refuse_trials(launcher, settings)
+    return OnRay(jobs, out, display.say) if launcher == RAY else Workers(jobs)
 
 
 def sweep(
@@ -187,7 +198,7 @@ def sweep(
         TiewiseError: a grid or a folder that cannot be used. Interrupted: after Ctrl-C, as `compare`.
     """
     for settings in grid.cells().values() if grid is not None else [None]:
-        on(launcher, jobs, out, display.say, settings)  # refuses what it cannot do before anything is prepared
+        _trained_by(launcher, jobs, out, display, settings)  # refuses what it cannot do before anything is prepared
     with locked(out):
         if grid is not None:
             _begin(grid, out, display, overwrite)

@@ -1,6 +1,6 @@
-"""Where the runs of a comparison are trained: `local`, on this machine; `ray`, spread over a cluster; or written down.
+"""Where the runs of a comparison are trained if not on this machine (`local`): spread over a cluster, or written down.
 
-    on(launcher, jobs, out, say)  → Workers: `local` starts processes here, `ray` has Ray start them, one task for a run
+    OnRay(jobs, out, say)         → Workers of `ray`: Ray starts the processes, one task for a run
     written(launcher, out, runs)  → `slurm` and `sky`: a script, one element for each run that is not finished
 
 All of them share the run folder, which is the unit of resume: a run is finished where its `result.json` is, goes on
@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from tiewise.core import __version__, ranks
+from tiewise.core import __version__
 from tiewise.core.errors import Interrupted, RunError, one_line
 from tiewise.core.files import write_whole
 from tiewise.training.folder import newest_checkpoint
@@ -49,18 +49,7 @@ _LISTEN = 0.25  # seconds for which words of several tasks are gathered
 _STORE = 80 << 20  # bytes that a cluster of our own keeps for objects, least that Ray takes: ours are words
 
 
-def on(launcher: str, jobs: int | str, out: Path, say: Callable[[str], None], settings: Settings | None) -> Workers:
-    """Return who trains the runs in `out`, `jobs` at a time; RunError where `settings` or this machine cannot."""
-    if launcher not in LAUNCHERS:
-        raise RunError(f"no launcher {launcher!r}", f"choose one of {', '.join(LAUNCHERS)}")
-    if launcher != LOCAL and ranks.size() > 1:
-        raise RunError(f"launcher {launcher} where {ranks.size()} processes train a run", "start one process")
-    if settings is not None and launcher not in (LOCAL, RAY):
-        _refuse_trials(launcher, settings)
-    return OnRay(jobs, out, say) if launcher == RAY else Workers(jobs)
-
-
-def _refuse_trials(launcher: str, settings: Settings) -> None:
+def refuse_trials(launcher: str, settings: Settings) -> None:
     """Refuse what needs trials before the first run: they are trained by whoever trains the runs, or say nothing."""
     for name in ("tune", "minutes"):
         if getattr(settings, name):
@@ -243,7 +232,7 @@ class Script:
 
 def written(launcher: str, out: Path, runs: Sequence[Job], workers: Workers) -> Script:
     """Write the script of `slurm` or `sky` into `out`, one element for each of `runs` that is not finished."""
-    _refuse_trials(launcher, runs[0].settings)
+    refuse_trials(launcher, runs[0].settings)
     left = [number for number, job in enumerate(runs, 1) if finished(job.folder) is None]
     if not left:
         raise RunError(f"all {len(runs)} runs in {out} are finished", f"tiewise compare --out {out} --resume reports")
