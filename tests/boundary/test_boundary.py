@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tiewise.boundary.boundary import Boundary, sound_std
+from tiewise.boundary.boundary import Boundary
 from tiewise.core.errors import SpecError
-from tiewise.core.first_loss import first_step, predicted_nll
+from tiewise.core.first_loss import first_step, predicted_nll, sound_std
 from tiewise.core.spec import Vocabularies
 from tiewise.ops.path_gradient import PathRecord, path_norms
 

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from transformers import BloomConfig, GPT2Config, Qwen2Config
 
-from tiewise.boundary.boundary import Boundary, sound_std
+from tiewise.boundary.boundary import Boundary
 from tiewise.core.errors import RunError, SpecError, TiewiseError
+from tiewise.core.first_loss import sound_std
 from tiewise.training.kinds.decoder import KIND, make_config, measure
 
 ARMS = ["tied", "untied", "factored:8", "factored-untied:in=4,out=8", "projected:24", "residual:4", "spd", "tied+bias"]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.training.conftest import differing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tiewise.boundary.boundary import sound_std
+from tiewise.core.first_loss import sound_std
 from tiewise.data.corpus import Blocks
 from tiewise.training import trainer
 from tiewise.training.kinds import decoder

@@ -33,19 +33,10 @@ from torch import Tensor
 from tiewise.boundary.vectors import start_from_rows
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import SpecError
-from tiewise.core.first_loss import starting_nll
+from tiewise.core.first_loss import sound_std, starting_nll
 from tiewise.core.spec import BoundarySpec, Vocabularies
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, tied_lookup, without_row
-
-
-def sound_std(d: int) -> float:
-    """Return the default scale of a table's entries, d^-½: embedded rows of unit norm, whatever the table's width.
-
-    The body gets an input of the size that its norms expect to add to, and the loss starts within half a nat of ln V at
-    both ends. Half and twice this scale end higher for every arm on the built-in text (the table in docs/compare.md).
-    """
-    return d**-0.5
 
 
 def draw(table: Tensor, std: float, pad: int | None = None) -> None:
@@ -154,12 +145,12 @@ class Inverse(nn.Module):
         return solved.T.clone().reshape(x.shape).to(x.dtype)
 
 
-def penalty_of(spec: BoundarySpec, out_map: nn.Module | None) -> Tensor | None:
+def penalty_of(spec: BoundarySpec, out_map: nn.Module) -> Tensor | None:
     """λ‖P‖₂ + c/2 ‖P‖²_F of a projection P before the head, to be added to the loss; None where the spec has neither.
 
     Press & Wolf 2017, §3, prints the first with λ = 0.15. Their code adds ½‖P‖²_F / 130 to a loss summed over 20 steps.
     """
-    if not (spec.penalty or spec.decay) or out_map is None:
+    if not (spec.penalty or spec.decay):
         return None
     norm = torch.linalg.vector_norm(out_map.weight)
     printed = spec.penalty * norm if spec.penalty else 0.0  # its gradient is none at P = 0
@@ -294,7 +285,7 @@ class Boundary(nn.Module):
 
     def penalty(self) -> Tensor:
         """Penalty of a `projected` spec, to be added to the loss (`penalty_of`); 0 elsewhere."""
-        found = penalty_of(self.spec, self.out_map)
+        found = None if self.out_map is None else penalty_of(self.spec, self.out_map)
         return self.table_out.new_zeros(()) if found is None else found
 
     @torch.no_grad()

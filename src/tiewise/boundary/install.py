@@ -117,7 +117,8 @@ class Installed:
 
     def penalty(self) -> Tensor | None:
         """Return the penalty of a `projected` spec, to be added to the loss (`penalty_of`)."""
-        return penalty_of(self.spec, getattr(self._link.head, "out_map", None))
+        out_map = getattr(self._link.head, "out_map", None)
+        return None if out_map is None else penalty_of(self.spec, out_map)
 
     def label_smoother(self, epsilon: float) -> FusedLabelSmoother:
         """Return what to set as `trainer.label_smoother` to keep label smoothing fused."""

@@ -96,7 +96,7 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
     journal.set(head, "weight", table_out)
 
     # maps
-    in_map, out_map = make_maps(spec, d_in)
+    in_map, out_map = make_maps(spec, d_in) if spec.map_shapes(d_in) else (None, None)
     if d_out != d_in:
         if spec.kind == "spd":
             fix = "choose factored:k, whose maps are two"

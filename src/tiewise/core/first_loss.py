@@ -106,6 +106,15 @@ class FirstStep:
         return sum(nlls) / len(nlls), float(cosines.mean())
 
 
+def sound_std(d: int) -> float:
+    """Return the default scale of a table's entries, d^-½: embedded rows of unit norm, whatever the table's width.
+
+    The body gets an input of the size that its norms expect to add to, and the loss starts within half a nat of ln V at
+    both ends. Half and twice this scale end higher for every arm on the built-in text (the table in docs/compare.md).
+    """
+    return d**-0.5
+
+
 def first_step(
     spec: BoundarySpec,
     vocab: int,
@@ -143,7 +152,7 @@ def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int, std: float) ->
 def small_decoder(d: int) -> FreshBody:
     """Return the body that `compare` trains unless told otherwise: two layers of a Llama of width `d`."""
     ffn = max(8, round(d * 8 / 3 / 8) * 8)
-    return FreshBody(std=0.5 * d**-0.5, heads=1, head_dim=d, ffn=ffn, layers=2, activation="silu", gated=True)
+    return FreshBody(std=0.5 * sound_std(d), heads=1, head_dim=d, ffn=ffn, layers=2, activation="silu", gated=True)
 
 
 @cache

@@ -31,7 +31,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array, lax
 
 from tiewise.core.errors import SpecError
-from tiewise.core.first_loss import starting_nll
+from tiewise.core.first_loss import sound_std, starting_nll
 from tiewise.core.spec import BoundarySpec, Vocabularies
 from tiewise.flax.flax_loss import FlaxLossOptions, as_array, check_range, linear_cross_entropy
 from tiewise.flax.flax_paths import enter
@@ -81,8 +81,8 @@ class PureBoundary:
 
     @property
     def std(self) -> float:
-        """σ of a drawn table: `init` of the spec, or D^-½, which gives embedded rows of unit norm."""
-        return self.spec.init or self.width**-0.5
+        """σ of a drawn table: `init` of the spec, or `sound_std`."""
+        return self.spec.init or sound_std(self.width)
 
     def draw(self, name: str, key: Array) -> Array:
         """Draw one parameter: tables N(0, σ²), maps N(0, 1/from).

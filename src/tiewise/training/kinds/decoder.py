@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tiewise.boundary.boundary import Boundary, sound_std
+from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.install import Installed
 from tiewise.boundary.parallel_plan import body_plan
 from tiewise.core import ranks
 from tiewise.core.errors import PlanError, RunError, one_line
-from tiewise.core.first_loss import first_step, small_decoder
+from tiewise.core.first_loss import first_step, small_decoder, sound_std
 from tiewise.data.corpus import Blocks, PreparedText
 from tiewise.planning.read_config import read
 from tiewise.training.run import (

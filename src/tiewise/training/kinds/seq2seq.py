@@ -33,12 +33,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from tiewise.boundary.boundary import sound_std
 from tiewise.boundary.install import Installed
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import RunError, SpecError
 from tiewise.core.files import require
-from tiewise.core.first_loss import first_step
+from tiewise.core.first_loss import first_step, sound_std
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
 from tiewise.data.tokenizer import windows
