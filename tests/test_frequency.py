@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiewise.core.errors import DataError
-from tiewise.core.frequency import BINS, asymmetric_bigrams, bin_of, token_counts
+from tiewise.core.text import BINS, asymmetric_bigrams, bin_of, token_counts
 
 tokens_lists = st.lists(st.integers(0, 9), max_size=80)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 42_493,
-    "files": 202,
+    "lines": 42_491,
+    "files": 201,
     "lines of code": 26_686,
     "class names defined twice": 0,
     "file names in several folders": 0,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from tiewise.core.text_pieces import pieces
+from tiewise.core.text import pieces
 from tiewise.data.corpus import prepare
 from tiewise.data.tokenizer import read_tokens
 

@@ -9,7 +9,7 @@ from tests.internals.test_two_paths import logits_of, opened, text
 
 from tiewise import install
 from tiewise.boundary.locate import locate
-from tiewise.core.frequency import BINS, bin_of
+from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.sections.bottleneck import bottleneck_of
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import TextLoss

@@ -12,8 +12,8 @@ from tests.internals.test_two_paths import KINDS, by_hand, opened, text
 
 from tiewise.core.errors import DataError
 from tiewise.core.found import NEITHER, ONE, Quantity, count, plain
-from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import heard
+from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.sections.gradients import (
     HISTOGRAM,
     SIZES,

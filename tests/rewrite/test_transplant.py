@@ -17,13 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import tiewise
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.token_bytes import byte_letters, read_token_bytes
+from tiewise.checkpoint.token_bytes import read_token_bytes
 from tiewise.core.errors import CheckpointError
 from tiewise.core.long_work import heard
 from tiewise.rewrite import factor, transplant
 from tiewise.rewrite.transplant import GENERATION, pursue, spelled
 
-LETTERS = byte_letters()
 GONE = ["Ġa", "qu", "ab", "Ġab", "ing", "Ġing"]
 OLD = ["Ġ", "a", "b", "c", "g", "i", "n", "q", "u", *GONE]
 

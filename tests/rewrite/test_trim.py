@@ -34,7 +34,7 @@ from trimmed_words import (
 )
 
 from tiewise.checkpoint.audit import check
-from tiewise.core.text_pieces import pieces
+from tiewise.core.text import pieces
 from tiewise.rewrite import trim
 from tiewise.rewrite.tokenizer_file import TokenizerFile
 

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
-from tiewise.checkpoint.token_bytes import BYTE, byte_letters
+from tiewise.checkpoint.token_bytes import BYTE
 from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core.errors import DataError
-from tiewise.core.frequency import BINS, bin_of
+from tiewise.core.text import BINS, bin_of, byte_letters
 
 try:
     from tokenizers import Tokenizer
@@ -82,7 +82,7 @@ def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
         raise DataError(f"{folder.path}: tokenizer.json cannot be read", "take it from its source again")
     decoder = folder.json("tokenizer.json").get("decoder")
     byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
-    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())} if byte_level else {}
+    byte_of = byte_letters() if byte_level else {}
     pieces = {number: piece for piece, number in found.base.items()}
 
     def text(number: int) -> str:

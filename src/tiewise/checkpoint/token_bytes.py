@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tiewise.checkpoint.hf_folder import MOST_TOKENS, Folder, is_id, json_object, read_tokenizer
 from tiewise.checkpoint.untrusted import items_of, short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.text import byte_letters
 
 ROLES = ("eos_token", "bos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -51,7 +52,7 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
     within = (step.get(key) for step in steps for key in ("decoders", "pretokenizers"))
     steps += [step for sequence in within if isinstance(sequence, list) for step in sequence]
     byte_level = any(isinstance(step, Mapping) and step.get("type") == "ByteLevel" for step in steps)
-    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())} if byte_level else {}
+    byte_of = byte_letters() if byte_level else {}
 
     def written(piece: str) -> bytes:
         if byte_level and byte_of.keys() >= set(piece):
@@ -80,10 +81,3 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
         if number not in special
     }
     return TokenBytes(pieces, writes, roles)
-
-
-def byte_letters() -> list[str]:
-    """The letter that byte-level tokenizers write for each byte: itself where it prints, else the next from 256 on."""
-    prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in prints]
-    return [chr(256 + others.index(byte)) if byte in others else chr(byte) for byte in range(256)]

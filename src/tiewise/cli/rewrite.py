@@ -99,7 +99,7 @@ def _command(verb: str) -> Callable[..., None]:
                 raise RunError("--text with --dry-run", "leave one of them out: what is not written cannot be measured")
             o.need_torch()
             o.hush_libraries()
-            from tiewise.core.text_pieces import pieces
+            from tiewise.core.text import pieces
             from tiewise.data.documents import ended
             from tiewise.data.sources import open_sources
             from tiewise.internals.passages import cost_change, passage_nats, passages

@@ -29,9 +29,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError, TiewiseError
 from tiewise.core.files import sync, write_whole, written_whole
-from tiewise.core.frequency import token_counts
 from tiewise.core.long_work import advance, doing, progress
-from tiewise.core.text_pieces import pieces
+from tiewise.core.text import pieces, token_counts
 from tiewise.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
 from tiewise.data.sources import Source, read_sources, resolve
 from tiewise.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, write_tokens
@@ -198,8 +197,8 @@ def prepare(
             "train_tokens": None if train_tokens is None else [train_tokens, length],
         }
         prepared = None
-        with suppress(DataError):  # nothing there, or damaged: prepare it
-            prepared = load_prepared(folder)
+        with suppress(DataError):  # damaged: prepare it again
+            prepared = load_prepared(folder) if (folder / FACTS).exists() else None
         if prepared is None or prepared.facts.get("request") != request:
             _build(folder, sources, request, length)
             return load_prepared(folder)

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.token_bytes import byte_letters
 from tiewise.core.errors import DataError
 from tiewise.core.files import require
+from tiewise.core.text import byte_letters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -97,7 +97,7 @@ def _reader(names: Sequence[str]) -> Callable[[str], bytes]:
         return lambda name: name.replace("▁", " ").encode()
     if any(name.startswith("##") for name in names):
         return lambda name: name[2:].encode() if name.startswith("##") else b" " + name.encode()
-    bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+    bytes_of = byte_letters()
     return lambda name: bytes(bytes_of[c] for c in name) if bytes_of.keys() >= set(name) else name.encode()
 
 

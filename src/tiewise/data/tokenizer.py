@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tiewise.checkpoint.token_bytes import byte_letters
 from tiewise.core.errors import DataError, one_line
 from tiewise.core.files import sync
 from tiewise.core.long_work import advance
-from tiewise.core.text_pieces import batches, begins_spaced, pieces
+from tiewise.core.text import batches, begins_spaced, byte_letters, pieces
 from tiewise.data.documents import ended
 from tiewise.data.sources import Text, open_sources
 
@@ -48,7 +47,7 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda:
     """
     size = bpe_size(kind)
     if size is not None or kind == "bytes":
-        letters = {letter: byte for byte, letter in enumerate(byte_letters())}
+        letters = byte_letters()
         engine = Tokenizer(models.BPE() if size is not None else models.BPE(vocab={**letters, EOS: 256}, merges=[]))
         engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         engine.decoder = decoders.ByteLevel()

@@ -25,7 +25,7 @@ from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError, UnsupportedError
 from tiewise.core.files import size
 from tiewise.core.found import count
-from tiewise.core.frequency import token_counts
+from tiewise.core.text import token_counts
 
 MOST_BYTES = 20_000_000  # of the checkpoint, before they are written as text
 MOST_ROWS = 4096

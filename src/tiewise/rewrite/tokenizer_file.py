@@ -27,7 +27,7 @@ from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_wh
 from tiewise.core import Late
 from tiewise.core.errors import CheckpointError
 from tiewise.core.long_work import advance, doing
-from tiewise.core.text_pieces import PIECE, batches, begins_spaced, pieces
+from tiewise.core.text import PIECE, batches, begins_spaced, pieces
 
 tokenizers = Late("tokenizers")  # no part of a base install
 BLOCK = 1 << 20  # characters of a text read at once

@@ -39,8 +39,8 @@ from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError, one_line
 from tiewise.core.files import from_record, to_record
-from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.sharing_spec import SharingSpec
+from tiewise.core.text import BINS, bin_of
 from tiewise.data.corpus import PreparedText, prepare
 from tiewise.hf import plain_copy
 from tiewise.ops.fast_products import fast_products

@@ -23,8 +23,8 @@ from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError, no_numbers
 from tiewise.core.estimates import mean_interval, ratio
 from tiewise.core.found import NATS, ONE, Curve, Found, Listing, Quantity, count, plain, visible
-from tiewise.core.frequency import BINS, bin_of, token_counts
 from tiewise.core.long_work import progress
+from tiewise.core.text import BINS, bin_of, token_counts
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened

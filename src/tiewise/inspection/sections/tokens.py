@@ -17,8 +17,8 @@ from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, Z, mean_interval
 from tiewise.core.found import NATS, NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
-from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import doing
+from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.bench import Bench, Subject, section
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all

@@ -1,15 +1,78 @@
-"""What a text's tokens say: how often each occurs, in which decade that lies, and which pairs are one-way.
+"""A text and its tokens: cut where no tokenizer sees it, bytes as letters, and what the tokens of a text say.
 
-The counts are of the training split: whether a token is rare is a matter of what the model saw.
+A text of any size becomes pieces and these batches, which keep several threads at work. Of tokens it is counted how
+often each occurs, in which decade that lies, and which pairs are one-way; the counts are of the training split: whether
+a token is rare is a matter of what the model saw.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tiewise.core.errors import DataError
+
+_BATCH = 1 << 19  # characters handed to the tokenizer at once; it takes about 100 bytes per token while it works
+PIECE = 1 << 14  # characters after which a longer document is cut, so that a batch has work for several threads
+# Tokenizers begin a word at a single space between letters: what is cut there has the tokens of the text left whole.
+_SAFE = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])")
+
+
+def pieces(texts: Iterable[tuple[str, bool]], size: int = PIECE) -> Iterator[tuple[str, bool]]:
+    """Join the parts of documents and cut these anew, where no tokenizer sees it: (text, whether a document ends).
+
+    Pieces have `size` letters or a few more; where no single space stands between letters for long, the cut is at a
+    line end, or anywhere.
+    """
+    text, start = "", 0
+    for part, ends in texts:
+        text, start = text[start:] + part, 0
+        while len(text) - start > size:
+            stop = start + 4 * size
+            if safe := _SAFE.search(text, start + size, stop):
+                end = safe.start()
+            elif len(text) > stop:
+                end = text.rfind("\n", start + size, stop) + 1 or stop
+            else:  # more of the text may bring a safe place
+                break
+            yield text[start:end], False
+            start = end
+        if ends:
+            yield text[start:], True
+            text, start = "", 0
+
+
+def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Gather pieces until they are enough for the tokenizer."""
+    batch, size = list[tuple[str, bool]](), 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece[0])
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def begins_spaced(engine: Any) -> bool:
+    """Whether a tokenizer begins every text with a space, as SentencePiece does: what goes on must not bring one."""
+    word, spaced, both = (engine.encode(t, add_special_tokens=False).ids for t in ("a", " a", "b a"))
+    return both[-len(spaced) :] != spaced and both[-len(word) :] == word
+
+
+def byte_letters() -> dict[str, int]:
+    """Return {letter: byte} of all bytes as byte-level tokenizers write them: as they print, others from 256 on."""
+    prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in prints]
+    return {chr(byte if byte in prints else 256 + others.index(byte)): byte for byte in range(256)}
+
+
+# what the tokens of a text say
 
 BINS = ("0", "1–9", "10–99", "100–999", "1000–9999", "≥10000")  # decades of training counts
 _EDGES = (1, 10, 100, 1000, 10_000)  # where each but the first begins
