@@ -20,12 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 42_491,
+    "lines": 42_370,
     "files": 201,
-    "lines of code": 26_686,
+    "lines of code": 26_581,
     "class names defined twice": 0,
     "file names in several folders": 0,
-    "private helpers used once": 198,
+    "private helpers used once": 197,
     "modules with one importer": 30,
     "floors": 15,
     "folders that import each other": 0,

@@ -100,10 +100,8 @@ class Alignment:
 
     def score(self, measure: str, rows: str = HELD_OUT, view: str = CENTRED) -> Score:
         """Return one score; `rows` and `view` are a map's. KeyError where there is none."""
-        for found in self.scores:
-            if found.measure == measure and found.rows in ("", rows) and found.view == view:
-                return found
-        raise KeyError((measure, rows, view))
+        found = {(one.measure, one.rows or rows, one.view): one for one in self.scores}
+        return found[measure, rows, view]
 
     def quantities(self, of: str = "", decides: bool = False) -> Iterator[Quantity]:
         """Every measure as a section says it: maps on rows that they have not seen first.
@@ -176,8 +174,7 @@ def align(
         # rows share neighbours, so that the interval is a little narrow
         common = mean_interval(shared(ids_a, ids_b))
         scores.append(Score(NEIGHBOURS, common, k / (len(which) - 1), null=tuple(null)))
-    products, norms, _ = fitter.sums(fitter.held)
-    products.join(fitter.products)
+    products, norms, _ = fitter.sums(fitter.held, onto=fitter.products)
     centred, taken_out = products.without(), {}
     for powers in sorted({0, *(min(powers, products.along_a.shape[1]) for powers in (LINE, CURVE))}):
         measure = CKA_CURVE if powers > LINE else CKA_LINE if powers else CKA
@@ -185,7 +182,7 @@ def align(
         value, chance = cka(rest, powers)
         if powers:
             grams = (rest.gram_a, centred.gram_a), (rest.gram_b, centred.gram_b)
-            gone = [1 - float(np.trace(one)) / float(np.trace(all_)) if np.trace(all_) else 0.0 for one, all_ in grams]
+            gone = [1 - float(np.trace(one) / np.trace(all_)) if np.trace(all_) else 0.0 for one, all_ in grams]
             taken_out[measure] = gone[0], gone[1]
             value, chance = (0.0, 0.0) if max(gone) > 1 - _NOTHING_LEFT else (value, chance)
         scores.append(Score(measure, Estimate(value, math.nan, math.nan, len(pairs)), chance))

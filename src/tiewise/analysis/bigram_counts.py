@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from tiewise.analysis.model_tables import Array, Ids
 from tiewise.core.errors import DataError
@@ -84,9 +84,7 @@ class Chain:
     @property
     def tokens(self) -> Ids:
         """How often each token stands first [V]."""
-        found = np.zeros(self.vocabulary, np.int64)
-        np.add.at(found, self.before, self.counts)
-        return found
+        return np.bincount(self.before, self.counts, self.vocabulary).astype(np.int64)
 
     @property
     def reversed_keys(self) -> Ids:
@@ -95,8 +93,7 @@ class Chain:
 
     def counted(self, keys: Ids) -> Ids:
         """How often each of some keys was counted."""
-        place = np.searchsorted(self.keys, keys)
-        place[place == len(self.keys)] = 0
+        place = np.searchsorted(self.keys, keys) % len(self.keys)
         return np.where(self.keys[place] == keys, self.counts[place], 0)
 
     @property
@@ -149,10 +146,9 @@ def irreversibility(ids: ArrayLike, vocabulary: int, parts: int = PARTS, seed: i
     held_out = mean_interval([guessed(whole, part).sum() / part.pairs for part in sliced])
     back = whole.counted(whole.reversed_keys)
     once = (whole.before < whole.after) | ((whole.before > whole.after) & (back == 0))
-    both, generator, coins = (whole.counts + back)[once], np.random.default_rng(seed), []
-    for _ in range(TOSSES):
-        there = generator.binomial(both, 0.5)
-        coins.append(float(one_way_nats(there, both - there).sum() / whole.pairs))
+    both, generator = (whole.counts + back)[once], np.random.default_rng(seed)
+    tosses = (generator.binomial(both, 0.5) for _ in range(TOSSES))
+    coins = [float(one_way_nats(there, both - there).sum() / whole.pairs) for there in tosses]
     return Irreversibility(whole.irreversibility, held_out, float(np.mean(coins)), float(np.std(coins, ddof=1)))
 
 
@@ -226,12 +222,10 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
     """Measure every token of a text [N], closed into a ring."""
     chain, sliced = ring_and_parts(ids, vocabulary, parts)
     back = chain.counted(chain.reversed_keys)
-    other = chain.before != chain.after
     counts = chain.tokens
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scale = np.where(counts > 0, 0.5 / counts, np.nan)
-    plug_in = _spread(chain, np.where(other, chain.counts * np.log(2 * chain.counts / (chain.counts + back)), 0.0))
-    once = other & ((chain.before < chain.after) | (back == 0))
+    scale = np.divide(0.5, counts, out=np.full(vocabulary, np.nan), where=counts > 0)
+    plug_in = _spread(chain, chain.counts * np.log(2 * chain.counts / (chain.counts + back)))
+    once = (chain.before < chain.after) | ((chain.before > chain.after) & (back == 0))
     sizes, place = np.unique((chain.counts + back)[once], return_inverse=True)
     by_size, values = np.array([tossed(int(m)) for m in sizes]).reshape(-1, 2), np.zeros((2, len(chain.keys)))
     values[:, once] = by_size[place].T
@@ -241,16 +235,14 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
         nats = guessed(chain, part)
         held_out += _spread(part, nats)
         by_part.append(nats.sum() / part.pairs)
-    coin_deviation = np.sqrt(noise) * scale
-    return Contexts(counts, plug_in * scale, coin * scale, coin_deviation, held_out * scale, np.array(by_part))
+    spread = np.sqrt(noise) * scale
+    return Contexts(counts, plug_in * scale, coin * scale, spread, held_out * scale, np.array(by_part))
 
 
-def _spread(chain: Chain, values: Array) -> Array:
+def _spread(chain: Chain, values: NDArray) -> Array:
     """Sum a value of each pair seen into both of its tokens [V]."""
-    made = np.zeros(chain.vocabulary)
-    for tokens in (chain.before, chain.after):
-        made += np.bincount(tokens, values, chain.vocabulary)
-    return made
+    both = np.concatenate([chain.before, chain.after])
+    return np.bincount(both, np.tile(values, 2), chain.vocabulary).astype(np.float64)
 
 
 def tossed(m: int) -> tuple[float, float]:

@@ -24,7 +24,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tiewise.analysis.bigram_counts import Chain, frequent
 from tiewise.analysis.model_tables import Array, Ids
@@ -90,9 +89,8 @@ def fit_path(chain: Chain, width: int, tied: bool, starts: int = 3, steps: int =
         tables = generator.normal(0, 0.3 / np.sqrt(width), (1 if tied else 2) * len(q) * width)
         start = np.concatenate([tables, np.log(q.sum(0) + 1e-6)])
         ends.append(optimize.minimize(path_nll, start, (q, width), "L-BFGS-B", jac=True, options=options))
-    best = min(ends, key=lambda end: float(end.fun))
-    gradient = float(np.abs(best.jac).max())
-    return PathFit(float(best.fun), gradient, float(max(end.fun for end in ends) - best.fun))
+    best, worst = (chosen(ends, key=lambda end: float(end.fun)) for chosen in (min, max))
+    return PathFit(float(best.fun), float(np.abs(best.jac).max()), float(worst.fun - best.fun))
 
 
 def path_nll(x: Array, q: Array, width: int) -> tuple[float, Array]:
@@ -153,10 +151,9 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0)
     """
     if sample < 2:
         raise DataError(f"a sample of {sample}", "give 2 or more")
-    exact = len(chain.keys) <= sample
-    chosen = np.arange(len(chain.keys))
+    exact, chosen = len(chain.keys) <= sample, np.arange(len(chain.keys))
     if not exact:
-        chosen = np.random.default_rng(seed).choice(len(chain.keys), sample, p=chain.counts / chain.pairs)
+        chosen = np.random.default_rng(seed).choice(len(chosen), sample, p=chain.counts / chain.pairs)
     losses = -transitions(path, np.column_stack([chain.before, chain.after])[chosen])[1]
     if not np.isfinite(losses).all():
         raise no_numbers("a table or a norm")
@@ -214,9 +211,8 @@ def text_map(chain: Chain, ids: Ids) -> Array:
     """log(Q_ij / (π_i π_j)) of a text's own counts, of tokens that it has."""
     counts = chain.counted((ids[:, None] * chain.vocabulary + ids).ravel()).reshape(len(ids), -1)
     logs = np.log(chain.tokens[ids] / chain.pairs)
-    with np.errstate(divide="ignore"):
-        found: Array = np.log(counts / chain.pairs) - logs[:, None] - logs
-    return np.where(counts > 0, found, np.nan)
+    found: Array = np.log(np.where(counts > 0, counts / chain.pairs, np.nan)) - logs[:, None] - logs
+    return found
 
 
 def path_map(path: DirectPath, chain: Chain, ids: Ids) -> Array:
@@ -227,17 +223,12 @@ def path_map(path: DirectPath, chain: Chain, ids: Ids) -> Array:
 
 def interaction(values: Array) -> Array:
     """A map less m + a_i + b_j, fitted by least squares to what is there off the diagonal."""
-    off = ~np.isnan(values) & ~np.eye(len(values), dtype=bool)
-    design = _design(np.ones_like(off))
+    k = len(values)
+    off = ~np.isnan(values) & ~np.eye(k, dtype=bool)
+    design = np.hstack([np.repeat(np.eye(k), k, axis=0), np.tile(np.eye(k), (k, 1))])  # each entry's row and column
     fitted = np.linalg.lstsq(design[off.ravel()], values[off], rcond=None)[0]
-    found: Array = values - (design @ fitted).reshape(values.shape)
+    found: Array = values - (design @ fitted).reshape(k, k)
     return found
-
-
-def _design(marked: NDArray[np.bool_]) -> Array:
-    """One row for each marked entry, with ones in its row's and its column's place [n, 2K]."""
-    rows, columns = np.nonzero(marked)
-    return np.hstack([np.eye(len(marked))[rows], np.eye(len(marked))[columns]])
 
 
 def likeness(text: Array, path: Array, permutations: int = PERMUTATIONS, seed: int = 0) -> list[tuple[float, float]]:
@@ -249,15 +240,12 @@ def likeness(text: Array, path: Array, permutations: int = PERMUTATIONS, seed: i
     + permutations). NaN for fewer than 3 pairs, or a side that is constant.
     """
     off = ~np.isnan(text) & ~np.eye(len(text), dtype=bool)
-    left, sizes, _ = np.linalg.svd(_design(off), full_matrices=False)
-    basis, both = left[:, sizes > 1e-10 * sizes.max(initial=1.0)], np.triu(off & off.T)
+    both = np.triu(off & off.T)
 
     def parts(values: Array) -> tuple[Array, Array]:
         """Interactions of the pairs, and the difference of both orders."""
-        found = values[off] - basis @ (basis.T @ values[off])
-        whole = np.zeros_like(values)
-        whole[off] = found
-        return found, (whole - whole.T)[both]
+        found = interaction(np.where(off, values, np.nan))
+        return found[off], (found - found.T)[both]
 
     generator = np.random.default_rng(seed)
     orders = [np.arange(len(path)), *(generator.permutation(len(path)) for _ in range(permutations))]

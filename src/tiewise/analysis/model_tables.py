@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,13 +46,14 @@ class TokenTable(ABC):
     def read(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) in fp64."""
 
-    def spans(self, rows: int | None = None, beside: int = 0) -> Iterator[tuple[int, int]]:
+    def spans(self, rows: int | None = None, beside: int = 0, least: int = 1) -> Iterator[tuple[int, int]]:
         """Row ranges of a few MB each, in order; of the first `rows` rows only, where given.
 
-        `beside`: values that the caller holds for every row read, where they are more than the row's own.
+        `beside`: values that the caller holds for every row read, where they are more than the row's own; `least`: rows
+        of a range, however wide.
         """
         end = self.rows if rows is None else min(rows, self.rows)
-        step = max(1, CHUNK_VALUES // max(1, self.width, beside))
+        step = max(least, CHUNK_VALUES // max(1, self.width, beside))
         for start in range(0, end, step):
             yield start, min(start + step, end)
 
@@ -302,14 +302,10 @@ def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
     if found.faults:
         raise CheckpointError(f"{where}: {found.faults[0].what}", found.faults[0].fix)
     if set(found.files) & set(PIECES[1:]):
-        raise CheckpointError(
-            f"{where}: a SentencePiece model whose positions need not be ids", "add its tokenizer.json"
-        )
-    texts: list[Any] = [None] * rows
-    for text, number in [*found.base.items(), *((text, number) for number, text in found.added.items())]:
-        if number < rows:
-            texts[number] = text
-    return texts
+        what = f"{where}: a SentencePiece model whose positions need not be ids"
+        raise CheckpointError(what, "add its tokenizer.json")
+    texts = {**{number: text for text, number in found.base.items()}, **found.added}
+    return [texts.get(row) for row in range(rows)]
 
 
 @dataclass(frozen=True)

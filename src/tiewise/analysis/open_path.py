@@ -119,16 +119,13 @@ class FinalNorm:
     scalars: tuple[str, ...] = ()  # keys of the config that this class applies at its two ends
 
 
-_PLAIN = FinalNorm()
-_FIVE = FinalNorm(eps=1e-5)
-_GPT = FinalNorm("ln_f", LAYER, "layer_norm_epsilon", 1e-5)
 _GEMMA = FinalNorm(plus_one=True, root_width=True)
 _CAPPED = replace(_GEMMA, scalars=("final_logit_softcapping",))
 
 FAMILIES: Mapping[str, FinalNorm] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), _PLAIN),
-    **dict.fromkeys(("phi3", "olmo2", "olmoe", "mixtral"), _FIVE),
-    **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "falcon"), _GPT),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), FinalNorm()),
+    **dict.fromkeys(("phi3", "olmo2", "olmoe", "mixtral"), FinalNorm(eps=1e-5)),
+    **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "falcon"), FinalNorm("ln_f", LAYER, "layer_norm_epsilon", 1e-5)),
     "glm": FinalNorm(eps=1.5625e-7),
     "gemma": _GEMMA,
     "gemma2": _CAPPED,

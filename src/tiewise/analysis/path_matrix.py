@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -65,12 +65,12 @@ class Grams:
         def without(product: Array, a: Array, b: Array) -> Array:
             return product - np.outer(a, b) / self.rows
 
-        left = without(self.left, self.left_sum, self.left_sum)
-        right = left if self.shared else without(self.right, self.right_sum, self.right_sum)
-        cross = left if self.shared else without(self.cross, self.right_sum, self.left_sum)
-        zero = np.zeros_like(self.left_sum)
-        diagonal = float(np.trace(cross * self.weights))
-        return replace(self, left=left, right=right, cross=cross, left_sum=zero, right_sum=zero, diagonal=diagonal)
+        left = right = cross = without(self.left, self.left_sum, self.left_sum)
+        if not self.shared:
+            right = without(self.right, self.right_sum, self.right_sum)
+            cross = without(self.cross, self.right_sum, self.left_sum)
+        zero, diagonal = np.zeros_like(self.left_sum), float(np.trace(cross * self.weights))
+        return Grams(left, right, cross, self.weights, zero, zero, diagonal, self.rows)
 
 
 def grams(path: DirectPath) -> Grams:
@@ -261,8 +261,7 @@ def asymmetric_pairs(path: DirectPath, ids: ArrayLike, top: int = 20) -> list[tu
             forward = a @ path.output.take(second).T
             backward = b @ path.left(path.input.take(second)).T
             difference = np.where(first[:, None] < second[None, :], np.abs(forward - backward), -1.0).ravel()
-            few = 0 < top < len(difference)
-            places = np.argpartition(difference, -top)[-top:] if few else np.arange(len(difference))
+            places = np.argpartition(-difference, min(top, len(difference)) - 1)[:top]
             for place in places[difference[places] >= 0].tolist():
                 row, column = divmod(place, len(second))
                 i, j = int(first[row]), int(second[column])
@@ -285,10 +284,9 @@ def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> l
         return []
     asked = [word for pair in words for word in pair]
     found = find_tokens(folder, asked)
-    for word, token in zip(asked, found, strict=True):
-        if token >= rows:
-            what = f"{folder.path}: {word!r} is token {token}, its tables have {rows:,} rows"
-            raise DataError(what, "put the tokenizer that belongs to the model beside it")
+    if (token := max(found)) >= rows:
+        what = f"{folder.path}: {asked[found.index(token)]!r} is token {token}, its tables have {rows:,} rows"
+        raise DataError(what, "put the tokenizer that belongs to the model beside it")
     return list(zip(found[::2], found[1::2], strict=True))
 
 

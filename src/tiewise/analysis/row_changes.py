@@ -44,19 +44,14 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
     """
     folders = open_folder(old), open_folder(new)
     ends = [_tables(Facts(folder)) for folder in folders]
-    quantities: list[Quantity] = []
-    listings: list[Listing] = []
-    notes: list[str] = []
-    answers = []
-    for end in ("input", "output"):
-        if end == "output" and all(each["output"] is each["input"] for each in ends):
-            continue
+    quantities, listings, notes, answers = list[Quantity](), list[Listing](), list[str](), list[str]()
+    same = all(each["output"] is each["input"] for each in ends)
+    for end in ("input",) if same else ("input", "output"):
         before, after = (each[end] for each in ends)
         if before is None or after is None:
             notes.append(f"{old if before is None else new} has no {end} table that can be compared")
             continue
         one, other = StoredTable(before), StoredTable(after)
-        same = all(each["output"] is each["input"] for each in ends)
         name = "shared table" if same else f"{end} table"
         found, moved, lengths = _compared(one, other, name)
         quantities += found

@@ -79,12 +79,6 @@ class Products:
         for total, x, y in zip(totals, (a, b, a, a, b), (a, b, b, q, q), strict=True):
             total += x.T @ y.astype(x.dtype, copy=False)
 
-    def join(self, other: Products) -> None:
-        """Add the sums over other rows to these."""
-        self.rows += other.rows
-        for mine, more in list(zip(vars(self).values(), vars(other).values(), strict=True))[1:]:
-            mine += more
-
     @property
     def means(self) -> tuple[Matrix, Matrix]:
         """Mean rows of A [d1] and of B [d2]."""
@@ -264,7 +258,7 @@ class Fitter:
         self.names, self.left_out = _applying(settings, self.widths, len(self.rows))
         self.products, self.norms, self.error = self.sums(self.rows)
         means = self.products.means
-        self.shifts = {CENTRED: means, RAW: (np.zeros_like(means[0]), np.zeros_like(means[1]))}
+        self.shifts = {CENTRED: means, RAW: (np.zeros(a.width), np.zeros(b.width))}
         self.views = (CENTRED, RAW) if settings.raw else (CENTRED,)
         self._inverse: dict[str, Matrix] = {}
         for view in self.views if set(self.names) - {IDENTITY, ORTHOGONAL} else ():
@@ -281,12 +275,13 @@ class Fitter:
             yield piece, self.a.take(a, self.dtype), self.b.take(b, self.dtype)
             progress(doing, piece.stop, len(first))
 
-    def sums(self, which: Ids) -> tuple[Products, tuple[Matrix, Matrix], float]:
+    def sums(self, which: Ids, onto: Products | None = None) -> tuple[Products, tuple[Matrix, Matrix], float]:
         """(products, norms of A's and of B's rows, relative error of a product) over the given pairs.
 
+        `onto`: products of other pairs, to which these are added in place.
         The error is ‖AᵀB as computed − AᵀB in fp64‖ / (‖A‖·‖B‖) of the first 1,024 rows; 0 where all is fp64.
         """
-        products = Products.nothing(*self.widths, self.beside.shape[1])
+        products = onto or Products.nothing(*self.widths, self.beside.shape[1])
         norms, error = (np.zeros(len(which)), np.zeros(len(which))), 0.0
         for piece, a, b in self.pieces(which, which, "products"):
             for table, sizes, values in zip((self.a, self.b), norms, (a, b), strict=True):
@@ -333,22 +328,19 @@ class Fitter:
 
 def _applying(settings: AlignSettings, widths: tuple[int, int], rows: int) -> tuple[list[str], tuple[str, ...]]:
     """(maps that apply to tables of these widths and rows to fit on, why the others do not)."""
-    (d1, d2), kept, left = widths, [], []
+    (d1, d2), why = widths, dict[str, str]()
     for name in [*settings.maps, *(f"rank {rank}" for rank in settings.ranks)]:
         needed = max(d1, d2) if name == ORTHOGONAL else d1
         if name == IDENTITY:
-            why = "" if d1 == d2 else f"widths {d1} and {d2} differ"
+            why[name] = "" if d1 == d2 else f"widths {d1} and {d2} differ"
         elif name not in (ORTHOGONAL, LINEAR) and not name.startswith("rank "):
             raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
         elif name.startswith("rank ") and not 0 < rank_of(name) <= min(d1, d2):
-            why = f"ranks go from 1 to {min(d1, d2)}"
+            why[name] = f"ranks go from 1 to {min(d1, d2)}"
         else:
-            why = "" if rows > needed else f"{rows:,} rows to fit on, and more than {needed:,} are needed"
-        if why:
-            left.append(f"no {name} map: {why}")
-        else:
-            kept.append(name)
-    if not kept:
+            why[name] = "" if rows > needed else f"{rows:,} rows to fit on, and more than {needed:,} are needed"
+    left = tuple(f"no {name} map: {reason}" for name, reason in why.items() if reason)
+    if len(left) == len(why):
         others = "orthogonal, linear and reduced-rank maps apply"
         raise CheckpointError("; ".join(left), others if d1 != d2 and rows > max(d1, d2) else "give more rows")
-    return kept, tuple(left)
+    return [name for name, reason in why.items() if not reason], left

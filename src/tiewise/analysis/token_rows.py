@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.align_tables import Score, norm_correlations
-from tiewise.analysis.model_tables import CHUNK_VALUES, Array, Ids, StoredTable, TokenTable
+from tiewise.analysis.model_tables import Array, Ids, StoredTable, TokenTable
 from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.table_maps import law
 from tiewise.checkpoint.table_scans import scan_rows
@@ -43,9 +43,8 @@ SHOWN = 20  # rows, and groups of rows, that are named
 def norms_by_count(norms: Array, counts: Ids) -> tuple[Score, Score] | None:
     """Correlation of norms and log counts of a text's tokens, by value and rank; None of under 4, or of one count."""
     seen = counts > 0
-    if seen.sum() < FEWEST or len(np.unique(counts[seen])) < 2:
-        return None
-    return norm_correlations(norms[seen], np.log(counts[seen]))
+    enough = seen.sum() >= FEWEST and len(np.unique(counts[seen])) > 1
+    return norm_correlations(norms[seen], np.log(counts[seen])) if enough else None
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ class Moments:
     def shares(self) -> Array:
         """Share of the variance in each direction, falling [E]."""
         values, _ = self.principal
-        total = float(values.sum())
-        return values / total if total > 0 else values
+        return values / (values.sum() or 1.0)
 
 
 def moments(table: TokenTable) -> Moments:
@@ -82,7 +80,7 @@ def moments(table: TokenTable) -> Moments:
     dtype: type[np.floating] = np.float64 if table.rows * table.width**2 <= EXACT_UP_TO else np.float32
     norms, total, units = np.empty(table.rows), np.zeros(table.width), np.zeros(table.width)
     gram = np.zeros((table.width, table.width))
-    for start, stop in _pieces(table):
+    for start, stop in table.spans(least=LEAST_PIECE):
         rows = table.read(start, stop)
         norms[start:stop] = np.linalg.norm(rows, axis=1)
         total += rows.sum(0)
@@ -94,16 +92,8 @@ def moments(table: TokenTable) -> Moments:
         raise no_numbers("a table")
     if np.count_nonzero(norms) < 3:
         raise DataError(f"a table of {np.count_nonzero(norms)} rows that are not zero", "give one with three or more")
-    squares = 0.0
-    for start, stop in _pieces(table):
-        squares += float(np.square(_unit(table.read(start, stop), norms[start:stop]) @ units).sum())
-    return Moments(norms, total, gram, units, squares)
-
-
-def _pieces(table: TokenTable) -> Iterator[tuple[int, int]]:
-    step = max(LEAST_PIECE, CHUNK_VALUES // table.width)
-    for start in range(0, table.rows, step):
-        yield start, min(start + step, table.rows)
+    along = (_unit(table.read(*span), norms[slice(*span)]) @ units for span in table.spans(least=LEAST_PIECE))
+    return Moments(norms, total, gram, units, sum(float(part @ part) for part in along))
 
 
 def _unit(rows: Array, norms: Array) -> Array:
@@ -179,10 +169,9 @@ def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, f
     """
     ids = sampled(table.rows, MOST_ROWS, seed)
     _, axes = np.linalg.eigh(found.gram)
-    step = max(LEAST_PIECE, CHUNK_VALUES // table.width)
     projected = np.empty((len(ids), table.width), np.float32)
-    for start in range(0, len(ids), step):
-        projected[start : start + step] = table.take(ids[start : start + step]) @ axes
+    for start, stop in table.spans(len(ids), least=LEAST_PIECE):
+        projected[start:stop] = table.take(ids[start:stop]) @ axes
     ratios = []
     for scale in (1.0, math.sqrt(table.width * table.rows / float(np.trace(found.gram)))):
         columns = (scale * projected[:, direction].astype(np.float64) for direction in range(table.width))
@@ -198,12 +187,9 @@ def _isotropy_chance(rows: int, width: int, summed: int, seed: int) -> float:
     between = 1 - np.exp(variance)  # covariance of exp(g) and exp(−g)
     even, odd = np.sqrt((spread + between) / 2 / summed), np.sqrt((spread - between) / 2 / summed)
     generator = np.random.default_rng([seed, width])
-    ratios = []
-    for _ in range(DRAWS):
-        a, b = generator.standard_normal((2, width))
-        both = np.concatenate([level + even * a + odd * b, level + even * a - odd * b])
-        ratios.append(max(0.0, float(both.min() / both.max())))
-    return float(np.mean(ratios))
+    a, b = generator.standard_normal((DRAWS, 2, width)).swapaxes(0, 1)
+    both = np.concatenate([level + even * a + odd * b, level + even * a - odd * b], axis=1)
+    return float(np.maximum(0.0, both.min(1) / both.max(1)).mean())
 
 
 def plane(table: TokenTable, sums: Moments, ids: Ids, beside: Array | None = None) -> Array:

@@ -25,7 +25,7 @@ from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.checkpoint.token_bytes import BYTE
 from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core.errors import DataError
-from tiewise.core.text import BINS, bin_of, byte_letters
+from tiewise.core.text import byte_letters
 
 try:
     from tokenizers import Tokenizer
@@ -55,19 +55,17 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
     tokenizer, made = open_tokenizer(folder), []
     unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
     for text in texts:
-        pieces = tokenizer.encode(text, add_special_tokens=False).tokens
-        for spelled in (f" {text}", text):
-            found = tokenizer.encode(spelled, add_special_tokens=False)
+        spaced, alone = (tokenizer.encode(spelled, add_special_tokens=False) for spelled in (f" {text}", text))
+        for found in (spaced, alone):
             # some vocabularies drop what they do not know: the one token must stand for all of the text
             whole = len(found.ids) == 1 and found.offsets[0][1] - found.offsets[0][0] >= len(text)
             if whole and found.ids[0] != unknown:
                 made.append(found.ids[0])
                 break
         else:
-            number = tokenizer.token_to_id(text)
-            if number is None:
-                shown = " + ".join(short(piece) for piece in pieces[:6]) or "nothing"
-                what = f"{short(text)} is not one token of this vocabulary: {shown}"
+            if (number := tokenizer.token_to_id(text)) is None:
+                pieces = " + ".join(map(short, alone.tokens[:6])) or "nothing"
+                what = f"{short(text)} is not one token of this vocabulary: {pieces}"
                 raise DataError(what, "choose a word that is one token")
             made.append(number)
     return made
@@ -130,16 +128,9 @@ def read_texts(folder: Folder, rows: int) -> Texts:
     tokenizer = open_tokenizer(folder)
     known = [row for row in range(min(rows, tokenizer.get_vocab_size())) if tokenizer.id_to_token(row) is not None]
     decoded = tokenizer.decode_batch([[row] for row in known], skip_special_tokens=False)
-    texts: list[str | None] = [None] * rows
-    for row, text in zip(known, decoded, strict=True):
-        texts[row] = text
+    texts = dict(zip(known, decoded, strict=True))
     added = tokenizer.get_added_tokens_decoder().items()
-    return Texts(tuple(texts), frozenset(row for row, token in added if token.special and row < rows))
-
-
-def by_frequency(counts: NDArray[np.int64]) -> Groups:
-    """Group tokens by the decades of their counts [V]."""
-    return Groups(BINS, bin_of(counts))
+    return Texts(tuple(map(texts.get, range(rows))), frozenset(n for n, token in added if token.special and n < rows))
 
 
 def by_script(texts: Texts, unused: Iterable[int] = ()) -> Groups:
@@ -162,14 +153,10 @@ def script_of(text: str | None) -> str:
         return letters.most_common(1)[0][0]
     if _PARTIAL in text:
         return PARTIAL
-    if any(character.isnumeric() for character in text):
-        return DIGITS
-    return PUNCTUATION if text.strip() else SPACE
+    return DIGITS if any(map(str.isnumeric, text)) else PUNCTUATION if text.strip() else SPACE
 
 
 def shown(texts: Texts | None, ids: Sequence[int]) -> tuple[str, ...]:
     """Name tokens: their text, or `#id` where it is not known, empty, or no whole character."""
-    if texts is None:
-        return tuple(f"#{row}" for row in ids)
-    found = ((row, texts.of[row]) for row in ids)
+    found = ((row, texts and texts.of[row]) for row in ids)
     return tuple(text if text and _PARTIAL not in text else f"#{row}" for row, text in found)

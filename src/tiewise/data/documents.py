@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -46,21 +47,13 @@ class Document(NamedTuple):
 
 def ended(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
     """Yield (text, whether its document ends with it)."""
-    last: str | None = None
-    for text, begins in documents:
-        if last is not None:
-            yield last, begins
-        last = text
-    if last is not None:
-        yield last, True
+    for (text, _), (_, begins) in pairwise(chain(documents, [Document("")])):
+        yield text, begins
 
 
 def paragraphs(text: str) -> Iterator[str]:
     """Yield the paragraphs of `text` in order: indentation kept, trailing white space dropped."""
-    for paragraph in _BLANK_LINES.split(text):
-        kept = paragraph.strip("\n").rstrip()
-        if kept:
-            yield kept
+    yield from filter(None, (part.strip("\n").rstrip() for part in _BLANK_LINES.split(text)))
 
 
 @contextmanager

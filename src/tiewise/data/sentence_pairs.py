@@ -25,6 +25,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -194,16 +195,15 @@ def _packed(sentences: Sentences, packing: Packing, draw: np.random.Generator) -
     one that still fitted, and were it always in B, the shorter segment would tell the order.
     """
     found = []
-    for begin, stop in zip(sentences.documents[:-1].tolist(), sentences.documents[1:].tolist(), strict=True):
+    for begin, stop in pairwise(sentences.documents.tolist()):
         starts, ends = sentences.starts[begin:stop], sentences.ends[begin:stop]
         backwards = draw.random() < 0.5
         if backwards:  # the same from the other end
             starts, ends = -ends[::-1], -starts[::-1]
         at, count = 0, stop - begin
         while at + 2 <= count:
-            room = packing.room
-            if packing.short and draw.random() < packing.short:
-                room = int(draw.integers(2, room + 1))
+            short = packing.short and draw.random() < packing.short
+            room = int(draw.integers(2, packing.room + 1)) if short else packing.room
             fits = int(np.searchsorted(ends, starts[at] + room, side="right"))
             last = min(max(fits, at + 2), count)
             found.append((stop - last, stop - at) if backwards else (begin + at, begin + last))
@@ -220,7 +220,7 @@ def _strangers(sentences: Sentences, middle: Ints, last: Ints, draw: np.random.G
     own = np.searchsorted(documents, middle, side="right") - 1
     before, after = documents[own], documents[own + 1]
     drawn = draw.integers(0, len(sentences) - (after - before))  # of all sentences but the document's own
-    other = np.where(drawn < before, drawn, drawn + after - before)
+    other = drawn + np.where(drawn < before, 0, after - before)
     size = sentences.ends[last - 1] - sentences.starts[middle]
     until = np.searchsorted(sentences.ends, sentences.starts[other] + size, side="right")
     theirs = documents[np.searchsorted(documents, other, side="right")]

@@ -20,7 +20,6 @@ The order never depends on the file system. In a folder and its subfolders: ever
 from __future__ import annotations
 
 import ast
-import codecs
 import glob
 import importlib
 import json
@@ -68,18 +67,15 @@ class Source:
 
 def resolve(text: str) -> Source:
     """Find what `text` means, without reading it; a DataError where there is nothing of that name."""
-    if text in ("builtin", "-"):
-        return Source(text)
     if text.startswith(SYNTHETIC):
         Language.parse(text)  # a mistake in it is said at once
+    if text in ("builtin", "-") or text.startswith(SYNTHETIC):
         return Source(text)
     if text.startswith("hf:"):
         *_, folder = parse_hub_name(text.removeprefix("hf:"))
         return Source(text, tuple(sorted(path for path in folder.rglob("*") if path.is_file())) if folder else ())
     path, _, field = text.rpartition(":")
-    if path.endswith(TABLES):
-        return Source(text, find_files(path), field or FIELD)
-    return Source(text, find_files(text))
+    return Source(text, find_files(path), field or FIELD) if path.endswith(TABLES) else Source(text, find_files(text))
 
 
 def open_sources(texts: Text | Sequence[Text]) -> Iterator[Document]:
@@ -175,13 +171,10 @@ def _text_files(folder: Path) -> Iterator[Path]:
                 continue
             if path.suffix not in TABLES:
                 with opened(path) as file:
-                    start = file.read(_SNIFFED)
-                try:
-                    codecs.getincrementaldecoder("utf-8")().decode(start)  # it may end within a character
-                except UnicodeDecodeError:
-                    continue
-                if b"\0" in start:
-                    continue
+                    try:
+                        next(decode(file, str(path), _SNIFFED))
+                    except DataError:
+                        continue
             yield path
 
 

@@ -100,18 +100,20 @@ def bpe_size(kind: str) -> int | None:
     return int(number)
 
 
-class StreamEncoder:
-    """A tokenizer that takes text as text and ends documents.
+def plain_engine(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """Return a copy that takes text as text: words such as "<eos>" in it stay words, nothing is truncated or padded."""
+    engine = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    engine.encode_special_tokens = True
+    engine.no_truncation()
+    engine.no_padding()
+    return engine
 
-    Words such as "<eos>" in a text stay words (only we end documents), and nothing is truncated or padded.
-    """
+
+class StreamEncoder:
+    """A tokenizer that takes text as text (`plain_engine`) and ends documents."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, dtype: np.dtype):
-        # a copy, because the settings are for this use only
-        self._engine = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._engine.encode_special_tokens = True
-        self._engine.no_truncation()
-        self._engine.no_padding()
+        self._engine = plain_engine(tokenizer)
         self._eos_id = tokenizer.eos_token_id
         self._dtype = dtype
         self._begins_spaced = begins_spaced(self._engine)
@@ -127,9 +129,7 @@ class StreamEncoder:
         encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
         ids: list[int] = []
         for (_, last), encoding in zip(batch, encoded, strict=True):
-            ids.extend(encoding.ids)
-            if last:
-                ids.append(self._eos_id)
+            ids += [*encoding.ids, self._eos_id] if last else encoding.ids
         return np.array(ids, self._dtype)
 
 

@@ -165,15 +165,15 @@ class PairRows(Dataset):
         in_b = np.cumsum(starts(b)) + in_a[-1] + 1
         chosen = choose(np.concatenate([[-1], in_a, [-1], in_b, [-1]]), self.masking, draw)
         inputs, labels = mask(ids, chosen, masked, vocabulary.ordinary, self.masking, draw)
-        size = len(ids)
-        row = {"input_ids": np.full(t, pad), "labels": np.full(t, IGNORED), "token_type_ids": np.zeros(t, np.int64)}
-        row["input_ids"][:size], row["labels"][:size] = inputs, labels
-        row["token_type_ids"][len(a) + 2 : size] = 1
-        found = {name: torch.from_numpy(value) for name, value in row.items()}
-        found["attention_mask"] = (torch.arange(t) < size).long()
-        if label is not None:
-            found["pair_labels"] = torch.tensor(label)
-        return found
+        place, behind = np.arange(t), (0, t - len(ids))
+        there = place < len(ids)
+        row = {"input_ids": np.pad(inputs, behind, constant_values=pad), "attention_mask": there}
+        row |= {
+            "labels": np.pad(labels, behind, constant_values=IGNORED),
+            "token_type_ids": there & (place > len(a) + 1),
+        }
+        found = {name: torch.from_numpy(value).long() for name, value in row.items()}
+        return found if label is None else found | {"pair_labels": torch.tensor(label)}
 
     def pair(self, index: int, draw: Draw | None = None) -> tuple[Ints, Ints, int | None]:
         """(A, B, label) of a row before it is masked; the label is None where there is no objective."""

@@ -16,13 +16,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, jackknife, ratio
 from tiewise.core.files import to_record
 from tiewise.core.long_work import progress
-from tiewise.data.tokenizer import make_tokenizer
+from tiewise.data.tokenizer import make_tokenizer, plain_engine
 from tiewise.internals.loaded import open_model
 
 SHORTEST, LARGEST = 100, 400  # characters of a passage: a fortieth of the text, within these
@@ -68,14 +67,11 @@ def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
         DataError: no tokenizer in the folder that can be read, or one that names tokens without a row.
     """
     opened, tokenizer = open_model(path), make_tokenizer(os.fspath(path))
-    engine = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    engine.encode_special_tokens = True  # words such as "<eos>" in a text stay words
-    engine.no_truncation()
-    engine.no_padding()
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     length = min(LONGEST, opened.longest or LONGEST) - 1
     windows, owners = list[list[int]](), list[int]()
-    for number, encoding in enumerate(engine.encode_batch_fast(list(texts), add_special_tokens=False)):
+    encoded = plain_engine(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
+    for number, encoding in enumerate(encoded):
         cut = [[start, *encoding.ids[at : at + length]] for at in range(0, len(encoding.ids), length)]
         windows += cut
         owners += [number] * len(cut)

@@ -74,8 +74,12 @@ class AppliedStack:
         flat = hidden.reshape(-1, 1, hidden.shape[-1])  # one position each: no limit on how many
         ids = torch.full((len(flat), 1), self.token, device=hidden.device)
         with ExitStack() as held:
-            for one in {id(one.module): one for one in self.applications}.values():
-                held.enter_context(_returning(one, flat))
+            for layer in {id(one.module): one for one in self.applications}.values():
+                if own := vars(layer.module).get("forward"):
+                    held.callback(setattr, layer.module, "forward", own)
+                made = (flat, *([None] * (layer.returns - 1))) if layer.returns else flat
+                layer.module.forward = lambda *_, made=made, **__: made  # which computes nothing
+                held.callback(delattr, layer.module, "forward")
             logits = _logits(self.opened.model, ids)
         return logits.reshape(*hidden.shape[:-1], -1)
 
@@ -137,20 +141,6 @@ def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
     given = {key: value for key, value in {"use_cache": False, **options}.items() if key in known}
     output = model(input_ids=ids, **given)
     return computed(next(value for key, value in output.items() if "logits" in key))
-
-
-@contextmanager
-def _returning(layer: LayerCall, states: Tensor) -> Iterator[None]:
-    """Let a layer return `states` without computing anything."""
-    made = (states, *([None] * (layer.returns - 1))) if layer.returns else states
-    own = vars(layer.module).get("forward")
-    layer.module.forward = lambda *_, **__: made
-    try:
-        yield
-    finally:
-        del layer.module.forward
-        if own is not None:
-            layer.module.forward = own
 
 
 @dataclass(frozen=True)
@@ -266,16 +256,16 @@ def repeats(found: list[Key]) -> list[Repeat]:
     """Find runs in which a block of applications follows itself, from the left, the shortest block first."""
     runs, start = [], 0
     while start < len(found):
-        run = None
         for period in range(1, (len(found) - start) // 2 + 1):
             block, times = found[start : start + period], 1
             while block == found[start + times * period : start + (times + 1) * period]:
                 times += 1
             if times > 1:
-                run = Repeat(start, period, times)
-                runs.append(run)
+                runs.append(Repeat(start, period, times))
+                start = runs[-1].end
                 break
-        start = run.end if run else start + 1
+        else:
+            start += 1
     return runs
 
 
@@ -289,11 +279,9 @@ def one_block(calls: list[LayerCall]) -> Repeat:
     for period in range(1, count // 2 + 1):
         if found == found[:period] * (count // period):
             return Repeat(0, period, count // period)
-    shared = max(shared_fractions(calls), default=0.0)
-    if not shared:
-        what = "every layer has parameters of its own" if count > 1 else "one layer, applied once"
-        raise UnsupportedError(what, "give a model that repeats whole layers")
-    what = f"its {count} layers share parameters in part only, and are no one block that is applied again and again"
+    what = "every layer has parameters of its own" if count > 1 else "one layer, applied once"
+    if any(shared_fractions(calls)):
+        what = f"its {count} layers share parameters in part only, and are no one block that is applied again and again"
     raise UnsupportedError(what, "give a model that repeats whole layers")
 
 

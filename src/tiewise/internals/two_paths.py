@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,18 +167,13 @@ def parted(ends: ModelEnds) -> Iterator[TwoLeaves]:
         if rows.requires_grad:
             leaves.looked_up.append(rows)
 
-    hooks = [module.register_forward_hook(keep) for module in lookups]
-    for module in lookups:
-        module.weight = leaves.a
-    ends.head.weight = leaves.b
-    try:
-        yield leaves
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as held:
         for module in lookups:
-            module.weight = table
-        ends.head.weight = output
+            held.callback(module.register_forward_hook(keep).remove)
+        for end, own, leaf in (*((module, table, leaves.a) for module in lookups), (ends.head, output, leaves.b)):
+            held.callback(setattr, end, "weight", own)
+            end.weight = leaf
+        yield leaves
 
 
 @dataclass(frozen=True)
@@ -229,11 +224,8 @@ def row_sums(a: Tensor, b: Tensor, one_table: bool) -> RowSums:
     found = np.zeros((5, rows))
     for start in range(0, rows, _ROWS):
         x, y = (t[start : start + _ROWS].double() for t in (a, b))
-        products = (x * y).sum(1) if one_table else None
-        columns = [x.square().sum(1), y.square().sum(1), products, x.abs().sum(1), y.abs().sum(1)]
-        for place, column in enumerate(columns):
-            if column is not None:
-                found[place, start : start + len(column)] = column.numpy()
+        for place, values in enumerate((x.square(), y.square(), x * y if one_table else x, x.abs(), y.abs())):
+            found[place, start : start + len(values)] = values.sum(1).numpy()
     if not one_table:
         found[2] = np.nan
     return RowSums(*found)

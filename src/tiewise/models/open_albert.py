@@ -22,6 +22,7 @@ runs (`all:groups=G`) or cycles (`all:cycle=N`): nothing else has a place there.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -218,16 +219,6 @@ class AlbertLayer(nn.Module):
         return self.ffn(self.attention(x, readable))
 
 
-def make_real(module: nn.Module, device: torch.device) -> None:
-    """Give parameters that are on no device room on `device`, one for one: what modules share stays shared."""
-    real: dict[nn.Parameter, nn.Parameter] = {}
-    for part in module.modules():
-        for name, old in part.named_parameters(recurse=False):
-            if old not in real:
-                real[old] = nn.Parameter(torch.empty_like(old, device=device), requires_grad=old.requires_grad)
-            setattr(part, name, real[old])
-
-
 @dataclass
 class OpenAlbertOutput(ModelOutput):
     """`loss` is the sum of `mlm_loss` and `pair_loss`, of those whose labels were given.
@@ -273,8 +264,9 @@ class OpenAlbertModel(OpenAlbertPreTrainedModel):
         entry = getattr(config, ENTRY, None)
         if entry is not None and not is_family(config):  # a family's models build what their config names themselves
             build_shared(self, entry)
-        if device.type != "meta":
-            make_real(self.layers, device)
+        if device.type != "meta":  # room for every parameter that is left: what layers share stays shared
+            real = {id(old): nn.Parameter(torch.empty_like(old, device=device)) for old in self.layers.parameters()}
+            self.layers = deepcopy(self.layers, real)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
         self.post_init()
 

@@ -197,12 +197,9 @@ class RecurrentLayer(nn.Module):
 
     def weights(self, dropped: float) -> Weights:
         """Return what to multiply by, a share of the recurrent matrix dropped; what is lacking changes nothing."""
-        like, recurrent = self.bias_ih, F.dropout(self.weight_hh, dropped)
-        second = torch.zeros_like(like) if self.bias_hh is None else self.bias_hh
-        matrix = self.weight_ih
-        if matrix is None:
-            return [torch.eye(len(like), dtype=like.dtype, device=like.device), recurrent, like, second]
-        return [matrix, recurrent, like, second]
+        bias, recurrent = self.bias_ih, F.dropout(self.weight_hh, dropped)
+        matrix = torch.ones_like(bias).diag() if self.weight_ih is None else self.weight_ih
+        return [matrix, recurrent, bias, torch.zeros_like(bias) if self.bias_hh is None else self.bias_hh]
 
 
 class RecurrentStack(nn.Module):

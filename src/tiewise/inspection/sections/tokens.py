@@ -12,7 +12,7 @@ from tiewise.analysis.bigram_counts import Contexts, contexts
 from tiewise.analysis.model_tables import Array, Ids, StoredTable, views_of
 from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.token_rows import directions, gaussian_shares, moments, norms_by_count, plane, saying_little
-from tiewise.analysis.token_texts import Groups, Texts, by_frequency, by_script, read_texts, shown
+from tiewise.analysis.token_texts import Groups, Texts, by_script, read_texts, shown
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, Z, mean_interval
@@ -59,7 +59,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
     if tokenizer is not None and tokenizer.max_id >= 0:
         in_text = [] if counts is None else np.flatnonzero(counts).tolist()
         unused = np.setdiff1d(np.arange(rows), [*tokenizer.used, *in_text])
-    groups = {} if counts is None else {FREQUENCY: by_frequency(counts)}
+    groups = {} if counts is None else {FREQUENCY: Groups(BINS, bin_of(counts))}
     groups |= {} if texts is None else {SCRIPT: by_script(texts, () if unused is None else unused.tolist())}
     sample = sampled(rows, samples, seed)
     if counts is not None and samples < rows:
