@@ -21,13 +21,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError
-from tiewise.core.found import Found
+from tiewise.core.estimates import mean_interval
+from tiewise.core.found import Found, Quantity
 from tiewise.training.folder import DATA, RESULTS, read_json
 from tiewise.training.results import Comparison
 
@@ -95,10 +96,8 @@ class Bench:
 
     def once(self, name: object, make: Callable[[], T]) -> T:
         """Return what `make` gave when it was first asked for under this name."""
-        if name not in self._made:
-            self._made[name] = make()
-        made: T = self._made[name]
-        return made
+        found: T = self._made[name] if name in self._made else self._made.setdefault(name, make())
+        return found
 
     def reads(self, subject: Subject) -> bool:
         """Whether there is a text for this model, and what reads it."""
@@ -146,8 +145,7 @@ class Bench:
 
     def opened(self, subject: Subject) -> Opened:
         """The model, loaded; raises as `open_model`."""
-        found: Opened = self.once(("model", subject.label), lambda: _LOADED.open_model(subject.folder.path))
-        return found
+        return self.once(("model", subject.label), lambda: _LOADED.open_model(subject.folder.path))
 
     @staticmethod
     def training_counts(run: Path) -> Ids:
@@ -160,6 +158,11 @@ class Bench:
             raise DataError(LACKS)
         counts: Ids = _CORPUS.load_prepared(run / DATA).counts
         return counts
+
+
+def mean_of(name: str, values: ArrayLike, **more: Any) -> Quantity:
+    """The mean of independent values (of windows, batches or seeds) and its interval, under a name."""
+    return Quantity.of_estimate(name, mean_interval(values), **more)
 
 
 class NotHere(TiewiseError):
@@ -188,8 +191,7 @@ def section(*, asks: str, place: int, text: bool = False, weight: int = 1) -> Ca
     """Register a function of the folder `sections` as a section."""
 
     def registered(measure: Measured) -> Measured:
-        name = measure.__name__
-        SECTIONS[name] = Section(name, asks, place, measure, text, weight)
+        SECTIONS[measure.__name__] = Section(measure.__name__, asks, place, measure, text, weight)
         return measure
 
     return registered
@@ -201,8 +203,7 @@ def _kept(most: int) -> tuple[str, TemporaryDirectory[str]]:
     path = os.path.join(folder.name, STDIN)
     with open(path, "wb") as file:
         for line in sys.stdin.buffer:
-            count += file.write(line)
-            if count >= most:
+            if (count := count + file.write(line)) >= most:
                 break
     if not count:
         raise DataError("standard input holds no text", "pipe one in")

@@ -110,10 +110,10 @@ def inspect(
 
 def checked(request: Request) -> Request:
     """Return a request that names sections that there are, and efforts that suffice."""
-    unknown = next((name for name in request.only if name not in NAMES), None)
-    if unknown is not None:
-        fix = f"sections are {', '.join(NAMES)}; evidence is drawn from them"
-        raise DataError(f"there is no section {unknown!r}", fix)
+    for name in request.only:
+        if name not in NAMES:
+            fix = f"sections are {', '.join(NAMES)}; evidence is drawn from them"
+            raise DataError(f"there is no section {name!r}", fix)
     effort = request.effort
     for name, least in {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}.items():
         if getattr(effort, name) < least:
@@ -125,13 +125,11 @@ def checked(request: Request) -> Request:
 
 def pairs_of(tokens: str) -> tuple[tuple[str, str], ...]:
     """Read "New, York" or "New, York; San, Francisco": the pairs that are asked for."""
-    found = []
-    for pair in tokens.split(";"):
-        words = [word.strip() for word in pair.split(",")]
-        if len(words) != 2 or not all(words):
-            raise DataError(f"--tokens {tokens!r}: {pair.strip()!r} is no pair", 'write two tokens: "New, York"')
-        found.append((words[0], words[1]))
-    return tuple(found)
+    pairs = [tuple(word.strip() for word in pair.split(",")) for pair in tokens.split(";")]
+    for pair in pairs:
+        if len(pair) != 2 or not all(pair):
+            raise DataError(f"--tokens {tokens!r}: {', '.join(pair)!r} is no pair", 'write two tokens: "New, York"')
+    return tuple((first, second) for first, second in pairs)
 
 
 def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
@@ -143,10 +141,10 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
         for place, folder in zip(places, opened, strict=True):
             if (place / RUN).is_file():
                 raise RunError(f"{place}: a comparison that is not finished", FINISH)
-            if not folder.tensors and (place / ADAPTER_CONFIG).is_file():
-                fix = "`tiewise merge` it into its base first"
-                raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
             if not folder.tensors:
+                if (place / ADAPTER_CONFIG).is_file():
+                    fix = "`tiewise merge` it into its base first"
+                    raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
                 reason = f" ({folder.faults[0].what})" if folder.faults else ""
                 what = f"{place}: no safetensors that can be read{reason}"
                 raise CheckpointError(what, "`tiewise check` says what is there")

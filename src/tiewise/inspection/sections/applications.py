@@ -35,7 +35,7 @@ from tiewise.core.text import token_counts
 from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
 from tiewise.data.tokenizer import Ids, make_tokenizer, windows
 from tiewise.data.training_rows import IGNORED, Masking, PairRows
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.inspection.bench import Bench, Subject, mean_of, section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import AppliedStack, LayerCall, Repeat, find_stack, one_block, relative
 
@@ -72,9 +72,9 @@ def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64
         unigram.append(_by_window(surprise[batch.targets], batch.where))
         progress("applications", sum(map(len, unigram)), sum(len(batch.where) for batch in asked))
     nll, change = torch.cat(parts, -1).numpy().transpose(1, 0, 2)  # [n, windows] after 1, 2, … applications
-    of_block = {id(p): p.numel() for one in stack.applications[: block.period] for p in one.module.parameters()}
-    parameters = sum(p.numel() for p in opened.model.parameters())
-    separate = parameters + (block.times - 1) * sum(of_block.values())
+    of_block = {p for one in stack.applications[: block.period] for p in one.module.parameters()}
+    parameters, repeated = (sum(p.numel() for p in of) for of in (opened.model.parameters(), of_block))
+    separate = parameters + (block.times - 1) * repeated
     predicted, kind = sum(len(batch.targets) for batch in asked), "next" if stack.causal else "hidden"
     note = f"nll of {predicted:,} {kind} tokens in {nll.shape[1]} windows"
     return replace(found_of(block, nll, change, torch.cat(unigram).numpy(), parameters, separate), notes=(note,))
@@ -91,25 +91,20 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
     means = [mean_interval(values).value for values in nll]  # nan where a window gave no number
     # of equals that of training
     best = min((block.times, *range(1, most + 1)), key=lambda n: (math.isnan(means[n - 1]), means[n - 1]))
-    more = _quantity(
-        "there − as trained",
-        nll[best - 1] - own,
-        chance=0.0,
-        why="the best of many: lower than another text would have it",
-    )
+    why = "the best of many: lower than another text would have it"
+    more = mean_of("there − as trained", nll[best - 1] - own, unit=NATS, chance=0.0, why=why)
     mark: dict[str, Any] = {"along": "applications of the block", "mark": block.times}
     what = "layer" if block.period == 1 else f"block of {block.period} layers"
-    answer = f"not told apart: {best} applications of the {what} and the {block.times} of training"
-    if best == block.times:
-        answer = f"no: the {what} is applied {best} times, and no number up to {most} is better"
-    elif more.high < 0:
-        answer = f"yes: {best} applications of the {what} do better than the {block.times} of training"
+    answer = f"no: the {what} is applied {best} times, and no number up to {most} is better"
+    if best != block.times:
+        said = "yes: {} do better than" if more.high < 0 else "not told apart: {} and"
+        answer = f"{said.format(f'{best} applications of the {what}')} the {block.times} of training"
     return Found(
         answer=answer,
         quantities=(
-            _quantity("nll as trained", own, chance=alone.value, why="beside it: token frequencies alone"),
+            mean_of("nll as trained", own, unit=NATS, chance=alone.value, why="beside it: token frequencies alone"),
             Quantity("best number", best, why=f"of 1 to {most}; in training {block.times}"),
-            _quantity("nll there", nll[best - 1], chance=alone.value),
+            mean_of("nll there", nll[best - 1], unit=NATS, chance=alone.value),
             more,
             Quantity(
                 "parameters", parameters,
@@ -219,7 +214,3 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
         where = labels != IGNORED
         found.append(Question(batch, batch["attention_mask"].bool(), where, labels[where]))
     return found
-
-
-def _quantity(name: str, values: Values, **more: Any) -> Quantity:
-    return Quantity.of_estimate(name, mean_interval(values), unit=NATS, **more)

@@ -11,7 +11,7 @@ a batch size. Both are given: one batch (mean and interval over batches) and the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError, no_numbers
-from tiewise.core.estimates import mean_interval, ratio
+from tiewise.core.estimates import ratio
 from tiewise.core.found import NATS, ONE, Curve, Found, Listing, Quantity, count, plain, visible
 from tiewise.core.long_work import progress
 from tiewise.core.text import BINS, bin_of, token_counts
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.inspection.bench import Bench, Subject, mean_of, section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import NEXT, AdamPaths, PathSplit, RowSums, TextLoss, cosine_null, parted, row_sums
 
@@ -151,11 +151,19 @@ def found_of(found: PathGradients) -> Found:
     alone = "get the head path alone" + ("" if found.objective == NEXT else ", but for a mask or first token")
     share, *others = _quantities(found)
     by_count, bins = _by_frequency(found)
+    # the rows with the longest gradients
+    header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖² + ‖B‖²")
+    gradient, energy = found.gradient, found.gradient.a2 + found.gradient.b2
+    columns, rows = (gradient.share_b, found.update.share_b, energy / (energy.sum() or math.nan)), []
+    for row, text in found.longest:
+        norms = (plain(math.sqrt(squares[row])) for squares in (gradient.a2, gradient.b2))
+        shares = (str(Quantity("", float(column[row]), unit="%")) for column in columns)
+        rows.append((visible(text), str(row), count(int(found.seen[row])), *norms, *shares))
     return Found(
         answer=answer(share, found.gradient.split(), found.null),
         quantities=(share, *others, *by_count),
         curves=tuple(_curves(found)),
-        listings=(bins, _longest(found)),
+        listings=(bins, Listing("Rows with the longest gradients", header, rows)),
         notes=(
             f"{len(found.batches)} batches of {found.batch} windows, {found.length} tokens each",
             f"{count((found.seen == 0).sum())} of {count(len(found.seen))} tokens occur in no window and {alone}",
@@ -178,23 +186,20 @@ def answer(share: Quantity, whole: PathSplit, null: tuple[float, float]) -> str:
 def _quantities(found: PathGradients) -> Iterator[Quantity]:
     """The share in a batch first; then the whole text, Adam's step, the older convention, and rows."""
 
-    def mean(name: str, values: Iterable[float], unit: str, **more: Any) -> Quantity:
-        return Quantity.of_estimate(name, mean_interval(list(values)), unit=unit, **more)
-
     def aside(name: str, value: float, unit: str = "%", **more: Any) -> Quantity:
         return Quantity(name, value, unit=unit, main=False, **more)
 
     splits, step = found.batches, found.update.split()
-    yield mean(f"{SHARE} per batch", (x.share_b for x in splits), "%", chance=0.5, why="‖B‖/(‖A‖ + ‖B‖)")
+    yield mean_of(f"{SHARE} per batch", [x.share_b for x in splits], unit="%", chance=0.5, why="‖B‖/(‖A‖ + ‖B‖)")
     if not np.isnan(found.gradient.ab).any():
-        yield mean(
-            "cosine of the two paths per batch", (x.cosine for x in splits), "cosine", chance=0.0,
+        yield mean_of(
+            "cosine of the two paths per batch", [x.cosine for x in splits], unit="cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
             why="above zero they help each other, below they oppose",
         )  # fmt: skip
     yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
     for path, norms in (("lookup", [x.a for x in splits]), ("head", [x.b for x in splits])):
-        yield mean(f"norm of the {path} path per batch", norms, "norm", main=False)
+        yield mean_of(f"norm of the {path} path per batch", norms, unit="norm", main=False)
     yield aside("loss", found.nll, NATS, n=found.predicted)
     for where, split, null in ((WHOLE, found.gradient.split(), found.null), (ADAM, step, ())):
         if math.isfinite(split.cosine):
@@ -211,7 +216,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
         (f"{SHARE} of L1 norms", "%", [ratio(x.b_l1, by_row + x.b_l1) for x, by_row in zip(splits, l1, strict=True)]),
         ("norm at the lookup's outputs", "norm", l2),
     ):
-        yield mean(f"{name}, {OLDER}", values, unit, main=False, why=why)
+        yield mean_of(f"{name}, {OLDER}", values, unit=unit, main=False, why=why)
     # shares within rows of tokens that occur in the windows, and what the others get
     absent, b2 = found.seen == 0, found.gradient.b2
     n = int(absent.sum())
@@ -289,15 +294,3 @@ def _by_frequency(found: PathGradients) -> tuple[list[Quantity], Listing]:
         rows.append((*cells, *map(str, told)))
         quantities += told if share.n else []
     return quantities, Listing("By how often a token occurs", header, tuple(rows))
-
-
-def _longest(found: PathGradients) -> Listing:
-    header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖² + ‖B‖²")
-    gradient, energy = found.gradient, found.gradient.a2 + found.gradient.b2
-    columns = gradient.share_b, found.update.share_b, energy / (energy.sum() or math.nan)
-    rows = []
-    for row, text in found.longest:
-        norms = plain(math.sqrt(gradient.a2[row])), plain(math.sqrt(gradient.b2[row]))
-        shares = (str(Quantity("", float(column[row]), unit="%")) for column in columns)
-        rows.append((visible(text), str(row), count(int(found.seen[row])), *norms, *shares))
-    return Listing("Rows with the longest gradients", header, tuple(rows))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Listing, Quantity, count
-from tiewise.inspection.bench import Bench, NotHere, Subject, comparison_of, section
+from tiewise.inspection.bench import Bench, NotHere, Subject, comparison_of, mean_of, section
 from tiewise.training.results import RunResult
 
 TENTHS = 10
@@ -62,15 +62,9 @@ class LoggedPaths:
         both = self.a + self.b
         return np.divide(self.b, both, out=np.full_like(both, math.nan), where=both > 0)
 
-    def within(self, first: int, last: int) -> NDArray[np.bool_]:
-        """Which windows end within steps `first` to `last`."""
-        return (first <= self.last) & (self.last <= last)
-
     def over(self, its: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Mean share over some windows, counted by their steps [seeds]."""
-        steps = (self.last - self.first + 1)[its]
-        mean: NDArray[np.float64] = np.average(self.share[its], axis=0, weights=steps)
-        return mean
+        return np.average(self.share[its], axis=0, weights=(self.last - self.first + 1)[its])
 
 
 def logged_paths(runs: Sequence[RunResult]) -> LoggedPaths:
@@ -92,21 +86,21 @@ def logged_paths(runs: Sequence[RunResult]) -> LoggedPaths:
 def found_of(found: LoggedPaths) -> Found:
     """Say what the head path's share is, and whether it moved."""
     last, seeds = int(found.last[-1]), found.a.shape[1]
-    tenths = [found.within(k * last // TENTHS + 1, (k + 1) * last // TENTHS) for k in range(TENTHS)]
-    tenths = [its for its in tenths if its.any()]
-    whole = found.within(1, last)
-    change = found.over(tenths[-1]) - found.over(tenths[0]) if len(tenths) > 1 else np.full(seeds, math.nan)
-    share = _share("head path's share of both norms", found.over(whole), chance=0.5)
-    moved = _share("last tenth − first tenth", change, chance=0.0, why="in points of a hundred")
-    rows = [
-        (f"{count(int(found.first[its][0]))}–{count(int(found.last[its][-1]))}", str(_share("", found.over(its))))
-        for its in (*tenths, whole)
-    ]
+    tenth = np.searchsorted(
+        [(k + 1) * last // TENTHS for k in range(TENTHS)], found.last
+    )  # of the run, by a window's end
+    ranges = [*(tenth == k for k in np.unique(tenth)), tenth >= 0]
+    first, *more, whole = [found.over(its) for its in ranges]
+    change = more[-1] - first if more else np.full(seeds, math.nan)
+    share = mean_of("head path's share of both norms", whole, unit="%", chance=0.5)
+    moved = mean_of("last tenth − first tenth", change, unit="%", chance=0.0, why="in points of a hundred")
+    steps = [f"{count(found.first[its][0])}–{count(found.last[its][-1])}" for its in ranges]
+    rows = [*zip(steps, (str(mean_of("", one, unit="%")) for one in (first, *more, whole)), strict=True)]
     of_both = found.cosine.mean(1)[np.isfinite(found.cosine).all(1)]
-    ends = (("lowest", np.min), ("highest", np.max)) if len(of_both) else ()
     cosines = [
         Quantity(f"{end} cosine of the two paths", float(of(of_both)), unit="cosine", main=False, why=LOGGED)
-        for end, of in ends
+        for end, of in (("lowest", np.min), ("highest", np.max))
+        if len(of_both)
     ]
     said = "the head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
     way = "falls" if moved.high < 0 else "rises" if moved.low > 0 else "is not shown to move"
@@ -117,10 +111,6 @@ def found_of(found: LoggedPaths) -> Found:
         listings=(Listing("Head path's share by tenths of the run", ("steps", "share [95 %]"), rows),),
         notes=(f"over {seeds} seed{'s' if seeds > 1 else ''}, before clipping",),
     )
-
-
-def _share(name: str, by_seed: NDArray[np.float64], chance: float | None = None, why: str = "") -> Quantity:
-    return Quantity.of_estimate(name, mean_interval(by_seed), unit="%", chance=chance, why=why)
 
 
 def _curves(found: LoggedPaths) -> Iterator[Curve]:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tiewise.core.errors import DataError, UnsupportedError
@@ -63,17 +63,6 @@ class LensRead(NamedTuple):
     agreement: Estimate  # share of positions where lens and model name the same token first
 
 
-@dataclass(frozen=True)
-class LensPlace:
-    """Both lenses on the residual stream at one place before the last layer's output, where both are the model."""
-
-    logit: LensRead
-    tuned: LensRead
-    curve: tuple[float, ...]  # held-out KL of the tuned lens over training, nats
-    moved: float  # 1 − KL at the end / KL before the last tenth of the steps
-    fitted: float  # mean KL on the training batches of that tenth, each before its step
-
-
 def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed: int = 0) -> Found:
     """Read every layer of a causal model with both lenses.
 
@@ -98,58 +87,57 @@ def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed:
     fixed, translators, depth = _fixed(stack, texts), _identities(stack, texts), len(stack.applications)
     marks = sorted({steps * i // MARKS for i in range(MARKS + 1)})
     size = min(-(-TOKENS // (texts.shape[1] - 1)), len(texts))  # windows of a step
-    drawn, curves, fitted = _batches(texts, size, torch.Generator().manual_seed(seed)), [], []
+    drawn, read_at, lost = _batches(texts, size, torch.Generator().manual_seed(seed)), [], []
     for done in range(steps + 1):
         progress("training a lens at every layer", done, steps)
         if done in marks:
-            curves.append([read.kl.value for read in _read(stack, apart, [*enumerate(translators)], fixed[:0])[0]])
+            read_at.append([read.kl.value for read in _read(stack, apart, [*enumerate(translators)], fixed[:0])[0]])
         if done < steps:
             losses = _train_step(stack, translators, next(drawn), done, steps)
-            fitted += [losses] if done >= 0.9 * steps else []
+            lost += [losses] if done >= 0.9 * steps else []
     as_it_is: list[_Lens] = [(i, lambda states: states) for i in range(depth + 1)]
     reads, (nll, *chances) = _read(stack, apart, [*as_it_is, *enumerate(translators)], fixed)
-    constant = chances[-1]
-    before, places = max(i for i, mark in enumerate(marks) if mark <= 0.9 * steps), []
-    for i, curve in enumerate(zip(*curves, strict=True)):
-        moved = 0.0 if max(curve[before], curve[-1]) <= ZERO else 1 - curve[-1] / curve[before]
-        fit = float(np.mean([losses[i] for losses in fitted]))
-        places.append(LensPlace(reads[i], reads[depth + 1 + i], curve, moved, fit))
-    half = next((i for i, place in enumerate(places) if place.tuned.agreement.low > 0.5), None)
+    logit, last, tuned = reads[:depth], reads[depth], reads[depth + 1 :]  # where both lenses are the model: the last
+    curves = np.array(read_at)  # held-out KL of the tuned lenses over training, nats [marks, L]
+    before, end = curves[np.array(marks) <= 0.9 * steps][-1], curves[-1]
+    moves = ~(np.maximum(before, end) <= ZERO)
+    moved = 1 - np.divide(end, before, out=np.ones(depth), where=moves)  # by the last tenth of the steps
+    worse = sum(read.kl.low > chances[-1].high for read in logit)
+    notes = [f"at {worse} of {depth} places the logit lens is further off than the model's mean distribution"]
+    if unfinished := np.sum(np.abs(moved) >= CONVERGED):
+        notes.append(f"{unfinished} of {depth} tuned lenses still moved in the last tenth; raise --lens-steps")
+    # against mean KL on the training batches of that tenth, each before its step
+    if over := sum(fit < 0.9 * read.kl.low for fit, read in zip(np.mean(lost, 0), tuned, strict=True)):
+        where, times = f"{over} place{'s' if over > 1 else ''}", plain(steps * size / len(texts), 1)
+        notes.append(f"at {where} the tuned lens knows its windows by heart, seen {times} times: give more text")
+    half = next((i for i, read in enumerate(tuned) if read.agreement.low > 0.5), None)
     where = f"after layer {half} of {depth}" if half else "before any layer"
     return Found(
         answer=f"the first choice at most positions, {where}" if half is not None else NEVER,
-        quantities=tuple(_quantities(places[0], nll, chances)),
-        curves=tuple(_curves(places, constant, marks)),
-        listings=(_listing(["input", *(one.name for one in stack.applications)], places, reads[depth]),),
-        notes=tuple(_notes(places, constant, steps * size / len(texts))),
+        quantities=tuple(_quantities(tuned[0], logit[0], nll, chances)),
+        curves=tuple(_curves({"tuned lens": tuned, "logit lens": logit}, chances[-1].value, marks, curves.T)),
+        listings=(_listing(["input", *(one.name for one in stack.applications)], [*logit, last], tuned, moved),),
+        notes=tuple(notes),
     )
 
 
 # --- training
 
 
-@dataclass
 class Translator:
-    """One layer's map, in the coordinates of its states."""
+    """One layer's map, in the coordinates of its states; the identity at first."""
 
-    mean: Tensor  # μ [D]
-    whiten: Tensor  # W [D, D], symmetric
-    scale: float  # s
-    trained: tuple[Tensor, Tensor]  # A [D, D] and b [D], as the optimizer moves them
-    average: tuple[Tensor, Tensor]  # the same, averaged over the last steps: what is read
-    optimizer: torch.optim.Adam  # of `trained`
-
-    @classmethod
-    def identity(cls, mean: Tensor, second: Tensor) -> Translator:
-        """Start at the identity, from the mean [D] of states and the mean [D, D] of their outer products."""
+    def __init__(self, mean: Tensor, second: Tensor) -> None:
+        """Take the mean μ [D] of states, and the mean [D, D] of their outer products."""
         values, vectors = torch.linalg.eigh((second - torch.outer(mean, mean)).double())
         values = values.clamp_min(0)
         roots = (values + SHRINK * values.mean().clamp_min(torch.finfo(torch.float32).tiny)).rsqrt()
-        trained = torch.zeros_like(second).requires_grad_(), torch.zeros_like(mean).requires_grad_()
-        average = torch.zeros_like(second), torch.zeros_like(mean)
-        optimizer = torch.optim.Adam(trained, RATE / len(mean) ** 0.5, BETAS, EPSILON)
-        whiten = (vectors * roots @ vectors.T).to(mean.dtype)
-        return cls(mean, whiten, float(second.diagonal().mean().sqrt()), trained, average, optimizer)
+        self.whiten = (vectors * roots @ vectors.T).to(mean.dtype)  # W [D, D], symmetric
+        self.mean, self.scale = mean, float(second.diagonal().mean().sqrt())  # μ and s
+        # A [D, D] and b [D], as the optimizer moves them, and averaged over the last steps: what is read
+        self.trained = torch.zeros_like(second).requires_grad_(), torch.zeros_like(mean).requires_grad_()
+        self.average = torch.zeros_like(second), torch.zeros_like(mean)
+        self.optimizer = torch.optim.Adam(self.trained, RATE / len(mean) ** 0.5, BETAS, EPSILON)
 
     def __call__(self, states: Tensor, parts: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Translate states [N, D], by the average unless others are given."""
@@ -169,7 +157,7 @@ def _identities(stack: AppliedStack, texts: Tensor) -> list[Translator]:
         for i, held in enumerate(states[:-1]):
             means[i] += held.sum(0)
             seconds[i] += held.T @ held
-    return [Translator.identity(mean / count, second / count) for mean, second in zip(means, seconds, strict=True)]
+    return [Translator(mean / count, second / count) for mean, second in zip(means, seconds, strict=True)]
 
 
 def _train_step(stack: AppliedStack, translators: list[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
@@ -257,8 +245,8 @@ def _read(
 # --- what was found
 
 
-def _quantities(first: LensPlace, nll: Estimate, chances: Sequence[Estimate]) -> Iterator[Quantity]:
-    for name, read in (("tuned lens, before any layer", first.tuned), ("logit lens there", first.logit)):
+def _quantities(tuned: LensRead, logit: LensRead, nll: Estimate, chances: Sequence[Estimate]) -> Iterator[Quantity]:
+    for name, read in (("tuned lens, before any layer", tuned), ("logit lens there", logit)):
         why = f"{plain(read.kl.value / math.log(2), 2)} bits"
         yield Quantity.of_estimate(name, read.kl, unit=KL, chance=chances[-1].value, why=why)
         yield Quantity.of_estimate(f"same first choice, {name}", read.agreement, unit="%", main=False)
@@ -267,13 +255,14 @@ def _quantities(first: LensPlace, nll: Estimate, chances: Sequence[Estimate]) ->
         yield Quantity.of_estimate(name, chance, unit=KL, main=False, why="the same everywhere, without a lens")
 
 
-def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int]) -> Iterator[Curve]:
-    both = {"tuned lens": [place.tuned for place in places], "logit lens": [place.logit for place in places]}
+def _curves(
+    both: dict[str, list[LensRead]], constant: float, marks: Sequence[int], trained: NDArray[np.float64]
+) -> Iterator[Curve]:
     for which, reads in both.items():
         yield Curve.through(
             "How far is each layer from the final distribution?", enumerate(read.kl for read in reads),
             which=which, along=APPLIED, unit=KL, log=True,
-            level=constant.value, level_name="the model's mean distribution",
+            level=constant, level_name="the model's mean distribution",
             why="Held out.",
         )  # fmt: skip
     for which, reads in both.items():
@@ -281,36 +270,25 @@ def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int
             "Does a layer already name the model's first choice?", enumerate(read.agreement for read in reads),
             which=which, along=APPLIED, unit="share of positions", why="Held out.",
         )  # fmt: skip
-    for depth in range(0, len(places), max(1, (len(places) - 1) // 2)):  # the first, one in the middle, the last
+    for depth in range(0, len(trained), max(1, (len(trained) - 1) // 2)):  # the first, one in the middle, the last
         yield Curve(
-            "Were the tuned lenses trained long enough?", tuple(marks), places[depth].curve, which=f"depth {depth}",
-            along="step of training", unit=KL, log=True,
+            "Were the tuned lenses trained long enough?", tuple(marks), tuple(trained[depth].tolist()),
+            which=f"depth {depth}", along="step of training", unit=KL, log=True,
             why=f"Yes, where the last tenth changes it by under {CONVERGED:.0%}.",
         )  # fmt: skip
 
 
-def _notes(places: Sequence[LensPlace], constant: Estimate, passes: float) -> Iterator[str]:
-    """How the logit lens stands to chance, and whether training sufficed; `passes` is how often it saw its windows."""
-    worse, many = sum(place.logit.kl.low > constant.high for place in places), len(places)
-    yield f"at {worse} of {many} places the logit lens is further off than the model's mean distribution"
-    if unfinished := sum(abs(place.moved) >= CONVERGED for place in places):
-        yield f"{unfinished} of {many} tuned lenses still moved in the last tenth; raise --lens-steps"
-    if over := sum(place.fitted < 0.9 * place.tuned.kl.low for place in places):
-        where = f"{over} place{'s' if over > 1 else ''}"
-        yield f"at {where} the tuned lens knows its windows by heart, seen {plain(passes, 1)} times: give more text"
-
-
-def _listing(names: Sequence[str], places: Sequence[LensPlace], last: LensRead) -> Listing:
+def _listing(names: Sequence[str], logit: list[LensRead], tuned: list[LensRead], moved: NDArray[np.float64]) -> Listing:
     both = (f"{lens} lens, {what}" for what in ("nats", "bits", "nll", "same token") for lens in ("logit", "tuned"))
     rows = []
-    for depth, name in enumerate(names):
-        one = places[depth] if depth < len(places) else None
-        pairs = zip(one.logit, one.tuned, strict=True) if one else ((e, None) for e in last)
+    for depth, (name, one) in enumerate(zip(names, logit, strict=True)):
+        other, trained = (tuned[depth], moved[depth]) if depth < len(tuned) else ((None,) * 3, None)
+        pairs = zip(one, other, strict=True)
         kl, nll, agreement = ([Quantity.of_estimate("", e, unit="value") for e in pair] for pair in pairs)
         bits = [plain(q.value / math.log(2), 2) for q in kl]
-        moved = (NONE, NONE)
-        if one:
-            moved = f"{plain(-100 * one.moved, 2)} %", "yes" if abs(one.moved) < CONVERGED else "no"
-        cells = (*map(str, kl), *bits, *map(str, (*nll, *agreement)), *moved)
+        ended = (NONE, NONE)
+        if trained is not None:
+            ended = f"{plain(-100 * trained, 2)} %", "yes" if abs(trained) < CONVERGED else "no"
+        cells = (*map(str, kl), *bits, *map(str, (*nll, *agreement)), *ended)
         rows.append((f"{depth} · {name}" if depth else name, *cells))
     return Listing("Both lenses at each place", ("place", *both, "last tenth", "converged"), tuple(rows))

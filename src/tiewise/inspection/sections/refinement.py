@@ -31,7 +31,7 @@ from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
 from tiewise.core.long_work import advance, doing
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.inspection.bench import Bench, Subject, mean_of, section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import (
     AppliedStack,
@@ -50,6 +50,7 @@ Values = dict[str, NDArray]  # quantity → its values per window, [windows] or 
 FURTHER = 64
 SMALL = 1e-3  # of the state: far above rounding in fp32, small enough to be the map's derivative
 RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 is about a hundredth of it
+SMALLEST = torch.finfo(torch.float32).tiny
 FACTOR = "× per application"
 FRESH = "fresh weights"
 CONTROL = f"Dashed: {FRESH}."
@@ -138,11 +139,13 @@ def _applications(calls: list[LayerCall]) -> Iterator[dict[str, Tensor]]:
         found = {
             "change": relative(call.wrote, call.read),  # ‖h_{l+1} − h_l‖ / ‖h_l‖
             "distance": torch.linalg.vector_norm(step, dim=-1).mean(-1),  # ‖h_{l+1} − h_l‖
-            "cosine": _cosine(call.wrote, call.read),
+            "cosine": F.cosine_similarity(call.wrote, call.read, -1, SMALLEST).mean(-1),
             "norm": torch.linalg.vector_norm(call.wrote, dim=-1).mean(-1),
             "again": relative(call.again(call.wrote), call.wrote),  # the change if it is applied once more
         }
-        yield found if before is None else {**found, "turn": _cosine(step, before)}  # of this change and the last one
+        if before is not None:
+            found["turn"] = F.cosine_similarity(step, before, -1, SMALLEST).mean(-1)  # of this change and the last one
+        yield found
         before = step
 
 
@@ -199,12 +202,6 @@ def iterate(
     return state, {**found, "ratio": ratio[..., 0, 0], "growth": torch.stack(growth)[..., 0, 0]}
 
 
-def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Mean over tokens [B] of two states' cosine [B, T, D]; two zero vectors have none and count as 0."""
-    sizes = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
-    return torch.where(sizes > 0, (a * b).sum(-1) / sizes, 0.0).mean(-1)
-
-
 @torch.no_grad()
 def _cosines(states: list[Tensor]) -> Tensor:
     """Cosine of every two states, mean over tokens, summed over windows [L + 1, L + 1]; window by window for memory."""
@@ -217,8 +214,7 @@ def _cosines(states: list[Tensor]) -> Tensor:
 
 def _geometric(values: Tensor) -> Tensor:
     """Geometric mean over the rows of [n, B] that are numbers: [B], NaN where none is."""
-    logs = torch.where(values > 0, values, torch.finfo(values.dtype).tiny).log()
-    return torch.where(values.isnan(), values, logs).nanmean(0).exp()
+    return values.clamp_min(SMALLEST).log().nanmean(0).exp()
 
 
 def _fresh(opened: Opened, seed: int) -> Opened | None:
@@ -241,13 +237,17 @@ def _fresh(opened: Opened, seed: int) -> Opened | None:
 def found_of(trained: Trajectory, untrained: Trajectory | None, further: int) -> Found:
     """Say how far each layer moves the states, and where repeating leads, beside fresh weights."""
     both = {"": trained} if untrained is None else {"": trained, FRESH: untrained}
-    return Found(
-        answer=_answer(trained, further),
-        quantities=tuple(q for which, one in both.items() for q in _quantities(one, which)),
-        curves=tuple(curve for which, one in both.items() for curve in _curves(one, which)),
-        grids=tuple(_alike(one, which) for which, one in both.items()),
-        listings=tuple(_listings(trained, untrained)),
-    )
+    quantities, curves, grids = list[Quantity](), list[Curve](), list[Grid]()
+    for which, one in both.items():
+        quantities += [replace(q, name=f"{q.name}, {which}", main=False) if which else q for q in _quantities(one)]
+        curves += _curves(one, which)
+        states = tuple(map(str, range(len(one.alike))))
+        grids.append(Grid(
+            f"How alike the states are{which and f', {which}'}", states, states, tuple(map(tuple, one.alike.tolist())),
+            axes=("applications",) * 2, why="In a square of one colour little changes.",
+        ))  # fmt: skip
+    listings = tuple(_listings(trained, untrained))
+    return Found(_answer(trained, further), tuple(quantities), tuple(curves), tuple(grids), listings=listings)
 
 
 def _rests(values: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -272,32 +272,25 @@ def _answer(found: Trajectory, further: int) -> str:
     return "; ".join(said) or "each layer is applied once: none is repeated"
 
 
-def _quantities(found: Trajectory, which: str) -> Iterator[Quantity]:
-    def mean(name: str, values: NDArray, unit: str, **more: Any) -> Quantity:
-        return one(Quantity.of_estimate(name, mean_interval(values), unit=unit, **more))
-
-    def one(q: Quantity) -> Quantity:
-        return replace(q, name=f"{q.name}, {which}", main=False) if which else q
-
+def _quantities(found: Trajectory) -> Iterator[Quantity]:
     for name, values in (("first", found.each[0]), ("last", found.each[-1])):
-        yield mean(f"{name} layer's change", values["change"], "of the state's norm")
+        yield mean_of(f"{name} layer's change", values["change"], unit="of the state's norm")
     for block, values in found.blocks.items():
         (resting, alternating), where = _rests(values), f", applications {block.first + 1} to {block.end}"
         why = f"below 1 near-by states come together{where}"
-        yield mean("small differences grow by", values["growth"], FACTOR, chance=1.0, why=why)
-        yield mean("distance from rest", values["from_end"][resting], "of the resting norm")
-        yield mean("successive changes shrink by", values["ratio"], FACTOR, main=False)
+        yield mean_of("small differences grow by", values["growth"], unit=FACTOR, chance=1.0, why=why)
+        yield mean_of("distance from rest", values["from_end"][resting], unit="of the resting norm")
+        yield mean_of("successive changes shrink by", values["ratio"], unit=FACTOR, main=False)
         for name, its in (("windows at rest", resting), ("windows that alternate", alternating)):
-            yield one(Quantity(name, int(its.sum()), n=its.size, main=False, why=f"of {its.size}{where}"))
+            yield Quantity(name, int(its.sum()), n=its.size, main=False, why=f"of {its.size}{where}")
 
 
 def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
     for name, unit, log, key, why in PER_LAYER:
         points = [(place, mean_interval(values.get(key, ()))) for place, values in enumerate(found.each, 1)]
-        more: dict[str, Any] = {"unit": unit, "log": log, "which": which, "why": f"{why} {CONTROL}"}
-        curve = Curve.through(name, points, along="application", **more)
-        if curve.x and not (which and key == "again"):
-            yield curve
+        if (which and key == "again") or all(np.isnan(mean.value) for _, mean in points):
+            continue
+        yield Curve.through(name, points, along="application", unit=unit, log=log, which=which, why=f"{why} {CONTROL}")
     for block, values in found.blocks.items():
         yield Curve.through(
             "Does the repeated block come to rest?", enumerate(map(mean_interval, values["residual"]), 1),
@@ -306,16 +299,9 @@ def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
         )  # fmt: skip
 
 
-def _alike(found: Trajectory, which: str) -> Grid:
-    states, values = tuple(str(i) for i in range(len(found.alike))), tuple(map(tuple, found.alike.tolist()))
-    why = "In a square of one colour little changes."
-    name = f"How alike the states are{which and f', {which}'}"
-    return Grid(name, states, states, values, axes=("applications",) * 2, why=why)
-
-
 def _listings(trained: Trajectory, untrained: Trajectory | None) -> Iterator[Listing]:
     def cell(values: Values, key: str) -> str:
-        return str(Quantity.of_estimate("", mean_interval(values.get(key, ())), unit="value"))
+        return str(mean_of("", values.get(key, ()), unit="value"))
 
     own, far = [], []
     for place, values in enumerate(trained.each):
