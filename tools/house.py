@@ -20,14 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 42_307,
+    "lines": 42_306,
     "files": 201,
     "lines of code": 26_535,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 194,
     "modules with one importer": 30,
-    "floors": 15,
+    "floors": 14,
     "folders that import each other": 0,
     "words printed by inspect and report": 4_446,
     "lines of tests": 44_525,

@@ -5,6 +5,8 @@ from tiewise.boundary.boundary import Boundary as Boundary
 from tiewise.boundary.install import Installed as Installed
 from tiewise.boundary.install import install as install
 from tiewise.boundary.install import installed as installed
+from tiewise.boundary.install import tie_at as tie_at
+from tiewise.boundary.install import untie_at as untie_at
 from tiewise.boundary.parallel_plan import keep_tables as keep_tables
 from tiewise.boundary.parallel_plan import parallel_plan as parallel_plan
 from tiewise.boundary.param_groups import param_groups as param_groups
@@ -71,5 +73,3 @@ from tiewise.sharing.share import Shared as Shared
 from tiewise.sharing.share import share_layers as share_layers
 from tiewise.training.results import Comparison as Comparison
 from tiewise.training.results import SingleRun as SingleRun
-from tiewise.training.trainer import tie_at as tie_at
-from tiewise.training.trainer import untie_at as untie_at

@@ -10,7 +10,6 @@ Nothing is registered by importing `tiewise` itself, and no checkpoint brings co
 
 from __future__ import annotations
 
-import copy
 import os
 import warnings
 from typing import Any
@@ -19,12 +18,11 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.sharing.share  # noqa: F401  (its entry of a config)
-from tiewise.boundary.install import build_into, installed
-from tiewise.boundary.locate import Journal, declare_tying
-from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, forget, is_family, link_of, register
+from tiewise.boundary.install import build_into
+from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, is_family, register
 from tiewise.boundary.saved import TiewiseConfig as TiewiseConfig
-from tiewise.boundary.verify import unswap
-from tiewise.core.errors import InstallError, TiewiseWarning, UnsupportedError
+from tiewise.boundary.verify import plain_copy as plain_copy
+from tiewise.core.errors import InstallError, TiewiseWarning
 
 register()
 
@@ -67,37 +65,6 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
         what = f"{path}: its config.json names the architecture {names[0]}"
         raise InstallError(f"{what}, neither of transformers nor registered", fix)
     return family_model(plain) if is_family(config) else plain
-
-
-def plain_copy(model: Any) -> PreTrainedModel:
-    """Return a copy in the family's own class, its tables dense and untied where maps or scales made them differ.
-
-    Raises:
-        InstallError: no boundary is installed.
-        UnsupportedError: the family's class has no place for what the boundary adds to the logits.
-    """
-    link = installed(model)._link
-    fix = "keep the boundary, and load the model with tiewise.hf.load"
-    if link.structure.softcap is not None:
-        raise UnsupportedError(f"{link.spec}: a soft-cap is no matrix, so no dense table does the same", fix)
-    if link.spec.out_bias:
-        raise UnsupportedError(f"{link.spec}: the projection's bias is no table", fix)
-    if link.structure.new_bias:
-        raise UnsupportedError(f"{link.spec}: the family's own head has no bias to keep this one in", fix)
-    plain = copy.deepcopy(model)
-    made = link_of(plain)
-    assert made is not None
-    unswap(made, Journal())
-    made.undo.undo()
-    for module, name in ((made.ends.owner, "in_map"), (made.head, "out_map")):
-        if hasattr(module, name):
-            delattr(module, name)
-    for lookup in made.lookups:
-        lookup.embedding_dim = lookup.weight.shape[1]
-    made.head.in_features = made.hidden_width
-    forget(plain, ENTRY)
-    declare_tying(plain, made.ends, Journal())
-    return plain
 
 
 __all__ = ["TiewiseConfig", "load", "plain_copy"]

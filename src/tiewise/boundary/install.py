@@ -13,7 +13,6 @@ model computes or could not keep the logits from being built. See docs/install.m
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -21,19 +20,20 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import TrainerCallback
 
 from tiewise.boundary.boundary import penalty_of
 from tiewise.boundary.decoding import decoding
 from tiewise.boundary.deferred import Counts
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
-from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, declare_family, link_of, on_meta
+from tiewise.boundary.saved import ENTRY, declare_family, link_of, on_meta
 from tiewise.boundary.sharded_tables import KEPT, held, require_same_tables, require_whole_table, reshard, spread, units
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
-from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, verify
+from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, required_link, verify
 from tiewise.boundary.watch import unwatch
 from tiewise.core.backends import PathNorms
-from tiewise.core.errors import InstallError, SpecError, TiewiseWarning, UnsupportedError
+from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
 from tiewise.ops.exact_top import ExactTop
 from tiewise.ops.path_gradient import PathRecord, gather, path_norms
@@ -238,12 +238,7 @@ def installed(model: Any) -> Installed:
     Raises:
         InstallError: there is none, or the model's head was replaced since.
     """
-    link: Link | None = link_of(model) if isinstance(model, nn.Module) else None
-    if link is None:
-        raise InstallError(f"{type(model).__name__} has no installed boundary", "call tiewise.install(model) first")
-    if model.get_output_embeddings() is not link.head:
-        raise InstallError(f"{type(model).__name__}: its head is not the installed one", "call tiewise.install(model)")
-    return Installed(model, link)
+    return Installed(model, required_link(model))
 
 
 def install(
@@ -332,36 +327,12 @@ def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
     return Installed(model, link)
 
 
-# in a config
-
-
 def _declare(model: Any, link: Link, journal: Journal) -> None:
     """Write the spec into the model's config, and change type where its own classes cannot hold the boundary."""
     config = own_config(model, journal)
     journal.set(config, ENTRY, str(link.spec.plainly()))
     if not link.plain:
         declare_family(model, config, journal)
-
-
-def _build(model: Any, value: Any) -> None:
-    spec = BoundarySpec.parse(value)
-    if spec.plain and model.get_output_embeddings() is None:
-        return  # a part without a head: its table is as every loader has it
-    attach(model, spec, Journal(), loading=True)
-
-
-def _account(model: Any) -> None:
-    link: Link | None = link_of(model)
-    try:
-        if link is not None:
-            correct_accounting(model, link)
-    except Exception as error:  # any family may need any input
-        what = f"{type(model).plain_class.__name__}: how its loss counts labels could not be asked ({error})"
-        fix = "call tiewise.install(model, batch={...}) with the inputs that it needs before a Trainer is built"
-        warnings.warn(f"{what}; {fix}", TiewiseWarning, stacklevel=4)
-
-
-ENTRIES[ENTRY] = Entry(_build, _account)
 
 
 # What each known optimizer keeps per parameter and that is linear in the gradient or in its square.
@@ -392,3 +363,47 @@ def _replace(optimizer: Any, model: nn.Module, old: list[Any], new: list[Any], s
         optimizer.state.pop(table, None)
     for table in new if state else ():
         optimizer.state[table] = {key: x.clone() if torch.is_tensor(x) else x for key, x in state.items()}
+
+
+# at a step of training
+
+
+class _Scheduled(TrainerCallback):
+    """Changes the boundary once, before the step after `step` optimizer steps; not where it is changed already."""
+
+    def __init__(self, becomes: str, step: int, choice: str, choices: tuple[str, ...]) -> None:
+        if not hasattr(step, "__index__") or step < 0 or choice not in choices:
+            what = f"the boundary cannot change after {step!r} steps by {choice!r}"
+            raise SpecError(what, f"give a number of steps, and one of {', '.join(choices)}")
+        self.becomes, self.step, self.choice, self.done = becomes, step, choice, False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        if self.done or state.global_step < self.step:
+            return
+        self.done = True
+        installed = install(kw["model"])
+        if installed.spec.kind == self.becomes:  # a run resumed from a checkpoint that was written after the change
+            return
+        if args.world_size > 1:
+            fix = "train on one process, or start from the final boundary"
+            raise UnsupportedError("changing the boundary while several processes train", fix)
+        change = installed.tie if self.becomes == "tied" else installed.untie
+        change(getattr(kw["optimizer"], "optimizer", kw["optimizer"]), self.choice)
+
+
+def tie_at(step: int, keep: str = "mean") -> TrainerCallback:
+    """Callback for any `transformers.Trainer`: tie the model's tables after `step` optimizer steps.
+
+    `keep` says whose values the table starts from: input, output or their mean. To resume from a checkpoint that was
+    written after the step, tie the model first (`tiewise.installed(model).tie()`): it must fit what it loads.
+    """
+    return _Scheduled("tied", step, keep, KEEP)
+
+
+def untie_at(step: int, state: str = "copy") -> TrainerCallback:
+    """Callback for any `transformers.Trainer`: untie the model's tables after `step` optimizer steps.
+
+    `state` says what the optimizer keeps for both: copy, split or reset. To resume from a checkpoint that was written
+    after the step, untie the model first (`tiewise.installed(model).untie()`): it must fit what it loads.
+    """
+    return _Scheduled("untied", step, state, STATE)

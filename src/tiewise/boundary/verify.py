@@ -21,7 +21,9 @@ It decides by class names and signatures. Names are wrong for a quarter of the c
 
 from __future__ import annotations
 
+import copy
 import inspect
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,14 +32,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaskedLMLoss
 
 from tiewise.boundary.boundary import dense_output
 from tiewise.boundary.deferred import Counts
-from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, computed
-from tiewise.boundary.locate import SEED, Journal, ordinary_ids, untraced
+from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, attach, computed
+from tiewise.boundary.locate import SEED, Journal, declare_tying, ordinary_ids, untraced
+from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, forget, link_of
 from tiewise.boundary.sharded_tables import ASIDE, narrowed
-from tiewise.core.errors import InstallError, TiewiseError
+from tiewise.core.errors import InstallError, TiewiseError, TiewiseWarning, UnsupportedError
+from tiewise.core.spec import BoundarySpec
 
 Batch = dict[str, Any]
 _ROWS, _LENGTH = 2, 8
@@ -46,6 +51,16 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, tor
 
 
 # the family's own classes
+
+
+def required_link(model: Any) -> Link:
+    """Return the link of a model's installed boundary; an InstallError where there is none, or its head is another."""
+    link: Link | None = link_of(model) if isinstance(model, nn.Module) else None
+    if link is None:
+        raise InstallError(f"{type(model).__name__} has no installed boundary", "call tiewise.install(model) first")
+    if model.get_output_embeddings() is not link.head:
+        raise InstallError(f"{type(model).__name__}: its head is not the installed one", "call tiewise.install(model)")
+    return link
 
 
 @contextmanager
@@ -64,14 +79,14 @@ def in_own_classes(link: Link) -> Iterator[None]:
     journal = Journal()
     with link.head.register_forward_hook(behind):
         try:
-            unswap(link, journal)
+            _unswap(link, journal)
             yield
         finally:
             journal.undo()
 
 
 @torch.no_grad()
-def unswap(link: Link, journal: Journal) -> None:
+def _unswap(link: Link, journal: Journal) -> None:
     """Put dense tables and the family's own classes in place; a table that needs no folding stays itself, tied."""
     in_map, out_map, structure = link.in_map, getattr(link.head, "out_map", None), link.structure
     modules: list[Any] = [*link.lookups, link.head]
@@ -90,6 +105,36 @@ def unswap(link: Link, journal: Journal) -> None:
         journal.set(module, "__class__", type(module).plain_class)
         if ASIDE in vars(module):
             journal.set(module, "forward", vars(module)[ASIDE])
+
+
+def plain_copy(model: Any) -> PreTrainedModel:
+    """Return a copy in the family's own class, its tables dense and untied where maps or scales made them differ.
+
+    Raises:
+        InstallError: no boundary is installed.
+        UnsupportedError: the family's class has no place for what the boundary adds to the logits.
+    """
+    link = required_link(model)
+    fix = "keep the boundary, and load the model with tiewise.hf.load"
+    if link.structure.softcap is not None:
+        raise UnsupportedError(f"{link.spec}: a soft-cap is no matrix, so no dense table does the same", fix)
+    if link.spec.out_bias:
+        raise UnsupportedError(f"{link.spec}: the projection's bias is no table", fix)
+    if link.structure.new_bias:
+        raise UnsupportedError(f"{link.spec}: the family's own head has no bias to keep this one in", fix)
+    plain = copy.deepcopy(model)
+    made: Link = link_of(plain)
+    _unswap(made, Journal())
+    made.undo.undo()
+    for module, name in ((made.ends.owner, "in_map"), (made.head, "out_map")):
+        if hasattr(module, name):
+            delattr(module, name)
+    for lookup in made.lookups:
+        lookup.embedding_dim = lookup.weight.shape[1]
+    made.head.in_features = made.hidden_width
+    forget(plain, ENTRY)
+    declare_tying(plain, made.ends, Journal())
+    return plain
 
 
 # one forward
@@ -244,3 +289,27 @@ class FusedLabelSmoother:
             label_smoothing=self.epsilon,
         )
         return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+# of a model that transformers makes from a config
+
+
+def _build(model: Any, value: Any) -> None:
+    spec = BoundarySpec.parse(value)
+    if spec.plain and model.get_output_embeddings() is None:
+        return  # a part without a head: its table is as every loader has it
+    attach(model, spec, Journal(), loading=True)
+
+
+def _account(model: Any) -> None:
+    link: Link | None = link_of(model)
+    try:
+        if link is not None:
+            correct_accounting(model, link)
+    except Exception as error:  # any family may need any input
+        what = f"{type(model).plain_class.__name__}: how its loss counts labels could not be asked ({error})"
+        fix = "call tiewise.install(model, batch={...}) with the inputs that it needs before a Trainer is built"
+        warnings.warn(f"{what}; {fix}", TiewiseWarning, stacklevel=4)
+
+
+ENTRIES[ENTRY] = Entry(_build, _account)

@@ -31,18 +31,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 from transformers.trainer_callback import PrinterCallback
 
-from tiewise.boundary.install import Installed, install
+from tiewise.boundary.install import Installed, install, tie_at, untie_at
 from tiewise.boundary.parallel_plan import AXIS, keep_tables, spread_over
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.sharded_tables import fill, shard
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
+from tiewise.boundary.verify import plain_copy
 from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError, one_line
 from tiewise.core.files import from_record, to_record
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.text import BINS, bin_of
 from tiewise.data.corpus import PreparedText, prepare
-from tiewise.hf import plain_copy
 from tiewise.ops.fast_products import fast_products
 from tiewise.planning.architecture import budget
 from tiewise.planning.costs import FSDP, KEPT, Setting, keeps
@@ -61,17 +61,9 @@ from tiewise.training.folder import (
 )
 from tiewise.training.results import AGAIN, DENSE, FINAL, BinNll, CurvePoint, RunResult, Share
 from tiewise.training.settings import Settings, find
-from tiewise.training.trainer import (
-    MEASURED,
-    Interrupt,
-    Job,
-    RunRecord,
-    TiewiseTrainer,
-    arguments,
-    callbacks,
-    logging_window,
-)
+from tiewise.training.trainer import Events, Interrupt, Job, RunRecord, TiewiseTrainer, arguments, logging_window
 
+CURVE = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # what a point of it has, where it was measured
 TABLES = 1_000_003  # between the seed of a body and that of its tables
 # what a comparison says of its models
 SHAPE = ("model", "width", "layers", "heads", "length", "batch", "accumulate", "steps", "learning_rate", "weight_decay")
@@ -185,11 +177,14 @@ class Kind(ABC):
 
     def given(self, job: Job, installed: Installed, rows: Any, **own: Any) -> dict[str, Any]:
         """What every Trainer is given; `own` are its `arguments` where they are others. A trial has no curve."""
+        changes = ((untie_at, job.spec.untie_at), (tie_at, job.spec.tie_at))
+        scheduled = [change(step) for change, step in changes if step is not None]
         return {
             "args": arguments(job, **own),
             "evaluator": None if job.trial else partial(self.point, job, installed),
             "train_dataset": rows,
-            "callbacks": callbacks(job),
+            # the record first: what it measures is steps, not what others do after them
+            "callbacks": [RunRecord(job), Events(job.folder / "tensorboard"), *scheduled],
         }
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
@@ -401,7 +396,7 @@ def _concluded(
     weights = {p: p.numel() * p.element_size() for p in installed.model.parameters()}
     learned = [p for p in weights if p.requires_grad]
     curve = [
-        CurvePoint(p["step"], int(seen[p["step"] - 1]), **{k: p[k] for k in ("train_nll", *MEASURED) if k in p})
+        CurvePoint(p["step"], int(seen[p["step"] - 1]), **{k: p[k] for k in CURVE if k in p})
         for p in read_lines(job.folder / METRICS)
     ]
     result = RunResult(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,9 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
-from tiewise.boundary.install import KEEP, STATE, Installed, install
 from tiewise.boundary.sharded_tables import reshard, units
 from tiewise.core import ranks
-from tiewise.core.errors import RunError, SpecError, UnsupportedError
+from tiewise.core.errors import RunError
 from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
@@ -36,8 +35,10 @@ from tiewise.sharded.save_load import load_sharded, save_sharded
 from tiewise.training.folder import METRICS, add_line, keep_lines
 from tiewise.training.settings import Settings
 
+if TYPE_CHECKING:
+    from tiewise.boundary.install import Installed
+
 SHARDED = "sharded"  # in a checkpoint, what several processes hold between them
-MEASURED = ("heldout_nll", "path_a", "path_b", "cosine")
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,13 +257,6 @@ def logging_window(steps: int) -> int:
     return max(1, steps // 20)
 
 
-def callbacks(job: Job) -> list[TrainerCallback]:
-    """Every run's, its `RunRecord` first: what it measures is steps, not what other callbacks do after them."""
-    changes = ((untie_at, job.spec.untie_at), (tie_at, job.spec.tie_at))
-    scheduled = [change(step) for change, step in changes if step is not None]
-    return [RunRecord(job), Events(job.folder / "tensorboard"), *scheduled]
-
-
 class Kept(TrainerCallback, ExportableState):
     """A callback with attributes that checkpoints carry."""
 
@@ -352,44 +346,3 @@ class Interrupt(NotedPress, TrainerCallback):
         if ranks.any_of(self.pressed):
             self.pressed = control.should_save = control.should_training_stop = True
         return control
-
-
-class _Scheduled(TrainerCallback):
-    """Changes the boundary once, before the step after `step` optimizer steps; not where it is changed already."""
-
-    def __init__(self, becomes: str, step: int, choice: str, choices: tuple[str, ...]) -> None:
-        if not hasattr(step, "__index__") or step < 0 or choice not in choices:
-            what = f"the boundary cannot change after {step!r} steps by {choice!r}"
-            raise SpecError(what, f"give a number of steps, and one of {', '.join(choices)}")
-        self.becomes, self.step, self.choice, self.done = becomes, step, choice, False
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        if self.done or state.global_step < self.step:
-            return
-        self.done = True
-        installed = install(kw["model"])
-        if installed.spec.kind == self.becomes:  # a run resumed from a checkpoint that was written after the change
-            return
-        if args.world_size > 1:
-            fix = "train on one process, or start from the final boundary"
-            raise UnsupportedError("changing the boundary while several processes train", fix)
-        change = installed.tie if self.becomes == "tied" else installed.untie
-        change(getattr(kw["optimizer"], "optimizer", kw["optimizer"]), self.choice)
-
-
-def tie_at(step: int, keep: str = "mean") -> TrainerCallback:
-    """Callback for any `transformers.Trainer`: tie the model's tables after `step` optimizer steps.
-
-    `keep` says whose values the table starts from: input, output or their mean. To resume from a checkpoint that was
-    written after the step, tie the model first (`tiewise.installed(model).tie()`): it must fit what it loads.
-    """
-    return _Scheduled("tied", step, keep, KEEP)
-
-
-def untie_at(step: int, state: str = "copy") -> TrainerCallback:
-    """Callback for any `transformers.Trainer`: untie the model's tables after `step` optimizer steps.
-
-    `state` says what the optimizer keeps for both: copy, split or reset. To resume from a checkpoint that was written
-    after the step, untie the model first (`tiewise.installed(model).untie()`): it must fit what it loads.
-    """
-    return _Scheduled("untied", step, state, STATE)
