@@ -22,7 +22,7 @@ TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
     "lines": 42_306,
     "files": 201,
-    "lines of code": 26_535,
+    "lines of code": 26_534,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 194,

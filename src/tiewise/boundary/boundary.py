@@ -240,7 +240,7 @@ class Boundary(nn.Module):
 
     def predicted_nll(self) -> float:
         """Expected loss (nats) of the first step around a body of two Llama layers, on targets drawn uniformly."""
-        return starting_nll(self.spec, self.vocab, self.width, self.spec.init or sound_std(self.width))
+        return starting_nll(self.spec, self.vocab, self.width)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map)."""

@@ -35,7 +35,7 @@ from tiewise.boundary.sharded_tables import KEPT, local, narrowed, set_aside, sh
 from tiewise.boundary.watch import watch
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
-from tiewise.ops.path_gradient import LookupOptions, tied_lookup, without_row
+from tiewise.ops.path_gradient import LookupOptions, several, tied_lookup, without_row
 
 BACKWARD_HOOK = "a backward hook on its output head"
 
@@ -226,7 +226,7 @@ def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     if kwargs.get("fused_lm_head") and (more or (link.structure.output_scale, link.structure.softcap) != (1.0, None)):
         fix = "take TRL 1.13, or tied or untied without options"
         raise UnsupportedError(f"TRL multiplies by the table itself, and {link.spec} has more than a table", fix)
-    if model.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if model.training and torch.is_grad_enabled() and not torch.compiler.is_compiling() and several():
         watch(model, link)
     asked = kwargs.get("labels") is not None or link.lazy is not LazyLogits
     link.chain.clear()

@@ -35,11 +35,9 @@ _watched: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # never in th
 
 
 def watch(model: nn.Module, link: Any) -> None:
-    """Begin to watch the tables of `link`, once, where DDP or FSDP2 trains the model."""
-    if model in _watched or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return
+    """Begin to watch the tables of `link`, once, where DDP or FSDP2 trains the model over several processes."""
     wrapper = DistributedDataParallel._get_active_ddp_module()
-    if wrapper is None and not hasattr(model, "_get_fsdp_state"):
+    if model in _watched or (wrapper is None and not hasattr(model, "_get_fsdp_state")):
         return
     if link.spec.tables == 1 and all(lookup.weight is not link.head.weight for lookup in link.lookups):
         fix = "load and tie the model first, then shard it by torch's fully_shard or wrap it, then build the optimizer"

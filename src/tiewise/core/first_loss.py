@@ -142,8 +142,9 @@ def first_step(
     return FirstStep(vocab, tau, cap, OwnRow(body, d, body_std or body.std, row_std, min(positions, POSITIONS)))
 
 
-def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int, std: float) -> float:
-    """Expected nll of the first step of a boundary around `small_decoder`, its tables drawn N(0, std²)."""
+def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int) -> float:
+    """Expected nll of the first step of a boundary around `small_decoder`, its tables drawn as it draws them."""
+    std = spec.init or sound_std(d)
     met = first_step(spec, vocab.outputs, d, std, small_decoder(d)).computed()[0]
     share = vocab.read_and_predicted / vocab.inputs
     return met if share == 1 else share * met + (1 - share) * first_step(spec, vocab.outputs, d, std).computed()[0]

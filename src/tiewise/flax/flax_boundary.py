@@ -79,13 +79,8 @@ class PureBoundary:
         found |= {} if self.tied else {"table_out": (self.vocab.outputs, out_width)}
         return found | self.spec.map_shapes(self.width) | ({"bias": (self.vocab.outputs,)} if self.spec.bias else {})
 
-    @property
-    def std(self) -> float:
-        """σ of a drawn table: `init` of the spec, or `sound_std`."""
-        return self.spec.init or sound_std(self.width)
-
     def draw(self, name: str, key: Array) -> Array:
-        """Draw one parameter: tables N(0, σ²), maps N(0, 1/from).
+        """Draw one parameter: tables N(0, σ²), σ = `init` of the spec or `sound_std`, maps N(0, 1/from).
 
         Zero are biases, a padding row, P of a correction and the definite map's factor.
         """
@@ -95,7 +90,8 @@ class PureBoundary:
         drawn = jax.random.normal(key, shape)
         if not name.startswith("table"):
             return drawn * shape[1] ** -0.5
-        return self.std * drawn if self.spec.pad is None else (self.std * drawn).at[self.spec.pad].set(0)
+        drawn = (self.spec.init or sound_std(self.width)) * drawn
+        return drawn if self.spec.pad is None else drawn.at[self.spec.pad].set(0)
 
     def initial(self, key: Array) -> dict[str, Array]:
         """Draw every parameter."""
@@ -119,7 +115,7 @@ class PureBoundary:
 
     def predicted_nll(self) -> float:
         """Expected loss (nats) of the first step around a body of two Llama layers, on targets drawn uniformly."""
-        return starting_nll(self.spec, self.vocab, self.width, self.std)
+        return starting_nll(self.spec, self.vocab, self.width)
 
     def embed(self, params: Params, ids: Any) -> Array:
         """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map).

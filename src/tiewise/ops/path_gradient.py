@@ -165,9 +165,14 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
     return PathNorms(a, b, whole, product / (a * b) if a and b else math.nan)
 
 
+def several(group: Any = None) -> bool:
+    """Whether several processes train together, as a group of torch or all of them."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+
+
 def gather(record: PathRecord, shard: VocabularyShard | None = None, *, group: Any = None) -> PathRecord:
     """Average the lookup path's rows over the processes of a group, as DDP averages gradients; of a `shard` its own."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1):
+    if not several(group):
         return record
     parts: list[Any] = [None] * dist.get_world_size(group)
     mine = [(i.cpu(), r.cpu()) for i, r in [record.merged()]] if record.pieces else []
