@@ -19,7 +19,7 @@ from tiewise.analysis.align_tables import Alignment, align
 from tiewise.analysis.model_tables import one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.stored import read_header
-from tiewise.core.long_work import heard
+from tiewise.core.errors import heard
 
 SETTINGS = AlignSettings(maps=("identity", "orthogonal"), permutations=1, sampled=20_000)
 

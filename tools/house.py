@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 42_306,
-    "files": 201,
+    "lines": 42_280,
+    "files": 200,
     "lines of code": 26_534,
     "class names defined twice": 0,
     "file names in several folders": 0,
@@ -30,7 +30,7 @@ LIMITS = {
     "floors": 14,
     "folders that import each other": 0,
     "words printed by inspect and report": 4_446,
-    "lines of tests": 44_525,
+    "lines of tests": 44_510,
 }
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from tiewise.core.long_work import ctrl_c_behind, listen_for_ctrl_c
+from tiewise.core.errors import ctrl_c_behind, listen_for_ctrl_c
 
 
 def main() -> None:

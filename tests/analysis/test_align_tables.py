@@ -11,8 +11,7 @@ from tiewise.analysis.align_tables import align, closer, toward
 from tiewise.analysis.model_tables import Pairs, by_text, one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.stored import read_header
-from tiewise.core.errors import CheckpointError
-from tiewise.core.long_work import heard
+from tiewise.core.errors import CheckpointError, heard
 
 QUICK = {"permutations": 1, "neighbours": 3, "subspaces": (4,)}
 

@@ -22,8 +22,7 @@ from tiewise.analysis.path_matrix import (
     sampled_asymmetry,
     transitions,
 )
-from tiewise.core.errors import DataError
-from tiewise.core.long_work import doing, heard
+from tiewise.core.errors import DataError, doing, heard
 
 NEW, YORK, CITY = 0, 1, 2
 

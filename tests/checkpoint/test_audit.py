@@ -21,8 +21,7 @@ from tiewise.checkpoint import rule as rule_module
 from tiewise.checkpoint.audit import audit_view, check
 from tiewise.checkpoint.rule import SEVERITIES, matching, rules
 from tiewise.cli.main import command_line
-from tiewise.core.errors import CheckpointError
-from tiewise.core.long_work import heard
+from tiewise.core.errors import CheckpointError, heard
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"

@@ -20,8 +20,7 @@ import yaml
 from cli_tiny import TINY, refused, write_text
 from launched import ended, launch, trains, until
 
-from tiewise.core.errors import RunError
-from tiewise.core.long_work import progress
+from tiewise.core.errors import RunError, progress
 from tiewise.training import launchers, workers
 from tiewise.training.folder import locked
 from tiewise.training.launchers import OnRay

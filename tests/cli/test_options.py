@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tiewise.cli import options
-from tiewise.core.long_work import progress
+from tiewise.core.errors import progress
 
 
 class Terminal(io.StringIO):

@@ -13,8 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from tiewise.core.errors import DataError, RunError
-from tiewise.core.long_work import heard
+from tiewise.core.errors import DataError, RunError, heard
 from tiewise.data import corpus
 from tiewise.data.corpus import load_prepared, prepare
 from tiewise.data.documents import paragraphs
@@ -259,7 +258,7 @@ def test_memory_does_not_grow_with_the_text(large, tmp_path, tokenizer):
 AGAIN = """
 import os, signal, sys
 from pathlib import Path
-from tiewise.core.long_work import heard
+from tiewise.core.errors import heard
 from tiewise.data.corpus import prepare
 def progress(stage, done, total):
     if stage == sys.argv[3]:

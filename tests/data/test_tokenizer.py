@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tiewise.core.errors import DataError
-from tiewise.core.long_work import doing, heard
+from tiewise.core.errors import DataError, doing, heard
 from tiewise.data.corpus import token_type
 from tiewise.data.tokenizer import StreamEncoder, make_tokenizer, write_tokens
 

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from tests.boundary.tiny_models import FAMILIES, V, build, variant
 from tests.internals.test_two_paths import KINDS, by_hand, opened, text
 
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, heard
 from tiewise.core.found import NEITHER, ONE, Quantity, count, plain
-from tiewise.core.long_work import heard
 from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.sections.gradients import (
     HISTOGRAM,

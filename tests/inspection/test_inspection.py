@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 from tests.inspection.tiny_folders import write_model
 
-from tiewise.core.errors import CheckpointError, DataError, RunError
+from tiewise.core.errors import CheckpointError, DataError, RunError, heard, progress
 from tiewise.core.found import ONE, Found, Quantity
-from tiewise.core.long_work import heard, progress
 from tiewise.inspection import inspection, sections
 from tiewise.inspection.bench import Effort, Request
 from tiewise.inspection.inspection import (

@@ -10,8 +10,7 @@ from tests.boundary.tiny_models import V, build
 from torch import nn
 
 from tiewise.boundary.locate import locate
-from tiewise.core.errors import DataError, UnsupportedError
-from tiewise.core.long_work import heard
+from tiewise.core.errors import DataError, UnsupportedError, heard
 from tiewise.inspection.sections.lens import lens_of
 from tiewise.internals import stack as stacks
 from tiewise.internals.loaded import Opened

@@ -10,9 +10,8 @@ from tiewise.analysis.bigram_counts import Chain, irreversibility
 from tiewise.analysis.bigram_paths import split
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.errors import CheckpointError, DataError, heard
 from tiewise.core.found import plain
-from tiewise.core.long_work import heard
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
 from tiewise.inspection.sections.direct_path import direct_path_of
 

@@ -15,9 +15,8 @@ from tiewise.analysis.bigram_counts import contexts
 from tiewise.analysis.model_tables import HeldTable, one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.analysis.token_rows import directions, mean_cosine, moments, norms_by_count, plane
-from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.errors import CheckpointError, DataError, heard
 from tiewise.core.estimates import Estimate, correlation_interval
-from tiewise.core.long_work import heard
 from tiewise.inspection.sections import tokens
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.tokens import tokens_of

@@ -19,8 +19,7 @@ from safetensors.numpy import load_file
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint, write_sparse
 
 from tiewise.checkpoint.stored import read_header
-from tiewise.core.errors import CheckpointError
-from tiewise.core.long_work import heard
+from tiewise.core.errors import CheckpointError, heard
 from tiewise.rewrite import dedupe, densify, engine, factor, file_plan, new_folder, resize, rewrite, tie, untie, verb
 from tiewise.rewrite.change import DELETE, Change, NewTensor
 from tiewise.rewrite.file_plan import edited

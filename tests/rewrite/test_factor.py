@@ -23,8 +23,7 @@ from safetensors.torch import load_file
 from tests.checkpoint.tiny_checkpoints import llama, table
 
 import tiewise.hf
-from tiewise.core.errors import CheckpointError, InstallError
-from tiewise.core.long_work import doing, heard
+from tiewise.core.errors import CheckpointError, InstallError, doing, heard
 from tiewise.core.spec import largest_rank
 from tiewise.rewrite import factor
 from tiewise.rewrite.factor import low_rank, memory_needed, read_counts

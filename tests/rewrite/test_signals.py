@@ -16,7 +16,7 @@ from tests.checkpoint.tiny_checkpoints import llama
 from tiewise.rewrite import engine, file_plan, new_folder, untie
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-SHOWN = (new_folder.__file__, engine.__file__, file_plan.__file__, sys.modules["tiewise.core.long_work"].__file__)
+SHOWN = (new_folder.__file__, engine.__file__, file_plan.__file__, sys.modules["tiewise.core.errors"].__file__)
 
 # A verb that stops once everything is written, and would go on for a minute.
 SLOW = """

@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import tiewise
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.token_bytes import read_token_bytes
-from tiewise.core.errors import CheckpointError
-from tiewise.core.long_work import heard
+from tiewise.core.errors import CheckpointError, heard
 from tiewise.rewrite import factor, transplant
 from tiewise.rewrite.transplant import GENERATION, pursue, spelled
 

@@ -36,10 +36,9 @@ from tiewise.analysis.table_maps import (
     directions,
     fitted_chance,
 )
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, progress
 from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
 from tiewise.core.found import NEITHER, ONE, TWO, Quantity, plain
-from tiewise.core.long_work import progress
 
 NEIGHBOURS, CKA, CKA_LINE, CKA_CURVE = "neighbours", "CKA", "CKA, frequency out (line)", "CKA, frequency out"
 NORMS, NORMS_BY_RANK = "norms", "norms, by rank"

@@ -26,8 +26,7 @@ from tiewise.checkpoint.rule import names
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored, widened
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError, DataError
-from tiewise.core.long_work import doing
+from tiewise.core.errors import CheckpointError, DataError, doing
 
 CHUNK_VALUES = 2**20  # 8 MB in fp64
 Array = NDArray[np.float64]

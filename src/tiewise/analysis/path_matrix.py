@@ -28,10 +28,9 @@ from tiewise.analysis.model_tables import Array, Ids
 from tiewise.analysis.open_path import NONE, DirectPath
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.core.errors import DataError, no_numbers
+from tiewise.core.errors import DataError, advance, no_numbers
 from tiewise.core.estimates import Estimate, wilson
 from tiewise.core.found import Quantity, visible
-from tiewise.core.long_work import advance
 
 COUNTED = 1e-10  # of ‖M‖; smaller eigenvalues are taken for zeros
 BLOCK = 1024  # tokens that are held against as many others

@@ -23,9 +23,8 @@ from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.stored import Stored
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, progress
 from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
-from tiewise.core.long_work import progress
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # p: bits of a number behind its leading one
 MARGIN = 1.05  # above the expected edge, which few matrices pass

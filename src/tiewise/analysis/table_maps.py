@@ -35,8 +35,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tiewise.analysis.model_tables import Ids, Pairs, TokenTable
-from tiewise.core.errors import CheckpointError, DataError
-from tiewise.core.long_work import progress
+from tiewise.core.errors import CheckpointError, DataError, progress
 
 Matrix = NDArray[np.float64]
 FEWEST = 16  # paired rows below which nothing is said

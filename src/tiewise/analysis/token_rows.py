@@ -25,10 +25,9 @@ from tiewise.analysis.model_tables import Array, Ids, StoredTable, TokenTable
 from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.table_maps import law
 from tiewise.checkpoint.table_scans import scan_rows
-from tiewise.core.errors import DataError, no_numbers
+from tiewise.core.errors import DataError, advance, doing, no_numbers
 from tiewise.core.estimates import Estimate, Z
 from tiewise.core.found import Quantity, count, plain
-from tiewise.core.long_work import advance, doing
 
 LEAST_PIECE = 1024  # rows: products of fewer spend their time adding E × E matrices
 EXACT_UP_TO = 2e11  # V·E² of products in fp64; a larger table's are in fp32

@@ -22,8 +22,7 @@ from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_obj
 from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, items_of
-from tiewise.core.errors import CheckpointError
-from tiewise.core.long_work import doing
+from tiewise.core.errors import CheckpointError, doing
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"

@@ -31,8 +31,7 @@ from tiewise.checkpoint.roles import DRAFT_HEAD, Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES, TableLikeness, likeness, same_numbers
 from tiewise.checkpoint.untrusted import read_json, short
-from tiewise.core.errors import CheckpointError, SpecError
-from tiewise.core.long_work import doing
+from tiewise.core.errors import CheckpointError, SpecError, doing
 from tiewise.core.spec import BoundarySpec
 
 SPEC = "tiewise_boundary"  # of the config: the boundary that this package installed

@@ -12,8 +12,8 @@ from tiewise.checkpoint.rule import Said, Told, describe, dotted, names, rule
 from tiewise.checkpoint.stored import FLOATING
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
+from tiewise.core.errors import doing
 from tiewise.core.files import size
-from tiewise.core.long_work import doing
 
 
 @rule("B060", "error", "an adapter leaves a tied pair tied", kind="adapter")

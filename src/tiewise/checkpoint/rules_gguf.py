@@ -24,9 +24,8 @@ from tiewise.checkpoint.rule import Said, Told, describe, difference, rule
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, open_regular, short
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, doing
 from tiewise.core.files import packaged_json, size
-from tiewise.core.long_work import doing
 
 DAMAGED = "the file is damaged or was cut short: download or convert it again"
 

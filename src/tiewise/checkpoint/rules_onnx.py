@@ -20,9 +20,8 @@ from tiewise.checkpoint.rule import Said, Told, describe, names, rule
 from tiewise.checkpoint.stored import BITS, MOST_AXES, Stored
 from tiewise.checkpoint.table_scans import same_shared
 from tiewise.checkpoint.untrusted import inside, open_regular, short
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, doing
 from tiewise.core.files import size
-from tiewise.core.long_work import doing
 
 DAMAGED = "the file is damaged or was cut short, or is no ONNX model: export or download it again"
 MOST_FIELDS, MOST_NAME, MOST_TEXT = 1_500_000, 4096, 2**27  # far above every model known

@@ -15,8 +15,8 @@ from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, names, num
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES
 from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import items_of, short
+from tiewise.core.errors import doing
 from tiewise.core.files import size
-from tiewise.core.long_work import doing
 
 
 @rule("B040", "warning", "types agree: both tables with each other, and the config with the bytes")

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.stored import BITS, FLOATING, NUMPY, Reader, Stored, widened
-from tiewise.core.long_work import advance
+from tiewise.core.errors import advance
 
 IDENTICAL, SIGNS, SAME_VALUES = "identical", "zeros' signs", "same values"
 SOME_ROWS, CLOSE, UNRELATED = "some rows", "close", "unrelated"

@@ -16,8 +16,7 @@ from typing import Any
 
 import typer
 
-from tiewise.core.errors import TiewiseError
-from tiewise.core.long_work import ctrl_c_behind
+from tiewise.core.errors import TiewiseError, ctrl_c_behind
 
 gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own

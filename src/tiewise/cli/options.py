@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tiewise.core.errors import RunError
-from tiewise.core.long_work import ctrl_c_behind, heard
+from tiewise.core.errors import RunError, ctrl_c_behind, heard
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,9 +9,8 @@ from typing import Any
 import typer
 
 from tiewise.cli import options as o
-from tiewise.core.errors import RunError
+from tiewise.core.errors import RunError, ending
 from tiewise.core.files import to_record
-from tiewise.core.long_work import ending
 
 RESULT = "The result is a new folder: source untouched, only changed files written, checked before it appears."
 BEFORE: o.Options = {

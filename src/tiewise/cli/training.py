@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from tiewise.cli import options as o
-from tiewise.core.errors import Interrupted, RunError, TiewiseError
-from tiewise.core.long_work import ctrl_c_behind
+from tiewise.core.errors import Interrupted, RunError, TiewiseError, ctrl_c_behind
 
 if TYPE_CHECKING:
     from tiewise.internals.passages import Healed

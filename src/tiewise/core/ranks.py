@@ -17,8 +17,16 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tiewise.core.errors import Interrupted, RunError, TiewiseError, one_line
-from tiewise.core.long_work import NotedPress, ctrl_c_behind, raise_at_ctrl_c, set_ctrl_c
+from tiewise.core.errors import (
+    Interrupted,
+    NotedPress,
+    RunError,
+    TiewiseError,
+    ctrl_c_behind,
+    one_line,
+    raise_at_ctrl_c,
+    set_ctrl_c,
+)
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)

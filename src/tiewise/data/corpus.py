@@ -27,9 +27,8 @@ import torch
 from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tiewise.core.errors import DataError, RunError, TiewiseError
+from tiewise.core.errors import DataError, RunError, TiewiseError, advance, doing, progress
 from tiewise.core.files import sync, write_whole, written_whole
-from tiewise.core.long_work import advance, doing, progress
 from tiewise.core.text import pieces, token_counts
 from tiewise.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
 from tiewise.data.sources import Source, read_sources, resolve

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tiewise.core.errors import DataError, one_line
+from tiewise.core.errors import DataError, advance, one_line
 from tiewise.core.files import sync
-from tiewise.core.long_work import advance
 from tiewise.core.text import batches, begins_spaced, byte_letters, pieces
 from tiewise.data.documents import ended
 from tiewise.data.sources import Text, open_sources

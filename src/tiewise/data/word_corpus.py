@@ -22,8 +22,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tiewise.core.errors import DataError, RunError
-from tiewise.core.long_work import progress
+from tiewise.core.errors import DataError, RunError, progress
 from tiewise.data.corpus import TOKENIZER, PreparedText, building, load_prepared, put_in_place, token_type
 from tiewise.data.documents import SPLITS, decode, opened
 from tiewise.data.tokenizer import EOS

@@ -22,11 +22,10 @@ from typing import Any
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.core import Late
-from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError, printable
+from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError, heard, printable
 from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.found import NATS, NEITHER, ONE, TWO, Found, Quantity
-from tiewise.core.long_work import heard
 from tiewise.inspection.bench import LACKS, SECTIONS, Bench, Effort, NotHere, Request, Section, Subject, comparison_of
 from tiewise.training.folder import FINAL, RESULTS, folder_name
 from tiewise.training.results import ALPHA, gaps

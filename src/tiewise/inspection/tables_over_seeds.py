@@ -37,9 +37,8 @@ from tiewise.analysis.align_tables import CKA, HELD_OUT, NEIGHBOURS, Lean, align
 from tiewise.analysis.model_tables import Ends, TokenTable, ends_of, one_vocabulary
 from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.core.errors import DataError, RunError
+from tiewise.core.errors import DataError, RunError, progress
 from tiewise.core.estimates import Estimate, jackknife, mean_interval
-from tiewise.core.long_work import progress
 from tiewise.inspection.bench import comparison_of
 from tiewise.training.folder import FINAL, folder_name
 

@@ -17,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, progress
 from tiewise.core.estimates import Estimate, jackknife, ratio
 from tiewise.core.files import to_record
-from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import make_tokenizer, plain_engine
 from tiewise.internals.loaded import open_model
 

@@ -50,8 +50,7 @@ from tiewise.checkpoint.rule import describe, names
 from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, read_header, rounded
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError
-from tiewise.core.long_work import doing
+from tiewise.core.errors import CheckpointError, doing
 from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, hidden_vectors, measure_move
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited_file

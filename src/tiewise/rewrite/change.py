@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored
-from tiewise.core.errors import CheckpointError
-from tiewise.core.long_work import progress
+from tiewise.core.errors import CheckpointError, progress
 
 PROBES = 64
 SEED = 20_250_903

@@ -30,9 +30,8 @@ from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, open_regular, short
 from tiewise.core import __version__
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, doing
 from tiewise.core.files import size, to_record
-from tiewise.core.long_work import doing
 from tiewise.rewrite.change import DELETE, Change
 from tiewise.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_files
 from tiewise.rewrite.new_folder import become, beside, cannot_write, destination

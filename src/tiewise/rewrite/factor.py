@@ -35,9 +35,8 @@ from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, plain_ends, r
 from tiewise.checkpoint.rule import names
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
 from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, require_memory, short
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, advance, doing
 from tiewise.core.files import size
-from tiewise.core.long_work import advance, doing
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.core.text import BINS, bin_of
 from tiewise.rewrite.change import (

@@ -19,9 +19,8 @@ from typing import Any
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder
 from tiewise.checkpoint.stored import BITS, Header
 from tiewise.checkpoint.untrusted import inside, parse_json, short
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, advance, doing
 from tiewise.core.files import sync
-from tiewise.core.long_work import advance, doing
 from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
 from tiewise.rewrite.new_folder import copy, share
 

@@ -23,9 +23,8 @@ from filelock import FileLock, Timeout
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.stored import CHUNK_BYTES
 from tiewise.checkpoint.untrusted import open_regular
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, ending
 from tiewise.core.files import sync
-from tiewise.core.long_work import ending
 
 fcntl: Any
 try:

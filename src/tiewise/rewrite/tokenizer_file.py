@@ -25,8 +25,7 @@ from typing import Any
 
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
 from tiewise.core import Late
-from tiewise.core.errors import CheckpointError
-from tiewise.core.long_work import advance, doing
+from tiewise.core.errors import CheckpointError, advance, doing
 from tiewise.core.text import PIECE, batches, begins_spaced, pieces
 
 tokenizers = Late("tokenizers")  # no part of a base install

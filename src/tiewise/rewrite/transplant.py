@@ -36,8 +36,7 @@ from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.untrusted import require_memory, short
-from tiewise.core.errors import CheckpointError
-from tiewise.core.long_work import progress
+from tiewise.core.errors import CheckpointError, progress
 from tiewise.rewrite.change import Change, Pieces
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited_file

@@ -27,9 +27,8 @@ import transformers
 from tqdm import tqdm
 
 from tiewise.core import __version__, ranks
-from tiewise.core.errors import RunError
+from tiewise.core.errors import RunError, heard
 from tiewise.core.files import from_record
-from tiewise.core.long_work import heard
 from tiewise.core.text import Bigram, asymmetric_bigrams
 from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.ops.fast_products import LARGE, ProductChoice, kernels_state, product_choice, same_here

@@ -26,8 +26,7 @@ from transformers.trainer_callback import ExportableState
 
 from tiewise.boundary.sharded_tables import reshard, units
 from tiewise.core import ranks
-from tiewise.core.errors import RunError
-from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, progress, set_ctrl_c
+from tiewise.core.errors import NotedPress, RunError, ctrl_c_was_pressed, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
 from tiewise.ops.fast_products import ProductChoice
@@ -328,7 +327,7 @@ class Interrupt(NotedPress, TrainerCallback):
 
     Use as a context manager around `trainer.train()`; `.pressed` says afterwards whether it was. Of several
     processes that train together all stop after the same step, whichever was told. A press that came before and
-    was lost in a library (`tiewise.core.long_work`) counts.
+    was lost in a library (`tiewise.core.errors`) counts.
     """
 
     def __init__(self) -> None:

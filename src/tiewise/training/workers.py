@@ -38,8 +38,15 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from tiewise.core import Late, __version__
-from tiewise.core.errors import Interrupted, RunError
-from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, heard, listen_for_ctrl_c, set_ctrl_c
+from tiewise.core.errors import (
+    Interrupted,
+    NotedPress,
+    RunError,
+    ctrl_c_was_pressed,
+    heard,
+    listen_for_ctrl_c,
+    set_ctrl_c,
+)
 
 torch = Late("torch")
 Job = Any  # `trainer.Job`, whose file imports torch

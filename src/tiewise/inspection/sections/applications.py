@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, progress
 from tiewise.core.estimates import mean_interval
 from tiewise.core.files import size
 from tiewise.core.found import NATS, Curve, Found, Quantity
-from tiewise.core.long_work import progress
 from tiewise.core.text import token_counts
 from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
 from tiewise.data.tokenizer import Ids, make_tokenizer, windows

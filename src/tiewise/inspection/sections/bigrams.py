@@ -13,9 +13,8 @@ from tiewise.analysis.open_path import open_path
 from tiewise.analysis.path_matrix import find_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, doing, progress
 from tiewise.core.found import NATS, NONE, Found, Listing, Quantity, Stack, count, visible
-from tiewise.core.long_work import doing, progress
 from tiewise.inspection.bench import Bench, Subject, section
 
 LEAST = 1000  # tokens of a text

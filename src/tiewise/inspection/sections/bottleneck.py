@@ -18,10 +18,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tiewise.core.errors import no_numbers
+from tiewise.core.errors import no_numbers, progress
 from tiewise.core.estimates import mean_interval, ratio
 from tiewise.core.found import Found, Quantity
-from tiewise.core.long_work import progress
 from tiewise.core.text import BINS, bin_of, token_counts
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section

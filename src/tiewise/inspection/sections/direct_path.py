@@ -9,9 +9,8 @@ from tiewise.analysis import path_matrix
 from tiewise.analysis.open_path import NONE, open_path
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, doing, progress
 from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
-from tiewise.core.long_work import doing, progress
 from tiewise.inspection.bench import Bench, Subject, section
 
 OWN_TOKENS = 2000  # whose whole row of logits is looked at

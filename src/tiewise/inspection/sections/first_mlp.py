@@ -26,9 +26,8 @@ from tiewise.analysis.open_path import DirectPath, open_path
 from tiewise.analysis.path_matrix import find_pairs, sampled, sampled_asymmetry, word_orders
 from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import DataError, InstallError
+from tiewise.core.errors import DataError, InstallError, doing
 from tiewise.core.found import NATS, NONE, Found, Grid, Listing, Quantity, count, plain
-from tiewise.core.long_work import doing
 from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened
 

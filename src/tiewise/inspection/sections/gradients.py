@@ -20,10 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from tiewise.analysis.token_texts import read_as
-from tiewise.core.errors import DataError, no_numbers
+from tiewise.core.errors import DataError, no_numbers, progress
 from tiewise.core.estimates import ratio
 from tiewise.core.found import NATS, ONE, Curve, Found, Listing, Quantity, count, plain, visible
-from tiewise.core.long_work import progress
 from tiewise.core.text import BINS, bin_of, token_counts
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, mean_of, section

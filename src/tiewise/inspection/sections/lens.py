@@ -23,10 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiewise.core.errors import DataError, UnsupportedError
+from tiewise.core.errors import DataError, UnsupportedError, progress
 from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import NATS, NONE, Curve, Found, Listing, Quantity, plain
-from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tiewise.core.errors import progress
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import NATS, Found, Listing, Quantity
-from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.internals.loaded import Opened

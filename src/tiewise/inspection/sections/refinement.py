@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tiewise.boundary.locate import locate
+from tiewise.core.errors import advance, doing
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
-from tiewise.core.long_work import advance, doing
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
 from tiewise.internals.loaded import Opened

@@ -14,10 +14,9 @@ from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.token_rows import directions, gaussian_shares, moments, norms_by_count, plane, saying_little
 from tiewise.analysis.token_texts import Groups, Texts, by_script, read_texts, shown
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, doing
 from tiewise.core.estimates import Estimate, Z, mean_interval
 from tiewise.core.found import NATS, NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
-from tiewise.core.long_work import doing
 from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.bench import Bench, Subject, section
 

@@ -8,8 +8,7 @@ import pytest
 import typer
 
 from tiewise.cli.options import interruptible
-from tiewise.core.errors import Interrupted
-from tiewise.core.long_work import _Heard, ctrl_c_behind, ctrl_c_was_pressed, listen_for_ctrl_c
+from tiewise.core.errors import Interrupted, _Heard, ctrl_c_behind, ctrl_c_was_pressed, listen_for_ctrl_c
 from tiewise.training.trainer import Interrupt
 
 
