@@ -97,7 +97,7 @@ def passages(job: Job, task: str, split: str, count: int, draw: np.random.Genera
 @lru_cache(1)
 def sources(data: Path) -> dict[tuple[int, ...], int]:
     """A built-in document's first tokens → 0 for a topic of the language reference, 1 for a module."""
-    encode = load_prepared(data).tokenizer().encode
+    encode = load_prepared(data).tokenizer.encode
     begins = ((name, "\n\n".join(paragraphs(said))[:400]) for name, said in builtin_texts())
     return {tuple(encode(said)[:_HEAD]): int(name.startswith("module")) for name, said in begins}
 
@@ -105,7 +105,7 @@ def sources(data: Path) -> dict[tuple[int, ...], int]:
 def pairs(job: Job, task: str, split: str, count: int, draw: np.random.Generator) -> Iterator[Row]:
     """Yield an ALBERT's rows, with nothing masked."""
     objective = "sop" if task == "order" else "none"
-    marks = [getattr(job.text.tokenizer(), f"{name}_id") for name in MARKS]
+    marks = [getattr(job.text.tokenizer, f"{name}_id") for name in MARKS]
     rows = PairRows(
         split_sentences(job.text, split), job.settings.own.packing(job.settings.length, objective),
         Masking(masked=0, random=0), seed=int(draw.integers(1 << 30)), count=count,

@@ -129,7 +129,7 @@ def finish_healing(out: Path, display: Display, workers: Workers | None = None) 
     settings, text = opened(out, single=True)
     if settings.kind != HEAL:
         raise RunError(f"{out} holds no healing", f"use tiewise train --out {out} --resume")
-    run, tokenizer = finish_one(out, display, workers), text.tokenizer()
+    run, tokenizer = finish_one(out, display, workers), text.tokenizer
     held_out = tokenizer.decode(text.split("heldout")[:MOST_HELD_OUT]).replace(tokenizer.eos_token, "\n\n")
     with display.stages():
         found = healed(run.model, settings.model, settings.own.teacher, passages([held_out]))

@@ -33,7 +33,7 @@ def file(tmp_path):
 def decoded(prepared, name):
     ids = prepared.split(name)
     assert (ids == prepared.eos_id).tolist() == [False] * (len(ids) - 1) + [True]
-    return prepared.tokenizer().decode(ids[:-1].tolist())
+    return prepared.tokenizer.decode(ids[:-1].tolist())
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe:600"])

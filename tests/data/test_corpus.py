@@ -59,7 +59,7 @@ def decoded(prepared, name):
     tokens = prepared.split(name)
     ends = np.flatnonzero(tokens == prepared.eos_id)
     assert ends[-1] == len(tokens) - 1
-    return [prepared.tokenizer().decode(part[:-1].tolist()) for part in np.split(tokens, ends + 1)[:-1]]
+    return [prepared.tokenizer.decode(part[:-1].tolist()) for part in np.split(tokens, ends + 1)[:-1]]
 
 
 def said(documents):
@@ -89,7 +89,7 @@ def test_documents_are_partitioned_and_paragraphs_kept_once(source, out, rows):
 
 def test_tokenizer_learns_from_the_training_split_only(source, out, rows):
     prepared = prepare([str(source)], "bpe:1500", out, length=8)
-    tokenizer = prepared.tokenizer()
+    tokenizer = prepared.tokenizer
     whole_words = {tokenizer.decode([i]).strip() for i in range(len(tokenizer))}
     for name in SPLITS:
         text = "\n".join(decoded(prepared, name))
@@ -111,7 +111,7 @@ def test_files_types_and_facts(source, out):
     assert [facts[key] for key in ("texts", "demo", "python")] == [[str(source)], False, None]
     assert facts["tokenizer"] == {"vocab": 257, "eos_id": 256, "dtype": "uint16", "kind": "bytes"}
     assert load_prepared(out) == prepared
-    assert prepared.tokenizer() is prepared.tokenizer()
+    assert prepared.tokenizer is prepared.tokenizer
 
 
 def test_progress_runs_through_three_stages(source, out):
@@ -376,7 +376,7 @@ def prepared(tmp_path):
 
 def test_less_text_is_whole_blocks_spread_evenly_and_the_rest_stays(prepared):
     whole = prepared(None)
-    train, heldout, words = (np.array(whole.split("train")), np.array(whole.split("heldout")), whole.tokenizer())
+    train, heldout, words = (np.array(whole.split("train")), np.array(whole.split("heldout")), whole.tokenizer)
     less = prepared(100)
     kept = np.array(less.split("train")).reshape(-1, 8)
     blocks = train[: len(train) // 8 * 8].reshape(-1, 8)
@@ -385,7 +385,7 @@ def test_less_text_is_whole_blocks_spread_evenly_and_the_rest_stays(prepared):
     assert less.facts["splits"]["train"]["tokens"] == 96
     assert set(np.diff(places)) <= {len(blocks) // 12, len(blocks) // 12 + 1}
     assert (np.array(less.split("heldout")) == heldout).all()
-    assert less.tokenizer().get_vocab() == words.get_vocab()
+    assert less.tokenizer.get_vocab() == words.get_vocab()
     assert less.counts.sum() == 96
 
 

@@ -32,7 +32,7 @@ def counted(text):
 
 def test_tokens_are_words_and_line_ends_and_what_became_unknown_is_told(corpus, tmp_path):
     text = prepare_words(str(corpus), tmp_path / "out")
-    names, facts = text.tokenizer().convert_ids_to_tokens, text.facts
+    names, facts = text.tokenizer.convert_ids_to_tokens, text.facts
     assert names(text.split("train").tolist()) == counted(TRAIN)
     assert names(text.split("tune").tolist()) == ["the", "<unk>", "sat", "<eos>"]
     assert names(text.split("heldout").tolist()) == ["<unk>", "cat", "<unk>", "<unk>", "mat", "<eos>"]
@@ -68,7 +68,7 @@ def test_many_lines_in_batches_and_four_bytes(tmp_path):
     assert text.vocab > 1 << 16
     ids = text.split("train")
     assert len(ids) == 30_000 * 6
-    assert text.tokenizer().convert_ids_to_tokens(ids[-6:].tolist()) == counted(rows[-1])
+    assert text.tokenizer.convert_ids_to_tokens(ids[-6:].tolist()) == counted(rows[-1])
 
 
 def test_parts_of_one_file_are_whole_and_apart(tmp_path):

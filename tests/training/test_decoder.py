@@ -196,7 +196,7 @@ def test_an_arm_that_this_model_cannot_have(made, tiny, arm):
 
 
 def test_tables_start_from_word_vectors_of_their_width(text, made, tiny, tmp_path):
-    words = text.tokenizer().convert_ids_to_tokens(list(range(10, 20)))
+    words = text.tokenizer.convert_ids_to_tokens(list(range(10, 20)))
     for width in (16, 5):
         rows = (f"{word} {' '.join([str(i)] * width)}\n" for i, word in enumerate(words))
         (tmp_path / f"{width}.txt").write_text("".join(rows), encoding="utf-8")

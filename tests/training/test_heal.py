@@ -211,7 +211,7 @@ def test_transplanted_rows_cost_less_than_mean_and_random_ones(by, learnt, donor
     missing = torch.tensor(sorted(number for text, number in words[1].items() if text not in words[0]))
     assert 400 < len(missing) < 1000
     prepared = load_prepared(learnt.parents[2] / "data")
-    held_out = passages([prepared.tokenizer().decode(prepared.split("heldout"))])
+    held_out = passages([prepared.tokenizer.decode(prepared.split("heldout"))])
     cost = passage_nats(tmp_path / "made", held_out)
     mean, spread = old.mean(0), torch.linalg.cholesky(torch.cov(old.T))
     drawn = torch.randn(len(missing), len(mean), generator=torch.Generator().manual_seed(0)) @ spread.T

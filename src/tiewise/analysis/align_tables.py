@@ -164,15 +164,13 @@ def align(
     scores = _map_scores(fitter, settings)
     which, k = settings.sample(len(pairs))
     if k:
-        table_a, table_b, dtype = fitter.a, fitter.b, fitter.dtype
-        ids_a, ids_b = nearest(table_a, pairs.a[which], k, dtype), nearest(table_b, pairs.b[which], k, dtype)
-        generator, null = np.random.default_rng(settings.seed), []
-        for _ in range(max(1, settings.permutations)):
-            order = generator.permutation(len(which))
-            null.append(float(shared(ids_a, np.argsort(order)[ids_b[order]]).mean()))
+        sides = (fitter.a, pairs.a), (fitter.b, pairs.b)
+        ids_a, ids_b = (nearest(table, rows[which], k, fitter.dtype) for table, rows in sides)
+        generator = np.random.default_rng(settings.seed)
+        orders = (generator.permutation(len(which)) for _ in range(max(1, settings.permutations)))
+        null = tuple(float(shared(ids_a, np.argsort(order)[ids_b[order]]).mean()) for order in orders)
         # rows share neighbours, so that the interval is a little narrow
-        common = mean_interval(shared(ids_a, ids_b))
-        scores.append(Score(NEIGHBOURS, common, k / (len(which) - 1), null=tuple(null)))
+        scores.append(Score(NEIGHBOURS, mean_interval(shared(ids_a, ids_b)), k / (len(which) - 1), null=null))
     products, norms, _ = fitter.sums(fitter.held, onto=fitter.products)
     centred, taken_out = products.without(), {}
     for powers in sorted({0, *(min(powers, products.along_a.shape[1]) for powers in (LINE, CURVE))}):
@@ -326,10 +324,9 @@ def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Sp
         rising, vectors = np.linalg.eigh(gram)
         values = np.maximum(rising[::-1], 0)
         axes.append((values, vectors[:, ::-1]))
-        total, energy = float(values.sum()), float(np.trace(raw))
-        participation = total**2 / float(np.square(values).sum()) if total else 0.0
-        share = products.rows * float(mean @ mean) / energy if energy else 0.0
-        found.append(Spectrum(tuple(map(float, np.sqrt(values))), participation, share))
+        participation = float(values.sum() ** 2 / (values @ values)) if values.any() else 0.0
+        share = products.rows * float(mean @ mean / np.trace(raw)) if raw.any() else 0.0
+        found.append(Spectrum(tuple(np.sqrt(values).tolist()), participation, share))
     (values_a, axes_a), (values_b, axes_b) = axes
     rank = min(int((v > len(v) * np.finfo(np.float64).eps * v[0]).sum()) for v in (values_a, values_b))
     between, spaces = axes_a.T @ centred.cross @ axes_b, []
@@ -340,8 +337,7 @@ def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Sp
             views.append(("coordinates", axes_a[:, :k].T @ axes_b[:, :k], k / len(axes_a)))
         for over, product, chance in views:
             cosines = np.minimum(np.linalg.svd(product, compute_uv=False), 1.0)
-            value = float(np.square(cosines).mean())
-            spaces.append(Subspace(over, k, value, min(1.0, chance), tuple(map(float, cosines))))
+            spaces.append(Subspace(over, k, float(cosines @ cosines) / k, min(1.0, chance), tuple(cosines.tolist())))
     return (found[0], found[1]), tuple(spaces)
 
 

@@ -56,18 +56,14 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
     unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
     for text in texts:
         spaced, alone = (tokenizer.encode(spelled, add_special_tokens=False) for spelled in (f" {text}", text))
-        for found in (spaced, alone):
-            # some vocabularies drop what they do not know: the one token must stand for all of the text
-            whole = len(found.ids) == 1 and found.offsets[0][1] - found.offsets[0][0] >= len(text)
-            if whole and found.ids[0] != unknown:
-                made.append(found.ids[0])
-                break
-        else:
-            if (number := tokenizer.token_to_id(text)) is None:
-                pieces = " + ".join(map(short, alone.tokens[:6])) or "nothing"
-                what = f"{short(text)} is not one token of this vocabulary: {pieces}"
-                raise DataError(what, "choose a word that is one token")
-            made.append(number)
+        # some vocabularies drop what they do not know: the one token must stand for all of the text
+        whole = (e.ids[0] for e in (spaced, alone) if len(e.ids) == 1 and np.ptp(e.offsets[0]) >= len(text))
+        number = next((one for one in whole if one != unknown), tokenizer.token_to_id(text))
+        if number is None:
+            pieces = " + ".join(map(short, alone.tokens[:6])) or "nothing"
+            what = f"{short(text)} is not one token of this vocabulary: {pieces}"
+            raise DataError(what, "choose a word that is one token")
+        made.append(number)
     return made
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import module_of
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded
+from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded, whole
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.spec import BoundarySpec
@@ -253,16 +253,16 @@ def _mapped(
 ) -> tuple[Dense, Dense]:
     """Both ends behind the maps that are stored."""
     if into is not None:
-        lookup = _linear(lookup, _values(into).T)
+        lookup = _linear(lookup, whole(into).T)
     if "weight" in out:
-        head = _linear(head, _values(out["weight"]))
+        head = _linear(head, whole(out["weight"]))
     elif "p" in out:
-        p, q = _values(out["p"]), _values(out["q"])
+        p, q = whole(out["p"]), whole(out["q"])
         if p.any() and q.any():  # P Q is never formed
             head = replace(head, map=lambda rows: rows + spec.strength * ((rows @ p) @ q), mapped="correction")
     elif "factor" in out:
         require_memory(8 * _SPD_MATRICES * head.width**2, f"{facts.path}: a positive definite map {head.width} wide")
-        factor = _values(out["factor"])  # C below its diagonal, and log C on it
+        factor = whole(out["factor"])  # C below its diagonal, and log C on it
         if np.tril(factor).any():
             c = np.tril(factor, -1) + np.diag(np.exp(np.diagonal(factor)))
             try:
@@ -277,12 +277,6 @@ def _mapped(
 def _linear(end: Dense, matrix: NDArray[np.float64]) -> Dense:
     digest = hashlib.sha256(matrix.tobytes()).hexdigest()
     return replace(end, width=matrix.shape[1], map=lambda rows: rows @ matrix, mapped=f"{matrix.shape} {digest}")
-
-
-def _values(tensor: Stored) -> NDArray[np.float64]:
-    """Return a stored map, whole, in fp64."""
-    with Reader(tensor) as reader:
-        return reader.rows().astype(np.float64)
 
 
 def _wrong(facts: Facts, what: str) -> CheckpointError:

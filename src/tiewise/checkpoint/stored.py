@@ -230,3 +230,9 @@ class Reader:
         step = max(1, chunk_bytes // max(1, self.row_bytes))
         for start in range(0, self.tensor.rows, step):
             yield start, min(start + step, self.tensor.rows)
+
+
+def whole(tensor: Stored) -> NDArray[np.float64]:
+    """Return a tensor of numbers, all of it, in fp64."""
+    with Reader(tensor) as reader:
+        return reader.rows().astype(np.float64)

@@ -51,7 +51,7 @@ def data(
         prepared = mark(prepare(texts, tokenizer, Path(folder) / "data", length=length, apart=True))
         sentences = split_sentences(prepared, split)
         rows = PairRows(sentences, packing, masks, seed=seed, count=count)
-        words = prepared.tokenizer()
+        words = prepared.tokenizer
         found = [_row(rows, index, words) for index in range(count)]
     documents = len(sentences.documents) - 1
     facts = {"documents": documents, "sentences": len(sentences), "rows_per_epoch": rows.rows_per_epoch}

@@ -32,7 +32,7 @@ from tiewise.core.files import sync, write_whole, written_whole
 from tiewise.core.text import pieces, token_counts
 from tiewise.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
 from tiewise.data.sources import Source, read_sources, resolve
-from tiewise.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, write_tokens
+from tiewise.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, windows, write_tokens
 
 FACTS = "data.json"
 SHARES = (0.88, 0.04, 0.08)  # of the splits, in characters
@@ -70,12 +70,9 @@ class PreparedText:
         """How often each token occurs in the training split [V], counted once."""
         return token_counts(self.split("train"), self.vocab)
 
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Return the tokenizer, loaded at the first call."""
-        return self._tokenizer
-
     @cached_property
-    def _tokenizer(self) -> PreTrainedTokenizerFast:
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer, loaded once."""
         where = str(self.folder / TOKENIZER)
         return AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=True)
 
@@ -89,17 +86,15 @@ class Blocks(Dataset):
     def __init__(self, tokens: np.ndarray, length: int):
         if not 1 <= length <= len(tokens):
             raise DataError(f"{len(tokens)} tokens hold no block of {length}", "give more text, or another length")
-        self.tokens = tokens
-        self.length = length
+        self.blocks = tokens[: len(tokens) // length * length].reshape(-1, length)
 
     def __len__(self) -> int:
-        return len(self.tokens) // self.length
+        return len(self.blocks)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < len(self):
             raise IndexError(f"block {index} of {len(self)}")
-        block = self.tokens[index * self.length : (index + 1) * self.length]
-        ids = torch.from_numpy(block.astype(np.int64))
+        ids = torch.from_numpy(self.blocks[index].astype(np.int64))
         return {"input_ids": ids, "labels": ids.clone()}
 
 
@@ -267,10 +262,9 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
             if asked > len(tokens):
                 what = f"the text has {len(tokens):,} training tokens, {asked:,} are asked for"
                 raise DataError(what, "give more text, or a smaller train_tokens")
-            blocks = tokens[: len(tokens) // length * length].reshape(-1, length)
-            kept = min(asked // length, len(blocks))  # evenly apart: texts are in the order of their sources
-            blocks[np.arange(kept) * len(blocks) // max(kept, 1)].tofile(work / "train.bin")
-            splits["train"]["tokens"] = kept * length
+            kept = windows(tokens, length, asked // length)  # evenly apart: texts are in the order of their sources
+            kept.tofile(work / "train.bin")
+            splits["train"]["tokens"] = kept.size
         facts |= {"splits": splits, "tokens": sum(split["tokens"] for split in splits.values())}
         facts |= {"texts": request["texts"], "demo": set(request["texts"]) == {"builtin"}, "python": request["python"]}
         facts |= {"dropped_paragraphs": deduplicate.dropped, "request": request}

@@ -73,7 +73,7 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
     if size < 1 or size > (vocab or size):  # said before gigabytes are read
         raise DataError(f"{size:,} tokens of {vocab or 'a vocabulary'}", "choose a size from 1 to the vocabulary's")
     prepared = prepare(texts, tokenizer, folder, length=1)
-    words, counts, every = prepared.tokenizer(), prepared.counts, vocab or prepared.vocab
+    words, counts, every = prepared.tokenizer, prepared.counts, vocab or prepared.vocab
     if size > every or counts[every:].any():
         raise DataError(f"text or size go beyond a vocabulary of {every:,}", "give tokenizer and size of one model")
     added = [number for number, one in words.added_tokens_decoder.items() if one.special]

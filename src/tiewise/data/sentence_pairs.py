@@ -127,8 +127,7 @@ def find_sentences(tokens: np.ndarray, vocabulary: Vocabulary, eos: int) -> Sent
         pieces = [vocabulary.pieces[i] for i in tokens[begin:stop].tolist()]
         text, after = b"".join(pieces), []
         for match in _END.finditer(text):
-            word = _WORD.search(text, max(0, match.start() - 12), match.start())
-            before = b"" if word is None else word[0]
+            before = (_WORD.search(text, max(0, match.start() - 12), match.start()) or [b""])[0]
             abbreviates = before.lower() in _TITLES or (len(before) == 1 and before != b"I")
             if match["mark"] != b"." or not abbreviates:
                 after.append(match.end())

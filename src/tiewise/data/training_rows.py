@@ -62,7 +62,7 @@ def mark(text: PreparedText, marks: Mapping[str, str] = MARKS, more: Sequence[st
 
 def split_sentences(text: PreparedText, split: str, most: int | None = None) -> Sentences:
     """Find the sentences of a split, or of its first `most` tokens."""
-    vocabulary = Vocabulary.of(text.tokenizer(), text.vocab)
+    vocabulary = Vocabulary.of(text.tokenizer, text.vocab)
     return find_sentences(np.asarray(text.split(split)[:most]), vocabulary, text.eos_id)
 
 

@@ -184,10 +184,9 @@ class AlbertAttention(nn.Module):
 
     def forward(self, x: Tensor, readable: Tensor | None) -> Tensor:
         """x [B, T, H] → [B, T, H]; `readable` bool [B, 1, 1, T]."""
-        heads = (self.heads, -1)
-        q, k, v = (part(x).unflatten(-1, heads).transpose(1, 2) for part in (self.query, self.key, self.value))
-        dropped = self.share if self.training else 0.0
-        read = F.scaled_dot_product_attention(q, k, v, attn_mask=readable, dropout_p=dropped)
+        maps = (self.query, self.key, self.value)
+        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in maps)
+        read = F.scaled_dot_product_attention(q, k, v, readable, self.share if self.training else 0.0)
         return self.norm(x + self.dropout(self.dense(read.transpose(1, 2).flatten(2))))
 
 

@@ -329,7 +329,7 @@ def make_jobs(
 def probed(text: PreparedText) -> tuple[list[Bigram], dict[int, str]]:
     """Return the bigrams whose direct path is measured, and their tokens by name, in the order of the measurement."""
     found = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
-    tokenizer = text.tokenizer()
+    tokenizer = text.tokenizer
     names = {token: tokenizer.decode([token]) for b in found for token in (b.left, b.right)}
     # two words come before punctuation, which says less to a reader
     bigrams = sorted(found, key=lambda b: not all(names[t].strip().isalpha() for t in (b.left, b.right)))[:BIGRAMS]

@@ -310,7 +310,7 @@ def build_drawn(job: Job, make: Callable[[], Any], std: float, reach: float | No
         for table in (table_in, table_out) if job.spec.pad is not None else ():
             table[job.spec.pad].zero_()
     if job.spec.vectors is not None:
-        rows = load_vectors(job.spec.vectors, row_tokens(job.text.tokenizer(), job.text.vocab))
+        rows = load_vectors(job.spec.vectors, row_tokens(job.text.tokenizer, job.text.vocab))
         start_from_rows(table_in, rows, job.spec.freeze, job.spec)
     return installed
 
@@ -452,5 +452,5 @@ def _keep(job: Job, installed: Installed) -> None:
             made = job.folder / f"{name}.partial"
             remove(made)
             model.save_pretrained(made)
-            job.text.tokenizer().save_pretrained(made)
+            job.text.tokenizer.save_pretrained(made)
             replace_path(made, job.folder / name)

@@ -144,7 +144,7 @@ class Alberts(Kind):
 
     def build(self, job: Job) -> Installed:
         """Build the model of an arm, and install its boundary."""
-        t = job.text.tokenizer()
+        t = job.text.tokenizer
         marks = {"pad_token_id": t.pad_token_id, "bos_token_id": t.cls_token_id, "eos_token_id": t.sep_token_id}
         torch.manual_seed(job.seed)
         model: Any = OpenAlbertForPreTraining(arm_config(job.settings, job.arm, job.text.vocab, **marks))

@@ -111,7 +111,7 @@ class SpanRows(Dataset):
     """
 
     def __init__(self, job: Job, blocks: np.ndarray, *, seed: int, count: int | None = None) -> None:
-        tokenizer = job.text.tokenizer()
+        tokenizer = job.text.tokenizer
         self.blocks, self.seed, self.count = blocks, seed, len(blocks) if count is None else count
         self.sentinels = np.array(tokenizer.convert_tokens_to_ids(sentinels(job.settings)))
         self.hidden, self.marks = job.settings.own.sizes(job.settings.length)[0], marks(job.settings, tokenizer)
@@ -161,8 +161,8 @@ def make_config(settings: Settings, text: PreparedText) -> Any:
         own = {f"{end}_{name}": size for end in ends for name, size in sizes.items()}
         own |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
         own |= {"init_std": 0.5 * sound_std(width), "max_position_embeddings": 2 * s.length, "bos_token_id": None}
-        own["forced_eos_token_id"] = text.tokenizer().eos_token_id
-    return AutoConfig.for_model(s.model, vocab_size=text.vocab, d_model=width, **own, **marks(s, text.tokenizer()))
+        own["forced_eos_token_id"] = text.tokenizer.eos_token_id
+    return AutoConfig.for_model(s.model, vocab_size=text.vocab, d_model=width, **own, **marks(s, text.tokenizer))
 
 
 def make_model(job: Job) -> Any:
