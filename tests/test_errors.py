@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from tiewise.cli.options import interruptible
-from tiewise.core.errors import Interrupted, _Heard, ctrl_c_behind, ctrl_c_was_pressed, listen_for_ctrl_c
+from tiewise.core.errors import Interrupted, _Heard, ctrl_c_behind, ctrl_c_came, listen_for_ctrl_c
 from tiewise.training.trainer import Interrupt
 
 
@@ -80,7 +80,7 @@ def test_training_that_nobody_interrupted_begins_so(listening):
         assert not interrupt.pressed
         press()
         assert interrupt.pressed
-    assert not ctrl_c_was_pressed()
+    assert not ctrl_c_came()
 
 
 def test_a_process_that_ignores_it_goes_on_ignoring_it():
@@ -90,7 +90,7 @@ def test_a_process_that_ignores_it_goes_on_ignoring_it():
         press()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert not ctrl_c_was_pressed()
+    assert not ctrl_c_came()
 
 
 def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
@@ -102,7 +102,7 @@ def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
             self.work()
 
     Last(press)
-    assert ctrl_c_was_pressed()
+    assert ctrl_c_came()
     assert capsys.readouterr().err == ""
     Last(of_its_own)
     assert "no such module" in capsys.readouterr().err

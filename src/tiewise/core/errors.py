@@ -163,7 +163,7 @@ def raise_at_ctrl_c(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def ctrl_c_was_pressed() -> bool:
+def ctrl_c_came() -> bool:
     """Whether Ctrl-C was pressed while `raise_at_ctrl_c` handled it, seen since or not."""
     return _Heard.pressed
 
@@ -193,7 +193,7 @@ def ctrl_c_behind(error: BaseException) -> bool:
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, (Interrupted, KeyboardInterrupt)):
         seen = seen.__cause__ or seen.__context__
-    return seen is not None or ctrl_c_was_pressed()
+    return seen is not None or ctrl_c_came()
 
 
 class Ending:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -59,7 +59,7 @@ from tiewise.training.folder import (
     replace_path,
     write_json,
 )
-from tiewise.training.results import AGAIN, DENSE, FINAL, BinNll, CurvePoint, RunResult, Share
+from tiewise.training.results import AGAIN, DENSE, FINAL, MASKED, BinNll, CurvePoint, RunResult, Share
 from tiewise.training.settings import Settings, find
 from tiewise.training.trainer import Events, Interrupt, Job, RunRecord, TiewiseTrainer, arguments, logging_window
 
@@ -80,19 +80,23 @@ class MeasuredSplit:
     unigram_nll: float | None = None
 
 
-def measured(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray, **more: Any) -> MeasuredSplit:
-    """Gather (losses [n], tokens [n]) of predicted tokens by their training counts [V]; `more` are other fields."""
+def measured(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray) -> MeasuredSplit:
+    """Gather (losses [n], tokens [n]) of predicted tokens by their training counts [V]."""
     parts = [(losses.double().cpu().numpy(), targets.cpu().numpy()) for losses, targets in pieces]
     losses = np.concatenate([part for part, _ in parts] or [np.zeros(0)])
     where = np.concatenate([bin_of(counts[part]) for _, part in parts] or [np.zeros(0, np.int64)])
     sums, sizes = np.bincount(where, losses, len(BINS)), np.bincount(where, minlength=len(BINS))
     bins = [BinNll(label, int(n), float(s / n) if n else None) for label, s, n in zip(BINS, sums, sizes, strict=True)]
-    return MeasuredSplit(float(sums.sum() / len(losses)) if parts else math.nan, len(losses), bins, **more)
+    return MeasuredSplit(float(sums.sum() / len(losses)) if parts else math.nan, len(losses), bins)
 
 
-def unigram_nll(targets: Tensor, counts: np.ndarray) -> float:
-    """Mean nll of tokens [n] by nothing but their training counts [V], one added to each."""
-    return float(-np.log((counts + 1) / (counts.sum() + len(counts)))[targets.cpu().numpy()].mean())
+def measured_shares(found: Mapping[str, Sequence[Tensor]], counts: np.ndarray) -> MeasuredSplit:
+    """The same of what is `found` of MASKED tokens and of pairs: (losses in fp64, targets, which were right) [n]."""
+    shares = {name: Share.of(int(right.sum()), len(nll), float(nll.mean())) for name, (nll, _, right) in found.items()}
+    losses, targets, _ = found[MASKED]
+    # of these tokens by nothing but their training counts, one added to each
+    unigram = -np.log((counts + 1) / (counts.sum() + len(counts)))[targets.cpu().numpy()].mean()
+    return replace(measured([(losses, targets)], counts), shares=shares, unigram_nll=float(unigram))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from transformers.trainer_callback import ExportableState
 
 from tiewise.boundary.sharded_tables import reshard, units
 from tiewise.core import ranks
-from tiewise.core.errors import NotedPress, RunError, ctrl_c_was_pressed, progress, set_ctrl_c
+from tiewise.core.errors import NotedPress, RunError, ctrl_c_came, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
 from tiewise.ops.fast_products import ProductChoice
@@ -331,7 +331,7 @@ class Interrupt(NotedPress, TrainerCallback):
     """
 
     def __init__(self) -> None:
-        super().__init__(ctrl_c_was_pressed())
+        super().__init__(ctrl_c_came())
 
     def __enter__(self) -> Interrupt:
         self._before = set_ctrl_c(self)

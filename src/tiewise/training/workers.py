@@ -38,15 +38,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from tiewise.core import Late, __version__
-from tiewise.core.errors import (
-    Interrupted,
-    NotedPress,
-    RunError,
-    ctrl_c_was_pressed,
-    heard,
-    listen_for_ctrl_c,
-    set_ctrl_c,
-)
+from tiewise.core.errors import Interrupted, NotedPress, RunError, ctrl_c_came, heard, listen_for_ctrl_c, set_ctrl_c
 
 torch = Late("torch")
 Job = Any  # `trainer.Job`, whose file imports torch
@@ -181,7 +173,7 @@ class _PassedOn(NotedPress):
     """Passes Ctrl-C on to the workers that have something in hand."""
 
     def __init__(self, workers: list[Any]) -> None:
-        super().__init__(ctrl_c_was_pressed())
+        super().__init__(ctrl_c_came())
         self.workers = workers
 
     def __call__(self, number: int, frame: FrameType | None) -> None:

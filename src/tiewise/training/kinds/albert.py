@@ -33,8 +33,8 @@ from tiewise.data.sentence_pairs import OBJECTIVES, Packing
 from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
 from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training.optimizers import Lamb, lamb_groups
-from tiewise.training.results import MASKED, Share
-from tiewise.training.run import TABLES, Kind, MeasuredSplit, check_rows, evaluating, measured, unigram_nll
+from tiewise.training.results import MASKED
+from tiewise.training.run import TABLES, Kind, MeasuredSplit, check_rows, evaluating, measured_shares
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
@@ -296,9 +296,7 @@ def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], count
                         kept.append((losses, wanted, logits.float().argmax(-1) == wanted))
         new = {name: kept for name, kept in judged.items() if kept and name not in found}
         found |= {name: [torch.cat(part).cpu() for part in zip(*kept, strict=True)] for name, kept in new.items()}
-    shares = {name: Share.of(int(right.sum()), len(nll), float(nll.mean())) for name, (nll, _, right) in found.items()}
-    losses, targets, _ = found[MASKED]
-    return measured([(losses, targets)], counts, shares=shares, unigram_nll=unigram_nll(targets, counts))
+    return measured_shares(found, counts)
 
 
 KIND = Alberts()

@@ -25,15 +25,7 @@ from tiewise.core.errors import PlanError, RunError, one_line
 from tiewise.core.first_loss import first_step, small_decoder, sound_std
 from tiewise.data.corpus import Blocks, PreparedText
 from tiewise.planning.read_config import read
-from tiewise.training.run import (
-    Kind,
-    MeasuredSplit,
-    build_drawn,
-    causal_model,
-    evaluating,
-    measured,
-    prepared_blocks,
-)
+from tiewise.training.run import Kind, MeasuredSplit, build_drawn, causal_model, evaluating, measured, prepared_blocks
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 

@@ -42,8 +42,8 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
 from tiewise.data.tokenizer import windows
 from tiewise.data.training_rows import mark
-from tiewise.training.results import MASKED, Share
-from tiewise.training.run import Kind, MeasuredSplit, build_drawn, evaluating, measured, prepared_blocks, unigram_nll
+from tiewise.training.results import MASKED
+from tiewise.training.run import Kind, MeasuredSplit, build_drawn, evaluating, measured_shares, prepared_blocks
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
@@ -265,10 +265,7 @@ class EncoderDecoders(Kind):
                 logits, targets = logits_of(model, given)[hidden].float(), given["labels"][hidden]
                 losses = F.cross_entropy(logits, targets, reduction="none").double()
                 found.append((losses, targets, logits.argmax(-1) == targets))
-        losses, targets, right = (torch.cat(part) for part in zip(*found, strict=True))
-        shares = {MASKED: Share.of(int(right.sum()), len(right), float(losses.mean()))}
-        known = unigram_nll(targets, job.text.counts)
-        return measured([(losses, targets)], job.text.counts, shares=shares, unigram_nll=known)
+        return measured_shares({MASKED: [torch.cat(part) for part in zip(*found, strict=True)]}, job.text.counts)
 
     def evaluated(self, job: Job) -> int:
         """Hidden tokens, which are what is measured."""
