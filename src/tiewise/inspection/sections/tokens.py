@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from tiewise.core.errors import DataError, doing
 from tiewise.core.estimates import Estimate, Z, mean_interval
 from tiewise.core.found import NATS, NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
 from tiewise.core.text import BINS, bin_of
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.inspection.bench import Bench, Subject, mean_of, section
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NAMED = 6  # tokens of a view that carry their text
@@ -72,8 +73,11 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
     curves: list[Curve] = []
     norm_rows: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in (FREQUENCY, SCRIPT)}
     filled: dict[str, Array] = {}  # table → share of its variance in each direction
-    beside: Array | None = None  # the first table's plane
+    beside: Array | None = None  # the first table's plane, where those that carry their text lie apart
+    named: tuple[int, ...] = ()
     points: list[Points] = []
+    many = f"{count(len(labels))} tokens" + ("." if counts is None else ", half the text's most frequent.")
+    band_of, bands = ((0,) * len(labels), ("tokens",)) if often is None else (tuple(map(int, bin_of(often))), BINS)
     little: list[tuple[str, str, str]] = []
     for name, table in views.items():
         with doing(f"products of {name}", table.rows):
@@ -99,7 +103,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
                 band.append((place, Estimate(median, low, high, len(values))))
                 if len(values) > 1:
                     what = f"mean norm, {name}, tokens of {'count' if kind == FREQUENCY else kind} {label}"
-                    quantities.append(Quantity.of_estimate(what, mean_interval(values), unit="norm", main=False))
+                    quantities.append(mean_of(what, values, unit="norm", main=False))
             if kind == FREQUENCY:
                 curves.append(Curve.through(
                     "Length of rows by token frequency", band, along=OFTEN, ticks=of.labels,
@@ -107,29 +111,19 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
                 ))  # fmt: skip
         quantities += directions(name, table, sums, seed, main=correlations is None)
         if isinstance(table, StoredTable):
-            counted, named = saying_little(name, table, unused, counts)
-            quantities, little = [*quantities, *counted], [*little, *named]
+            counted, rows_of = saying_little(name, table, unused, counts)
+            quantities, little = [*quantities, *counted], [*little, *rows_of]
         filled[name] = sums.shares
         xy = plane(table, sums, sample, beside)
-        beside = xy if beside is None else beside
+        if beside is None:
+            beside, named = xy, _worth_naming(xy, labels, often)
         first, second = (*sums.shares[:2], 0.0)[:2]
-        many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half the text's most frequent")
-        points.append(Points(
-            f"Rows in two dimensions: {name}", tuple((float(x), float(y)) for x, y in xy), labels,
-            (0,) * len(labels) if often is None else tuple(map(int, bin_of(often))),
-            ("tokens",) if often is None else BINS, _worth_naming(beside, labels, often),
-            (f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"),
-            why=f"{many}.",
-        ))  # fmt: skip
+        axes = f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"
+        places = tuple(map(tuple, xy.tolist()))
+        points.append(Points(f"Rows in two dimensions: {name}", places, labels, band_of, bands, named, axes, why=many))
     quantities += _apart(by_count)
-    sides = Found("")
-    if around is not None:
-        sides = around_tokens(around, groups, texts)
-        quantities += [
-            *sides.quantities,
-            Quantity("tokens of the text", int(around.counts.sum()), main=False),
-            Quantity("different tokens in it", int((around.counts > 0).sum()), main=False),
-        ]
+    sides = Found("") if around is None else around_tokens(around, groups, texts)
+    quantities += sides.quantities
     if unused is not None:
         quantities.append(Quantity("rows of no token", len(unused), main=False, why="no text can produce them"))
     shapes = dict.fromkeys((table.rows, table.width) for table in views.values())
@@ -208,7 +202,7 @@ def _over_tokens(values: Array) -> Estimate:
     """
     found = mean_interval(values)
     half = math.sqrt(2) * (found.high - found.value)
-    return Estimate(found.value, found.value - half, found.value + half, found.rows)
+    return replace(found, low=found.value - half, high=found.value + half)
 
 
 def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Found:
@@ -217,14 +211,13 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
     `groups` are {"frequency": …, "script": …}. Means over a group count each token that the text has once; a group of
     fewer than two such tokens is left out.
     """
-    unit = NATS
     quantities = [
-        Quantity.of_estimate(
-            "left and right contexts differ by", mean_interval(found.by_part), chance=0.0, unit=unit, main=False,
+        mean_of(
+            "left and right contexts differ by", found.by_part, chance=0.0, unit=NATS, main=False,
             why="guessed from other parts: too low; at most ln 2",
         ),
         Quantity(
-            "… from counts", found.weighted(found.plug_in), chance=found.weighted(found.coin), unit=unit, main=False,
+            "… from counts", found.weighted(found.plug_in), chance=found.weighted(found.coin), unit=NATS, main=False,
             why="too high; chance: tossed directions",
         ),
     ]  # fmt: skip
@@ -237,10 +230,10 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
             inside = inside & (found.counts > 0)
             if (tokens := int(inside.sum())) < 2:
                 continue
-            name = f"excess over tossed directions, {'count' if kind == 'frequency' else kind} {label}"
-            apart = _over_tokens(excess[inside])  # 0 lies inside where no difference between left and right is shown
+            name = f"excess over tossed directions, {'count' if kind == FREQUENCY else kind} {label}"
+            of_group = (_over_tokens(values[inside]) for values in (excess, found.held_out, found.plug_in))
+            apart, guessed_, counted = of_group  # 0 lies inside the first where left and right are not told apart
             quantities.append(Quantity.of_estimate(name, apart, chance=0.0, unit="nats", main=False))
-            guessed_, counted = _over_tokens(found.held_out[inside]), _over_tokens(found.plug_in[inside])
             coin = Estimate(float(found.coin[inside].mean()), math.nan, math.nan, tokens)
             reads.append((guessed_, counted, coin))
             # 0.025 by chance where many neighbours make the coin nearly normal
@@ -252,7 +245,7 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
         for which, estimates in zip(("guessed", "counts", "tossed"), zip(*reads, strict=True), strict=bool(reads)):
             curves.append(Curve.through(
                 f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
-                along=OFTEN if kind == "frequency" else "script of the token",
+                along=OFTEN if kind == FREQUENCY else "script of the token",
                 ticks=tuple(row[0] for row in rows), level=math.log(2), level_name="no common neighbour",
                 why="Counts say too much, guesses too little; tossed: no difference.",
             ))  # fmt: skip
@@ -264,4 +257,8 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
     )
     columns = ("token", "occurrences", "divergence", "tossed")
     listings.append(Listing("Tokens whose two sides differ most", columns, notable))
+    quantities += [
+        Quantity("tokens of the text", int(found.counts.sum()), main=False),
+        Quantity("different tokens in it", int((found.counts > 0).sum()), main=False),
+    ]
     return Found("", tuple(quantities), tuple(curves), listings=tuple(listings))
