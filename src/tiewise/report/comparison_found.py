@@ -35,22 +35,18 @@ def verdict(comparison: Comparison) -> str:
 
     `finding` says the same arm by arm, with every number.
     """
-    said: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "unknown": []}
+    lower, higher = (f"validation loss is {how} for {{}} {NATS}" for how in ("lower (better)", "higher (worse)"))
+    equal, unknown = "no difference detected for {}", "nothing can be said of {}"
+    said: dict[str, list[str]] = {lower: [], higher: [], equal: [], unknown: []}
     for arm in (arm for arm in comparison.arms if arm != comparison.reference):
         d = comparison.difference(arm, "heldout_nll")
         if d is None or d.low is None:  # no pair of seeds, a diverged one, or one that shows no spread
-            said["unknown"].append(arm)
+            said[unknown].append(arm)
         elif d.detected:
-            said["better" if d.mean < 0 else "worse"].append(f"{arm} by {plain(abs(d.mean))}")
+            said[lower if d.mean < 0 else higher].append(f"{arm} by {plain(abs(d.mean))}")
         else:
-            said["equal"].append(arm)
-    words = {
-        "better": f"validation loss is lower (better) for {{}} {NATS}",
-        "worse": f"validation loss is higher (worse) for {{}} {NATS}",
-        "equal": "no difference detected for {}",
-        "unknown": "nothing can be said of {}",
-    }
-    parts = [words[what].format(", ".join(arms)) for what, arms in said.items() if arms]
+            said[equal].append(arm)
+    parts = [words.format(", ".join(arms)) for words, arms in said.items() if arms]
     return f"Against {comparison.reference}: {'; '.join(parts)}." if parts else comparison.finding
 
 
@@ -217,17 +213,20 @@ def over_training(
     }
     base = values.pop(reference) if measured.paired else None
     title, caption = (text.format(reference=reference) for text in (measured.title, measured.caption))
+    of_all = Curve(
+        title, (), (), along="training step", unit=measured.unit, level=measured.level,
+        why=f"{caption} Thin lines are single seeds.",
+    )  # fmt: skip
     means: list[Curve] = []
     single: list[Curve] = []
     for arm, own in values.items():
         if base is not None:
             pairs = {seed: (own[seed], base[seed]) for seed in own.keys() & base.keys()}
             own = {seed: {step: y[step] - z[step] for step in y.keys() & z.keys()} for seed, (y, z) in pairs.items()}
-        steps = tuple(sorted(set.intersection(*map(set, own.values())))) if own else ()
-        if steps:
-            seeds = [tuple(own[seed][step] for step in steps) for seed in sorted(own)]
-            mean = Curve(title, steps, tuple(map(statistics.fmean, zip(*seeds, strict=True))), along="training step")
-            why = f"{caption} Thin lines are single seeds."
-            means.append(replace(mean, of=arm, unit=measured.unit, level=measured.level, why=why))
-            single += [replace(means[-1], y=y) for y in seeds if len(seeds) > 1]
+        if steps := tuple(sorted(set.intersection(*map(set, own.values())))) if own else ():
+            seeds = [
+                replace(of_all, of=arm, x=steps, y=tuple(own[seed][step] for step in steps)) for seed in sorted(own)
+            ]
+            means.append(replace(seeds[0], y=tuple(map(statistics.fmean, zip(*(one.y for one in seeds), strict=True)))))
+            single += seeds if len(seeds) > 1 else []
     return means, single

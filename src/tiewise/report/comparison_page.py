@@ -82,7 +82,6 @@ def render(comparison: Comparison) -> str:
     ]
     begun = [Listing("Start of each arm", [*chosen, "predicted first loss", "measured first loss"], starts)]
     tried = [Listing("All tuning trials", [*chosen, "nll of the tuning split", ""], trials)]
-    first = [results(comparison)]
     notes = (*comparison.finding.splitlines(), NOTE)
     of_shares = [SHARES_NOTE, *([] if unigram is None else [by_frequency])] if shares else []
     loss = [*frequency_panels(comparison), *training_panels(comparison, AHEAD, VALIDATION, TRAINING)]
@@ -93,7 +92,7 @@ def render(comparison: Comparison) -> str:
         subject=f"{arms} · {seeds} seed{'' if seeds == 1 else 's'}",
         heading="What was found",
         answer=[*filter(None, (verdict(comparison), surprised(comparison)))],
-        results=PageSection("Results", paired_differences(comparison), tables=first, notes=notes),
+        results=PageSection("Results", paired_differences(comparison), tables=[results(comparison)], notes=notes),
         sections=[
             *(PageSection(t, said=said, tables=[table]) for t, (said, table) in beside_papers(comparison).items()),
             PageSection("Loss", loss),
@@ -139,18 +138,9 @@ def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]
         if not means:
             continue
         panel = lines(means, looks, digits=4)
+        thin = {"mode": "lines", "line_width": 1, "opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
         for one in single:
-            panel.figure.add_scatter(
-                x=one.x,
-                y=one.y,
-                mode="lines",
-                line_color=looks[one.of].colour,
-                line_width=1,
-                opacity=0.3,
-                legendgroup=one.of,
-                showlegend=False,
-                hoverinfo="skip",
-            )
+            panel.figure.add_scatter(x=one.x, y=one.y, line_color=looks[one.of].colour, legendgroup=one.of, **thin)
         if measured is OUTPUT_SHARE:
             panel.figure.update_yaxes(range=[0, 1], tickformat=".0%")
         panels.append(panel)
@@ -161,12 +151,12 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
     """Validation and training nll minus the reference's with 95 % intervals, a row for each arm: a forest plot."""
     if not comparison.differences:
         return []
-    every = [q for one in found(comparison).values() for q in one.quantities if not math.isnan(q.value)]
+    metrics = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
+    every = [(d, name) for metric, name in metrics.items() for d in comparison.differences if d.metric == metric]
     drawn = [
-        replace(q, name=f"{q.of} · {name}")
-        for name in ("validation", "training")
-        for q in every
-        if q.name.startswith(f"{name} −")
+        replace(difference(d), name=f"{d.arm} · {name.removesuffix(' nll')}", main=d.metric == "heldout_nll")
+        for d, name in every
+        if d.metric != "bits_per_byte" and not math.isnan(d.mean)
     ]
     caption = "Left of zero: lower loss. Bars: 95 % intervals."
     if (both := gaps(comparison)) is not None:
@@ -174,13 +164,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
         names, sign = ("untied − tied", -1) if comparison.reference == "tied" else ("tied − untied", 1)
         tying, generalisation = (signed(sign * gap.mean) for gap in both)
         caption += f" {names}: {tying} in training (tying gap), {generalisation} in validation (generalisation gap)."
-    metrics = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
-    rows = [
-        [f"{d.arm} · {name}", str(difference(d)), plain(d.detectable), str(d.n)]
-        for metric, name in metrics.items()
-        for d in comparison.differences
-        if d.metric == metric
-    ]
+    rows = [[f"{d.arm} · {name}", str(difference(d)), plain(d.detectable), str(d.n)] for d, name in every]
     header = ["arm and measure", "difference [95 %]", "smallest detectable", "pairs"]
     title, looks = f"Paired differences to {comparison.reference}", styles(comparison.arms)
     panel = dots(title, drawn, looks, forest=True, why=caption)
@@ -206,13 +190,18 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
     ]  # fmt: skip
     rows = []
     for label, tokens in {one.label: one.tokens for run in comparison.runs for one in run.frequency}.items():
-        row = [label, count(tokens)]
-        for arm in arms:
-            own = [one.nll for run in comparison.of(arm) for one in run.frequency if one.label == label]
-            measured = [nll for nll in own if nll is not None]
-            row.append(plain(statistics.fmean(measured) if measured else None))
+        own = (
+            [
+                one.nll
+                for run in comparison.of(arm)
+                for one in run.frequency
+                if one.label == label and one.nll is not None
+            ]
+            for arm in arms
+        )
+        nlls = (plain(statistics.fmean(measured) if measured else None) for measured in own)
         against = (comparison.difference(arm, f"frequency:{label}") for arm in arms[1:])
-        rows.append([*row, *(str(difference(d)) if d else NONE for d in against)])
+        rows.append([label, count(tokens), *nlls, *(str(difference(d)) if d else NONE for d in against)])
     header = ["occurrences", "validation tokens", *(f"{arm}: nll" for arm in arms)]
     header += [f"{arm}: difference [95 %]" for arm in arms[1:]]
     return [replace(lines(curves, styles(arms), digits=4), table=Listing("", header, rows))]
@@ -221,8 +210,8 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
 def share_panels(comparison: Comparison) -> list[Panel]:
     """What each arm judges right, a panel for each share that was measured; none but for ALBERTs."""
     panels = []
+    arms = {arm: {q.name: q for q in one.quantities} for arm, one in found(comparison).items()}
     for name, title in SHARES.items():
-        arms = {arm: {q.name: q for q in one.quantities} for arm, one in found(comparison).items()}
         drawn = [replace(own[title], name=arm) for arm, own in arms.items() if title in own]
         rows = [
             [arm, str(own.get(title, NONE)), next((str(own[q]) for q in own if q.startswith(f"{name} −")), NONE)]
@@ -243,11 +232,13 @@ def parameter_panels(comparison: Comparison) -> list[Panel]:
     parts = {arm: run.parameters for arm, run in first.items()}
     titles, caption = ("Where the parameters are", "unique parameters"), "A table at both ends is counted once."
     panels = [stacked(parts, *titles, count, caption, first="body", total="total")]
-    memory = {}
-    for arm, run in first.items():
-        if run.shares and run.trainable_parameters is not None:
-            held = training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
-            memory[arm] = {"weights": held["weights"], "gradients": held["gradients"], "moments": held["state"]}
+    held = {
+        arm: training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
+        for arm, run in first.items()
+        if run.shares and run.trainable_parameters is not None
+    }
+    names = {"weights": "weights", "gradients": "gradients", "moments": "state"}
+    memory = {arm: {name: of[key] for name, key in names.items()} for arm, of in held.items()}
     if memory:
         panels.append(stacked(memory, "Memory of training, as counted", "bytes", size, MEMORY, total="together"))
         panels[-1].figure.update_xaxes(ticksuffix="B")
@@ -259,12 +250,11 @@ def direct_path_panels(comparison: Comparison) -> list[Panel]:
 
     All are on one colour scale, which reaches to the largest value off any diagonal.
     """
-    maps = [(path, centred(path.logits)) for path in comparison.direct_path if path.tokens]
-    top = max((float(np.abs(x - np.diag(np.diag(x))).max()) for _, x in maps), default=0.0) or 1.0
+    maps = [(p.arm, tuple(p.tokens), centred(p.logits)) for p in comparison.direct_path if p.tokens]
+    top = max((float(np.abs(x - np.diag(np.diag(x))).max()) for *_, x in maps), default=0.0) or 1.0
     return [
-        heat(Grid("Direct path", tokens, tokens, tuple(map(tuple, x.tolist())), top, of=path.arm, why=DIRECT_PATH))
-        for path, x in maps
-        for tokens in [tuple(path.tokens)]
+        heat(Grid("Direct path", tokens, tokens, tuple(map(tuple, x.tolist())), top, of=arm, why=DIRECT_PATH))
+        for arm, tokens, x in maps
     ]
 
 
