@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tiewise.analysis.token_texts import find_tokens, script_of
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.core.errors import DataError
+from tiewise.core.errors import CheckpointError, DataError
 
 
 def byte_level(path):
@@ -44,7 +44,7 @@ def test_folders_without_a_tokenizer(tmp_path):
     with pytest.raises(DataError, match=r"no tokenizer\.json"):
         find_tokens(open_folder(tmp_path), ["New"])
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="no tokenizer"):
         find_tokens(open_folder(tmp_path), ["New"])
 
 

@@ -11,46 +11,37 @@ token shows, and languages that share a script are not told apart.
 
 from __future__ import annotations
 
-import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import Folder, json_object, read_tokenizer
 from tiewise.checkpoint.token_bytes import BYTE
-from tiewise.checkpoint.untrusted import inside, short
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError
 from tiewise.core.text import byte_letters
-
-try:
-    from tokenizers import Tokenizer
-except ImportError:
-    Tokenizer = None  # type: ignore[assignment,misc]
+from tiewise.rewrite.tokenizer_file import loaded
 
 
-def open_tokenizer(folder: Folder) -> Tokenizer:
-    """Open the folder's tokenizer.json."""
-    if not folder.has("tokenizer.json"):
+def open_tokenizer(folder: Folder) -> Any:
+    """Open the folder's tokenizer.json, which cuts off nothing."""
+    if not (found := folder.read("tokenizer.json")):
         raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer beside it, or give ids")
-    if Tokenizer is None:
-        raise DataError("the tokenizers library is not installed (pip install 'tiewise[torch]')")
-    try:
-        return Tokenizer.from_file(os.fspath(inside(folder.path, "tokenizer.json")))
-    except Exception as error:  # the library raises plain Exception, whatever is wrong
-        what = f"{folder.path}: tokenizer.json cannot be read ({short(str(error))})"
-        raise DataError(what, "take it from its source again") from None
+    return loaded(found["tokenizer.json"], str(folder.path / "tokenizer.json"))
 
 
 def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
     """Find the one token of each text: as a word after a space, else as it stands, else as the vocabulary's piece.
 
     Raises:
-        DataError: the folder has no readable tokenizer.json, or a text is not one token.
+        DataError: the folder has no tokenizer.json, or a text is not one token.
+        CheckpointError: one that cannot be read.
     """
     tokenizer, made = open_tokenizer(folder), []
     unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
@@ -74,7 +65,7 @@ def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
     found = read_tokenizer(folder)
     if found is None or "tokenizer.json" not in found.files:
         raise DataError(f"{folder.path}: tokenizer.json cannot be read", "take it from its source again")
-    decoder = folder.json("tokenizer.json").get("decoder")
+    decoder = json_object(folder.path, "tokenizer.json").get("decoder")
     byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
     byte_of = byte_letters() if byte_level else {}
     pieces = {number: piece for piece, number in found.base.items()}

@@ -26,7 +26,7 @@ from tiewise.checkpoint.claims import (
     model_levels,
     read_claims,
 )
-from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, noting, read_tokenizer
+from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, json_object, noting, read_tokenizer
 from tiewise.checkpoint.roles import DRAFT_HEAD, Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES, TableLikeness, likeness, same_numbers
@@ -270,8 +270,7 @@ class Facts:
         if self.folder.single or not self.folder.has(name):
             return {}
         with noting(faults, name):
-            record = self.folder.json(name)
-            return record if isinstance(record, Mapping) else Fault(name, f"{name}: no JSON object", "write it again")
+            return json_object(self.folder.path, name)
         return faults[0]
 
     @cached_property

@@ -96,10 +96,6 @@ class Folder:
         there = filter(self.has, dict.fromkeys(names))
         return {name: read_whole(inside(self.path, name), MOST_BYTES) for name in there}
 
-    def json(self, name: str) -> Any:
-        """Return what the JSON file `name` of the folder holds."""
-        return read_json(os.fspath(inside(self.path, name)))
-
 
 def json_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, Any]:
     """Return the object that a JSON file of a folder holds, of at most `most` bytes."""

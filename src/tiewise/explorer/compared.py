@@ -26,7 +26,7 @@ from tiewise.report.comparison_found import (
     verdict,
 )
 from tiewise.training.folder import METRICS, RESULT, RESULTS, folder_name, read_lines
-from tiewise.training.results import Comparison, CurvePoint
+from tiewise.training.results import CurvePoint
 from tiewise.training.settings import FILE, read_yaml
 
 MEASURES = {"validation": VALIDATION, "ahead": AHEAD, "training": TRAINING, "share": OUTPUT_SHARE, "cosine": COSINE}
@@ -58,7 +58,7 @@ def compared(paths: Sequence[Path]) -> dict[str, Any]:
 
 def _finished(path: Path) -> dict[str, Any]:
     comparison = comparison_of(path)
-    table = results(comparison)
+    table, validation = results(comparison), [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
     curves = {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
     return {
         "arms": comparison.arms,
@@ -67,7 +67,12 @@ def _finished(path: Path) -> dict[str, Any]:
         "command": comparison.command,
         "results": {"header": list(table.header), "rows": [list(row) for row in table.rows]},
         "reference": comparison.reference,
-        "differences": _differences(comparison),
+        "differences": [
+            {"arm": d.arm, "mean": d.mean, "low": d.low, "high": d.high, "said": str(difference(d))}
+            | {"detected": d.detected, "seeds": d.n}
+            for d in validation
+            if d is not None and d.mean == d.mean  # a diverged run has none
+        ],
         "measures": _measures(curves, comparison.reference),
     }
 
@@ -82,35 +87,23 @@ def _unfinished(path: Path) -> dict[str, Any]:
         arm: {seed: path / folder_name(arm) / f"seed-{seed}" for seed in ([single] if single else range(1, seeds + 1))}
         for arm in arms
     }
-    curves = {arm: {seed: _logged(own) for seed, own in of.items()} for arm, of in folders.items()}
+    begun = {arm: {seed: points for seed, own in of.items() if (points := _logged(own))} for arm, of in folders.items()}
     every = [folder for of in folders.values() for folder in of.values()]
     ended = sum((folder / RESULT).is_file() for folder in every)
     said = f"Not finished: {ended} of {len(every)} runs have ended, so no difference is told yet."
     if single is not None:
         said = f"One run of {arms[0]} by itself: there is nothing to compare it with."
     command = f"tiewise {'compare' if single is None else 'train'} --out {path} --resume"
-    begun = {arm: {seed: points for seed, points in of.items() if points} for arm, of in curves.items()}
     found = {"arms": arms, "verdict": said, "command": command, "reference": arms[0]}
     return found | {"notes": [], "results": None, "differences": [], "measures": _measures(begun, arms[0])}
 
 
 def _logged(folder: Path) -> list[CurvePoint]:
     """What a run has logged so far."""
-    found = [
-        line for line in read_lines(folder / METRICS) if isinstance(line, dict) and isinstance(line.get("step"), int)
-    ]
-    numbers = ({name: x for name in FIELDS if isinstance(x := line.get(name), int | float)} for line in found)
-    return [CurvePoint(line["step"], 0, **own) for line, own in zip(found, numbers, strict=True)]
-
-
-def _differences(comparison: Comparison) -> list[dict[str, Any]]:
-    """Validation losses of every arm against the reference."""
-    found = ((arm, comparison.difference(arm, "heldout_nll")) for arm in comparison.arms)
     return [
-        {"arm": arm, "mean": d.mean, "low": d.low, "high": d.high, "said": str(difference(d))}
-        | {"detected": d.detected, "seeds": d.n}
-        for arm, d in found
-        if d is not None and d.mean == d.mean  # a diverged run has none
+        CurvePoint(line["step"], 0, **{name: x for name in FIELDS if isinstance(x := line.get(name), int | float)})
+        for line in read_lines(folder / METRICS)
+        if isinstance(line, dict) and isinstance(line.get("step"), int)
     ]
 
 
@@ -120,10 +113,10 @@ def _measures(curves: Curves, reference: str) -> dict[str, Any]:
     for name, measured in MEASURES.items():
         means, single = over_training(curves, reference, measured)
         if means:
-            lines = [{"arm": one.of, "points": _points(one)} for one in means]
-            thin = [{"arm": one.of, "points": _points(one), "thin": True} for one in single]
             first = {"title": means[0].name, "unit": measured.unit, "caption": means[0].why, "level": measured.level}
-            found[name] = first | {"range": RANGES.get(name), "lines": [*lines, *thin]}
+            lines = [{"arm": one.of, "points": _points(one)} for one in (*means, *single)]
+            thin = [line | {"thin": True} for line in lines[len(means) :]]
+            found[name] = first | {"range": RANGES.get(name), "lines": [*lines[: len(means)], *thin]}
     return found
 
 

@@ -17,7 +17,7 @@ import os
 import pkgutil
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from html import escape
@@ -234,26 +234,23 @@ def verdict_table() -> dict[str, Any]:
 
 def picture(facts: Mapping[str, Any]) -> str:
     """Return an SVG of what the page is told."""
-    said = [line for text in _sentences(facts) for line in textwrap.wrap(text, WRAP)]
+    runs, held = facts.get("runs"), facts["checkpoint"]["embedded"]
+    sentences = [f"{run['name']}: {run['verdict']}" for run in runs["runs"]] if runs else []
+    if held:
+        tables = [tensor for tensor in held["tensors"] if "data" in tensor and len(tensor["shape"]) == 2]
+        shapes = (f"{t['name']} [{', '.join(map(count, t['shape']))}] {t['dtype']}" for t in tables)
+        sentences.append(f"{held['name']}: {' and '.join(shapes) or 'no tables'}.")
+    if not runs:
+        sentences.append("One table at both ends scores every pair of words alike both ways:")
+    said = [line for text in sentences for line in textwrap.wrap(text, WRAP)]
     top = 24 + LINE * len(said)
-    figure, height = _curves(facts["runs"], top) if "runs" in facts else _scores(top)
+    figure, height = _curves(runs, top) if runs else _scores(top)
     body = [_label(20, 34 + LINE * i, line, size=15) for i, line in enumerate(said)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top + height}" width="{WIDTH}" '
         f'height="{top + height}" role="img" font-family="sans-serif">'
         f'<rect width="100%" height="100%" rx="12" fill="{CARD}"/>{"".join([*body, *figure])}</svg>'
     )
-
-
-def _sentences(facts: Mapping[str, Any]) -> Iterator[str]:
-    for run in facts.get("runs", {}).get("runs", ()):
-        yield f"{run['name']}: {run['verdict']}"
-    if held := facts["checkpoint"]["embedded"]:
-        tables = [tensor for tensor in held["tensors"] if "data" in tensor and len(tensor["shape"]) == 2]
-        shapes = (f"{t['name']} [{', '.join(map(count, t['shape']))}] {t['dtype']}" for t in tables)
-        yield f"{held['name']}: {' and '.join(shapes) or 'no tables'}."
-    if "runs" not in facts:
-        yield "One table at both ends scores every pair of words alike both ways:"
 
 
 def _scores(top: int) -> tuple[list[str], int]:

@@ -404,9 +404,7 @@ def inspection_page(inspection: Inspection, command: str) -> str:
         subject=", ".join(models),
         heading=faces.TITLE,
         answer=[faces.verdict(evidence)],
-        results=PageSection(
-            "What can decide", tables=[decisive], folded=[faces.evidence(evidence)] * bool(decisive.rows)
-        ),
+        results=PageSection("What can decide", tables=[decisive], folded=[faces.evidence(evidence)]),
         sections=[*sections, PageSection("Not measured", notes=faces.absent(inspection.sections))],
         command=command,
         facts=[("Models", [(subject.label, str(subject.folder.path)) for subject in inspection.subjects])],

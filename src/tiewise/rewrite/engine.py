@@ -24,7 +24,7 @@ from typing import Any
 from tiewise.checkpoint.adapter import WEIGHTS
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, open_folder
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, json_object, open_folder
 from tiewise.checkpoint.rule import names
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
@@ -294,8 +294,8 @@ def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, fo
         "notes": [*change.notes, *plan.notes],
     }
     earlier: Any = None
-    with suppress(CheckpointError, AttributeError):  # a file of that name that is not ours
-        earlier = folder.json(PROVENANCE).get("operations") if folder.has(PROVENANCE) else None
+    with suppress(CheckpointError):  # a file of that name that is not ours
+        earlier = json_object(folder.path, PROVENANCE).get("operations") if folder.has(PROVENANCE) else None
     operations = [*(earlier if isinstance(earlier, list) else []), operation]
     record = {"tiewise": VERSION, "operations": operations}
     return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

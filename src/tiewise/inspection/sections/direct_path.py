@@ -31,8 +31,8 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     The most asymmetric pairs are searched among `samples` tokens, drawn by `seed`; all where there are fewer.
 
     Raises:
-        CheckpointError: no head, quantised tables, or maps between a table and the body.
-        DataError: words that are no tokens, a tokenizer that cannot be read, values that are no numbers.
+        CheckpointError: no head, quantised tables, maps between a table and the body, a tokenizer that cannot be read.
+        DataError: words that are no tokens, values that are no numbers.
     """
     path = open_path(folder)
     ids = path_matrix.find_pairs(folder, words, path.rows)

@@ -149,10 +149,27 @@ def found_of(found: PathGradients) -> Found:
     """Say which path is longer and whether they agree: in batches, in the whole text, in Adam's step, by token."""
     alone = "get the head path alone" + ("" if found.objective == NEXT else ", but for a mask or first token")
     share, *others = _quantities(found)
-    by_count, bins = _by_frequency(found)
-    # the rows with the longest gradients
-    header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖² + ‖B‖²")
     gradient, energy = found.gradient, found.gradient.a2 + found.gradient.b2
+    # tokens of like frequency
+    times = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖²", "of ‖B‖²")
+    bins, where = [], bin_of(found.counts)
+    for index, label in enumerate(BINS):
+        its, name = where == index, f"{label} times"
+        own, step = gradient.split(its), found.update.split(its)
+        moved = [ratio(float(x[its].sum()), x.sum()) for x in (gradient.a2, gradient.b2)]
+        one = Quantity(name, own.share_b, n=int(its.sum()), chance=0.5, unit="%", main=False, figure=BY_COUNT)
+        of_path = replace(one, chance=None, figure=MOVED)
+        told = [
+            one,
+            replace(one, name=f"{name}, {ADAM}", value=step.share_b),
+            replace(of_path, name=f"lookup path: {name}", value=moved[0], why="of ‖A‖²"),
+            replace(of_path, name=f"head path: {name}", value=moved[1], why="of ‖B‖²"),
+        ]
+        cells = (label, count(one.n), count(found.counts[its].sum()), plain(own.a), plain(own.b))
+        bins.append((*cells, *map(str, told)))
+        others += told if one.n else []
+    # and the rows with the longest gradients
+    header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖² + ‖B‖²")
     columns, rows = (gradient.share_b, found.update.share_b, energy / (energy.sum() or math.nan)), []
     for row, text in found.longest:
         norms = (plain(math.sqrt(squares[row])) for squares in (gradient.a2, gradient.b2))
@@ -160,9 +177,12 @@ def found_of(found: PathGradients) -> Found:
         rows.append((visible(text), str(row), count(int(found.seen[row])), *norms, *shares))
     return Found(
         answer=answer(share, found.gradient.split(), found.null),
-        quantities=(share, *others, *by_count),
+        quantities=(share, *others),
         curves=tuple(_curves(found)),
-        listings=(bins, Listing("Rows with the longest gradients", header, rows)),
+        listings=(
+            Listing("By how often a token occurs", times, bins),
+            Listing("Rows with the longest gradients", header, rows),
+        ),
         notes=(
             f"{len(found.batches)} batches of {found.batch} windows, {found.length} tokens each",
             f"{count((found.seen == 0).sum())} of {count(len(found.seen))} tokens occur in no window and {alone}",
@@ -271,25 +291,3 @@ def by_batch(splits: Sequence[PathSplit], mean: tuple[float, float], batch: int)
         at = [norm**2 - spread / n + spread * batch / windows for windows in (*SIZES, math.inf)]
         columns.append([math.sqrt(x) if x > 0 else math.nan for x in at])
     return list(zip(*columns, strict=True))
-
-
-def _by_frequency(found: PathGradients) -> tuple[list[Quantity], Listing]:
-    """Gradient and step of tokens of like frequency."""
-    header = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖²", "of ‖B‖²")
-    quantities, rows, where, gradient = [], [], bin_of(found.counts), found.gradient
-    for index, label in enumerate(BINS):
-        its, times = where == index, f"{label} times"
-        own, step = gradient.split(its), found.update.split(its)
-        moved = [ratio(float(x[its].sum()), x.sum()) for x in (gradient.a2, gradient.b2)]
-        share = Quantity(times, own.share_b, n=int(its.sum()), chance=0.5, unit="%", main=False, figure=BY_COUNT)
-        of_path = replace(share, chance=None, figure=MOVED)
-        told = [
-            share,
-            replace(share, name=f"{times}, {ADAM}", value=step.share_b),
-            replace(of_path, name=f"lookup path: {times}", value=moved[0], why="of ‖A‖²"),
-            replace(of_path, name=f"head path: {times}", value=moved[1], why="of ‖B‖²"),
-        ]
-        cells = (label, count(share.n), count(found.counts[its].sum()), plain(own.a), plain(own.b))
-        rows.append((*cells, *map(str, told)))
-        quantities += told if share.n else []
-    return quantities, Listing("By how often a token occurs", header, tuple(rows))

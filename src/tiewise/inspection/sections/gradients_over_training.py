@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,24 +102,24 @@ def found_of(found: LoggedPaths) -> Found:
         for end, of in (("lowest", np.min), ("highest", np.max))
         if len(of_both)
     ]
+    norms = ((f"Norm of the {path} path's gradient", a) for path, a in (("lookup", found.a), ("head", found.b)))
+    curves = [
+        Curve.through(
+            name, zip(map(int, found.last), map(mean_interval, values), strict=True),
+            along="step", unit=unit, log=log, level=level, why=LOGGED,
+        )
+        for name, values, unit, level, log in (
+            ("Head path's share over training", found.share, "share of the two norms", 0.5, False),
+            *((name, a, "norm", None, True) for name, a in norms),
+            ("Do both paths pull the same way over training?", found.cosine, "cosine", 0.0, False),
+        )
+    ]  # fmt: skip
     said = "the head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
     way = "falls" if moved.high < 0 else "rises" if moved.low > 0 else "is not shown to move"
     return Found(
         answer=f"{said}; the head's share {way} over training" if math.isfinite(moved.value) else said,
         quantities=(share, moved, *cosines),
-        curves=tuple(_curves(found)),
+        curves=tuple(curve for curve in curves if curve.x),  # none that was never a number
         listings=(Listing("Head path's share by tenths of the run", ("steps", "share [95 %]"), rows),),
         notes=(f"over {seeds} seed{'s' if seeds > 1 else ''}, before clipping",),
     )
-
-
-def _curves(found: LoggedPaths) -> Iterator[Curve]:
-    norms = ("lookup", found.a), ("head", found.b)
-    for name, values, unit, level, log in (
-        ("Head path's share over training", found.share, "share of the two norms", 0.5, False),
-        *((f"Norm of the {path} path's gradient", a, "norm", None, True) for path, a in norms),
-        ("Do both paths pull the same way over training?", found.cosine, "cosine", 0.0, False),
-    ):
-        points = [(int(step), mean_interval(row)) for step, row in zip(found.last, values, strict=True)]
-        if any(math.isfinite(value.value) for _, value in points):
-            yield Curve.through(name, points, along="step", unit=unit, log=log, level=level, why=LOGGED)

@@ -15,7 +15,7 @@ from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.token_rows import directions, gaussian_shares, moments, norms_by_count, plane, saying_little
 from tiewise.analysis.token_texts import Groups, Texts, by_script, read_texts, shown
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
-from tiewise.core.errors import DataError, doing
+from tiewise.core.errors import TiewiseError, doing
 from tiewise.core.estimates import Estimate, Z, mean_interval
 from tiewise.core.found import NATS, NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
 from tiewise.core.text import BINS, bin_of
@@ -50,7 +50,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
     rows = min(table.rows for table in views.values())
     try:
         texts = read_texts(folder, rows)
-    except DataError as error:  # the tables can be measured without their texts
+    except TiewiseError as error:  # the tables can be measured without their texts
         texts, notes = None, (*notes, f"{error.what}: no texts, no scripts")
     around = None if ids is None else contexts(ids, rows)
     counts = None if around is None else around.counts

@@ -13,7 +13,7 @@ from tiewise.core.errors import CheckpointError
 from tiewise.core.estimates import Estimate
 from tiewise.core.found import NEITHER, Found, Listing, Quantity, count, plain
 from tiewise.inspection.bench import Bench, NotHere, Subject, section
-from tiewise.inspection.tables_over_seeds import AGAIN, SAME_SEED, Leaning, OverSeeds, over_pairs, over_seeds
+from tiewise.inspection.tables_over_seeds import AGAIN, ENDS, SAME_SEED, Leaning, OverSeeds, over_pairs, over_seeds
 
 KIN = 0.05  # a cosine as they stand that two tables of unrelated starts do not reach
 SCORES, SHARES = "mean cosine, share, or CKA above chance", "share of what training again gives"
@@ -85,7 +85,20 @@ def across(
         assert table is not None
         turned = pairs if one == 0 else Pairs(pairs.b, pairs.a, pairs.how)
         leans = closer(table, other.input, other.output, turned, settings)
-        answer, quantities = _answer(leans, labels[1 - one]), [*_leans(leans, labels[one], labels[1 - one])]
+        answer, of = _answer(leans, labels[1 - one]), labels[1 - one]
+        for lean in leans:
+            centred, unit = lean.view == CENTRED, "mean cosine, or share"
+            name = spelled(lean.measure) if centred else f"{spelled(lean.measure)}, not centred"
+            against, apart = f"The table of {labels[one]} against both of {of}", f"Output less input, for {labels[one]}"
+            for end in ENDS:
+                quantities.append(Quantity.of_estimate(
+                    name, getattr(lean, end), chance=lean.chance, of=f"{end} of {of}", unit=unit, main=False,
+                    figure=against if centred else "",
+                ))  # fmt: skip
+            quantities.append(Quantity.of_estimate(
+                f"output − input, {name}", lean.difference, chance=0.0, unit=unit, main=centred,
+                figure=apart if centred else "", why=ABOVE,
+            ))  # fmt: skip
     for name, alignment in aligned.items():
         quantities += alignment.quantities(name)
         first_score = alignment.scores[0]  # centred, on rows that its map was fitted on
@@ -118,21 +131,6 @@ def _answer(leans: tuple[Lean, ...], other: str) -> str:
     said = f"{sides[first]} of {other} {spelled(first)}"
     said += f", and by {len(alike) - 1} more of {len(sides)} measures" if len(alike) > 1 else ""
     return said + "".join(f"; {side} {', '.join(names)}" for side, names in rest.items())
-
-
-def _leans(leans: tuple[Lean, ...], table: str, other: str) -> Iterator[Quantity]:
-    for lean in leans:
-        centred, unit = lean.view == CENTRED, "mean cosine, or share"
-        name = spelled(lean.measure) if centred else f"{spelled(lean.measure)}, not centred"
-        figure = f"The table of {table} against both of {other}" if centred else ""
-        for end, score in (("input", lean.input), ("output", lean.output)):
-            yield Quantity.of_estimate(
-                name, score, chance=lean.chance, of=f"{end} of {other}", unit=unit, main=False, figure=figure
-            )
-        yield Quantity.of_estimate(
-            f"output − input, {name}", lean.difference, chance=0.0, unit=unit, main=centred,
-            figure=f"Output less input, for {table}" if centred else "", why=ABOVE,
-        )  # fmt: skip
 
 
 def found_over_seeds(found: OverSeeds, arm: str) -> Found:
@@ -195,10 +193,10 @@ def _over_seeds(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Qua
         main, models = leaning in told, f"models of the {leaning.seeds}"
         name = spelled(leaning.measure) if main else f"{spelled(leaning.measure)}, {models}"
         figure = f"Which end does the table of {arm} resemble?" if main else ""
-        for end, score in (("input", leaning.input), ("output", leaning.output)):
+        for end in ENDS:
             yield Quantity.of_estimate(
-                name, score, chance=leaning.chance, of=f"{arm} – {untied} {end}", unit=SCORES, main=False,
-                figure=figure, why=models,
+                name, getattr(leaning, end), chance=leaning.chance, of=f"{arm} – {untied} {end}", unit=SCORES,
+                main=False, figure=figure, why=models,
             )  # fmt: skip
             again = found.again.get((AGAIN.format(untied, end), leaning.measure))
             if main and again:
