@@ -20,12 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 42_197,
+    "lines": 42_183,
     "files": 200,
-    "lines of code": 26_481,
+    "lines of code": 26_468,
     "class names defined twice": 0,
     "file names in several folders": 0,
-    "private helpers used once": 191,
+    "private helpers used once": 190,
     "modules with one importer": 30,
     "floors": 14,
     "folders that import each other": 0,

@@ -179,13 +179,11 @@ def open_path(folder: Folder) -> DirectPath:
     notes += [f"logits times {output_scale:g}"] if output_scale != 1 else []
     notes += [f"soft-cap {softcap:g} applied"] if softcap else []
     notes += [f"{key} = {value:g} of the config is not applied" for key, value in scalars.items() if key not in known]
+    own = f"{module_of(roles.output_name or '')[0]}.bias"
     fitting = [one for one in roles.biases if one.shape in ((target.rows,), (1, target.rows))]
-    bias = None
-    if fitting:
-        own = module_of(roles.output_name or "")[0]
-        chosen = next((one for one in fitting if one.name == f"{own}.bias"), fitting[0])
-        bias = _vector(chosen, target.rows)
-        notes.append(f"bias {short(chosen.name)} applied")
+    chosen = min(fitting, key=lambda one: one.name != own, default=None)  # the head's own, else the first
+    bias = None if chosen is None else _vector(chosen, target.rows)
+    notes += [] if chosen is None else [f"bias {short(chosen.name)} applied"]
     if boundary is not None:
         notes.append(f"{short(facts.config.get(SPEC))}: each end is taken behind its map and scale")
         if boundary.spec.softcap is not None:

@@ -176,19 +176,16 @@ def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, f
         columns = (scale * projected[:, direction].astype(np.float64) for direction in range(table.width))
         logs = [c.max() + math.log(np.exp(c - c.max()).sum()) for column in columns for c in (column, -column)]  # log Z
         ratios.append(math.exp(min(logs) - max(logs)))
-    return ratios[0], ratios[1], _isotropy_chance(table.rows, table.width, len(ids), seed), len(ids)
-
-
-def _isotropy_chance(rows: int, width: int, summed: int, seed: int) -> float:
-    """Mean of the ratio for Gaussian tables: means of exp(±g), g of the law's variances, with their sampling error."""
-    variance = gaussian_spectrum(rows, width)
+    # of Gaussian tables: means of exp(±g), g of the law's variances, with their sampling error
+    variance = gaussian_spectrum(table.rows, table.width)
     level, spread = np.exp(variance / 2), np.exp(2 * variance) - np.exp(variance)
     between = 1 - np.exp(variance)  # covariance of exp(g) and exp(−g)
-    even, odd = np.sqrt((spread + between) / 2 / summed), np.sqrt((spread - between) / 2 / summed)
-    generator = np.random.default_rng([seed, width])
-    a, b = generator.standard_normal((DRAWS, 2, width)).swapaxes(0, 1)
+    even, odd = (np.sqrt((spread + sign * between) / 2 / len(ids)) for sign in (1, -1))
+    generator = np.random.default_rng([seed, table.width])
+    a, b = generator.standard_normal((DRAWS, 2, table.width)).swapaxes(0, 1)
     both = np.concatenate([level + even * a + odd * b, level + even * a - odd * b], axis=1)
-    return float(np.maximum(0.0, both.min(1) / both.max(1)).mean())
+    chance = float(np.maximum(0.0, both.min(1) / both.max(1)).mean())
+    return ratios[0], ratios[1], chance, len(ids)
 
 
 def plane(table: TokenTable, sums: Moments, ids: Ids, beside: Array | None = None) -> Array:

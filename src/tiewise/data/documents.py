@@ -195,7 +195,6 @@ def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = 
                 wanted -= float(sizes[index])
                 free -= 1
         if not (where == split).any():  # all documents are long; the shortest overshoots least
-            left = np.flatnonzero(where == 0)
-            where[left[np.argmin(sizes[left])]] = split
+            where[np.where(where == 0, sizes, np.inf).argmin()] = split
             free -= 1
     return where

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import islice, product
 
 import numpy as np
 import scipy
@@ -92,9 +93,5 @@ class Language:
 
 def _spelled(letters: range, count: int) -> list[str]:
     """So many different words of two letters or more, short ones first."""
-    spelled = (
-        "".join(chr(letters[n // len(letters) ** place % len(letters)]) for place in range(size))
-        for size in range(2, 6)
-        for n in range(len(letters) ** size)
-    )
-    return [next(spelled) for _ in range(count)]
+    spelled = (word for size in range(2, 6) for word in product(map(chr, letters), repeat=size))
+    return ["".join(word[::-1]) for word in islice(spelled, count)]

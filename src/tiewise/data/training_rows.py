@@ -104,17 +104,15 @@ def choose(words: Ints, options: Masking, draw: Draw) -> NDArray[np.bool_]:
     left = max(1, round(options.share * sum(counts))) if at else 0
     order = draw.permutation(len(at)).tolist()
     runs = (1 + draw.choice(options.longest, len(at), p=options.lengths)).tolist()
-    taken = [False] * len(at)
     for first, run in zip(order, runs, strict=True):
         for i in range(first, min(first + run, len(at))):
-            if taken[i] or counts[i] > left or at[i] != at[first] + i - first:
+            if chosen[begin[i]] or counts[i] > left or at[i] != at[first] + i - first:
                 break
-            taken[i] = True
             left -= counts[i]
             chosen[begin[i] : begin[i] + counts[i]] = True
         if left <= 0:
             break
-    if not any(taken) and at:
+    if at and not chosen.any():
         chosen[begin[order[0]] : begin[order[0]] + left] = True
     return chosen
 

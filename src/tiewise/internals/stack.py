@@ -109,9 +109,7 @@ def find_stack(opened: Opened) -> AppliedStack:
         raise UnsupportedError(f"{kind} does not run on token ids alone ({one_line(error)})", _FIX) from None
     if not logits.isfinite().all():
         raise UnsupportedError(f"{kind}: its logits are not all numbers", "`tiewise check --deep` names the rows")
-    layers = _chain(calls, (_ROWS, _LENGTH))
-    if isinstance(layers, str):
-        raise UnsupportedError(f"{kind}: {layers}", _FIX)
+    layers = _chain(kind, calls, (_ROWS, _LENGTH))
     # causal, where another last token leaves all earlier logits where they are
     other = ids.clone()
     other[:, -1] = ids[:, 0]
@@ -207,20 +205,20 @@ def _recorded(modules: Mapping[str, nn.Module]) -> Iterator[list[LayerCall]]:
         yield calls
 
 
-def _chain(calls: list[LayerCall], shape: tuple[int, int]) -> list[LayerCall] | str:
-    """Calls of the members `<list>.<index>` of one list that hand states [*shape, D] on, or why there are none."""
+def _chain(kind: str, calls: list[LayerCall], shape: tuple[int, int]) -> list[LayerCall]:
+    """Calls of the members `<list>.<index>` of one list that hand states [*shape, D] on."""
     lists: dict[str, list[LayerCall]] = {}
     for call in calls:
         if not call.inside and call.read.shape == call.wrote.shape and call.read.shape[:-1] == shape:
             lists.setdefault(call.name.rpartition(".")[0], []).append(call)
     if not lists:
-        return "no list of layers reads and writes states [batch, length, width]"
+        raise UnsupportedError(f"{kind}: no list of layers reads and writes states [batch, length, width]", _FIX)
     if len(lists) > 1:
-        return f"several lists of layers, {' and '.join(sorted(lists))}"
+        raise UnsupportedError(f"{kind}: several lists of layers, {' and '.join(sorted(lists))}", _FIX)
     (found,) = lists.values()
     for i, (before, after) in enumerate(pairwise(found), 1):
         if not torch.equal(before.wrote, after.read):
-            return f"layer {i} does not read what layer {i - 1} wrote"
+            raise UnsupportedError(f"{kind}: layer {i} does not read what layer {i - 1} wrote", _FIX)
     return found
 
 

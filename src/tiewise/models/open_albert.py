@@ -43,7 +43,6 @@ from tiewise.core.sharing_spec import SharingSpec
 from tiewise.sharing.layout import ENTRY, make_layout
 from tiewise.sharing.share import build_shared, is_relaxed
 
-STACK = "layers"  # the list of layers in the encoder
 # Lan et al. 2020, Table 1, for V = 30,000; the MLPs are four times as wide, the heads as in the released models.
 PRESETS = {
     "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
@@ -121,7 +120,7 @@ class OpenAlbertConfig(PreTrainedConfig):
         with torch.device("meta"):
             layer = AlbertLayer(self)
         parts = {name: name.partition(".")[0] for name, _ in layer.named_parameters()}
-        setattr(self, ENTRY, make_layout({STACK: [(layer, parts)] * self.num_hidden_layers}, spec).record())
+        setattr(self, ENTRY, make_layout({"layers": [(layer, parts)] * self.num_hidden_layers}, spec).record())
 
 
 def preset(name: str, **changes: Any) -> OpenAlbertConfig:
