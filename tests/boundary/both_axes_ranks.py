@@ -9,21 +9,18 @@ import sys
 from functools import partial
 
 import pytest
+import tensor_parallel_ranks
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from tensor_parallel_ranks import (
     HOW,
     KINDS,
     SIZES,
     Largest,
-    follow,
-    mean_over_ranks,
     on_rank,
     paths_near,
     placed,
     refused,
-    rows_over,
     saved,
 )
 from torch import nn
@@ -38,11 +35,7 @@ from tiewise.core.errors import InstallError, UnsupportedError
 
 BODY = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColwiseParallel())
 BODY |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel())
-
-
-def rows_of(v, step):
-    """The batch of a step for one rank, and this rank's half of it."""
-    return rows_over(v, step, 2, dist.get_rank() // 2)
+rows_of = partial(tensor_parallel_ranks.rows_of, alike=2)
 
 
 def cut(model, mesh, *, body=False):
@@ -62,20 +55,9 @@ def models(folder, kind, v, tied, spec=None, axes=2):
     return placed(folder, kind, v, tied, spec, partial(cut, mesh=mesh, body=kind == "llama"))
 
 
-def beside(what, v, *of, **how):
-    """`follow` on the rows of this module."""
-    follow(what, partial(rows_of, v), *of, shown=mean_over_ranks, **how)
-
-
-def steps(folder, kind, v, tied, spec=None, axes=2, **how):
-    """Loss, gradients and parameters over 20 steps of SGD."""
-    of = models(folder, kind, v, tied, spec, axes)
-    beside(f"{kind} {v} {tied} {spec} {how}", v, *of, **how)
-
-
-def adamw(folder, kind, v, tied):
-    """Its curve."""
-    steps(folder, kind, v, tied, make=torch.optim.AdamW, rate=1e-3, bar=1e-4)
+beside = partial(tensor_parallel_ranks.beside, rows_of)
+steps = partial(tensor_parallel_ranks.steps, models, rows_of)
+adamw = partial(steps, make=torch.optim.AdamW, rate=1e-3, bar=1e-4)
 
 
 def both_paths(folder, kind, v, axes):

@@ -8,6 +8,7 @@ Each case is a model of one rank, in its family's own classes where these have t
 import sys
 from functools import partial
 
+import tensor_parallel_ranks
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -17,15 +18,13 @@ from tensor_parallel_ranks import (
     SIZES,
     Largest,
     batch,
-    follow,
     full,
-    mean_over_ranks,
     near,
     on_rank,
     paths_near,
     placed,
     refused,
-    rows_over,
+    rows_of,
     saved,
 )
 from torch.distributed.device_mesh import init_device_mesh
@@ -40,11 +39,6 @@ from tiewise.sharded.export import export_sharded
 from tiewise.sharded.save_load import load_sharded, save_sharded
 
 
-def rows_of(v, step):
-    """The batch of a step for one rank, and this rank's share of it."""
-    return rows_over(v, step, dist.get_world_size(), dist.get_rank())
-
-
 def models(folder, kind, v, tied, spec=None, replicas=1):
     """`placed` over all ranks."""
     sizes = (dist.get_world_size(),) if replicas == 1 else (replicas, dist.get_world_size() // replicas)
@@ -52,20 +46,9 @@ def models(folder, kind, v, tied, spec=None, replicas=1):
     return placed(folder, kind, v, tied, spec, lambda many: shard(many, mesh, keep_tables(many, mesh)))
 
 
-def beside(what, v, *of, **how):
-    """`follow` on the rows of this module."""
-    follow(what, partial(rows_of, v), *of, shown=mean_over_ranks, **how)
-
-
-def steps(folder, kind, v, tied, spec=None, replicas=1, **how):
-    """Loss, gradients and parameters over 20 steps of SGD."""
-    of = models(folder, kind, v, tied, spec, replicas)
-    beside(f"{kind} {v} {tied} {spec} {how}", v, *of, **how)
-
-
-def adamw(folder, kind, v, tied):
-    """Its curve."""
-    steps(folder, kind, v, tied, make=torch.optim.AdamW, rate=1e-3, bar=1e-4)
+beside = partial(tensor_parallel_ranks.beside, rows_of)
+steps = partial(tensor_parallel_ranks.steps, models, rows_of)
+adamw = partial(steps, make=torch.optim.AdamW, rate=1e-3, bar=1e-4)
 
 
 def both_paths(folder, kind, v, replicas):

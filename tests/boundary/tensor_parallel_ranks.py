@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -137,10 +138,21 @@ def follow(what, rows_of, one, many, handle, *, shown=torch.Tensor.detach, make=
     assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
 
 
-def rows_over(v, step, parts, mine):
-    """The batch of a step for one rank, and one of the `parts` that many share it in: ranks have unlike labels."""
+def rows_of(v, step, alike=1):
+    """The batch of a step for one rank, and this rank's part, which so many have `alike`; parts have unlike labels."""
+    parts = dist.get_world_size() // alike
     batches = [batch(v, step * parts + part) for part in range(parts)]
-    return {name: torch.cat([one[name] for one in batches]) for name in batches[0]}, batches[mine]
+    return {name: torch.cat([one[name] for one in batches]) for name in batches[0]}, batches[dist.get_rank() // alike]
+
+
+def beside(rows_of, what, v, *of, **how):
+    """`follow` where ranks see tokens of their own."""
+    follow(what, partial(rows_of, v), *of, shown=mean_over_ranks, **how)
+
+
+def steps(models, rows_of, folder, kind, v, tied, *more, **how):
+    """Loss, gradients and parameters over 20 steps of SGD, or another's curve."""
+    beside(rows_of, f"{kind} {v} {tied} {more} {how}", v, *models(folder, kind, v, tied, *more), **how)
 
 
 def placed(folder, kind, v, tied, spec, place):
