@@ -249,7 +249,7 @@ def heads_that_do_not_divide(folder, kind, v):
     """transformers loads it, and fails at the first step; install says so before, in one line."""
     where = saved(folder, kind, v, "tied", num_attention_heads=2, num_key_value_heads=2)
     many = KINDS[kind][0].from_pretrained(where, **HOW, distributed_config=DistributedConfig(tp_size=4))
-    with pytest.raises(InstallError, match="tp_size=4 does not divide num_attention_heads=2; choose") as caught:
+    with pytest.raises(InstallError, match=r"4 ranks .* do not divide num_attention_heads=2; choose") as caught:
         install(many)
     assert "\n" not in str(caught.value)
 

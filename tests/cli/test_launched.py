@@ -180,7 +180,7 @@ def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text, count)
         (["--tables=keep"], "--tables keep without --fsdp; leave it out"),
         (["--tp=2", "--tables=gather"], "--tables gather beside --tp, which spreads them; leave it out"),
         (["--tp=0"], "--tp 0; give numbers of processes, from 1"),
-        (["--tp=2", "--set=heads=1"], "2 processes of --tp do not divide num_attention_heads = 1; choose another"),
+        (["--tp=2", "--set=heads=1"], "2 ranks of tensor parallelism do not divide num_attention_heads=1; choose"),
         (["--tp=2", "--recipe=albert-small"], "--tp in an ALBERT run; leave it out"),
         (["--fsdp=2", "--recipe=albert-small"], "--fsdp in an ALBERT run; leave it out"),
     ],

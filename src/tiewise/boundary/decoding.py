@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.boundary.deferred import Deferred
+from tiewise.boundary.deferred import Deferred, head_of
 from tiewise.boundary.link import LazyLogits, Link
 from tiewise.ops.exact_top import ExactTop
 
@@ -67,10 +67,8 @@ class TopLogits(LazyLogits):
         d, table = self.deferred, self.exact.table
         if (d.table.data_ptr(), d.table.shape) != (table.data_ptr(), table.shape) or d.product != table.dtype:
             return None
-        scale, bias, post = d.fold
-        if post is not None:  # post · tanh(y) = c · tanh(y c / c) with c = post
-            scale, bias = scale * post, None if bias is None else bias * post
-        scores, tokens = self.exact.top(d.hidden, k, bias, scale, post)
+        hidden, _, bias, o = head_of(d)
+        scores, tokens = self.exact.top(hidden, k, bias, o.scale, o.softcap)
         return scores.to(d.dtype), tokens
 
     def _argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor | None:
@@ -78,9 +76,8 @@ class TopLogits(LazyLogits):
         return None if found is None else found[1] if keepdim else found[1][..., 0]
 
     def _topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-        width = self.shape[-1]
-        found = self.top(k + 1) if largest and dim in (-1, self.dim() - 1) and k < width else None
-        self.largest = found
+        fits = largest and dim in (-1, self.dim() - 1) and k < self.shape[-1]
+        self.largest = found = self.top(k + 1) if fits else None
         if found is None:
             return None
         scores, tokens = found

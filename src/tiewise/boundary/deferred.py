@@ -201,11 +201,6 @@ class Deferred:
         pieces = zip(cut(self.hidden), cut(place.view(*self.hidden.shape[:-1], 1)), strict=True)
         return tuple(self._with(hidden=h, whole=self.origin(), place=p.reshape(-1)) for h, p in pieces)
 
-    def rows(self, size: int) -> tuple[Deferred, ...]:
-        """All tokens in pieces [size, V]."""
-        flat = self._same(hidden=self.hidden.reshape(-1, self.hidden.shape[-1]))
-        return flat._pieces(0, lambda x: x.split(size)) or ()
-
     def _at(self, index: Any) -> Deferred | None:
         split = _split_index(index, self.ndim)
         if split is None:
@@ -218,14 +213,14 @@ class Deferred:
         if self.form != LOGITS or of_steps or self.shard is not None:
             return None
         bias = None if bias is None else bias[tokens]
-        changed = {"table": self.table[tokens], "bias": bias, "fold": Fold(scale, bias, post)}
-        return self._with(hidden=self.hidden[positions], **changed)
+        fold = Fold(scale, bias, post)
+        return self._with(hidden=self.hidden[positions], table=self.table[tokens], bias=bias, fold=fold)
 
     def _times(self, other: Any) -> Deferred | None:
         if not isinstance(other, Deferred):
             return self._scaled(Tensor.mul, other, other)
-        form, one, two = PRODUCTS.get(frozenset((self.form, other.form))), self, other
-        if form is None or any(getattr(one, name) is not getattr(two, name) for name in ("hidden", "table", "fold")):
+        form = PRODUCTS.get(frozenset((self.form, other.form)))
+        if form is None or any(getattr(self, of) is not getattr(other, of) for of in ("hidden", "table", "fold")):
             return None
         return self._same(Tensor.mul, other, form=form, dtype=torch.promote_types(self.dtype, other.dtype))
 
@@ -235,14 +230,11 @@ class Deferred:
     def _scaled(self, function: Any, number: Any, factor: Any) -> Deferred | None:
         """`function` of `number` multiplies by a finite `factor`; a soft-cap is only known with a positive one."""
         scale, bias, post = self.fold
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor) < inf:
+        known = isinstance(factor, int | float) and not isinstance(factor, bool) and abs(factor) < inf
+        if not known or self.form != LOGITS or (post is not None and factor <= 0):
             return None
-        if self.form != LOGITS:
-            return None
-        if post is None:
-            fold = Fold(scale * factor, None if bias is None else bias * factor)
-            return self._with(function, number, fold=fold)
-        return self._with(function, number, fold=Fold(scale, bias, post * factor)) if factor > 0 else None
+        scaled = Fold(scale * factor, None if bias is None else bias * factor)
+        return self._with(function, number, fold=scaled if post is None else Fold(scale, bias, post * factor))
 
     def _plus(self, other: Any) -> Deferred | None:
         """Add a vector [V] (or [1, V], [1, 1, V]) of biases."""
@@ -336,7 +328,7 @@ class Deferred:
         if func in _KNOWN and operands and isinstance(operands[0], Deferred):
             ask, product = _KNOWN[func], operands[0].form in PRODUCTS.values()
             try:
-                found = None if product and ask is not total else ask(*operands, **kwargs)
+                found = None if product and ask is not ANSWERS["sum"] else ask(*operands, **kwargs)
             except TypeError:  # arguments that are not known
                 found = None
             if found is not None:
@@ -393,6 +385,7 @@ _GATHERED: dict[str, Callable[[Any], Tensor]] = {
     P: lambda s: s.log_prob.exp(),
 }
 _SUMMED: dict[str, Callable[[Any], Tensor]] = {P_LOG_P: lambda s: -s.entropy, P_LOGITS: lambda s: s.lse - s.entropy}
+_LSE: dict[str, Callable[[Any], Tensor]] = {LOGITS: lambda s: s.lse.clone()}
 
 
 def head_of(z: Deferred) -> tuple[Tensor, Tensor, Tensor | None, LossOptions]:
@@ -427,34 +420,21 @@ def _swept(z: Deferred, targets: Tensor | None = None) -> VocabularyStatistics:
 
 def gather(z: Deferred, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
     """`torch.gather` of one token per position."""
-    fits = z.last(dim) and torch.is_tensor(index) and index.shape == (*z.shape[:-1], 1) and not sparse_grad
-    if not fits or index.dtype != torch.long or z.form not in _GATHERED or torch.compiler.is_compiling():
+    fits = torch.is_tensor(index) and index.shape == (*z.shape[:-1], 1) and not sparse_grad
+    if not fits or index.dtype != torch.long or torch.compiler.is_compiling():
         return None
     if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < z.shape[-1]:
         return None  # torch says what is wrong with it
-    with torch.set_grad_enabled(z.requires_grad):
-        return _handed(z, _GATHERED[z.form](_swept(z, index.reshape(-1))), keepdim=True)
+    return _of_sweep(_GATHERED, z, dim, True, index.reshape(-1))
 
 
-def logsumexp(z: Deferred, dim: Any, keepdim: bool = False) -> Tensor | None:
-    """`torch.logsumexp` over the vocabulary."""
-    if not z.last(dim) or z.form != LOGITS or torch.compiler.is_compiling():
+def _of_sweep(
+    answers: dict[str, Callable[[Any], Tensor]], z: Deferred, dim: Any, keepdim: bool, targets: Tensor | None = None
+) -> Tensor | None:
+    if not z.last(dim) or z.form not in answers or torch.compiler.is_compiling():
         return None
     with torch.set_grad_enabled(z.requires_grad):
-        return _handed(z, _swept(z).lse.clone(), keepdim)
-
-
-def total(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
-    """`torch.sum` over the vocabulary, of probabilities times something."""
-    if not z.last(dim) or z.form not in _SUMMED or torch.compiler.is_compiling():
-        return None
-    with torch.set_grad_enabled(z.requires_grad):
-        return _handed(z, _SUMMED[z.form](_swept(z)), keepdim)
-
-
-def argmax(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
-    """`torch.argmax` over the vocabulary."""
-    return _by_rows(z, torch.argmax, keepdim) if isinstance(dim, int) and z.last(dim) else None
+        return _handed(z, answers[z.form](_swept(z, targets)), keepdim)
 
 
 def mean(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
@@ -470,8 +450,9 @@ def _by_rows(z: Deferred, function: Callable[..., Tensor], keepdim: bool) -> Ten
     if z.form in _SUMMED or apart or torch.compiler.is_compiling():
         return None
     with torch.no_grad():
-        rows = z.rows(chunk_rows(z.shape[:-1].numel(), z.shape[-1], z.device.type))
-        return _handed(z, torch.cat([function(piece.computed(), -1) for piece in rows]), keepdim)
+        flat = z.hidden.reshape(-1, z.hidden.shape[-1])
+        rows = flat.split(chunk_rows(len(flat), z.shape[-1], z.device.type))
+        return _handed(z, torch.cat([function(z._with(hidden=h).computed(), -1) for h in rows]), keepdim)
 
 
 def _handed(z: Deferred, found: Tensor, keepdim: bool) -> Tensor:
@@ -509,9 +490,11 @@ def fused_cross_entropy(
 ANSWERS: dict[str, Callable[..., Tensor | None]] = {
     "gather": gather,
     "take_along_dim": lambda z, indices, dim=None: None if dim is None else gather(z, dim, indices),
-    "logsumexp": logsumexp,
-    "sum": total,
-    "argmax": argmax,
+    "logsumexp": lambda z, dim, keepdim=False: _of_sweep(_LSE, z, dim, keepdim),
+    "sum": lambda z, dim=None, keepdim=False: _of_sweep(_SUMMED, z, dim, keepdim),
+    "argmax": lambda z, dim=None, keepdim=False: (
+        _by_rows(z, torch.argmax, keepdim) if isinstance(dim, int) and z.last(dim) else None
+    ),
     "mean": mean,
     "cross_entropy": fused_cross_entropy,
 }

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -246,11 +245,19 @@ def untraced(model: Any, batch: dict[str, Any], *, training: bool = False) -> An
     # BigBird settles for another kind of attention, with other modules, in a forward of a short batch
     was = [(module, dict(vars(module)), dict(module._modules)) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []
+    states = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     model.train(training)
     try:
-        with _fixed_randomness(), torch.set_grad_enabled(training):
+        # fixed, since some families sample in their forward
+        with torch.random.fork_rng(devices), torch.set_grad_enabled(training):
+            torch.manual_seed(SEED)
+            random.seed(SEED)
+            np.random.seed(SEED)
             return model(**batch)
     finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
         for module, attributes, children in was:
             vars(module).clear()
             vars(module).update(attributes)
@@ -259,21 +266,6 @@ def untraced(model: Any, batch: dict[str, Any], *, training: bool = False) -> An
         with torch.no_grad():
             for buffer, old in buffers:
                 buffer.copy_(old)
-
-
-@contextmanager
-def _fixed_randomness() -> Iterator[None]:
-    """Seed torch, numpy and random, and put their states back: some families sample in their forward."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
-        torch.manual_seed(SEED)
-        random.seed(SEED)
-        np.random.seed(SEED)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 # what config and tied keys say

@@ -37,7 +37,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.boundary.saved import link_of, on_meta
-from tiewise.boundary.sharded_tables import KEPT, by_rows, narrowed, set_aside, spread, undivided_heads, units
+from tiewise.boundary.sharded_tables import KEPT, by_rows, narrowed, require_whole_heads, set_aside, spread, units
 from tiewise.core.errors import InstallError, UnsupportedError
 
 AXIS = "tp"
@@ -59,8 +59,7 @@ def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
     if mesh.ndim > 1 and AXIS not in names:
         what = f"none of the mesh's {mesh.ndim} dimensions is named {AXIS!r} ({', '.join(names) or 'none has a name'})"
         raise InstallError(what, f"name the one whose ranks share tokens: mesh_dim_names=(…, {AXIS!r})")
-    style = _Rows(model)
-    return dict.fromkeys([*(name for name, _ in ends.lookups), ends.head_name], style)
+    return dict.fromkeys([*(name for name, _ in ends.lookups), ends.head_name], _Rows(model))
 
 
 def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
@@ -125,9 +124,8 @@ def body_plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
             return {}
         if not (module.out_features if style == "colwise" else module.in_features) % ranks:
             found[name] = styles[style]()
-    for name, heads in undivided_heads(model, ranks) if found else ():
-        fix = f"choose another number, or a model with a multiple of {ranks} heads"
-        raise UnsupportedError(f"{ranks} processes of --tp do not divide {name} = {heads}", fix)
+    if found:
+        require_whole_heads(model, ranks, UnsupportedError)
     return found
 
 

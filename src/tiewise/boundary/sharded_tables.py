@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
 
-from tiewise.core.errors import InstallError, UnsupportedError
+from tiewise.core.errors import InstallError, TiewiseError, UnsupportedError
 from tiewise.ops.vocabulary_shard import VocabularyShard, mapped
 
 ASIDE = "_tiewise_parallel_forward"
@@ -50,8 +50,7 @@ def units(model: nn.Module) -> list[Any]:
 
 def _states(model: nn.Module) -> list[Any]:
     """Return torch's record of each unit; modules that were sharded together share one."""
-    states = [unit._get_fsdp_state() for unit in units(model)]
-    return list({id(state): state for state in states}.values())
+    return list({id(state): state for state in (unit._get_fsdp_state() for unit in units(model))}.values())
 
 
 def _groups(state: Any) -> list[Any]:
@@ -213,20 +212,21 @@ def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verif
     That is other tables than it `has`, or rows to start from (`changed`); what was `verified` before and can be on
     whole tables alone; attention heads that the ranks do not divide, of which transformers itself says nothing.
     """
-    kind, ranks = type(model).__name__, getattr(model, "_tp_size", None) or 1  # transformers' own entry
+    kind = type(model).__name__
     if spec not in (None, has) or changed:
         fix = "install it before fully_shard and tensor parallelism, which tiewise.parallel_plan gives its tables"
         raise InstallError(f"{kind} has {has} tables that are sharded, and {spec} would change them", fix)
     if verified:
         fix = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
         raise InstallError(f"{kind} is sharded, and {has} is verified on whole tables only", fix)
-    for name, heads in undivided_heads(model, ranks):
-        fix = f"choose a tp_size that divides {heads}, or tiewise.parallel_plan, which leaves the body whole"
-        raise InstallError(f"{kind}: tp_size={ranks} does not divide {name}={heads}", fix)
+    require_whole_heads(model, getattr(model, "_tp_size", None) or 1, InstallError)  # transformers' own entry
 
 
-def undivided_heads(model: Any, ranks: int) -> list[tuple[str, int]]:
-    """Numbers of attention heads that so many ranks do not divide, by the config's names."""
-    names, config = ("num_attention_heads", "num_key_value_heads"), model.config.get_text_config()
-    found = [(name, getattr(config, name, None)) for name in names]
-    return [(name, heads) for name, heads in found if isinstance(heads, int) and heads % ranks]
+def require_whole_heads(model: Any, ranks: int, error: type[TiewiseError]) -> None:
+    """Refuse, by an `error`, numbers of attention heads that so many ranks of tensor parallelism do not divide."""
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(model.config.get_text_config(), name, None)
+        if isinstance(heads, int) and heads % ranks:
+            what = f"{type(model).__name__}: {ranks} ranks of tensor parallelism do not divide {name}={heads}"
+            fix = f"choose another number, a model with a multiple of {ranks} heads, or tiewise.parallel_plan alone"
+            raise error(what, f"{fix}, which leaves the body whole")

@@ -283,8 +283,7 @@ class Cursor:
 def _read_word2vec(file: Cursor, tokens: Sequence[str | None], header: re.Match[bytes]) -> WordRows:
     count, width, size = int(header[1]), int(header[2]), len(file.bytes)
     if not 0 < width <= _WIDEST:
-        fix = f"use vectors of 1 to {_WIDEST:,} columns"
-        raise DataError(f"its first line says {width:,} numbers per word", fix)
+        raise DataError(f"its first line says {width:,} numbers per word", f"use vectors of 1 to {_WIDEST:,} columns")
     least = header.end() + count * (4 * width + 1)
     if size < least:
         promised = f"{count:,} words of {width:,} numbers, at least {least:,} bytes; it has {size:,}"
