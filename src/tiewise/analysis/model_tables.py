@@ -100,8 +100,7 @@ class StoredTable(TokenTable):
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows [start, stop)."""
-        with Reader(self.tensor) as reader:
-            return reader.wide(start, stop).astype(np.float64)
+        return self.tensor.read(start, stop).astype(np.float64)
 
     def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
         with Reader(self.tensor) as reader:

@@ -188,10 +188,6 @@ class Deferred:
             return self._same(hidden=self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
         return None
 
-    def _flatten(self, start_dim: int = 0, end_dim: int = -1) -> Deferred | None:
-        last = end_dim % self.ndim == self.ndim - 1
-        return None if last else self._same(hidden=self.hidden.flatten(start_dim, end_dim))
-
     def _pieces(self, dim: int, cut: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Deferred, ...] | None:
         """What `cut` makes of the leading dimensions; the sweep stays that of the whole."""
         if dim % self.ndim == self.ndim - 1:
@@ -248,12 +244,6 @@ class Deferred:
         here = vector if self.shard is None else vector[self.shard.start : self.shard.stop]
         fold = Fold(scale, here if bias is None else bias + here)
         return self._with(Tensor.add, vector, fold=fold, dtype=dtype)
-
-    def _tanh(self) -> Deferred | None:
-        """Squash, once, as the middle of a soft-cap."""
-        if self.fold.post is not None or self.form != LOGITS:
-            return None
-        return self._with(Tensor.tanh, fold=self.fold._replace(post=1.0))
 
     def _scale_in_place(self, scaled: Deferred | None) -> Deferred | None:
         """Become `scaled`; what would share memory with these logits is not to be read any more."""
@@ -509,14 +499,18 @@ _RECORDERS: dict[str, Callable[..., Any]] = {
     "detach": lambda z: z._same(grad_mode=False),
     "view": Deferred._view,
     "reshape": Deferred._view,
-    "flatten": Deferred._flatten,
+    "flatten": lambda z, start_dim=0, end_dim=-1: (
+        None if end_dim % z.ndim == z.ndim - 1 else z._same(hidden=z.hidden.flatten(start_dim, end_dim))
+    ),
     "contiguous": lambda z: z,  # logits that do not exist are
     "__getitem__": Deferred._at,
     "__iter__": lambda z: None if (rows := z._pieces(0, torch.unbind)) is None else iter(rows),
     "unbind": lambda z, dim=0: z._pieces(dim, lambda x: x.unbind(dim)),
     "split": lambda z, split_size, dim=0: z._pieces(dim, lambda x: x.split(split_size, dim)),
     "chunk": lambda z, chunks, dim=0: z._pieces(dim, lambda x: x.chunk(chunks, dim)),
-    "tanh": Deferred._tanh,
+    "tanh": lambda z: (  # once, as the middle of a soft-cap
+        z._with(Tensor.tanh, fold=z.fold._replace(post=1.0)) if z.fold.post is None and z.form == LOGITS else None
+    ),
     "exp": lambda z: z._same(torch.exp, form=P) if z.form == LOG_P else None,
     "log_softmax": lambda z, *args, **kwargs: z._normalised(LOG_P, torch.log_softmax, *args, **kwargs),
     "softmax": lambda z, *args, **kwargs: z._normalised(P, torch.softmax, *args, **kwargs),

@@ -20,7 +20,7 @@ from tiewise.boundary.locate import ask
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import readable, require_head
-from tiewise.checkpoint.stored import Reader, Stored
+from tiewise.checkpoint.stored import Reader, Stored, widened
 from tiewise.core.errors import InstallError, UnsupportedError
 
 SAME, ZERO, DRAWN = "the file's", "all zero", "unrelated to the file's, as if drawn at random"
@@ -97,7 +97,7 @@ def _held(live: Tensor, stored: Stored) -> str:
     differing, own, both, its = 0, 0.0, 0.0, 0.0
     with Reader(stored) as reader:
         for start, stop in reader.spans():
-            rows, wanted = live[start:stop].cpu(), torch.from_numpy(reader.wide(start, stop))
+            rows, wanted = live[start:stop].cpu(), torch.from_numpy(widened(reader.rows(start, stop)))
             differing += int((rows != wanted.to(rows.dtype)).any(1).sum())
             a, b = rows.double(), wanted.double()
             own, both, its = own + float((a * a).sum()), both + float((a * b).sum()), its + float((b * b).sum())

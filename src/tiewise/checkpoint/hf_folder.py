@@ -126,14 +126,12 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
             config = json_object(home, CONFIG, MOST_CONFIG)
     if header is not None:
         files = (path.name, CONFIG) if config is not None else (path.name,)
-        held = dict(header.tensors)
-        return Folder(home, files, config, {path.name: header}, held, faults=tuple(faults), single=True)
+        return Folder(home, files, config, {path.name: header}, dict(header.tensors), faults=tuple(faults), single=True)
     if INDEX in listed:
         with noting(faults, INDEX):
             weight_map, total_size = _index(path)
     stored = [name for name in listed if name.endswith(".safetensors") and not name.startswith("adapter_")]
-    whole = [SINGLE] if SINGLE in stored else stored
-    wanted = whole if weight_map is None else sorted(set(weight_map.values()))
+    wanted = ([SINGLE] if SINGLE in stored else stored) if weight_map is None else sorted(set(weight_map.values()))
     if len(wanted) > MOST_SHARDS:
         raise CheckpointError(f"{path}: {len(wanted):,} shards are no checkpoint", _OWN)
     headers, tensors, copies, there = dict[str, Header](), dict[str, Stored](), list[Stored](), frozenset(listed)
@@ -264,8 +262,7 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
         require_bounded(data, 2 * len(pieces), where)
         found = (data[slice(*next(first_fields(data, *each, MOST_TOKENS, where), (0, 0)))] for each in pieces)
         # positions in tokenizer.model are ids; a class may put tokens of its own before those of others (XLM-R)
-        ids = name == PIECES[0]
-        return _positions(text.decode("utf-8", "replace") if ids else None for text in found), {}
+        return _positions(text.decode("utf-8", "replace") if name == PIECES[0] else None for text in found), {}
     record = json_object(folder.path, name)
     if name == "tokenizer.json":
         model, listed = record.get("model"), record.get("added_tokens")

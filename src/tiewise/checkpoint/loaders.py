@@ -56,10 +56,6 @@ class Loader:
     untied: tuple[str, ...]  # and where it is false
     compares: bool = False  # it asks whether two stored tables hold the same numbers, of which NaN is none
 
-    def makes_of(self, flag: bool, state: str) -> str:
-        """Return the outcome of one cell."""
-        return (self.tied if flag else self.untied)[STATES.index(state)]
-
 
 _LOUD, _RANDOM = (ERROR, ERROR), (RANDOM_TABLE, RANDOM_TABLE)  # of a head alone, and of neither
 _BY_FLAG, _AS_STORED = (TIED, TIED, DROPPED, *_LOUD), (TIED, UNTIED, UNTIED, *_LOUD)
@@ -203,8 +199,7 @@ def _state(facts: Facts, compares: bool = False) -> str:
     if head is None:
         return NONE
     if alike is None:
-        packed = any(map(facts.roles.packed, (table, head)))
-        return DIFFERENT if not packed and table.shape != head.shape else UNKNOWN
+        return UNKNOWN if table.shape == head.shape or any(map(facts.roles.packed, (table, head))) else DIFFERENT
     if compares and alike.nan:
         return DIFFERENT
     if alike.kind == SAME_VALUES:  # in the narrower of their types: equal to a loader that works in that type
@@ -306,7 +301,7 @@ def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutco
         return _outcome(loader, DEPENDS, "Some tensors could not be read.")
     flags = [flag] if flag is not None else [True, False]
     states = [found] if found not in (ROUNDED, UNKNOWN) else [SAME, DIFFERENT]
-    words = {loader.makes_of(choice, cell) for choice in flags for cell in states}
+    words = {(loader.tied if choice else loader.untied)[STATES.index(cell)] for choice in flags for cell in states}
     # one table at both ends: another one may lie beside it under a name that nobody looks for
     for name, wanted in facts.roles.unread.items() if words == {TIED} else ():
         why = f"{short(name)} is not read, as the class looks for {wanted}; the other end takes its place."

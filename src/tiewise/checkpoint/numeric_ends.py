@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import module_of
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded, whole
+from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Stored, rounded, whole
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.spec import BoundarySpec
@@ -167,8 +167,7 @@ class Dense:
 
     def exact(self, start: int, stop: int) -> NDArray[np.float64]:
         """Rows [start, stop), not rounded yet."""
-        with Reader(self.table) as reader:
-            rows = reader.rows(start, stop).astype(np.float64)
+        rows = self.table.read(start, stop).astype(np.float64)
         return (rows if self.map is None else self.map(rows)) * self.scale
 
     def rounded(self, start: int, stop: int) -> NDArray:

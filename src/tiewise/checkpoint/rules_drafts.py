@@ -17,7 +17,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import MOST_TOKENS, PIECES, Tokenizer
 from tiewise.checkpoint.roles import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, copies, describe, difference, numbers, rule
-from tiewise.checkpoint.stored import Reader, Stored
+from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import UNRELATED
 from tiewise.checkpoint.untrusted import short
 
@@ -31,8 +31,7 @@ def _values(facts: Facts, tensor: Stored | None) -> NDArray[np.int64] | None:
         return None
     if tensor.dtype not in ("I64", "I32", "I16", "I8", "U8", "BOOL"):
         return None
-    with Reader(tensor) as reader:
-        return reader.rows().astype(np.int64)
+    return tensor.read().astype(np.int64)
 
 
 @rule("B083", "error", "a draft's maps lead each of its rows to a token of its own", kind="draft")

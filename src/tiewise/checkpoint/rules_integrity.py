@@ -43,8 +43,7 @@ def unreadable(facts: Any) -> Told:
             yield Said(one.file, _plain(one, folder), one.fix, severity="warning")
     if folder.pickles and not folder.headers and not folder.faults:
         what = f"its weights are only in {names(folder.pickles)}, which unpickling would execute: they are not opened"
-        fix = "load it in a sandbox that you trust and save it as safetensors; then check that"
-        yield folder.pickles[0], what, fix
+        yield folder.pickles[0], what, "load it in a sandbox that you trust and save it as safetensors; then check that"
 
 
 def _plain(fault: Fault, folder: Folder) -> str:

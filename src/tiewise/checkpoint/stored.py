@@ -93,6 +93,11 @@ class Stored:
         """Length of the first axis; 1 for a scalar."""
         return self.shape[0] if self.shape else 1
 
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray:
+        """Return rows [start, stop) in its own type; a `Reader` reads more than once."""
+        with Reader(self) as reader:
+            return reader.rows(start, stop)
+
 
 @dataclass(frozen=True)
 class Header:
@@ -221,10 +226,6 @@ class Reader:
             self.into(memoryview(raw)[start : start + self.row_bytes], int(ids[place]) * self.row_bytes)
         return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), *self.tensor.shape[1:])
 
-    def wide(self, start: int = 0, stop: int | None = None) -> NDArray:
-        """Return rows [start, stop) of a floating tensor in fp32 (fp64 where it is stored so)."""
-        return widened(self.rows(start, stop))
-
     def spans(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
         """Row ranges of about `chunk_bytes` each, in order."""
         step = max(1, chunk_bytes // max(1, self.row_bytes))
@@ -234,5 +235,4 @@ class Reader:
 
 def whole(tensor: Stored) -> NDArray[np.float64]:
     """Return a tensor of numbers, all of it, in fp64."""
-    with Reader(tensor) as reader:
-        return reader.rows().astype(np.float64)
+    return tensor.read().astype(np.float64)

@@ -237,9 +237,8 @@ def duplicates(tensors: Iterable[Stored], same: Callable[[Stored, Stored], bool]
             groups = samples[_sample(tensor)]
             home = next((group for group in groups if same(group[0], tensor)), None)
             if home is None:
-                groups.append([tensor])
-            else:
-                home.append(tensor)
+                groups.append(home := [])
+            home.append(tensor)
         found += [group for groups in samples.values() for group in groups if len(group) > 1]
     return found
 

@@ -116,7 +116,6 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
     tangents = {name: jnp.zeros_like(x) for name, x in flat(params, "/").items()}
     tangents[leaf.path] = tangents[leaf.path].at[(slice(None), token) if leaf.transposed else token].set(1)
     tangent = jax.tree.unflatten(jax.tree.structure(params), tangents.values())
-    moved = jax.jvp(lambda p: apply(p, ids), (params,), (tangent,))[1]
-    if np.any(np.delete(np.asarray(moved), token, axis=-1)):
+    if np.any(np.delete(np.asarray(jax.jvp(lambda p: apply(p, ids), (params,), (tangent,))[1]), token, axis=-1)):
         found.append(f"a row of {leaf.path} moves other tokens' logits than its own: is the head table.T?")
     return found

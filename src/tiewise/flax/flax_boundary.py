@@ -345,8 +345,7 @@ class LinenBoundary(_Verbs, linen.Module):
             return jax.tree.map(lambda name: pure.draw(name, key), names)
 
         trees = unflatten_dict({name: name for name in pure.shapes()}, sep=".")
-        drawn = {head: self.param(head, draw, names) for head, names in trees.items()}
-        self._flat = flatten_dict(drawn, sep=".")
+        self._flat = flatten_dict({head: self.param(head, draw, names) for head, names in trees.items()}, sep=".")
 
     def parameters(self) -> dict[str, Array]:
         """The same, of a bound module."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
@@ -51,8 +51,7 @@ def adamw(steps: int, peak: float, weight_decay: float) -> optax.GradientTransfo
     """Return the recipe's optimizer."""
     warm = max(1, steps // 10)
     rate = optax.warmup_cosine_decay_schedule(0.0, peak, warm, max(steps, warm + 1))
-    matrices = partial(jax.tree.map, lambda x: x.ndim > 1)
-    decayed = optax.adamw(rate, b2=0.98, weight_decay=weight_decay, mask=matrices)
+    decayed = optax.adamw(rate, b2=0.98, weight_decay=weight_decay, mask=partial(jax.tree.map, lambda x: x.ndim > 1))
     return optax.chain(optax.clip_by_global_norm(1.0), decayed)
 
 
@@ -111,8 +110,7 @@ class Fitting:
                 self.seconds += time.perf_counter() - start
                 self.timed += 1
             self.step += 1
-            due = self.step % window == 0 or self.step == self.recipe.steps
-            yield self._point() if due else None
+            yield self._point() if self.step % window == 0 or self.step == self.recipe.steps else None
 
     def arrays(self) -> dict[str, Any]:
         """Return name → array of parameters, the optimizer's state and the steps since the last point."""
@@ -141,10 +139,8 @@ class Fitting:
 
     def _point(self) -> TrainingPoint:
         window, self._window = self._window, []
-        norms = [path_norms(x[1:]) for x in window]
-        names = ("a", "b", "total", "cosine")
-        paths = PathNorms(*(float(np.mean([getattr(x, name) for x in norms])) for name in names))
-        return TrainingPoint(self.step, float(np.mean([x[0] for x in window])), paths)
+        paths = np.mean([astuple(path_norms(x[1:])) for x in window], 0).tolist()
+        return TrainingPoint(self.step, float(np.mean([x[0] for x in window])), PathNorms(*paths))
 
 
 @nnx.jit

@@ -115,11 +115,6 @@ class Heads:
             raise PlanError(f"{count} heads cannot be grouped over {kv} key-value heads", fix)
         return cls(count, width or even(d, count), kv or count)
 
-    @property
-    def kept_per_token(self) -> int:
-        """Values kept for one token of one layer."""
-        return self.latent or 2 * self.kv * self.width
-
     def maps(self, d: int, bias: bool = False, out_bias: bool = False, norms: int = 0) -> Count:
         """Query, key, value and output maps in a model of width `d`; `norms` of queries and keys, or sinks."""
         queries, keys = self.count * self.width, self.kv * self.width
@@ -167,8 +162,7 @@ class AppliedLayers:
 
     def applied(self) -> Count:
         """Sum over every application of every layer: what a token is multiplied by does not know of sharing."""
-        sublayers = (counts for layer in self.layers for counts in vars(layer).values())
-        return sum(map(total, sublayers), total(self.around))
+        return sum((total(counts) for layer in self.layers for counts in vars(layer).values()), total(self.around))
 
 
 @dataclass(frozen=True)
@@ -261,11 +255,6 @@ class Budget:
     def tables(self) -> int:
         """Parameters of the tables alone, without their maps."""
         return self.parameters["input_table"] + self.parameters.get("output_table", 0)
-
-    @property
-    def frozen_tables(self) -> int:
-        """Parameters of a table that the boundary freezes."""
-        return self.parameters["input_table"] if self.boundary.freeze else 0
 
 
 def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingSpec) -> Budget:

@@ -153,8 +153,7 @@ def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: 
         pairs = ((model.vocab or 1, vocab), (model.width, width), (model.layers, layers or model.layers))
         return math.hypot(*(math.log(theirs / ours) for theirs, ours in pairs))
 
-    others = [model for model in models() if model.vocab and model.name not in skipped]
-    return sorted(others, key=distance)[:count]
+    return sorted((model for model in models() if model.vocab and model.name not in skipped), key=distance)[:count]
 
 
 def tying_by_size(threshold: float) -> dict[str, float]:

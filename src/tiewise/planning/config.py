@@ -34,13 +34,11 @@ class Config:
         self.values, self.family = values, family
         self.defaults, self.names = known["defaults"], known["names"]
 
-    def get(self, key: str) -> Any:
-        """Value of `key`, under its usual or the family's own name; None where neither file nor class has one."""
-        for found in (self.values, self.defaults):
-            for name in (self.names.get(key, key), key):
-                if name in found:
-                    return found[name]
-        return None
+    def get(self, key: str, otherwise: Any = None) -> Any:
+        """Value of `key`, under its usual or the family's own name; `otherwise` for null, and where there is none."""
+        places = ((found, name) for found in (self.values, self.defaults) for name in (self.names.get(key, key), key))
+        value = next((found[name] for found, name in places if name in found), None)
+        return otherwise if value is None else value
 
     def flag(self, key: bool | str) -> bool:
         """Whether a switch is on, which may be known without the config; an absent one is off."""
@@ -53,8 +51,7 @@ class Config:
 
     def size(self, key: str, otherwise: int | None = None, least: int = 1) -> int:
         """Read a whole number of `least` or more; `otherwise` where the config says null."""
-        value = self.get(key)
-        value = otherwise if value is None else value
+        value = self.get(key, otherwise)
         if value is None:
             raise PlanError(f"the config of {self.family} has no {key}", f"add {key} to the config, or plan from sizes")
         most = MOST_LAYERS if "layer" in key and "per_layer" not in key else MOST
@@ -64,8 +61,7 @@ class Config:
 
     def number(self, key: str, otherwise: float | None = None) -> float:
         """Read a number above zero; `otherwise` where the config says null."""
-        value = self.get(key)
-        value = otherwise if value is None else value
+        value = self.get(key, otherwise)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
             raise self._refused(key, value, "a number above zero")
         return float(value)

@@ -136,7 +136,8 @@ def decode_bytes(architecture: Architecture, budget: Budget, setting: Setting) -
         return None
     size, layers = DTYPES[setting.dtype], len(stack.layers)
     across = 2 if len(architecture.stacks) > 1 else 1  # cross-attention keeps the source's keys and values too
-    per_token, fixed = layers * stack.heads.kept_per_token * size, layers * stack.heads.state * size
+    kept = stack.heads.latent or 2 * stack.heads.kv * stack.heads.width  # values for one token of one layer
+    per_token, fixed = layers * kept * size, layers * stack.heads.state * size
     return {
         "weights": budget.read * size,  # once per application: one row of the lookup, the head's table, chosen experts
         "cache_per_token": per_token + fixed,  # keys and values that the token adds
@@ -217,7 +218,7 @@ def sent_at_ends(
 def table_columns(budget: Budget, vocab: int) -> tuple[int, int, int, int]:
     """Columns of the input table, of the table at the head, of all stored tables, and of those that are trained."""
     into, whole = budget.parameters["input_table"] // vocab, budget.tables // vocab
-    return into, whole - into or into, whole, whole - budget.frozen_tables // vocab
+    return into, whole - into or into, whole, whole - into * budget.boundary.freeze
 
 
 def ranks(budget: Budget, setting: Setting, vocab: int, head: bool = True) -> list[dict[str, Any]]:
@@ -286,8 +287,7 @@ def kept_losses() -> dict[str, Computed]:
     They are kept under all that they depend on, so that anything else is computed; `tools/make_first_losses.py` writes
     the file.
     """
-    rows = packaged_json("catalogue/first_losses.json")
-    return {depends_on: (nll, own) for depends_on, nll, own in rows}
+    return {depends_on: (nll, own) for depends_on, nll, own in packaged_json("catalogue/first_losses.json")}
 
 
 def first_loss(

@@ -238,8 +238,7 @@ def remarks(record: Record) -> list[str]:
         else "this class has no token head: with one table there is nothing to tie, and tying saves nothing",
     ]
     found += layout_taken(record)
-    specs = [BoundarySpec.parse(choice["boundary"]) for choice in choices]
-    if any(spec.plainly() != spec for spec in specs):
+    if any(spec.plainly() != spec for spec in (BoundarySpec.parse(choice["boundary"]) for choice in choices)):
         found.append("a boundary that changes at a step is counted as it starts")
     assumed = sorted({choice["first_loss"]["assumed"] for choice in choices if choice["first_loss"]} - {""})
     return [*found, f"first loss assumes {'; '.join(assumed)}"] if assumed else found

@@ -47,11 +47,11 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, TOKENIZER_FILES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rule import describe, names
-from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, read_header, rounded
+from tiewise.checkpoint.stored import FLOATING, Reader, Stored, read_header, rounded, widened
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, doing
-from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, hidden_vectors, measure_move
+from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, gathered, hidden_vectors, measure_move
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited_file
 from tiewise.rewrite.ties import parted
@@ -82,31 +82,27 @@ class Merged:
     def table(self) -> TableRows:
         """Its rows, in its type; it holds the two factors."""
         product = None if self.factors is None else self.factors()
-        lengths = None if self.length is None else _whole(self.length)
-        place = {row: at for at, row in enumerate(self.ids)}
+        lengths = None if self.length is None else widened(self.length.read())
+        ids = np.array(self.ids, np.int64)
 
         @np.errstate(all="ignore")  # an adapter may hold infinities; the result then says so
         def read(start: int, stop: int) -> NDArray:
-            with Reader(self.old) as reader:
-                made = reader.rows(start, stop).astype(np.float64)
+            made = self.old.read(start, stop).astype(np.float64)
             if product is not None:
                 made += (product[0][start:stop].astype(np.float64) @ product[1]).reshape(made.shape)
             if lengths is not None:
                 made *= (lengths[start:stop] / np.linalg.norm(made, axis=1))[:, None]
             if self.rows is not None:
+                here = np.flatnonzero((ids >= start) & (ids < stop))
                 with Reader(self.rows) as reader:
-                    for row in place.keys() & set(range(start, stop)):
-                        made[row - start] = reader.rows(place[row], place[row] + 1)[0]
+                    made[ids[here] - start] = reader.take(here)
             return rounded(made, self.dtype)
 
         return TableRows(self.old.rows, math.prod(self.old.shape[1:]), read)
 
     def pieces(self) -> Pieces:
         """Yield its bytes."""
-        table = self.table()
-        step = max(1, CHUNK_BYTES // (8 * max(1, table.width)))
-        for start in range(0, table.rows, step):
-            yield table.read(start, min(start + step, table.rows)).tobytes()
+        return self.table().pieces()
 
 
 @verb
@@ -217,7 +213,7 @@ def _merged(
     if kind == "bias":
         if bias is None or bias.shape != own.shape:
             raise wrong("its bias is not as long as the base's")
-        return Merged(old, own.dtype, lambda: (_whole(bias)[:, None], np.array([[scale]]))), own
+        return Merged(old, own.dtype, lambda: (widened(bias.read())[:, None], np.array([[scale]]))), own
     # a square matrix does not say how it lies; of others the shapes do
     square = own.shape == b.shape[:1] + a.shape[1:] == a.shape[1:] + b.shape[:1]
     turned = pair == LOOKUP or (turned if square else own.rows != b.rows)
@@ -230,7 +226,8 @@ def _merged(
         raise wrong("DoRA of a lookup, or of a matrix that is stored turned, is not merged here; PEFT does it")
 
     def factors() -> tuple[NDArray, NDArray]:
-        left, right = (_whole(a).T, _whole(b).T) if turned else (_whole(b), _whole(a))
+        one, two = (widened(part.read()) for part in (a, b))
+        left, right = (one.T, two.T) if turned else (two, one)
         return left, right.astype(np.float64) * scale
 
     return Merged(old, own.dtype, factors, length), own
@@ -279,11 +276,6 @@ def _tables(
     return replace(change, put=tuple(put.values()))
 
 
-def _whole(tensor: Stored) -> NDArray:
-    with Reader(tensor) as reader:
-        return reader.wide()
-
-
 # the adapter alone
 
 
@@ -329,7 +321,7 @@ def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> 
     saved = [name for name in adapter.listed("modules_to_save") if not any(ends_with(one, name) for one in gone)]
     config = {"modules_to_save": saved or None, "trainable_token_indices": rows or None} if gone else {}
     put = [
-        NewTensor(_delta(module), copy.dtype, (len(ids), copy.shape[1]), WEIGHTS, partial(_rows, copy, ids))
+        NewTensor(_delta(module), copy.dtype, (len(ids), copy.shape[1]), WEIGHTS, partial(gathered, copy, ids))
         for module, (copy, ids) in changed.items()
     ]
     if not put and len(ends) == len(adapter.tensors):
@@ -379,8 +371,3 @@ def _require_rows_will_do(adapter: AdapterFacts, model: Facts, copies: set[str])
 
 def _delta(module: str) -> str:
     return f"{PREFIX}{module}.token_adapter.{DELTA}"
-
-
-def _rows(copy: Stored, ids: list[int]) -> Pieces:
-    with Reader(copy) as reader:
-        yield from (reader.rows(row, row + 1).tobytes() for row in ids)

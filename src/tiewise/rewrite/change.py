@@ -7,7 +7,7 @@ vocabulary; the tables are read in pieces. Scale and cap of the family come afte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored
+from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored, widened
 from tiewise.core.errors import CheckpointError, progress
 
 PROBES = 64
@@ -98,6 +98,16 @@ def stored_bytes(tensor: Stored) -> Pieces:
             yield piece
 
 
+def gathered(part: Stored, rows: Sequence[int]) -> Pieces:
+    """Yield the bytes of some rows of a tensor, which ascend, a few MB at a time."""
+    wanted = np.array(rows, np.int64)
+    with Reader(part) as reader:
+        for start, stop in reader.spans():
+            first, last = np.searchsorted(wanted, (start, stop))
+            if first < last:
+                yield reader.rows(start, stop)[wanted[first:last] - start].tobytes()
+
+
 @dataclass(frozen=True)
 class TableRows:
     """A table as the model meets it, maps applied: `read(start, stop)` gives rows [start, stop), [., width]."""
@@ -109,12 +119,13 @@ class TableRows:
     @classmethod
     def of(cls, tensor: Stored) -> TableRows:
         """A stored table [V, D]."""
+        return cls(tensor.rows, tensor.shape[1], tensor.read)
 
-        def read(start: int, stop: int) -> NDArray:
-            with Reader(tensor) as reader:
-                return reader.wide(start, stop)
-
-        return cls(tensor.rows, tensor.shape[1], read)
+    def pieces(self) -> Pieces:
+        """Yield its bytes."""
+        step = max(1, CHUNK_BYTES // (8 * max(1, self.width)))
+        for start in range(0, self.rows, step):
+            yield self.read(start, min(start + step, self.rows)).tobytes()
 
 
 Pair = tuple[TableRows, TableRows]  # old and new
@@ -133,8 +144,7 @@ def measure_move(outputs: Pair | None, inputs: Pair | None) -> Moved:
         return UNMOVED
     how, logits, moved = f"every row of the {' and the '.join(ends)} table", 0.0, 0.0
     if outputs:
-        width = outputs[0].width
-        probes = hidden_vectors(width).T
+        probes = hidden_vectors(width := outputs[0].width).T
         logits = _largest(outputs, lambda difference: np.abs(difference @ probes))
         how += f", at {PROBES} random hidden vectors of unit root mean square and width {width}"
     if inputs:
@@ -150,7 +160,7 @@ def _largest(tables: Pair, size: Callable[[NDArray], NDArray]) -> float:
     with np.errstate(invalid="ignore", over="ignore"):  # a table may hold infinities; the result then says so
         for start in range(0, old.rows, step):
             stop = min(start + step, old.rows)
-            sizes = size(old.read(start, stop) - new.read(start, stop))
-            largest = np.maximum(largest, sizes.max(initial=0.0))
+            moved = widened(old.read(start, stop)) - widened(new.read(start, stop))
+            largest = np.maximum(largest, size(moved).max(initial=0.0))
             progress("measuring the change", stop, old.rows)
     return float(largest)

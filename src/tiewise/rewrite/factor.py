@@ -224,8 +224,7 @@ def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
                     found = np.load(file, allow_pickle=False)
             elif name.endswith(".safetensors"):
                 (vector,) = read_header(name).tensors.values()
-                with Reader(vector) as reader:
-                    found = reader.rows()
+                found = vector.read()
             elif name.endswith(".json"):
                 found = read_json(name, most=MOST_BYTES, unique=True)
             else:
@@ -318,10 +317,8 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
 
 def _rounding(end: Dense) -> Pair | None:
     """The table before and after rounding; None where nothing is computed."""
-    if not end.changed:
-        return None
-    exact = TableRows(end.table.rows, end.width, end.exact)
-    return exact, TableRows(end.table.rows, end.width, lambda start, stop: end.rounded(start, stop).astype(float))
+    one, two = (TableRows(end.table.rows, end.width, read) for read in (end.exact, end.rounded))
+    return (one, two) if end.changed else None
 
 
 def _merged(facts: Facts, boundary: StoredBoundary) -> set[str]:

@@ -174,9 +174,8 @@ def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[st
     # The library's `save_model` notes a shared tensor that it left out under that tensor's name: untrue once stored.
     kept = {key: value for key, value in metadata.items() if key not in stored}
     record: dict[str, object] = {"__metadata__": kept} if kept else {}
-    starts = accumulate((tensor.nbytes for tensor in tensors), initial=0)
-    for start, tensor in zip(starts, tensors, strict=False):
-        offsets = [start, start + tensor.nbytes]
+    for tensor, end in zip(tensors, accumulate(tensor.nbytes for tensor in tensors), strict=True):
+        offsets = [end - tensor.nbytes, end]
         record[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
     header = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
     header += b" " * (-len(header) % 8)

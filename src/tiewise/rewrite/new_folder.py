@@ -156,8 +156,7 @@ def copy(source: Path, target: Path) -> None:
     """Give `target` the content of `source` as bytes of its own, on the disk when this returns."""
     descriptor = open_regular(source)
     with os.fdopen(descriptor, "rb", buffering=0) as old, open(target, "xb") as new:
-        while piece := old.read(CHUNK_BYTES):
-            new.write(piece)
+        shutil.copyfileobj(old, new, CHUNK_BYTES)
         new.flush()
         os.chmod(target, os.fstat(descriptor).st_mode & 0o777 | stat.S_IWUSR)
         os.fsync(new.fileno())

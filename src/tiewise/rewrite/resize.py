@@ -28,7 +28,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.roles import DRAFT_MAP, MODALITY, NGRAM, PER_LAYER
-from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored
+from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored, widened
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, refuse, stored_bytes
@@ -278,7 +278,7 @@ def new_rows(
                 inside = np.flatnonzero(used[start : start + OLD_BLOCK])
                 if not len(inside):
                     continue
-                rows = reader.wide(start, start + OLD_BLOCK).reshape(-1, width)[inside]
+                rows = widened(reader.rows(start, start + OLD_BLOCK)).reshape(-1, width)[inside]
                 total += rows.sum(axis=0, dtype=np.float64)
                 for at, new in enumerate(group):
                     draw = np.random.default_rng([seed, new, old])

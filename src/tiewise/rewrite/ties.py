@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.numeric_ends import readable, require_head, tied_names
 from tiewise.checkpoint.roles import BY_DATA, MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rule import difference
-from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
+from tiewise.checkpoint.stored import Stored, rounded
 from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
@@ -177,10 +178,8 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
         chosen = replace(copy_of(head, name), file=table.path.name)
         moved = measure_move(None, (old_input, old_output))
     else:
-        mean = TableRows(table.rows, table.shape[1], lambda start, stop: widened(_mean(table, head, start, stop)))
-        with Reader(table) as reader:
-            spans = list(reader.spans())
-        chosen = NewTensor.like(table, lambda: (_mean(table, head, *span).tobytes() for span in spans), name=name)
+        mean = TableRows(table.rows, table.shape[1], partial(_mean, table, head))
+        chosen = NewTensor.like(table, mean.pieces, name=name)
         moved = measure_move((old_output, mean), (old_input, mean))
     drop, put = _without_copies(facts, head, chosen)
     # what layers for further tokens hold as copies of an end goes with it
@@ -219,8 +218,7 @@ def _without_copies(
 
 def _mean(table: Stored, head: Stored, start: int, stop: int) -> NDArray:
     """Rows [start, stop) of the mean, in the table's type: the exact one, rounded once, whichever end comes first."""
-    with Reader(table) as one, Reader(head) as other:
-        a, b = (reader.rows(start, stop).astype(np.float64) for reader in (one, other))
+    a, b = (end.read(start, stop).astype(np.float64) for end in (table, head))
     with np.errstate(over="ignore", invalid="ignore"):
         total = a + b
         part = total - a

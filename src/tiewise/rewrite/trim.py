@@ -15,15 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, is_id, json_object, open_folder
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import MOST_BYTES, read_whole, short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Pieces
+from tiewise.rewrite.change import Change, gathered
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited_file
 from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, sizes_of, unknown_tables, with_rows
@@ -116,7 +113,7 @@ def trim(
     if behind:
         notes.append(f"{', '.join(map(short, sorted(behind)))}: stays behind, since it knows the old tokens only")
 
-    rows = np.array(sorted(new), np.int64)
+    rows = sorted(new)
     put = with_rows(facts, parts, len(new), lambda part: gathered(part, rows))
     texts = {"tokenizer.json": tokenizer, **_beside(facts, words, new)}
     for name, record in records.items():
@@ -141,15 +138,6 @@ def trim(
                         yield f"a row of {short(part.name)} differs"
 
     return Change(KEPT, put=put, config=config, texts=texts, leave=behind, notes=tuple(notes), flaws=flaws)
-
-
-def gathered(part: Stored, rows: NDArray[np.int64]) -> Pieces:
-    """Yield the bytes of some rows of a tensor, which ascend, a few MB at a time."""
-    with Reader(part) as reader:
-        for start, stop in reader.spans():
-            first, last = np.searchsorted(rows, (start, stop))
-            if first < last:
-                yield reader.rows(start, stop)[rows[first:last] - start].tobytes()
 
 
 def _parts(facts: Facts) -> tuple[Stored, ...]:

@@ -26,7 +26,6 @@ from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import DataError, RunError
 from tiewise.data.corpus import Blocks, PreparedText
 from tiewise.ops.soft_targets import linear_divergence
@@ -58,8 +57,7 @@ def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str
     if model is None or teacher is None:
         raise RunError(f"no {'model to heal' if model is None else 'teacher'}", "name the folders of both")
     facts = Facts(open_folder(path := os.path.abspath(model)))  # whole, for a resume may be elsewhere
-    with Reader(readable(facts, "heal")[0]) as reader:
-        size = math.sqrt(np.square(reader.wide(0, SEEN).astype(np.float64)).mean())
+    size = math.sqrt(np.square(readable(facts, "heal")[0].read(0, SEEN).astype(np.float64)).mean())
     keys = ("max_position_embeddings", "n_positions")
     limits = (count(level.get(key)) for level in facts.levels.values() for key in keys)
     boundary = str(facts.config[SPEC]) if facts.is_own else "tied" if facts.tied else "untied"
