@@ -27,7 +27,7 @@ from tiewise.core.errors import CheckpointError, doing
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"
 PREFIX = "base_model.model."  # before the name of every module
-DELTA, WRAPPED = "trainable_tokens_delta", "base_layer."
+DELTA, BASE = "trainable_tokens_delta", "base_layer."
 # what follows a module's name in a tensor's; the adapter's own name may stand in it where another tool saved
 _PARTS = re.compile(
     r"(?P<module>.+?)\.(?:token_adapter\.|modules_to_save\.(?:\w+\.(?=\w))?)?"
@@ -130,7 +130,7 @@ class AdapterFacts:
             if not any(ends_with(module, one) for one in wanted) or in_layer(module) or is_foreign(module):
                 continue
             parts = {part: tensor for part, tensor in found.items() if len(tensor.shape) == 2}
-            copy = parts.get("weight", parts.get(f"{WRAPPED}weight"))
+            copy = parts.get("weight", parts.get(f"{BASE}weight"))
             if low_rank := {part: tensor for part, tensor in parts.items() if part.startswith("lora_")}:
                 # a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V] and its B [E, r]
                 shape = [-1, -1]

@@ -246,17 +246,15 @@ def remembered(
     kept: Any = {}
     with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: nobody's home
         kept = json.loads((cache_folder() / file).read_text(encoding="utf-8"))
-    try:
+    with suppress(AttributeError, LookupError, TypeError, ValueError):
         times = {name: float(value) for name, value in kept[key].items() if name.endswith("_ms")}
-        known = set(names) <= set(times) and all(0 < took < math.inf for took in times.values())
-    except (AttributeError, LookupError, TypeError, ValueError):
-        known = False
-    if not known:
-        times = trial()
-        with suppress(OSError, RuntimeError):  # then the next process tries again
-            cache_folder().mkdir(parents=True, exist_ok=True)
-            found = {**(kept if isinstance(kept, dict) else {}), key: what | times}
-            write_whole(cache_folder() / file, json.dumps(found, indent=1) + "\n")
+        if set(names) <= set(times) and all(0 < took < math.inf for took in times.values()):
+            return times
+    times = trial()
+    with suppress(OSError, RuntimeError):  # then the next process tries again
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        found = {**(kept if isinstance(kept, dict) else {}), key: what | times}
+        write_whole(cache_folder() / file, json.dumps(found, indent=1) + "\n")
     return times
 
 

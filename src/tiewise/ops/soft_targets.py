@@ -36,16 +36,8 @@ import torch
 from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
-from tiewise.ops.chunked import (
-    accumulator,
-    cached_rows,
-    check_problem,
-    check_range,
-    chunk_logits,
-    compute_dtype,
-    gradient_buffers,
-    into_gradients,
-)
+from tiewise.ops import chunked
+from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, gradient_buffers, into_gradients
 from tiewise.ops.cross_entropy import fused_loss
 from tiewise.ops.fast_products import own_products
 from tiewise.ops.log_prob import at_temperature
@@ -102,14 +94,14 @@ def linear_divergence(
     if targets is None:
         device = features.device if isinstance(features, Tensor) else None
         targets = torch.full(shape, o.ignore_index + 1, device=device)
-    check_problem(features, weight, targets, bias, o)
+    chunked.check_problem(features, weight, targets, bias, o)
     for name, given in (("teacher_features", teacher_features), ("teacher_weight", teacher_weight)):
         if not isinstance(given, Tensor):
             raise TypeError(f"{name} must be a tensor, not a {type(given).__name__}")
     if teacher_features.shape[:-1] != shape or len(teacher_weight) != len(weight):
         got = f"teacher_features {tuple(teacher_features.shape)}, teacher_weight {tuple(teacher_weight.shape)}"
         raise ValueError(f"the teacher does not meet the student: {got}; need {[*shape, 'F']} and [{len(weight)}, F]")
-    check_problem(teacher_features, teacher_weight, targets, teacher_bias, teacher_options or o)
+    chunked.check_problem(teacher_features, teacher_weight, targets, teacher_bias, teacher_options or o)
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be in [0, 1], not {beta}")
     o, theirs = at_temperature(o, temperature), at_temperature(teacher_options or o, temperature)
@@ -228,13 +220,13 @@ def augmented_cross_entropy(
     """
     o = replace(options, **overrides) if overrides else options
     plain = LossOptions(ignore_index=o.ignore_index, reduction=o.reduction, chunk=o.chunk)
-    check_problem(features, weight, targets, bias, plain)
+    chunked.check_problem(features, weight, targets, bias, plain)
     if not o.temperature > 0 or o.alpha < 0 or o.hard < 0:
         raise ValueError("need temperature > 0, alpha ≥ 0, hard ≥ 0")
     if table is not None and (table.dim() != 2 or len(table) != len(weight)):
         raise ValueError(f"table has shape {tuple(table.shape)}; need [V, any] with V = {len(weight)}")
     t = targets.reshape(-1)
-    check_range(t, weight.shape[0], o.ignore_index)
+    chunked.check_range(t, weight.shape[0], o.ignore_index)
     own = None if table is weight else table
     flat = features.reshape(-1, features.shape[-1])
     loss = fused_loss("augmented_cross_entropy", partial(_augmented_sweep, o), plain, flat, weight, own, bias, t)

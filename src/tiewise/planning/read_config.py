@@ -14,20 +14,9 @@ from typing import Any
 
 from tiewise.core import Late
 from tiewise.core.errors import PlanError
-from tiewise.planning.architecture import (
-    AppliedLayers,
-    Architecture,
-    Count,
-    Heads,
-    LayerCounts,
-    TokenTables,
-    even,
-    feed_forward,
-    linear,
-    lookup,
-)
+from tiewise.planning.architecture import Architecture, Count, Heads, TokenTables, even, linear, lookup
 from tiewise.planning.config import MOST, MOST_LAYERS, Config
-from tiewise.planning.model_families import READERS
+from tiewise.planning.model_families import READERS, decoder
 
 torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
 roles = Late("tiewise.checkpoint.roles")
@@ -83,8 +72,7 @@ def fresh_table(c: Config) -> tuple[float, float]:
     if c.family in ("t5", "mt5", "umt5"):
         scaled = c.family == "umt5" or (c.family == "t5" and c.values.get("tie_word_embeddings") is not False)
         return c.number("initializer_factor", 1.0), c.size("d_model") ** -0.5 if scaled else 1.0
-    key = "initializer_range" if c.get("initializer_range") is not None else "init_std"
-    return c.number(key, 0.02), 1.0
+    return c.number("initializer_range" if c.get("initializer_range") is not None else "init_std", 0.02), 1.0
 
 
 def _estimated(c: Config) -> Architecture:
@@ -134,12 +122,11 @@ def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:
 
     With full heads and an ffn of 4 D that is 12 D² per layer, the figure of the textbooks.
     """
-    d, ffn = sizes.width, sizes.ffn or 4 * sizes.width
-    heads = Heads.of(d, sizes.heads, sizes.kv_heads, sizes.head_dim)
-    layer = LayerCounts({"attention": heads.maps(d)}, {"ffn": feed_forward(d, ffn, sizes.gated)})
-    saved = 8 * d + ffn * (3 if sizes.gated else 2)
-    stack = AppliedLayers("decoder", (layer,) * sizes.layers, heads=heads, saved_per_token=saved)
-    return Architecture("generic decoder", d, TokenTables(sizes.vocab, d, tied), (stack,), estimated=True)
+    values: dict[str, Any] = {"vocab_size": sizes.vocab, "hidden_size": sizes.width, "num_hidden_layers": sizes.layers}
+    values |= {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+    values |= {"intermediate_size": sizes.ffn, "tie_word_embeddings": tied}
+    found = decoder(Config(values, "generic decoder"), gated=sizes.gated, kind="none", fresh=None)
+    return replace(found, estimated=True)
 
 
 def count_on_meta(config: Mapping[str, Any]) -> Architecture:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tiewise.core.errors import PlanError
@@ -57,9 +58,8 @@ class Size(int):
     def __add__(self, other: int) -> Size:
         if other == 0 and not isinstance(other, Size):
             return self  # most of what a count is added to
-        total = dict(self.made_of)
-        for of, times in _made_of(other).items():
-            total[of] = total.get(of, 0) + times
+        total = Counter(self.made_of)
+        total.update(_made_of(other))
         return self.make(int(self) + int(other), total, self.divided)
 
     def __mul__(self, other: int) -> Size:
@@ -87,12 +87,10 @@ class Size(int):
 
     def _times(self, value: int, other: Mapping[Product, int]) -> Size:
         total: Counter[Product] = Counter()
-        for ours, often in self.made_of.items():
-            for theirs, times in other.items():
-                powers = Counter(dict(ours))
-                for letter, power in theirs:
-                    powers[letter] += power
-                total[tuple(sorted(item for item in powers.items() if item[1]))] += often * times
+        for (ours, often), (theirs, times) in product(self.made_of.items(), other.items()):
+            powers = Counter(dict(ours))
+            powers.update(dict(theirs))
+            total[tuple(sorted(item for item in powers.items() if item[1]))] += often * times
         return self.make(value, total, self.divided)
 
 
@@ -103,8 +101,8 @@ def _made_of(number: int) -> Mapping[Product, int]:
 def terms_of(number: int) -> Terms:
     """Return the products that a number was made of, as texts; "" for what follows from no size."""
     found = {}
-    for product, times in _made_of(number).items():
-        over, under = ("".join(letter * (sign * power) for letter, power in product) for sign in (1, -1))
+    for powers, times in _made_of(number).items():
+        over, under = ("".join(letter * (sign * power) for letter, power in powers) for sign in (1, -1))
         found[f"{over}/{under}" if under else over] = times
     return found
 

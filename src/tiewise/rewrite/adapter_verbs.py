@@ -31,17 +31,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.adapter import (
-    COPY,
-    DELTA,
-    LORA,
-    PREFIX,
-    WEIGHTS,
-    WRAPPED,
-    AdapterFacts,
-    end_modules,
-    open_adapter,
-)
+from tiewise.checkpoint.adapter import BASE, COPY, DELTA, LORA, PREFIX, WEIGHTS, AdapterFacts, end_modules, open_adapter
 from tiewise.checkpoint.claims import ends_with, family_type, number
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, TOKENIZER_FILES, Folder, open_folder, read_tokenizer
@@ -61,7 +51,7 @@ TURNED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")  # f
 BEYOND = "target_parameters layer_replication use_qalora use_bdlora alora_invocation_tokens arrow_config kasa_config"
 INITIAL = ("True", "False", "None", "gaussian", "eva", "orthogonal")  # ways to begin that leave the base as it is
 LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
-WHOLE = {f"{wrap}{kind}" for wrap in ("", WRAPPED) for kind in ("weight", "bias")}
+WHOLE = {f"{wrap}{kind}" for wrap in ("", BASE) for kind in ("weight", "bias")}
 KNOWN = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *WHOLE}
 PLAIN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")  # no groups, one repetition: never slow
 
@@ -194,7 +184,7 @@ def _merged(
 
     if own is None or own.dtype not in FLOATING:
         raise wrong(f"the base has no plain {kind} of this name; if it is quantised, merge into what it was made from")
-    old = parts.get(kind, parts.get(f"{WRAPPED}{kind}", own))
+    old = parts.get(kind, parts.get(f"{BASE}{kind}", own))
     if old.shape != own.shape:
         raise wrong(f"{describe(old)} would lose rows in the place of {describe(own)}; tiewise resize the base first")
     if DELTA in parts:
@@ -202,8 +192,7 @@ def _merged(
         if parts[DELTA].shape != (len(set(ids)), *own.shape[1:]) or len(ids) > len(set(ids)) or min(ids, default=0) < 0:
             raise wrong(f"{describe(parts[DELTA])} are not the {len(ids):,} rows of its config")
         return Merged(old, own.dtype, ids=ids, rows=parts[DELTA]), own
-    updates = {part for part in parts if part.startswith("lora_") and ("bias" in part) == (kind == "bias")}
-    if not updates:
+    if not any(part.startswith("lora_") and ("bias" in part) == (kind == "bias") for part in parts):
         return Merged(old, own.dtype), own
     pair = next((pair for pair in (LINEAR, LOOKUP) if parts.keys() >= set(pair)), None)
     if pair is None:

@@ -41,6 +41,11 @@ class NewTensor:
         own = {"name": old.name, "dtype": old.dtype, "shape": old.shape, "file": old.path.name}
         return cls(**{**own, **other}, write=write)
 
+    @classmethod
+    def copy(cls, old: Stored, **other: Any) -> NewTensor:
+        """The same with its bytes."""
+        return cls.like(old, lambda: stored_bytes(old), **other)
+
     @property
     def nbytes(self) -> int:
         """Bytes on disk."""
@@ -82,11 +87,6 @@ def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
     if not force:
         raise CheckpointError(what, f"{fix}; --force does it all the same")
     return (f"forced: {what}",)
-
-
-def copy_of(tensor: Stored, name: str) -> NewTensor:
-    """Return a tensor `name` with the bytes of a stored one, in the same file."""
-    return NewTensor.like(tensor, lambda: stored_bytes(tensor), name=name)
 
 
 def stored_bytes(tensor: Stored) -> Pieces:

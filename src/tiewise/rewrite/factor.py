@@ -39,19 +39,7 @@ from tiewise.core.errors import CheckpointError, advance, doing
 from tiewise.core.files import size
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.core.text import BINS, bin_of
-from tiewise.rewrite.change import (
-    DELETE,
-    PROBES,
-    Change,
-    Moved,
-    NewTensor,
-    Pair,
-    Pieces,
-    TableRows,
-    copy_of,
-    hidden_vectors,
-    measure_move,
-)
+from tiewise.rewrite.change import DELETE, PROBES, Change, Moved, NewTensor, TableRows, hidden_vectors, measure_move
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.ties import flags
 from tiewise.rewrite.tokenizer_file import count_tokens
@@ -172,7 +160,7 @@ class Factored:
                 yield rows, (rows @ self.basis).astype(NUMPY[self.table.dtype])
                 advance((start + len(rows)) * reader.row_bytes)
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> Iterator[bytes]:
         """Yield the bytes of the narrow table."""
         return (narrow.tobytes() for _, narrow in self.chunks())
 
@@ -288,7 +276,7 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
             if one_tensor.kept is not None and one_tensor.kept.name == lookup.table.name:
                 put.setdefault(name, lookup)
             elif one_tensor.kept is not None and name != boundary.head_name:
-                copies.append(copy_of(one_tensor.kept, name))
+                copies.append(NewTensor.copy(one_tensor.kept, name=name))
     shapes = {name: (end.table.rows, end.width) for name, end in put.items()}
     tables = (NewTensor.like(end.table, end.pieces, name=name, shape=shapes[name]) for name, end in put.items())
     drop = {tensor.name for tensor in boundary.maps} | merged
@@ -315,7 +303,7 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
     return Change(moved, frozenset(drop), (*tables, *copies), config, notes=tuple(notes))
 
 
-def _rounding(end: Dense) -> Pair | None:
+def _rounding(end: Dense) -> tuple[TableRows, TableRows] | None:
     """The table before and after rounding; None where nothing is computed."""
     one, two = (TableRows(end.table.rows, end.width, read) for read in (end.exact, end.rounded))
     return (one, two) if end.changed else None

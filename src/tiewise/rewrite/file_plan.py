@@ -21,7 +21,7 @@ from tiewise.checkpoint.stored import BITS, Header
 from tiewise.checkpoint.untrusted import inside, parse_json, short
 from tiewise.core.errors import CheckpointError, advance, doing
 from tiewise.core.files import sync
-from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
+from tiewise.rewrite.change import DELETE, Change, NewTensor
 from tiewise.rewrite.new_folder import copy, share
 
 PROVENANCE = "tiewise.json"
@@ -108,7 +108,7 @@ def arranged(header: Header, gone: Iterable[str], put: Iterable[NewTensor]) -> t
     sorted by width: readers view the bytes in place.
     """
     left = {tensor.name: tensor for tensor in put}
-    made = [left.pop(n) if n in left else copy_of(t, n) for n, t in header.tensors.items() if n not in gone]
+    made = [left.pop(n) if n in left else NewTensor.copy(t) for n, t in header.tensors.items() if n not in gone]
     for tensor in left.values():
         places = [i + 1 for i, other in enumerate(made) if BITS[other.dtype] >= BITS[tensor.dtype]]
         made.insert(places[-1] if places else 0, tensor)

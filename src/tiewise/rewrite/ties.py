@@ -24,7 +24,7 @@ from tiewise.checkpoint.stored import Stored, rounded
 from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Moved, NewTensor, TableRows, copy_of, measure_move, refuse
+from tiewise.rewrite.change import Change, Moved, NewTensor, TableRows, measure_move, refuse
 from tiewise.rewrite.engine import verb
 
 KEEP = ("input", "output", "mean")
@@ -137,7 +137,7 @@ def flags(facts: Facts, tied: bool) -> dict[str, bool]:
 def parted(facts: Facts, force: bool = False) -> Change:
     """Return the change that stores both ends; without tensors and flags where they are stored and said to be."""
     # a copy for every name that the class looks for once its flag is false
-    put = [copy_of(names.kept, n) for names in tied_names(facts) if names.kept is not None for n in names.missing]
+    put = [NewTensor.copy(one.kept, name=n) for one in tied_names(facts) if one.kept is not None for n in one.missing]
     config, notes = flags(facts, False), _notes(facts, False)
     if (facts.claims.t5_like or facts.claims.fixed) and (put or config):
         what = f"{facts.path}: this family always ties, and reads the flag false as 'do not scale before the head'"
@@ -175,7 +175,7 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
     if keep == "input":
         moved = measure_move((old_output, old_input), None)
     elif keep == "output":
-        chosen = replace(copy_of(head, name), file=table.path.name)
+        chosen = NewTensor.copy(head, name=name, file=table.path.name)
         moved = measure_move(None, (old_input, old_output))
     else:
         mean = TableRows(table.rows, table.shape[1], partial(_mean, table, head))
@@ -186,7 +186,7 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
     for other in facts.roles.others:
         end = {MTP_INPUT: table if keep != "input" else None, MTP_OUTPUT: head}.get(other.role)
         if end is not None and facts.same(end, other.tensor):
-            follows = replace(chosen or copy_of(table, name), name=other.tensor.name, file=other.tensor.path.name)
+            follows = replace(chosen or NewTensor.copy(table), name=other.tensor.name, file=other.tensor.path.name)
             put, notes = (*put, follows), (*notes, f"{short(other.tensor.name)} was a copy of it, and still is")
     return Change(moved, drop, put, config, notes=notes)
 
@@ -212,7 +212,7 @@ def _without_copies(
                 raise CheckpointError(f"{what} ({_how_they_differ(names.kept, other)})", fix)
         drop |= known & set(names.targets)
         if names.kept.name != names.source and (chosen is None or chosen.name != names.source):
-            put.append(copy_of(names.kept, names.source))
+            put.append(NewTensor.copy(names.kept, name=names.source))
     return frozenset(drop), tuple(put)
 
 
