@@ -181,7 +181,6 @@ class Deferred:
         return self if dtype == self.dtype else self._same(Tensor.to, dtype, dtype=dtype)
 
     def _view(self, *shape: Any) -> Deferred | None:
-        """Reshape the leading dimensions."""
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         width = self.shape[-1]
         if sizes and (sizes[-1] == width or (sizes[-1] == -1 and self.numel() == prod(sizes[:-1]) * width)):

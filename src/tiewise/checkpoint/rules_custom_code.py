@@ -192,7 +192,6 @@ def _summary(node: ast.ClassDef, file: str) -> CodeClass:
 
 
 def _last(node: ast.expr) -> str | None:
-    """The last part of a dotted name."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
 
 

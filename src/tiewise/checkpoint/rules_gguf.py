@@ -273,13 +273,11 @@ class _Header:
         return data
 
     def skip(self, count: int, what: str) -> None:
-        """Pass `count` bytes without reading them."""
         self.need(count, what)
         self.file.seek(count, os.SEEK_CUR)
         self.at += count
 
     def need(self, count: int, what: str) -> None:
-        """Refuse `count` bytes for `what` where fewer are left."""
         if count > self.size - self.at:
             raise CheckpointError(f"{self.path}: {what} at byte {self.at:,} goes beyond the file's end", DAMAGED)
 

@@ -175,9 +175,7 @@ def only_head_stored(facts: Facts) -> Told:
     Sources: llama.cpp#12456; safetensors#98
     """
     roles = facts.roles
-    if roles.output is None or roles.input is not None or not facts.complete or facts.unplaced:
-        return
-    if roles.named_like_head:
+    if roles.output is None or roles.input is not None or not facts.complete or facts.unplaced or roles.named_like_head:
         return
     wanted = roles.input_name or "the input table's own name"
     what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {short(wanted)}"
@@ -285,12 +283,7 @@ def boundary_numbers(facts: Facts) -> Told:
         yield short(next(iter(scalars))), f"the model scales or caps at the boundary: {listed}", fix
 
 
-@rule(
-    "B018",
-    "warning",
-    "a table of the layers that predict further tokens is the main one, or one of its own",
-    scans=True,
-)
+@rule("B018", "warning", "a table of layers for further tokens is the main one, or one of its own", scans=True)
 def further_tokens(facts: Facts) -> Told:
     """DeepSeek-V3 stores its table and its head once more for the layer that predicts the token after next, and says
     that they are shared. Loaders differ in which they draft with: transformers 5 passes the copies by and takes the

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,8 @@ from tiewise.flax.flax_paths import enter
 Spec = BoundarySpec | str
 Params = Mapping[str, Array]  # by the names that PyTorch's boundary has: `table_in`, `in_map.weight`, `out_map.p`, …
 Body = Callable[[Array], Array]
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -242,38 +245,24 @@ def _cholesky(factor: Array) -> Array:
     return jnp.tril(factor, -1) + jnp.diag(jnp.exp(jnp.diag(factor)))
 
 
+def _verb(of: Callable[Concatenate[PureBoundary, Params, Given], Made]) -> Callable[Concatenate[Any, Given], Made]:
+    """A function of `PureBoundary` as a method of whoever has one, and the parameters."""
+
+    def verb(self: Any, *args: Given.args, **options: Given.kwargs) -> Made:
+        return of(self.pure, self.parameters(), *args, **options)
+
+    itself, _, *rest = signature(of).parameters.values()
+    verb.__dict__["__signature__"] = signature(of).replace(parameters=[itself, *rest])
+    verb.__doc__ = of.__doc__
+    return verb
+
+
 class _Verbs:
     """The verbs of a boundary, for whoever has `pure` functions and a flat mapping of parameters."""
 
     pure: PureBoundary
-
-    def parameters(self) -> dict[str, Array]:
-        """Return name → array of every parameter, as a safetensors file holds them."""
-        raise NotImplementedError
-
-    def embed(self, ids: Any) -> Array:
-        """Map tokens [..] to the body's input [.., D]; see `PureBoundary.embed`."""
-        return self.pure.embed(self.parameters(), ids)
-
-    def logits(self, hidden: Array) -> Array:
-        """Map hidden states [.., D] to logits [.., V_out]."""
-        return self.pure.logits(self.parameters(), hidden)
-
-    def loss(self, hidden: Array, targets: Any, **options: Any) -> Array:
-        """Cross-entropy of `logits(hidden)`, fused; see `PureBoundary.loss`."""
-        return self.pure.loss(self.parameters(), hidden, targets, **options)
-
-    def __call__(self, ids: Any, body: Body, targets: Any, probe: Array | None = None, **options: Any) -> Array:
-        """Loss of `body` between lookup and head; see `PureBoundary.whole`."""
-        return self.pure.whole(self.parameters(), ids, body, targets, probe, **options)
-
-    def penalty(self) -> Array:
-        """Penalty of a `projected` spec, to be added to the loss; 0 elsewhere."""
-        return self.pure.penalty(self.parameters())
-
-    def dense(self) -> tuple[Array, Array]:
-        """Tables [V_in, D] and [V_out, D] of a plain untied boundary that does the same; see `PureBoundary.dense`."""
-        return self.pure.dense(self.parameters())
+    embed, logits, loss = _verb(PureBoundary.embed), _verb(PureBoundary.logits), _verb(PureBoundary.loss)
+    __call__, penalty, dense = _verb(PureBoundary.whole), _verb(PureBoundary.penalty), _verb(PureBoundary.dense)
 
     def predicted_nll(self) -> float:
         """Expected loss (nats) of the first step; see `PureBoundary.predicted_nll`."""

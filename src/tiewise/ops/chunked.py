@@ -336,16 +336,7 @@ def kernel(o: LossOptions, tensors: Any, kind: torch.dtype, count: int) -> Any:
     pairs = kind == torch.bfloat16 and "avx512_bf16" in processor()
 
     def compute(
-        h: Tensor,
-        t: Tensor,
-        c: Tensor,
-        q: Tensor,
-        k: Any,
-        wanted: Any,
-        *,
-        entropy: bool = False,
-        known: Any = None,
-        into: Any = None,
+        h: Any, t: Any, c: Any, q: Any, k: Any, wanted: Any, entropy: bool = False, known: Any = None, into: Any = None
     ) -> Any:
         if o.softcap is not None and any(wanted):  # its slope at the target
             at = torch.linalg.vecdot(*(x.to(kind).float() for x in (h, weight[t]))) * o.scale

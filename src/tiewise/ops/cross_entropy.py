@@ -317,11 +317,8 @@ def _remember(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
-    found = ctx.saved_tensors
-    if ctx.per_token:
-        found = _operator(*found, upstream, *ctx.how)[1:]
-    else:  # an operator's tensors may not be given away
-        found = [x * upstream for x in found]
+    found = ctx.saved_tensors  # of which an operator's own may not be given away
+    found = _operator(*found, upstream, *ctx.how)[1:] if ctx.per_token else [x * upstream for x in found]
     triples = zip(found, ctx.dtypes, ctx.how[1], strict=True)
     return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * (3 + len(ctx.how)))
 

@@ -51,7 +51,9 @@ class Config:
 
     def size(self, key: str, otherwise: int | None = None, least: int = 1) -> int:
         """Read a whole number of `least` or more; `otherwise` where the config says null."""
-        value = self.get(key, otherwise)
+        value = self.get(key)
+        if value is None and otherwise is not None:
+            return otherwise
         if value is None:
             raise PlanError(f"the config of {self.family} has no {key}", f"add {key} to the config, or plan from sizes")
         most = MOST_LAYERS if "layer" in key and "per_layer" not in key else MOST

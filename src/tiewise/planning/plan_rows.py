@@ -6,6 +6,7 @@ Counts are exact to the parameter; bytes are of counts, but for activations, whi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -319,9 +320,7 @@ def models_table(found: Sequence[Model], width: int) -> Any:
         left = name in ("model", "tied", "status", "source")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for m in found:
-        source = (
-            m.source.split(";")[0].split(",")[0].replace(" config class default", "").replace(" configs/models", "")
-        )
+        source = re.sub("[;,].*| config class default| configs/models", "", m.source)
         cells = [
             m.name,
             f"{m.vocab:,}" if m.vocab else NONE,

@@ -153,7 +153,6 @@ def measure_move(outputs: Pair | None, inputs: Pair | None) -> Moved:
 
 
 def _largest(tables: Pair, size: Callable[[NDArray], NDArray]) -> float:
-    """The largest size of old − new, over all rows."""
     old, new = tables
     step = max(1, CHUNK_BYTES // (4 * max(1, old.width)))
     largest = np.float64(0.0)

@@ -208,9 +208,7 @@ def _config_changes(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[s
     """{dotted path: new value} of what names tokens in a config; negative numbers name none."""
 
     def each(part: Any) -> Any:
-        if isinstance(part, list):
-            return list(map(each, part))
-        return new[part] if is_id(part) else part
+        return list(map(each, part)) if isinstance(part, list) else new[part] if is_id(part) else part
 
     changes: dict[str, Any] = {}
     for path, value in leaves_of(record):
