@@ -38,6 +38,8 @@ from tiewise.core.spec import BoundarySpec, Vocabularies
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, tied_lookup, without_row
 
+Body = Callable[[Tensor], Tensor]
+
 
 def draw(table: Tensor, std: float, pad: int | None = None) -> None:
     """Fill `table` [V, E] with N(0, std²) from torch's global generator; the padding row becomes zero."""
@@ -263,13 +265,7 @@ class Boundary(nn.Module):
         return self._loss(hidden, self._head_table(), targets, options)
 
     def forward(
-        self,
-        ids: Tensor,
-        body: Callable[[Tensor], Tensor],
-        targets: Tensor,
-        *,
-        into: Tensor | None = None,
-        **options: Any,
+        self, ids: Tensor, body: Body, targets: Tensor, *, into: Tensor | None = None, **options: Any
     ) -> Tensor:
         """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
 

@@ -32,7 +32,7 @@ save memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import Any, NamedTuple
 
@@ -468,11 +468,10 @@ def fused_cross_entropy(
     input.require_unchanged()
     if not torch.compiler.is_compiling():
         input.counts.fused += 1
-    chosen: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    chosen |= {"class_weight": weight, "reduction": reduction}
-    hidden, table, bias, options = head_of(input)
+    hidden, table, bias, o = head_of(input)
+    o = replace(o, ignore_index=ignore_index, label_smoothing=label_smoothing, class_weight=weight, reduction=reduction)
     with torch.set_grad_enabled(input.requires_grad):
-        loss = linear_cross_entropy(hidden, table, target, bias, options, shard=input.shard, **chosen)
+        loss = linear_cross_entropy(hidden, table, target, bias, o, shard=input.shard)
     return loss.to(input.dtype) if loss.dtype == torch.float64 else loss  # as in `_handed`
 
 

@@ -46,12 +46,7 @@ SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends 
 
 
 def check_problem(
-    features: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    o: LossOptions,
-    shard: VocabularyShard | None = None,
+    features: Any, weight: Any, targets: Any, bias: Tensor | None, o: LossOptions, shard: VocabularyShard | None = None
 ) -> None:
     """Refuse shapes that do not meet and options out of range; raises as `linear_cross_entropy`."""
     for name, given in (("features", features), ("weight", weight), ("targets", targets)):
@@ -257,20 +252,14 @@ def cached_rows(z: Tensor) -> Iterator[slice]:
 
 
 def fastest_sweep(
-    options: LossOptions,
-    tensors: Any,
-    kind: torch.dtype,
-    wanted: tuple[bool, ...],
-    row_weight: Tensor | None,
-    into: Tensor | None = None,
+    o: LossOptions, tensors: Any, kind: torch.dtype, wanted: tuple[bool, ...], row_weight: Any, into: Any = None
 ) -> tuple[Tensor, Any]:
     """Do what `sweep` does on one rank, by the compiled kernel where that is faster."""
     features, weight, bias, targets = tensors
-    o, n = options, len(targets)
-    valid = targets != o.ignore_index
+    n, valid = len(targets), targets != o.ignore_index
     compute = kernel(o, tensors, kind, int(valid.sum()))
     if compute is None:
-        return sweep(options, tensors, kind, wanted, row_weight, into)
+        return sweep(o, tensors, kind, wanted, row_weight, into)
     some = not bool(valid.all())
     with torch.autocast("cpu", enabled=False), torch.no_grad():
         keep = valid.nonzero()[:, 0]

@@ -159,7 +159,8 @@ def _check_into(into: Any, weight: Tensor, kind: torch.dtype, o: LossOptions) ->
 
 # (tensors, type of the products, wanted gradients, weight of each token's loss) → losses [N], gradients; of `tensors`
 # the targets are the last
-Sweep = Callable[[Any, torch.dtype, tuple[bool, ...], Tensor | None], tuple[Tensor, Any]]
+Wanted = tuple[bool, ...]
+Sweep = Callable[[Any, torch.dtype, Wanted, Tensor | None], tuple[Tensor, Any]]
 
 
 def _sweep(
@@ -191,12 +192,7 @@ def _sweep(
 
 
 def reduced(
-    sweep: Sweep,
-    options: LossOptions,
-    tensors: Any,
-    kind: torch.dtype,
-    wanted: tuple[bool, ...],
-    upstream: Tensor | None = None,
+    sweep: Sweep, options: LossOptions, tensors: Any, kind: torch.dtype, wanted: Wanted, upstream: Tensor | None = None
 ) -> tuple[Tensor, Any]:
     """Reduce a sweep's losses as `options` say, with gradients, those of Σ upstream_i · loss_i if that is given."""
     if options.reduction == "none":
