@@ -20,9 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 42_183,
+    "lines": 41_982,
     "files": 200,
-    "lines of code": 26_468,
+    "lines of code": 26_347,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 190,
@@ -30,7 +30,7 @@ LIMITS = {
     "floors": 14,
     "folders that import each other": 0,
     "words printed by inspect and report": 4_428,
-    "lines of tests": 44_510,
+    "lines of tests": 44_485,
 }
 
 
