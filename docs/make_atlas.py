@@ -120,25 +120,30 @@ def smallest(mean: Estimate) -> float:
 
 def objectives(rows: Sequence[Row]) -> str:
     """What ALBERTs judge, by what they were trained on, in Markdown: pairs seed by seed, nll over seeds."""
-    lines = [["trained on", "pairs right as sop, by seed", "as nsp", "masked tokens, nll", "in order", "could show"]]
-    lines.append(["---", *["---:"] * 5])
-    ordered: dict[str, list[float]] = {}  # nll of masked tokens in rows that all are asked, seed by seed
-    for trained in dict.fromkeys(row["objective"] for row in rows):
-        here: dict[str, list[Row]] = {}
-        for row in rows:
-            if row["objective"] == trained:
-                here.setdefault(row["judged"], []).append(row)
-        pairs = [
-            ", ".join(f"{100 * float(row['right']):.1f} %" for row in here.get(judged, ())) for judged in ("sop", "nsp")
-        ]
-        nll = {judged: [float(row["nll"]) for row in some] for judged, some in here.items()}
-        ordered[trained] = nll["masked tokens, in order"]
-        tokens = [mean_interval(nll["masked tokens"]), mean_interval(ordered[trained])]
-        lines.append([trained, *pairs, *(f"{t.value:.3f} [{t.low:.3f}, {t.high:.3f}]" for t in tokens), ""])
-    for one, other in (("sop", "none"), ("nsp", "none"), ("nsp", "sop")):
-        gap = mean_interval(np.subtract(ordered[one], ordered[other]))
-        interval = f"{signed(gap.value, 3)} [{signed(gap.low, 3)}, {signed(gap.high, 3)}]"
-        lines.append([f"{one} − {other}", "", "", "", interval, plain(smallest(gap), 3)])
+    lines = [["init", "steps", "trained on", "right as sop, by seed", "as nsp", "masked tokens, nll", "in order"]]
+    lines = [[*lines[0], "could show"], ["---", *["---:"] * 7]]
+    found: dict[tuple[str, str], dict[str, dict[str, list[Row]]]] = {}
+    for row in rows:
+        trained = found.setdefault((row["init"], row["steps"]), {}).setdefault(row["objective"], {})
+        trained.setdefault(row["judged"], []).append(row)
+    gaps = []
+    for at in found.values():  # nll of masked tokens in rows that all are asked, seed by seed
+        nll = {name: [float(row["nll"]) for row in here["masked tokens, in order"]] for name, here in at.items()}
+        pairs = ("sop", "none"), ("nsp", "none"), ("nsp", "sop")
+        gaps.append({f"{one} − {other}": mean_interval(np.subtract(nll[one], nll[other])) for one, other in pairs})
+    adjusted = iter(holm([p_value(gap, [0.0]) for of in gaps for gap in of.values()]))
+    for ((init, steps), at), of in zip(found.items(), gaps, strict=True):
+        where = [init, count(int(steps))]
+        for name, here in at.items():
+            right = [", ".join(f"{100 * float(row['right']):.1f} %" for row in here.get(j, ())) for j in ("sop", "nsp")]
+            means = [
+                mean_interval([float(row["nll"]) for row in here[f"masked tokens{j}"]]) for j in ("", ", in order")
+            ]
+            lines.append([*where, name, *right, *(f"{m.value:.3f} [{m.low:.3f}, {m.high:.3f}]" for m in means), ""])
+        for name, gap in of.items():
+            value = signed(gap.value, 3) if next(adjusted) >= 0.05 else f"**{signed(gap.value, 3)}**"
+            interval = f"{value} [{signed(gap.low, 3)}, {signed(gap.high, 3)}]"
+            lines.append([*where, name, "", "", "", interval, plain(smallest(gap), 3)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
