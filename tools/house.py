@@ -20,16 +20,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 41_982,
+    "lines": 41_946,
     "files": 200,
-    "lines of code": 26_347,
+    "lines of code": 26_310,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 190,
     "modules with one importer": 30,
     "floors": 14,
     "folders that import each other": 0,
-    "words printed by inspect and report": 4_428,
+    "words printed by inspect and report": 4_423,
     "lines of tests": 44_485,
 }
 

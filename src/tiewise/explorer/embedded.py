@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -52,8 +53,7 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
         raise CheckpointError(what, "give one with safetensors, as save_pretrained writes, or one of `tiewise compare`")
     facts = Facts(folder)
     outer = {name: tensor for name, tensor in folder.tensors.items() if not in_layer(name)}
-    same = facts.ends is not None and facts.ends.equal
-    ends = [facts.roles.input] + ([] if same else [facts.roles.output])
+    ends = [facts.roles.input, None if facts.ends and facts.ends.equal else facts.roles.output]
     # those that can be read row by row, the input's first
     tables = [t for t in ends if t is not None and len(t.shape) == 2 and not facts.roles.packed(t) and t.nbytes]
     width = {side for table in tables for side in table.shape}
@@ -72,19 +72,17 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
             raise DataError("the text has no tokens", "give a longer one")
     ids = _rows(folder, tables, MOST_BYTES - beside, words, frequent)
     rank = {token: place for place, token in enumerate(frequent, 1)}
-    data = {vector.name: _text(vector, None) for vector in vectors} | {
-        table.name: _text(table, ids) for table in tables
-    }
+    data = {one.name: _text(one, None) for one in vectors} | {one.name: _text(one, ids) for one in tables}
     whole = all(len(ids) == table.rows for table in tables)
     held = beside + sum(len(ids) * table.nbytes // table.rows for table in tables)
     name = Path(os.path.abspath(path)).name
     which = f"{count(len(ids))} of {count(max(table.rows for table in tables))} rows" if tables else "no rows"
-    asked = ", and those asked for" if words else ""
     chosen = "the first, which tokenizers mostly give to frequent tokens"
     if frequent:
         chosen = f"the most frequent of the {count(len(frequent))} tokens that the text has"
-    part = f"This page holds {which} of {name} ({size(held)}): {chosen}"
-    note = f"{part}{asked}. Ranks and neighbours are among them. Drop the folder for the rest."
+    chosen += ", and those asked for" if words else ""
+    part = f"This page holds {which} of {name} ({size(held)}): {chosen}."
+    note = f"{part} Ranks and neighbours are among them. Drop the folder for the rest."
     return {
         "name": name,
         "note": "" if whole and tables else note,
@@ -93,15 +91,9 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
         "complete": facts.complete,
         "faults": [f"{fault.what}; {fault.fix}" for fault in folder.faults],
         "tensors": [
-            {
-                "name": name,
-                "file": tensor.path.name,
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "bytes": tensor.nbytes,
-            }
+            {"name": name, "file": t.path.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
             | ({"data": data[name]} if name in data else {})
-            for name, tensor in outer.items()
+            for name, t in outer.items()
         ],
         "alike": None if facts.ends is None else asdict(facts.ends),
         "ids": ids,
@@ -120,9 +112,8 @@ def _rows(
     least = min(table.rows for table in tables)
     asked = []
     for word in words:
-        digits = word.removeprefix("#")
-        token = int(digits) if word.startswith("#") and digits.isascii() and digits.isdigit() else None
-        asked.append(find_tokens(folder, [word])[0] if token is None else token)
+        numbered = re.fullmatch(r"#([0-9]+)", word)
+        asked.append(int(numbered[1]) if numbered else find_tokens(folder, [word])[0])
         if asked[-1] >= least:
             raise DataError(f"{word} is token {asked[-1]}, the tables have {least:,} rows", "choose another")
     most = min(MOST_ROWS, room // sum(table.nbytes // table.rows for table in tables))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -150,15 +150,13 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
         return tuple(map(Subject, labels([place.resolve() for place in places]), opened))
     if len(places) > 1:
         raise RunError(f"{run} is a comparison of several models", "inspect it alone, or give two of its models")
-    comparison, found = comparison_of(run), []
-    for arm in comparison.arms:
-        finals = (run / folder_name(arm) / f"seed-{seed}" / FINAL for seed in comparison.seeds)
-        final = next((place for place in finals if place.is_dir()), None)
-        if final is not None:
-            found.append(Subject(arm, open_folder(final), run))
+    found, comparison = dict[str, Path](), comparison_of(run)
+    for arm, seed in product(comparison.arms, comparison.seeds):
+        if (final := run / folder_name(arm) / f"seed-{seed}" / FINAL).is_dir():
+            found.setdefault(arm, final)
     if not found:
         raise RunError(f"{run} holds no finished model", FINISH)
-    return tuple(found)
+    return tuple(Subject(arm, open_folder(final), run) for arm, final in found.items())
 
 
 def labels(places: Sequence[Path]) -> list[str]:
@@ -339,11 +337,10 @@ def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> Tie
         if p is None or math.isnan(q.low):  # that of Student's t behind the interval; nan where there is none
             p = p_value(Estimate(q.value, q.low, q.high, q.n), (q.chance or 0.0, *q.null))
         rows.append((name, replace(q, of=", ".join(of), p=None if math.isnan(p) else p)))
-    adjusted = iter(holm([q.p for _, q in rows if q.p is not None]))
-    for place, (name, q) in enumerate(rows):
-        if q.p is not None:
-            q = replace(q, p=(p := next(adjusted)))
-            rows[place] = name, q if p < ALPHA else replace(q, below=NEITHER, above=NEITHER)
+    tested = {place: q.p for place, (_, q) in enumerate(rows) if q.p is not None}
+    for place, p in zip(tested, holm(list(tested.values())), strict=True):
+        name, q = rows[place]
+        rows[place] = name, replace(q, p=p) if p < ALPHA else replace(q, p=p, below=NEITHER, above=NEITHER)
     verdict = NO_VERDICT
     if found is not None:
         (_, loss), *_ = rows

@@ -37,7 +37,7 @@ from tiewise.report.comparison_found import (
     surprised,
     verdict,
 )
-from tiewise.report.figures import dots, heat, lines, stacked, styles
+from tiewise.report.figures import UNSAID, dots, heat, lines, stacked, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
 
@@ -138,7 +138,7 @@ def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]
         if not means:
             continue
         panel = lines(means, looks, digits=4)
-        thin = {"mode": "lines", "line_width": 1, "opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
+        thin = {"mode": "lines", "line_width": 1, "opacity": 0.3, **UNSAID}
         for one in single:
             panel.figure.add_scatter(x=one.x, y=one.y, line_color=looks[one.of].colour, legendgroup=one.of, **thin)
         if measured is OUTPUT_SHARE:

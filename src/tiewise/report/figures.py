@@ -36,6 +36,7 @@ INTERVALS = "Bars and bands: 95 % intervals; grey strokes: no effect; grey cross
 LEAST_SHOWN = {"probability": 1e-12}  # where a value that is smaller still is drawn, by unit
 LOWEST = 1e-9  # where 0 is drawn on an axis of orders of magnitude
 MOST_ROWS = 64  # of a curve's table
+UNSAID: dict[str, Any] = {"showlegend": False, "hoverinfo": "skip"}  # of what no legend and no hover names
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
 def _draw(figure: go.Figure, curve: Curve, look: Style, dash: str, main: bool, digits: int | None) -> None:
     """Add a line; of the main ones the interval too, as a band."""
     y, low = ([max(value, LOWEST) if curve.log else value for value in values] for values in (curve.y, curve.low))
-    hidden: dict[str, Any] = {"legendgroup": curve.line, "showlegend": False, "hoverinfo": "skip"}
+    hidden = UNSAID | {"legendgroup": curve.line}
     if main and any(not math.isnan(value) for value in low):
         figure.add_scatter(
             x=[*curve.x, *reversed(curve.x)],
@@ -296,15 +297,8 @@ def plane(points: Points) -> Panel:
             marker_opacity=0.65,
             hovertemplate="%{text}<extra>%{fullData.name}</extra>",
         )
-    drawn(
-        points.named,
-        mode="markers+text",
-        textposition="top center",
-        textfont_size=11,
-        marker=_marker(QUIET, 8, "circle-open", 1),
-        showlegend=False,
-        hoverinfo="skip",
-    )
+    ring = _marker(QUIET, 8, "circle-open", 1)
+    drawn(points.named, mode="markers+text", textposition="top center", textfont_size=11, marker=ring, **UNSAID)
     finish(figure, f"{points.name}{points.of and f': {points.of}'}", None)
     figure.update_layout(height=480, legend_itemsizing="constant")
     figure.update_xaxes(title=points.axes[0]).update_yaxes(title=points.axes[1])
@@ -355,8 +349,7 @@ def heat(grid: Grid) -> Panel:
             mode="text" if grid.texts else "markers",
             text=[grid.texts[i][j] for j, i in empty] if grid.texts else None,
             textfont_color=QUIET,
-            hoverinfo="skip",
-            showlegend=False,
+            **UNSAID,
         )
         figure.update_xaxes(range=[-0.5, len(columns) - 0.5])
     written = grid.texts or [[plain(value, 3) for value in row] for row in values]
@@ -388,16 +381,9 @@ def inspection_page(inspection: Inspection, command: str) -> str:
     decisive, sections = faces.deciding(evidence, models), []
     for part in (part for part in inspection.sections[1:] if part.found):
         title, figures = faces.title(part.name), panels(part.found)
-        made = PageSection(
-            title,
-            figures[:1],
-            said=[faces.sentence(part.found)],
-            tables=[faces.summary(part.found, title)],
-            more=figures[1:],
-            folded=list(faces.every(part.found)),
-            notes=faces.notes(part),
-        )
-        sections.append(made)
+        said, tables = [faces.sentence(part.found)], [faces.summary(part.found, title)]
+        folded, notes = [*faces.every(part.found)], faces.notes(part)
+        sections.append(PageSection(title, figures[:1], said, tables, figures[1:], folded, notes))
     return Sheet(
         command_name="inspect",
         title=f"{', '.join(models)}: tiewise inspection",

@@ -121,19 +121,11 @@ def table(study: Study) -> Listing:
     """Every row of the study, what differs between them first."""
     axes, several = varying(study), len({row.contrast for row in study.rows}) > 1
     header = [*map(_words, axes), *(["arm"] if several else []), "held-out", "±", "sign", "could show", "training", "n"]
-    rows = [
-        [
-            *(_value(row, axis) for axis in axes),
-            *([row.arm] if several else []),
-            signed(row.heldout.mean),
-            plain(row.half),
-            WORDS[row.sign],
-            plain(row.heldout.detectable),
-            signed(row.training.mean),
-            str(row.heldout.n),
-        ]
-        for row in study.rows
-    ]
+    rows = []
+    for row in study.rows:
+        where = [*(_value(row, axis) for axis in axes), *([row.arm] if several else [])]
+        measured = signed(row.heldout.mean), plain(row.half), WORDS[row.sign], plain(row.heldout.detectable)
+        rows.append([*where, *measured, signed(row.training.mean), str(row.heldout.n)])
     contrast = f"arm − {study.rows[0].reference}" if several else study.rows[0].contrast
     return Listing(f"Every row: {contrast}", header, rows)
 
@@ -237,7 +229,8 @@ def render(study: Study, command: str) -> str:
     """Return the page as text."""
     drawn = [*curves(study), *by_rank(study)]
     maps, axes = [*map(heat, sign_maps(study))], " × ".join(map(_words, varying(study)))
-    repeats = {row.cell: row.command for row in study.rows}
+    commands = {row.cell: row.command for row in study.rows}
+    repeated = Listing("The command of every cell", ["cell", "command"], [*commands.items()])
     asked = {**study.grid.settings, **study.grid.axes}
     return Sheet(
         command_name="sweep",
@@ -249,10 +242,7 @@ def render(study: Study, command: str) -> str:
         sections=[
             PageSection("Curves", drawn[:FIRST], more=drawn[FIRST:]),
             *fitted(study),
-            PageSection(
-                "To repeat a row",
-                folded=[Listing("The command of every cell", ["cell", "command"], [*repeats.items()])],
-            ),
+            PageSection("To repeat a row", folded=[repeated]),
         ],
         command=command,
         facts=[("Grid", [(_words(name), str(value).replace("'", "").strip("[]")) for name, value in asked.items()])],
