@@ -20,9 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 41_946,
+    "lines": 41_943,
     "files": 200,
-    "lines of code": 26_310,
+    "lines of code": 26_308,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 190,

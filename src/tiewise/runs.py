@@ -156,13 +156,17 @@ def carry_out(
     gone: Gone | None = None,
     begun: Callable[[], None] = lambda: None,
 ) -> Found:
-    """Start the run in `out`, if there are settings, say so by `begun`, finish it, and write a comparison's report."""
+    """Start the run in `out`, if there are settings, say so by `begun`, finish it, and write a comparison's report.
+
+    A launcher that writes scripts has one written in place of the end (`scripted`).
+    """
     out = out if launcher == LOCAL else out.absolute()  # other machines have other working folders
     with _trained_by(launcher, jobs, out, display, settings) as workers, ranks.first_holds(locked(out)):
         if settings is not None:
             start(settings, out, command, display, overwrite=overwrite, gone=gone, workers=workers)
         begun()
-        found = finish(out, display, workers)
+        work: Any = finish if launcher in (LOCAL, RAY) else partial(scripted, launcher)
+        found: Found = work(out, display, workers)
         if isinstance(found, Comparison):
             ranks.first_does(lambda: write_report(found, out / REPORT))
     return found
@@ -217,8 +221,7 @@ def sweep(
                     raise RunError(what, "put them back, or sweep elsewhere")
                 continue
             display.say(f"cell {number}/{len(cells)} {cell}")
-            work: Any = finish if launcher in (LOCAL, RAY) else partial(scripted, launcher)
-            found: Any = carry_out(work, None, out / cell, "", display, overwrite=False, jobs=jobs, launcher=launcher)
+            found: Any = carry_out(finish, None, out / cell, "", display, overwrite=False, jobs=jobs, launcher=launcher)
             if isinstance(found, Comparison):
                 done[cell] = found
                 Study.of(grid, done, out).save()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 import time
 from dataclasses import replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,7 +16,6 @@ from tiewise.core.errors import Interrupted, RunError, TiewiseError, ctrl_c_behi
 
 if TYPE_CHECKING:
     from tiewise.internals.passages import Healed
-    from tiewise.training.launchers import Script
     from tiewise.training.results import Comparison, SingleRun
     from tiewise.training.settings import Settings
 
@@ -109,18 +107,19 @@ def compare(**asked: Any) -> None:
 
     With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
     """
-    found: Comparison | SingleRun | Script | None = carried_out("compare", asked)
+    found = carried_out("compare", asked)
     if found is None:
         return
-    if asked["launcher"] in ("slurm", "sky"):
-        script = cast("Script", found)
-        print(script.text, end="")
-        o.tell(f"{script.runs} runs to train; start them: {script.submit}")
-        return o.tell(f"when they have ended, collect and report: {script.collect}")
+    from tiewise.training.launchers import Script
+
+    if isinstance(found, Script):
+        print(found.text, end="")
+        o.tell(f"{found.runs} runs to train; start them: {found.submit}")
+        return o.tell(f"when they have ended, collect and report: {found.collect}")
     if asked["element"] is not None:
-        result = cast("SingleRun", found).result
+        result = found.result
         return print(f"{result.arm} seed {result.seed}: validation nll {result.heldout_nll:.4f}")
-    comparison = cast("Comparison", found)
+    comparison: Comparison = found
     from tiewise.report.comparison_found import comparison_view
     from tiewise.training.folder import folder_name, how_it_loads
     from tiewise.training.results import FINAL
@@ -246,9 +245,8 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
             ranks.join(asked["fsdp"], asked["tp"], asked["tables"])
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
             o.hush_libraries()
-            from tiewise.runs import carry_out, finish_healing, scripted
+            from tiewise.runs import carry_out, finish_healing
             from tiewise.training.compare import Display, finish, finish_element, finish_one
-            from tiewise.training.launchers import LOCAL, RAY
             from tiewise.training.workers import settle
 
             settle()
@@ -258,7 +256,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
                 finish_element(out, display, element)
                 if element is not None
                 else carry_out(
-                    work if launcher in (LOCAL, RAY) else partial(scripted, launcher),
+                    work,
                     settings,
                     out,
                     o.command_line(),
