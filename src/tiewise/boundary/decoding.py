@@ -106,8 +106,7 @@ class TopLogits(LazyLogits):
         hidden = mask.gather(-1, tokens)
         if (~mask).sum() != (~hidden).sum():
             return None
-        filled = torch.full(self.shape, value, dtype=self.dtype)
-        return filled.scatter_(-1, tokens, scores.masked_fill(hidden, value))
+        return torch.full(self.shape, value, dtype=self.dtype).scatter_(-1, tokens, scores.masked_fill(hidden, value))
 
 
 @contextmanager

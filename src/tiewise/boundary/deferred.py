@@ -241,8 +241,7 @@ class Deferred:
             return None
         vector = other.reshape(-1)
         here = vector if self.shard is None else vector[self.shard.start : self.shard.stop]
-        fold = Fold(scale, here if bias is None else bias + here)
-        return self._with(Tensor.add, vector, fold=fold, dtype=dtype)
+        return self._with(Tensor.add, vector, fold=Fold(scale, here if bias is None else bias + here), dtype=dtype)
 
     def _scale_in_place(self, scaled: Deferred | None) -> Deferred | None:
         """Become `scaled`; what would share memory with these logits is not to be read any more."""

@@ -195,8 +195,7 @@ def _read(file: BinaryIO, tokens: Sequence[str | None]) -> tuple[str, WordRows]:
     # how many numbers at least half of the first lines have behind a word
     sample = head[header.end() :] if header else head
     lines = [line for line in sample.split(b"\n", _SAMPLE)[:_SAMPLE] if line.strip()]
-    vectors = (_numbers(line.split()[1:]) for line in lines)
-    widths = Counter(len(vector) for vector in vectors if vector is not None)
+    widths = Counter(len(found) for line in lines if (found := _numbers(line.split()[1:])) is not None)
     ((width, count),) = widths.most_common(1) or [(0, 0)]
     if count and 2 * count >= len(lines):
         return f"{'word2vec' if header else 'GloVe'} text", _read_text(file, tokens, header, width)

@@ -235,8 +235,7 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     kind, levels, claims = family_type(config), dict(model_levels(config)), []
     ends = class_ends(kind, architecture(config)) or class_ends(kind, None)
     # by the data, else the outermost one that has the flag, else the root
-    outermost = next((path for path, level in levels.items() if FLAG in level), "")
-    deciding = (outermost,) if ends is None else ends.decides
+    deciding = (next((path for path, level in levels.items() if FLAG in level), ""),) if ends is None else ends.decides
     for path in dict.fromkeys((*levels, *deciding)):
         level = levels.get(path, {})  # absent: the class takes its own default
         own, flag = family(family_type(level) or family(kind).levels.get(path)), level.get(FLAG)

@@ -213,8 +213,7 @@ def _rounding() -> str:
         return "the processor has AMX, with which oneDNN rounds to bf16"
     with fast_products(_chosen("onednn", "probe")), torch.autocast("cpu", enabled=False):
         for a, b in _three(128):
-            exact = a[:8].double() @ b.double()
-            if not ((a @ b)[:8] / exact - 1).abs().max() < ROUNDED:
+            if not ((a @ b)[:8] / (a[:8].double() @ b.double()) - 1).abs().max() < ROUNDED:
                 return "a probe on oneDNN was rounded to bf16"
     return ""
 

@@ -148,8 +148,7 @@ def spelled(writes: bytes, known: dict[bytes, int], longest: int) -> list[int]:
     """Return tokens that together write these bytes, each the longest that goes on; bytes that none writes are left."""
     found, at = list[int](), 0
     while at < len(writes):
-        ends = range(min(len(writes), at + longest), at, -1)
-        end = next((end for end in ends if writes[at:end] in known), at + 1)
+        end = next((end for end in range(min(len(writes), at + longest), at, -1) if writes[at:end] in known), at + 1)
         found += [known[writes[at:end]]] if writes[at:end] in known else []
         at = end
     return found
