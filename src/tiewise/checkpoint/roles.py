@@ -21,27 +21,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from tiewise.checkpoint.claims import (
-    BESIDE,
-    PACKED,
-    POSITION,
-    ClassEnds,
-    architecture,
-    class_ends,
-    count,
-    ends_with,
-    family_type,
-    first_count,
-    in_layer,
-    is_foreign,
-    model_levels,
-    module_of,
-    number,
-    read_scalars,
-    unwrapped,
-    usual,
-    without_tokens,
-)
+from tiewise.checkpoint import claims
+from tiewise.checkpoint.claims import ClassEnds, count, in_layer, is_foreign, model_levels, module_of, usual
 from tiewise.checkpoint.stored import FLOATING, Stored
 
 PER_LAYER, NGRAM, MODALITY = "per-layer table", "n-gram table", "modality table"
@@ -93,13 +74,13 @@ class StoredModules:
     def __init__(self, tensors: Mapping[str, Stored]) -> None:
         self.tensors, self.tables = dict[str, Stored](), dict[str, Stored]()
         self.parts = dict[str, dict[str, Stored]]()
-        names = [(unwrapped(name), name) for name in tensors]
+        names = [(claims.unwrapped(name), name) for name in tensors]
         for plain, name in sorted(names, key=lambda pair: pair[0] != pair[1]):  # of two, the one without wrappers
             if self.tensors.setdefault(plain, tensors[name]) is tensors[name]:
                 module, parameter = module_of(plain)
                 self.parts.setdefault(module, {})[parameter] = tensors[name]
         for module, parts in self.parts.items():
-            for name in ("weight", *PACKED) if module else ():
+            for name in ("weight", *claims.PACKED) if module else ():
                 if name in parts and (len(parts[name].shape) == 2 or f"{name}.absmax" in parts):
                     self.tables.setdefault(module, parts[name])
         # those that may belong to an end
@@ -112,7 +93,7 @@ class StoredModules:
             f"{at}{name}": tensor
             for at in below
             for name, tensor in self.parts.get(f"{module}.{at}"[:-1], {}).items()
-            if f"{at}{name}" in ("weight", *PACKED) or BESIDE.fullmatch(f"{at}{name}")
+            if f"{at}{name}" in ("weight", *claims.PACKED) or claims.BESIDE.fullmatch(f"{at}{name}")
         }
         return End(module, dict(sorted(parts.items())))
 
@@ -128,7 +109,7 @@ class StoredModules:
     def usual_output(self) -> str | None:
         """The head that is stored under a usual name, the outermost of several."""
         whole, ending = usual().whole_outputs, usual().outputs
-        found = (m for m in self.outer if m in whole or any(ends_with(m, name) for name in ending))
+        found = (m for m in self.outer if m in whole or any(claims.ends_with(m, name) for name in ending))
         return min(found, key=lambda module: (module.count("."), module), default=None)
 
 
@@ -210,9 +191,9 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
     """Find them from architecture data, else from usual names, else from shapes."""
     config = config if isinstance(config, Mapping) else {}
     modules = StoredModules(tensors)
-    kind, name = family_type(config), architecture(config)
-    known, tokenless = class_ends(kind, name), without_tokens(kind, name)
-    source, here = BY_DATA, _by_data(modules, known or class_ends(kind, None))
+    kind, name = claims.family_type(config), claims.architecture(config)
+    known, tokenless = claims.class_ends(kind, name), claims.without_tokens(kind, name)
+    source, here = BY_DATA, _by_data(modules, known or claims.class_ends(kind, None))
     if not modules.hits(here):
         source, here = BY_NAMES, _by_names(modules)
     if not modules.hits(here) and not tokenless:
@@ -237,13 +218,13 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
     biases = (
         tensor
         for name, tensor in modules.tensors.items()
-        if (name in named or any(ends_with(name, bias) for bias in usual().biases)) and len(tensor.shape) <= 2
+        if (name in named or any(claims.ends_with(name, bias) for bias in usual().biases)) and len(tensor.shape) <= 2
         if not rows or (tensor.shape and (tensor.shape[-1] in rows or name in here.biases))
     )
     positions = (
         table
         for module, table in modules.outer.items()
-        if (module in here.positions or POSITION.search(module)) and module not in (*inputs, output)
+        if (module in here.positions or claims.POSITION.search(module)) and module not in (*inputs, output)
     )
     maps = (
         tensor
@@ -276,7 +257,7 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
         positions=tuple(positions),
         maps=tuple(maps),
         headless=headless,
-        scalars=read_scalars(model_levels(config)),
+        scalars=claims.read_scalars(model_levels(config)),
         input_end=modules.end(first),
         output_end=modules.end(None if headless and head is None else output),
         ties=here.tied,
@@ -316,7 +297,7 @@ def _by_names(modules: StoredModules) -> ClassEnds:
         (is_foreign(prefix), rank, len(prefix), module, prefix + output)
         for module in modules.called(path for path, _ in usual().pairs)
         for rank, (path, output) in enumerate(usual().pairs)
-        if ends_with(module, path)
+        if claims.ends_with(module, path)
         for prefix in [module.removesuffix(path)]
     ]
     stored_output = modules.usual_output()
@@ -335,7 +316,7 @@ def _by_shapes(modules: StoredModules, config: Mapping[str, Any]) -> ClassEnds:
     """The first two matrices with as many rows as a vocabulary of the config: one that sounds like a head, one not."""
     wanted = {count(level.get("vocab_size")) for _, level in model_levels(config)}
     sized = (module for module, table in modules.outer.items() if len(table.shape) == 2 and table.rows in wanted)
-    found = [module for module in sized if not POSITION.search(module)]
+    found = [module for module in sized if not claims.POSITION.search(module)]
     heads = [module for module in found if re.search(r"head|out|decoder|proj|logit", module)]
     tables = [module for module in found if module not in heads]
     return ClassEnds(inputs=tuple(tables[:1]), output=next(iter(heads), None))
@@ -365,7 +346,7 @@ def token_tables(
     """Yield those among `tensors`, which stand under names without wrappers, that are none of the `ends`."""
     keys = ("num_hidden_layers", "num_layers", "n_layer")
     layers = [number for _, level in model_levels(config) for key in keys if (number := count(level.get(key)))]
-    layers = [0] if _FURTHER_CLASS.search(architecture(config) or "") else layers
+    layers = [0] if _FURTHER_CLASS.search(claims.architecture(config) or "") else layers
     taken = {table.name for table in ends}
     for name, tensor in tensors.items():
         module, parameter = module_of(name)
@@ -385,7 +366,7 @@ def role_of(module: str, parameter: str, layers: int) -> str | None:
     """The role that a name sounds like; layers from number `layers` on predict further tokens."""
     if parameter in ("d2t", "t2d", "token_map"):
         return DRAFT_MAP
-    if parameter not in ("weight", *PACKED):
+    if parameter not in ("weight", *claims.PACKED):
         return None
     if _DRAFT_HEAD.fullmatch(module):
         return DRAFT_HEAD
@@ -412,11 +393,11 @@ def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
         return count(modality_config(other, config).get("vocab_size"))
     levels = [level for _, level in model_levels(config)]
     if other.role == PER_LAYER and other.module.endswith("embed_tokens_per_layer"):
-        return first_count(levels, "vocab_size_per_layer_input")
+        return claims.first_count(levels, "vocab_size_per_layer_input")
     index = re.search(r"\.embedders\.(\d{1,9})$", other.module)
     for level in levels if other.role == NGRAM else ():
         if index:  # longcat_flash_ngram: each has another odd size, so that the hashes differ
-            base = (number(level.get("ngram_vocab_size_ratio")) or 0.0) * (count(level.get("vocab_size")) or 0)
+            base = (claims.number(level.get("ngram_vocab_size_ratio")) or 0.0) * (count(level.get("vocab_size")) or 0)
             if 0 < base < 2**63:
                 return int(base + 2 * int(index[1]) + 1)
         elif other.module.endswith("encoder_hash_tok_embedding"):

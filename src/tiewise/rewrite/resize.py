@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -251,8 +252,7 @@ def _pieces(part: Stored, used: NDArray[np.bool_] | None, count: int, seed: int,
         yield from stored_bytes(replace(part, shape=(1, *part.shape[1:]), end=part.start + nbytes))
     stay += first
     if used is None:
-        for _ in range(stay, count):
-            yield bytes(nbytes)
+        yield from repeat(bytes(nbytes), max(0, count - stay))
         return
     for block in new_rows(part, used, count - stay, seed):
         yield block.astype(NUMPY[part.dtype]).tobytes()
