@@ -20,12 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 41_918,
+    "lines": 41_907,
     "files": 200,
-    "lines of code": 26_301,
+    "lines of code": 26_293,
     "class names defined twice": 0,
     "file names in several folders": 0,
-    "private helpers used once": 190,
+    "private helpers used once": 189,
     "modules with one importer": 30,
     "floors": 14,
     "folders that import each other": 0,

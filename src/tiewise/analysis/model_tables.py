@@ -187,7 +187,6 @@ def ends_of(folder: Folder) -> Ends:
     """
     facts, notes = Facts(folder), list[str]()
     if not facts.is_own:
-        beside = facts.roles.others
         table, head = stored_ends(facts)
         if facts.roles.maps:
             stands = f"{short(facts.roles.maps[0].name)} stands between a table and the body"
@@ -195,9 +194,9 @@ def ends_of(folder: Folder) -> Ends:
         if head is not None and facts.tied:
             notes.append("the config says tied, and two different tables are stored: both are taken as stored")
         source = StoredTable(table)
-        if head is None:
-            return Ends(folder, source, source, source, (table,), tuple(notes), beside)
-        return Ends(folder, source, StoredTable(head), None, (table, head), tuple(notes), beside)
+        target, shared = (source, source) if head is None else (StoredTable(head), None)
+        tensors = (table,) if head is None else (table, head)
+        return Ends(folder, source, target, shared, tensors, tuple(notes), facts.roles.others)
     boundary = read_boundary(facts)
     lookup, head_end = boundary.lookup, boundary.head
     one = lookup.table.name == head_end.table.name
@@ -276,10 +275,8 @@ def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
 
 def left_out(beside: Collection[IndexedTensor]) -> tuple[str, ...]:
     """A note that names what token ids index and a section passes by; none where there is nothing."""
-    if not beside:
-        return ()
-    named = names([f"{other.tensor.name} ({other.role})" for other in beside])
-    return (f"token ids index more, which is left out: {named}",)
+    more = [f"{other.tensor.name} ({other.role})" for other in beside]
+    return (f"token ids index more, which is left out: {names(more)}",) if more else ()
 
 
 def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:

@@ -182,8 +182,17 @@ def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator
     order = packing.in_order if packing.objective != "none" else 1.0
     label = (draw.random(len(first)) < order).astype(np.int64)
     other = other_last = np.zeros(len(first), np.int64)
-    if packing.objective == "nsp":
-        other, other_last = _strangers(sentences, middle, last, draw)
+    if packing.objective == "nsp":  # sentences of another document, about as many tokens as B has
+        documents = sentences.documents
+        if len(documents) < 3:
+            raise DataError("nsp in one document: no other has a segment to lend", "give more documents, or use sop")
+        own = np.searchsorted(documents, middle, side="right") - 1
+        before, after = documents[own], documents[own + 1]
+        drawn = draw.integers(0, len(sentences) - (after - before))  # of all sentences but the document's own
+        other = drawn + np.where(drawn < before, 0, after - before)
+        size = sentences.ends[last - 1] - sentences.starts[middle]
+        until = np.searchsorted(sentences.ends, sentences.starts[other] + size, side="right")
+        other_last = np.clip(until, other + 1, documents[np.searchsorted(documents, other, side="right")])
     return np.stack([first, middle, last, label, other, other_last], axis=1)
 
 
@@ -208,22 +217,6 @@ def _packed(sentences: Sentences, packing: Packing, draw: np.random.Generator) -
             found.append((stop - last, stop - at) if backwards else (begin + at, begin + last))
             at = last
     return np.array(found, np.int64).reshape(-1, 2)
-
-
-def _strangers(sentences: Sentences, middle: Ints, last: Ints, draw: np.random.Generator) -> tuple[Ints, Ints]:
-    """Sentences (first, last) of another document for every pair, about as many tokens as its B has."""
-    documents = sentences.documents
-    count = len(documents) - 1
-    if count < 2:
-        raise DataError("nsp in one document: no other has a segment to lend", "give more documents, or use sop")
-    own = np.searchsorted(documents, middle, side="right") - 1
-    before, after = documents[own], documents[own + 1]
-    drawn = draw.integers(0, len(sentences) - (after - before))  # of all sentences but the document's own
-    other = drawn + np.where(drawn < before, 0, after - before)
-    size = sentences.ends[last - 1] - sentences.starts[middle]
-    until = np.searchsorted(sentences.ends, sentences.starts[other] + size, side="right")
-    theirs = documents[np.searchsorted(documents, other, side="right")]
-    return other, np.clip(until, other + 1, theirs)
 
 
 def segments(sentences: Sentences, pair: Ints, packing: Packing, draw: np.random.Generator) -> tuple[Ints, Ints]:

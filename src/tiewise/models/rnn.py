@@ -34,7 +34,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -208,8 +208,7 @@ class RecurrentStack(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
-        pairs = zip(config.widths, config.widths[1:], strict=False)
-        self.layers = nn.ModuleList(RecurrentLayer(config, width_from, width) for width_from, width in pairs)
+        self.layers = nn.ModuleList(RecurrentLayer(config, *widths) for widths in pairwise(config.widths))
 
     def forward(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
         """Run over x [B, T, E] from `state` (None: zeros); return the last layer's h [B, T, H] and the state behind.
