@@ -156,10 +156,7 @@ def carry_out(
     gone: Gone | None = None,
     begun: Callable[[], None] = lambda: None,
 ) -> Found:
-    """Start the run in `out`, if there are settings, say so by `begun`, finish it, and write a comparison's report.
-
-    A launcher that writes scripts has one written in place of the end (`scripted`).
-    """
+    """Start the run in `out` if there are settings, say so by `begun`, finish it (or write its script), and report."""
     out = out if launcher == LOCAL else out.absolute()  # other machines have other working folders
     with _trained_by(launcher, jobs, out, display, settings) as workers, ranks.first_holds(locked(out)):
         if settings is not None:

@@ -16,7 +16,7 @@ from tiewise.core.errors import Interrupted, RunError, TiewiseError, ctrl_c_behi
 
 if TYPE_CHECKING:
     from tiewise.internals.passages import Healed
-    from tiewise.training.results import Comparison, SingleRun
+    from tiewise.training.results import SingleRun
     from tiewise.training.settings import Settings
 
 # what stands under the same name in `run.yaml`
@@ -119,14 +119,13 @@ def compare(**asked: Any) -> None:
     if asked["element"] is not None:
         result = found.result
         return print(f"{result.arm} seed {result.seed}: validation nll {result.heldout_nll:.4f}")
-    comparison: Comparison = found
     from tiewise.report.comparison_found import comparison_view
     from tiewise.training.folder import folder_name, how_it_loads
     from tiewise.training.results import FINAL
 
-    o.print_view(comparison_view(comparison))
-    folder = comparison.folder or Path()
-    loads = {name: how_it_loads(folder / name / "seed-1") for name in map(folder_name, comparison.arms)}
+    o.print_view(comparison_view(found))
+    folder = found.folder or Path()
+    loads = {name: how_it_loads(folder / name / "seed-1") for name in map(folder_name, found.arms)}
     others = (f"; {name} {how}" for name, how in loads.items() if how)
     print(f"report: {folder / 'report.html'}\nmodels: {folder}/ARM/seed-N/{FINAL}{''.join(others)}")
 

@@ -47,7 +47,7 @@ from tiewise.training.folder import (
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete, gaps
 from tiewise.training.run import Outcome, finished, kind_of, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import PER_ARM, Gone, Show, how_many, short_steps, steps_within, tune
+from tiewise.training.short_trials import Gone, Show, how_many, per_arm, short_steps, steps_within, tune
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 
@@ -179,7 +179,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     """Run or finish the comparison in `out`, one run at a time or by `workers`; RunError where there is none."""
     settings, text = opened(out, single=False)
     bigrams, names = probed(text)
-    steps = settings.seeds * settings.steps + (PER_ARM * short_steps(settings) if settings.tune else 0)
+    steps = settings.seeds * settings.steps + (per_arm() * short_steps(settings) if settings.tune else 0)
     trials: list[dict[str, Any]] = []
     products = products_of(out, display)
     jobs, workers = make_jobs(settings, text, out, products), workers or Workers(1)

@@ -45,7 +45,6 @@ from tiewise.training.workers import AUTO, Workers
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
 RATE_FACTORS = (0.5, 1.0, 2.0)
-PER_ARM = len(INIT_FACTORS) * len(RATE_FACTORS)  # trials
 SEED = 0  # of trials; compared runs count from 1
 MEASURED = 32_768  # tokens of the tuning split that choose, at most
 CALIBRATION_STEPS = (8, 60)  # of a trial that is timed: fewest and most
@@ -100,6 +99,11 @@ def tune(
 def started(job: Job, init: float, rate: float) -> Job:
     """Return the job with this starting scale and learning rate."""
     return replace(job, spec=replace(job.spec, init=init), settings=replace(job.settings, learning_rate=rate))
+
+
+def per_arm() -> int:
+    """Trials that each arm gets."""
+    return len(INIT_FACTORS) * len(RATE_FACTORS)
 
 
 def short_steps(settings: Settings) -> int:
@@ -165,7 +169,7 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers
 
     def needed(steps: int, tune: bool = s.tune) -> float:
         whole = [(pace, replace(job, settings=replace(s, steps=steps))) for job, pace in zip(jobs, paces, strict=True)]
-        trials = [pace.seconds(short(job, job.folder)) for pace, job in whole for _ in range(PER_ARM)] if tune else []
+        trials = [pace.seconds(short(job, job.folder)) for pace, job in whole for _ in range(per_arm())] if tune else []
         return lasts(trials) + lasts(s.seeds * [pace.seconds(job) for pace, job in whole])
 
     def most() -> int:
@@ -173,7 +177,7 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers
         if needed(LEAST) <= seconds - past:
             return LEAST - 1 + bisect_right(range(LEAST, 1 << 40), seconds - past, key=needed)
         runs = f"{s.seeds * len(jobs)} runs of {LEAST} steps"
-        tuning = f"{PER_ARM * len(jobs)} tuning runs and " if s.tune else ""
+        tuning = f"{per_arm() * len(jobs)} tuning runs and " if s.tune else ""
         otherwise = f", or {_minutes(past + needed(LEAST, tune=False))} without tuning" if s.tune else ""
         what = f"--minutes {s.minutes:g} does not hold {tuning}{runs} on this machine"
         raise RunError(what, f"give --minutes {_minutes(past + needed(LEAST))} or more{otherwise}")
