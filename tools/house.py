@@ -20,16 +20,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 41_907,
+    "lines": 41_886,
     "files": 200,
-    "lines of code": 26_293,
+    "lines of code": 26_273,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 189,
     "modules with one importer": 30,
     "floors": 14,
     "folders that import each other": 0,
-    "words printed by inspect and report": 4_423,
+    "words printed by inspect and report": 4_422,
     "lines of tests": 44_485,
 }
 

@@ -195,15 +195,9 @@ class TieOrNot:
     def record(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
         rows = [
-            {
-                "question": q.question,
-                "measure": measure(q),
-                "about": q.of,
-                **{"value": q.value, "low": q.low, "high": q.high, "level": q.chance or 0.0, "p": q.p},
-                "speaks": q.speaks,
-                "why": q.why,
-                "section": section,
-            }
+            {"question": q.question, "measure": measure(q), "about": q.of}
+            | {"value": q.value, "low": q.low, "high": q.high, "level": q.chance or 0.0, "p": q.p}
+            | {"speaks": q.speaks, "why": q.why, "section": section}
             for section, q in self.rows
         ]
         return {"rows": rows, "verdict": self.verdict}

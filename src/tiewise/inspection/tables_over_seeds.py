@@ -190,16 +190,15 @@ def _final_models(run: Path) -> tuple[dict[str, dict[int, Ends]], list[str]]:
     comparison = comparison_of(run)
     models: dict[str, dict[int, Ends]] = {}
     left_out = []
-    for arm in comparison.arms:
-        ended = {result.seed: result for result in comparison.of(arm)}
-        for seed in comparison.seeds:
-            final = run / folder_name(arm) / f"seed-{seed}" / FINAL
-            if seed not in ended or not final.is_dir():
-                left_out.append(f"{arm}, seed {seed}: not finished")
-            elif not math.isfinite(ended[seed].heldout_nll):
-                left_out.append(f"{arm}, seed {seed}: diverged")
-            else:
-                models.setdefault(arm, {})[seed] = ends_of(open_folder(final))
+    losses = {(result.arm, result.seed): result.heldout_nll for result in comparison.runs}
+    for arm, seed in product(comparison.arms, comparison.seeds):
+        final = run / folder_name(arm) / f"seed-{seed}" / FINAL
+        if (arm, seed) not in losses or not final.is_dir():
+            left_out.append(f"{arm}, seed {seed}: not finished")
+        elif not math.isfinite(losses[arm, seed]):
+            left_out.append(f"{arm}, seed {seed}: diverged")
+        else:
+            models.setdefault(arm, {})[seed] = ends_of(open_folder(final))
     return models, left_out
 
 

@@ -184,8 +184,7 @@ class PathSplit:
     b: float
     total: float  # ‖A + B‖ of one table; √(‖A‖² + ‖B‖²) of two
     cosine: float  # between A and B; nan for two tables
-    a_l1: float  # sum of |A|
-    b_l1: float
+    b_l1: float  # sum of |B|
     share_b: float  # ‖B‖ / (‖A‖ + ‖B‖)
     energy_b: float  # ‖B‖² / (‖A‖² + ‖B‖²)
     share_b_l1: float  # the share of norms by L1
@@ -215,7 +214,7 @@ class RowSums:
         apart = math.isnan(ab)
         total = math.sqrt(a2 + b2 if apart else max(0.0, a2 + b2 + 2 * ab))
         cosine = ab / (a * b) if a and b and not apart else math.nan
-        return PathSplit(a, b, total, cosine, a1, b1, ratio(b, a + b), ratio(b2, a2 + b2), ratio(b1, a1 + b1))
+        return PathSplit(a, b, total, cosine, b1, ratio(b, a + b), ratio(b2, a2 + b2), ratio(b1, a1 + b1))
 
 
 def row_sums(a: Tensor, b: Tensor, one_table: bool) -> RowSums:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tiewise.core.estimates import mean_interval, ratio
 from tiewise.core.found import NATS, Curve, Found, Listing, Quantity, plain, signed
 from tiewise.report import papers
 from tiewise.report.faces import ABREAST, rich_table, summary
-from tiewise.training.results import MASKED, Comparison, CurvePoint, Difference, RunResult
+from tiewise.training.results import MASKED, Comparison, CurvePoint, Difference, RunResult, over_seeds
 
 DEMO = "demo corpus, not evidence for your model"
 SHORT = 16  # characters of a name within a heading
@@ -101,9 +101,9 @@ def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> 
 
     heldout = [run.heldout_nll for run in runs]
     yield Quantity("parameters", runs[0].total_parameters)
-    yield _over_seeds("validation nll", heldout, NATS)
+    yield over_seeds("validation nll", heldout, NATS)
     yield from minus("heldout_nll", "validation")
-    yield _over_seeds("training nll", (run.train_nll for run in runs), NATS)
+    yield over_seeds("training nll", (run.train_nll for run in runs), NATS)
     yield from minus("train_nll", "training", main=False)
     for name in shares:
         if (q := share(runs, name)) is not None:
@@ -117,16 +117,7 @@ def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> 
         yield Quantity("training memory", runs[0].training_bytes, unit="bytes")
     if len(comparison.seeds) > 1:  # the speed of one run says as much of the machine as of the arm
         speeds = [run.tokens_per_second for run in runs]
-        yield _over_seeds("tokens/s", speeds if all(map(math.isfinite, speeds)) else [math.nan], "", 0)
-
-
-def _over_seeds(name: str, values: Iterable[float], unit: str, digits: int = 4) -> Quantity:
-    """Mean and standard deviation over seeds; infinite where a loss of one of them is no number any more."""
-    numbers = list(values)
-    if not all(map(math.isfinite, numbers)):
-        return Quantity(name, math.inf if unit else math.nan, unit=unit)
-    deviation = statistics.stdev(numbers) if len(numbers) > 1 else math.nan
-    return Quantity(name, statistics.fmean(numbers), deviation=deviation, n=len(numbers), unit=unit, digits=digits)
+        yield over_seeds("tokens/s", speeds if all(map(math.isfinite, speeds)) else [math.nan], "", 0)
 
 
 def beside_papers(comparison: Comparison) -> dict[str, papers.Beside]:

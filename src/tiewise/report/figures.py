@@ -182,8 +182,8 @@ def stacked(
     pattern = go.bar.marker.Pattern(fillmode="overlay", size=6, solidity=0.18)
     hover = "%{y}: %{customdata}<extra>%{fullData.name}</extra>"
     figure.update_traces(orientation="h", marker_pattern=pattern, marker_line_width=0, hovertemplate=hover)
-    finish(figure, title, None).update_layout(barmode="stack", bargap=0.45, legend_traceorder="normal")
-    figure.update_layout(height=140 + 44 * max(len(values), 1))
+    height = 140 + 44 * max(len(values), 1)
+    finish(figure, title, None).update_layout(barmode="stack", bargap=0.45, legend_traceorder="normal", height=height)
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     figure.update_xaxes(title=unit, exponentformat="B")  # 8B: billions of parameters, no giga
     rows = [[bar, *(show(parts[name]) if name in parts else NONE for name in names)] for bar, parts in values.items()]

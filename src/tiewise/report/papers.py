@@ -11,7 +11,6 @@ models and texts are others, so directions are compared, not sizes.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from tiewise.core.estimates import holm
 from tiewise.core.found import NONE, Listing, plain, signed
 from tiewise.core.ledger import ALBERT_AVERAGE, Result, results
 from tiewise.core.sharing_spec import KINDS
-from tiewise.training.results import ALPHA, Comparison, Difference, RunResult, interval, paired
+from tiewise.training.results import ALPHA, Comparison, Difference, RunResult, interval, over_seeds, paired
 
 Beside = tuple[list[str], Listing]  # what is said, and the table under it
 # (training tokens with <eos>, vocabulary) of the texts that figures are of
@@ -64,10 +63,7 @@ def beside_figures(
             ", ".join(plain(r.value, 2) for a, r in known if (a, text_of(r), r.status) == (arm, of, status)) or NONE
             for status in ("published", "reproduced")
         ]
-        values, ours = own[arm], "diverged" if own[arm] else NONE
-        if values and all(map(math.isfinite, values)):
-            ours = plain(statistics.fmean(values), 2)
-            ours += f" ± {plain(statistics.stdev(values), 2)}" if len(values) > 1 else ""
+        ours = str(over_seeds("", own[arm], "perplexity", 2)) if own[arm] else NONE
         rows.append([arm, of, *cells, ours])
     table = Listing("Beside this run", ["arm", "text of the figures", "published", "reproduced", "this run"], rows)
     sources = "; ".join(dict.fromkeys(r.source for _, r in unsure or known))

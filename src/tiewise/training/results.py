@@ -17,7 +17,7 @@ validation nll the *generalisation gap*; see `gaps`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 from tiewise.core import estimates
 from tiewise.core.errors import RunError
 from tiewise.core.files import from_record, to_record
-from tiewise.core.found import NONE, count, plain, signed
+from tiewise.core.found import NONE, Quantity, count, plain, signed
 from tiewise.planning.evidence import Expectation
 
 SCHEMA = 1
@@ -209,6 +209,15 @@ def _html(runs: list[list[RunResult]], said: str) -> str:
         cells = (escape(of[0].arm), f"{of[0].total_parameters:,}", *nlls, len(of))
         html += "</tr><tr>" + "".join(f"<td>{cell}</td>" for cell in cells)
     return f"<table><tr>{html}</tr></table><p>{escape(said)}</p>"
+
+
+def over_seeds(name: str, values: Iterable[float], unit: str, digits: int = 4) -> Quantity:
+    """Mean and standard deviation over seeds; infinite where a loss of one of them is no number any more."""
+    numbers = list(values)
+    if not all(map(math.isfinite, numbers)):
+        return Quantity(name, math.inf if unit else math.nan, unit=unit)
+    deviation = stdev(numbers) if len(numbers) > 1 else math.nan
+    return Quantity(name, fmean(numbers), deviation=deviation, n=len(numbers), unit=unit, digits=digits)
 
 
 def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "", metric: str = "") -> Difference:

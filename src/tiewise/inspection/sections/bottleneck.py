@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tiewise.core.errors import no_numbers, progress
-from tiewise.core.estimates import mean_interval, ratio
+from tiewise.core.estimates import ratio
 from tiewise.core.found import Found, Quantity
 from tiewise.core.text import BINS, bin_of, token_counts
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.inspection.bench import Bench, Subject, mean_of, section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import TextLoss
 
@@ -68,11 +68,10 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, s
                 np.add.at(total, place, torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64).square().numpy())
             progress("gradients at the logits", int(which[-1]) + 1, len(windows))
     passed, whole = sums
-    share = mean_interval(passed.sum(1) / whole.sum(1))
-    chance = basis.shape[1] / len(basis)
-    main = Quantity.of_estimate("share of the squared gradient", share, unit="%", chance=chance, why="‖P g‖² / ‖g‖²")
+    chance, lets = basis.shape[1] / len(basis), passed.sum(1) / whole.sum(1)
+    share = mean_of("share of the squared gradient", lets, unit="%", chance=chance, why="‖P g‖² / ‖g‖²")
     quantities = [
-        main,
+        share,
         Quantity("norm that is lost", 1 - math.sqrt(share.value), unit="%", chance=1 - math.sqrt(chance), main=False),
         *(
             Quantity(

@@ -153,26 +153,22 @@ class FirstBlock:
     """The feed-forward block of a model's first layer."""
 
     composition: str  # what it computes, in the names of the model's own modules
-    before: Any  # norm, or None
-    steps: tuple[Any, ...]  # modules, one after the other
-    after: Any  # norm, or None
+    steps: tuple[Any, ...]  # its norms and modules, one after the other
     scale: float  # times its output
 
     @property
     def parameters(self) -> dict[int, Tensor]:
         """Parameters of the block and its norms, each once."""
-        modules = (part for part in (self.before, *self.steps, self.after) if isinstance(part, nn.Module))
+        modules = (part for part in self.steps if isinstance(part, nn.Module))
         return {id(p): p for module in modules for p in module.parameters()}
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """Return the stream [n, D] after the block, of the type of the block's weights."""
         x = x.to(next(iter(self.parameters.values())).dtype)
-        y = x[None] if self.before is None else self.before(x[None])
+        y = x[None]
         for step in self.steps:
             y = step(y)
-        if self.after is not None:
-            y = self.after(y)
         return x + (y * self.scale)[0]
 
 
@@ -187,10 +183,8 @@ def first_block(model: Any) -> FirstBlock:
     family = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
     fix = "its direct path alone can be measured"
     if any("experts" in name.split(".") for name, _ in model.named_modules()):
-        what = f"a {short(family)} model begins with a mixture of experts"
-        raise InstallError(what, fix)
-    names = BLOCKS.get(family)
-    if names is None:
+        raise InstallError(f"a {short(family)} model begins with a mixture of experts", fix)
+    if (names := BLOCKS.get(family)) is None:
         raise InstallError(f"the first MLP of {short(family) or '(no type)'} is not known", fix)
     if getattr(config, "do_layer_norm_before", True) is False:
         raise InstallError(f"this {family} model normalises the stream behind its first MLP", fix)
@@ -202,13 +196,10 @@ def first_block(model: Any) -> FirstBlock:
     layer = layers[0]
     before = next((name for name in names.before if getattr(layer, name, None) is not None), "")
     scale = float(getattr(layer, names.scale)) if names.scale else 1.0
-    inner = "x"
-    for name in (before, *names.steps, names.after):
-        inner = f"{name}({inner})" if name else inner
+    steps = list(filter(None, (before, *names.steps, names.after)))
+    inner = "(".join([*reversed(steps), "x"]) + ")" * len(steps)
     composition = f"x + {inner}" if scale == 1 else f"x + {scale:g}·{inner}"
-    steps = tuple(getattr(layer, name) for name in names.steps)
-    norms = (getattr(layer, name) if name else None for name in (before, names.after))
-    return FirstBlock(composition, next(norms), steps, next(norms), scale)
+    return FirstBlock(composition, tuple(getattr(layer, name) for name in steps), scale)
 
 
 def through_first_mlp(path: DirectPath, block: FirstBlock) -> DirectPath:

@@ -288,9 +288,11 @@ def _quantities(found: Trajectory) -> Iterator[Quantity]:
 def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
     for name, unit, log, key, why in PER_LAYER:
         points = [(place, mean_interval(values.get(key, ()))) for place, values in enumerate(found.each, 1)]
-        if (which and key == "again") or all(np.isnan(mean.value) for _, mean in points):
-            continue
-        yield Curve.through(name, points, along="application", unit=unit, log=log, which=which, why=f"{why} {CONTROL}")
+        curve = Curve.through(
+            name, points, along="application", unit=unit, log=log, which=which, why=f"{why} {CONTROL}"
+        )
+        if curve.x and not (which and key == "again"):
+            yield curve
     for block, values in found.blocks.items():
         yield Curve.through(
             "Does the repeated block come to rest?", enumerate(map(mean_interval, values["residual"]), 1),
