@@ -13,23 +13,13 @@ from tiewise.core.errors import RunError
 from tiewise.core.found import COLOURS, Curve, places
 from tiewise.inspection.bench import comparison_of
 from tiewise.inspection.inspection import labels
-from tiewise.report.comparison_found import (
-    AHEAD,
-    COSINE,
-    DEMO,
-    OUTPUT_SHARE,
-    TRAINING,
-    VALIDATION,
-    difference,
-    over_training,
-    results,
-    verdict,
-)
+from tiewise.report import comparison_found as told
 from tiewise.training.folder import METRICS, RESULT, RESULTS, folder_name, read_lines
 from tiewise.training.results import CurvePoint
 from tiewise.training.settings import FILE, read_yaml
 
-MEASURES = {"validation": VALIDATION, "ahead": AHEAD, "training": TRAINING, "share": OUTPUT_SHARE, "cosine": COSINE}
+MEASURES = {"validation": told.VALIDATION, "ahead": told.AHEAD, "training": told.TRAINING}
+MEASURES |= {"share": told.OUTPUT_SHARE, "cosine": told.COSINE}
 RANGES = {"share": [0, 1], "cosine": [-1, 1]}
 MOST_POINTS = 400  # of a curve, evenly
 FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # of a line of metrics, as of a `CurvePoint`
@@ -50,25 +40,24 @@ def compared(paths: Sequence[Path]) -> dict[str, Any]:
     """
     names = labels([path.resolve() for path in paths])
     made = [_finished(path) if (path / RESULTS).is_file() else _unfinished(path) for path in paths]
-    colours = {
-        arm: COLOURS[place % len(COLOURS)] for arm, place in places(a for run in made for a in run["arms"]).items()
-    }
+    placed = places(arm for run in made for arm in run["arms"])
+    colours = {arm: COLOURS[place % len(COLOURS)] for arm, place in placed.items()}
     return {"colours": colours, "runs": [{"name": name} | run for name, run in zip(names, made, strict=True)]}
 
 
 def _finished(path: Path) -> dict[str, Any]:
     comparison = comparison_of(path)
-    table, validation = results(comparison), [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
+    table, validation = told.results(comparison), [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
     curves = {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
     return {
         "arms": comparison.arms,
-        "verdict": verdict(comparison),
-        "notes": [*comparison.finding.splitlines(), *([f"{DEMO.capitalize()}."] if comparison.demo else [])],
+        "verdict": told.verdict(comparison),
+        "notes": [*comparison.finding.splitlines(), *([f"{told.DEMO.capitalize()}."] if comparison.demo else [])],
         "command": comparison.command,
         "results": {"header": list(table.header), "rows": [list(row) for row in table.rows]},
         "reference": comparison.reference,
         "differences": [
-            {"arm": d.arm, "mean": d.mean, "low": d.low, "high": d.high, "said": str(difference(d))}
+            {"arm": d.arm, "mean": d.mean, "low": d.low, "high": d.high, "said": str(told.difference(d))}
             | {"detected": d.detected, "seeds": d.n}
             for d in validation
             if d is not None and d.mean == d.mean  # a diverged run has none
@@ -111,7 +100,7 @@ def _measures(curves: Curves, reference: str) -> dict[str, Any]:
     """Curves of every measure that any arm has, by its name."""
     found = {}
     for name, measured in MEASURES.items():
-        means, single = over_training(curves, reference, measured)
+        means, single = told.over_training(curves, reference, measured)
         if means:
             first = {"title": means[0].name, "unit": measured.unit, "caption": means[0].why, "level": measured.level}
             lines = [{"arm": one.of, "points": _points(one)} for one in (*means, *single)]

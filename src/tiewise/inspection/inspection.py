@@ -223,8 +223,8 @@ class Inspection:
             for label, found in section.found.items():
                 answers.setdefault(getattr(found, "verdict", None) or found.answer, []).append(label)
             said = [f"{', '.join(of)}: {answer}".removeprefix(": ") for answer, of in answers.items()]
-            none = f"none: {'; '.join(dict.fromkeys(section.left_out.values()))}"
-            lines.append(f"  {section.name}: {'; '.join(said) or none}")
+            said = said or [f"none: {'; '.join(dict.fromkeys(section.left_out.values()))}"]
+            lines.append(f"  {section.name}: {'; '.join(said)}")
         return "\n".join([*lines, "  .found(name): one section; .record(): all, for JSON"])
 
     def _repr_html_(self) -> str:

@@ -19,24 +19,7 @@ import numpy as np
 from tiewise.core.files import size, write_result
 from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
-from tiewise.report.comparison_found import (
-    AHEAD,
-    COSINE,
-    DEMO,
-    OUTPUT_SHARE,
-    SHARES,
-    SHARES_NOTE,
-    TRAINING,
-    VALIDATION,
-    OverTraining,
-    beside_papers,
-    difference,
-    found,
-    over_training,
-    results,
-    surprised,
-    verdict,
-)
+from tiewise.report import comparison_found as told
 from tiewise.report.figures import UNSAID, dots, heat, lines, stacked, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
@@ -83,21 +66,21 @@ def render(comparison: Comparison) -> str:
     begun = [Listing("Start of each arm", [*chosen, "predicted first loss", "measured first loss"], starts)]
     tried = [Listing("All tuning trials", [*chosen, "nll of the tuning split", ""], trials)]
     notes = (*comparison.finding.splitlines(), NOTE)
-    of_shares = [SHARES_NOTE, *([] if unigram is None else [by_frequency])] if shares else []
-    loss = [*frequency_panels(comparison), *training_panels(comparison, AHEAD, VALIDATION, TRAINING)]
+    of_shares = [told.SHARES_NOTE, *([] if unigram is None else [by_frequency])] if shares else []
+    loss = [*frequency_panels(comparison), *training_panels(comparison, told.AHEAD, told.VALIDATION, told.TRAINING)]
     logits, of_bigrams = direct_path_panels(comparison), [BIGRAMS] if comparison.bigrams else []
     return Sheet(
         command_name="compare",
         title=f"{arms}: tiewise comparison",
         subject=f"{arms} · {seeds} seed{'' if seeds == 1 else 's'}",
         heading="What was found",
-        answer=[*filter(None, (verdict(comparison), surprised(comparison)))],
-        results=PageSection("Results", paired_differences(comparison), tables=[results(comparison)], notes=notes),
+        answer=[*filter(None, (told.verdict(comparison), told.surprised(comparison)))],
+        results=PageSection("Results", paired_differences(comparison), tables=[told.results(comparison)], notes=notes),
         sections=[
-            *(PageSection(t, said=said, tables=[table]) for t, (said, table) in beside_papers(comparison).items()),
+            *(PageSection(t, said=said, tables=[table]) for t, (said, table) in told.beside_papers(comparison).items()),
             PageSection("Loss", loss),
             PageSection("Masked tokens and pairs", shares, notes=of_shares),
-            PageSection("Gradient paths", training_panels(comparison, OUTPUT_SHARE, COSINE)),
+            PageSection("Gradient paths", training_panels(comparison, told.OUTPUT_SHARE, told.COSINE)),
             PageSection("Parameters", parameter_panels(comparison)),
             PageSection("Direct path", logits, folded=[bigrams(comparison)], notes=of_bigrams, kind="panels maps"),
         ],
@@ -108,7 +91,7 @@ def render(comparison: Comparison) -> str:
             ("Data", list(_flat(comparison.data))),
             ("Versions", list(_flat({"tiewise": comparison.version, **comparison.env}))),
         ],
-        banner=DEMO.capitalize() if comparison.demo else "",
+        banner=told.DEMO.capitalize() if comparison.demo else "",
     ).render()
 
 
@@ -129,19 +112,19 @@ def _fact(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]:
+def training_panels(comparison: Comparison, *every: told.OverTraining) -> list[Panel]:
     """Numbers over training; none that never was measured."""
     panels, looks = [], styles(comparison.arms)
     curves = {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
     for measured in every:
-        means, single = over_training(curves, comparison.reference, measured)
+        means, single = told.over_training(curves, comparison.reference, measured)
         if not means:
             continue
         panel = lines(means, looks, digits=4)
         thin = {"mode": "lines", "line_width": 1, "opacity": 0.3, **UNSAID}
         for one in single:
             panel.figure.add_scatter(x=one.x, y=one.y, line_color=looks[one.of].colour, legendgroup=one.of, **thin)
-        if measured is OUTPUT_SHARE:
+        if measured is told.OUTPUT_SHARE:
             panel.figure.update_yaxes(range=[0, 1], tickformat=".0%")
         panels.append(panel)
     return panels
@@ -154,7 +137,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
     metrics = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
     every = [(d, name) for metric, name in metrics.items() for d in comparison.differences if d.metric == metric]
     drawn = [
-        replace(difference(d), name=f"{d.arm} · {name.removesuffix(' nll')}", main=d.metric == "heldout_nll")
+        replace(told.difference(d), name=f"{d.arm} · {name.removesuffix(' nll')}", main=d.metric == "heldout_nll")
         for d, name in every
         if d.metric != "bits_per_byte" and not math.isnan(d.mean)
     ]
@@ -164,7 +147,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
         names, sign = ("untied − tied", -1) if comparison.reference == "tied" else ("tied − untied", 1)
         tying, generalisation = (signed(sign * gap.mean) for gap in both)
         caption += f" {names}: {tying} in training (tying gap), {generalisation} in validation (generalisation gap)."
-    rows = [[f"{d.arm} · {name}", str(difference(d)), plain(d.detectable), str(d.n)] for d, name in every]
+    rows = [[f"{d.arm} · {name}", str(told.difference(d)), plain(d.detectable), str(d.n)] for d, name in every]
     header = ["arm and measure", "difference [95 %]", "smallest detectable", "pairs"]
     title, looks = f"Paired differences to {comparison.reference}", styles(comparison.arms)
     panel = dots(title, drawn, looks, forest=True, why=caption)
@@ -181,7 +164,7 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
     curves = [
         Curve.through(
             f"Difference to {comparison.reference} by token frequency",
-            ((bins.index(d.metric), difference(d)) for d in binned if d.arm == arm),
+            ((bins.index(d.metric), told.difference(d)) for d in binned if d.arm == arm),
             along="occurrences in the training text", unit=f"difference, {NATS}", of=arm, level=0.0,
             ticks=tuple(name.removeprefix("frequency:") for name in bins),
             why="Below zero: better; one interval in twenty excludes zero by chance.",
@@ -201,7 +184,7 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
         )
         nlls = (plain(statistics.fmean(measured) if measured else None) for measured in own)
         against = (comparison.difference(arm, f"frequency:{label}") for arm in arms[1:])
-        rows.append([label, count(tokens), *nlls, *(str(difference(d)) if d else NONE for d in against)])
+        rows.append([label, count(tokens), *nlls, *(str(told.difference(d)) if d else NONE for d in against)])
     header = ["occurrences", "validation tokens", *(f"{arm}: nll" for arm in arms)]
     header += [f"{arm}: difference [95 %]" for arm in arms[1:]]
     return [replace(lines(curves, styles(arms), digits=4), table=Listing("", header, rows))]
@@ -210,8 +193,8 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
 def share_panels(comparison: Comparison) -> list[Panel]:
     """What each arm judges right, a panel for each share that was measured; none but for ALBERTs."""
     panels = []
-    arms = {arm: {q.name: q for q in one.quantities} for arm, one in found(comparison).items()}
-    for name, title in SHARES.items():
+    arms = {arm: {q.name: q for q in one.quantities} for arm, one in told.found(comparison).items()}
+    for name, title in told.SHARES.items():
         drawn = [replace(own[title], name=arm) for arm, own in arms.items() if title in own]
         rows = [
             [arm, str(own.get(title, NONE)), next((str(own[q]) for q in own if q.startswith(f"{name} −")), NONE)]

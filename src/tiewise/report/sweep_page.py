@@ -197,13 +197,8 @@ def fitted(study: Study) -> Iterator[PageSection]:
             for row, (one, within) in zip(rows, out, strict=True)
         ]  # fmt: skip
         left_out = Listing("Settings left out", ["setting", "measured", "predicted by the others", ""], listing)
-        grid = predictions(surface, axes) if len(axes) > 1 else None
-        yield PageSection(
-            f"Surface: {name}",
-            [heat(grid)] if grid else [],
-            said=scored(values, out).said(rows[0].arm),
-            folded=[left_out],
-        )
+        maps = [heat(predictions(surface, axes))] if len(axes) > 1 else []
+        yield PageSection(f"Surface: {name}", maps, said=scored(values, out).said(rows[0].arm), folded=[left_out])
 
 
 def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
