@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 from transformers.trainer_callback import PrinterCallback
+from transformers.utils import logging
 
 from tiewise.boundary.install import Installed, install, tie_at, untie_at
 from tiewise.boundary.parallel_plan import AXIS, keep_tables, spread_over
@@ -108,6 +109,18 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Within this context transformers draws no bar for each file that it writes: a run has one of its own."""
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
 
 
 class Kind(ABC):
@@ -365,7 +378,7 @@ def train(job: Job) -> Outcome:
     Ctrl-C, RunError where another process trains it.
     """
     kind, folder = kind_of(job.settings), job.folder
-    with ranks.first_holds(locked(folder)):
+    with ranks.first_holds(locked(folder)), without_bars():
         done, checkpoint, step = ranks.first_does(lambda: (finished(folder), *newest_checkpoint(folder)))
         if done is not None:
             return done
