@@ -28,6 +28,7 @@ AXES = {
     "gain-by-text": ["train_tokens"],
     "size-text-vocabulary": ["width", "train_tokens", "tokenizer"],
     "rank": ["tokenizer", "arm"],
+    "rank-matched": ["match", "arm"],
     "lookup-gradient-scale": ["train_tokens", "arm"],
     "start-and-rate": ["init", "learning_rate"],
     "causes": ["text", "layers"],
@@ -37,6 +38,7 @@ AXES = {
     "three-way": ["train_tokens", "arm"],
     "recurrent": ["tokens", "arm"],
     "sharing-by-depth": ["layers", "arm"],
+    "sharing-deep": ["layers", "arm"],
     "recurrent-vectors": ["contrast"],
 }
 LANGUAGES = {"fortunes": "English", "de": "German", "ru": "Russian"}
