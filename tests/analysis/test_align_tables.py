@@ -7,7 +7,7 @@ import scipy.linalg
 import scipy.stats
 from safetensors.numpy import save_file
 
-from tiewise.analysis.align_tables import align, closer, toward
+from tiewise.analysis.align_tables import align, nearer_end, toward
 from tiewise.analysis.model_tables import Pairs, by_text, one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.stored import read_header
@@ -76,7 +76,7 @@ def test_nothing_held_out_fits_and_scores_all_rows_as_published(rows):
         assert score.estimate.rows == rows
     assert found.fitted_rows == found.pairs == rows
     assert {score.rows for score in found.scores if score.rows} == {"fitted"}
-    leans = {x.measure: x for x in closer(b, a, b, pairs, AlignSettings(held_out=0, **QUICK))}
+    leans = {x.measure: x for x in nearer_end(b, a, b, pairs, AlignSettings(held_out=0, **QUICK))}
     rotation, _ = scipy.linalg.orthogonal_procrustes(a - a.mean(0), b - b.mean(0))
     expected = cosines((a - a.mean(0)) @ rotation, b - b.mean(0)).mean()
     assert leans["orthogonal"].input.value == pytest.approx(expected, abs=1e-9)
@@ -179,16 +179,16 @@ def test_closer_names_the_table_that_it_was_made_from():
     turn = np.linalg.qr(draw.normal(size=(20, 20)))[0]
     table = np.concatenate([draw.normal(size=(5, 20)), second @ turn + 0.5 * draw.normal(size=(800, 20))])
     pairs = by_text([None] * 5 + [str(i) for i in range(800)], [str(i) for i in range(800)])
-    found = closer(table, first, second, pairs, AlignSettings(neighbours=5))
+    found = nearer_end(table, first, second, pairs, AlignSettings(neighbours=5))
     leans = {(lean.measure, lean.view): lean for lean in found}
     for name in ("orthogonal", "linear", "neighbours"):
         lean = leans[name, "centred"]
         assert toward(lean.difference) == "output"
         assert lean.difference.value == pytest.approx(lean.output.value - lean.input.value, abs=1e-12)
         assert lean.difference.low < lean.difference.value < lean.difference.high
-    swapped = closer(table, second, first, pairs, AlignSettings(neighbours=5))
+    swapped = nearer_end(table, second, first, pairs, AlignSettings(neighbours=5))
     assert {toward(lean.difference) for lean in swapped if lean.measure != "identity"} == {"input"}
-    same = closer(table, second, second, pairs, AlignSettings(neighbours=5))
+    same = nearer_end(table, second, second, pairs, AlignSettings(neighbours=5))
     assert {toward(lean.difference) for lean in same} == {"neither"}
 
 

@@ -91,7 +91,7 @@ def test_every_spec_equals_pytorch_with_options_each_and_together_and_differing_
     ends, m = ours.pure, jnp.asarray(body, jnp.float32)
 
     def whole(params, probe):
-        value = ends.whole(params, IDS, lambda rows: jnp.tanh(rows @ m), targets, probe, label_smoothing=0.1)
+        value = ends.model_loss(params, IDS, lambda rows: jnp.tanh(rows @ m), targets, probe, label_smoothing=0.1)
         return value + ends.penalty(params)
 
     @jax.jit

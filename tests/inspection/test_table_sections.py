@@ -10,7 +10,7 @@ import scipy.linalg
 from scipy import stats
 from tests.analysis.tiny_tables import factored, llama
 
-from tiewise.analysis.align_tables import CKA, CKA_CURVE, Score, align, closer
+from tiewise.analysis.align_tables import CKA, CKA_CURVE, Score, align, nearer_end
 from tiewise.analysis.bigram_counts import contexts
 from tiewise.analysis.model_tables import HeldTable, one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
@@ -118,7 +118,7 @@ def test_a_lean_is_closers_and_a_common_start_is_noted(two, tmp_path):
     made = gaussian(1) + 0.3 * gaussian(2)
     found = across(llama(tmp_path / "one", made, made, WORDS), two, ("<one>", "two"), QUICK)
     assert found.answer.startswith("the output of two after the best rotation, and by 3 more of 4 measures")
-    leans = closer(made, gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK)
+    leans = nearer_end(made, gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK)
     (lean,) = (lean for lean in leans if (lean.measure, lean.view) == ("orthogonal", "centred"))
     scores = {q.of: q for q in found.quantities if q.name == "after the best rotation" and "–" not in q.of}
     expected = pytest.approx([lean.input.value, lean.output.value])

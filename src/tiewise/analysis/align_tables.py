@@ -7,7 +7,7 @@
 
 Memory holds a few d×d matrices and a piece of the rows, or the sampled rows of one table.
 
-`closer` asks whether one table is more like the first or the second of two others, paired over the same tokens.
+`nearer_end` asks whether one table is more like the first or the second of two others, paired over the same tokens.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ def toward(difference: Estimate) -> str:
     return "output" if difference.low > 0 else "input" if difference.high < 0 else NEITHER
 
 
-def closer(
+def nearer_end(
     table: AnyTable, input_other: AnyTable, output_other: AnyTable, pairs: Pairs, settings: AlignSettings | None = None
 ) -> tuple[Lean, ...]:
     """Compare how well the other model's input and its output table map onto `table`, on the same held-out tokens.

@@ -23,7 +23,7 @@ from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_token
 from tiewise.checkpoint.numeric_ends import Dense, read_boundary
 from tiewise.checkpoint.roles import IndexedTensor, find_roles
 from tiewise.checkpoint.rule import names
-from tiewise.checkpoint.stored import FLOATING, Reader, Stored, whole, widened
+from tiewise.checkpoint.stored import FLOATING, Reader, Stored, read_float64, widened
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError, doing
@@ -264,9 +264,11 @@ def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
         outward = module.rpartition(".")[2] == OUTWARD
         table = stored[-1 if outward else 0]
         if parameter == "weight" and tensor.shape[0 if outward else 1] == table.width:
-            matrix = whole(tensor) if outward else whole(tensor).T
+            matrix = read_float64(tensor) if outward else read_float64(tensor).T
             bias = None if outward else folder.tensors.get(f"{module}.bias")
-            shift = whole(bias) if bias is not None and bias.shape == matrix.shape[1:] else np.zeros(matrix.shape[1])
+            shift = np.zeros(matrix.shape[1])
+            if bias is not None and bias.shape == shift.shape:
+                shift = read_float64(bias)
             make = lambda rows, matrix=matrix, shift=shift: rows @ matrix + shift  # noqa: E731 - each its own
             mapped[f"{'output' if outward else 'input'} after its map"] = Behind(table, make, matrix.shape[1])
     between = ("position rows and norms between a table and its map are left out",) if mapped else ()

@@ -19,7 +19,7 @@ from tiewise.checkpoint.claims import BASE_TYPE, module_of, number
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.numeric_ends import read_boundary
-from tiewise.checkpoint.stored import Stored, whole
+from tiewise.checkpoint.stored import Stored, read_float64
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
 
@@ -220,4 +220,4 @@ def _vector(tensor: Stored, size: int) -> Array:
     if tensor.shape not in ((size,), (1, size)):
         what = f"{tensor.path}: {short(tensor.name)} has shape {list(tensor.shape)}, not [{size}]"
         raise CheckpointError(what, "`tiewise check` says what does not fit")
-    return whole(tensor).reshape(size)
+    return read_float64(tensor).reshape(size)

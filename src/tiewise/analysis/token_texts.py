@@ -143,7 +143,7 @@ def script_of(text: str | None) -> str:
     return DIGITS if any(map(str.isnumeric, text)) else PUNCTUATION if text.strip() else SPACE
 
 
-def shown(texts: Texts | None, ids: Sequence[int]) -> tuple[str, ...]:
+def token_names(texts: Texts | None, ids: Sequence[int]) -> tuple[str, ...]:
     """Name tokens: their text, or `#id` where it is not known, empty, or no whole character."""
     found = ((row, texts and texts.of[row]) for row in ids)
     return tuple(text if text and _PARTIAL not in text else f"#{row}" for row, text in found)

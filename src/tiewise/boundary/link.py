@@ -83,11 +83,11 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
     padding = spec.pad if spec.pad is not None else ends.source.padding_idx
     table_in = table_out = old_in
     if spec.init is not None or width_in != d_in:
-        table_in = table_out = _drawn(old_in, width_in, spec.init, padding)
+        table_in = table_out = _new_table(old_in, width_in, spec.init, padding)
     if spec.tables == 2:
         table_out = old_out
         if spec.init is not None or width_out != d_out:
-            table_out = _drawn(old_out, width_out, spec.init, spec.pad)
+            table_out = _new_table(old_out, width_out, spec.init, spec.pad)
         elif old_out is old_in:
             table_out = nn.Parameter(old_out.detach().clone(), requires_grad=old_out.requires_grad)
     for lookup in lookups:
@@ -129,7 +129,7 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
     )
 
 
-def _drawn(like: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
+def _new_table(like: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
     """Table N(0, std²) of a new width; without a std, as spread as the table it replaces."""
     table = nn.Parameter(like.new_empty(len(like), width), requires_grad=like.requires_grad)
     if not table.is_meta:

@@ -148,14 +148,14 @@ class _Rows(ParallelStyle):
             for holder in self._model.modules():
                 for name in [name for name, held in holder._parameters.items() if held is parameter]:
                     holder.register_parameter(name, spread)
-        module.forward = _whole(module, self._model)
+        module.forward = _forward_gathered(module, self._model)
         link = link_of(module)
         if link is not None:  # installed before: its own forward knows what to do
             set_aside(module, link.undo)
         return module
 
 
-def _whole(module: nn.Module, model: nn.Module) -> Callable[..., Any]:
+def _forward_gathered(module: nn.Module, model: nn.Module) -> Callable[..., Any]:
     """The module's own forward with its Parameters gathered: what it computes until a boundary is installed."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:

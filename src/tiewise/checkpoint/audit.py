@@ -203,7 +203,7 @@ def check(
         planned = None if quantise is None else read_quantisation(quantise)
         proposes_to = None if target is None else Facts(open_folder(target), scan)
         facts = whole = Facts(folder, scan, world, as_class, planned, proposes_to)
-        held, audit = folder.tensors, _whole(path, whole)
+        held, audit = folder.tensors, _of_model(path, whole)
     kinds = {"any", audit.kind, "folder" if model else "any", "any" if target is None else "draft"}
 
     others = {"folder": "whole checkpoints", "adapter": "adapters", "gguf": "GGUF files", "draft": "drafts"}
@@ -254,7 +254,7 @@ def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield finding if left == 1 else replace(finding, evidence=what, count=left)
 
 
-def _whole(path: Path, facts: Facts) -> Audit:
+def _of_model(path: Path, facts: Facts) -> Audit:
     """What is stored at the two ends, and what loaders make of it."""
     roles, ends = facts.roles, facts.ends
     groups = {"input": roles.inputs, "output": roles.tables[len(roles.inputs) :], "bias": roles.biases}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import module_of
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Stored, rounded, whole
+from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Stored, read_float64, rounded
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.spec import BoundarySpec
@@ -252,16 +252,16 @@ def _mapped(
 ) -> tuple[Dense, Dense]:
     """Both ends behind the maps that are stored."""
     if into is not None:
-        lookup = _linear(lookup, whole(into).T)
+        lookup = _linear(lookup, read_float64(into).T)
     if "weight" in out:
-        head = _linear(head, whole(out["weight"]))
+        head = _linear(head, read_float64(out["weight"]))
     elif "p" in out:
-        p, q = whole(out["p"]), whole(out["q"])
+        p, q = read_float64(out["p"]), read_float64(out["q"])
         if p.any() and q.any():  # P Q is never formed
             head = replace(head, map=lambda rows: rows + spec.strength * ((rows @ p) @ q), mapped="correction")
     elif "factor" in out:
         require_memory(8 * _SPD_MATRICES * head.width**2, f"{facts.path}: a positive definite map {head.width} wide")
-        factor = whole(out["factor"])  # C below its diagonal, and log C on it
+        factor = read_float64(out["factor"])  # C below its diagonal, and log C on it
         if np.tril(factor).any():
             c = np.tril(factor, -1) + np.diag(np.exp(np.diagonal(factor)))
             try:

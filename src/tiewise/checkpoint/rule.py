@@ -181,7 +181,7 @@ def said(flag: Any) -> str:
     return {True: "true", False: "false", None: "absent"}[flag]
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a value of a config as text of bounded length; a container by its type alone."""
     plain = value is None or isinstance(value, bool | int | float | str)
     return short(repr(value)) if plain else f"a {type(value).__name__}"

@@ -12,7 +12,7 @@ from tiewise.checkpoint.claims import count, ends_with, first_count, module_of, 
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, is_id
 from tiewise.checkpoint.roles import NGRAM, PER_LAYER, modality_config, rows_said
-from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule, shown
+from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule, value_text
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import items_of, short
 
@@ -111,7 +111,7 @@ def stale(facts: Facts) -> Told:
     folder, claimed = facts.folder, facts.folder.total_size
     held = sum(tensor.nbytes for tensor in folder.tensors.values())
     if claimed is not None and facts.complete and (isinstance(claimed, bool) or claimed != held):
-        what = f"total_size is {shown(claimed)}, and the tensors have {held:,} bytes"
+        what = f"total_size is {value_text(claimed)}, and the tensors have {held:,} bytes"
         yield INDEX, what, facts.command("repair"), True
     old = [name for name in folder.extra if name.startswith("model") or _SHARD.fullmatch(name)]
     if old:
@@ -307,7 +307,7 @@ def special_ids_outside(facts: Facts) -> Told:
             key, value = dotted(level, f"{name}_token_id"), record.get(f"{name}_token_id")
             ids = [number for number in (value if isinstance(value, list) else [value]) if number is not None]
             if bad := [number for number in ids if not is_id(number) or number >= room]:
-                listed = ", ".join(f"{number:,}" if is_id(number) else shown(number) for number in bad[:4])
+                listed = ", ".join(f"{number:,}" if is_id(number) else value_text(number) for number in bad[:4])
                 what = f"{key} is {listed}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
                 yield key, what, f"{CONFIG_FIX}: {key}"
 

@@ -233,6 +233,6 @@ class Reader:
             yield start, min(start + step, self.tensor.rows)
 
 
-def whole(tensor: Stored) -> NDArray[np.float64]:
+def read_float64(tensor: Stored) -> NDArray[np.float64]:
     """Return a tensor of numbers, all of it, in fp64."""
     return tensor.read().astype(np.float64)

@@ -11,7 +11,7 @@ Both call `PureBoundary`, the same as functions of a flat mapping of parameters,
 
     pure = PureBoundary.of("factored:64+bias", vocab=10_000, width=256)
     params = pure.initial(jax.random.key(0))        # {"table_in": [V, 64], "in_map.weight": …, "bias": [V]}
-    loss = pure.whole(params, ids, body, targets)
+    loss = pure.model_loss(params, ids, body, targets)
 
 Names and shapes of parameters are those of PyTorch's `Boundary`. Tied means that there is no second table: the tree has
 one leaf `table_in`, and so has the optimizer's state. Maps stand between a table and the body, as there: `in_map`
@@ -144,7 +144,7 @@ class PureBoundary:
         """
         return self._loss(params, hidden, self._entered(params), targets, options)
 
-    def whole(
+    def model_loss(
         self, params: Params, ids: Any, body: Body, targets: Any, probe: Array | None = None, **options: Any
     ) -> Array:
         """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
@@ -262,7 +262,7 @@ class _Verbs:
 
     pure: PureBoundary
     embed, logits, loss = _verb(PureBoundary.embed), _verb(PureBoundary.logits), _verb(PureBoundary.loss)
-    __call__, penalty, dense = _verb(PureBoundary.whole), _verb(PureBoundary.penalty), _verb(PureBoundary.dense)
+    __call__, penalty, dense = _verb(PureBoundary.model_loss), _verb(PureBoundary.penalty), _verb(PureBoundary.dense)
 
     def predicted_nll(self) -> float:
         """Expected loss (nats) of the first step; see `PureBoundary.predicted_nll`."""

@@ -100,7 +100,7 @@ def maintained(name: str, o: LossOptions, tensors: Any, kind: torch.dtype, ours:
     what = {
         "device": torch.cuda.get_device_name(features.device) if features.is_cuda else features.device.type,
         "type": str(kind),
-        "options": " ".join(_asked(o, bias, kind)),
+        "options": " ".join(_options_used(o, bias, kind)),
         "shape": " ".join(str(2 ** round(math.log2(n))) for n in (min(len(targets), TOKENS), *weight.shape)),
     }
     key = (*what.values(), *ways)
@@ -137,7 +137,7 @@ def trial(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dtype,
 def _by_kernel(name: str, o: LossOptions, tensors: Any, kind: torch.dtype) -> Any:
     """Return the sweep of a kernel that can compute this; raises as `maintained`."""
     kernel, (features, _, bias, _) = KERNELS[name], tensors
-    lacks = [option for option in _asked(o, bias, kind) if option not in kernel.has]
+    lacks = [option for option in _options_used(o, bias, kind) if option not in kernel.has]
     if kind not in kernel.types:
         lacks.append(f"products in {kind}".replace("torch.", ""))
     fix = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"
@@ -157,7 +157,7 @@ def _has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _asked(o: LossOptions, bias: Tensor | None, kind: torch.dtype) -> list[str]:
+def _options_used(o: LossOptions, bias: Tensor | None, kind: torch.dtype) -> list[str]:
     """Name what a kernel has to have."""
     kept = o.logits is not None and kind != torch.float32
     asked = {

@@ -20,7 +20,7 @@ from tiewise.core.files import size, write_result
 from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
 from tiewise.report import comparison_found as told
-from tiewise.report.figures import UNSAID, dots, heat, lines, stacked, styles
+from tiewise.report.figures import UNSAID, dots, heat_map, lines, stacked, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
 
@@ -236,7 +236,7 @@ def direct_path_panels(comparison: Comparison) -> list[Panel]:
     maps = [(p.arm, tuple(p.tokens), centred(p.logits)) for p in comparison.direct_path if p.tokens]
     top = max((float(np.abs(x - np.diag(np.diag(x))).max()) for *_, x in maps), default=0.0) or 1.0
     return [
-        heat(Grid("Direct path", tokens, tokens, tuple(map(tuple, x.tolist())), top, of=arm, why=DIRECT_PATH))
+        heat_map(Grid("Direct path", tokens, tokens, tuple(map(tuple, x.tolist())), top, of=arm, why=DIRECT_PATH))
         for arm, tokens, x in maps
     ]
 

@@ -1,8 +1,8 @@
 """Figures of anything that was measured, each a `Panel`: how to read it, and its numbers as a table.
 
-    lines, dots, stacked, heat, plane    one figure each, of curves, quantities, parts, a grid, points
-    panels                               all that a section's `Found` has to show
-    write_inspection                     the page of an inspection: a section's answer, and its panels
+    lines, dots, stacked, heat_map, plane    one figure each, of curves, quantities, parts, a grid, points
+    panels                                   all that a section's `Found` has to show
+    write_inspection                         the page of an inspection: a section's answer, and its panels
 
 Whatever is compared keeps its colour (`core/found.py`), dash and marker through all figures, in both themes.
 """
@@ -77,7 +77,7 @@ def panels(found: Mapping[str, Found]) -> list[Panel]:
         made.append(stacked(values, name, bars[0].unit, plain, bars[0].why, first=next(iter(bars[0].parts))[0]))
     made += [lines(curves, looks) for curves in gathered("curves").values()]
     grids = {repr(grid): grid for grids in gathered("grids").values() for grid in grids}  # NaN is not NaN
-    made += map(heat, grids.values())
+    made += map(heat_map, grids.values())
     made += [plane(points) for one in found.values() for points in one.points]
     units = dict.fromkeys(q.unit for q in quantities if not math.isnan(q.low))
     return made or [dots(unit.capitalize(), [q for q in quantities if q.unit == unit], looks) for unit in units]
@@ -306,7 +306,7 @@ def plane(points: Points) -> Panel:
     return Panel(figure, points.why, Listing("", ["token", *points.axes], rows))
 
 
-def heat(grid: Grid) -> Panel:
+def heat_map(grid: Grid) -> Panel:
     """What follows what, or is like what: rows against columns; cells without a number are crossed."""
     values = [[None if math.isnan(value) else round(value, 4) for value in row] for row in grid.values]
     labels, columns = [*map(token_label, grid.rows)], [*map(token_label, grid.columns)]

@@ -22,7 +22,7 @@ from tiewise.core.found import NATS, Curve, Grid, Listing, Quantity, count, plai
 from tiewise.planning.surface import Surface, fit, leave_one_out, scored
 from tiewise.report.comparison_found import DEMO, difference
 from tiewise.report.faces import rich_table
-from tiewise.report.figures import heat, lines, styles
+from tiewise.report.figures import heat_map, lines, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet
 
 PAGE = "report.html"
@@ -197,7 +197,7 @@ def fitted(study: Study) -> Iterator[PageSection]:
             for row, (one, within) in zip(rows, out, strict=True)
         ]  # fmt: skip
         left_out = Listing("Settings left out", ["setting", "measured", "predicted by the others", ""], listing)
-        maps = [heat(predictions(surface, axes))] if len(axes) > 1 else []
+        maps = [heat_map(predictions(surface, axes))] if len(axes) > 1 else []
         yield PageSection(f"Surface: {name}", maps, said=scored(values, out).said(rows[0].arm), folded=[left_out])
 
 
@@ -223,7 +223,7 @@ def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
 def render(study: Study, command: str) -> str:
     """Return the page as text."""
     drawn = [*curves(study), *by_rank(study)]
-    maps, axes = [*map(heat, sign_maps(study))], " × ".join(map(_words, varying(study)))
+    maps, axes = [*map(heat_map, sign_maps(study))], " × ".join(map(_words, varying(study)))
     commands = {row.cell: row.command for row in study.rows}
     repeated = Listing("The command of every cell", ["cell", "command"], [*commands.items()])
     asked = {**study.grid.settings, **study.grid.axes}

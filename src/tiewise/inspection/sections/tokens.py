@@ -13,7 +13,7 @@ from tiewise.analysis.bigram_counts import Contexts, contexts
 from tiewise.analysis.model_tables import Array, Ids, StoredTable, views_of
 from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.token_rows import directions, gaussian_shares, moments, norms_by_count, plane, saying_little
-from tiewise.analysis.token_texts import Groups, Texts, by_script, read_texts, shown
+from tiewise.analysis.token_texts import Groups, Texts, by_script, read_texts, token_names
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import TiewiseError, doing
 from tiewise.core.estimates import Estimate, Z, mean_interval
@@ -66,7 +66,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         ranked = np.argsort(-counts, kind="stable")[: int(FREQUENT * samples)]
         rest = np.setdiff1d(np.arange(rows), ranked)
         sample = np.sort(np.concatenate([ranked, rest[sampled(len(rest), samples - len(ranked), seed)]]))
-    labels, often = shown(texts, sample.tolist()), None if counts is None else counts[sample]
+    labels, often = token_names(texts, sample.tolist()), None if counts is None else counts[sample]
 
     quantities: list[Quantity] = []
     by_count: dict[str, Score] = {}  # table → rank correlation of norm and count
@@ -253,7 +253,7 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
     ids = [row for row in np.argsort(-excess, kind="stable")[:NOTABLE].tolist() if np.isfinite(excess[row])]
     notable = tuple(
         (visible(text), count(found.counts[row]), plain(found.plug_in[row], 3), plain(found.coin[row], 3))
-        for row, text in zip(ids, shown(texts, ids), strict=True)
+        for row, text in zip(ids, token_names(texts, ids), strict=True)
     )
     columns = ("token", "occurrences", "divergence", "tossed")
     listings.append(Listing("Tokens whose two sides differ most", columns, notable))

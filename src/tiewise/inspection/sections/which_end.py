@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tiewise.analysis.align_tables import CKA, CKA_CURVE, NEIGHBOURS, NOT_KNOWN, Lean, align, closer, spelled, toward
+from tiewise.analysis.align_tables import (
+    CKA,
+    CKA_CURVE,
+    NEIGHBOURS,
+    NOT_KNOWN,
+    Lean,
+    align,
+    nearer_end,
+    spelled,
+    toward,
+)
 from tiewise.analysis.model_tables import Ends, Pairs, by_text, ends_of, texts_of
 from tiewise.analysis.table_maps import CENTRED, CURVE, FEWEST, IDENTITY, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
@@ -84,7 +94,7 @@ def across(
         table, other = ends[one].shared, ends[1 - one]
         assert table is not None
         turned = pairs if one == 0 else Pairs(pairs.b, pairs.a, pairs.how)
-        leans = closer(table, other.input, other.output, turned, settings)
+        leans = nearer_end(table, other.input, other.output, turned, settings)
         answer, of = _answer(leans, labels[1 - one]), labels[1 - one]
         for lean in leans:
             centred, unit = lean.view == CENTRED, "mean cosine, or share"
