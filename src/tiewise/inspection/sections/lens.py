@@ -264,6 +264,7 @@ def _curves(
             level=constant, level_name="the model's mean distribution",
             why="Held out.",
         )  # fmt: skip
+    for which, reads in both.items():
         yield Curve.through(
             "Does a layer already name the model's first choice?", enumerate(read.agreement for read in reads),
             which=which, along=APPLIED, unit="share of positions", why="Held out.",
