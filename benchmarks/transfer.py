@@ -8,12 +8,10 @@ of the training split, for the other has two topics.
 
     source     from a topic of the language reference, or from a module's docstrings (decoders)
     swapped    as they were, or in half of the pairs of neighbours the two have changed places
-    order      as they were, or the two segments have changed places (ALBERTs)
+    order      as they were, or the two segments of an ALBERT's row, the two halves of a decoder's, have changed places
 
-Of a decoder's passages, whether the two halves had changed places was tried and left out: after so many steps it was at
-chance (one seed).
-
-ALBERTs that share only attention or only the feed-forward part were added after the other rows had been seen.
+ALBERTs that share only attention or only the feed-forward part were added after the other rows had been seen, and last
+the order of a decoder's passages, which a trial of one seed had found at chance.
 
 Accuracies go into `benchmarks/results/transfer.csv` as they are found, and are taken from there by a later call.
 """
@@ -96,6 +94,8 @@ def passages(job: Job, task: str, split: str, count: int, draw: np.random.Genera
         ids = tokens[at : at + length]
         if label and task == "swapped":
             ids = swapped(ids, np.arange(length), draw)
+        if label and task == "order":
+            ids = np.roll(ids, length // 2)
         yield {"input_ids": torch.from_numpy(ids), "labels": torch.tensor(label)}
 
 
@@ -151,7 +151,7 @@ def main(cells: list[Path]) -> None:
     known = {tuple(list(row.values())[:-1]) for row in rows}
     for cell in cells:
         settings, text = opened(cell, single=False)
-        tasks = ("swapped", "order") if settings.kind == "albert" else ("source", "swapped")
+        tasks = ("swapped", "order") if settings.kind == "albert" else ("source", "swapped", "order")
         jobs = [job for job in make_jobs(settings, text, cell) if job.arm in ARMS]
         every = [
             (s, job, t, b)
