@@ -109,21 +109,23 @@ def transfer(rows: Sequence[Row]) -> str:
     for (at, starts), gain, p in zip(found.items(), gains, holm([p_value(gain, [0.0]) for gain in gains]), strict=True):
         means = [f"{np.mean(accuracies):.1f} %" for accuracies in starts.values()]
         sign = "–" if p >= 0.05 else "better" if gain.value > 0 else "worse"
-        value = signed(gain.value, 1) if sign == "–" else f"**{signed(gain.value, 1)}**"
-        interval = f"[{signed(gain.low, 1)}, {signed(gain.high, 1)}]"
-        lines.append([*at, *means, value, interval, sign, plain(smallest(gain), 1)])
+        value, interval, least = contrast(gain, p, 1)
+        lines.append([*at, *means, value, interval, sign, least])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def smallest(mean: Estimate) -> float:
-    """The smallest true difference that so many seeds find in 80 of 100 cases."""
-    return detectable(mean.rows - 1) * (mean.high - mean.value) / critical(mean.rows - 1)
+def contrast(mean: Estimate, p: float, digits: int) -> tuple[str, str, str]:
+    """A difference, bold where its p tells it from none; its interval; what so many seeds find in 80 of 100 cases."""
+    value = signed(mean.value, digits)
+    least = detectable(mean.rows - 1) * (mean.high - mean.value) / critical(mean.rows - 1)
+    interval = f"[{signed(mean.low, digits)}, {signed(mean.high, digits)}]"
+    return value if p >= 0.05 else f"**{value}**", interval, plain(least, digits)
 
 
 def objectives(rows: Sequence[Row]) -> str:
     """What ALBERTs judge, by what they were trained on, in Markdown: pairs seed by seed, nll over seeds."""
-    lines = [["init", "steps", "trained on", "right as sop, by seed", "as nsp", "masked tokens, nll", "in order"]]
-    lines = [[*lines[0], "could show"], ["---", *["---:"] * 7]]
+    asked = "right as sop, by seed", "as nsp", "masked tokens, nll", "in order", "could show"
+    lines = [["init", "steps", "trained on", *asked], ["---", *["---:"] * 7]]
     found: dict[tuple[str, str], dict[str, dict[str, list[Row]]]] = {}
     for row in rows:
         trained = found.setdefault((row["init"], row["steps"]), {}).setdefault(row["objective"], {})
@@ -143,9 +145,8 @@ def objectives(rows: Sequence[Row]) -> str:
             ]
             lines.append([*where, name, *right, *(f"{m.value:.3f} [{m.low:.3f}, {m.high:.3f}]" for m in means), ""])
         for name, gap in of.items():
-            value = signed(gap.value, 3) if next(adjusted) >= 0.05 else f"**{signed(gap.value, 3)}**"
-            interval = f"{value} [{signed(gap.low, 3)}, {signed(gap.high, 3)}]"
-            lines.append([*where, name, "", "", "", interval, plain(smallest(gap), 3)])
+            value, interval, least = contrast(gap, next(adjusted), 3)
+            lines.append([*where, name, "", "", "", f"{value} {interval}", least])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 41_879,
+    "lines": 41_878,
     "files": 200,
-    "lines of code": 26_280,
+    "lines of code": 26_278,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 189,

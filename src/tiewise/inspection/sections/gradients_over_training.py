@@ -86,9 +86,8 @@ def logged_paths(runs: Sequence[RunResult]) -> LoggedPaths:
 def found_of(found: LoggedPaths) -> Found:
     """Say what the head path's share is, and whether it moved."""
     last, seeds = int(found.last[-1]), found.a.shape[1]
-    tenth = np.searchsorted(
-        [(k + 1) * last // TENTHS for k in range(TENTHS)], found.last
-    )  # of the run, by a window's end
+    # in which tenth of the run each window ends
+    tenth = np.searchsorted([(k + 1) * last // TENTHS for k in range(TENTHS)], found.last)
     ranges = [*(tenth == k for k in np.unique(tenth)), tenth >= 0]
     first, *more, whole = [found.over(its) for its in ranges]
     change = more[-1] - first if more else np.full(seeds, math.nan)
