@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, V, build, left_alone, sizes, trainer
-from torch import nn
 
 import tiewise.hf
 from tiewise import install
@@ -102,11 +101,8 @@ def test_a_base_model_still_gives_its_hidden_states():
 
 def test_none_changes_nothing_at_all():
     model = bert(tr.BertModel)
-    before, kind, config = dict(model.named_parameters()), type(model), model.config.to_dict()
-    assert share_layers(model, "none").spec == SharingSpec()
-    assert all(value is before[name] for name, value in model.named_parameters())
-    assert type(model) is kind
-    assert model.config.to_dict() == config
+    with left_alone(model):
+        assert share_layers(model, "none").spec == SharingSpec()
 
 
 @pytest.mark.parametrize("text", SPECS)
@@ -192,15 +188,20 @@ def test_other_families_load_as_they_were_saved(tmp_path, name):
     assert same_parameters(loaded) == same_parameters(model)
 
 
-@pytest.mark.parametrize("first", ["install", "share"])
-def test_shared_layers_and_a_boundary_are_saved_together(tmp_path, first):
-    model = llama()
-    for verb in ("install", "share") if first == "install" else ("share", "install"):
-        if verb == "install":
-            install(model, "factored:4")
-        else:
-            share_layers(model, "ffn")
+@pytest.mark.parametrize(
+    ("tied", "steps"),
+    [
+        (True, [(install, "factored:4"), (share_layers, "ffn")]),
+        (True, [(share_layers, "ffn"), (install, "factored:4")]),
+        (False, [(share_layers, "all"), (install, "untied")]),
+    ],
+)
+def test_shared_layers_and_a_boundary_are_saved_together(tmp_path, tied, steps):
+    model = llama(tie_word_embeddings=tied)
+    for verb, spec in steps:
+        verb(model, spec)
     model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is tied
     loaded = tiewise.hf.load(tmp_path)
     assert torch.equal(logits(loaded.eval()), logits(model))
     assert same_parameters(loaded) == same_parameters(model)
@@ -211,17 +212,6 @@ def test_shared_layers_and_a_boundary_are_saved_together(tmp_path, first):
     again = tr.AutoModelForCausalLM.from_pretrained(tmp_path / "dense").eval()
     assert torch.equal(logits(again), logits(dense))
     assert "tiewise_boundary" not in json.loads((tmp_path / "dense" / "config.json").read_text())
-
-
-def test_a_plain_boundary_leaves_the_layers_shared(tmp_path):
-    model = llama(tie_word_embeddings=False)
-    share_layers(model, "all")
-    before = logits(model)
-    install(model, "untied")
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["tie_word_embeddings"] is False
-    assert torch.equal(logits(tiewise.hf.load(tmp_path).eval()), before)
 
 
 def test_separate_layers_compute_the_same_and_save_as_the_family_does(tmp_path):
@@ -293,24 +283,6 @@ def test_differences_of_equal_layers_can_learn():
     assert up.delta_in.norm() > 0
 
 
-def test_means_are_means_and_leave_the_layers_they_came_from_alone():
-    model = llama()
-    layers = copy.deepcopy(model.model.layers)
-    share_layers(model, "all", values="mean")
-    for name, value in model.model.layers[0].named_parameters():
-        mean = torch.stack([layer.get_parameter(name) for layer in layers]).mean(0)
-        torch.testing.assert_close(value, mean)
-
-
-def test_albert_is_shared_already_and_its_groups_can_be():
-    torch.manual_seed(0)
-    config = tr.AlbertConfig(**(_BERT | {"embedding_size": 8, "num_hidden_layers": 6, "num_hidden_groups": 3}))
-    model = tr.AlbertForMaskedLM(config).eval()
-    one = sum(p.numel() for p in model.albert.encoder.albert_layer_groups[0].parameters())
-    before = unique(model)
-    assert share_layers(model, "all").parameters == before - 2 * one
-
-
 def test_copies_and_new_models_of_the_config_share_too():
     model = llama()
     share_layers(model, "ffn+rank=2")
@@ -359,12 +331,6 @@ def test_generation_keeps_its_cache_apart_by_layer():
     assert torch.equal(cached, model.generate(ids(), use_cache=False, **options))
 
 
-class Empty(tr.LlamaForCausalLM):
-    def __init__(self, config):
-        super().__init__(config)
-        self.model.layers = nn.ModuleList()
-
-
 def on_meta():
     with torch.device("meta"):
         return llama()
@@ -380,7 +346,7 @@ def mamba():
         (llama, "all:groups=9", "9 groups of 5 layers"),
         (llama, "all:ends=3", "two ends of 3"),
         (llama, "everything", "unknown sharing"),
-        (lambda: Empty(tr.LlamaConfig(**_LLAMA)), "all", "no list of layers"),
+        (lambda: llama(num_hidden_layers=0), "all", "no list of layers"),
         (on_meta, "all", "meta device"),
         (mamba, "ffn", "no ffn found"),
     ],
@@ -452,21 +418,21 @@ _EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts":
 _DEEPSEEK = _LLAMA4 | _LATENT | _EXPERTS | {"moe_intermediate_size": 16, "first_k_dense_replace": 1}
 # one of each arrangement that places norms, biases or experts otherwise than `FAMILIES` do
 MORE = {
-    "albert": ("AlbertForMaskedLM", "AlbertConfig", _BERT4 | {"embedding_size": 16, "num_hidden_groups": 4}),
-    "bloom": ("BloomForCausalLM", "BloomConfig", _SHORT),
-    "deepseek": ("DeepseekV2ForCausalLM", "DeepseekV2Config", _DEEPSEEK | {"num_key_value_heads": 4}),
-    "distilbert": ("DistilBertForMaskedLM", "DistilBertConfig", _DISTIL),
-    "electra": ("ElectraForMaskedLM", "ElectraConfig", _BERT4 | {"embedding_size": 16}),
-    "falcon": ("FalconForCausalLM", "FalconConfig", _FALCON),
-    "falcon_new": ("FalconForCausalLM", "FalconConfig", _FALCON_NEW),
-    "gptj": ("GPTJForCausalLM", "GPTJConfig", _GPT | {"rotary_dim": 4}),
-    "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", _LLAMA4 | {"num_local_experts": 4, "head_dim": 8}),
-    "mixtral": ("MixtralForCausalLM", "MixtralConfig", _LLAMA4 | {"num_local_experts": 4}),
-    "modernbert": ("ModernBertForMaskedLM", "ModernBertConfig", _BERT4 | {"cls_token_id": 1, "sep_token_id": 2}),
-    "olmo": ("OlmoForCausalLM", "OlmoConfig", _LLAMA4),
-    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", _LLAMA4),
-    "stablelm": ("StableLmForCausalLM", "StableLmConfig", _LLAMA4 | {"use_parallel_residual": True}),
-    "umt5": ("UMT5ForConditionalGeneration", "UMT5Config", _UMT5),
+    "albert": (tr.AlbertForMaskedLM, tr.AlbertConfig, _BERT4 | {"embedding_size": 16, "num_hidden_groups": 4}),
+    "bloom": (tr.BloomForCausalLM, tr.BloomConfig, _SHORT),
+    "deepseek": (tr.DeepseekV2ForCausalLM, tr.DeepseekV2Config, _DEEPSEEK | {"num_key_value_heads": 4}),
+    "distilbert": (tr.DistilBertForMaskedLM, tr.DistilBertConfig, _DISTIL),
+    "electra": (tr.ElectraForMaskedLM, tr.ElectraConfig, _BERT4 | {"embedding_size": 16}),
+    "falcon": (tr.FalconForCausalLM, tr.FalconConfig, _FALCON),
+    "falcon_new": (tr.FalconForCausalLM, tr.FalconConfig, _FALCON_NEW),
+    "gptj": (tr.GPTJForCausalLM, tr.GPTJConfig, _GPT | {"rotary_dim": 4}),
+    "gpt_oss": (tr.GptOssForCausalLM, tr.GptOssConfig, _LLAMA4 | {"num_local_experts": 4, "head_dim": 8}),
+    "mixtral": (tr.MixtralForCausalLM, tr.MixtralConfig, _LLAMA4 | {"num_local_experts": 4}),
+    "modernbert": (tr.ModernBertForMaskedLM, tr.ModernBertConfig, _BERT4 | {"cls_token_id": 1, "sep_token_id": 2}),
+    "olmo": (tr.OlmoForCausalLM, tr.OlmoConfig, _LLAMA4),
+    "olmo2": (tr.Olmo2ForCausalLM, tr.Olmo2Config, _LLAMA4),
+    "stablelm": (tr.StableLmForCausalLM, tr.StableLmConfig, _LLAMA4 | {"use_parallel_residual": True}),
+    "umt5": (tr.UMT5ForConditionalGeneration, tr.UMT5Config, _UMT5),
 }
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 
@@ -474,20 +440,11 @@ _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "
 def four_layers(name):
     """A random model of four layers."""
     torch.manual_seed(0)
-    if name in MORE:
-        kind, config, settings = MORE[name]
-        return getattr(tr, kind)(getattr(tr, config)(**settings))
-    kind, config, settings = FAMILIES[name]
+    kind, config, settings = (FAMILIES | MORE)[name]
     return kind(config(**settings | {key: 4 for key in _DEPTHS if key in settings}))
 
 
-def predicted(model, text):
-    architecture = read(model.config.to_dict() | {"architectures": [type(model).__name__]})
-    assert not architecture.estimated
-    return budget(architecture, architecture.boundary, SharingSpec.parse(text)).total
-
-
-QUICK = {"bert", "falcon_new", "gemma2", "gpt2", "gpt_neox", "modernbert", "phi", "t5"}
+QUICK = {"albert", "bert", "falcon_new", "gemma2", "gpt2", "gpt_neox", "modernbert", "phi", "t5"}
 
 
 @pytest.mark.parametrize(
@@ -497,8 +454,10 @@ QUICK = {"bert", "falcon_new", "gemma2", "gpt2", "gpt_neox", "modernbert", "phi"
 def test_counts_are_those_that_the_budget_predicts(name):
     for text in ("none", "attention", "ffn", "all", "all:groups=2", "ffn:cycle=2", "sandwich"):
         model = four_layers(name)
-        before = predicted(model, text)
-        assert share_layers(model, text).parameters == before, text
+        architecture = read(model.config.to_dict() | {"architectures": [type(model).__name__]})
+        assert not architecture.estimated
+        predicted = budget(architecture, architecture.boundary, SharingSpec.parse(text)).total
+        assert share_layers(model, text).parameters == predicted, text
 
 
 @pytest.mark.parametrize(
