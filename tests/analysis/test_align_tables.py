@@ -57,8 +57,6 @@ def test_scores_equal_the_dense_computation(widths, view):
             assert got.rows == len(which)
     if widths[0] == widths[1]:
         assert found.score("identity", view=view).estimate.value == pytest.approx(cosines(x, y)[held].mean(), abs=1e-10)
-        left, *_ = scipy.linalg.orthogonal_procrustes(x[fit], y[fit])
-        assert np.abs(left - dense_maps(x[fit], y[fit], 3)["orthogonal"]).max() < 1e-10
     else:
         assert found.left_out == (f"no identity map: widths {widths[0]} and {widths[1]} differ",)
 

@@ -5,12 +5,10 @@ and a chapter on ALBERT (S4). Where a printed value is wrong, docs/errata.md say
 """
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from transformers import AlbertConfig, AlbertModel
 
 from tiewise import Boundary, path_norms
 from tiewise.core.first_loss import predicted_nll
@@ -99,9 +97,13 @@ def per_million(model):
     return found.per_million
 
 
-def average(choice, model="ALBERT-base, E = 128"):
-    (found,) = [r.value for r in results("Avg") if (r.model, r.choice) == (model, choice)]
+def average(choice):
+    (found,) = [r.value for r in results("Avg") if (r.model, r.choice) == ("ALBERT-base, E = 128", choice)]
     return found
+
+
+def exactly(*values):
+    return pytest.approx(values, rel=1e-14)
 
 
 def less(new, old):
@@ -109,6 +111,7 @@ def less(new, old):
 
 
 CHAPTER = sized(32_000, 1024, 12)  # the exercise's model, untied
+SHARED = ("none", "attention", "ffn", "all")
 ABOVE = "V/d above which tying saves more than 30%"
 # id -> (our figure, exact value)
 COUNTED = {
@@ -141,6 +144,7 @@ COUNTED = {
     ),
     "S0-bert": (lambda: read(of("bert", "BertForMaskedLM")).ends.tied, True),
     "S1-tenth": (lambda: tables(50_000, 4096) / 125e6, 3.2768),
+    "S2-tied-cell": (lambda: linear(200, 200, bias=True).parameters, 40_200),
     "S3-tied": (lambda: tables(50_000, 4096, "tied"), 204_800_000),
     "S3-untied": (lambda: tables(50_000, 4096), 409_600_000),
     "S3-share-1b": (lambda: 100 * tables(50_000, 4096, "tied") / 1e9, 20.48),
@@ -194,6 +198,10 @@ COUNTED = {
     "S4-xxl-efficiency": (lambda: per_million("ALBERT-xxlarge"), 0.38042553191489364),
     "S4-80-percent": (lambda: round(less(factored(V, 4096, 128), V * 4096), 1), 96.5),
     "S4-scores": (lambda: [r.value for r in results("Avg")[:4]], [80.1, 82.4, 85.5, 88.7]),
+    "S4-attention-sharing": (lambda: [average(f"factored:128, share {k}") for k in SHARED], [81.6, 81.7, 80.2, 80.1]),
+    "S4-sop-initial": (lambda: predicted_nll(2, 0.0), pytest.approx(0.6931471805599453, abs=1e-4)),
+    "S4-memory-bert": (lambda: gigabytes(read(BERT).total), exactly(0.43792896, 0.87585792, 0.43792896)),
+    "S4-memory-albert": (lambda: gigabytes(chapter_albert()), exactly(0.047529712, 0.095059424, 0.047529712)),
 }
 
 # What no code of this package can recompute, and why.
@@ -206,6 +214,10 @@ NOT_HERE = {
     "S1-self": "a Flax module",
     "S2-first": "who was first",
     "S4-never-masked": "what a text's own listing does",
+    "S4-refinement": "what transformers' ALBERT does; `inspect` measures it of a given model",
+    "S4-variances": "what torch's default start of a linear map leaves",
+    "S4-sop-labels": "what numpy draws",
+    **dict.fromkeys(("S0-wt-h", "S0-gap-zero", "S0-gap-sign", "S3-any"), "an identity of matrices, of no code here"),
 }
 
 
@@ -213,18 +225,6 @@ NOT_HERE = {
 def test_counted(entry):
     ours, exact = COUNTED[entry]
     assert ours() == (pytest.approx(exact, rel=1e-14) if isinstance(exact, float) else exact)
-
-
-def test_xxlarge_is_less_efficient_than_bert_base():
-    assert per_million("ALBERT-xxlarge") < per_million("BERT-base")
-
-
-def test_s4_attention_sharing_sharing_the_ffn_costs_more():
-    none, attention, ffn, every = (
-        average(f"factored:128, share {kind}") for kind in ("none", "attention", "ffn", "all")
-    )
-    assert [attention, ffn, none, every] == [81.7, 80.2, 81.6, 80.1]
-    assert none - ffn > none - attention
 
 
 def test_s0_ex2_both_rows_of_the_gradient():
@@ -246,13 +246,6 @@ def test_s0_ex2_both_rows_of_the_gradient():
     torch.testing.assert_close(got[1], hbar[0] + hbar[2] + path_b, rtol=1e-12, atol=1e-12)
     assert (got[1] - (hbar[0] + hbar[2] + printed)).norm() > 0.1
     torch.testing.assert_close(got[3], p[:, 3] @ h, rtol=1e-12, atol=1e-12)
-
-
-def test_s0_wt_h_the_table_itself_maps_hidden_states_to_logits():
-    table, hidden = np.ones((7, 3)), np.ones(3)
-    assert (table @ hidden).shape == (7,)
-    with pytest.raises(ValueError, match="mismatch"):
-        table.T @ hidden
 
 
 def test_s0_sqrtd_the_scale_strengthens_the_weaker_path():
@@ -282,37 +275,10 @@ def test_s0_sqrtd_the_scale_strengthens_the_weaker_path():
     assert scaled < 0.7
 
 
-def test_s0_gap_zero_some_minimiser_being_tied_is_enough():
-    """min (a·b − 1)² over a, b: (2, ½) is a minimiser and is not tied, yet tying (a = b = 1) costs nothing."""
-
-    def loss(a, b):
-        return (a * b - 1) ** 2
-
-    assert loss(2, 0.5) == 0 == loss(1, 1)
-
-
-def test_s0_gap_sign_a_constraint_never_lowers_the_minimum():
-    target = np.random.default_rng(0).normal(size=(6, 6))
-
-    def best(matrix):
-        return ((matrix - target) ** 2).sum()
-
-    symmetric = (target + target.T) / 2
-    values, vectors = np.linalg.eigh(symmetric)
-    tied = vectors @ np.diag(values.clip(0)) @ vectors.T  # the nearest W Wᵀ
-    assert best(tied) > best(target) == 0
-
-
 def test_s2_names_what_shapes_the_two_projections_have():
     boundary = Boundary("projected:50", vocab=40, width=300)
     assert tuple(boundary.in_map.weight.shape) == (300, 50)  # P_in maps e_t, D = 50, to the cell, H = 300
     assert tuple(boundary.out_map.weight.shape) == (50, 300)  # P_out maps h_t to the table
-
-
-def test_s2_tied_cell_has_one_matrix_and_one_bias():
-    h = 200
-    assert linear(h, h, bias=True).parameters == h * h + h == 40_200
-    assert sum(p.numel() for p in torch.nn.RNN(h, h).parameters()) == 80_400
 
 
 NEW_YORK_CITY = [[1, 0.5], [0.8, 0.9], [0.3, 1.2]]
@@ -330,11 +296,6 @@ def test_s3_matrix_and_s3_symmetry():
     assert p[0, 1] - p[1, 0] == pytest.approx(0.0661, abs=5e-4)  # p(York | New) against p(New | York)
 
 
-def test_s3_any_an_untied_product_has_rank_d_at_most():
-    draw = np.random.default_rng(0).normal
-    assert np.linalg.matrix_rank(draw(size=(30, 4)) @ draw(size=(4, 30))) == 4
-
-
 @pytest.mark.parametrize(("std", "exact", "off"), [(1.0, 46.6, 0.4), (0.02, math.log(V), 0.05)])
 def test_s4_mlm_initial_a_table_at_n01_starts_far_above_ln_v(std, exact, off):
     """Simulated: a normalised head state (width 128) against 30,522 rows N(0, σ²), random targets."""
@@ -349,51 +310,8 @@ def test_s4_mlm_initial_a_table_at_n01_starts_far_above_ln_v(std, exact, off):
     assert predicted_nll(V, std * math.sqrt(128)) == pytest.approx(exact, abs=off)
 
 
-def test_s4_sop_initial_two_indifferent_classes_cost_ln_2():
-    assert predicted_nll(2, 0.0) == pytest.approx(0.6931471805599453, abs=1e-4)
-
-
-def test_s4_sop_labels():
-    draw = np.random.RandomState(42)
-    assert [int(draw.random_sample() < 0.5) for _ in range(4)] == [1, 0, 0, 0]
-
-
-@pytest.mark.parametrize("model", ["bert", "albert"])
-def test_s4_memory(model):
-    parameters, exact = {
-        "bert": (read(BERT).total, [0.43792896, 0.87585792, 0.43792896]),
-        "albert": (chapter_albert(), [0.047529712, 0.095059424, 0.047529712]),
-    }[model]
-    assert gigabytes(parameters) == pytest.approx(exact, rel=1e-14)
-
-
-def test_s4_variances_a_default_linear_map_leaves_a_third():
-    torch.manual_seed(0)
-    x = torch.randn(4_000, 64)
-    y = torch.nn.Linear(64, 256, bias=False)(x).detach()
-    assert float(x.var()) == pytest.approx(1.0, rel=0.01)
-    assert float(y.var()) == pytest.approx(1 / 3, rel=0.03)
-
-
-def test_s4_refinement_one_layer_applied_again_changes_less_each_time():
-    """An untrained shared post-norm layer, dropout off: the trend that is claimed, on five seeds."""
-    sizes = {"vocab_size": 100, "embedding_size": 32, "hidden_size": 64, "num_attention_heads": 4}
-    config = AlbertConfig(**sizes, intermediate_size=128, num_hidden_layers=6, initializer_range=0.05)
-    for seed in range(5):
-        torch.manual_seed(seed)
-        model = AlbertModel(config).eval()
-        with torch.no_grad():
-            states = model(torch.randint(0, 100, (1, 10)), output_hidden_states=True).hidden_states
-        changes = [float((b - a).norm()) for a, b in pairwise(states)]
-        assert changes[-1] < changes[1]
-
-
 # Entries that a test of their own measures.
-ORACLES = [
-    *("S0-ex2-w2", "S0-ex2-w4", "S0-wt-h", "S0-sqrtd", "S0-gap-zero", "S0-gap-sign", "S2-names", "S2-tied-cell"),
-    *("S3-matrix", "S3-symmetry", "S3-any", "S4-mlm-initial", "S4-sop-initial", "S4-sop-labels", "S4-memory-bert"),
-    *("S4-memory-albert", "S4-variances", "S4-refinement", "S4-attention-sharing"),
-]
+ORACLES = ["S0-ex2-w2", "S0-ex2-w4", "S0-sqrtd", "S2-names", "S3-matrix", "S3-symmetry", "S4-mlm-initial"]
 
 
 def test_every_entry_is_accounted_for_once():

@@ -69,11 +69,6 @@ def test_a_table_before_and_after_its_maps(model, tmp_path):
     assert any(("left out" if model is opt else "4 wide") in note for note in notes)
 
 
-def test_two_tables_are_two_views(tmp_path):
-    views, notes = views_of(llama(tmp_path / "m", gaussian(20, 6), gaussian(20, 6, 1)))
-    assert (list(views), notes) == (["input", "output"], ())
-
-
 def test_what_else_token_ids_index_is_measured_where_it_is_like_the_ends_and_named_where_it_is_not(tmp_path):
     model = llama(tmp_path / "m", gaussian(ROWS, WIDTH), num_hidden_layers=1)
     held = load_file(model.path / "model.safetensors")
