@@ -15,9 +15,8 @@ import traceback
 from pathlib import Path
 
 from tests.checkpoint.hostile_child import Hang, clear, mutate_file, mutate_record, stop, write
-from tests.checkpoint.tiny_checkpoints import llama
 from tokenizers import Tokenizer
-from trimmed_words import KINDS, prose
+from trimmed_words import KINDS, folder, prose
 
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import trim
@@ -33,19 +32,10 @@ def seeds(scratch, text):
     for name, train in KINDS.items():
         tokenizer = train(text, 400)
         files = {"generation_config.json": generation, "tokenizer_config.json": {"added_tokens_decoder": {"0": {}}}}
+        made = folder(scratch / name, tokenizer, files=files)
         if name == "gpt2":
-            files["vocab.json"] = tokenizer.get_vocab()
-        made = llama(
-            scratch / name,
-            rows=tokenizer.get_vocab_size(),
-            tokenizer=json.loads(tokenizer.to_str()),
-            files=files,
-        )
+            tokenizer.model.save(str(made))  # vocab.json, merges.txt
         found[name] = {file.name: file.read_bytes() for file in made.iterdir()}
-        if name == "gpt2":
-            merges = json.loads(found[name]["tokenizer.json"])["model"]["merges"]
-            lines = ["#version: 0.2", *(" ".join(merge) for merge in merges)]
-            found[name]["merges.txt"] = "\n".join(lines).encode()
     return found
 
 

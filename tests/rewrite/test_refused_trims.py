@@ -46,11 +46,9 @@ REFUSED = [
     ({"keep": "latin.txt"}, model(), "not UTF-8 text"),
     (SIZE, ROWS, "no tokenizer.json in it; save it with AutoTokenizer"),
     (SIZE, ROWS | {"tokenizer": {"model": 3}}, "no tokenizer ("),
-    (SIZE, ROWS | {"files": {"tokenizer.json": [1]}}, "no tokenizer ("),
     (SIZE, model(type="WordLevel", unk_token="a"), "its model is WordLevel"),
     (SIZE, model(dropout=0.1), "its BPE has a dropout"),
     (SIZE, model(end_of_word_suffix="</w>"), "its BPE has a end_of_word_suffix"),
-    (SIZE, model(merges=[["a", "x"]]), "no tokenizer ("),
     (
         SIZE,
         model(vocab={"a": 0, "b": 1, "ab": 2, "": 3}, merges=[["", "a"]]),

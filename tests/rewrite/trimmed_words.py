@@ -1,12 +1,10 @@
-"""Tokenizers of each kind, trained or drawn at random, their words, and the models that they belong to."""
+"""Tokenizers of each kind, trained or drawn at random, and their words."""
 
 import itertools
 import json
 import random
 import re
 
-import torch
-import transformers as hf
 from tests.checkpoint.tiny_checkpoints import llama
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -27,6 +25,12 @@ def prose(letters, skip=0):
     return "".join(_READ)[skip : skip + letters]
 
 
+def trained(made, text, trainer, **options):
+    """The tokenizer, trained on a text."""
+    made.train_from_iterator([text], trainer(show_progress=False, **options))
+    return made
+
+
 def gpt2(text, size=700):
     """Byte-level, the end in the vocabulary."""
     made = Tokenizer(models.BPE())
@@ -34,13 +38,8 @@ def gpt2(text, size=700):
     made.post_processor = processors.ByteLevel(trim_offsets=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        [text],
-        trainers.BpeTrainer(
-            vocab_size=size, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-        ),
-    )
-    return made
+    options = {"vocab_size": size, "special_tokens": ["<|endoftext|>"], "initial_alphabet": alphabet}
+    return trained(made, text, trainers.BpeTrainer, **options)
 
 
 def tiktoken_like(text, size, normalizer=None):
@@ -51,15 +50,11 @@ def tiktoken_like(text, size, normalizer=None):
     made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        [text], trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    )
-    record = json.loads(made.to_str())
+    record = json.loads(trained(made, text, trainers.BpeTrainer, vocab_size=size, initial_alphabet=alphabet).to_str())
     ids = record["model"]["vocab"]
     cuts = [(token[:i], token[i:]) for token in ids for i in range(1, len(token))]
-    record["model"]["merges"] = sorted(
-        ([a, b] for a, b in cuts if a in ids and b in ids), key=lambda merge: ids["".join(merge)]
-    )
+    merges = ([a, b] for a, b in cuts if a in ids and b in ids)
+    record["model"]["merges"] = sorted(merges, key=lambda merge: ids["".join(merge)])
     return record
 
 
@@ -91,11 +86,8 @@ def sentencepiece_bpe(text, size=900):
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # so that training ends
-    special = ["<unk>", "<s>", "</s>", *BYTES]
-    made.train_from_iterator(
-        [text], trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False, limit_alphabet=70)
-    )
-    record = json.loads(made.to_str())
+    options = {"vocab_size": size, "special_tokens": ["<unk>", "<s>", "</s>", *BYTES], "limit_alphabet": 70}
+    record = json.loads(trained(made, text, trainers.BpeTrainer, **options).to_str())
     record["pre_tokenizer"] = None
     record["added_tokens"] = record["added_tokens"][:3]
     made = Tokenizer.from_str(json.dumps(record))
@@ -111,11 +103,8 @@ def unigram(text, size=700):
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
-    special = ["<pad>", "</s>", "<unk>"]
-    made.train_from_iterator(
-        [text],
-        trainers.UnigramTrainer(vocab_size=size, special_tokens=special, unk_token="<unk>", show_progress=False),
-    )
+    options = {"vocab_size": size, "special_tokens": ["<pad>", "</s>", "<unk>"], "unk_token": "<unk>"}
+    trained(made, text, trainers.UnigramTrainer, **options)
     end = ("</s>", made.token_to_id("</s>"))
     made.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [end])
     return made
@@ -128,9 +117,7 @@ def wordpiece(text, size=700):
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    made.train_from_iterator(
-        [text], trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, show_progress=False)
-    )
+    trained(made, text, trainers.WordPieceTrainer, vocab_size=size, special_tokens=special)
     ends = [(token, made.token_to_id(token)) for token in ("[SEP]", "[CLS]")]
     made.post_processor = processors.BertProcessing(*ends)
     return made
@@ -206,32 +193,3 @@ def short_texts(letters="abcd", most=6):
     """Every text of up to so many letters."""
     for length in range(1, most + 1):
         yield from map("".join, itertools.product(letters, repeat=length))
-
-
-def logits(model, ids):
-    with torch.no_grad():
-        return model.eval()(input_ids=ids).logits
-
-
-def seeded(model_class, config):
-    torch.manual_seed(0)
-    return model_class(config).eval()
-
-
-SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-
-
-def gpt2_model(rows, end):
-    return seeded(
-        hf.GPT2LMHeadModel,
-        hf.GPT2Config(vocab_size=rows, n_embd=16, n_layer=2, n_head=2, bos_token_id=end, eos_token_id=end),
-    )
-
-
-def llama_model(rows, begin, ends):
-    ids = {"bos_token_id": begin, "eos_token_id": ends, "tie_word_embeddings": False}
-    return seeded(hf.LlamaForCausalLM, hf.LlamaConfig(vocab_size=rows, **SMALL, **ids))
-
-
-def bert_model(rows):
-    return seeded(hf.BertForMaskedLM, hf.BertConfig(vocab_size=rows, **SMALL, pad_token_id=0))
