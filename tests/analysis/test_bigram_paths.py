@@ -4,6 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from scipy.optimize import approx_fprime, minimize
 from scipy.special import log_softmax, softmax
 from tiny_tables import exact, random_chain
@@ -194,7 +197,7 @@ def test_interaction_and_likeness_against_least_squares():
     said += 0.8 * wanted
     wanted[generator.random((9, 9)) < 0.3] = np.nan
     off = ~np.isnan(wanted) & ~np.eye(9, dtype=bool)
-    np.testing.assert_allclose(interaction(wanted)[off], (wanted - additive(wanted, off))[off], atol=1e-9)
+    np.testing.assert_allclose(interaction(wanted), wanted - additive(wanted, off), atol=1e-9)
     moved = said + np.arange(9)[:, None] * 5.0 - np.arange(9) ** 2  # what rows and columns have in common
     (follows, p), (direction, _) = likeness(wanted, moved, permutations=99)
     a, b = (np.where(off, values - additive(values, off), 0.0) for values in (wanted, said))
@@ -202,6 +205,12 @@ def test_interaction_and_likeness_against_least_squares():
     expected = [np.corrcoef(x, y)[0, 1] for x, y in ((a[off], b[off]), ((a - a.T)[both], (b - b.T)[both]))]
     assert (follows, direction) == pytest.approx(expected, abs=1e-9)
     assert p == 0.01
+
+
+@given(st.integers(1, 8).flatmap(lambda n: arrays(float, (n, n), elements=st.floats(-5, 5))))
+def test_the_interaction_of_any_map_is_what_least_squares_leave(values):
+    expected = values - additive(values, ~np.eye(len(values), dtype=bool))
+    np.testing.assert_allclose(interaction(values), expected, atol=1e-9)
 
 
 def test_the_null_holds_for_unrelated_maps():

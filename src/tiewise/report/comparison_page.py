@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tiewise.analysis.bigram_paths import interaction
 from tiewise.core.files import size, write_result
 from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
@@ -231,27 +232,15 @@ def parameter_panels(comparison: Comparison) -> list[Panel]:
 def direct_path_panels(comparison: Comparison) -> list[Panel]:
     """Which next token does the lookup alone, multiplied by the head, already ask for? A heat map for each arm.
 
-    All are on one colour scale, which reaches to the largest value off any diagonal.
+    All are on one colour scale, which reaches to the largest value off any diagonal: a tied table's holds squared
+    norms that would drown the rest.
     """
-    maps = [(p.arm, tuple(p.tokens), centred(p.logits)) for p in comparison.direct_path if p.tokens]
+    maps = [(p.arm, tuple(p.tokens), interaction(np.array(p.logits))) for p in comparison.direct_path if p.tokens]
     top = max((float(np.abs(x - np.diag(np.diag(x))).max()) for *_, x in maps), default=0.0) or 1.0
     return [
         heat_map(Grid("Direct path", tokens, tokens, tuple(map(tuple, x.tolist())), top, of=arm, why=DIRECT_PATH))
         for arm, tokens, x in maps
     ]
-
-
-def centred(logits: Sequence[Sequence[float]]) -> np.ndarray:
-    """Remove from [n, n] logits the least-squares fit a_i + b_j of the entries with i ≠ j.
-
-    Softmax ignores a row's constant, and a column's constant is a token that is likely everywhere; a tied table's
-    diagonal holds squared norms that would drown the rest. What is symmetric stays so.
-    """
-    x = np.asarray(logits, dtype=float)
-    one = np.eye(len(x))
-    rows, columns = np.nonzero(one == 0)
-    fit = np.linalg.lstsq(np.hstack([one[rows], one[columns]]), x[rows, columns], rcond=None)[0]
-    return x - np.add.outer(*np.split(fit, 2))
 
 
 def bigrams(comparison: Comparison) -> Listing:
