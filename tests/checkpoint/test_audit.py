@@ -79,18 +79,9 @@ def test_spare_bytes_and_header_only(tmp_path):
     assert audit.skipped["B013"] == "compares the two tables, and only headers were read"
 
 
-def test_a_deep_check_reads_rows(tmp_path):
-    rows = table()
-    rows[3] = np.nan
-    path = llama(tmp_path, tensors={TABLE: rows})
-    assert "B041" not in ids(check(path))
-    assert "B041" in ids(check(path, deep=True))
-
-
 @pytest.mark.parametrize(
     ("select", "ignore", "wanted"),
     [
-        ((), (), ["B012", "B034", "B080", "B042"]),
         (("B01",), (), ["B012"]),
         (("b012", "B042"), (), ["B012", "B042"]),
         ((), ("B0",), []),
@@ -109,8 +100,8 @@ REFUSED += [
     (lambda path: matching(["B999"]), "there is no rule"),
     (lambda path: check(path).at_least("bad"), "there is no severity 'bad'"),
     (lambda path: check(path, deep=True, scan=False), "deep"),
-    (lambda path: check(path, base="b"), "leave"),  # which belongs to adapters
-    (lambda path: check(path, beside="b"), "leave"),  # which belongs to GGUF
+    (lambda path: check(path, world=0), "world is 0"),
+    (lambda path: check(path, target=path / "none"), "no such file or folder"),
 ]
 
 
@@ -118,6 +109,20 @@ REFUSED += [
 def test_what_cannot_be_asked(tmp_path, asked, says):
     with pytest.raises(CheckpointError, match=says):
         asked(llama(tmp_path))
+
+
+ELSEWHERE = {"base": "model m.gguf", "beside": "model adapter"}
+ELSEWHERE |= dict.fromkeys(("as_class", "target", "quantise"), "adapter m.gguf")
+
+
+@pytest.mark.parametrize("option", ELSEWHERE)
+def test_what_belongs_to_another_kind_of_checkpoint(tmp_path, option):
+    (llama(tmp_path / "model") / "adapter_config.json").write_text("{}")  # a model's folder all the same
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    for name in ELSEWHERE[option].split():
+        with pytest.raises(CheckpointError, match=rf"{option} is given, and this is n\w+ .*; leave {option} out"):
+            check(tmp_path / name, **{option: tmp_path})
 
 
 def test_the_record_is_json_and_says_all(tmp_path):
@@ -155,11 +160,9 @@ def test_a_single_file_and_a_shard(tmp_path):
 
 
 MAKE = {
-    "missing": lambda path: None,
     "text": lambda path: path.write_text("not a checkpoint"),
     "empty folder": lambda path: path.mkdir(),
     "only a config": lambda path: (path.mkdir(), (path / "config.json").write_text("{}")),
-    "a pipe": os.mkfifo,
     "no permission": lambda path: llama(path).chmod(0),
 }
 
@@ -277,5 +280,3 @@ def test_what_ranks_make_of_the_vocabulary(tmp_path, rows, world, vllm, megatron
 
 def test_a_vocabulary_that_ranks_divide_is_no_finding(tmp_path):
     assert check(llama(tmp_path / "a", rows=192), world=3, select=["B042"]).findings == ()
-    with pytest.raises(CheckpointError, match="world is 0"):
-        check(llama(tmp_path / "b"), world=0)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import saved_models as saved
-import transformers as tr
 
 from tiewise.boundary.install import install
 from tiewise.checkpoint.hf_folder import open_folder
@@ -137,6 +136,7 @@ ENDS = [
     (f"{' '.join(PEFT)} base_model.model.lm_head.original_module", {"model_type": "llama"}, {}, *PEFT, {}),
     (f"thinker.{E} thinker.{H}", of("qwen2_5_omni", "Qwen2_5OmniModel"), {}, f"thinker.{E}", f"thinker.{H}",
      {"headless": False}),  # a model that stores a head has one
+    ("words", {"model_type": "vit", "vocab_size": 9}, {}, "", "-", {"headless": True}),  # a class without tokens
 ]  # fmt: skip
 
 
@@ -164,25 +164,6 @@ def test_usual_names(pair):
     assert (one.input_name, one.output, one.output_name) == (f"{table}.weight", None, f"{pair.split()[1]}.weight")
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"qweight": (1, 4), "qzeros": (1, 1), "scales": (1, 4), "g_idx": (4,)},  # GPTQ, AWQ
-        {"weight_packed": (9, 1), "weight_scale": (9, 1), "weight_shape": (2,)},  # compressed-tensors
-        {"weight": (9, 4), "weight_scale": (9, 1)},  # fp8
-        {"weight": (9, 1), "scales": (9, 1), "biases": (9, 1)},  # MLX
-        {"weight": (9, 4), "SCB": (9,)},  # bitsandbytes, 8 bits
-        {"weight": (18, 1), "weight.absmax": (1,), "weight.quant_map": (16,)},  # bitsandbytes, 4 bits
-    ],
-)
-def test_quantised_heads(parts):
-    stored = {f"lm_head.{part}": shape for part, shape in parts.items()}
-    roles = found(E, {"model_type": "llama", "vocab_size": 9}, **stored)
-    assert roles.output.name == next(iter(stored))
-    assert set(roles.output_end.parts) == set(parts)
-    assert (roles.input_end.quantised, roles.output_end.quantised) == (False, True)
-
-
 HEADLESS = ["LlamaForSequenceClassification", "BertModel", "LlamaForCausalLMRewardModel", "BertForQuestionAnswering"]
 HEADLESS += ["ElectraForPreTraining"]
 
@@ -191,12 +172,6 @@ HEADLESS += ["ElectraForPreTraining"]
 def test_classes_without_a_head(name):
     roles = found(E, {"architectures": [name]})
     assert roles.headless == (roles.output_name is None) == (name in HEADLESS)
-
-
-def test_classes_without_tokens_have_no_roles(tmp_path):
-    tr.ViTModel(saved.shrink(tr.ViTModel)).save_pretrained(tmp_path)
-    roles = roles_of(tmp_path)
-    assert (roles.input, roles.output, roles.headless) == (None, None, True)
 
 
 def test_projections_of_opt(tmp_path):

@@ -130,10 +130,3 @@ def test_what_is_no_quantisation_is_refused(tmp_path, text):
         file.write_text(text)
     with pytest.raises(CheckpointError, match="plan"):
         read_quantisation(file)
-
-
-def test_only_a_whole_checkpoint_can_be_quantised(tmp_path):
-    file = tmp_path / "plan.json"
-    file.write_text('{"quant_method": "gptq"}')
-    with pytest.raises(CheckpointError, match="not a whole checkpoint; leave quantise out"):
-        check(tmp_path / "model.gguf", quantise=file)

@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 from rule_runs import fires, run, silent, table_of
 from safetensors.numpy import load_file, save_file
+from test_rules_draft import sentence_pieces
 from test_rules_tying import factored
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_tensors, table, write_checkpoint
 
-from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.roles import End
-from tiewise.checkpoint.rules_types_and_rows import lists_of, quantisation
-
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+E, H = "model.embed_tokens", "lm_head"
 ALBERT = {"architectures": ["AlbertForMaskedLM"], "model_type": "albert", "vocab_size": V, "hidden_size": 16}
 LLAVA = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "vocab_size": 7}
 UNTIED = {"tied": False}
@@ -75,25 +72,19 @@ def ones(dtype, *shape):
 COMPRESSED = "compressed-tensors"
 # what each method of quantisation stores in place of a module's weight
 METHODS = {
-    "gptq": {"qweight": ones("i4", D // 8, V), "qzeros": ones("i4", 1, V // 8), "scales": ones("f2", 1, V)},
-    COMPRESSED: {
-        "weight_packed": ones("i4", V, D // 8),
-        "weight_scale": ones("f2", V, 1),
-        "weight_shape": np.array([V, D]),
-    },
-    "bitsandbytes": {
-        "weight": ones("u1", V * D // 2, 1),
-        "weight.absmax": ones("f4", 4),
-        "weight.quant_map": ones("f4", 16),
-        "weight.quant_state.bitsandbytes__nf4": ones("u1", 8),
-    },
+    "gptq": {"qweight": ones("i4", D // 8, V), "qzeros": ones("i4", 1, V // 8), "scales": ones("f2", 1, V),
+             "g_idx": ones("i4", D)},
+    COMPRESSED: {"weight_packed": ones("i4", V, D // 8), "weight_scale": ones("f2", V, 1),
+                 "weight_shape": np.array([V, D])},
+    "bitsandbytes": {"weight": ones("u1", V * D // 2, 1), "weight.absmax": ones("f4", 4),
+                     "weight.quant_map": ones("f4", 16), "weight.quant_state.bitsandbytes__nf4": ones("u1", 8)},
     "int8": {"weight": ones("i1", V, D), "SCB": ones("f4", V)},
     "fp8": {"weight": ones(ml_dtypes.float8_e4m3fn, V, D), "weight_scale_inv": ones("f4", 1, 1)},
     "mlx": {"weight": ones("u4", V, D // 8), "scales": ones("f2", V, 1), "biases": ones("f2", V, 1)},
     "integers": {"weight": ones("i1", V, D)},
-}
-UNREAD = dict.fromkeys((COMPRESSED, "fp8", "integers"), " B052")  # engines drop its scale, or there is none
-E, H = "model.embed_tokens", "lm_head"
+}  # fmt: skip
+# engines drop the scale of a head, or there is none
+UNREAD = {(COMPRESSED, H): " B052", ("fp8", H): " B052", ("integers", H): " B052", ("integers", E): " B052"}
 SKIP = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["vision_tower"]}
 
 
@@ -172,7 +163,9 @@ FIRES = [
     ("B081", "info", "model.layers.0.mlp.up_proj.weight", False, copies(1, 1, 2, 1), "2.1 MB stored more than once",
      "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight hold"),
     *(
-        (f"B050{UNREAD.get(method, '')}", "error", H, False, {"tensors": by(method, H)}, f"beside a plain {E}")
+        (f"B050{UNREAD.get((method, end), '')}", "error", end, False, quantised(by(method, end), head=head),
+         f"stored quantised ({', '.join(sorted(METHODS[method]))}) beside a plain {other}")
+        for end, other, head in ((H, E, None), (E, H, table()))
         for method in METHODS
     ),
     ("B050", "error", H, False, quantised(by("gptq", H), without="lm_head.scales", tied=False), "no scales"),
@@ -180,12 +173,14 @@ FIRES = [
     ("B050", "error", "config.json", False, quantised(quant_method="gptq", lm_head=True), "stores none"),
     ("B050", "error", "config.json", False, quantised(tied=False, quant_method="gptq", lm_head=True), "it plain"),
     ("B050", "error", "config.json", False, quantised(by("gptq", H), tied=False, quant_method="gptq", lm_head=False),
-     "quantization_config.lm_head is false, and lm_head stores qweight, qzeros, scales"),
+     "quantization_config.lm_head is false, and lm_head stores g_idx, qweight, qzeros, scales"),
     ("B051", "warning", SKIPPED, False, quantised(**SKIP),
      "so the head is converted, and it is the input table\n", '\nadd "lm_head" to it\n'),
     ("B051", "warning", SKIPPED, False, quantised(tied=False, **SKIP), "it is stored plain\n"),
     ("B051", "warning", "quantization_config.ignore", False,
      quantised(by(COMPRESSED, E), quant_method=COMPRESSED, ignore=["lm_head"]), "leaves lm_head alone"),
+    ("B051", "warning", "quantization_config.exclude_modules", False,  # of a part of the config
+     quantised(by(COMPRESSED, E)) | {"config": {"text_config": {"quantization_config": {"exclude_modules": [H]}}}}),
     ("B051", "warning", "quantization_config.modules_to_not_convert", False,
      quantised(quant_method="awq", modules_to_not_convert=["model.lm_head"]),
      'names "model.lm_head", and the module is lm_head'),
@@ -254,35 +249,29 @@ def test_silent(tmp_path, case):
     silent(tmp_path, case)
 
 
-# how many tokens there are
-
-
-MORE = {
-    "vocab.json": {f"t{i}": i for i in range(V + 1)},
-    "added_tokens.json": {"<new>": V},
-    "tokenizer_config.json": {"added_tokens_decoder": {str(V): {"content": "<new>"}}},
-    "tokenizer.json": {"model": {"type": "Unigram", "vocab": [[f"t{i}", 0.0] for i in range(V + 1)]}},
+COUNTED = {
+    "vocab.json": json.dumps({f"t{i}": i for i in range(V + 1)}),
+    "added_tokens.json": json.dumps({"<new>": V}),
+    "tokenizer_config.json": json.dumps({"added_tokens_decoder": {str(V): {"content": "<new>"}}}),
+    "tokenizer.json": json.dumps({"model": {"type": "Unigram", "vocab": [[f"t{i}", 0.0] for i in range(V + 1)]}}),
     "vocab.txt": "".join(f"w{i}\n" for i in range(V + 1)),
+    "tokenizer.model": sentence_pieces("a" * (V + 1)).decode(),
 }
 
 
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", COUNTED)
 def test_tokenizers_of_every_kind_are_counted(tmp_path, name):
     """One more id than rows, told by each kind of file."""
-    text = MORE[name] if name.endswith(".txt") else json.dumps(MORE[name])
-    (llama(tmp_path) / name).write_text(text)
-    assert [finding.where for finding in run("B031", tmp_path)] == [name]
+    (llama(tmp_path) / name).write_text(COUNTED[name])
+    (found,) = run("B031", tmp_path)
+    assert (found.where, f"ids up to {V}" in found.evidence) == (name, True)
 
 
-def test_a_sentencepiece_model_is_counted_by_its_pieces(tmp_path):
-    piece = b"\x0a\x08" + b"\x0a\x01a" + b"\x15\x00\x00\x00\x00"  # field 1: {text, score}
-    trainer = b"\x12\x02\x08\x01"  # field 2, not a piece
-    path = llama(tmp_path)
-    for count, more, found in ((V + 1, trainer, ["B031"]), (V, trainer, []), (V, trainer[:-1], ["B001"])):
-        (path / "tokenizer.model").write_bytes(piece * count + more)
-        told = [*run("B031", path), *run("B001", path)]
-        assert [finding.rule for finding in told] == found
-        assert all(f"ids up to {V}" in f.evidence for f in told if f.rule == "B031")
+def test_a_sentencepiece_model_is_read_to_its_end(tmp_path):
+    path, pieces = llama(tmp_path), sentence_pieces("a" * V)
+    for data, found in ((pieces, []), (pieces[:-1], ["B001"])):
+        (path / "tokenizer.model").write_bytes(data)
+        assert [finding.rule for finding in (*run("B031", path), *run("B001", path))] == found
 
 
 # what rows hold
@@ -294,7 +283,6 @@ def test_a_sentencepiece_model_is_counted_by_its_pieces(tmp_path):
         (None, ["info"]),
         (bpe_tokenizer(64), ["warning"]),
         (bpe_tokenizer(7), []),  # rows 7 and 40 are padding
-        (bpe_tokenizer(7, [(7, "<|reserved_special_token_0|>", True), (40, "<unused3>", False)]), []),
         (bpe_tokenizer(7, [(7, "<tool>", True)]), ["warning"]),
     ],
 )
@@ -330,40 +318,3 @@ def test_deep_scans_read_every_chunk(tmp_path):
     made[[2**17 + 3, count - 1]] = np.nan
     (found,) = run("B041", llama(tmp_path, rows=count, tensors={TABLE: made}))
     assert f"2 rows ({2**17 + 3}, {count - 1}) hold NaN" in found.evidence
-
-
-# which ends are quantised
-
-
-@pytest.mark.parametrize("end", [E, H])
-@pytest.mark.parametrize("method", METHODS)
-def test_which_end_is_quantised(tmp_path, method, end):
-    made = quantised(by(method, end), tied=False, head=table() if end == E else None)
-    roles = Facts(open_folder(llama(tmp_path / "m", **made))).roles
-    assert (roles.input_end.quantised, roles.output_end.quantised) == (end == E, end == H)
-    stored = (roles.input_end if end == E else roles.output_end).parts
-    assert list(stored) == sorted(METHODS[method])
-    if end == E:  # beside a plain head in a tied pair
-        half = llama(tmp_path / "half", **quantised(by(method, end), head=table()))
-        assert [(found.severity, found.where) for found in run("B050", half)] == [("error", E)]
-
-
-def test_a_plain_checkpoint_is_not_quantised(tmp_path):
-    roles = Facts(open_folder(llama(tmp_path))).roles
-    assert (list(roles.input_end.parts), roles.output_end) == (["weight"], End(H))
-    assert not roles.input_end.quantised
-
-
-SECTIONS = [
-    ({"quant_method": "awq", "modules_to_not_convert": [H]}, {"modules_to_not_convert": [H]}),
-    ({"quant_method": "gptq", "dynamic": {"-:.*lm_head": {}, "+:x": {"bits": 8}}}, {"dynamic": [".*lm_head"]}),
-    ({"quant_algo": "NVFP4", "exclude_modules": [H]}, {"exclude_modules": [H]}),
-    ({"ignore": ["re:.*lm_head", 3, None]}, {"ignore": ["re:.*lm_head"]}),
-    ({"quant_method": 7, "ignore": H, "dynamic": [1]}, {}),
-]
-
-
-@pytest.mark.parametrize(("section", "lists"), SECTIONS)
-def test_what_the_config_says(section, lists):
-    for config in ({"quantization_config": section}, {"text_config": {"quantization_config": section}}):
-        assert lists_of(quantisation(config)) == lists
