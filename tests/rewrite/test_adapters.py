@@ -8,7 +8,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tests.checkpoint.tiny_checkpoints import D, V, bpe_tokenizer, llama, table, write_checkpoint
 
-from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import merge, slim, tie
 
@@ -19,15 +18,12 @@ R = 2
 def adapter(path, tensors, **config):
     """A LoRA folder of tensors whose names lack the prefix."""
     path.mkdir()
+    # what an adapter says of its base is never followed: what is read is what was given
     record = {"peft_type": "LORA", "base_model_name_or_path": "/etc", "r": R, "lora_alpha": 3}
     (path / "adapter_config.json").write_text(json.dumps(record | config, indent=2))
     named = {f"base_model.model.{name}": values for name, values in tensors.items()}
     save_file(named, path / "adapter_model.safetensors", {"format": "pt"})
     return path
-
-
-def tensors(path):
-    return {name: values for file in path.glob("*.safetensors") for name, values in load_file(file).items()}
 
 
 def low_rank(module, rows, columns, seed=5, lookup=False):
@@ -37,10 +33,10 @@ def low_rank(module, rows, columns, seed=5, lookup=False):
     return {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
 
 
-def moved(rows, seed=0, dtype=np.float32, by=1.0):
+def moved(rows, seed=0):
     """The table of the tiny Llama with some rows changed."""
-    made = table(seed=seed, dtype=dtype)
-    made[rows] += np.asarray(by, dtype)
+    made = table(seed=seed)
+    made[rows] += 1
     return made
 
 
@@ -70,10 +66,7 @@ def test_slim_keeps_the_rows_that_changed(tmp_path):
     assert all(np.array_equal(new[name], old[name]) for name in old if "lora_" in name)
     assert (tmp_path / "b/README.md").read_text() == "mine"
     configs = [json.loads((path / "adapter_config.json").read_text()) for path in (fat, tmp_path / "b")]
-    assert configs[1] | {"modules_to_save": None} == configs[0] | {
-        "modules_to_save": None,
-        "trainable_token_indices": rows,
-    }
+    assert configs[1] == configs[0] | {"modules_to_save": saved, "trainable_token_indices": rows}
 
 
 def test_slim_of_two_tables_beside_rows_that_are_there(tmp_path):
@@ -92,13 +85,9 @@ def test_slim_drops_what_is_the_base_itself(tmp_path):
     wide = table(dtype=ml_dtypes.bfloat16).astype(np.float32)
     below = adapter(tmp_path / "a", {f"{E}.base_layer.weight": wide} | low_rank(E, V, D, lookup=True))
     slim(below, tmp_path / "b", base=base)
-    assert {n.rpartition(".")[2] for n in load_file(tmp_path / "b/adapter_model.safetensors")} == {
-        "lora_embedding_A",
-        "lora_embedding_B",
-    }
-    same = adapter(
-        tmp_path / "c", {f"{E}.weight": wide, f"{H}.weight": wide}, modules_to_save=["embed_tokens", "lm_head"]
-    )
+    left = {name.rpartition(".")[2] for name in load_file(tmp_path / "b/adapter_model.safetensors")}
+    assert left == {"lora_embedding_A", "lora_embedding_B"}
+    same = adapter(tmp_path / "c", {f"{E}.weight": wide, f"{H}.weight": wide}, **SAVED)
     with pytest.raises(CheckpointError, match="nothing but the tables of the base"):
         slim(same, tmp_path / "d", base=base)
 
@@ -156,7 +145,8 @@ def test_a_merge_is_the_exact_sum_rounded_once(tmp_path):
     path = adapter(tmp_path / "a", low_rank(DOWN, D, 2 * D))
     (path / "tokenizer.json").write_text(json.dumps(bpe_tokenizer(V)))
     receipt = merge(base, tmp_path / "b", adapter=path)
-    old, new = tensors(base), tensors(tmp_path / "b")
+    shards = ([load_file(file) for file in path.glob("*.safetensors")] for path in (base, tmp_path / "b"))
+    old, new = (first | second | third for first, second, third in shards)
     a, b = (low_rank(DOWN, D, 2 * D)[f"{DOWN}.lora_{end}.weight"].astype(np.float64) for end in "AB")
     wanted = old[f"{DOWN}.weight"].astype(np.float64) + 1.5 * b @ a
     assert np.array_equal(new[f"{DOWN}.weight"], wanted.astype(np.float32).astype(ml_dtypes.bfloat16))
@@ -211,7 +201,6 @@ NO_MERGE = [
     ({f"{DOWN}.bias": table(1)[0]}, {}, {}, "no plain bias"),
     (LORA | low_rank(f"_orig_mod.{DOWN}", D, 2 * D), {}, WRAPPED, "twice, under two names"),
     ({f"{E}.weight": table(V + 4)}, SAVED, {}, "would lose rows"),
-    ({f"{E}.weight": table(V - 4)}, SAVED, {"tied": False}, "would lose rows"),
     ({DELTA: table(1)}, {"trainable_token_indices": [V]}, {}, f"resize .* --vocab {V + 1} "),
     ({DELTA: table(1)}, {"trainable_token_indices": [-1]}, {}, "are not the 1 rows"),
     ({DELTA: table(2)}, {"trainable_token_indices": [3, 3]}, {}, "are not the 2 rows"),
@@ -237,9 +226,3 @@ def test_a_tokenizer_with_more_tokens_than_rows_is_refused(tmp_path):
     (path / "tokenizer.json").write_text(json.dumps(bpe_tokenizer(V, [(V + 2, "<new>", True)])))
     with pytest.raises(CheckpointError, match=rf"names token {V + 2}.*resize .* --vocab {V + 3} "):
         merge(llama(tmp_path / "base"), tmp_path / "b", adapter=path)
-
-
-def test_nothing_follows_the_base_that_an_adapter_names(tmp_path):
-    """It says /etc: what is read is what was given."""
-    merge(llama(tmp_path / "base"), tmp_path / "b", adapter=adapter(tmp_path / "a", LORA))
-    assert read_header(tmp_path / "b/model.safetensors").tensors

@@ -1,4 +1,4 @@
-"""Long bars of the rewriting engine: killed at any moment, and tables far larger than the memory that it may take."""
+"""Long bars of the rewriting verbs: killed at any moment, and tables far larger than the memory that they may take."""
 
 import json
 import os
@@ -141,3 +141,49 @@ def test_verbs_that_compute_with_rows_take_little_memory(tmp_path, verb, shapes,
     size = {"resize": 4 * (ROWS + 2000) * WIDTH, "densify": 4 * ROWS * WIDTH, "factor": 0}[verb]
     assert (tmp_path / "b/model.safetensors").stat().st_size > size
     assert result["peak"] < most, f"{result['peak'] / 1e6:.0f} MB"
+
+
+# adapters, of a base of fp32 zeros: one token in 300 MB, and tables of 400 MB
+
+ENDS, R = ("model.embed_tokens.weight", "lm_head.weight"), 16
+
+
+def base(path, rows):
+    """An untied Llama."""
+    path.mkdir()
+    down = {"model.layers.0.mlp.down_proj.weight": ("F32", (WIDTH, WIDTH))}
+    write_sparse(path / "model.safetensors", dict.fromkeys(ENDS, ("F32", (rows, WIDTH))) | down)
+    (path / "config.json").write_text(json.dumps(llama_config(False, rows, WIDTH)))
+    return str(path)
+
+
+def adapter(path, tensors, ones, **config):
+    """An adapter of fp32 tensors, {name: shape}, each zero but for so many `ones` at its beginning."""
+    path.mkdir()
+    record = {"peft_type": "LORA", "r": R, "lora_alpha": 32} | config
+    (path / "adapter_config.json").write_text(json.dumps(record))
+    named = {f"base_model.model.{name}": ("F32", shape) for name, shape in tensors.items()}
+    begun = {name: np.ones(min(ones, np.prod(shape)), np.float32).tobytes() for name, (_, shape) in named.items()}
+    write_sparse(path / "adapter_model.safetensors", named, begun)
+    return path
+
+
+@pytest.mark.slow
+def test_300_megabytes_of_one_token(tmp_path):
+    saved = {"modules_to_save": ["embed_tokens", "lm_head"]}
+    fat = adapter(tmp_path / "a", dict.fromkeys(ENDS, (9_216, WIDTH)), WIDTH, **saved)
+    assert (fat / "adapter_model.safetensors").stat().st_size > 300e6
+    told = child("slim", fat, tmp_path / "b", base=base(tmp_path / "base", 9_216))
+    assert sum(file.stat().st_size for file in (tmp_path / "b").iterdir()) <= 100_000
+    assert told["peak"] < MOST_MEMORY, f"{told['peak'] / 1e6:.0f} MB"
+
+
+@pytest.mark.slow
+def test_a_merge_takes_little_memory(tmp_path):
+    rows = 24_576
+    shapes = {"model.embed_tokens.lora_embedding_A": (R, rows), "model.embed_tokens.lora_embedding_B": (WIDTH, R)}
+    shapes |= {"lm_head.lora_A.weight": (R, WIDTH), "lm_head.lora_B.weight": (rows, R)}
+    path = adapter(tmp_path / "a", shapes, ones=R * rows)
+    told = child("merge", base(tmp_path / "base", rows), tmp_path / "b", adapter=str(path))
+    assert told["rewritten"] == ["model.safetensors"]
+    assert told["peak"] < MOST_MEMORY, f"{told['peak'] / 1e6:.0f} MB"
