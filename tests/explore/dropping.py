@@ -22,10 +22,3 @@ def refusal(shown, path):
     page = drop(shown, path, answered=False)
     assert page.locator("#verdict").count() == 0
     return page.locator("#refused").inner_text()
-
-
-def findings(shown, path):
-    """Findings of the page's rules, with the fields that `tiewise check` has."""
-    page = drop(shown, path, answered=False)
-    assert page.locator("#refused").all_inner_texts() == []
-    return page.evaluate("dropped.opened.verdict.findings")

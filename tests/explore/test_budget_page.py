@@ -59,17 +59,13 @@ def test_what_the_page_is_told_is_small_and_holds_every_model_of_like_layers():
 
 
 def test_the_page_prints_what_plan_prints_for_hundreds_of_settings(visit, monkeypatch):
-    nothing = {
-        "nll": 0.0,
-        "own": 0.0,
-        "assumed": "",
-    }  # not on the page, and most of a plan's time
+    nothing = {"nll": 0.0, "own": 0.0, "assumed": ""}  # not on the page, and most of a plan's time
     monkeypatch.setattr("tiewise.planning.costs.first_loss", lambda *_: nothing)
     draw = random.Random(3)
     settings = [(name, *drawn(draw, name)) for name in [*PRESETS, *draw.choices(list(PRESETS), k=120)]]
-    keys = ("name", "at", "kinds", "dtype")
-    alike = [name if all(at[x] == PRESETS[name][x] for x in PRESETS[name]) else None for name, at, *_ in settings]
-    asked = [dict(zip(keys, each, strict=True)) | {"but": but} for each, but in zip(settings, alike, strict=True)]
+    alike = [name if at.items() >= PRESETS[name].items() else None for name, at, *_ in settings]
+    keys = ("name", "at", "kinds", "dtype", "but")
+    asked = [dict(zip(keys, (*each, but), strict=True)) for each, but in zip(settings, alike, strict=True)]
     found = visit("at=budget").page.evaluate(SHOWN, asked)
     assert len(found) > 200
     for setting, shown in zip(settings, found, strict=True):

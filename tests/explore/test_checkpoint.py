@@ -133,8 +133,7 @@ def test_every_command_of_the_report_gives_the_numbers_beside_it(dropper, folder
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
     """A Llama with more rows than a page holds."""
-    path = llama(tmp_path_factory.mktemp("long") / "long", False, rows=6000, width=32)
-    return path
+    return llama(tmp_path_factory.mktemp("long") / "long", False, rows=6000, width=32)
 
 
 def test_what_is_embedded_says_so_and_is_scored_as_if_dropped(visit, long, tmp_path):
@@ -175,16 +174,6 @@ def test_no_more_is_embedded_than_is_promised(tmp_path, long, folder):
     json.dumps(told, allow_nan=False)
 
 
-def test_what_cannot_be_embedded_is_refused(tmp_path, folder):
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="pickled weights alone"):
-        explore(tmp_path)
-    with pytest.raises(DataError, match="token 257"):
-        explore(folder, words=["#257"])
-    with pytest.raises(CheckpointError, match="no such file"):
-        explore(tmp_path / "nowhere")
-
-
 def test_rows_of_a_text_are_held_and_their_lengths_stand_against_their_ranks(visit, tmp_path, folder):
     text = tmp_path / "text.txt"
     text.write_text("zzzzzz qqqq aa", encoding="utf-8")
@@ -220,11 +209,15 @@ def test_the_most_frequent_tokens_come_before_the_first(long, tmp_path):
     assert {5999, *map(ord, "hello")} <= set(told["ids"])
 
 
-def test_texts_that_cannot_be_counted_are_refused(tmp_path, folder):
-    with pytest.raises(RunError, match="a text to count, and no checkpoint"):
-        explore(texts=["builtin"])
-    with pytest.raises(DataError, match="nowhere"):
-        explore(folder, texts=[str(tmp_path / "nowhere.txt")])
-    bare = llama(tmp_path / "bare", False, rows=V)
-    with pytest.raises(DataError, match="holds no tokenizer"):
-        explore(bare, texts=["builtin"])
+def test_what_cannot_be_embedded_or_counted_is_refused(tmp_path, folder):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    for kind, said, shown, more in (
+        (CheckpointError, "pickled weights alone", [tmp_path], {}),
+        (CheckpointError, "no such file", [tmp_path / "nowhere"], {}),
+        (DataError, "token 257", [folder], {"words": ["#257"]}),
+        (RunError, "a text to count, and no checkpoint", [], {"texts": ["builtin"]}),
+        (DataError, "nowhere", [folder], {"texts": [str(tmp_path / "nowhere.txt")]}),
+        (DataError, "holds no tokenizer", [llama(tmp_path / "bare", False, rows=V)], {"texts": ["builtin"]}),
+    ):
+        with pytest.raises(kind, match=said):
+            explore(*shown, **more)

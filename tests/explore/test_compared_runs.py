@@ -62,44 +62,32 @@ def test_verdicts_come_first_and_tables_are_those_of_the_report(visit, three):
     assert page.locator(".about pre").last.inner_text().endswith("begun --resume")
 
 
-def test_curves_say_the_mean_over_seeds_of_the_measure_that_was_chosen(visit, three):
+def test_curves_say_the_mean_over_seeds_of_the_measure_that_was_chosen_on_one_scale_or_an_own_one(visit, three):
     page = visit("at=runs", path=three).page
+    ticks = "[...e.querySelectorAll('text[text-anchor=end]')].map(t => t.textContent).join()"
+    scales = f"[...document.querySelectorAll('svg.curves')].map(e => {ticks})"
+    assert len(set(one := page.evaluate(scales))) == 1 < len(one) == 3
+    page.get_by_role("button", name="A scale for each").click()
+    assert len(set(page.evaluate(scales))) > 1
     for measure, value in (("Validation loss", "heldout_nll"), ("Training loss", "train_nll"), ("Cosine", "cosine")):
         page.get_by_role("button", name=measure).click()
         legend = page.locator("figure", has_text="small").locator(".legend").first.locator("b").all_inner_texts()
         last = [[getattr(run.curve[-1], value) for run in SMALL.of(arm)] for arm in SMALL.arms]
         assert legend == [plain(statistics.fmean(of), 4) for of in last if of[0] is not None]
     page.get_by_role("button", name="Minus the reference").click()
-    ahead = [
-        run.curve[-1].heldout_nll - SMALL.of("tied")[i].curve[-1].heldout_nll
-        for i, run in enumerate(SMALL.of("untied"))
-    ]
-    assert page.locator(".legend b").first.inner_text() == plain(statistics.fmean(ahead), 4)
+    tied, untied = (statistics.fmean(run.curve[-1].heldout_nll for run in SMALL.of(arm)) for arm in ("tied", "untied"))
+    assert page.locator(".legend b").first.inner_text() == plain(untied - tied, 4)
     assert "r.measure=ahead" in page.url
 
 
-def test_one_scale_makes_runs_comparable_and_an_own_one_fills_the_figure(visit, three):
-    page = visit("at=runs", path=three).page
-    ticks = "[...e.querySelectorAll('text[text-anchor=end]')].map(t => t.textContent).join()"
-    scales = f"[...document.querySelectorAll('svg.curves')].map(e => {ticks})"
-    one = page.evaluate(scales)
-    page.get_by_role("button", name="A scale for each").click()
-    own = page.evaluate(scales)
-    assert len(set(one)) == 1 < len(set(own))
-    assert len(one) == 3
-
-
 def test_a_choice_has_one_colour_in_every_run_and_hostile_names_stay_text(visit, tmp_path):
-    evil = replace(
-        SMALL, arms=["tied", EVIL], runs=[replace(r, arm=EVIL) if r.arm != "tied" else r for r in SMALL.runs[:6]]
-    )
-    paths = write(tmp_path / EVIL.replace("/", "_")[:40], complete(evil)), write(tmp_path / "large", LARGE)
+    runs = [replace(run, arm=EVIL) if run.arm != "tied" else run for run in SMALL.runs[:6]]
+    evil = complete(replace(SMALL, arms=["tied", EVIL], runs=runs))
+    paths = write(tmp_path / EVIL.replace("/", "_")[:40], evil), write(tmp_path / "large", LARGE)
     page = visit(path=explore(*paths).write(tmp_path / "page.html")).page
     assert EVIL in page.locator(".legend").first.inner_text()
-    strokes = page.evaluate(
-        "[...document.querySelectorAll('.legend')].map(e => e.querySelector('path').getAttribute('stroke'))"
-    )
-    assert strokes == ["#2f7fd1", "#2f7fd1"]
+    strokes = "[...document.querySelectorAll('.legend')].map(e => e.querySelector('path').getAttribute('stroke'))"
+    assert page.evaluate(strokes) == ["#2f7fd1", "#2f7fd1"]
 
 
 def test_runs_without_curves_or_with_diverged_ones_show_what_there_is(visit, tmp_path):

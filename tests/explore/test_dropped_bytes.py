@@ -127,45 +127,38 @@ def test_a_header_of_a_hundred_megabytes_leaves_the_page_alive(dropper, tmp_path
     assert "claims 100,000,001 bytes" in refusal(dropper, tmp_path)
 
 
-def files_of(path, **files):
-    for name, text in files.items():
-        (path / name.replace("__", ".")).write_text(text)
-    return path
+INDEX = "model.safetensors.index.json"
 
 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"pytorch_model__bin": "x"}, "pickled weights alone (pytorch_model.bin)"),
-        ({"adapter_config__json": "{}"}, "tiewise check"),
-        ({"model__gguf": "GGUF"}, "tiewise check model.gguf"),
-        ({"README__md": "x"}, "no file of tensors"),
-        (
-            {"model__safetensors__index__json": '{"weight_map": {"a": "../b.safetensors"}}'},
-            "does not lie in the folder",
-        ),
-        ({"model__safetensors__index__json": '{"weight_map": 3}'}, "no weight_map"),
-        ({"model__safetensors__index__json": '{"weight_map": {"a": "b.safetensors"}}'}, "choose the whole folder"),
+        ({"pytorch_model.bin": "x"}, "pickled weights alone (pytorch_model.bin)"),
+        ({"adapter_config.json": "{}"}, "tiewise check"),
+        ({"model.gguf": "GGUF"}, "tiewise check model.gguf"),
+        ({"README.md": "x"}, "no file of tensors"),
+        ({INDEX: '{"weight_map": {"a": "../b.safetensors"}}'}, "does not lie in the folder"),
+        ({INDEX: '{"weight_map": 3}'}, "no weight_map"),
+        ({INDEX: '{"weight_map": {"a": "b.safetensors"}}'}, "choose the whole folder"),
     ],
 )
 def test_what_is_no_checkpoint_is_said_in_a_sentence(dropper, tmp_path, files, words):
-    assert words in refusal(dropper, files_of(tmp_path, **files))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert words in refusal(dropper, tmp_path)
 
 
 def test_one_bad_file_does_not_hide_the_others(dropper, tmp_path):
     path = llama(tmp_path / "a", shards=2)
     shard = sorted(path.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-1])
-    files_of(path, tokenizer__json="{", config__json=json.dumps(llama_config()))
+    (path / "tokenizer.json").write_text("{")
     said = drop(dropper, path, answered=False).locator("#checkpoint").inner_text()
     assert "ends 1 bytes before its tensors do" in said
     assert "tokenizer.json: not readable as JSON" in said
     assert "could not be read" in said
-    for config in (
-        "[1]",
-        "{",
-        '{"architectures": 5, "vocab_size": "x", "text_config": [], "tie_word_embeddings": NaN}',
-    ):
+    odd = '{"architectures": 5, "vocab_size": "x", "text_config": [], "tie_word_embeddings": NaN}'
+    for config in ("[1]", "{", odd):
         (path / "config.json").write_text(config)
         drop(dropper, path, answered=False)
 

@@ -43,17 +43,16 @@ MODELS = {
 
 def applied(model, ids):
     """The model's logits behind each token with no layer between: its own modules, called by hand. None: not known."""
-    with torch.no_grad():
-        rows, head = model.get_input_embeddings()(ids), model.get_output_embeddings()
-        if isinstance(model, tr.LlamaForCausalLM):
-            return head(model.model.norm(rows))
-        if isinstance(model, tr.GemmaForCausalLM):  # whose lookup scales by itself, or its model does
-            scaled = rows if hasattr(model.get_input_embeddings(), "embed_scale") else rows * D**0.5
-            return head(model.model.norm(scaled))
-        if isinstance(model, tr.GPT2LMHeadModel):
-            return head(model.transformer.ln_f(rows))
-        if isinstance(model, tr.OPTForCausalLM):
-            return head(model.model.decoder.final_layer_norm(rows))
+    rows, head = model.get_input_embeddings()(ids), model.get_output_embeddings()
+    if isinstance(model, tr.LlamaForCausalLM):
+        return head(model.model.norm(rows))
+    if isinstance(model, tr.GemmaForCausalLM):  # whose lookup scales by itself, or its model does
+        scaled = rows if hasattr(model.get_input_embeddings(), "embed_scale") else rows * D**0.5
+        return head(model.model.norm(scaled))
+    if isinstance(model, tr.GPT2LMHeadModel):
+        return head(model.transformer.ln_f(rows))
+    if isinstance(model, tr.OPTForCausalLM):
+        return head(model.model.decoder.final_layer_norm(rows))
     return None
 
 
@@ -82,8 +81,7 @@ def every_number_is_repeated(page, path, within=1e-9):
     near([(s, r) for s, _, r in stored], [(way["score"], way["rank"]) for way in found["ways"]])
     if "As the model applies it" in said:
         (applied,) = said["As the model applies it"]
-        shown = [(way["logit"], np.exp(way["log"]), way["modelRank"]) for way in found["ways"]]
-        near(applied, shown)
+        near(applied, [(way["logit"], np.exp(way["log"]), way["modelRank"]) for way in found["ways"]])
     tied = found["near"]["output"] is None
     titles = {"input": "Nearest rows, at both ends" if tied else "Nearest rows at the input"}
     titles |= {} if tied else {"output": "Nearest rows at the output"}
@@ -104,12 +102,9 @@ def every_number_is_repeated(page, path, within=1e-9):
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, torch.bfloat16) for name in MODELS),
-        *(
-            pytest.param(name, kind, marks=pytest.mark.slow)
-            for name in MODELS
-            for kind in (torch.float32, torch.float16)
-        ),
+        pytest.param(name, kind, marks=[] if kind == torch.bfloat16 else [pytest.mark.slow])
+        for name in MODELS
+        for kind in (torch.bfloat16, torch.float32, torch.float16)
     ],
 )
 def test_scores_ranks_and_neighbours_are_torchs(dropper, tmp_path, name, dtype):
@@ -211,11 +206,8 @@ def test_a_table_stored_twice_is_one_and_the_report_says_how_to_repeat_everythin
     path = tmp_path / "twice"
     llama(tie_word_embeddings=True).save_pretrained(path)
     tensors = load_file(path / "model.safetensors")
-    save_file(
-        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
-        path / "model.safetensors",
-        {"format": "pt"},
-    )
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
     page = drop(dropper, path)
     assert page.locator("#verdict").inner_text().endswith("It is tied, and stores its one table twice.")
     assert page.evaluate("dropped.result.near.output") is None

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 import pytest
-from tests.explore.dropping import findings
+from tests.explore.dropping import drop
 
 from tiewise.checkpoint.audit import check
 
@@ -20,5 +20,7 @@ def test_the_verdict_is_that_of_check(dropper, tmp_path, monkeypatch, number):
     path = written(tmp_path / "a", CASES[number])
     monkeypatch.chdir(tmp_path)  # the page knows the folder's name alone
     audit = [asdict(finding) for finding in check("a").findings if finding.rule in RULES]
-    found = findings(dropper, path)
+    page = drop(dropper, path, answered=False)
+    assert page.locator("#refused").all_inner_texts() == []
+    found = page.evaluate("dropped.opened.verdict.findings")
     assert sorted(found, key=repr) == sorted(({key: one[key] for key in FIELDS} for one in audit), key=repr)

@@ -14,25 +14,20 @@ from tiewise.explorer.embedded import embedded, live
 from tiewise.explorer.page import explore
 
 
-def notebook(bundle, folder, frame=None):
-    """A page with the output of a cell, as notebooks put it there."""
-    page = folder / "notebook.html"
-    page.write_text(f"<!doctype html><body><p>Out</p>{frame or bundle['text/html']}", encoding="utf-8")
-    return page
-
-
 @pytest.fixture
 def cell(chromium, tmp_path):
-    """Open a cell's output: the notebook and the frame in it, which may say nothing and ask for nothing."""
-    context = chromium.new_context(offline=True)
+    """Open a cell's output, as notebooks put it into a page: the notebook and the frame in it, which may say nothing
+    and ask for nothing."""
+    context, path = chromium.new_context(offline=True), tmp_path / "notebook.html"
     said, asked = [], []
 
-    def opened(bundle, frame=None):
+    def opened(html):
+        path.write_text(f"<!doctype html><body><p>Out</p>{html}", encoding="utf-8")
         page = context.new_page()
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
-        page.goto(notebook(bundle, tmp_path, frame).as_uri())
+        page.goto(path.as_uri())
         return page, page.frame_locator("iframe")
 
     yield opened
@@ -42,23 +37,21 @@ def cell(chromium, tmp_path):
 
 
 def test_the_frame_works_and_can_reach_nothing_of_the_notebook(cell):
-    page, frame = cell(explore()._repr_mimebundle_())
+    page, frame = cell(explore()._repr_mimebundle_()["text/html"])
     frame.locator("#tab-gradients").click()
     frame.get_by_role("button", name="One step").click()
     assert frame.locator(".finding").inner_text().startswith("Step 1:")  # kept without an address to keep it in
     inside = page.frames[1]
     assert inside.evaluate("self.origin") == "null"
-    assert (
-        inside.evaluate("(() => { try { return parent.document.title } catch (e) { return e.name } })()")
-        == "SecurityError"
-    )
+    outside = inside.evaluate("(() => { try { return parent.document.title } catch (e) { return e.name } })()")
+    assert outside == "SecurityError"
     worker = "new Worker(URL.createObjectURL(new Blob(['postMessage(7)'], { type: 'text/javascript' })))"
     assert inside.evaluate(f"new Promise(done => {{ {worker}.onmessage = ({{ data }}) => done(data) }})") == 7
 
 
 def test_a_live_model_answers_in_the_frame(cell):
     model = build("llama")
-    _, frame = cell(tiewise.explore(model)._repr_mimebundle_())
+    _, frame = cell(tiewise.explore(model)._repr_mimebundle_()["text/html"])
     assert "Tied, by config and by bytes" in frame.locator("#checkpoint").inner_text()
     box = frame.get_by_role("textbox").first
     box.fill("#5, #7")
@@ -69,12 +62,10 @@ def test_a_live_model_answers_in_the_frame(cell):
 
 
 def test_where_no_script_runs_there_is_a_picture(cell, tmp_path):
-    comparison = sample_comparison()
-    shown = explore(write(tmp_path / "run", comparison))
+    shown = explore(write(tmp_path / "run", sample_comparison()))
     bundle = shown._repr_mimebundle_()
     assert set(bundle) == {"text/html", "image/svg+xml", "text/plain"}
-    still = re.sub(r'sandbox="[^"]*"', 'sandbox=""', bundle["text/html"])
-    _, frame = cell(bundle, still)
+    _, frame = cell(re.sub(r'sandbox="[^"]*"', 'sandbox=""', bundle["text/html"]))
     assert frame.locator("noscript svg").is_visible()
     assert "validation loss is higher (worse) for factored:64" in frame.locator("noscript svg").text_content()
     for made in (shown, explore(), tiewise.explore(build("gpt2"))):

@@ -46,18 +46,13 @@ def address(page):
     return page.evaluate("location.hash.slice(1)")
 
 
-def numbers(texts):
-    """The numbers of printed cells."""
-    flat = np.array(texts, dtype=object)
-    return np.vectorize(lambda text: float(text.replace("−", "-").replace(",", "")), otypes=[float])(flat)
-
-
 def agree(texts, exact, digits=2, slack=1e-9):
     """Whether every text is its exact number, rounded to `digits`."""
     found = np.array(texts, dtype=object)
     assert found.shape == np.shape(exact)
     assert all(len(text.partition(".")[2]) == digits for text in found.ravel())
-    assert (np.abs(numbers(texts) - exact) <= 0.5 * 10.0**-digits + slack).all(), (texts, exact)
+    numbers = np.vectorize(lambda text: float(text.replace("−", "-").replace(",", "")))(found)
+    assert (np.abs(numbers - exact) <= 0.5 * 10.0**-digits + slack).all(), (texts, exact)
 
 
 def drawn(seed, shape=(3, 2)):
@@ -66,9 +61,8 @@ def drawn(seed, shape=(3, 2)):
 
 def kept(**matrices):
     """One setting for each index: matrices as the address has them."""
-    return [
-        {name: ",".join(map(repr, np.ravel(of[i]).tolist())) for name, of in matrices.items()} for i in range(SETTINGS)
-    ]
+    text = lambda matrix: ",".join(map(repr, matrix.ravel().tolist()))  # noqa: E731
+    return [{name: text(of[i]) for name, of in matrices.items()} for i in range(SETTINGS)]
 
 
 def test_steps_one_and_three_send_a_word_through(visit):
@@ -105,11 +99,8 @@ def test_steps_four_and_five_multiply_as_numpy_does(visit):
     settings = kept(W_E=tables, W_U=second, M=between, sizes=sizes)
     fourth, fifth = (step(visit, number).page.evaluate(READ, settings) for number in (4, 5))
     for i, (four, five) in enumerate(zip(fourth, fifth, strict=True)):
-        shown = {
-            "one table": tables[i] @ tables[i].T,
-            "two tables": tables[i] @ second[i].T,
-            "one table and m": tables[i] @ between[i] @ tables[i].T,
-        }
+        w, u, m = tables[i], second[i], between[i]
+        shown = {"one table": w @ w.T, "two tables": w @ u.T, "one table and m": w @ m @ w.T}
         assert four["heat"]["Logits, one table"] == five["heat"]["Logits, one table"]
         for name, exact in shown.items():
             agree(five["heat"][f"Logits, {name}"], exact)
@@ -127,11 +118,6 @@ def test_steps_four_and_five_multiply_as_numpy_does(visit):
             counted, share = said[:-3].split(" (")
             assert counted == f"{parameters:,}"
             agree([share], [100 * parameters / (v * d)], 1)
-
-
-def test_what_undoing_costs_at_the_sizes_of_the_essay(visit):
-    told = step(visit, 5).page.evaluate(READ, [{}])[0]["bars"]["Parameters"]
-    assert [said for _, said in told] == ["204,800,000", "16,777,216 (8.2 %)", "134,217,728 (65.5 %)"]
 
 
 def best_tied(q):
@@ -164,18 +150,13 @@ def test_step_six_solves_for_the_best_tied_path_as_scipy_does(visit):
         often = np.linalg.matrix_power(p, 1 << 14)[0]
         q = often[:, None] * p
         by_tied, loss = best_tied(q)
-        near = {"slack": 1e-6}
-        for name, exact in {
-            "Target": p,
-            "Best tied": by_tied,
-            "Best untied": p,
-            "What tied misses": p - by_tied,
-        }.items():
-            agree(told["heat"][name], exact, **near)
+        chances = {"Target": p, "Best tied": by_tied, "Best untied": p, "What tied misses": p - by_tied}
+        for name, exact in chances.items():
+            agree(told["heat"][name], exact, slack=1e-6)
         for title, i, j in (("York after New", 0, 1), ("New after York", 1, 0)):
-            said = told["bars"][title]
-            assert [name for name, _ in said] == ["Target", "Best tied", "Best untied"]
-            agree([value for _, value in said], [p[i, j], by_tied[i, j], p[i, j]], **near)
+            names, values = zip(*told["bars"][title], strict=True)
+            assert names == ("Target", "Best tied", "Best untied")
+            agree(values, [p[i, j], by_tied[i, j], p[i, j]], slack=1e-6)
         entropy = -(q * np.log(p)).sum()
         mirror = (q * np.log(2 * q / (q + q.T))).sum()
         nats = [value for _, value in told["bars"]["Nats per word"]]
@@ -207,11 +188,13 @@ def test_the_path_that_the_page_finds_is_as_good_as_the_librarys(visit):
         assert told["losses"] == pytest.approx([wide.nll, chain.entropy], abs=1e-9)
 
 
-def test_the_first_table_is_the_essays(visit):
+def test_the_first_table_its_chances_and_what_undoing_costs_are_the_essays(visit):
     golden = [["1.25", "1.25", "0.90"], ["1.25", "1.45", "1.32"], ["0.90", "1.32", "1.53"]]
     assert step(visit, 4).page.evaluate(READ, [{}])[0]["heat"]["Logits, one table"] == golden
     chances = step(visit, 6).page.evaluate(READ, [{}])[0]["heat"]["Chances"]
     assert (chances[0][1], chances[1][0]) == ("0.37", "0.30")  # as the answer says
+    costs = step(visit, 5).page.evaluate(READ, [{}])[0]["bars"]["Parameters"]
+    assert [said for _, said in costs] == ["204,800,000", "16,777,216 (8.2 %)", "134,217,728 (65.5 %)"]
 
 
 def test_a_person_walks_through_the_story_by_guessing(visit):
@@ -264,9 +247,8 @@ def test_typing_randomising_and_taking_back_change_pictures_and_address(visit):
     for _ in range(3):
         page.get_by_role("button", name="Randomise").click()
         told = page.evaluate(READ, [{}])[0]
-        exact = np.array([float(page.locator("table.matrix input").nth(k).input_value()) for k in range(6)]).reshape(
-            3, 2
-        )
+        typed = [float(page.locator("table.matrix input").nth(k).input_value()) for k in range(6)]
+        exact = np.reshape(typed, (3, 2))
         agree(told["heat"]["Logits, one table"], exact @ exact.T)
         seen.add(address(page))
     assert len(seen) == 4
@@ -288,9 +270,9 @@ def test_the_residual_is_dragged_and_a_target_is_randomised(visit):
     page = step(visit, 6).page
     for name in ("Randomise", "Both ways alike", "No word twice"):
         page.get_by_role("button", name=name).click()
-        counts = [int(page.locator("table.matrix input").nth(k).input_value()) for k in range(9)]
-        p = np.reshape(counts, (3, 3)) / np.reshape(counts, (3, 3)).sum(1, keepdims=True)
-        agree(page.evaluate(READ, [{}])[0]["heat"]["Target"], p)
+        typed = [int(page.locator("table.matrix input").nth(k).input_value()) for k in range(9)]
+        counts = np.reshape(typed, (3, 3))
+        agree(page.evaluate(READ, [{}])[0]["heat"]["Target"], counts / counts.sum(1, keepdims=True))
     page.get_by_label("The target: counts of the next word, New, York").fill("0")  # no logit gives a chance of 0
     assert page.locator("input[aria-invalid=true]").count() == 1
     assert "counts=1,80,19" in address(page)
@@ -310,14 +292,7 @@ def test_every_step_fits_a_phone_and_has_the_contrast_of_wcag_aa(visit, scheme):
 
 @pytest.mark.parametrize(
     "at",
-    [
-        "story=99",
-        "story=x",
-        "story=-1",
-        "story=4&W_E=1e300,1,1,1,1,1",
-        "story=6&counts=0,0,0",
-        "story=6&W_E=9,9,9,9,9,9",
-    ],
+    [f"story={number}" for number in ("99", "x", "-1", "4&W_E=1e300,1,1,1,1,1", "6&counts=0,0,0", "6&W_E=9,9,9,9,9,9")],
 )
 def test_an_address_that_nobody_wrote_shows_a_step(visit, at):
     answers = "&".join(ANSWERED.values())
