@@ -17,7 +17,8 @@ import stat
 import struct
 import sys
 import traceback
-from contextlib import suppress
+import tracemalloc
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,17 @@ def seeds(scratch):
     split = [("split.count", struct.pack("<IH", 2, 1)), ("tokenizer.ggml.merges", strings(["a b"] * 3))]
     gathered["gguf"] = gathered["untied"] | {"m.gguf": model(V, 32, head=bytes(V * 32 * 4), keys=split)}
     return gathered
+
+
+@contextmanager
+def memory_below(most):
+    """The block takes no more than so many bytes at any time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
 
 
 def mutate_bytes(rng, data):

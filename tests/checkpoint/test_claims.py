@@ -56,60 +56,39 @@ def test_levels_and_values():
     assert (text.written, text.vocab_size, levels["decoder"].hidden_size) == (True, 7, 4)
 
 
-def test_a_part_without_a_type_has_the_type_its_root_expects():
-    claims = read_claims({"model_type": "blip-2", "text_config": {"vocab_size": 5}})
-    assert claims.deciding.level == "text_config"
-    assert claims.deciding.default is True  # OPT's
+OWN = {"model_type": "tiewise", "base_model_type": "gpt2", "architectures": ["TiewiseGPT2LMHeadModel"]}
+# a config, the level that decides, whether that ties, and what else is said of the config or of that level
+CLAIMED = [
+    # a part without a type has the type its root expects, and one that is not there the default of its class: OPT's
+    ({"model_type": "blip-2", "text_config": {"vocab_size": 5}}, "text_config", True, {"default": True}),
+    ({"model_type": "blip-2"}, "text_config", True, {}),
+    # one true is enough where the root lifts
+    ({"model_type": "llava", FLAG: False, "text_config": {"model_type": "llama", FLAG: True}}, "text_config", True, {}),
+    ({"model_type": "t5", FLAG: False}, "", True, {"t5_like": True, "fixed": True}),
+    ({"model_type": "rembert", FLAG: True}, "", False, {"t5_like": False, "fixed": False}),
+    ({"model_type": "switch_transformers"}, "", True, {"t5_like": True}),
+    ({"model_type": "bart"}, "", True, {"t5_like": False}),
+    ({"model_type": "gpt2", "n_embd": 12, "vocab_size": 30}, "", True, {"hidden_size": 12, "vocab_size": 30}),
+    ({"model_type": "whisper", "d_model": 8}, "", True, {"hidden_size": 8}),
+    (OWN, "", True, {"known": True, "model_type": "gpt2"}),  # counts as its base
+    # an unknown family is asked where it speaks
+    ({"model_type": "nobody", "llm_config": {"vocab_size": 3, FLAG: True}}, "llm_config", True, {"known": False}),
+    ({"model_type": "nobody"}, "", None, {}),
+    (None, "", None, {}),
+]
 
 
-def test_a_deciding_level_that_is_not_written_counts_with_its_default():
-    claims = read_claims({"model_type": "blip-2"})
-    assert claims.deciding.level == "text_config"
-    assert claims.tied is True
-
-
-def test_one_true_is_enough_where_the_root_lifts():
-    record = {"model_type": "llava", FLAG: False, "text_config": {"model_type": "llama", FLAG: True}}
-    assert read_claims(record).deciding.level == "text_config"
-    assert read_claims(record).tied is True
-
-
-def test_t5_ties_whatever_the_flag_says_and_rembert_never():
-    t5 = read_claims({"model_type": "t5", FLAG: False})
-    assert (t5.tied, t5.t5_like, t5.fixed) == (True, True, True)
-    rembert = read_claims({"model_type": "rembert", FLAG: True})
-    assert (rembert.tied, rembert.t5_like, rembert.fixed) == (False, False, False)
-    assert read_claims({"model_type": "switch_transformers"}).t5_like
-    assert not read_claims({"model_type": "bart"}).t5_like
-
-
-def test_own_keys_of_sizes():
-    (claim,) = read_claims({"model_type": "gpt2", "n_embd": 12, "vocab_size": 30}).levels
-    assert (claim.hidden_size, claim.vocab_size) == (12, 30)
-    (claim,) = read_claims({"model_type": "whisper", "d_model": 8}).levels
-    assert claim.hidden_size == 8
-
-
-def test_this_packages_own_checkpoints_count_as_their_base():
-    record = {"model_type": "tiewise", "base_model_type": "gpt2", "architectures": ["TiewiseGPT2LMHeadModel"]}
+@pytest.mark.parametrize(("record", "level", "ties", "also"), CLAIMED)
+def test_what_is_claimed(record, level, ties, also):
     claims = read_claims(record)
-    assert (claims.levels[0].model_type, claims.known, claims.tied) == ("gpt2", True, True)
-
-
-def test_an_unknown_family_is_asked_where_it_speaks():
-    claims = read_claims({"model_type": "nobody", "llm_config": {"vocab_size": 3, FLAG: True}})
-    assert (claims.known, claims.deciding.level, claims.tied) == (False, "llm_config", True)
-    assert read_claims({"model_type": "nobody"}).tied is None
-    assert read_claims(None).tied is None
+    assert (claims.deciding.level, claims.tied) == (level, ties)
+    assert {key: (vars(claims) | vars(claims.deciding))[key] for key in also} == also
 
 
 @pytest.mark.parametrize("flag", ["true", 1, 0, [], {}, 1.5, None])
 def test_a_malformed_flag_is_absent_but_noticed(flag):
     (claim,) = read_claims({"model_type": "llama", FLAG: flag}).levels
-    assert claim.written is None
-    assert claim.malformed == str(flag)
-    (claim,) = read_claims({"model_type": "llama", FLAG: True}).levels
-    assert claim.malformed is None
+    assert (claim.written, claim.malformed) == (None, str(flag))
 
 
 VALUES = [None, True, 0, -1, 2**70, 1.5, float("nan"), "", "x" * 999, "\x1b[31m"]

@@ -1,11 +1,10 @@
 """Rule B023 on sources that transformers itself then runs: what the finding says happens, happens."""
 
 import pytest
-from tiny_checkpoints import D, V, llama
+from rule_runs import run
+from tiny_checkpoints import llama
 
-from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rule import rules
 from tiewise.checkpoint.rules_custom_code import MOST_BYTES, auto_map, read_code
 
 HEAD = """import torch
@@ -75,21 +74,16 @@ def written(path, code, tied=True, auto=AUTO, **config):
     return folder
 
 
-def findings(path):
-    facts = Facts(open_folder(path))
-    return list(rules()["B023"].check(facts))
-
-
-def classes(text):
-    """What the source defines: run here, where the test wrote it."""
+def loaded(path, text):
+    """The model of a source, which is run here, where the test wrote it."""
     space = {"__name__": "tiewise_tiny_source"}
     exec(compile(text, "modeling_tiny.py", "exec"), space)
-    return space["TinyConfig"], space["TinyForCausalLM"]
+    return space["TinyForCausalLM"].from_pretrained(path, config=space["TinyConfig"].from_pretrained(path))
 
 
-def loaded(path, text):
-    config, model = classes(text)
-    return model.from_pretrained(path, config=config.from_pretrained(path))
+def ties(path, text):
+    model = loaded(path, text)
+    return model.lm_head.weight is model.model.embed_tokens.weight
 
 
 MISNAMED = ("_tied_weight_keys", "_tie_weights_keys", "_dynamic_tied_weights_keys", "tied_weights_keys")
@@ -105,12 +99,11 @@ HEALTHY = {
 
 @pytest.mark.parametrize("case", HEALTHY)
 def test_healthy_code_is_silent(tmp_path, case):
-    assert findings(written(tmp_path, **HEALTHY[case])) == []
+    assert run("B023", written(tmp_path, **HEALTHY[case])) == []
 
 
 def test_healthy_code_loads_tied(tmp_path):
-    model = loaded(written(tmp_path, source()), source())
-    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert ties(written(tmp_path, source()), source())
 
 
 NO_KEYS = "object has no attribute 'keys'"
@@ -128,7 +121,7 @@ BROKEN = [
 @pytest.mark.parametrize(("text", "line", "evidence", "fix", "stops"), BROKEN)
 def test_what_does_not_tie_is_named_and_does_not(tmp_path, text, line, evidence, fix, stops):
     path = written(tmp_path, text)
-    (found,) = findings(path)
+    (found,) = run("B023", path)
     number = next(number for number, words in enumerate(text.splitlines(), 1) if line in words)
     assert (found.rule, found.severity, found.where) == ("B023", "error", f"modeling_tiny.py:{number}")
     assert evidence in found.evidence
@@ -137,14 +130,13 @@ def test_what_does_not_tie_is_named_and_does_not(tmp_path, text, line, evidence,
         with pytest.raises((AttributeError, TypeError), match=stops):
             loaded(path, text)
     else:
-        model = loaded(path, text)
-        assert model.lm_head.weight is not model.model.embed_tokens.weight
+        assert not ties(path, text)
 
 
 @pytest.mark.parametrize("text", [text for text, *_, stops in BROKEN if stops == NO_KEYS])
 def test_a_list_of_keys_in_an_untied_model_is_a_warning_and_cannot_be_saved(tmp_path, text):
     untied = written(tmp_path / "untied", text, tied=False)
-    assert [found.severity for found in findings(untied)] == ["warning"]
+    assert [found.severity for found in run("B023", untied)] == ["warning"]
     model = loaded(untied, text)
     with pytest.raises(AttributeError, match=NO_KEYS):
         model.save_pretrained(tmp_path / "out")
@@ -154,41 +146,33 @@ def test_keys_from_above_count(tmp_path):
     text = source("").replace("(TinyPreTrainedModel):\n\n    def __init__", "(Above):\n    def __init__")
     above = "from transformers import PreTrainedModel\nclass Above(PreTrainedModel):\n    " + RIGHT + "\n"
     assert "(Above)" in text
-    assert findings(written(tmp_path / "m", {"modeling_tiny.py": text, "above.py": above})) == []
-    assert findings(written(tmp_path / "n", text)) == []  # a class from elsewhere may bring them
+    assert run("B023", written(tmp_path / "m", {"modeling_tiny.py": text, "above.py": above})) == []
+    assert run("B023", written(tmp_path / "n", text)) == []  # a class from elsewhere may bring them
 
 
 def test_a_config_class_without_a_default(tmp_path):
     path = written(tmp_path / "m", source(), tie_word_embeddings=None)
-    (found,) = findings(path)
+    (found,) = run("B023", path)
     assert (found.severity, found.where) == ("warning", "modeling_tiny.py:5")
     assert "tie_word_embeddings=True among the arguments of TinyConfig" in found.repair
-    model = loaded(path, source())
-    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    assert not ties(path, source())
     declared = source(config="tie_word_embeddings=True, ").replace(
         "super().__init__(**kwargs)", "super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)"
     )
     path = written(tmp_path / "n", declared, tie_word_embeddings=None)
-    assert findings(path) == []
-    model = loaded(path, declared)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert run("B023", path) == []
+    assert ties(path, declared)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("class Config(:", "cannot be read as Python"),
-        ("Config = " + "-" * 200_000 + "1", "cannot be read as Python"),
-        ("Config = " + "(" * 5000, "cannot be read as Python"),
-        ("Config = " + "1+" * 100_000 + "1", "cannot be read as Python"),
-        ("Config = 1\0", "cannot be read as Python"),
-        (b"Config = '\xff\xfe'", "cannot be read as Python"),
-        ("# Config\n" + "#" * MOST_BYTES, "bytes"),
-    ],
-)
+NO_PYTHON = ["class Config(:", f"Config = {'-' * 200_000}1", f"Config = {'(' * 5000}", f"Config = {'1+' * 100_000}1"]
+NO_PYTHON += ["Config = 1\0", b"Config = '\xff\xfe'"]
+UNREAD = [*((text, "cannot be read as Python") for text in NO_PYTHON), ("# Config\n" + "#" * MOST_BYTES, "bytes")]
+
+
+@pytest.mark.parametrize(("text", "says"), UNREAD)
 def test_files_that_cannot_be_read(tmp_path, text, says):
     path = written(tmp_path / "m", {"modeling_tiny.py": source(), "other.py": text})
-    (found,) = findings(path)
+    (found,) = run("B023", path)
     assert (found.severity, found.where) == ("warning", "other.py")
     assert says in found.evidence
     assert "\n" not in found.evidence
@@ -197,7 +181,7 @@ def test_files_that_cannot_be_read(tmp_path, text, says):
 def test_code_is_never_run(tmp_path):
     mark = tmp_path / "ran"
     text = f"open({str(mark)!r}, 'w')\nclass Config: pass\n"
-    findings(written(tmp_path / "m", {"modeling_tiny.py": text, "__init__.py": text}))
+    run("B023", written(tmp_path / "m", {"modeling_tiny.py": text, "__init__.py": text}))
     assert not mark.exists()
 
 
@@ -215,14 +199,10 @@ def test_odd_auto_maps_name_nothing(entries):
     assert auto_map({"auto_map": entries}) == {}
 
 
-def test_the_sizes_of_the_source_are_those_of_the_checkpoint():
-    assert f"vocab_size={V}, hidden_size={D}" in HEAD
-
-
 def test_more_code_than_any_model_has_is_left_unread(tmp_path):
     chain = "".join(f"class C{i}(C{i + 1}): tie_weights = 1\n" for i in range(2200))
     files = {f"part{number}.py": chain.replace("C", f"C{number}_") for number in range(20)}
     path = written(tmp_path / "m", {"modeling_tiny.py": source()} | files)
-    found = findings(path)
-    assert all("more code than any model has" in finding.evidence for finding in found)
+    found = run("B023", path)
     assert found
+    assert all("more code than any model has" in finding.evidence for finding in found)

@@ -2,13 +2,11 @@
 
 import os
 import random
-import struct
-import tracemalloc
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hostile_child import HUGE, mutate_bytes
+from hostile_child import HUGE, memory_below, mutate_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_writer import graph, initialiser, model, node, number, piece, varint
@@ -17,7 +15,7 @@ from tiny_checkpoints import D, V, llama, table
 from tiewise.checkpoint import rules_onnx, table_scans
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rules_onnx import read_onnx
-from tiewise.checkpoint.stored import Reader, Stored
+from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_shared
 from tiewise.core.errors import CheckpointError
 
@@ -40,7 +38,7 @@ def made(*nodes, held=HELD, **ends):
 
 
 def found(audit):
-    return [(one.rule, one.severity, one.where) for one in audit.findings]
+    return [f"{one.rule} {one.severity} {one.where}" for one in audit.findings]
 
 
 def test_reads_the_graph_and_finds_both_ends(tmp_path):
@@ -50,14 +48,9 @@ def test_reads_the_graph_and_finds_both_ends(tmp_path):
     assert facts.nodes[0].inputs == ("embed", "input_ids")
     assert (facts.inputs, facts.outputs) == (("input_ids",), ("logits",))
     assert facts.filled == {"input_ids", "embed", "body", "head"}
-    assert {name: (one.dtype, one.shape) for name, one in facts.tensors.items()} == {
-        "embed": ("F32", (V, D)),
-        "body": ("F32", (D, D)),
-        "head": ("F32", (D, V)),
-    }
+    assert list(facts.tensors) == ["embed", "body", "head"]
     for name, values in (("embed", TABLE), ("body", BODY), ("head", OTHER.T)):
-        with Reader(facts.tensors[name]) as reader:
-            np.testing.assert_array_equal(reader.rows(), values)
+        np.testing.assert_array_equal(facts.tensors[name].read(), values, strict=True)
     audit = check(path)
     assert (audit.kind, found(audit), audit.tensors) == ("onnx", [], 3)
     assert [(part.role, part.tensor.name) for part in audit.parts] == [("input", "embed"), ("output", "head")]
@@ -94,8 +87,7 @@ def test_every_way_to_store_a_tensor(tmp_path):
         "scalar": ("F32", (), "m.onnx"),
     }
     for name, values in (("embed", half), ("unlengthed", half), ("packed", BODY), ("floats", BODY)):
-        with Reader(facts.tensors[name]) as reader:
-            np.testing.assert_array_equal(reader.rows(), values)
+        np.testing.assert_array_equal(facts.tensors[name].read(), values)
 
 
 def nested(name):
@@ -107,7 +99,7 @@ def nested(name):
 def test_a_graph_within_a_node(tmp_path):
     held = [initialiser("body", BODY), initialiser("head", TABLE.T), initialiser("yes", np.float32(1))]
     audit = check(written(tmp_path, model([nested("out")], held)))
-    assert found(audit) == [("B100", "warning", "head")]
+    assert found(audit) == ["B100 warning head"]
 
 
 POSITIONS = [node("Gather", ["wpe", "position_ids"], ["p"]), node("Gather", ["far", "steps"], ["q"])]
@@ -144,31 +136,11 @@ SAME = {"head": TABLE}
         (made(node("Gemm", ["x", "embed"], ["logits"])), None, [], ""),
         (model(FOUR_BITS, NIBBLES), None, [], ""),
         (made(*TWO, held=MIXED), None, [], ""),
-        (
-            made(HEAD, held=[*HELD, initialiser("head", TABLE.T)]),
-            None,
-            [("B100", "warning", "head")],
-            "768 bytes stored",
-        ),
-        (
-            made(*TURNED, held=[*HELD, initialiser("old", TABLE)]),
-            None,
-            [("B100", "warning", "old")],
-            "old repeats embed",
-        ),
-        (model(TWICE, BOTH), None, [("B100", "warning", "q")], "q repeats flat U8 [24, 4]: 96 bytes"),
-        (
-            made(*TWO, held=MIXED),
-            {},
-            [("B100", "warning", "q")],
-            "its source has one table, and the file has embed F32",
-        ),
-        (
-            made(*TURNED),
-            {"head": OTHER},
-            [("B100", "error", "embed")],
-            "serves both ends, and its source has two tables",
-        ),
+        (made(HEAD, held=[*HELD, initialiser("head", TABLE.T)]), None, ["B100 warning head"], "768 bytes stored"),
+        (made(*TURNED, held=[*HELD, initialiser("old", TABLE)]), None, ["B100 warning old"], "old repeats embed"),
+        (model(TWICE, BOTH), None, ["B100 warning q"], "q repeats flat U8 [24, 4]: 96 bytes"),
+        (made(*TWO, held=MIXED), {}, ["B100 warning q"], "its source has one table, and the file has embed F32"),
+        (made(*TURNED), {"head": OTHER}, ["B100 error embed"], "serves both ends, and its source has two tables"),
     ],
 )
 def test_a_shared_table_is_stored_once(tmp_path, data, source, said, words):
@@ -181,34 +153,22 @@ def test_a_shared_table_is_stored_once(tmp_path, data, source, said, words):
 
 
 NO_DATA = initialiser("head", dims=(D, V), kind=1)
-LEFT_OUT = {"inputs": ("input_ids", "lm_head.weight")}
 
 
 @pytest.mark.parametrize(
     ("data", "said", "words"),
     [
-        (
-            made(HEAD, held=[*HELD, NO_DATA]),
-            [("B101", "error", "head")],
-            "MatMul takes head, of which the file has no data",
-        ),
-        (
-            made(HEAD),
-            [("B101", "error", "head")],
-            "MatMul takes head, of which the file has no data",
-        ),
-        (
-            made(node("MatMul", ["x", "lm_head.weight"], ["logits"]), **LEFT_OUT),
-            [("B101", "error", "lm_head.weight")],
-            "takes lm_head.weight, of which the file has no data",
-        ),
-        (made(outputs=("x",)), [("B101", "info", "graph")], "no product has 24 columns: it ends at x"),
-        (made(outputs=("logits",)), [("B101", "error", "graph")], "it ends at logits"),
+        (made(HEAD, held=[*HELD, NO_DATA]), ["B101 error head"], "MatMul takes head, of which the file has no data"),
+        (made(HEAD), ["B101 error head"], "MatMul takes head, of which the file has no data"),
+        (made(node("MatMul", ["x", "lm_head.weight"], ["logits"]), inputs=("input_ids", "lm_head.weight")),
+         ["B101 error lm_head.weight"], "takes lm_head.weight, of which the file has no data"),
+        (made(outputs=("x",)), ["B101 info graph"], "no product has 24 columns: it ends at x"),
+        (made(outputs=("logits",)), ["B101 error graph"], "it ends at logits"),
         (made(HEAD, node("Add", ["x", "few"], ["y"]), held=SPLIT, sparse=["few"]), [], ""),
         (model([INNER], HELD, inputs=("h",), outputs=("x",)), [], ""),  # it begins behind the lookup
         (made(HEAD, node("Clip", ["logits", "", "body"], ["y"]), held=SPLIT), [], ""),  # an input left out
     ],
-)
+)  # fmt: skip
 def test_an_export_has_its_head(tmp_path, data, said, words):
     audit = check(written(tmp_path, data))
     assert found(audit) == said
@@ -228,6 +188,7 @@ def at(location, **where):
         (piece(7, b"") * 2, "it has 2 graphs"),
         (piece(7, b"\x0a\x7f"), "goes beyond its message"),
         (varint(7 << 3 | 2) + varint(HUGE), "goes beyond its message"),
+        (b"\x3a" + b"\xff" * 9 + b"\x7f" + b"\1" + b"\0" * 7, "goes beyond its message"),  # of more than 64 bits
         (made(held=HELD)[:-30], "goes beyond its message"),
         (made(held=[initialiser("embed", TABLE, dims=(V, D + 1))]), "has 768 bytes, and F32 [24, 9] needs 864"),
         (made(held=[initialiser("embed", TABLE, dims=(-1, D))]), "has the shape"),
@@ -254,13 +215,8 @@ def test_what_is_refused(tmp_path, data, says):
     (folder / "short").write_bytes(b"1234")
     (folder / "link").symlink_to("../secret")
     os.mkfifo(folder / "pipe")
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointError) as caught:
-            check(path)
-        assert tracemalloc.get_traced_memory()[1] < 2**21
-    finally:
-        tracemalloc.stop()
+    with memory_below(2**21), pytest.raises(CheckpointError) as caught:
+        check(path)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -318,8 +274,7 @@ def test_mutated_models_raise_nothing_else(tmp_path, count):
     outer = initialiser("embed", dims=(V, D), kind=1, at={"location": "m.data"})
     seeds = [model([LOOKUP, INNER, HEAD], [outer, NO_DATA]), model([nested("out")], [NO_DATA]), made(*TURNED)]
     path = tmp_path / "m.onnx"
-    tracemalloc.start()
-    try:
+    with memory_below(2**22):
         for _ in range(count):
             path.write_bytes(mutate_bytes(rng, rng.choice(seeds)))
             try:
@@ -328,16 +283,7 @@ def test_mutated_models_raise_nothing_else(tmp_path, count):
                 assert len(facts.copies) < 9
             except CheckpointError:
                 refused += 1
-        assert tracemalloc.get_traced_memory()[1] < 2**22
-    finally:
-        tracemalloc.stop()
     assert 0.3 * count < refused < count
-
-
-def test_a_length_of_protobuf_that_overflows(tmp_path):
-    """Ten bytes of seven bits are more than 64: the rest is dropped, as every reader of the format does."""
-    with pytest.raises(CheckpointError):
-        read_onnx(written(tmp_path, b"\x3a" + b"\xff" * 9 + b"\x7f" + struct.pack("<Q", 1)))
 
 
 @pytest.mark.slow
