@@ -67,18 +67,8 @@ def albert(layers=TRAINED, **settings):
 
 def open_albert(layers=TRAINED, sharing="all"):
     torch.manual_seed(0)
-    config = OpenAlbertConfig(
-        vocab_size=V,
-        embedding_size=8,
-        hidden_size=16,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=40,
-        initializer_range=0.3,
-        sharing=sharing,
-    )
-    return OpenAlbertForPreTraining(config)
+    sizes = _BERT | {"embedding_size": 8, "num_hidden_layers": layers, "initializer_range": 0.3}
+    return OpenAlbertForPreTraining(OpenAlbertConfig(**sizes, sharing=sharing))
 
 
 def decoder(name, layers=TRAINED, sharing="all", **settings):
@@ -113,10 +103,11 @@ def nll_by_window(found, model=None):
     return np.array(each)
 
 
-MODELS = {
+MODELS = {  # of so many applications
     "albert": albert,
     "albert, two in a group": lambda layers=TRAINED: albert(layers, inner_group_num=2),
     "open albert": open_albert,
+    "open albert, a block of two": lambda times=TRAINED: open_albert(2 * times, "all:cycle=2"),
     "llama": lambda layers=TRAINED: decoder("llama", layers),
     "gpt2": lambda layers=TRAINED: decoder("gpt2", layers),
 }
@@ -127,10 +118,10 @@ def test_n_applications_are_a_model_of_n_layers(name, folder):
     model = opened(MODELS[name](), folder)
     found, own = sweep(model), nll_by_window(model)
     nll, more, _ = found.curves
-    asked = "next" if name in ("llama", "gpt2") else "hidden"
+    asked = "hidden" if "albert" in name else "next"
     assert (nll.x, nll.mark) == (tuple(range(1, 25)), TRAINED)
     assert re.fullmatch(rf"nll of \d+ {asked} tokens in {COUNT} windows", found.notes[0])
-    assert "the layer" in found.answer
+    assert ("block of 2 layers" if "block of two" in name else "the layer") in found.answer
     assert found["nll as trained"].value == pytest.approx(own.mean(), rel=1e-12)
     seen = []
     for times in (1, 2, 4, 9):
@@ -144,23 +135,12 @@ def test_n_applications_are_a_model_of_n_layers(name, folder):
 
 
 def test_layers_that_see_a_part_of_the_text_in_turn_go_on_in_turn(folder):
-    sizes = {"sliding_window": 3, "attn_implementation": "eager"}
-    model = opened(decoder("gemma2", 2, **sizes), folder)
+    model = opened(decoder("gemma2", 2, sliding_window=3), folder)
     assert len(set(model.model.config.layer_types)) == 2
     nll = sweep(model).curves[0]
     for times in (1, 3, 4, 7):
-        each = nll_by_window(model, decoder("gemma2", times, **sizes))
+        each = nll_by_window(model, decoder("gemma2", times, sliding_window=3))
         assert nll.y[times - 1] == pytest.approx(each.mean(), rel=1e-9)
-
-
-def test_a_block_of_two_layers_is_applied_as_one(folder):
-    model = opened(open_albert(6, "all:cycle=2"), folder)
-    found = sweep(model)
-    assert "block of 2 layers" in found.answer
-    assert found.curves[0].mark == 3
-    assert found["nll as trained"].value == pytest.approx(nll_by_window(model).mean(), rel=1e-12)
-    deeper = nll_by_window(model, open_albert(10, "all:cycle=2"))
-    assert found.curves[0].y[4] == pytest.approx(deeper.mean(), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["albert", "llama"])

@@ -10,6 +10,7 @@ import pytest
 import torch.nn.functional as F
 import transformers as tr
 from safetensors.torch import load_file, save_file
+from tests.inspection.test_tables_over_seeds import compared, result
 from tests.training.conftest import prose
 
 from tiewise.core.errors import RunError
@@ -18,7 +19,7 @@ from tiewise.inspection.sections.gradients_over_training import found_of, gradie
 from tiewise.training.compare import Display, finish, start
 from tiewise.training.folder import folder_name
 from tiewise.training.kinds import decoder
-from tiewise.training.results import Comparison, CurvePoint, RunResult
+from tiewise.training.results import CurvePoint
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import TiewiseTrainer
 
@@ -105,18 +106,13 @@ def test_windows_cover_the_run_and_tenths_divide_it(trained):
         assert moved.high - moved.low > 0
 
 
-def runs(curves, steps=1, arm="tied"):
+def runs(curves):
     """Results with these curves, one per seed: [(step, a, b)] or [(step, a, b, cosine)]."""
-    rest = dict.fromkeys(("train_nll", "heldout_nll", "perplexity", "bits_per_byte"), 1.0)
-    rest |= dict.fromkeys(("tokens_per_second", "seconds", "init_std", "learning_rate"), 1.0)
-    rest |= {"predicted_initial_nll": 1.0, "initial_nll": 1.0, "bytes": 1, "total_parameters": 1}
-    return [
-        RunResult(
-            arm, seed, steps, frequency=[], parameters={}, **rest,
-            curve=[CurvePoint(n, n, path_a=a, path_b=b, cosine=c[0] if c else None) for n, a, b, *c in curve],
-        )
-        for seed, curve in enumerate(curves, 1)
-    ]  # fmt: skip
+    made = []
+    for seed, curve in enumerate(curves, 1):
+        points = [CurvePoint(n, n, path_a=a, path_b=b, cosine=c[0] if c else None) for n, a, b, *c in curve]
+        made.append(result("tied", seed, curve=points))
+    return made
 
 
 def test_ranges_count_windows_by_their_steps_and_say_which_steps_they_are():
@@ -144,9 +140,7 @@ def test_one_seed_and_one_tenth_have_no_interval_and_no_change():
 def test_a_folder_without_a_comparison_and_an_arm_without_paths_are_refused(tmp_path):
     with pytest.raises(RunError, match="cannot be read"):
         gradients_over_training_of(tmp_path, "tied")
-    shown = {"version": "0", "command": "", "demo": False, "setting": {}, "data": {}, "env": {}}
-    made = Comparison(arms=["tied"], seeds=[1], reference="tied", runs=runs([[(1, None, None)]]), **shown)
-    (tmp_path / "results.json").write_text(json.dumps(made.record()))
+    (tmp_path / "results.json").write_text(json.dumps(compared(runs([[(1, None, None)]])).record()))
     with pytest.raises(NotHere, match="tied measured no gradients by path"):
         gradients_over_training_of(tmp_path, "tied")
 

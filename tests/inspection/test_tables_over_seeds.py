@@ -33,17 +33,22 @@ def trained(common, noise, *seed):
     return common @ turn + noise * gaussian(*seed, 2)
 
 
-def result(arm, seed, nll):
-    named = {"arm": arm, "seed": seed, "heldout_nll": nll, "frequency": [], "parameters": {"body": 1}}
-    whole = dict.fromkeys(("steps", "total_parameters", "bytes"), 1)
-    needed = [
-        field.name for field in fields(RunResult) if field.default is MISSING and field.default_factory is MISSING
-    ]
-    return RunResult(**dict.fromkeys(needed, 1.0) | whole | named)
+def compared(runs):
+    """A comparison of these runs."""
+    meta = {"version": "0", "command": "c", "demo": False, "setting": {}, "data": {}, "env": {}}
+    arms, seeds = (list(dict.fromkeys(getattr(run, name) for run in runs)) for name in ("arm", "seed"))
+    return Comparison(arms=arms, seeds=sorted(seeds), reference=arms[0], runs=runs, **meta)
 
 
-def measured(run, settings):
-    return over_seeds(run, settings, Bench.training_counts)
+def result(arm, seed, **known):
+    """A run of which nothing else is of interest."""
+    needed = [one.name for one in fields(RunResult) if one.default is MISSING and one.default_factory is MISSING]
+    named = {"arm": arm, "seed": seed, "frequency": [], "parameters": {"body": 1}}
+    return RunResult(**dict.fromkeys(needed, 1) | named | known)
+
+
+def measured(run):
+    return over_seeds(run, QUICK, Bench.training_counts)
 
 
 def write_text(folder, counts):
@@ -59,15 +64,13 @@ def write_text(folder, counts):
 def write_run(where, models, diverged=(), counts=(1, 2, 5, 9) * (ROWS // 4)):
     """Write the folder of a finished comparison: {arm: {seed: tables}}."""
     write_text(where / "data", counts)
-    seeds = sorted({seed for found in models.values() for seed in found})
+    runs = []
     for arm, found in models.items():
         for seed, tables in found.items():
             llama(where / folder_name(arm) / f"seed-{seed}" / "final", *(table.astype(np.float32) for table in tables))
-    runs = [result(arm, s, math.nan if (arm, s) in diverged else 4.0) for arm, found in models.items() for s in found]
-    meta = {"version": "0", "command": "c", "demo": False, "setting": {}, "data": {}, "env": {}}
-    comparison = Comparison(arms=list(models), seeds=seeds, reference=next(iter(models)), runs=runs, **meta)
+            runs.append(result(arm, seed, heldout_nll=math.nan if (arm, seed) in diverged else 4.0))
     (where / "run.yaml").write_text("")
-    write_json(where / "results.json", comparison.record())
+    write_json(where / "results.json", compared(runs).record())
     return where
 
 
@@ -84,7 +87,7 @@ def planted(seeds, share=1.0, noise=(2.0, 0.5, 0.5)):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """A comparison of three seeds."""
-    return measured(write_run(tmp_path_factory.mktemp("three") / "run", planted((1, 2, 3))), QUICK)
+    return measured(write_run(tmp_path_factory.mktemp("three") / "run", planted((1, 2, 3))))
 
 
 def test_the_answer_of_every_measure_is_the_planted_one(found):
@@ -128,7 +131,7 @@ def interval(whole, without):
 
 def test_of_different_seeds_a_seed_is_left_out_with_all_its_pairs(tmp_path):
     seeds = (1, 2, 3)
-    found = measured(write_run(tmp_path / "run", planted(seeds, share=0.7)), QUICK)
+    found = measured(write_run(tmp_path / "run", planted(seeds, share=0.7)))
     own = [found.again[AGAIN.format(*of), CKA] for of in (("tied", "table"), ("untied", "output"))]
     for pairs in own:
         assert [pair[:2] for pair in pairs] == [(1, 2), (1, 3), (2, 3)]
@@ -153,7 +156,7 @@ def test_corrected_cka_does_not_depend_on_how_noisy_a_table_is(tmp_path, share):
     """CKA of two Gaussian parts of which one has the share s of the other is s² (and little by chance)."""
     for number, noise in enumerate(((2.0, 0.3, 0.3), (0.3, 2.0, 1.5))):
         run = write_run(tmp_path / str(number), planted((1, 2, 3), share, noise))
-        lean = measured(str(run), QUICK).leaning("tied", CKA)
+        lean = measured(str(run)).leaning("tied", CKA)
         assert lean.corrected["output"].value == pytest.approx(share**2, abs=0.06)
         assert abs(lean.corrected["input"].value) < 0.06
     assert lean.output.value < 0.5 * share**2  # what it corrects is there
@@ -165,7 +168,7 @@ def test_a_shared_start_leads_pairs_of_one_seed_astray_and_no_others(tmp_path):
         start = 3 * gaussian(seed, 9)
         models["untied"][seed][0] += start
         models["tied"][seed][0] += start
-    found = measured(write_run(tmp_path / "run", models), QUICK)
+    found = measured(write_run(tmp_path / "run", models))
     assert toward(found.leaning("tied", "orthogonal", SAME_SEED).difference) == "input"
     assert found.leaning("tied", "orthogonal", SAME_SEED).input.value > 0.5
     assert abs(found.leaning("tied", "orthogonal").input.value) < 0.1
@@ -198,7 +201,7 @@ def test_what_is_only_frequency_is_told_apart(tmp_path):
     """Tied and output share a curve in frequency and no more: all there is of it in CKA, nothing of it without."""
     counts = zipf()
     models = with_frequency(planted((1, 2, 3), share=0.0, noise=(0.5, 0.5, 0.5)), counts)
-    found = measured(write_run(tmp_path / "run", models, counts=counts), QUICK)
+    found = measured(write_run(tmp_path / "run", models, counts=counts))
     assert found.counted == counts.sum()
     whole, line, curve = (found.leaning("tied", measure) for measure in (CKA, CKA_LINE, CKA_CURVE))
     assert whole.corrected["output"].value > 0.95
@@ -219,13 +222,13 @@ def test_what_is_more_than_frequency_stays_and_a_run_without_its_text_gives_the_
     counts = zipf()
     models = with_frequency(planted((1, 2, 3), share=0.7, noise=(0.5, 0.5, 0.5)), counts)
     run = write_run(tmp_path / "run", models, counts=counts)
-    curve = measured(run, QUICK).leaning("tied", CKA_CURVE)
+    curve = measured(run).leaning("tied", CKA_CURVE)
     assert curve.corrected["output"].value == pytest.approx(0.49, abs=0.06)
     assert toward(curve.corrected["difference"]) == "output"
     apart = curve.corrected["output"].value - curve.corrected["input"].value
     assert curve.corrected["difference"].value == pytest.approx(apart, abs=1e-12)
     (run / "data" / "data.json").unlink()
-    found = measured(run, QUICK)
+    found = measured(run)
     assert found.counted is None
     assert "difference" in found.leaning("tied", CKA).corrected
     assert found.leaning("tied", CKA_CURVE) is None
@@ -233,11 +236,11 @@ def test_what_is_more_than_frequency_stays_and_a_run_without_its_text_gives_the_
 
 
 def test_one_seed_gives_no_answer_and_two_give_one_without_an_interval(tmp_path):
-    one = measured(write_run(tmp_path / "one", planted((1,))), QUICK)
+    one = measured(write_run(tmp_path / "one", planted((1,))))
     assert {x.seeds for x in one.leanings} == {SAME_SEED}
     assert {toward(x.difference) for x in one.leanings} == {"not known"}
     assert [what for what, measure in one.again if measure == "linear"] == [ONE_MODEL.format("untied")]
-    two = measured(write_run(tmp_path / "two", planted((1, 2))), QUICK)
+    two = measured(write_run(tmp_path / "two", planted((1, 2))))
     assert two.leaning("tied", "orthogonal").difference.rows == 2
     assert math.isnan(two.leaning("tied", "orthogonal").difference.low)  # both pairs are of the same two seeds
     assert toward(two.leaning("tied", "orthogonal").difference) == "not known"
@@ -248,7 +251,7 @@ def test_diverged_and_unfinished_models_are_left_out_and_named(tmp_path):
     models = planted((1, 2, 3))
     run = write_run(tmp_path / "run", models, diverged=[("tied", 2)])
     (run / "untied" / "seed-3" / "final").rename(run / "untied" / "seed-3" / "elsewhere")
-    found = measured(run, QUICK)
+    found = measured(run)
     assert found.left_out == ("untied, seed 3: not finished", "tied, seed 2: diverged")
     assert found.seeds == (1, 2)
     assert {x.seeds for x in found.leanings} == {SAME_SEED}
@@ -259,6 +262,6 @@ def test_a_run_without_both_kinds_of_arm_is_one_line(tmp_path):
     for arm, kind in (("tied", "two tables"), ("untied", "one table")):
         run = write_run(tmp_path / arm, {arm: models[arm]})
         with pytest.raises(RunError, match=f"no finished arm with {kind}; compare at least tied and untied"):
-            over_seeds(run, QUICK, Bench.training_counts)
+            measured(run)
     with pytest.raises(RunError, match=r"results\.json cannot be read"):
-        over_seeds(tmp_path, QUICK, Bench.training_counts)
+        measured(tmp_path)

@@ -156,7 +156,7 @@ def _states(calls: list[LayerCall], block: Repeat) -> Iterator[Tensor]:
     """Yield what each application of the block writes: the model's own, and then further ones without end.
 
     A call after the last stands for the first again: where layers differ in their masks (some see a part of the text
-    only), these go on in turn, as in a deeper model.
+    only), these go on in turn, as in a deeper model if the layers are a whole number of turns.
     """
     yield from (call.wrote for call in calls[block.period - 1 :: block.period])
     state = calls[-1].wrote
