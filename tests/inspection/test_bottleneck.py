@@ -5,25 +5,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.boundary.tiny_models import V, build
-from tests.internals.test_two_paths import logits_of, opened, text
+from tests.internals.test_two_paths import asked, logits_of, opened, text
 
 from tiewise import install
 from tiewise.boundary.locate import locate
 from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.sections.bottleneck import bottleneck_of
 from tiewise.internals.loaded import Opened
-from tiewise.internals.two_paths import TextLoss
 
 SHARE = "share of the squared gradient"
 
 
 def explicit(model, windows):
     """(‖P g‖², ‖g‖², target) of every predicted token; P [V, V] by the pseudo-inverse of the head."""
-    ids, seen, made = torch.from_numpy(windows), [], []
-    spy = model.model.register_forward_pre_hook(lambda m, a, kw: seen.append(kw.get("input_ids")), with_kwargs=True)
-    loss = TextLoss(model, windows)
-    loss.total(torch.arange(len(windows)))
-    spy.remove()
+    made, (loss, masked) = [], asked(model, windows)
 
     def keep(module, inputs, output):
         output.retain_grad()
@@ -31,7 +26,7 @@ def explicit(model, windows):
 
     head = model.ends.head
     with head.register_forward_hook(keep):
-        logits, targets = logits_of(model.model, loss.kind, ids, seen[-1])
+        logits, targets = logits_of(model.model, loss.kind, torch.from_numpy(windows), masked)
     F.cross_entropy(logits, targets, reduction="sum").backward()
     model.model.zero_grad()
     gradient = made[0].grad.flatten(0, -2)

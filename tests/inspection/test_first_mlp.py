@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax
-from tests.internals.one_layer_models import E, V, one_layer
+from tests.internals.one_layer_models import SETTINGS, SIZES, E, V, one_layer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -159,9 +159,7 @@ def test_deeper_layers_and_attention_say_nothing(tmp_path):
 )
 def test_other_models_are_refused_with_the_reason(family, settings, reason):
     config = AutoConfig.for_model(family)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": V, "pad_token_id": 0}
-    more = {"intermediate_size": 24, "num_key_value_heads": 2, "word_embed_proj_dim": 16, "ffn_dim": 24}
-    for key, value in {**sizes, **more, **settings}.items():
+    for key, value in (SIZES | SETTINGS["opt"] | settings).items():
         setattr(config, key, value)
     with pytest.raises(InstallError, match=reason):
         first_block(AutoModelForCausalLM.from_config(config))

@@ -12,21 +12,8 @@ from tests.inspection.tiny_folders import write_model
 from tiewise.core.errors import CheckpointError, DataError, RunError, heard, progress
 from tiewise.core.found import ONE, Found, Quantity
 from tiewise.inspection import inspection, sections
-from tiewise.inspection.bench import Effort, Request
-from tiewise.inspection.inspection import (
-    NO_VERDICT,
-    NotHere,
-    Section,
-    checked,
-    inspect,
-    inspected,
-    labels,
-    pairs_of,
-    subjects_of,
-)
-from tiewise.inspection.inspection import (
-    sections as every_section,
-)
+from tiewise.inspection.bench import Effort, NotHere, Request, Section
+from tiewise.inspection.inspection import checked, inspect, inspected, labels, pairs_of, subjects_of
 from tiewise.report.faces import inspection_view
 from tiewise.report.figures import inspection_page
 
@@ -76,7 +63,7 @@ def test_every_measure_of_every_subject_or_the_reason(subjects):
 def test_its_repr_is_a_summary(subjects):
     assert repr(inspected(subjects, Request(), MEASURES)) == (
         "Inspection of a, b\n"
-        f"  evidence: {NO_VERDICT}\n"
+        f"  evidence: {inspection.NO_VERDICT}\n"
         "  rows: a: 1 rows; b: 2 rows\n"
         "  refused: none: a is refused; take another; b is refused; take another\n"
         "  two: none: needs two models; give a second one\n"
@@ -194,7 +181,7 @@ def squareness(subject, bench):
 
 
 def test_every_file_of_the_folder_is_one_section_with_a_question_and_a_place():
-    found = every_section()
+    found = inspection.sections()
     assert {one.name for one in found} == set(inspection.SECTIONS) == set(inspection.NAMES)
     assert all(one.asks.endswith("?") for one in found)
     assert [one.place for one in found] == sorted({one.place for one in found})

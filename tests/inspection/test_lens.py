@@ -5,54 +5,34 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.special import log_softmax
 from scipy.stats import t
 from tests.boundary.tiny_models import V, build
-from torch import nn
+from tests.internals.test_repeats import Affine, opened
 
-from tiewise.boundary.locate import locate
 from tiewise.core.errors import DataError, UnsupportedError, heard
 from tiewise.inspection.sections.lens import lens_of
 from tiewise.internals import stack as stacks
-from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import find_stack
 
 WIDTH = 16
-
-
-def opened(model):
-    return Opened(None, model.eval(), locate(model))
 
 
 def texts(count=24, length=12, seed=1):
     return np.random.default_rng(seed).integers(3, V, (count, length))
 
 
-def log_softmax(logits):
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-
-
 def final_logs(model, ids):
     """Log-probabilities [n, T - 1, V] in fp64, by transformers alone."""
     with torch.no_grad():
-        return log_softmax(model(torch.as_tensor(ids)).logits.double().numpy())[:, :-1]
-
-
-class Rotation(nn.Module):
-    """A layer that turns the residual stream."""
-
-    def __init__(self, seed=0):
-        super().__init__()
-        turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(WIDTH, WIDTH)))[0]
-        self.turn = nn.Parameter(torch.tensor(turn, dtype=torch.float32))
-
-    def forward(self, states, *_, **__):
-        return states @ self.turn
+        return log_softmax(model(torch.as_tensor(ids)).logits.double().numpy(), axis=-1)[:, :-1]
 
 
 def rotated():
+    """A model whose last layer turns the residual stream."""
     model = build("llama")
-    model.model.layers[1] = Rotation()
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)))[0]
+    model.model.layers[1] = Affine(turn.T, np.zeros(WIDTH))
     return model
 
 
@@ -107,7 +87,8 @@ def test_the_logit_lens_equals_the_dense_computation():
     distance, choice = (curves(found, name)["logit lens"] for name in ("How far", "already name"))
     for depth, state in enumerate(states[:-1]):
         h = state.double().numpy()[:, :-1]
-        lens = log_softmax(gain * h / np.sqrt((h**2).mean(-1, keepdims=True) + model.config.rms_norm_eps) @ table.T)
+        normed = gain * h / np.sqrt((h**2).mean(-1, keepdims=True) + model.config.rms_norm_eps)
+        lens = log_softmax(normed @ table.T, axis=-1)
         apart_by = (np.exp(final) * (final - lens)).sum(-1).mean(-1)
         nll = -np.take_along_axis(lens, apart[:, 1:, None], -1)[..., 0]
         half = t.ppf(0.975, 4) * apart_by.std(ddof=1) / math.sqrt(5)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from tests.boundary.tiny_models import build
-from tests.internals.test_two_paths import KINDS, logits_of, opened, text
+from tests.internals.test_two_paths import asked, logits_of, opened, text
 
 from tiewise.inspection.sections.precision import int8_by_row, precision_of, q4_0
-from tiewise.internals.two_paths import TextLoss
 
 
 def by_row(table):
@@ -52,12 +51,9 @@ def test_both_formats_value_by_value(width):
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "opt_350m", "bart", "bert"])
 def test_kl_and_loss_of_a_dense_fp64_model_with_other_tables(name, tied, tmp_path):
     model, windows = opened(build(name, tied=tied), tmp_path), text(6)
-    seen, ids = [], torch.from_numpy(windows)
-    spy = model.model.register_forward_pre_hook(lambda m, a, kw: seen.append(kw.get("input_ids")), with_kwargs=True)
-    TextLoss(model, windows).total(torch.arange(6))
-    spy.remove()
+    loss, masked = asked(model, windows)
 
-    def asked(table, head):
+    def with_tables(table, head):
         other = copy.deepcopy(model.model)
         lookups = [m for m in other.modules() if isinstance(m, torch.nn.Embedding)]
         source = model.ends.source.weight
@@ -67,16 +63,16 @@ def test_kl_and_loss_of_a_dense_fp64_model_with_other_tables(name, tied, tmp_pat
                 mine.weight = torch.nn.Parameter(table)
         other.get_output_embeddings().weight = torch.nn.Parameter(head)
         with torch.no_grad():
-            logits, targets = logits_of(other, KINDS.get(name, "next token"), ids, seen[-1])
+            logits, targets = logits_of(other, loss.kind, torch.from_numpy(windows), masked)
         return logits.log_softmax(-1), targets
 
     table, head = model.ends.source.weight.detach(), model.ends.head.weight.detach()
-    base, targets = asked(table, head)
+    base, targets = with_tables(table, head)
     found = precision_of(model, windows)
     for bits, by_hand in ((8, by_row), (4, by_block)):
         a, b = (torch.from_numpy(by_hand(x.numpy())) for x in (table, head))
         for end, ends in {"lookup": (a, head), "head": (table, b), "both": (a, b)}.items():
-            other, _ = asked(*ends)
+            other, _ = with_tables(*ends)
             kl = (base.exp() * (base - other)).sum(-1).mean()
             assert found[f"{end}, {bits} bits"].value == pytest.approx(float(kl), rel=1e-9, abs=1e-14)
             more = (base - other).gather(1, targets[:, None]).mean()

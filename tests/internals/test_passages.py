@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.boundary.tiny_models import _LLAMA
 from tests.inspection.tiny_folders import write_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.data.tokenizer import make_tokenizer
@@ -22,23 +23,12 @@ def text():
     return " ".join(draw.choice(WORDS.split(), 3000))
 
 
-def model(path, text, tokens, seed=0, positions=64):
+def model(path, text, tokens, seed=0):
     """A small Llama with a tokenizer that was trained on the text."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     tokenizer = make_tokenizer(f"bpe:{tokens}", lambda: iter([text]))
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=positions,
-        initializer_range=0.5,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    sizes = _LLAMA | {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.5}
+    config = LlamaConfig(**sizes | {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id})
     LlamaForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
@@ -66,10 +56,8 @@ def test_passages_are_parts_of_the_text_evenly_apart(text, monkeypatch):
 def test_nats_are_those_of_one_passage_after_the_other(folders, text):
     parts = passages([text])[:12]
     found = passage_nats(folders[1], parts)
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(folders[1]).double(),
-        AutoTokenizer.from_pretrained(folders[1]),
-    )
+    model = AutoModelForCausalLM.from_pretrained(folders[1]).double()
+    tokenizer = AutoTokenizer.from_pretrained(folders[1])
     for part, nats in zip(parts, found, strict=True):
         ids = tokenizer(part, add_special_tokens=False).input_ids
         assert len(ids) > 63  # several windows, for the model has 64 positions

@@ -53,14 +53,19 @@ def logits_of(model, kind, ids, masked):
     return model(first, decoder_input_ids=torch.cat([start, second[:, :-1]], 1)).logits.flatten(0, 1), second.flatten()
 
 
+def asked(found, windows):
+    """(the loss of windows, the ids that the model is given for it)."""
+    seen, loss = [], TextLoss(found, windows)
+    spy = found.model.register_forward_pre_hook(lambda m, a, kw: seen.append(kw.get("input_ids")), with_kwargs=True)
+    loss.total(torch.arange(len(windows)))
+    spy.remove()
+    return loss, seen[-1]
+
+
 def by_hand(found, windows):
     """(gradient of the undivided table by plain autograd, the head's part as Σ ∂L/∂logit · hidden, the loss)."""
     model, ends = found.model, found.ends
-    ids, seen, kept = torch.from_numpy(windows), [], {}
-    loss = TextLoss(found, windows)
-    spy = model.register_forward_pre_hook(lambda m, a, kw: seen.append(kw.get("input_ids")), with_kwargs=True)
-    loss.total(torch.arange(len(windows)))
-    spy.remove()
+    kept, (loss, masked) = {}, asked(found, windows)
 
     def keep(module, inputs, output):
         output.retain_grad()
@@ -68,7 +73,7 @@ def by_hand(found, windows):
 
     hook = ends.head.register_forward_hook(keep)
     model.zero_grad()
-    nll = F.cross_entropy(*logits_of(model, loss.kind, ids, seen[-1]))
+    nll = F.cross_entropy(*logits_of(model, loss.kind, torch.from_numpy(windows), masked))
     nll.backward()
     hook.remove()
     hidden, slope = kept["in"].detach().flatten(0, -2), kept["out"].grad.flatten(0, -2)
