@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from rewrite_models import config_of, saved, tensors
 from safetensors.torch import save_file
 from tests.checkpoint.tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint, written
+from trimmed_words import BYTES
 
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite import dedupe, densify, factor, repair, resize, tie, untie
+from tiewise.rewrite import dedupe, densify, factor, repair, resize, tie, trim, untie
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OUT, IN = "lm_head.out_map.weight", "model.embed_tokens.in_map.weight"
@@ -74,8 +76,62 @@ QUANTISED = [
 ]
 
 
+# what `trim` is told, how its source is written, what is said
+PLAIN = {"vocab": {"a": 0, "b": 1, "ab": 2, "c": 3}, "merges": [["a", "b"]], "type": "BPE"}
+ROWS = {"rows": 4, "config": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 3}}
+
+
+def model(**parts):
+    """A folder whose tokenizer has a model of these parts."""
+    return ROWS | {"tokenizer": bpe_tokenizer() | {"model": PLAIN | parts}}
+
+
+SIZE = {"size": 3}
+FALLBACK = {byte: number for number, byte in enumerate([*BYTES, "a", "<0x41>a"])}
+NO_TRIM = [
+    (SIZE, lambda path: llama(path, **model()) / "model.safetensors", "no folder with config"),
+    ({}, model(), "nothing says which tokens stay"),
+    ({"size": 4}, model(), "size is 4, of 4 rows; choose 3, which must stay, up to 3"),
+    ({"size": 2}, model(), "choose 3, which must stay"),
+    ({"size": 0}, model(), "size is 0"),
+    ({"text": "text.txt"}, model(), "all 4 tokens would stay; give a smaller text, or a size"),
+    ({"text": "missing"}, model(), "missing: no file of text; check the path"),
+    ({"text": "."}, model(), "no file of text"),
+    ({"text": "latin.txt"}, model(), "not UTF-8 text"),
+    ({"keep": "missing"}, model(), "no such file"),
+    ({"keep": "wrong.txt"}, model(), "'zebra' is no token of this tokenizer; write a token on each line"),
+    ({"keep": "ids.txt"}, model(), "'77' is no token of this tokenizer"),
+    ({"keep": "empty.txt"}, model(), "empty.txt: empty; write a token"),
+    ({"keep": "latin.txt"}, model(), "not UTF-8 text"),
+    (SIZE, ROWS, "no tokenizer.json in it; save it with AutoTokenizer"),
+    (SIZE, ROWS | {"tokenizer": {"model": 3}}, "no tokenizer ("),
+    (SIZE, model(type="WordLevel", unk_token="a"), "its model is WordLevel"),
+    (SIZE, model(dropout=0.1), "its BPE has a dropout"),
+    (SIZE, model(end_of_word_suffix="</w>"), "its BPE has a end_of_word_suffix"),
+    (
+        SIZE,
+        model(vocab={"a": 0, "b": 1, "ab": 2, "": 3}, merges=[["", "a"]]),
+        "merge 0 joins '' and 'a'; nothing is proved",
+    ),
+    (
+        SIZE,
+        ROWS | {"rows": 300} | model(vocab=FALLBACK, merges=[["<0x41>", "a"]], byte_fallback=True),
+        "merge 0 joins '<0x41>' and 'a'",
+    ),
+    (SIZE, model(vocab={"a": 0, "b": 0, "ab": 2}), "the library gives its tokens other ids"),
+    (SIZE, model(vocab={"a": 0, "b": 1, "ab": 9}), "names token 9, and its tables have 4 rows; tiewise resize"),
+    (SIZE, model() | {"config": {"eos_token_id": 4}}, "names token 4, and its tables have 4 rows"),
+    (SIZE, model() | {"files": {"generation_config.json": [1]}}, "generation_config.json: no JSON object"),
+    (SIZE, model() | {"files": {"vocab.json": {"a": 1}}}, "vocab.json: it gives 'a' another id than tokenizer.json"),
+    (SIZE, model() | {"tied": False, "head": table(5)}, "5 rows, not 4"),
+    (SIZE, model() | {"tensors": {"model.embed_tokens.weight": np.ones((4, 8), np.int8)}}, "is quantised"),
+    (SIZE, model() | {"tensors": {"model.extra_embed.weight": table(4)}}, "has 4 rows too, and plays no part"),
+]
+
+
 # what is done, how its source is written, what is said
 REFUSED = [
+    *((partial(trim, **options), how, says) for options, how, says in NO_TRIM),
     *((verb, {}, "nothing to") for verb in (tie, dedupe)),
     (untie, UNTIED, "nothing to"),
     (repair, {}, "finds nothing wrong"),
@@ -83,15 +139,11 @@ REFUSED = [
     *((verb, of({"a.weight": table(3, 3)}), "no input table") for verb in ASIDE),
     *((verb, gguf, "GGUF file is not rewritten") for verb in ASIDE),
     *((verb, how, says) for verb in (*ASIDE, TO_ROWS) for says, how in QUANTISED),
-    (tie, UNTIED, "24 of 24 rows differ"),
-    (tie, UNTIED, "--keep input, output or mean"),
-    (dedupe, UNTIED, "differ: 24 of 24 rows"),
-    (dedupe, UNTIED, "tiewise tie --keep"),
+    (tie, UNTIED, "24 of 24 rows differ, by 1.4 times their length; choose with --keep input, output or mean"),
+    (dedupe, UNTIED, "24 of 24 rows differ, by 1.4 times their length; nothing is stored twice; tiewise tie --keep"),
     (partial(tie, keep="both"), UNTIED, "keep is both; choose one of input, output, mean"),
-    (untie, t5, "always ties"),
-    (untie, t5, "do not scale before the head"),
-    (partial(tie, keep="input"), t5_v11, "'scale before the head', which is now off"),
-    (partial(tie, keep="input"), t5_v11, "--force"),
+    (untie, t5, "this family always ties, and reads the flag false as 'do not scale before the head'"),
+    (partial(tie, keep="input"), t5_v11, "'scale before the head', which is now off; keep it as it is; --force"),
     # every row points the same way, and is longer than the largest number of fp16
     (TO_RANK, WIDE | {"tensors": {TABLE: np.full((40, 12), 60_000, np.float16)}}, "too long for one of rank 3 in F16"),
     (TO_RANK, WIDE | {"tensors": {TABLE: np.full((40, 12), 1e200)}}, "too large"),
@@ -107,7 +159,6 @@ REFUSED = [
         (partial(resize, **options), SHORT, says)
         for options, says in (
             ({"vocab": 24}, "has 24 rows already"),
-            ({"multiple_of": 8}, "has 24 rows already"),
             ({"vocab": 20}, "20 tokens are fewer than its 24 rows"),
             ({"vocab": 19, "shrink": True}, "name token 19"),
             ({"tokenizer": "words/shorter", "shrink": True}, "name token 19"),
@@ -117,10 +168,10 @@ REFUSED = [
             ({"tokenizer": "words/broken"}, "not readable as JSON"),
             ({"vocab": 30, "tokenizer": "words/shorter"}, "both say"),
             ({}, "nothing says how many"),
-            ({"shrink": True}, "nothing says how many"),
             ({"vocab": 0}, "vocab is 0"),
             ({"multiple_of": -8}, "multiple_of is -8"),
             ({"vocab": 30, "seed": -1}, "seed is -1"),
+            ({"vocab": 30, "rows": "none"}, "rows are 'none'; choose drawn or zero"),
         )
     ),
     (TO_ROWS, UNTIED | {"head": table(26, 8)}, "26 rows, not 24"),
@@ -140,7 +191,6 @@ REFUSED = [
         (densify, changed(values=values), says)
         for values, says in (
             ({IN: None}, "does not have the maps"),
-            ({IN: None, OUT: None}, "does not have the maps"),
             ({OUT: torch.ones(3, 12)}, "out_map.weight is F32"),
             ({IN: torch.ones(12, 5)}, "in_map.weight is F32"),
             ({IN: torch.ones(12)}, "in_map.weight is F32"),
@@ -155,6 +205,9 @@ REFUSED = [
 @pytest.mark.parametrize(("verb", "how", "says"), REFUSED)
 def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path, monkeypatch, verb, how, says):
     monkeypatch.chdir(tmp_path)
+    texts = {"text.txt": b"ab c a b", "wrong.txt": b"ab\nzebra\n", "ids.txt": b"1\n77", "empty.txt": b"\n"}
+    for name, data in (texts | {"latin.txt": b"caf\xe9"}).items():
+        Path(name).write_bytes(data)
     for name, text in {"shorter": json.dumps(bpe_tokenizer(10)), "broken": "{"}.items():
         (tmp_path / "words" / name).mkdir(parents=True)
         (tmp_path / "words" / name / "tokenizer.json").write_text(text)
@@ -163,4 +216,18 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path, monkeypatch, v
     with pytest.raises(CheckpointError) as refused:
         verb(source, tmp_path / "b")
     assert says in str(refused.value)
+    assert refused.value.fix
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_config_without_bottom(tmp_path):
+    path = llama(tmp_path / "a", **model())
+    (path / "generation_config.json").write_text('{"bad_words_ids": ' + "[" * 980 + "1" + "]" * 980 + "}")
+    with pytest.raises(CheckpointError, match=r"nested deeper|not readable"):
+        trim(path, tmp_path / "b", **SIZE)
+
+
+def test_a_trim_without_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr("tiewise.rewrite.tokenizer_file.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match="needs the tokenizers library; pip install"):
+        trim(llama(tmp_path / "a", **model()), tmp_path / "b", **SIZE)

@@ -1,8 +1,12 @@
 """`trim`: kept rows bit for bit, kept text cut as before, and transformers loading the result."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -340,6 +344,26 @@ def test_trimmed_twice_is_trimmed_once(tmp_path):
     operations = json.loads((tmp_path / "c/tiewise.json").read_text())["operations"]
     assert len(operations) == 2
     assert "tokenizer.json" in operations[0]["source"]["sha256"]
+
+
+# damaged
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 40), pytest.param(1000, 3000, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_damaged_tokenizers(tmp_path, first, count):
+    here = Path(__file__).parents
+    paths = [*sys.path, str(here[0]), str(here[1] / "checkpoint")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, str(here[0] / "hostile_trims.py"), str(tmp_path / "home"), str(first), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert not done.stderr  # Rust would say there that it panicked
+    told = json.loads(done.stdout)
+    assert not told["failed"], f"{len(told['failed'])} of {count}: " + "\n".join(told["failed"][:20])
+    assert told["made"] + told["refused"] == count
+    assert min(told["made"], told["refused"]) > count // 8
 
 
 # long bars
