@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
@@ -53,6 +54,12 @@ def logits(model, ids=None):
 def tensors(path):
     """Every tensor of a folder, read by the safetensors library."""
     return {name: value for file in sorted(path.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def truncated(matrix, rank):
+    """The best approximation of a rank, by numpy, in fp64."""
+    u, s, vt = np.linalg.svd(np.asarray(matrix, np.float64), full_matrices=False)
+    return (u[:, :rank] * s[:rank]) @ vt[:rank]
 
 
 def config_of(path):
