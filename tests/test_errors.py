@@ -49,17 +49,8 @@ def of_its_own():
         raise ImportError("no such module") from error
 
 
-@pytest.mark.parametrize("work", [by_cause, by_context])
-def test_it_is_behind_what_came_from_it(work):
-    assert ctrl_c_behind(raised(work))
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("run")])
-def test_it_is_behind_itself(error):
-    assert ctrl_c_behind(error)
-
-
-def test_it_is_not_behind_other_errors():
+def test_it_is_behind_itself_and_what_came_from_it_and_not_behind_other_errors():
+    assert all(map(ctrl_c_behind, (KeyboardInterrupt(), Interrupted("run"), raised(by_cause), raised(by_context))))
     assert not ctrl_c_behind(raised(of_its_own))
 
 
@@ -108,15 +99,12 @@ def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
     assert "no such module" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("work", "code"), [(by_cause, 130), (lambda: sys.exit(143), 143)])
-def test_a_command_says_how_it_was_left_whatever_became_of_the_press(work, code, capsys):
-    with pytest.raises(typer.Exit) as ended, interruptible("; nothing was written"):
-        work()
-    assert ended.value.exit_code == code
-    assert capsys.readouterr().err == "tiewise: interrupted; nothing was written\n"
-
-
-def test_a_command_lets_other_errors_through(capsys):
+def test_a_command_says_how_it_was_left_whatever_became_of_the_press_and_lets_other_errors_through(capsys):
+    for work, code in ((by_cause, 130), (lambda: sys.exit(143), 143)):
+        with pytest.raises(typer.Exit) as ended, interruptible("; nothing was written"):
+            work()
+        assert ended.value.exit_code == code
+        assert capsys.readouterr().err == "tiewise: interrupted; nothing was written\n"
     with pytest.raises(ImportError), interruptible("; nothing was written"):
         of_its_own()
     assert capsys.readouterr().err == ""

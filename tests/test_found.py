@@ -4,31 +4,23 @@ import math
 
 import pytest
 
-from tiewise.core.found import count, plain, signed
+from tiewise.core.found import plain, signed
 
 
 @pytest.mark.parametrize(
-    ("value", "digits", "text"),
+    ("told", "value", "digits", "text"),
     [
-        (5.28514, 4, "5.2851"),
-        (-0.5, 1, "−0.5"),
-        (-1e-9, 2, "0.00"),
-        (12345.6, 1, "12,345.6"),
-        (None, 4, "–"),
-        (math.nan, 4, "–"),
+        (plain, 5.28514, 4, "5.2851"),
+        (plain, -0.5, 1, "−0.5"),
+        (plain, -1e-9, 2, "0.00"),
+        (plain, 12345.6, 1, "12,345.6"),
+        (plain, None, 4, "–"),
+        (plain, math.nan, 4, "–"),
+        (signed, 0.0123, 4, "+0.0123"),
+        (signed, -0.0123, 4, "−0.0123"),
+        (signed, 1e-9, 2, "0.00"),
+        (signed, math.inf, 2, "–"),
     ],
 )
-def test_plain(value, digits, text):
-    assert plain(value, digits) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [(0.0123, 4, "+0.0123"), (-0.0123, 4, "−0.0123"), (1e-9, 2, "0.00"), (math.inf, 2, "–")],
-)
-def test_signed(value, digits, text):
-    assert signed(value, digits) == text
-
-
-def test_count():
-    assert count(1_234_567) == "1,234,567"
+def test_a_figure_is_told(told, value, digits, text):
+    assert told(value, digits) == text

@@ -1,4 +1,4 @@
-"""The command lines whose answers are recorded: every command, section of `inspect`, kind of run; wrong arguments."""
+"""The command lines whose answers are recorded: every command, section of `inspect`, and kind of run."""
 
 TEXT = "-t text.txt"
 RUN = "--set=width=16 --set=layers=1 --set=heads=2 --set=length=16 --set=batch=4 --set=measured=512"
@@ -61,39 +61,3 @@ TRAINED = {
     "inspect comparison": f"inspect decoder {EFFORT} --out decoder-page",
     "inspect albert": f"inspect albert-single/*/seed-1/final --only=refinement,applications {EFFORT}",
 }
-
-# Wrong arguments: the exit code, nothing on stdout, one line.
-WRONG = """
-plan
-plan absent
-plan --like absent
-plan --vocab=10
-models --sort=colour
-check
-check absent
-check tied --fail-on=always
-check --explain B999
-tie absent --to to
-tie flag-lies --to to
-untie tied --to untied
-factor untied --to to --rank=0
-resize untied --to to --vocab=4
-densify tied --to to
-inspect absent
-inspect untied --only=colour
-inspect broken
-inspect model-tied --tokens new
-compare --arms=tied,colour
-compare -t absent.txt
-compare --set=colour=1
-compare --resume -o absent
-compare --recipe=colour
-compare --share=all
-train --boundary=tied,untied
-train --set=kind=seq2seq --model=llama
-train --recipe=pytorch-200
-train -t text.txt --steps=0
-data hide
-data show -n 0
-colour
-"""

@@ -84,6 +84,11 @@ OPTIONS = {
     "--set=width={": "the value cannot be read",
     "--set=seed=1": "seed is a setting of train",
     "--config=odd.yaml": "unknown setting 'breadth' in odd.yaml",
+    "--launcher=condor": "no launcher 'condor'; choose one of local, ray, slurm, sky",
+    "--launcher=ray --jobs=0": "jobs = '0'",
+    "--launcher=slurm --tune": "tune with --launcher slurm",
+    "--launcher=sky --set=tune=true": "leave tune out, or use --launcher ray",
+    "--element=1": "--element 1; give only --out a/run --resume beside it",
     "--sparkle": "--sparkle",
     "--out": "--out",
     "more": "more",
@@ -96,6 +101,8 @@ FOLDERS = {
 }
 TRAIN = {
     "--seed=0": "seed = 0",
+    "--steps=0": "steps = 0",
+    "--set=kind=seq2seq --model=llama": "llama",
     "--set=tune=true": "tune is a setting of compare",
     "'--set=arms=[tied, untied]'": "2 boundaries (tied, untied) for one run",
 }
@@ -196,7 +203,12 @@ WRONG = [
     ("compare --share=ffn", {"": "--recipe albert-small", "--recipe=pytorch-200 corpus": "--recipe albert-small"}),
     ("compare --resume --out run", RESUME),
     ("compare --resume --out", {"none": "none holds no run to resume"}),
+    (
+        "compare --resume --out=none --element=1",
+        {"": "none holds no run", "--launcher=ray": "only --out none --resume"},
+    ),
     ("train --resume --out", {"other": "other holds no run to resume"}),
+    ("data", {"hide": "write tiewise data show"}),
     ("data show -t text.txt --tokenizer bpe:300", SHOW),
     ("plan", PLAN),
     ("models", {"--sort=age": "cannot sort by 'age'; choose one of", "--min-vocab=x": "--min-vocab"}),
