@@ -32,13 +32,5 @@ def torch_modules(model):
     return made
 
 
-def random_state(model, rows, seed=1):
-    source = torch.Generator().manual_seed(seed)
-    count = CELLS[model.config.cell].states
-    widths = model.config.widths[1:]
-    draw = lambda width: torch.randn(rows, width, generator=source, dtype=torch.double)  # noqa: E731
-    return tuple(tuple(draw(width) for _ in range(count)) for width in widths)
-
-
 def words(rows=3, length=6, vocab=23, seed=2):
     return torch.randint(vocab, (rows, length), generator=torch.Generator().manual_seed(seed))
