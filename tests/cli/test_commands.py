@@ -77,8 +77,7 @@ def test_a_comparison_leaves_a_report_and_results_and_models_that_load_without_u
         *("run.yaml", "env.json", "data", "results.json", "report.html"),
         *("tied", "untied", "factored-8"),
     }
-    assert "\x1b" not in said.out + said.err
-    assert "\r" not in said.out + said.err
+    assert {"\x1b", "\r"}.isdisjoint(said.out + said.err)
     untied, factored = (tmp_path / "run" / arm / "seed-1/final" for arm in ("untied", "factored-8"))
     assert elsewhere(tmp_path, untied)[0] == ["LlamaForCausalLM untied without"]
     assert elsewhere(tmp_path, factored, module="tiewise.hf")[0] == ["TiewiseLlamaForCausalLM tied with"]
@@ -143,9 +142,8 @@ def test_minutes_and_tuning(tiewise, compare, text, tmp_path, monkeypatch):
     monkeypatch.setattr("tiewise.training.short_trials.CALIBRATION_STEPS", (2, 3))
     monkeypatch.setattr("tiewise.training.short_trials.RATE_FACTORS", (1.0,))
     tiny = [item for item in TINY if not item.startswith("--steps")]
-    said = tiewise(
-        "compare", "-t", text, *tiny, "--arms=tied,untied", "--seeds=1", "--minutes=0.005", "--tune", "--out=a"
-    )
+    arms = ["--arms=tied,untied", "--seeds=1"]
+    said = tiewise("compare", "-t", text, *tiny, *arms, "--minutes=0.005", "--tune", "--out=a")
     assert said.code == 2
     assert re.search(r"--minutes 0.005 does not hold 6 tuning runs and 2 runs.*give --minutes [\d.]+ or more", said.err)
     assert not (tmp_path / "a").exists()
@@ -155,12 +153,10 @@ def test_minutes_and_tuning(tiewise, compare, text, tmp_path, monkeypatch):
 
 
 def test_a_model_of_a_config_json(compare, tmp_path):
-    Qwen2Config(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
-    ).save_pretrained(tmp_path / "qwen2")
-    said = compare(
-        "--arms=tied,untied,factored:8", "--seeds=1", "--json", "--model=qwen2/config.json", "--match=parameters"
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_key_value_heads": 1}
+    Qwen2Config(**sizes, num_attention_heads=2).save_pretrained(tmp_path / "qwen2")
+    arms = ["--arms=tied,untied,factored:8", "--seeds=1"]
+    said = compare(*arms, "--json", "--model=qwen2/config.json", "--match=parameters")
     assert said.code == 0
     assert json.loads(said.out)["runs"][0]["parameters"]["shared table"] == 257 * 32
 
@@ -182,16 +178,9 @@ def test_settings_from_yaml_set_and_options_in_that_order(tiewise, text, tmp_pat
 @pytest.mark.parametrize(
     ("text", "arms"),
     [
-        ("tied", ["tied"]),
-        ("tied,untied,factored:64", ["tied", "untied", "factored:64"]),
-        ("factored-untied:in=64,out=128,tied", ["factored-untied:in=64,out=128", "tied"]),
-        ("tied, untied+bias", ["tied", "untied+bias"]),
-        ("projected:300,in=none,untied,tied", ["projected:300,in=none", "untied", "tied"]),
-        ("projected:untied,k=300,tied", ["projected:untied,k=300", "tied"]),
-        ("projected:300,penalty=0.1+bias,spd", ["projected:300,penalty=0.1+bias", "spd"]),
-        ("residual:8,s=0.1,residual:16", ["residual:8,s=0.1", "residual:16"]),
-        ("tied,glued", ["tied", "glued"]),
         ("tied,glued:in=4", ["tied", "glued:in=4"]),
+        ("projected:300,in=none,untied,tied", ["projected:300,in=none", "untied", "tied"]),
+        ("projected:untied,k=300,penalty=0.1+bias,tied", ["projected:untied,k=300,penalty=0.1+bias", "tied"]),
         ("factored-untied:in=64, out=128 , tied", ["factored-untied:in=64,out=128", "tied"]),
         ("tied+share=all:groups=2,ends=1,untied", ["tied+share=all:groups=2,ends=1", "untied"]),
         ("none,all:cycle=2,ends=1+rank=4,sandwich,ffn", ["none", "all:cycle=2,ends=1+rank=4", "sandwich", "ffn"]),
