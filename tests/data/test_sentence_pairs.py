@@ -23,8 +23,6 @@ DOCUMENTS = [
     ["First – with é.", "Second here.", "Third."],
 ]
 JOINTS = [" ", "\n", " ", "  ", "\n", "\n \n", "\n\n"]
-
-
 TEXTS = ["\n" + "".join(s + j for s, j in zip(d, [*JOINTS[: len(d) - 1], ""], strict=True)) + "\n\n" for d in DOCUMENTS]
 
 
@@ -45,20 +43,16 @@ def test_sentences_of_a_text(kind):
     assert eos not in [t for s, e in zip(found.starts, found.ends, strict=True) for t in tokens[s:e]]
 
 
-def test_empty_documents_and_blank_ones():
+def test_words_and_empty_documents_and_blank_ones():
     tokenizer, vocabulary = learn("bytes")
+    starts = vocabulary.word_starts(np.array(tokenizer("I can't, né?")["input_ids"]))
+    assert np.flatnonzero(starts).tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 12]
     eos, words = tokenizer.eos_token_id, tokenizer("Some words.")["input_ids"]
     blank = tokenizer(" \n\n ")["input_ids"]
     found = find_sentences(np.array([eos, *words, eos, *blank, eos, eos, *words]), vocabulary, eos)
     assert len(found) == 2
     assert found.documents.tolist() == [0, 1, 2]
     assert len(find_sentences(np.array([], int), vocabulary, eos)) == 0
-
-
-def test_words():
-    tokenizer, vocabulary = learn("bytes")
-    starts = vocabulary.word_starts(np.array(tokenizer("I can't, né?")["input_ids"]))
-    assert np.flatnonzero(starts).tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 12]
 
 
 def test_wordpiece_and_spaces():
