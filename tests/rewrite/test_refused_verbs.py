@@ -21,6 +21,7 @@ OUT, IN = "lm_head.out_map.weight", "model.embed_tokens.in_map.weight"
 UNTIED, WIDE, SHORT = {"tied": False}, {"rows": 40, "width": 12}, {"tokenizer": bpe_tokenizer(20)}
 TO_RANK, TO_ROWS = partial(factor, rank=3), partial(resize, vocab=30)
 ASIDE = [tie, untie, dedupe, TO_RANK]
+NGRAMS = {"model_type": "longcat_flash_ngram", "ngram_vocab_size_ratio": 5}
 NAN = table(40, 12)
 NAN[17, 3] = np.nan
 
@@ -172,6 +173,15 @@ REFUSED = [
             ({"multiple_of": -8}, "multiple_of is -8"),
             ({"vocab": 30, "seed": -1}, "seed is -1"),
             ({"vocab": 30, "rows": "none"}, "rows are 'none'; choose drawn or zero"),
+        )
+    ),
+    *(
+        (partial(resize, vocab=70, force=True), UNTIED | {"config": config, "tensors": more}, says)
+        for config, more, says in (
+            (NGRAMS, {"model.ngram_embeddings.embedders.0.weight": table(121, 2)}, "hash of vocab_size"),
+            ({"model_type": "gemma3n"}, {"model.embed_audio.embedding.weight": table(4)}, "last would read outside"),
+            ({}, {"t2d": np.ones(24, np.bool_)}, "maps a draft's tokens"),
+            ({}, {"mtp.embed_tokens.weight": table(70)}, "is F32 of 70 rows, not 24"),
         )
     ),
     (TO_ROWS, UNTIED | {"head": table(26, 8)}, "26 rows, not 24"),

@@ -1,6 +1,5 @@
 """Verbs where a token has more rows than two: models of transformers answer new ids, and old ones as before."""
 
-import numpy as np
 import pytest
 import torch
 from rewrite_models import config_of, logits, tensors
@@ -9,7 +8,6 @@ from tests.checkpoint.tiny_checkpoints import llama_config, table, write_checkpo
 
 import tiewise
 from tiewise.checkpoint.audit import check
-from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import densify, factor, resize, tie, untie
 
 V, N = 99, 111
@@ -109,25 +107,6 @@ def test_copies_for_further_tokens_stay_copies(tmp_path):
     assert made[NEXT].shape == (N, 32)
     assert torch.equal(logits(loaded(tmp_path / "c", model), OLD)[..., :V], logits(model, OLD))
     assert sound(tmp_path / "c")
-
-
-NGRAM = "model.ngram_embeddings.embedders.0.weight"
-REFUSED = [
-    ({"model_type": "longcat_flash_ngram", "ngram_vocab_size_ratio": 5}, {NGRAM: table(321, 2)}, "hash of vocab_size"),
-    ({"model_type": "gemma3n"}, {"model.embed_audio.embedding.weight": table(4)}, "behind the last would read outside"),
-    ({}, {"t2d": np.ones(64, np.bool_)}, "maps a draft's tokens"),
-    ({}, {"mtp.embed_tokens.weight": table(70)}, "is F32 of 70 rows, not 64"),
-]
-
-
-@pytest.mark.parametrize(("config", "more", "words"), REFUSED)
-def test_what_no_resize_can_serve_is_refused_with_the_reason(config, more, words, tmp_path):
-    ends = {E: table(64), H: table(64, seed=1)}
-    path = write_checkpoint(tmp_path / "a", llama_config(False, 64) | config, ends | more)
-    for force in (False, True):
-        with pytest.raises(CheckpointError, match=words):
-            resize(path, tmp_path / "b", vocab=70, force=force)
-    assert not (tmp_path / "b").exists()
 
 
 def test_blts_hash_is_of_bytes_and_stays(tmp_path):
