@@ -14,7 +14,7 @@ from tiewise.core.found import COLOURS, Curve, places
 from tiewise.inspection.bench import comparison_of
 from tiewise.inspection.inspection import labels
 from tiewise.report import comparison_found as told
-from tiewise.training.folder import METRICS, RESULT, RESULTS, folder_name, read_lines
+from tiewise.training.folder import METRICS, RESULT, RESULTS, read_lines, seed_folder
 from tiewise.training.results import CurvePoint
 from tiewise.training.settings import FILE, read_yaml
 
@@ -72,10 +72,8 @@ def _unfinished(path: Path) -> dict[str, Any]:
     seeds = record.get("seeds") if single is None else 1
     if not (isinstance(arms, list) and all(isinstance(arm, str) for arm in arms) and arms and isinstance(seeds, int)):
         raise RunError(f"{path / FILE} names no arms and seeds", "run the comparison again")
-    folders = {
-        arm: {seed: path / folder_name(arm) / f"seed-{seed}" for seed in ([single] if single else range(1, seeds + 1))}
-        for arm in arms
-    }
+    numbers = [single] if single else range(1, seeds + 1)
+    folders = {arm: {seed: seed_folder(path, arm, seed) for seed in numbers} for arm in arms}
     begun = {arm: {seed: points for seed, own in of.items() if (points := _logged(own))} for arm, of in folders.items()}
     every = [folder for of in folders.values() for folder in of.values()]
     ended = sum((folder / RESULT).is_file() for folder in every)

@@ -27,7 +27,7 @@ from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.found import NATS, NEITHER, ONE, TWO, Found, Quantity
 from tiewise.inspection.bench import LACKS, SECTIONS, Bench, Effort, NotHere, Request, Section, Subject, comparison_of
-from tiewise.training.folder import FINAL, RESULTS, folder_name
+from tiewise.training.folder import FINAL, RESULTS, seed_folder
 from tiewise.training.results import ALPHA, gaps
 from tiewise.training.settings import FILE as RUN
 
@@ -152,7 +152,7 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
         raise RunError(f"{run} is a comparison of several models", "inspect it alone, or give two of its models")
     found, comparison = dict[str, Path](), comparison_of(run)
     for arm, seed in product(comparison.arms, comparison.seeds):
-        if (final := run / folder_name(arm) / f"seed-{seed}" / FINAL).is_dir():
+        if (final := seed_folder(run, arm, seed) / FINAL).is_dir():
             found.setdefault(arm, final)
     if not found:
         raise RunError(f"{run} holds no finished model", FINISH)

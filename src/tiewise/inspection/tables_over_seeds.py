@@ -40,7 +40,7 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError, progress
 from tiewise.core.estimates import Estimate, jackknife, mean_interval
 from tiewise.inspection.bench import comparison_of
-from tiewise.training.folder import FINAL, folder_name
+from tiewise.training.folder import FINAL, seed_folder
 
 Place = tuple[str, int, str]  # arm, seed, and which end: `input` and `output`, or `table` where there is one
 Beside = tuple[int, int, Place, Place]  # seeds of two models, and the tables of theirs that are compared
@@ -192,7 +192,7 @@ def _final_models(run: Path) -> tuple[dict[str, dict[int, Ends]], list[str]]:
     left_out = []
     losses = {(result.arm, result.seed): result.heldout_nll for result in comparison.runs}
     for arm, seed in product(comparison.arms, comparison.seeds):
-        final = run / folder_name(arm) / f"seed-{seed}" / FINAL
+        final = seed_folder(run, arm, seed) / FINAL
         if (arm, seed) not in losses or not final.is_dir():
             left_out.append(f"{arm}, seed {seed}: not finished")
         elif not math.isfinite(losses[arm, seed]):

@@ -110,6 +110,11 @@ def folder_name(arm: str) -> str:
     return name if safe == name and len(name) <= 80 else f"{safe[:70]}-{sha256(arm.encode()).hexdigest()[:8]}"
 
 
+def seed_folder(out: Path, arm: str, seed: int) -> Path:
+    """Where a comparison in `out` has the run of an arm with a seed."""
+    return out / folder_name(arm) / f"seed-{seed}"
+
+
 def write_json(path: Path, record: Any) -> None:
     """Write JSON so that a kill leaves the old file or the new one."""
     write_whole(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
