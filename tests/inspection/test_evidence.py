@@ -115,13 +115,9 @@ def test_a_permutation_is_part_of_what_p_is_against(drawn):
 
 
 def verdict(tmp_path, losses, reference="tied"):
-    seeds = tuple(range(1, len(losses["tied"]) + 1))
-    run = write_run(tmp_path / "run", planted(seeds))
-    record = json.loads((run / "results.json").read_text())
-    for result in record["runs"]:
-        result["heldout_nll"] = losses[result["arm"]][result["seed"] - 1]
-    record["reference"] = reference
-    (run / "results.json").write_text(json.dumps(record))
+    models = planted(range(1, len(losses["tied"]) + 1))
+    by_seed = {(arm, seed): nll for arm, every in losses.items() for seed, nll in enumerate(every, 1)}
+    run = write_run(tmp_path / "run", {reference: models[reference]} | models, by_seed)  # the reference is first
     return tie_or_not(subjects_of([run]), ())
 
 

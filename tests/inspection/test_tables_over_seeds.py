@@ -61,14 +61,14 @@ def write_text(folder, counts):
     (folder / "data.json").write_text(json.dumps({"tokenizer": {"vocab": len(counts), "eos_id": 0}, "splits": sizes}))
 
 
-def write_run(where, models, diverged=(), counts=(1, 2, 5, 9) * (ROWS // 4)):
-    """Write the folder of a finished comparison: {arm: {seed: tables}}."""
+def write_run(where, models, losses=None, counts=(1, 2, 5, 9) * (ROWS // 4)):
+    """Write the folder of a finished comparison: {arm: {seed: tables}}, and {(arm, seed): loss} where it matters."""
     write_text(where / "data", counts)
     runs = []
     for arm, found in models.items():
         for seed, tables in found.items():
             llama(where / folder_name(arm) / f"seed-{seed}" / "final", *(table.astype(np.float32) for table in tables))
-            runs.append(result(arm, seed, heldout_nll=math.nan if (arm, seed) in diverged else 4.0))
+            runs.append(result(arm, seed, heldout_nll=(losses or {}).get((arm, seed), 4.0)))
     (where / "run.yaml").write_text("")
     write_json(where / "results.json", compared(runs).record())
     return where
@@ -249,7 +249,7 @@ def test_one_seed_gives_no_answer_and_two_give_one_without_an_interval(tmp_path)
 
 def test_diverged_and_unfinished_models_are_left_out_and_named(tmp_path):
     models = planted((1, 2, 3))
-    run = write_run(tmp_path / "run", models, diverged=[("tied", 2)])
+    run = write_run(tmp_path / "run", models, {("tied", 2): math.nan})
     (run / "untied" / "seed-3" / "final").rename(run / "untied" / "seed-3" / "elsewhere")
     found = measured(run)
     assert found.left_out == ("untied, seed 3: not finished", "tied, seed 2: diverged")

@@ -140,9 +140,8 @@ def test_every_number_of_the_page_fits_80_columns():
 def test_an_arm_is_never_markup():
     comparison = sample_comparison()
     name = "tied+vectors=[bold]x[/bold].txt"
-    runs = [type(run)(**{**vars(run), "arm": name}) if run.arm == "tied" else run for run in comparison.runs]
-    changed = type(comparison)(**{**vars(comparison), "runs": runs, "arms": [name, *ARMS[1:]], "reference": name})
-    assert name in shown(changed, 160)
+    runs = [replace(run, arm=name) if run.arm == "tied" else run for run in comparison.runs]
+    assert name in shown(replace(comparison, runs=runs, arms=[name, *ARMS[1:]], reference=name), 160)
 
 
 @pytest.mark.parametrize("module", ["tiewise.report.comparison_found", "tiewise.training.results"])
