@@ -85,9 +85,8 @@ def test_measures_without_a_map_equal_the_dense_computation():
     found = align(a, b, one_vocabulary(400, 400), AlignSettings(**QUICK))
     x, y = a - a.mean(0), b - b.mean(0)
     kx, ky = x @ x.T, y @ y.T
-    assert found.score("CKA").estimate.value == pytest.approx(
-        (kx * ky).sum() / np.linalg.norm(kx) / np.linalg.norm(ky), abs=1e-10
-    )
+    likeness = (kx * ky).sum() / np.linalg.norm(kx) / np.linalg.norm(ky)
+    assert found.score("CKA").estimate.value == pytest.approx(likeness, abs=1e-10)
     (ux, sx, vx), (uy, sy, vy) = (np.linalg.svd(t, full_matrices=False) for t in (x, y))
     for spectrum, values in zip(found.spectra, (sx, sy), strict=True):
         np.testing.assert_allclose(spectrum.values, values, rtol=1e-10)

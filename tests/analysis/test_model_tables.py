@@ -32,15 +32,6 @@ def test_a_model_has_one_table_or_two(head, config, ends, note, tmp_path):
     assert tuple(said[: len(begin)] for said, begin in zip(found.notes, note, strict=True)) == note
 
 
-def test_rows_that_are_zero_repeated_or_not_finite_at_either_end_say_nothing(tmp_path):
-    table, head = gaussian(ROWS, WIDTH), gaussian(ROWS, WIDTH, 1)
-    table[5] = 0
-    table[[7, 9]] = table[11]
-    head[13] = np.nan
-    ends = ends_of(llama(tmp_path / "m", table, head))
-    assert np.nonzero(ends.unusable())[0].tolist() == [5, 7, 9, 11, 13]
-
-
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_a_factored_table_is_met_behind_its_maps(tmp_path, scale):
     """The oracle is the product, written out: E = T Aᵀ · scale and U = T B."""

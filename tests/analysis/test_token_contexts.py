@@ -91,9 +91,8 @@ def by_group(found, groups):
 
 
 def test_a_reversible_text_shows_no_difference():
-    said, rows, levels = by_group(
-        contexts(reversible_text(40, 20_000, 3), 40), Groups(("all",), np.zeros(40, np.int64))
-    )
+    found = contexts(reversible_text(40, 20_000, 3), 40)
+    said, rows, levels = by_group(found, Groups(("all",), np.zeros(40, np.int64)))
     excess, guessed = said["excess over tossed directions, script all"], said["left and right contexts differ by"]
     assert excess.low < 0 < excess.high
     assert levels["counts"][0] > 0.01  # what counts alone would have claimed

@@ -34,9 +34,8 @@ def folder(tmp_path_factory):
     """A folder with a tokenizer of words and a full stop, in which every word begins with a capital."""
     path = tmp_path_factory.mktemp("tokenizer")
     marks = {f"{name}_token": f"[{name.upper()}]" for name in SPECIAL}
-    words = (
-        dict(zip(marks.values(), SPECIAL.values(), strict=True)) | {".": DOT, "##s": 5} | {f"W{i}": i for i in WORDS}
-    )
+    words = dict(zip(marks.values(), SPECIAL.values(), strict=True))
+    words |= {".": DOT, "##s": 5} | {f"W{i}": i for i in WORDS}
     tokenizer = Tokenizer(models.WordLevel({word: int(i) for word, i in words.items()}, unk_token="##s"))
     tr.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(path)
     (path / "config.json").write_text("{}")

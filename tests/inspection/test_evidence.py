@@ -36,9 +36,8 @@ def estimate(value, half):
 def cosines(*estimates):
     """What the gradients' section makes of the cosine of the two paths."""
     said = {"question": "Do the two uses of the table pull the same way?", "above": ONE}
-    return Found(
-        "neither", tuple(Quantity.of_estimate("cosine of the two paths per batch", e, **said) for e in estimates)
-    )
+    every = (Quantity.of_estimate("cosine of the two paths per batch", e, **said) for e in estimates)
+    return Found("neither", tuple(every))
 
 
 def aligned(value, half, permuted):

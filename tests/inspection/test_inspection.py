@@ -110,9 +110,8 @@ def test_nothing_to_measure_ends_it(subjects):
 
 
 def test_sections_are_chosen_by_name_and_keep_their_order(subjects):
-    found = inspected(
-        subjects, Request(only=("read", "rows"), texts=()), (*MEASURES[:3], replace(MEASURES[3], text=False))
-    )
+    every = (*MEASURES[:3], replace(MEASURES[3], text=False))
+    found = inspected(subjects, Request(only=("read", "rows")), every)
     assert [one.name for one in found.sections] == ["evidence", "rows", "read"]
 
 

@@ -69,9 +69,8 @@ def test_a_planted_contraction_is_found_with_its_rate_and_distance():
     cosines = np.einsum("iwtd,jwtd->ijwt", units, units).mean((2, 3))
     np.testing.assert_allclose(found.grids[0].values, cosines, atol=1e-6)
     assert len(rest.y) == times + further
-    assert found["small differences grow by"].value == pytest.approx(
-        0.6, rel=0.02
-    )  # a random difference turns into the leading direction
+    # a random difference turns into the leading direction
+    assert found["small differences grow by"].value == pytest.approx(0.6, rel=0.02)
 
 
 def test_a_reflection_alternates_and_never_rests():
@@ -236,9 +235,8 @@ def test_every_layer_is_told_beside_fresh_weights():
     growth = found["small differences grow by"]
     assert (growth.value, growth.chance, growth.high < 1) == (pytest.approx(0.6), 1.0, True)
     assert found["windows at rest, fresh weights"].value == 0
-    assert [each(found, "Change per", which) for which in ("", "fresh weights")] == [
-        pytest.approx((0.5, 0.25, 0.125))
-    ] * 2
+    for which in ("", "fresh weights"):
+        assert each(found, "Change per", which) == pytest.approx((0.5, 0.25, 0.125))
     assert curve(found, "turn back").x == (2, 3)
     assert curve(found, "come to rest").x == (1, 3)  # what is no number is not drawn
     assert [row[-2] for row in found.listings[0].rows] == ["no", "all, as 1", "all, as 1"]

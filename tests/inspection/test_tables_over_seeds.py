@@ -101,9 +101,7 @@ def test_the_answer_of_every_measure_is_the_planted_one(found):
     assert [pair[:2] for pair in found.leaning("tied", "linear").pairs] == beside
     assert [pair[:2] for pair in found.leaning("tied", "linear", SAME_SEED).pairs] == [(1, 1), (2, 2), (3, 3)]
     kinds = [*(AGAIN.format("untied", end) for end in ("input", "output")), ONE_MODEL.format("untied")]
-    rotated = {
-        what: over_pairs(pairs).value for (what, measure), pairs in found.again.items() if measure == "orthogonal"
-    }
+    rotated = {of: over_pairs(pairs).value for (of, measure), pairs in found.again.items() if measure == "orthogonal"}
     assert list(rotated) == [*kinds, AGAIN.format("tied", "table")]
     assert rotated[kinds[1]] > 0.7 > 0.3 > rotated[kinds[0]]
     assert abs(rotated[kinds[2]]) < 0.05

@@ -27,9 +27,8 @@ def folder(path):
     """A folder with a tokenizer whose token 2 is the mask."""
     words = {f"w{i}": i for i in range(V)} | {"[MASK]": MASK}
     (path / "config.json").write_text("{}")
-    (path / "tokenizer.json").write_text(
-        json.dumps({"model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}})
-    )
+    tokenizer = {"model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     return open_folder(path)
 
 

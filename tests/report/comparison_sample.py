@@ -73,30 +73,18 @@ def _run(arm, seed, steps):
     parameters = _parameters(arm)
     total = sum(parameters.values())
     tilt = {"tied": 0.0, "untied": 0.04, "factored:64": 0.10}[arm]  # rare tokens suffer more
-    return RunResult(
-        arm=arm,
-        seed=seed,
-        steps=steps,
-        train_nll=heldout - 0.19 - (0.02 if arm == "untied" else 0.0),
-        heldout_nll=heldout,
-        perplexity=math.exp(heldout),
-        bits_per_byte=heldout / math.log(2) / 3.55,
-        frequency=[
-            BinNll(label, tokens, None if nll is None else nll + tilt * (3 - i) / 2 + noise.gauss(0, 0.01))
-            for i, (label, tokens, nll) in enumerate(zip(BINS, BIN_TOKENS, BIN_NLL, strict=True))
-        ],
-        parameters=parameters,
-        total_parameters=total,
-        bytes=4 * total,
-        tokens_per_second=21_500 + noise.gauss(0, 300),
-        training_bytes=16 * total,
-        seconds=19 + noise.random(),
-        init_std=0.05,
-        learning_rate=3e-3,
-        predicted_initial_nll=math.log(VOCAB) + 0.02,
-        initial_nll=math.log(VOCAB) + 0.03,
-        curve=_curve(arm, heldout, steps, noise),
-    )
+    frequency = [
+        BinNll(label, tokens, None if nll is None else nll + tilt * (3 - i) / 2 + noise.gauss(0, 0.01))
+        for i, (label, tokens, nll) in enumerate(zip(BINS, BIN_TOKENS, BIN_NLL, strict=True))
+    ]
+    train = heldout - 0.19 - (0.02 if arm == "untied" else 0.0)
+    losses = {"heldout_nll": heldout, "train_nll": train, "perplexity": math.exp(heldout), "frequency": frequency}
+    losses |= {"bits_per_byte": heldout / math.log(2) / 3.55}
+    losses |= {"predicted_initial_nll": math.log(VOCAB) + 0.02, "initial_nll": math.log(VOCAB) + 0.03}
+    sizes = {"parameters": parameters, "total_parameters": total, "bytes": 4 * total, "training_bytes": 16 * total}
+    trained = {"steps": steps, "init_std": 0.05, "learning_rate": 3e-3}
+    trained |= {"tokens_per_second": 21_500 + noise.gauss(0, 300), "seconds": 19 + noise.random()}
+    return RunResult(arm, seed, **losses, **sizes, **trained, curve=_curve(arm, heldout, steps, noise))
 
 
 def _curve(arm, final, steps, noise):

@@ -87,6 +87,8 @@ def test_a_row_for_each_arm_and_a_number_said_once():
         assert rows[arm]["perplexity"] == f"{math.exp(mean):.2f}"
         assert rows[arm]["parameters"] == f"{comparison.of(arm)[0].total_parameters:,}"
     assert rows["tied"]["validation − tied"] == "–"
+    d = comparison.difference("untied", "heldout_nll")
+    assert rows["untied"]["validation − tied"] == f"{d.mean:.4f} [{d.low:.4f}, {d.high:.4f}]".replace("-", "−")
     one_seed = results(sample_comparison(seeds=(0,)))
     assert "tokens/s" not in one_seed.header
     assert "±" not in one_seed.rows[0][2]

@@ -87,10 +87,6 @@ def test_a_quantity_speaks_only_where_its_interval_leaves_out_all_that_no_effect
     assert Quantity("q", value, value - 0.1, value + 0.1, 9, 0.0, null, below=TWO, above=ONE).speaks == speaks
 
 
-def test_a_quantity_without_an_interval_speaks_for_neither():
-    assert Quantity("q", 5.0, below=TWO, above=ONE).speaks == NEITHER
-
-
 def test_an_answer_that_all_models_give_is_said_once():
     assert faces.sentence({"a": found(), "b": found()}) == "Yes: they do."
     assert faces.sentence({"a": found(), "b": found("no")}) == "a: yes: they do; b: no."
@@ -156,9 +152,8 @@ def one(label, place):
         Quantity("first", 0.5, 0.4, 0.6, 9, chance=0.0, unit="cosine", **question),
         Quantity("second", 0.25, main=False, unit="cosine"),
     )
-    return Found(f"it is so, for once, {HOSTILE}", every, listings=(Listing("Rows", ("row",), (("listed",),)),)).about(
-        label
-    )
+    listed = Listing("Rows", ("row",), (("listed",),))
+    return Found(f"it is so, for once, {HOSTILE}", every, listings=(listed,)).about(label)
 
 
 @pytest.fixture
@@ -187,9 +182,8 @@ def test_the_first_minute_is_the_verdict_and_one_sentence_for_each_section(inspe
     lines = printed(inspection)
     text = "\n".join(lines)
     assert text.index("Tie or not?") < text.index("Which has the lower validation") < text.index(HOSTILE)
-    assert (
-        sum(HOSTILE in line for line in lines) == len(inspection.sections) - 2
-    )  # one sentence for each section, not each model
+    # one sentence for each section, not each model
+    assert sum(HOSTILE in line for line in lines) == len(inspection.sections) - 2
     assert "→ one table" in text
     assert f"{inspection.sections[-1].name}: it repeats no block" in text
     assert MORE in text
