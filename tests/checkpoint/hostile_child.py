@@ -64,6 +64,15 @@ class Watch:
         self.on = False
         self.wrong = []
 
+    def __enter__(self):
+        self.wrong.clear()
+        signal.alarm(SECONDS)
+        self.on = True
+
+    def __exit__(self, *error):
+        self.on = False
+        signal.alarm(0)
+
     def __call__(self, event, arguments):
         if self.on and event == "open" and not isinstance(arguments[0], int):
             self.on = False
@@ -339,34 +348,26 @@ def answer(arguments, dry=True):
 
 def one(watch, arguments, told, dry=True):
     """Check one case; return what went wrong, or None."""
-    watch.wrong.clear()
     watch.given = os.fspath(arguments["path"])
-    signal.alarm(SECONDS)
-    watch.on = True
+    told["last"] = "refused"
     try:
-        record = answer(arguments, dry)
-        watch.on = False
-        told["checked"] += 1
-        told["last"] = "checked"
+        with watch:
+            record = answer(arguments, dry)
         json.dumps(record, allow_nan=False)
-        for finding in record["findings"]:
-            if not (finding["evidence"] + finding["where"]).isprintable():
-                return f"unprintable text in {finding}"
     except CheckpointError as error:
-        watch.on = False
         told["refused"] += 1
-        told["last"] = "refused"
         if not str(error).isprintable() or not error.fix:
             return f"no plain error: {error!r}"
     except Hang:
         return f"hangs for {SECONDS} s"
     except Exception:
-        watch.on = False
-        told["last"] = "refused"
         return traceback.format_exc(limit=-4)
-    finally:
-        watch.on = False
-        signal.alarm(0)
+    else:
+        told["checked"] += 1
+        told["last"] = "checked"
+        for finding in record["findings"]:
+            if not (finding["evidence"] + finding["where"]).isprintable():
+                return f"unprintable text in {finding}"
     return "; ".join(watch.wrong) or None
 
 

@@ -1,7 +1,10 @@
 """Tiny models of transformers, saved as it saves them, with what they really use told apart by values."""
 
+import logging
 import sys
 import warnings
+from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "boundary"))
 from shrink import parameters_on_meta, shrink
 
 FLAG = "tie_word_embeddings"
-MAPPINGS = (
-    auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
-    auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
-    auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
-)
+TASKS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ")
+MAPPINGS = [getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in (*TASKS, "PRETRAINING")]
 TOO_BIG = 20_000_000
 
 
@@ -54,9 +50,7 @@ def tiny(name, flag=None, **changes):
 
 def flagged(record, flag):
     """Return a config with the flag set wherever it is."""
-    if not isinstance(record, dict):
-        return record
-    if flag is None:
+    if not isinstance(record, dict) or flag is None:
         return record
     return {key: flag if key == FLAG else flagged(value, flag) for key, value in record.items()}
 
@@ -94,22 +88,15 @@ def without(record, key):
     return {k: without(v, key) for k, v in record.items() if k != key} if isinstance(record, dict) else record
 
 
-class Warnings:
-    """Collects what transformers logs."""
-
-    def __enter__(self):
-        self.text = ""
-        self.logger = tr.logging.get_logger("transformers")
-        self.handler = tr.logging.logging.Handler()
-        self.handler.emit = self._keep
-        self.logger.addHandler(self.handler)
-        self.level = self.logger.level  # an earlier test may have silenced the library
-        self.logger.setLevel(tr.logging.WARNING)
-        return self
-
-    def _keep(self, record):
-        self.text += record.getMessage()
-
-    def __exit__(self, *error):
-        self.logger.removeHandler(self.handler)
-        self.logger.setLevel(self.level)
+@contextmanager
+def heard():
+    """The text of what transformers logs in the block."""
+    logger, text = tr.logging.get_logger("transformers"), StringIO()
+    handler, level = logging.StreamHandler(text), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)  # an earlier test may have silenced the library
+    try:
+        yield text
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

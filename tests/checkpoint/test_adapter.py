@@ -8,9 +8,9 @@ from safetensors.numpy import save_file
 from tiny_checkpoints import D, V, llama, table, write_checkpoint
 
 from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, lora_config, open_adapter
+from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rule import rules
 from tiewise.core.errors import CheckpointError
 
 R = 2
@@ -48,20 +48,18 @@ def adapter(path, tensors, **config):
     return path
 
 
-def facts_of(path, base=None, scan=True):
-    folder = open_folder(path)
-    assert folder.is_adapter
-    return open_adapter(folder, None if base is None else Facts(open_folder(base), scan), scan)
+def facts_of(path, base=None):
+    return open_adapter(open_folder(path), None if base is None else Facts(open_folder(base)))
 
 
-def findings(facts):
-    return [found for name in ("B060", "B061") for found in rules()[name].check(facts)]
+def findings(path, base=None, rules=("B060", "B061"), **how):
+    return check(path, base=base, select=rules, **how).findings
 
 
 def test_reads_config_and_both_ends(tmp_path):
     chosen = {"modules_to_save": ["embed_tokens", 3], "ensure_weight_tying": True}
     chosen["trainable_token_indices"] = {"embed_tokens": [1, "x", 2], "y": 4}
-    found = open_adapter(open_folder(adapter(tmp_path / "a", on_head(), **chosen)))
+    found = facts_of(adapter(tmp_path / "a", on_head(), **chosen))
     assert [found.listed(key) for key in ("target_modules", "modules_to_save")] == [("down_proj",), ("embed_tokens",)]
     assert (found.token_rows, found.ties) == ({"embed_tokens": (1, 2)}, True)
     head = found.update(["lm_head"])
@@ -148,13 +146,13 @@ CASES = [
 def test_what_an_adapter_does_to_its_base(tmp_path, case):
     tensors, config, base, said, *words = case
     path = adapter(tmp_path / "a", tensors, **config)
-    found = findings(facts_of(path, None if base is None else llama(tmp_path / "base", **base)))
+    found = findings(path, None if base is None else llama(tmp_path / "base", **base))
     assert [f"{one.rule} {one.severity} {one.where}" for one in found] == [said] * bool(said)
     assert all(text.replace("PATH", str(path)) in f"{found[0].evidence}\n{found[0].repair}\n" for text in words)
 
 
 def test_b060_without_reading(tmp_path):
-    (found,) = findings(facts_of(adapter(tmp_path / "a", APART), llama(tmp_path / "base"), scan=False))
+    (found,) = findings(adapter(tmp_path / "a", APART), llama(tmp_path / "base"), scan=False)
     assert (found.rule, found.severity) == ("B060", "warning")
     assert "were not compared" in found.evidence
 
@@ -162,9 +160,11 @@ def test_b060_without_reading(tmp_path):
 def test_pickled_adapters_are_named_and_the_config_answers(tmp_path):
     path = adapter(tmp_path / "a", None, target_modules=["q_proj", "lm_head"])
     (path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
-    facts = facts_of(path, llama(tmp_path / "base"))
-    assert facts.faults[0].file == "adapter_model.bin"
-    assert [(found.rule, found.severity) for found in findings(facts)] == [("B060", "error")]
+    found = check(path, base=llama(tmp_path / "base"), select=["B001", "B06"]).findings
+    assert [(one.rule, one.severity, one.where) for one in found] == [
+        ("B001", "fatal", "adapter_model.bin"),
+        ("B060", "error", "a"),
+    ]
 
 
 def test_a_pattern_is_never_run(tmp_path):
@@ -212,7 +212,7 @@ def test_b062_modules_that_the_base_lacks(tmp_path, case):
     make, modules, said, *fix = case
     path = adapter(tmp_path / "a", None)
     save_file(on(*modules), path / "adapter_model.safetensors")
-    found = list(rules()["B062"].check(facts_of(path, make(tmp_path / "base"))))
+    found = findings(path, make(tmp_path / "base"), ["B062"])
     assert len(found) == bool(said)
     for one in found:
         assert (one.severity, said in one.evidence, fix[0] in one.repair) == ("error", True, True), one
@@ -221,10 +221,10 @@ def test_b062_modules_that_the_base_lacks(tmp_path, case):
 def test_b062_lets_new_heads_be(tmp_path):
     """A classifier that was trained beside the base is all in the adapter; of an unknown class names are a guess."""
     path = adapter(tmp_path / "a", {"base_model.model.score.weight": table(2)})
-    assert not list(rules()["B062"].check(facts_of(path, llama(tmp_path / "base"))))
+    assert not findings(path, llama(tmp_path / "base"), ["B062"])
     save_file(on("x.y"), path / "adapter_model.safetensors")
     base = llama(tmp_path / "b", config={"model_type": "new", "architectures": ["NewForCausalLM"]})
-    assert [one.severity for one in rules()["B062"].check(facts_of(path, base))] == ["warning"]
+    assert [one.severity for one in findings(path, base, ["B062"])] == ["warning"]
 
 
 def with_rows(*rows):
@@ -247,7 +247,7 @@ COPIED = [
 @pytest.mark.parametrize(("tensors", "base", "said"), COPIED)
 def test_b063_copies_of_rows_that_the_base_has(tmp_path, tensors, base, said):
     path, base = adapter(tmp_path / "a", tensors), llama(tmp_path / "base", **base)
-    found = list(rules()["B063"].check(facts_of(path, base)))
+    found = findings(path, base, ["B063"])
     assert len(found) == len(said)
     for one, words in zip(found, said, strict=True):
         assert words in one.evidence
@@ -278,7 +278,7 @@ SERVED = [
 @pytest.mark.parametrize(("tensors", "config", "base", "said"), SERVED)
 def test_b064_what_engines_do_not_serve(tmp_path, tensors, config, base, said):
     path, base = adapter(tmp_path / "a", tensors, **config), llama(tmp_path / "base", **base)
-    found = list(rules()["B064"].check(facts_of(path, base)))
+    found = findings(path, base, ["B064"])
     assert [one.evidence for one in found] == ([] if said is None else [said])
     assert all(one.repair == f"tiewise merge {path} --base {base} --to NEW_DIR" for one in found)
 

@@ -3,7 +3,6 @@
 import importlib.util
 import random
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +10,7 @@ from gguf_writer import FORMS, gguf, info, model, numbers, opening, scalar, stri
 from hostile_child import HUGE, memory_below, mutate_bytes
 from tiny_checkpoints import llama, table
 
-from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rule import rules
+from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rules_gguf import BY_NUMBER, open_gguf, read_gguf
 from tiewise.core.errors import CheckpointError
 
@@ -155,11 +152,9 @@ V, D = 8, 32
 
 
 def findings(folder, data, source=None, scan=True):
-    """What both rules find in a file, beside the folder of a Llama that it was made from."""
+    """What is found in a file, beside the folder of a Llama that it was made from."""
     beside = None if source is None else llama(folder / "source", **({"rows": V, "width": D} | source))
-    source = None if beside is None else Facts(open_folder(beside), scan)
-    facts = replace(open_gguf(written(folder, data)), source=source, scan=scan)
-    return [one for name in ("B070", "B071") for one in rules()[name].check(facts)]
+    return check(written(folder, data), beside=beside, scan=scan).findings
 
 
 TIED, UNTIED = {}, {"tied": False}
@@ -206,7 +201,7 @@ def test_without_reading(tmp_path):
     (found,) = findings(tmp_path, model(V, D), UNTIED, scan=False)
     assert (found.rule, found.severity, found.where) == ("B070", "warning", OUT)
     assert "not compared" in found.evidence
-    assert findings(tmp_path, model(V, D, table=RAW, head=RAW), scan=False) == []
+    assert not findings(tmp_path, model(V, D, table=RAW, head=RAW), scan=False)
 
 
 @pytest.mark.slow

@@ -99,11 +99,11 @@ def observe(name, folder):
     loads, quiet = [], 0
     for seed in (0, 1):
         torch.manual_seed(seed)
-        with saved.Warnings() as heard:
+        with saved.heard() as heard:
             model, info = getattr(tr, name).from_pretrained(folder, output_loading_info=True)
         lookups, last = saved.ends(model)
         loads.append([last.weight, *(lookup.weight for lookup in lookups if lookup is not last)])
-        quiet += "will NOT tie them" not in heard.text
+        quiet += "will NOT tie them" not in heard.getvalue()
     head, *tables = loads[0]
     drawn, *drawn_tables = (not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*loads, strict=True))
     if any(drawn_tables):
