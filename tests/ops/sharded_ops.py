@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from tests.ops.test_cross_entropy import gradients
+from tests.ops.test_log_prob import PARTS, ours, plain, run
 
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle
@@ -33,9 +35,9 @@ def whole(x):
     return torch.cat(parts)
 
 
-def problem(v, dtype=torch.float64, seed=0):
+def problem(v, dtype=torch.float64):
     """A table, a matrix for a body, a bias, class weights, ids and targets; the same on every rank."""
-    g = torch.Generator().manual_seed(v + seed)
+    g = torch.Generator().manual_seed(v)
     table, body, bias = (torch.randn(*size, generator=g, dtype=torch.float64) for size in ((v, E), (E, E), (v,)))
     weight = torch.rand(v, generator=g, dtype=torch.float64) + 0.2
     ids, targets = (torch.randint(0, v, (N,), generator=g) for _ in range(2))
@@ -56,33 +58,29 @@ def near(what, got, wanted, tolerance):
 
 def one_rank(v, dtype, bias, pad, options, upstream):
     """Loss, and the gradients of table, body and bias: plain autograd over all logits in fp64."""
-    (table, body, b, w), ids, t = problem(v, dtype)
+    (table, body, b, _), ids, t = problem(v, dtype)
     table, body, b = leaves(table.double(), body.double(), b.double() if bias else None)
     hidden = torch.tanh(F.embedding(ids, table, padding_idx=pad) @ body)
-    loss = oracle(hidden, table, t, b, **with_weights(options, w.double()))
+    loss = oracle(hidden, table, t, b, **options)
     loss.backward(upstream.double())
     return loss.detach(), table.grad, body.grad, None if b is None else b.grad
 
 
-def with_weights(options, w):
-    return {**options, "class_weight": w if options.get("class_weight") else None}
-
-
 def many_ranks(v, dtype, bias, pad, options, upstream, record=None):
-    (table, body, b, w), ids, t = problem(v, dtype)
+    (table, body, b, _), ids, t = problem(v, dtype)
     shard = VocabularyShard(v)
     rows = slice(shard.start, shard.stop)
     table, body, b = leaves(table[rows], body, b[rows] if bias else None)
     found, handed = tied_lookup(table, ids, LookupOptions(stop_lookup=pad, record=record), shard=shard)
     hidden = torch.tanh(found @ body)
-    loss = linear_cross_entropy(hidden, handed, t, b, chunk=CHUNK, shard=shard, **with_weights(options, w))
+    loss = linear_cross_entropy(hidden, handed, t, b, chunk=CHUNK, shard=shard, **options)
     loss.backward(upstream)
     return loss.detach(), table.grad, body.grad, None if b is None else b.grad
 
 
-def compare(v, dtype, bias, options, tolerance, seed=0):
-    reduction = options["reduction"]
-    upstream = torch.linspace(-1, 2, N) if reduction == "none" else torch.tensor(0.7)
+def compare(v, dtype, bias, options, tolerance):
+    options = {**options, "class_weight": problem(v, dtype)[0][3] if options.get("class_weight") else None}
+    upstream = torch.linspace(-1, 2, N) if options["reduction"] == "none" else torch.tensor(0.7)
     asked = (v, dtype, bias, v - 1, options, upstream.to(dtype))
     wanted, got = one_rank(*asked), many_ranks(*asked)
     for name, one, other in zip(("loss", "table", "body", "bias"), wanted, got, strict=True):
@@ -118,20 +116,14 @@ def narrow_types():
         (table, _, bias, _), _, t = problem(v, torch.bfloat16)
         hidden = torch.randn(N, E, generator=torch.Generator().manual_seed(1)).bfloat16()
         shard = VocabularyShard(v)
-        rows = slice(shard.start, shard.stop)
-
-        def gradients(function, h, w, b, t=t, **how):
-            h, w, b = leaves(h, w, b)
-            loss = function(h, w, t, b, **how)
-            loss.backward()
-            return loss.detach(), h.grad, w.grad, b.grad
-
-        truth = gradients(oracle, hidden.double(), table.double(), bias.double())
-        one = gradients(linear_cross_entropy, hidden, table, bias)
-        loss, *found = gradients(linear_cross_entropy, hidden, table[rows], bias[rows], shard=shard, chunk=CHUNK)
+        mine = (hidden, *(x[shard.start : shard.stop] for x in (table, bias)))
+        truth = gradients(oracle, [x.double() for x in (hidden, table, bias)], t)
+        one = gradients(linear_cross_entropy, (hidden, table, bias), t)
+        loss, found = gradients(linear_cross_entropy, mine, t, shard=shard, chunk=CHUNK)
         assert loss.dtype == torch.float32
         assert {x.dtype for x in found} == {torch.bfloat16}
-        for name, a, b, c in zip(("loss", "hidden", "table", "bias"), truth, one, (loss, *found), strict=True):
+        triples = zip((truth[0], *truth[1]), (one[0], *one[1]), (loss, *found), strict=True)
+        for name, (a, b, c) in zip(("loss", "hidden", "table", "bias"), triples, strict=True):
             c = whole(c) if name in ("table", "bias") else c
             allowed = 2 * (b.double() - a).norm() + 4e-3 * a.norm()
             assert (c.double() - a).norm() <= allowed, name
@@ -141,30 +133,18 @@ def log_probabilities():
     for v, temperature, softcap, weighted in itertools.product(SIZES, (1.0, 0.7), (None, 4.0), (False, True)):
         (table, _, bias, _), _, t = problem(v)
         hidden = torch.randn(N, E, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        up = torch.randn(3, N, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
         shard = VocabularyShard(v)
         rows, asked = slice(shard.start, shard.stop), {"softcap": softcap, "temperature": temperature}
-
-        h, w, b = leaves(hidden, table, bias if weighted else None)
-        z = h @ w.T if b is None else h @ w.T + b
-        z = (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
-        log_p, valid = z.log_softmax(1), t != -100
-        truth = log_p.gather(1, t.where(valid, 0)[:, None])[:, 0], z.logsumexp(1), -(log_p.exp() * log_p).sum(1)
-        truth = [x.where(valid, 0) for x in truth]
-        sum(x @ u for x, u in zip(truth, up, strict=True)).backward()
-
-        hs, ws, bs = leaves(hidden, table[rows], bias[rows] if weighted else None)
-        got = vocabulary_statistics(hs, ws, t, bs, shard=shard, entropy=True, **asked)
-        for name, a, c in zip(got._fields, truth, got, strict=True):
-            near(f"V={v} {asked}: {name}", c.detach(), a.detach(), 1e-12)
-        sum(x @ u for x, u in zip(got, up, strict=True)).backward()
-        near(f"V={v} {asked}: hidden", hs.grad, h.grad, 1e-11)
-        near(f"V={v} {asked}: table", whole(ws.grad), w.grad, 1e-11)
-        if weighted and v > 3:
-            near(f"V={v} {asked}: bias", whole(bs.grad), b.grad, 1e-11)
-        alone = linear_log_prob(hidden, table[rows], t.where(valid, 0), shard=shard, ignore_index=0)
-        sure = (hidden @ table.T).log_softmax(1).gather(1, t.where(valid, 0)[:, None])[:, 0]
-        near("an ignored word of the vocabulary", alone, sure.where(valid & (t != 0), 0), 1e-12)
+        bias, mine = (bias, bias[rows]) if weighted else (None, None)
+        truth, wanted = run(plain, (hidden, table, bias), t, **asked)
+        got, found = run(ours, (hidden, table[rows], mine), t, shard=shard, **asked)
+        for name, a, c in zip(PARTS, truth, got, strict=True):
+            near(f"V={v} {asked}: {name}", c, a, 1e-12)
+        near(f"V={v} {asked}: hidden", found[0], wanted[0], 1e-11)
+        for a, c in zip(wanted[1:] if v > 3 else wanted[1:2], found[1:], strict=False):
+            near(f"V={v} {asked}: table and bias", whole(c), a, 1e-11)
+        alone = linear_log_prob(hidden, table[rows], t.clamp(min=0), shard=shard, ignore_index=0)
+        near("an ignored word of the vocabulary", alone, plain(hidden, table, t)[0].where(t != 0, 0), 1e-12)
 
 
 def own_tokens():
@@ -186,25 +166,16 @@ def own_tokens():
         what = f"V={v} {alike} {counts} bias={bias} {options}"
 
         one = leaves(table, body, b if bias else None)
-        losses = [
-            oracle(
-                torch.tanh(F.embedding(ids[part], one[0], padding_idx=v - 1) @ one[1]),
-                one[0],
-                t[part],
-                one[2],
-                **options,
-            )
-            for part in parts
-        ]
+        hiddens = [torch.tanh(F.embedding(ids[part], one[0], padding_idx=v - 1) @ one[1]) for part in parts]
+        losses = [oracle(h, one[0], t[part], one[2], **options) for h, part in zip(hiddens, parts, strict=True)]
         sum((loss * up).sum() for loss, up in zip(losses, ups, strict=True)).backward()
 
         shard, here = VocabularyShard(v, own_tokens=True), dist.get_rank()
         rows = slice(shard.start, shard.stop)
         many = leaves(table[rows], body, b[rows] if bias else None)
         found, handed = tied_lookup(many[0], ids[parts[here]], LookupOptions(stop_lookup=v - 1), shard=shard)
-        loss = linear_cross_entropy(
-            torch.tanh(found @ many[1]), handed, t[parts[here]], many[2], shard=shard, chunk=CHUNK, **options
-        )
+        options |= {"shard": shard, "chunk": CHUNK}
+        loss = linear_cross_entropy(torch.tanh(found @ many[1]), handed, t[parts[here]], many[2], **options)
         near(f"{what}: loss", loss.detach(), losses[here].detach(), 1e-12)
         (loss * ups[here]).sum().backward()
         dist.all_reduce(many[1].grad)
@@ -318,13 +289,10 @@ def rows_of_minus_infinity():
     each[~masked].sum().backward()
     near("hidden", hs.grad, h.grad, 1e-12)
     near("table", whole(ws.grad), w.grad, 1e-12)
-    log_p = (hidden @ table.T + bias).log_softmax(1)
-    got = vocabulary_statistics(hs, ws, t, bs, shard=shard, entropy=True)
-    wanted = log_p.gather(1, t.clamp(min=0)[:, None])[:, 0].where(t != -100, 0)
+    got, wanted = ours(hs, ws, t, bs, shard=shard), plain(hidden, table, t, bias)
     assert torch.equal(got.log_prob.isneginf(), masked)
-    near("log-probabilities", got.log_prob.detach()[~masked], wanted[~masked], 1e-12)
-    entropy = -(log_p.exp() * log_p.clamp(min=-1e4)).sum(1)
-    near("entropies", got.entropy.detach(), entropy.where(t != -100, 0), 1e-12)
+    near("log-probabilities", got.log_prob.detach()[~masked], wanted[0][~masked], 1e-12)
+    near("entropies", got.entropy.detach(), wanted[2], 1e-12)
     assert torch.autograd.grad(got.entropy.sum(), hs)[0].isfinite().all()
 
 
@@ -350,30 +318,19 @@ def refusals():
 # what others got wrong: each naive way fails the comparison that ours passes
 
 
-def naive_loss(h, mine, t, shard, *, smoothing=0.0, local_smoothing=False):
-    """A vocabulary-parallel loss as it is often written, by autograd: a sum over ranks of exp, one of the target."""
-    z = h @ mine.T
-    total = returned(z.exp().sum(1), shard)
-    at, row = shard.own(t)
-    target = returned(z.new_zeros(len(t)).index_put((at,), z[at, row]), shard)
-    nll = total.log() - target
-    if not smoothing:
-        return nll.mean()
-    if local_smoothing:  # Megatron-LM#7452: the mean of log-probabilities over the rows that are here
-        mean = (z - total.log()[:, None]).mean(1)
-    else:
-        mean = returned((z - total.log()[:, None] / shard.size).sum(1), shard) / shard.total
-    return ((1 - smoothing) * nll - smoothing * mean).mean()
-
-
 def smoothing_over_all_rows():
+    """Megatron-LM#7452: the mean of log-probabilities over the rows that are here, of which the nll has no need."""
     (table, _, _, _), ids, _ = problem(97)
     t, shard = ids.flip(0), VocabularyShard(97)
     hidden, mine = table[ids] * 0.3, table[shard.start : shard.stop]
     wanted = F.cross_entropy(hidden @ table.T, t, label_smoothing=0.1)
     near("ours", linear_cross_entropy(hidden, mine, t, shard=shard, label_smoothing=0.1), wanted, 1e-12)
-    near("naive without smoothing", naive_loss(hidden, mine, t, shard), F.cross_entropy(hidden @ table.T, t), 1e-12)
-    naive = naive_loss(hidden, mine, t, shard, smoothing=0.1, local_smoothing=True)
+    z = hidden @ mine.T
+    lse = returned(z.exp().sum(1), shard).log()
+    at, row = shard.own(t)
+    nll = lse - returned(z.new_zeros(len(t)).index_put((at,), z[at, row]), shard)
+    near("naive without smoothing", nll.mean(), F.cross_entropy(hidden @ table.T, t), 1e-12)
+    naive = (0.9 * nll - 0.1 * (z - lse[:, None]).mean(1)).mean()
     off = shard.gather((naive - wanted).abs())  # of each rank
     assert off.max() > 1e-4 * wanted
 
@@ -383,8 +340,8 @@ def gathered_logits_count_once():
     (table, _, _, _), ids, _ = problem(97)
     t, shard = ids.flip(0), VocabularyShard(97)
     hidden = table[ids] * 0.3
-    wanted = F.cross_entropy(hidden @ table.T, t)
     z = hidden @ table.T
+    wanted = F.cross_entropy(z, t)
     naive = (returned(z.exp().sum(1), shard).log() - z.gather(1, t[:, None])[:, 0]).mean()
     assert math.isclose(naive - wanted, math.log(shard.size), rel_tol=1e-9)
     ours = linear_cross_entropy(hidden, table[shard.start : shard.stop], t, shard=shard)

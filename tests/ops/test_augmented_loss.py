@@ -51,7 +51,9 @@ def gradients(function, h, w, table, b, t, upstream=None, **options):
 @pytest.mark.parametrize("through", [False, True])
 @pytest.mark.parametrize("one_table", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("chosen", [{"alpha": 0.7, "temperature": 3.0}, {"hard": 0.0, "alpha": 40.0, "chunk": 4}])
+@pytest.mark.parametrize(
+    "chosen", [{"alpha": 0.7, "temperature": 3.0}, {"hard": 0.0, "alpha": 40.0, "chunk": 4}, {"alpha": 0.0}]
+)
 def test_equals_the_formula(reduction, through, one_table, with_bias, chosen):
     h, w, table, b, t = problem()
     case = (h, w, None if one_table else table, b if with_bias else None, t)
@@ -60,35 +62,18 @@ def test_equals_the_formula(reduction, through, one_table, with_bias, chosen):
     loss, got = gradients(augmented_cross_entropy, *case, upstream, **options)
     truth, wanted = gradients(oracle, *case, upstream, **options)
     torch.testing.assert_close(loss, truth, rtol=1e-12, atol=1e-12)
-    for a, c in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, c, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_gradcheck_with_gradient_through_the_targets(reduction):
-    h, w, table, b, t = problem(3)
-    o = AugmentedOptions(alpha=0.6, temperature=2.0, through_targets=True, reduction=reduction)
-    leaves = [x.clone().requires_grad_() for x in (h, w, table, b)]
-    assert torch.autograd.gradcheck(lambda h, w, table, b: augmented_cross_entropy(h, w, t, table, b, o), leaves)
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
 @settings(max_examples=50)
 @given(seed=st.integers(0, 10**6), chunk=st.integers(1, N + 3), tau=st.floats(0.5, 50), alpha=st.floats(0, 10))
 def test_chunks_change_nothing(seed, chunk, tau, alpha):
     h, w, table, b, t = problem(seed)
-    loss, got = gradients(
-        augmented_cross_entropy, h, w, table, b, t, alpha=alpha, temperature=tau, chunk=chunk, through_targets=True
-    )
-    truth, wanted = gradients(oracle, h, w, table, b, t, alpha=alpha, temperature=tau, through_targets=True)
+    options = {"alpha": alpha, "temperature": tau, "through_targets": True}
+    loss, got = gradients(augmented_cross_entropy, h, w, table, b, t, chunk=chunk, **options)
+    truth, wanted = gradients(oracle, h, w, table, b, t, **options)
     torch.testing.assert_close(loss, truth, rtol=1e-10, atol=1e-10)
-    for a, c in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, c, rtol=1e-8, atol=1e-10)
-
-
-def test_without_divergence_it_is_cross_entropy():
-    h, w, table, b, t = problem()
-    loss = augmented_cross_entropy(h, w, t, table, b, alpha=0.0)
-    torch.testing.assert_close(loss, F.cross_entropy(h @ w.T + b, t))
+    torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-10)
 
 
 def test_equal_distributions_leave_no_divergence():

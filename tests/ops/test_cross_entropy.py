@@ -68,9 +68,7 @@ def test_equals_the_formula_in_fp64(chosen, with_bias, reduction):
     (h, w, b), t = problem()
     inputs = (h, w, b if with_bias else None)
     kw = options_of(chosen) | {"reduction": reduction}
-    up = (
-        torch.linspace(-1, 2, N, dtype=torch.float64) if reduction == "none" else torch.tensor(0.7, dtype=torch.float64)
-    )
+    up = (torch.linspace(-1, 2, N) if reduction == "none" else torch.tensor(0.7)).double()
     truth, true_grads = gradients(oracle, inputs, t, upstream=up, **kw)
     got, grads = gradients(linear_cross_entropy, inputs, t, upstream=up, chunk=7, **kw)
     torch.testing.assert_close(got, truth, rtol=1e-12, atol=1e-12)
@@ -91,27 +89,29 @@ def test_chunking_and_order_of_the_vocabulary_change_nothing(n, chunk, v, seed):
     (h, w, b), t = problem(n=n, v=v, seed=seed)
     loss, (dh, dw, db) = gradients(linear_cross_entropy, (h, w, b), t, chunk=chunk)
     order = torch.randperm(v, generator=torch.Generator().manual_seed(seed))
-    moved = torch.empty(v, dtype=torch.long).scatter_(0, order, torch.arange(v))
-    t2 = t.where(t < 0, moved[t.clamp(min=0)])
-    loss2, (dh2, dw2, db2) = gradients(linear_cross_entropy, (h, w[order], b[order]), t2)
+    t2 = t.where(t < 0, order.argsort()[t.clamp(min=0)])
+    loss2, grads2 = gradients(linear_cross_entropy, (h, w[order], b[order]), t2)
     torch.testing.assert_close(loss, loss2)
-    torch.testing.assert_close(dh, dh2)
-    torch.testing.assert_close(dw[order], dw2)
-    torch.testing.assert_close(db[order], db2)
+    torch.testing.assert_close([dh, dw[order], db[order]], grads2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_error_is_no_worse_than_the_plain_computation_in_the_same_dtype(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "cast"),
+    [(torch.float32, None), (torch.bfloat16, None), (torch.float16, None), (torch.float32, torch.bfloat16)],
+)
+def test_error_is_no_worse_than_the_plain_computation_in_the_same_dtype_or_under_autocast(dtype, cast):
     inputs, t = problem(dtype, n=512, v=1000, spread=0.5)
     truth, true_grads = gradients(oracle, [x.double() for x in inputs], t)
-    reference, reference_grads = gradients(plain, inputs, t)
-    got, grads = gradients(linear_cross_entropy, inputs, t, chunk=100)
+    with torch.autocast("cpu", cast, enabled=cast is not None):
+        reference, reference_grads = gradients(plain, inputs, t)
+        got, grads = gradients(linear_cross_entropy, inputs, t, chunk=100)
     assert got.dtype == torch.float32
     eps = torch.finfo(torch.float32).eps
     assert error(got, truth) <= error(reference, truth) + 4 * eps
     for g, plain_g, true in zip(grads, reference_grads, true_grads, strict=True):
         assert g.dtype == dtype
         assert error(g, true) <= 1.05 * error(plain_g, true) + 4 * eps
+        assert cast is None or error(g, true) > 1e-6  # it was multiplied in bf16
 
 
 def test_a_bf16_scalar_does_not_depend_on_the_chunk():
@@ -125,46 +125,25 @@ def test_a_bf16_scalar_does_not_depend_on_the_chunk():
 def test_fp16_gradients_survive_a_loss_scale():
     inputs, t = problem(torch.float16, n=2048, v=300, spread=0.3)
     _, true_grads = gradients(oracle, [x.double() for x in inputs], t)
-    scale = torch.tensor(1024.0)
-    _, grads = gradients(linear_cross_entropy, inputs, t, upstream=scale)
+    _, grads = gradients(linear_cross_entropy, inputs, t, upstream=torch.tensor(1024.0))
     assert_near([g / 1024 for g in grads], true_grads, 2e-3)
-
-
-def test_autocast_multiplies_in_bf16_and_keeps_fp32_outside():
-    inputs, t = problem(torch.float32, n=256, v=500, spread=0.5)
-    truth, true_grads = gradients(oracle, inputs, t)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        reference, reference_grads = gradients(plain, inputs, t)
-        got, grads = gradients(linear_cross_entropy, inputs, t)
-    assert got.dtype == torch.float32
-    assert error(got, truth) <= error(reference, truth) + 1e-6
-    for g, plain_g, true in zip(grads, reference_grads, true_grads, strict=True):
-        assert g.dtype == torch.float32
-        assert 1e-6 < error(g, true) <= 1.05 * error(plain_g, true)
 
 
 def test_autocast_leaves_fp64_alone_as_torch_does():
     (h, w, b), t = problem()
     with torch.autocast("cpu", torch.bfloat16):
-        assert F.linear(h, w).dtype == torch.float64
         got = linear_cross_entropy(h, w, t, b)
     torch.testing.assert_close(got, oracle(h, w, t, b), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("n", [0, N])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_an_all_ignored_batch_gives_zero(reduction):
-    inputs, t = problem(torch.float32)
+def test_where_no_token_counts_or_is_there_the_loss_is_zero(reduction, n):
+    inputs, t = problem(torch.float32, n=n)
     t.fill_(-100)
-    up = torch.ones(N) if reduction == "none" else None
+    up = torch.ones(n) if reduction == "none" else None
     loss, grads = gradients(linear_cross_entropy, inputs, t, upstream=up, reduction=reduction, z_loss=0.1)
     assert torch.equal(loss, torch.zeros_like(loss))
-    assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
-
-
-def test_no_tokens_at_all():
-    inputs, _ = problem(torch.float32, n=0)
-    loss, grads = gradients(linear_cross_entropy, inputs, torch.empty(0, dtype=torch.long), reduction="sum")
-    assert loss == 0
     assert all(torch.equal(g, torch.zeros_like(x)) for g, x in zip(grads, inputs, strict=True))
 
 
@@ -174,10 +153,8 @@ def test_a_frozen_side_gets_no_gradient_and_the_other_is_exact(frozen):
     leaves = [h.clone(), w.clone()]
     leaves[1 - frozen].requires_grad_()
     linear_cross_entropy(*leaves, t).backward()
-    truth = [h.clone().requires_grad_(), w.clone().requires_grad_()]
-    oracle(*truth, t).backward()
     assert leaves[frozen].grad is None
-    torch.testing.assert_close(leaves[1 - frozen].grad, truth[1 - frozen].grad)
+    torch.testing.assert_close(leaves[1 - frozen].grad, gradients(oracle, (h, w, None), t)[1][1 - frozen])
 
 
 def test_repeated_backward_is_exact_and_inputs_are_never_changed():
@@ -189,10 +166,8 @@ def test_repeated_backward_is_exact_and_inputs_are_never_changed():
     for g in first:
         g.add_(1)  # what a caller does with its gradient must not reach the next one
     second = torch.autograd.grad(3 * loss, leaves)
-    for a, b2 in zip(kept, second, strict=True):
-        torch.testing.assert_close(3 * a, b2)
-    for leaf, original in zip(leaves, (h, w, b), strict=True):
-        assert torch.equal(leaf.detach(), original)
+    torch.testing.assert_close([3 * g for g in kept], list(second))
+    assert all(map(torch.equal, leaves, (h, w, b)))
     with pytest.raises(RuntimeError, match=r"already differentiated|second time"):
         torch.autograd.grad(loss, leaves)
 
@@ -272,7 +247,6 @@ def test_class_weights_are_summed_in_the_type_of_the_sums(class_weight, n, kind,
         ({"label_smoothing": 2.0}, ValueError, "label_smoothing"),
         ({"softcap": 0.0}, ValueError, "softcap must be positive"),
         ({"logits": "bf16"}, ValueError, "unknown logits 'bf16'"),
-        ({"soft_cap": 3.0}, TypeError, "soft_cap"),
     ],
 )
 def test_wrong_input_is_named(change, kind, says):
@@ -303,8 +277,7 @@ def test_compiled_without_a_graph_break(reduction):
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     got, grads = gradients(compiled, (h, w, b), t, upstream=up)
     torch.testing.assert_close(got, eager)
-    for g, e in zip(grads, eager_grads, strict=True):
-        torch.testing.assert_close(g, e)
+    torch.testing.assert_close(grads, eager_grads)
 
 
 def test_options_object_and_keywords_say_the_same():
@@ -347,9 +320,7 @@ def test_a_gradient_is_added_to_what_stands(dtype, chosen, reduction):
     truth, true = gradients(oracle, [x.double() for x in (h, w, b)], t, upstream=torch.tensor(0.25).double(), **kw)
     wide = torch.promote_types(dtype, torch.float32)
     standing = torch.linspace(-0.01, 0.01, w.numel(), dtype=wide).view_as(w)
-    h, w, b, into = (x.clone() for x in (h, w, b, standing))
-    for leaf in (h, w, b):
-        leaf.requires_grad_()
+    h, w, b, into = (*(x.requires_grad_() for x in (h, w, b)), standing.clone())
     loss = linear_cross_entropy(h, w, t, b, into=into, upstream=0.25, **kw)
     (loss / 4).backward()
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-6

@@ -18,9 +18,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def reference(table, h, k, bias=None, scale=1.0, softcap=None):
     """Scores and tokens of one hidden state as documented, by the standard library's correctly rounded sum."""
-    y = [math.fsum(a * b for a, b in zip(row, h.tolist(), strict=True)) * scale for row in table.tolist()]
-    if bias is not None:
-        y = [a + b for a, b in zip(y, bias.tolist(), strict=True)]
+    added = [0.0] * len(table) if bias is None else bias.tolist()
+    dots = [math.fsum(a * b for a, b in zip(row, h.tolist(), strict=True)) for row in table.tolist()]
+    y = [dot * scale + b for dot, b in zip(dots, added, strict=True)]
     order = sorted(range(len(y)), key=lambda v: (-y[v], v))[:k]
     scores = torch.tensor([y[v] for v in order], dtype=torch.float64)
     return (scores if softcap is None else softcap * torch.tanh(scores / softcap)).float(), torch.tensor(order)
@@ -98,15 +98,14 @@ def test_what_is_not_finite_is_answered_as_torch_answers_and_the_rest_exactly(wr
     table[[3, 30], 5] = wrong
     top = ExactTop(table)
     scores, tokens = top.top(hidden, 50)
-    plain = hidden.double() @ table.double().T
-    true_scores, true_tokens = plain.sort(descending=True, stable=True)
+    true_scores, true_tokens = (hidden.double() @ table.double().T).sort(descending=True, stable=True)
     assert torch.equal(tokens, true_tokens)
     torch.testing.assert_close(scores, true_scores.float(), equal_nan=True, rtol=1e-6, atol=1e-6)
     assert top.counts.whole == 2
 
-    hidden[0, 2] = wrong
-    scores, tokens = ExactTop(drawn(50, 24)).top(hidden, 50)
-    true_scores, true_tokens = (hidden.double() @ drawn(50, 24).double().T).sort(descending=True, stable=True)
+    table, hidden[0, 2] = drawn(50, 24), wrong
+    scores, tokens = ExactTop(table).top(hidden, 50)
+    true_scores, true_tokens = (hidden.double() @ table.double().T).sort(descending=True, stable=True)
     assert torch.equal(tokens, true_tokens)
     assert torch.equal(scores[0], true_scores[0].float()) or math.isnan(wrong)
 
@@ -222,17 +221,16 @@ def test_hidden_states_of_any_shape_and_an_order_of_their_own():
 
 
 def test_what_cannot_be_answered_is_refused():
-    with pytest.raises(UnsupportedError, match="fp32, bf16 or fp16"):
-        ExactTop(drawn(4, 4).double())
-    with pytest.raises(UnsupportedError, match=r"\[V, E\]"):
-        ExactTop(drawn(4))
-    top = ExactTop(drawn(4, 4))
-    with pytest.raises(UnsupportedError, match="hidden states"):
-        top.argmax(drawn(1, 4).double())
-    with pytest.raises(ValueError, match="do not meet"):
-        top.argmax(drawn(1, 5))
-    with pytest.raises(ValueError, match="bias"):
-        top.argmax(drawn(1, 4), bias=drawn(5))
-    for wrong in ({"k": 0}, {"k": 1, "scale": math.inf}, {"k": 1, "softcap": 0.0}):
-        with pytest.raises(ValueError, match="need k"):
-            top.top(drawn(1, 4), **wrong)
+    top, hidden = ExactTop(drawn(4, 4)), drawn(1, 4)
+    for kind, said, call in (
+        (UnsupportedError, "fp32, bf16 or fp16", lambda: ExactTop(drawn(4, 4).double())),
+        (UnsupportedError, r"\[V, E\]", lambda: ExactTop(drawn(4))),
+        (UnsupportedError, "hidden states", lambda: top.argmax(hidden.double())),
+        (ValueError, "do not meet", lambda: top.argmax(drawn(1, 5))),
+        (ValueError, "bias", lambda: top.argmax(hidden, bias=drawn(5))),
+        (ValueError, "need k", lambda: top.top(hidden, 0)),
+        (ValueError, "need k", lambda: top.top(hidden, 1, scale=math.inf)),
+        (ValueError, "need k", lambda: top.top(hidden, 1, softcap=0.0)),
+    ):
+        with pytest.raises(kind, match=said):
+            call()

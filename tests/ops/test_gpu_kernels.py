@@ -144,7 +144,7 @@ def test_everything_around_a_kernel_is_as_ever(name, device):
 def test_a_tied_step_that_the_environment_sends_to_a_backend(name, device, monkeypatch):
     monkeypatch.setenv("TIEWISE_LOSS", name)
     (_, w, _), t = problem(torch.float32, n=N, v=V)
-    ids, t, body = t.roll(1).clamp(min=0), t, torch.linspace(-1, 1, E * E).view(E, E)
+    ids, body = t.roll(1).clamp(min=0), torch.linspace(-1, 1, E * E).view(E, E)
     a, b = (w.double().requires_grad_() for _ in "ab")
     F.cross_entropy(torch.tanh(F.embedding(ids, a) @ body.double()) @ b.T, t).backward()
     table, record = w.to(device).requires_grad_(), PathRecord()
@@ -187,11 +187,7 @@ def test_liger_under_tritons_interpreter():
 @pytest.mark.parametrize(
     ("kw", "kind", "says"),
     [
-        (
-            {"backend": "cce", "label_smoothing": 0.1},
-            torch.bfloat16,
-            r"backend='cce' has no bias, no label_smoothing; ",
-        ),
+        ({"backend": "cce", "label_smoothing": 0.1}, torch.bfloat16, "'cce' has no bias, no label_smoothing; "),
         ({"backend": "cce"}, torch.float32, "'cce' has no bias, no products in float32; take backend='tiewise'"),
         ({"backend": "liger"}, torch.float64, "'liger' has no products in float64"),
         ({"backend": "liger", "chunk": 7}, torch.float32, "'liger' has no chunk; "),
@@ -222,9 +218,8 @@ def test_a_cpu_and_a_package_that_is_not_there(monkeypatch):
         linear_cross_entropy(h, w, t, backend="cut")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
-    with pytest.raises(
-        UnsupportedError, match=r"'liger' cannot be imported \(.*liger_kernel.*; pip install liger-kernel"
-    ):
+    missing = r"'liger' cannot be imported \(.*liger_kernel.*; pip install liger-kernel"
+    with pytest.raises(UnsupportedError, match=missing):
         linear_cross_entropy(h, w, t, backend="liger")
     with pytest.raises(ValueError, match="and backend are of cross-entropies alone"):
         tiewise.linear_log_prob(h, w, t.clamp(min=0), backend="auto")

@@ -5,6 +5,7 @@ import shutil
 import stat
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -109,11 +110,7 @@ def test_no_home_or_a_cache_that_cannot_be_written(kept, monkeypatch, tmp_path):
     with pytest.raises(RunError, match="XDG_CACHE_HOME"):
         compiled.build()
     monkeypatch.delenv("XDG_CACHE_HOME")
-
-    def homeless():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr("pathlib.Path.home", homeless)
+    monkeypatch.setattr("pathlib.Path.home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
     compiled._load.cache_clear()
     assert refused("home directory")
 

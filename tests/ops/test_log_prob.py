@@ -12,7 +12,6 @@ from tests.ops.test_cross_entropy import N, V, assert_near, error, problem
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops import log_prob as module
-from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.log_prob import linear_log_prob, vocabulary_statistics
 from tiewise.ops.path_gradient import tied_lookup
 
@@ -84,19 +83,13 @@ def test_entropies_and_log_probabilities_keep_their_laws(v, temperature, seed):
     assert 0 <= entropy[0] <= torch.tensor(v).double().log() * (1 + 1e-12)
 
 
-def test_are_the_loss_of_a_token_with_its_sign():
-    (h, w, b), t = problem(torch.float32)
-    loss = linear_cross_entropy(h, w, t, b, reduction="none", softcap=3.0, scale=0.4)
-    torch.testing.assert_close(linear_log_prob(h, w, t, b, softcap=3.0, scale=0.4), -loss)
-
-
 def test_fp32_is_within_a_millionth_of_the_formula_in_fp64():
     (h, w, _), t = problem(torch.float32, n=256, v=1000)
     truth, true_grads = run(plain, (h.double(), w.double(), None), t)
     got, grads = run(ours, (h, w, None), t)
     assert all(x.dtype == torch.float32 for x in got)
-    for part, one, true in zip(PARTS, got, truth, strict=True):
-        assert (one.double() - true).abs().max() < (4e-6 if part == "lse" else 1e-5)
+    assert all((one - true).abs().max() < 1e-5 for one, true in zip(got, truth, strict=True))
+    assert (got[1] - truth[1]).abs().max() < 4e-6  # lse
     assert_near(got, truth, 1e-6)
     assert_near(grads, true_grads, 1e-6)
 
@@ -117,9 +110,7 @@ def test_errors_are_no_worse_than_the_plain_computation_in_the_same_type(dtype, 
 
 def test_fp16_gradients_survive_small_upstreams():
     (h, w, _), t = problem(torch.float16, n=2048, v=300, spread=0.3)
-    leaves, true_leaves = (
-        [x.detach().clone().to(kind).requires_grad_() for x in (h, w)] for kind in (h.dtype, torch.float64)
-    )
+    leaves, true_leaves = ([x.clone().to(kind).requires_grad_() for x in (h, w)] for kind in (h.dtype, torch.float64))
     for x, function in ((leaves, linear_log_prob), (true_leaves, lambda *a, entropy: plain(*a)[::2])):
         log_prob, entropy = function(*x, t, entropy=True)
         (log_prob.double().sum() / 8 + entropy.double().sum() * 0.01).backward()
@@ -148,18 +139,12 @@ def test_strides_and_a_tied_lookup_change_nothing():
     torch.testing.assert_close(*found)
 
 
-def test_no_tokens_at_all():
-    inputs, _ = problem(torch.float32, n=0)
-    got, grads = run(ours, inputs, torch.empty(0, dtype=torch.long))
-    assert all(x.shape == (0,) for x in got)
-    assert all(torch.equal(g, torch.zeros_like(x)) for g, x in zip(grads, inputs, strict=True))
-
-
-def test_an_ignored_token_has_neither_value_nor_gradient():
-    inputs, t = problem(torch.float32)
-    t.fill_(-100)
-    got, grads = run(ours, inputs, t)
-    assert all(not x.any() for x in [*got, *grads])
+@pytest.mark.parametrize("n", [0, N])
+def test_where_no_token_counts_or_is_there_is_neither_value_nor_gradient(n):
+    inputs, t = problem(torch.float32, n=n)
+    got, grads = run(ours, inputs, t.fill_(-100))
+    for found, like in zip([*got, *grads], [t, t, t, *inputs], strict=True):
+        assert torch.equal(found, torch.zeros(like.shape))
 
 
 def test_without_targets_every_token_counts():
@@ -186,16 +171,6 @@ def test_a_frozen_side_gets_no_gradient_and_the_other_is_exact(frozen):
         (found[0].sum() + found[2].square().sum()).backward()
     assert leaves[frozen].grad is None
     torch.testing.assert_close(leaves[1 - frozen].grad, true[1 - frozen].grad)
-
-
-def test_repeated_backward_is_exact():
-    inputs, t = problem()
-    leaves = [x.clone().requires_grad_() for x in inputs]
-    log_prob, entropy = linear_log_prob(*leaves[:2], t, leaves[2], entropy=True)
-    first = torch.autograd.grad(log_prob.sum(), leaves, retain_graph=True)
-    second = torch.autograd.grad(entropy.sum(), leaves, retain_graph=True)
-    both = torch.autograd.grad((2 * log_prob + entropy).sum(), leaves)
-    torch.testing.assert_close(list(both), [2 * a + b for a, b in zip(first, second, strict=True)])
 
 
 def test_a_logit_at_minus_infinity_is_a_token_that_cannot_be():
@@ -226,7 +201,6 @@ def test_nan_and_infinity_reach_their_own_tokens_alone(odd):
 @pytest.mark.parametrize(
     ("change", "kind", "says"),
     [
-        ({"features": torch.ones(N, 12, dtype=torch.long)}, UnsupportedError, "features of type torch.int64"),
         ({"features": [1.0]}, TypeError, "features must be a tensor"),
         ({"targets": torch.rand(N)}, UnsupportedError, "probability targets"),
         ({"targets": torch.zeros(N + 1, dtype=torch.long)}, ValueError, "shapes do not meet"),
@@ -235,7 +209,6 @@ def test_nan_and_infinity_reach_their_own_tokens_alone(odd):
         ({"z_loss": 0.1}, ValueError, "label_smoothing, z_loss, class_weight and backend"),
         ({"reduction": "sum"}, ValueError, "not reduced"),
         ({"options": LossOptions(label_smoothing=0.1)}, ValueError, "label_smoothing, z_loss"),
-        ({"soft_cap": 3.0}, TypeError, "soft_cap"),
     ],
 )
 def test_wrong_input_is_named(change, kind, says):

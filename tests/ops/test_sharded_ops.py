@@ -9,7 +9,6 @@ import pytest
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.vocabulary_shard import VocabularyShard
 
-_RANKS = Path(__file__).with_name("sharded_ops.py")
 TRAPS = ["smoothing_over_all_rows", "gathered_logits_count_once", "padding_is_a_row_of_all", "uneven_rows_all_move"]
 EXACT = ["differentiated_again", "one_buffer", "rows_of_minus_infinity", "path_norms_of_all", "refusals"]
 EXACT += ["own_tokens", "own_tokens_told"]
@@ -17,8 +16,8 @@ LONG = ["every_option", "large_vocabulary", "narrow_types", "log_probabilities"]
 
 
 def ranks(tmp_path, size, cases):
-    command = [sys.executable, str(_RANKS), str(tmp_path / "store"), str(size), *cases]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    command = [sys.executable, "-m", "tests.ops.sharded_ops", str(tmp_path / "store"), str(size), *cases]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
 
 
