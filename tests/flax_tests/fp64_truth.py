@@ -23,16 +23,12 @@ def problem(n: int, v: int, e: int, *, seed: int = 0, ignored: int = 2, bias: bo
 
 def truth(given: dict[str, Any], upstream: np.ndarray | None = None, **options: Any) -> tuple[Any, list[np.ndarray]]:
     """(loss, gradients of features, weight and bias) by the fp64 oracle and torch's autograd."""
-    tensors = [
-        None if given[name] is None else torch.tensor(given[name], dtype=torch.float64, requires_grad=True)
-        for name in ("features", "weight", "bias")
-    ]
-    features, weight, bias = tensors
+    floats = {name: given[name] for name in ("features", "weight", "bias") if given[name] is not None}
+    leaves = {name: torch.tensor(x, dtype=torch.float64, requires_grad=True) for name, x in floats.items()}
     if "class_weight" in options:
         options["class_weight"] = torch.tensor(options["class_weight"])
-    loss = oracle(features, weight, torch.tensor(given["targets"]), bias, **options)
-    leaves = [x for x in tensors if x is not None]
-    grads = torch.autograd.grad(loss, leaves, None if upstream is None else torch.tensor(upstream))
+    loss = oracle(**leaves, targets=torch.tensor(given["targets"]), **options)
+    grads = torch.autograd.grad(loss, list(leaves.values()), None if upstream is None else torch.tensor(upstream))
     return loss.detach().numpy(), [g.numpy() for g in grads]
 
 

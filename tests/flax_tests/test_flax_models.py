@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import tiewise
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.flax.find_tied import find_tied
-from tiewise.flax.flax_models import FlaxDecoder, FlaxRNN, TiedIO, count_parameters, tied_io_embed
+from tiewise.flax.flax_models import FlaxDecoder, FlaxRNN, count_parameters, tied_io_embed
 from tiewise.flax.parameter_files import read, write
 from tiewise.models.rnn import RNNLM, RNNConfig
 
@@ -102,10 +102,3 @@ def test_the_exercise_returns_what_its_definition_says(seed):
     assert logits.shape == (40,)
     wanted, _ = TwoWays().init_with_output(jax.random.PRNGKey(seed), jnp.array([0, 2, 9, 2]))
     np.testing.assert_allclose(logits, wanted.ravel(), rtol=1e-5, atol=1e-9)
-
-
-def test_the_exercise_has_one_matrix_of_the_stated_scale():
-    params = TiedIO(2_000, 32).init(jax.random.PRNGKey(0), jnp.array([0]))
-    assert jax.tree.map(lambda x: x.shape, params) == {"params": {"embedding": (2_000, 32)}}
-    assert float(jnp.std(params["params"]["embedding"])) == pytest.approx(0.02, rel=0.02)
-    assert find_tied(params).one
