@@ -18,19 +18,9 @@ from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import densify, factor, untie
 
 SPECS = [
-    "factored:5",
-    "factored-untied:5",
-    "factored-untied:in=4,out=7",
-    "projected:20",
-    "projected:12,untied",
-    "projected:16,in=linear,out=none",
-    "projected:16",
-    "residual:3,s=0.2",
-    "spd",
-    "spd+input_scale=2",
-    "tied+output_scale=1/sqrt_d",
-    "untied+input_scale=sqrt_d",
-    "factored:5+output_scale=0.3+pad=2",
+    *("factored:5", "factored-untied:5", "factored-untied:in=4,out=7", "factored:5+output_scale=0.3+pad=2"),
+    *("projected:20", "projected:12,untied", "projected:16,in=linear,out=none", "projected:16", "residual:3,s=0.2"),
+    *("spd", "spd+input_scale=2", "tied+output_scale=1/sqrt_d", "untied+input_scale=sqrt_d"),
 ]
 
 

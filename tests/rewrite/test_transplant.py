@@ -1,9 +1,6 @@
 """`transplant`: shared rows bit for bit, the rest as it says, by the library's tokenizers and transformers' models."""
 
-import copy
 import json
-import random
-import shutil
 
 import numpy as np
 import pytest
@@ -20,10 +17,9 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.token_bytes import read_token_bytes
 from tiewise.core.errors import CheckpointError, heard
 from tiewise.rewrite import factor, transplant
-from tiewise.rewrite.transplant import GENERATION, pursue, spelled
+from tiewise.rewrite.transplant import pursue, spelled
 
-GONE = ["Ġa", "qu", "ab", "Ġab", "ing", "Ġing"]
-OLD = ["Ġ", "a", "b", "c", "g", "i", "n", "q", "u", *GONE]
+OLD = ["Ġ", "a", "b", "c", "g", "i", "n", "q", "u", "Ġa", "qu", "ab", "Ġab", "ing", "Ġing"]
 
 
 def byte_level(folder, pieces, **special):
@@ -231,57 +227,6 @@ def test_what_cannot_be_done_is_said_in_a_line(arguments, says, source, tmp_path
     assert "\n" not in str(e.value)
     assert e.value.fix
     assert not (tmp_path / "to").exists()
-
-
-ODD = [None, True, -1, 0, 0.5, 2**60, 10**30, "", "\0", "../../x", "\ud800", "BPE", "<s>"]
-ODD += [[], {}, [[]], {"id": 3}, [1, "a"]]
-
-
-def damaged(record, draw):
-    """A record with one of its values, at any depth, replaced, doubled under another key, or gone."""
-    at, path = record, []
-    while isinstance(at, dict | list) and at and (not path or draw.random() < 0.8):
-        key = draw.choice(list(at)) if isinstance(at, dict) else draw.randrange(len(at))
-        path.append((at, key))
-        at = at[key]
-    holder, key = path[-1]
-    if draw.random() < 0.2:
-        del holder[key]
-    elif isinstance(holder, dict) and draw.random() < 0.2:
-        holder[draw.choice(["a", "bos_token", "eos_token", "content", "é\ud800"])] = copy.deepcopy(holder[key])
-    else:
-        holder[key] = copy.deepcopy(draw.choice(ODD))
-    return record
-
-
-@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.slow)])
-def test_damaged_tokenizers_and_configs_are_refused_in_a_line_or_transplanted_whole(count, source, tmp_path):
-    byte_level(tmp_path / "new", ["Ġab", "quing", "é", "a"], bos_token="<s>", pad_token="<pad>")
-    healthy, done, to = {"old": source, "new": tmp_path / "new"}, 0, tmp_path / "to"
-    for number in range(count):
-        draw = random.Random(number)
-        folder = draw.choice(list(healthy))
-        path = tmp_path / f"{folder}{number}"
-        shutil.copytree(healthy[folder], path)
-        names = ["tokenizer.json"] * 4 + ["tokenizer_config.json", "special_tokens_map.json", GENERATION]
-        file = path / draw.choice(names)
-        record = json.loads(file.read_text()) if file.is_file() else {"eos_token": {"content": "<s>"}}
-        for _ in range(draw.choice([1, 1, 2, 4])):
-            record = damaged(record, draw) if record else {}
-        file.write_text(json.dumps(record))
-        places, refused = {**healthy, folder: path}, ""
-        try:
-            transplant(places["old"], to, tokenizer=places["new"], dry_run=number % 5 != 0)
-            done += 1
-        except CheckpointError as error:
-            refused = str(error)
-        assert "\n" not in refused, number
-        assert to.exists() == (not refused and number % 5 == 0), number
-        if to.exists():
-            assert len(tensors(to)["lm_head.weight"]) == config_of(to)["vocab_size"]
-            shutil.rmtree(to)
-        shutil.rmtree(path)
-    assert count // 5 < done < count
 
 
 def by_definition(anchors, x, most):

@@ -350,20 +350,21 @@ def test_trimmed_twice_is_trimmed_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("first", "count"), [(0, 40), pytest.param(1000, 3000, marks=pytest.mark.slow)], ids=["few", "many"]
+    ("first", "count"), [(0, 60), pytest.param(1000, 3000, marks=pytest.mark.slow)], ids=["few", "many"]
 )
-def test_damaged_tokenizers(tmp_path, first, count):
+def test_damaged_tokenizers_are_refused_in_a_line_or_trimmed_and_transplanted_whole(tmp_path, first, count):
     here = Path(__file__).parents
     paths = [*sys.path, str(here[0]), str(here[1] / "checkpoint")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, str(here[0] / "hostile_trims.py"), str(tmp_path / "home"), str(first), str(count)]
+    command = [sys.executable, str(here[0] / "hostile_tokenizers.py"), str(tmp_path / "home"), str(first), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert not done.stderr  # Rust would say there that it panicked
     told = json.loads(done.stdout)
     assert not told["failed"], f"{len(told['failed'])} of {count}: " + "\n".join(told["failed"][:20])
-    assert told["made"] + told["refused"] == count
-    assert min(told["made"], told["refused"]) > count // 8
+    for refused_and_made in (told["trim"], told["transplant"]):
+        assert sum(refused_and_made) == count
+        assert min(refused_and_made) > count // 8
 
 
 # long bars

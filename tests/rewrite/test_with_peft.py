@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.checkpoint.adapter import lora_config
 from tiewise.checkpoint.audit import check
@@ -20,12 +20,13 @@ IDS = torch.arange(V)[None]
 def bases(tmp_path):
     """Save a base and return (its folder, a function that loads it anew)."""
 
-    def made(tied, **config):
+    def made(tied, family="llama", **config):
         torch.manual_seed(0)
         config |= {"vocab_size": V, "hidden_size": D, "intermediate_size": 32, "num_hidden_layers": 2}
         config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.3}
-        LlamaForCausalLM(LlamaConfig(tie_word_embeddings=tied, **config)).save_pretrained(tmp_path / "base")
-        return tmp_path / "base", lambda: LlamaForCausalLM.from_pretrained(tmp_path / "base").eval()
+        config = AutoConfig.for_model(family, tie_word_embeddings=tied, **config)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+        return tmp_path / "base", lambda: AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
 
     return made
 
@@ -111,7 +112,7 @@ def merging(tmp_path, bases):
         base, load = bases(tied, **config)
         path = trained(load(), tmp_path / "a", change, **chosen)
         receipt = merge(base, tmp_path / "merged", adapter=path)
-        merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged").eval()
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
         close({"logits": logits(merged)}, {"logits": logits(load(), path)}, 1e-5)
         return receipt, merged, peft.PeftModel.from_pretrained(load(), path)
 
@@ -119,6 +120,8 @@ def merging(tmp_path, bases):
 
 
 LINEARS = {"target_modules": "all-linear"}
+GPT2 = {"family": "gpt2", "n_positions": 128}  # whose layers lie turned, some of them square
+OPT = {"family": "opt", "word_embed_proj_dim": D, "ffn_dim": 32}  # which has biases, and a body of its own
 FORMS = [
     (False, {}, LINEARS, nothing),
     (True, {}, LINEARS, nothing),
@@ -132,6 +135,8 @@ FORMS = [
     (False, {}, {"trainable_token_indices": {"embed_tokens": [9, 4], "lm_head": [5]}}, rows),
     (True, {}, {"trainable_token_indices": [9, 4]}, rows),
     (True, {}, {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, shift([2], E_)),
+    (True, GPT2, {"target_modules": ["c_attn", "c_proj", "c_fc"]}, nothing),
+    (True, OPT, {"target_modules": ["fc1"]}, nothing),
 ]
 
 
@@ -143,18 +148,19 @@ def test_a_merge_is_that_of_peft(tmp_path, merging, tied, config, chosen, change
 
 
 APART = [
-    ({"target_modules": ["embed_tokens"]}, nothing),
-    ({"target_modules": ["lm_head"]}, nothing),
-    ({"target_modules": ["embed_tokens", "lm_head"]}, nothing),
-    ({"modules_to_save": ["embed_tokens"]}, shift([2], E_)),
-    ({"modules_to_save": ["embed_tokens", "lm_head"]}, shift([2], E_)),
-    ({"trainable_token_indices": {"embed_tokens": [9, 4], "lm_head": [5]}}, rows),
+    ({}, {"target_modules": ["embed_tokens"]}, nothing),
+    ({}, {"target_modules": ["lm_head"]}, nothing),
+    ({}, {"target_modules": ["embed_tokens", "lm_head"]}, nothing),
+    ({}, {"modules_to_save": ["embed_tokens"]}, shift([2], E_)),
+    ({}, {"modules_to_save": ["embed_tokens", "lm_head"]}, shift([2], E_)),
+    ({}, {"trainable_token_indices": {"embed_tokens": [9, 4], "lm_head": [5]}}, rows),
+    ({"family": "gemma3_text", "head_dim": 8}, {"target_modules": ["q_proj", "embed_tokens"]}, nothing),  # scales rows
 ]
 
 
-@pytest.mark.parametrize(("chosen", "change"), APART)
-def test_what_parts_the_ends_of_a_tied_base_unties_it(merging, chosen, change):
-    receipt, merged, _ = merging(True, chosen, change)
+@pytest.mark.parametrize(("config", "chosen", "change"), APART)
+def test_what_parts_the_ends_of_a_tied_base_unties_it(merging, config, chosen, change):
+    receipt, merged, _ = merging(True, chosen, change, **config)
     assert any("two tables" in note for note in receipt.notes)
     assert merged.config.tie_word_embeddings is False
 
@@ -185,7 +191,7 @@ def test_a_step_with_the_suggested_config_keeps_the_tie(tmp_path, bases, tied, f
     assert moved == asked.get("new_tokens", moved if asked else [])
     assert len(moved) >= V - 1 or not asked.get("tables")  # the last token of the text is read and predicts nothing
     assert ("lm_head.weight" in stored) is not tied  # one table still, or two
-    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     close({"logits": logits(merged)}, {"logits": logits(load(), tmp_path / "a")}, 1e-5)
     assert not check(tmp_path / "a", base=base).at_least("warning")
 
@@ -197,32 +203,3 @@ def test_copies_below_low_rank_updates_go(tmp_path, bases, tied):
     receipt = slim(fat, tmp_path / "slim", base=base)
     assert len(receipt.dropped) == 2
     assert torch.equal(logits(load(), fat), logits(load(), tmp_path / "slim"))
-
-
-HEADS = {"num_hidden_layers": 1, "num_attention_heads": 2}
-OTHERS = {
-    "gpt2": ({"n_layer": 1, "n_head": 2, "n_positions": 128}, ["c_attn", "c_proj", "c_fc"]),
-    "gemma3_text": (HEADS | {"head_dim": 8, "num_key_value_heads": 2}, ["q_proj", "embed_tokens"]),
-    "opt": (HEADS | {"word_embed_proj_dim": 16, "ffn_dim": 32}, ["fc1"]),
-}
-
-
-@pytest.mark.parametrize("family", OTHERS)
-def test_a_merge_in_other_families(tmp_path, family):
-    """GPT-2's layers lie turned, some of them square; Gemma scales its rows; OPT has biases, and a body of its own."""
-    sizes, modules = OTHERS[family]
-    common = {"vocab_size": V, "hidden_size": D, "intermediate_size": 32, "tie_word_embeddings": True}
-    config = AutoConfig.for_model(family, **common | sizes)
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
-
-    def load(place="base"):
-        return AutoModelForCausalLM.from_pretrained(tmp_path / place).eval()
-
-    path = trained(load(), tmp_path / "a", nothing, target_modules=modules)
-    merge(tmp_path / "base", tmp_path / "merged", adapter=path)
-    close({"logits": logits(load("merged"))}, {"logits": logits(load(), path)}, 1e-5)
-    if "embed_tokens" not in modules:  # which PEFT merges into the one table, and so into the head
-        peft.PeftModel.from_pretrained(load(), path).merge_and_unload().save_pretrained(tmp_path / "theirs")
-        theirs = load_file(tmp_path / "theirs/model.safetensors")
-        close(load_file(tmp_path / "merged/model.safetensors"), theirs, 1e-6)

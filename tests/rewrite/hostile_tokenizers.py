@@ -1,9 +1,9 @@
-"""A process of its own in which damaged tokenizers are trimmed: what it prints, a traceback or a crash would spoil.
+"""A process of its own in which damaged tokenizers are trimmed and transplanted, which a crash would end.
 
-    python hostile_trims.py FOLDER FIRST COUNT
+    python hostile_tokenizers.py FOLDER FIRST COUNT
 
-Prints one JSON object: how many were made, refused, and what must not have happened. Every case is made from its
-number alone, so that `FOLDER N 1` repeats it.
+Prints one JSON object: of each verb how many results were made and refused, and what must not have happened. Every case
+is made from its number alone, so that `FOLDER N 1` repeats it.
 """
 
 import json
@@ -12,14 +12,16 @@ import shutil
 import signal
 import sys
 import traceback
+from itertools import product
 from pathlib import Path
 
 from tests.checkpoint.hostile_child import Hang, clear, mutate_file, mutate_record, stop, write
 from tokenizers import Tokenizer
 from trimmed_words import KINDS, folder, prose
 
+from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite import trim
+from tiewise.rewrite import transplant, trim
 
 SECONDS = 20
 ODD = [["", "a"], ["a", ""], ["no", "such"], "a b c", "ab", ["a"], [1, 2], ["<0x41>", "a"], ["a", "a"]]
@@ -27,11 +29,12 @@ ODD = [["", "a"], ["a", ""], ["no", "such"], "a b c", "ab", ["a"], [1, 2], ["<0x
 
 def seeds(scratch, text):
     """{kind: {file: bytes}} of healthy folders."""
-    generation = {"eos_token_id": [0, 1], "suppress_tokens": [5, 6], "forced_decoder_ids": [[1, 7]]}
+    generation = {"eos_token_id": [0, 1], "suppress_tokens": [5, 6], "forced_decoder_ids": [[1, 7]], "bos_token_id": 2}
     found = {}
     for name, train in KINDS.items():
         tokenizer = train(text, 400)
-        files = {"generation_config.json": generation, "tokenizer_config.json": {"added_tokens_decoder": {"0": {}}}}
+        words = {"added_tokens_decoder": {"0": {}}, "eos_token": tokenizer.id_to_token(0)}
+        files = {"generation_config.json": generation, "tokenizer_config.json": words}
         made = folder(scratch / name, tokenizer, files=files)
         if name == "gpt2":
             tokenizer.model.save(str(made))  # vocab.json, merges.txt
@@ -67,27 +70,39 @@ def mutated(rng, name, data):
     return json.dumps(record).encode()
 
 
-def one(rng, home, kinds):
-    """Trim one damaged folder: (what was done to it, whether it was made, what went wrong)."""
-    kind = rng.choice(sorted(kinds))
+def one(rng, home, kinds, verb):
+    """Rewrite with one damaged folder: (what it was, whether a result was made, what went wrong)."""
+    case, made, kind = home / "case", home / "made", rng.choice(sorted(kinds))
     files = dict(kinds[kind])
     names = [name for name in files if name != "model.safetensors"]
-    for name in {rng.choice(["tokenizer.json", rng.choice(names)]) for _ in range(rng.choice([1, 1, 2]))}:
+    damaged = {rng.choice(["tokenizer.json", rng.choice(names)]) for _ in range(rng.choice([1, 1, 2]))}
+    for name in sorted(damaged):
         files[name] = mutated(rng, name, files[name])
-    write(home / "case", files)
-    options = rng.choice([{"text": home / "text.txt"}, {"size": 380}, {"keep": home / "keep.txt"}])
+    write(case, files)
+    dry = rng.random() < 0.5
     try:
-        trim(home / "case", home / "made", **options, dry_run=rng.random() < 0.5)
+        if verb == "trim":
+            options = rng.choice([{"text": home / "text.txt"}, {"size": 380}, {"keep": home / "keep.txt"}])
+            trim(case, made, **options, dry_run=dry)
+        else:
+            healthy = home / "seeds" / rng.choice(sorted(kinds))
+            source, tokenizer = rng.choice([(case, healthy), (healthy, case)])
+            transplant(source, made, tokenizer=tokenizer, dry_run=dry)
     except CheckpointError as error:
         plain = str(error).isprintable() and error.fix
-        return kind, False, None if plain and not (home / "made").exists() else f"no plain error: {error!r}"
+        return kind, False, None if plain and not made.exists() else f"no plain error: {error!r}"
     except Hang:
         return kind, False, f"hangs for {SECONDS} s"
     except Exception:
         return kind, False, traceback.format_exc(limit=-4)
-    if (home / "made").exists():
-        Tokenizer.from_file(str(home / "made/tokenizer.json")).encode("a b")
-        shutil.rmtree(home / "made")
+    if made.exists() is dry:
+        return kind, True, f"a result is there: {made.exists()}"
+    if not dry and verb == "trim":
+        Tokenizer.from_file(str(made / "tokenizer.json")).encode("a b")
+    elif not dry and "config.json" not in damaged:
+        table = read_header(made / "model.safetensors").tensors["model.embed_tokens.weight"]
+        assert table.rows == json.loads((made / "config.json").read_text())["vocab_size"]
+    shutil.rmtree(made, ignore_errors=True)
     return kind, True, None
 
 
@@ -98,18 +113,18 @@ def run(home, first, count):
     (home / "keep.txt").write_text("4\n5\n")
     kinds = seeds(home / "seeds", text)
     signal.signal(signal.SIGALRM, stop)
-    told = {"made": 0, "refused": 0, "failed": []}
+    told = {"trim": [0, 0], "transplant": [0, 0], "failed": []}
     before = None
-    for number in range(first, first + count):
+    for number, verb in product(range(first, first + count), ("trim", "transplant")):
         signal.alarm(SECONDS)
-        kind, made, wrong = one(random.Random(number), home, kinds)
+        kind, made, wrong = one(random.Random(number), home, kinds, verb)
         signal.alarm(0)
-        told["made" if made else "refused"] += 1
+        told[verb][made] += 1
         clear(home / "case")
         left = sorted(path.name for path in home.iterdir())
         before = before or left
         if wrong is not None or left != before:
-            told["failed"].append(f"case {number} ({kind}): {wrong or left}")
+            told["failed"].append(f"case {number} ({verb}, {kind}): {wrong or left}")
     return told
 
 
