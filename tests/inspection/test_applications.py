@@ -248,8 +248,6 @@ def test_what_is_not_finite_is_no_number_and_never_the_best():
         (lambda: albert(1), "one layer, applied once"),
         (lambda: albert(4, num_hidden_groups=2), "its 4 layers share parameters in part only"),
         (lambda: open_albert(3, "ffn"), "its 3 layers share parameters in part only"),
-        (lambda: open_albert(4, "sandwich"), "in part only"),
-        (lambda: open_albert(3, "all+rank=2"), "in part only"),
         (lambda: open_albert(5, "all:cycle=2"), "in part only"),
         (lambda: build("t5"), "an encoder and a decoder"),
     ],

@@ -1,4 +1,4 @@
-"""transformers' own class of a family with one layer whose attention gives nothing: the oracle of the first MLP."""
+"""transformers' own class of a family with one layer whose attention gives nothing, or none: oracles of both paths."""
 
 import torch
 import transformers
@@ -23,6 +23,7 @@ CLASSES = {
     "gpt_neox": "GPTNeoXForCausalLM",
     "gptj": "GPTJForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "opt": "OPTForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "stablelm": "StableLmForCausalLM",
@@ -35,18 +36,23 @@ SETTINGS = {
     "cohere": {"logit_scale": 0.25},
     "gemma2": {"final_logit_softcapping": 2.0},
     "gemma3_text": {"final_logit_softcapping": 3.0},
+    "mistral": {"rms_norm_eps": 0.5},
+    "gpt_neox": {"layer_norm_eps": 0.5},
 }
 OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
 
 
 def one_layer(family, tied=False, **settings):
-    """Build it in fp64; every parameter random, positions and the attention's output projection zero."""
+    """Build it in fp64; every parameter random, positions and the attention's output projection zero.
+
+    With num_hidden_layers=0 its logits are the direct path.
+    """
     torch.manual_seed(0)
     config = AutoConfig.for_model(family)
     for key, value in (SIZES | SETTINGS.get(family, {}) | {"tie_word_embeddings": tied} | settings).items():
         setattr(config, key, value)
     if hasattr(config, "layer_types"):
-        config.layer_types = ["full_attention"]
+        config.layer_types = ["full_attention"] * config.num_hidden_layers
     name = CLASSES.get(family, f"{family.capitalize()}ForCausalLM")
     model = getattr(transformers, name)(config).to(torch.float64).eval()
     silenced = 0
@@ -60,7 +66,7 @@ def one_layer(family, tied=False, **settings):
             elif attention and parts[-2] in OUTPUT_PROJECTIONS:
                 value.zero_()
                 silenced += 1
-    assert silenced, [name for name, _ in model.named_parameters()]
+    assert silenced or not config.num_hidden_layers, [name for name, _ in model.named_parameters()]
     if tied:
         model.tie_weights()
     return model
