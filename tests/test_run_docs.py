@@ -179,10 +179,8 @@ def test_a_drawing_that_is_not_what_its_command_draws_is_told(tmp_path):
 
 
 def test_every_page_is_in_the_book():
-    told = (ROOT / "zensical.toml").read_text()
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} == {
-        name for name in told.split('"') if name.endswith(".md")
-    }
+    told = {name for name in (ROOT / "zensical.toml").read_text().split('"') if name.endswith(".md")}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} == told
 
 
 def sentences(page):
@@ -194,9 +192,7 @@ def sentences(page):
 
 
 def test_sentences_are_counted_as_a_reader_would():
-    page = (
-        "# Title\n\nOne two `a b`. Three\nfour [five](x.md)?\n\n- six\n- seven eight\n\n| no |\n\n```sh\nno. no.\n```\n"
-    )
+    page = "# Title\n\nOne two `a b`. Three\nfour [five](x.md)?\n\n- six\n- seven eight\n\n| no |\n\n```sh\nno.\n```\n"
     assert [len(s.split()) for s in sentences(page)] == [3, 3, 1, 2]
 
 

@@ -14,11 +14,8 @@ TINY = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps":
 def text(tmp_path_factory):
     draw = random.Random(0)
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(
-        "\n\n".join(
-            " ".join(draw.choices(["tie", "wise", "the", "two", "ends", "of", "a", "model"], k=40)) for _ in range(40)
-        )
-    )
+    words = ["tie", "wise", "the", "two", "ends", "of", "a", "model"]
+    path.write_text("\n\n".join(" ".join(draw.choices(words, k=40)) for _ in range(40)))
     return str(path)
 
 

@@ -108,12 +108,7 @@ LIVE = {
     "densify": r"tiewise\.hf\.plain_copy\(model\)",
     "factor": r"tiewise\.install\(model, \"factored:128\"\)",
     "resize": r"model\.resize_token_embeddings",
-    "transplant": "save_pretrained",
-    "dedupe": "save_pretrained",
-    "repair": "save_pretrained",
-    "slim": "save_pretrained",
-    "merge": "save_pretrained",
-    "trim": "save_pretrained",
+    **dict.fromkeys(("transplant", "dedupe", "repair", "slim", "merge", "trim"), "save_pretrained"),
 }
 
 
