@@ -15,11 +15,11 @@ from itertools import product
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tiny_models import Allocations, build, without_dropout
+from table_ranks import full, refused
+from tiny_models import Allocations, Gradients, assert_same_gradients, batch, build, gradients, trainer, without_dropout
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,16 +70,11 @@ def shard(model, mesh, ends=None, policy=None, **root):
     return fully_shard(model, mesh=mesh, mp_policy=policy, **root)
 
 
-def whole(x):
-    """A tensor, put together where it is sharded."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
 def train(model, batches, kind, lr):
     """Losses [steps], averaged over the processes that train."""
     optimizer, losses = kind(model.parameters(), lr=lr), []
-    for batch in batches:
-        loss = model(**batch).loss
+    for inputs in batches:
+        loss = model(**inputs).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -108,9 +103,9 @@ def paths(model, handle, inputs):
     record = handle.track()
     model(**inputs).loss.backward()
     table_in, table_out = handle.tables()
-    found = {name: whole(p.grad) for name, p in handle.model.named_parameters() if p.grad is not None}
+    found = {name: full(p.grad) for name, p in handle.model.named_parameters() if p.grad is not None}
     if table_in is table_out:
-        both = whole(table_in.grad)
+        both = full(table_in.grad)
         lookup = torch.zeros_like(both).index_add_(0, *gather(record).merged())
         found |= {"lookup path": lookup, "head path": both - lookup}
     norms = handle.path_norms()
@@ -118,15 +113,6 @@ def paths(model, handle, inputs):
     handle.track(False)
     model.zero_grad()
     return found
-
-
-def paths_by_autograd(plain, inputs):
-    """Both paths of a tied model in its family's own classes: the head gets a copy of the table."""
-    split = copy.deepcopy(plain)
-    head = split.get_output_embeddings()
-    head.weight = nn.Parameter(head.weight.detach().clone())
-    split(**inputs).loss.backward()
-    return {"lookup path": split.get_input_embeddings().weight.grad, "head path": head.weight.grad}
 
 
 def parity(family, spec, vocab, parallel, mesh):
@@ -157,7 +143,7 @@ def parity(family, spec, vocab, parallel, mesh):
                         near(got[name], gradient, 1e-5, f"{what}: {name}")
         curve = average(train(model, map(mine, batches), kind, lr))
         assert handle.counts.materialised == 0
-        end = {name: whole(p.detach()) for name, p in handle.model.named_parameters()}
+        end = {name: full(p.detach()) for name, p in handle.model.named_parameters()}
         if dist.get_rank() == 0:
             one = copy.deepcopy(one)
             near(curve, train(one, batches, kind, lr), bar, f"{what}: {kind.__name__} curve")
@@ -181,12 +167,56 @@ def alone(plain, spec, one, inputs):
         table_in = model.decoder.embed_tokens.weight
     a, b = table_in.grad, table_out.grad
     if spec == "tied":
-        found |= (both := paths_by_autograd(plain, inputs))
-        a, b = both.values()
+        split = copy.deepcopy(plain)
+        head = split.get_output_embeddings()
+        head.weight = nn.Parameter(head.weight.detach().clone())
+        split(**inputs).loss.backward()
+        a, b = split.get_input_embeddings().weight.grad, head.weight.grad
     elif spec != "untied":
         a = torch.zeros_like(a).index_add_(0, *record.merged())
-        found |= {"lookup path": a, "head path": (b := table_in.grad - a)}
+        b = table_in.grad - a
+    if spec != "untied":
+        found |= {"lookup path": a, "head path": b}
     return found | {"norms": torch.stack([a.norm(), b.norm()])}
+
+
+# replicas
+
+
+def ddp_gradients(model, mode):
+    """Of two micro-batches, each process with its own, the first of them without exchange where `mode` is none."""
+    wrapped = DistributedDataParallel(model.train(), **mode)
+    torch.manual_seed(dist.get_rank())  # of dropout
+    for seed in (0, 1):
+        with wrapped.no_sync() if seed == 0 and not mode else torch.enable_grad():
+            wrapped(**batch(model, rows=2, seed=10 * seed + dist.get_rank())).loss.backward()
+    return gradients(model)
+
+
+def ddp_modes():
+    """Whatever DDP does with gradients, they are those without us."""
+    modes = [{}, *({mode: True} for mode in ("gradient_as_bucket_view", "find_unused_parameters", "static_graph"))]
+    for name, mode in [*(("llama", mode) for mode in modes), ("bart", {})]:
+        plain = build(name)
+        handle = install(model := copy.deepcopy(plain))
+        assert_same_gradients(ddp_gradients(model, mode), ddp_gradients(plain, mode), 1e-5)
+        assert handle.counts.materialised == 0
+
+
+def accumulated(store):
+    """The Trainer of two processes, four micro-batches each: the gradient is that of all sixteen rows at once."""
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # asked for, and not used: the group stands
+    plain = build("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    handle, rows = install(model := copy.deepcopy(plain)), batch(plain, rows=16)
+    rows["labels"][torch.rand(rows["labels"].shape, generator=torch.Generator().manual_seed(0)) > 0.3] = -100
+    plain.train()(**rows).loss.backward()
+    each = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    seen, sizes = Gradients(), {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 1}
+    made = trainer(model, f"{store}-{dist.get_rank()}", each, [seen], **sizes)
+    assert made.args.world_size == 2
+    made.train()
+    assert_same_gradients(seen.of, gradients(plain), 1e-5)
+    assert handle.counts.fused == 4
 
 
 # what else is asked of a sharded model
@@ -200,18 +230,6 @@ def llama(vocab=97, **settings):
 def sgd_curve(model, vocab=97):
     """Losses of this process's share, averaged."""
     return average(train(model, map(mine, data(4, vocab)), torch.optim.SGD, 0.1))
-
-
-def refused(kind, reason, function, *arguments):
-    """An error of one line that says `reason`."""
-    try:
-        function(*arguments)
-    except kind as error:
-        said = str(error)
-    else:
-        said = "nothing"
-    assert reason in said, said
-    assert "\n" not in said
 
 
 def holds_sharded(mesh):
@@ -286,7 +304,7 @@ def half_sharded(mesh):
     model = llama()
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
-    refused(InstallError, "itself is not; call fully_shard(model) as well", install, model)
+    refused(InstallError, r"itself is not; call fully_shard\(model\) as well", install, model)
     install(fully_shard(model, mesh=mesh))
 
 
@@ -303,8 +321,8 @@ def outside_the_forward(mesh, one):
     handle = install(model)
     smoother, optimizer, losses = handle.label_smoother(0.0), torch.optim.SGD(model.parameters(), lr=0.1), []
     with handle.deferred():
-        for batch in map(mine, data(4, 97)):
-            loss = smoother(model(input_ids=batch["input_ids"]), batch["labels"])
+        for inputs in map(mine, data(4, 97)):
+            loss = smoother(model(input_ids=inputs["input_ids"]), inputs["labels"])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -354,11 +372,11 @@ def cost(mesh):
 
 def assertions(mesh):
     """Each of the first steps' assertions fires in every process, in one line; a sound run leaves nothing behind."""
-    batches = [mine(batch) for batch in data(9, 97)]
+    batches = [mine(inputs) for inputs in data(9, 97)]
 
     def steps(model, optimizer, cut=None):
-        for batch in batches:
-            model(**batch).loss.backward()
+        for inputs in batches:
+            model(**inputs).loss.backward()
             if cut is not None and dist.get_rank() == 1:  # its rows off from their gradient
                 cut.grad.to_local().zero_()
             optimizer.step()
@@ -422,6 +440,9 @@ def process(rank, store, world, some):
         one = train(llama(), data(4, 97), torch.optim.SGD, 0.1)
         holds_sharded(mesh)
         half_sharded(mesh)
+    if some == "quick":
+        ddp_modes()
+        accumulated(store)
     if some == "traps":
         unit_of_ends(mesh, one)
         stock(mesh, one, store)

@@ -1,23 +1,16 @@
-"""Gradients of installed models in every way of training: accumulation, checkpointing, scaling, autocast, processes."""
+"""Gradients of installed models in every way of training: accumulation, checkpointing, scaling, autocast."""
 
 import copy
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import Allocations, V, assert_same_gradients, assert_same_step, batch, build, pair, step
+from tiny_models import Allocations, V, assert_same_gradients, assert_same_step, batch, build, gradients, pair, step
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tiewise.boundary.install import install
 from tiewise.boundary.saved import link_of
-
-
-def _gradients(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def _interleaved(model):
@@ -35,16 +28,21 @@ def _checkpointed(model):
     torch.utils.checkpoint.checkpoint(lambda: model(**inputs).loss, use_reentrant=False).backward()
 
 
-def _scaled(model):
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
-    scaler.scale(model(**batch(model)).loss).backward()
-    scaler.unscale_(torch.optim.SGD(model.parameters(), lr=0.1))
-
-
 def _looked_up_before(model):
     inputs, lookup = batch(model), model.get_input_embeddings()
     rows = lookup(inputs["input_ids"]) * 2
     (model(inputs_embeds=rows, labels=inputs["labels"]).loss + lookup(torch.arange(5)).sum()).backward()
+
+
+def _embeddings_given(model):
+    inputs = batch(model)
+    inputs["inputs_embeds"] = torch.randn(*inputs.pop("input_ids").shape, 16)
+    model(**inputs).loss.backward()
+
+
+def _frozen(model):
+    model.get_input_embeddings().weight.requires_grad_(False)
+    model(**batch(model)).loss.backward()
 
 
 def _forward_called_directly(model):
@@ -52,8 +50,9 @@ def _forward_called_directly(model):
     assert link_of(model) is None or link_of(model).counts.fused == 0
 
 
-WAYS = [(_interleaved, "llama"), (_interleaved, "bart"), (_checkpointed, "llama"), (_scaled, "llama")]
-WAYS += [(_looked_up_before, "llama"), (_forward_called_directly, "bart")]
+WAYS = [(_interleaved, "llama"), (_interleaved, "bart"), (_checkpointed, "llama"), (_looked_up_before, "llama")]
+WAYS += [(_embeddings_given, "llama"), (_embeddings_given, "bart"), (_frozen, "llama"), (_frozen, "bart")]
+WAYS += [(_forward_called_directly, "bart")]
 
 
 @pytest.mark.parametrize(("train", "name"), WAYS)
@@ -62,20 +61,15 @@ def test_gradients_are_those_without_us_however_it_is_trained(train, name):
     for other in (model, plain):
         torch.manual_seed(5)
         train(other.train())
-    assert_same_gradients(_gradients(model), _gradients(plain), 1e-5)
+    assert_same_gradients(gradients(model), gradients(plain), 1e-5)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_gradient_checkpointing(name, reentrant):
     model, plain, installed = pair(name)
-    wanted = step(plain, batch(plain))
-    for other in (model, plain):
-        other.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    got = step(model, batch(model))
-    torch.testing.assert_close(got[0], wanted[0], rtol=1e-6, atol=0)
-    assert_same_gradients(got[1], step(plain, batch(plain))[1], 1e-5)
-    assert_same_gradients(got[1], wanted[1], 1e-5)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert_same_step(model, plain, batch(model))
     assert installed.counts.materialised == 0
 
 
@@ -86,11 +80,9 @@ def test_autocast_is_no_less_exact_than_without_us(name):
 
     def run(other):
         with torch.autocast("cpu", torch.bfloat16):
-            loss, gradients = step(other, batch(other))
-        total = sum((gradients[n] - truth[n]).square().sum() for n in truth) / sum(
-            g.square().sum() for g in truth.values()
-        )
-        return loss, total.sqrt()
+            loss, got = step(other, batch(other))
+        got, true = (torch.cat([found[name].flatten() for name in truth]) for found in (got, truth))
+        return loss, (got - true).norm() / true.norm()
 
     (loss, error), (wanted_loss, wanted_error) = run(model), run(plain)
     assert loss.dtype == torch.float32
@@ -104,10 +96,10 @@ def test_bf16_models():
     model.to(torch.bfloat16)
     truth.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
     wanted, _ = step(truth, batch(truth))
-    loss, gradients = step(model, batch(model))
+    loss, got = step(model, batch(model))
     assert loss.dtype == torch.float32
     assert abs(loss - wanted) <= 0.01 * wanted
-    assert {g.dtype for g in gradients.values()} == {torch.bfloat16}
+    assert {gradient.dtype for gradient in got.values()} == {torch.bfloat16}
 
 
 HOOKS = ["register_full_backward_hook", "register_full_backward_pre_hook", "register_module_full_backward_hook"]
@@ -156,15 +148,6 @@ def test_fp64_models(name):
     assert loss.dtype == (torch.float64 if exact else torch.float32)
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "bart"])
-def test_embeddings_given_instead_of_ids(name):
-    model, plain, _ = pair(name)
-    inputs = batch(model)
-    torch.manual_seed(9)
-    inputs["inputs_embeds"] = torch.randn(*inputs.pop("input_ids").shape, 16)
-    assert_same_step(model, plain, inputs)
-
-
 def test_a_forward_that_raises_leaves_no_chain_behind():
     model, plain, _ = pair("llama")
     inputs = batch(model)
@@ -174,13 +157,12 @@ def test_a_forward_that_raises_leaves_no_chain_behind():
     assert_same_gradients(step(model, inputs)[1], step(plain, inputs)[1], 1e-5)
 
 
-@pytest.mark.parametrize("pieces", [1, 3])
-def test_recorded_path_norms_are_those_of_autograd(pieces):
+def test_recorded_path_norms_are_those_of_autograd():
     model, plain, handle = pair("llama")
     record = handle.track()
     split = build("llama", tied=False)
     split.load_state_dict(plain.state_dict())
-    for seed in range(pieces):
+    for seed in range(3):
         inputs = batch(model, seed=seed)
         torch.manual_seed(seed)
         model.train()(**inputs).loss.backward()
@@ -201,22 +183,10 @@ def test_recorded_path_norms_are_those_of_autograd(pieces):
 @pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bert"])
 def test_no_logits_and_one_gradient_buffer(name):
     vocabulary, rows, length = 30011, 4, 512
-    settings = {"vocab_size": vocabulary, "max_position_embeddings": length}
-    model = build(name, **(settings if name != "t5" else {"vocab_size": vocabulary}))
+    model = build(name, vocab_size=vocabulary, max_position_embeddings=length)
     install(model)
     inputs = batch(model, rows, length)
     with Allocations(vocabulary * 16) as memory:
         model.train()(**inputs).loss.backward()
-    tokens = rows * length
-    assert memory.largest < tokens * vocabulary / 2
+    assert memory.largest < rows * length * vocabulary / 2
     assert len(memory.made) == 1, memory.made
-
-
-_PROCESSES = Path(__file__).with_name("ddp_step.py")
-
-
-def test_two_processes_average_as_they_would_without_us(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(_PROCESSES), str(tmp_path / "store")], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]

@@ -110,6 +110,11 @@ def batch(model, rows=3, length=10, seed=1):
     return {"input_ids": ids, "labels": labels}
 
 
+def gradients(model):
+    """{name: a copy of its gradient}."""
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
 def step(model, inputs, seed=5):
     """Loss and gradients {name: tensor} of one training step with fixed dropout."""
     model.train()
@@ -117,7 +122,7 @@ def step(model, inputs, seed=5):
     torch.manual_seed(seed)
     loss = model(**inputs).loss
     loss.backward()
-    return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), gradients(model)
 
 
 def assert_same_gradients(got, wanted, tolerance):
@@ -160,12 +165,17 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Look at what comes out."""
         out = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)}
-        for x in filter(torch.is_tensor, tree_leaves(out)):
+        given = {x.untyped_storage().data_ptr() for x in _here((args, kwargs))} if self.size else ()
+        for x in _here(out):
             self.largest = max(self.largest, x.numel())
             if x.numel() == self.size and x.untyped_storage().data_ptr() not in given:
                 self.made.append(str(func))
         return out
+
+
+def _here(tree):
+    """Tensors of a tree; of DTensors what is on this rank."""
+    return [getattr(x, "_local_tensor", x) for x in tree_leaves(tree) if torch.is_tensor(x)]
 
 
 @contextlib.contextmanager
@@ -198,4 +208,4 @@ class Gradients(tr.TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
         """Keep them."""
-        self.of = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        self.of = gradients(model)

@@ -1,0 +1,542 @@
+"""Gloo ranks train models whose tables they share; run by `test_sharded_training`.
+
+    table_ranks.py FOLDER WORLD CASE…        a case: the name of a function below and its arguments, by commas
+
+Each case is a model of one rank beside the same of many, from one checkpoint. The ways to share:
+
+    stock    transformers' tensor parallelism; the one rank has nothing installed
+    ends     `parallel_plan` for torch, and the body whole on every rank
+    kept     rows kept under FSDP2
+    both     four ranks, a mesh of 2 × 2: the ends by `parallel_plan`, and `fully_shard` over the other axis
+"""
+
+import copy
+import os
+import sys
+import warnings
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+import transformers as tr
+from tiny_models import Allocations
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers.distributed import DistributedConfig
+
+import tiewise.hf  # noqa: F401, registers the type
+from tiewise.boundary.install import install, installed
+from tiewise.boundary.parallel_plan import keep_tables, parallel_plan
+from tiewise.boundary.sharded_tables import shard
+from tiewise.checkpoint.audit import check
+from tiewise.core.errors import InstallError, UnsupportedError
+from tiewise.sharded.export import export_sharded
+from tiewise.sharded.save_load import load_sharded, save_sharded
+
+_BERT = {"max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+_T5 |= {"dropout_rate": 0.0}
+_BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 32, "dropout": 0.0}
+_BART |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "decoder_start_token_id"), 2)
+_BART |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "init_std": 0.1, "forced_eos_token_id": None}
+KINDS = {
+    "gpt2": (tr.GPT2LMHeadModel, tr.GPT2Config, _GPT2),
+    "bert": (tr.BertForMaskedLM, tr.BertConfig, _BERT),
+    "t5": (tr.T5ForConditionalGeneration, tr.T5Config, _T5),
+    "bart": (tr.BartForConditionalGeneration, tr.BartConfig, _BART),
+    "llama": (tr.LlamaForCausalLM, tr.LlamaConfig, {}),
+    "phi": (tr.PhiForCausalLM, tr.PhiConfig, {"initializer_range": 0.05}),  # whose head has a bias
+    "gemma2": (tr.Gemma2ForCausalLM, tr.Gemma2Config, {"head_dim": 8, "final_logit_softcapping": 0.7}),
+}
+WIDTH = 32
+SIZES = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "bos_token_id": 1, "eos_token_id": 2}
+SIZES |= {"initializer_range": 0.15}
+BODY = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColwiseParallel())
+BODY |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel())
+
+
+# models, and what they are given
+
+
+def saved(folder, kind, v, tied, **sizes):
+    """A checkpoint of a tiny model, made by the first rank."""
+    where = Path(folder) / f"{kind}-{v}-{tied}{len(sizes)}"
+    if dist.get_rank() == 0:
+        torch.manual_seed(0)
+        made, config, more = KINDS[kind]
+        config = config(vocab_size=v, **(SIZES | more | sizes))
+        config.tie_word_embeddings = tied == "tied"  # which T5's takes for true whatever it is given
+        made(config).save_pretrained(where)
+    dist.barrier()
+    return where
+
+
+def loaded(kind, where, **spread):
+    """A model in training mode, by transformers' own means `spread` over ranks as its `DistributedConfig` says."""
+    how = {"distributed_config": DistributedConfig(**spread)} if spread else {}
+    return KINDS[kind][0].from_pretrained(where, attn_implementation="eager", dtype=torch.float32, **how).train()
+
+
+def spread_ends(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    parallelize_module(model, mesh, parallel_plan(model, mesh))
+
+
+def keep(model, replicas=1):
+    sizes = (dist.get_world_size(),) if replicas == 1 else (replicas, dist.get_world_size() // replicas)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
+    shard(model, mesh, keep_tables(model, mesh))
+
+
+def cut_twice(model, axes=2):
+    """Spread the ends, and llama's body by torch's own styles; then shard all that over the other axis."""
+    sizes, names = ((2, 2), ("dp", "tp")) if axes == 2 else ((2, 1, 2), ("replicas", "dp", "tp"))
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    body = {name: BODY[last] for name in linear if (last := name.rpartition(".")[2]) in BODY}
+    parallelize_module(model, mesh["tp"], parallel_plan(model, mesh) | body)
+    shard(model, mesh["dp" if axes == 2 else ("replicas", "dp")])
+
+
+WAYS = {"kept": keep, "both": cut_twice}
+
+
+def models(folder, way, kind, v, tied, spec=None, *more):
+    """(the model of one rank, the same over all ranks with its boundary installed, its handle)."""
+    where = saved(folder, kind, v, tied)
+    one = loaded(kind, where)
+    if way == "stock":
+        many = loaded(kind, where, tp_size=dist.get_world_size())
+        return one, many, install(many)
+    torch.manual_seed(3)
+    if spec:
+        install(one, spec)
+    many = copy.deepcopy(one)
+    WAYS[way](many, *more)
+    folds = spec and any(sign in spec for sign in (":", "scale"))  # which is verified on whole tables alone
+    return one, many, installed(many) if folds else install(many)
+
+
+def batch(v, seed=5):
+    """Ids with the padding token among them, and labels of which some are ignored."""
+    ids = torch.randint(3, v, (2, 12), generator=torch.Generator().manual_seed(seed))
+    ids[:, -2:] = v - 1
+    ids[0, :2] = 0
+    labels = ids.clone()
+    labels[:, 3] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+def rows_of(way, v, step):
+    """The batch of a step for one rank, and this rank's part, which some have alike; parts have unlike labels."""
+    alike = {"kept": 1, "both": 2}.get(way, dist.get_world_size())
+    parts = dist.get_world_size() // alike
+    batches = [batch(v, step * parts + part) for part in range(parts)]
+    return {name: torch.cat([one[name] for one in batches]) for name in batches[0]}, batches[dist.get_rank() // alike]
+
+
+# how they are compared
+
+
+def full(x):
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def near(what, got, wanted, tolerance, least=1e-12):
+    """Within a tolerance of the largest value, or of `least`: a key's bias has no gradient but rounding."""
+    got, wanted = full(got).detach(), full(wanted).detach()
+    distance = float((got - wanted).abs().max() / wanted.abs().max().clamp_min(least))
+    assert distance <= tolerance, f"{what}: off by {distance:.1e}"
+
+
+def near_gradients(what, one, many, tolerance, least=1e-12):
+    for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None)  # as that of a third table, which T5 does not use
+        if a.grad is not None:
+            near(f"{what}: gradient of {name}", b.grad, a.grad, tolerance, least)
+
+
+def refused(error, says, call, *arguments):
+    """The call raises its error, with these words, in one line."""
+    with pytest.raises(error, match=says) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def follow(what, way, v, one, many, handle, make=torch.optim.SGD, rate=0.1, bar=1e-5):
+    """20 steps of both models: losses, the first gradients, and of SGD the parameters at the end.
+
+    Of others their curve alone, as they divide by gradients that are rounding.
+    """
+    optimizers = [make(model.parameters(), lr=rate) for model in (one, many)]
+    for step in range(20):
+        losses = [model(**inputs).loss for model, inputs in zip((one, many), rows_of(way, v, step), strict=True)]
+        shown = losses[1].detach().clone()
+        if way in ("kept", "both"):  # ranks see tokens of their own
+            dist.all_reduce(shown)
+            shown /= dist.get_world_size()
+        near(f"{what}: loss at step {step}", shown, losses[0], bar)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+        if step == 0:
+            largest = max(float(p.grad.abs().max()) for p in one.parameters() if p.grad is not None)
+            near_gradients(what, one, many, 1e-5, largest / 100)
+        for optimizer in optimizers:
+            optimizer.step()
+    if make is torch.optim.SGD:
+        for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
+            near(f"{what}: {name} after 20 steps", b, a, bar, 0.01)
+    assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
+
+
+# cases of several ways
+
+
+def steps(folder, way, kind, v, tied, *more, **how):
+    one, many, handle = models(folder, way, kind, v, tied, *more)
+    if not more:
+        assert handle.spec.kind == tied
+        assert (handle.tables()[0] is handle.tables()[1]) == (tied == "tied")
+    follow(f"{way} {kind} {v} {tied} {more} {how}", way, v, one, many, handle, **how)
+
+
+adamw = partial(steps, make=torch.optim.AdamW, rate=1e-3, bar=1e-4)
+
+
+def both_paths(folder, way, kind, v, *more):
+    """The norms of both paths, of kept tables over two micro-batches, against two separate tables of one rank."""
+    for tied in ("tied", "untied"):
+        one, many, handle = models(folder, way, kind, v, tied, None, *more)
+        micro = [rows_of(way, v, seed) for seed in ((3, 4) if way == "kept" else (3,))]
+        handle.track(tied == "tied")
+        for i, (_, own) in enumerate(micro):
+            if len(micro) > 1:
+                many.set_requires_gradient_sync(i == len(micro) - 1)
+            (many(**own).loss / len(micro)).backward()
+        norms = handle.path_norms()
+        one.lm_head.weight = nn.Parameter(one.lm_head.weight.detach().clone())
+        for whole, _ in micro:
+            (one(**whole).loss / len(micro)).backward()
+        a, b = one.get_input_embeddings().weight.grad, one.lm_head.weight.grad
+        wanted = torch.stack([a.norm(), b.norm(), *([] if tied == "untied" else [(a + b).norm()])])
+        near(f"{tied} norms", torch.tensor([norms.a, norms.b, norms.total][: len(wanted)]), wanted, 1e-5)
+        if tied == "tied":
+            near("cosine", torch.tensor(norms.cosine), (a * b).sum() / a.norm() / b.norm(), 1e-5)
+        near("gradient", many.lm_head.weight.grad, (a + b) if tied == "tied" else b, 1e-5)
+
+
+def logits_are_real(folder, way, kind, v):
+    """Logits that are read are those of one rank, and so is what a loss of them differentiates; `generate` too.
+
+    Ranks that have tokens of their own have batches of unlike lengths.
+    """
+    one, many, handle = models(folder, way, kind, v, "tied")
+    apart = way == "kept"
+    ids = [batch(v, seed)["input_ids"][:, : 12 - seed] for seed in range(dist.get_world_size() if apart else 1)]
+
+    def score(model, ids):
+        logits = model(input_ids=ids).logits
+        assert logits.shape[-1] == v
+        p = torch.softmax(logits[..., 2:].float(), -1)  # of words, which no fused loss has
+        return (p.square().sum(-1) * torch.linspace(0.5, 1, p.shape[1])).mean()
+
+    scores, here = [score(one, each) for each in ids], dist.get_rank() if apart else 0
+    torch.stack(scores).mean().backward()
+    got = score(many, ids[here])
+    near("score", got, scores[here], 1e-5)
+    got.backward()
+    near_gradients(f"{kind}, by its logits", one, many, 2e-5)
+    assert handle.counts.materialised == 1
+    with torch.no_grad():
+        inputs = batch(v, here)
+        near("logits", many.eval()(**inputs).logits + 0, one.eval()(**inputs).logits, 1e-5)
+    if not apart:
+        told = [model.generate(inputs["input_ids"], max_new_tokens=4, do_sample=False) for model in (one, many)]
+        assert torch.equal(*told)
+
+
+def nothing_is_whole(folder, way, kind, v):
+    """A step makes no [V, D] on a rank and, but of everyone's states, no [n, V]; transformers' own makes all logits."""
+    _, many, handle = models(folder, way, kind, v, "tied")
+    inputs, ranks = rows_of(way, v, 0)[1], dist.get_world_size()
+    many(**inputs).loss.backward()
+    with Allocations() as ours:
+        many(**inputs).loss.backward()
+    rows, n = -(-v // (2 if way == "both" else ranks)), inputs["input_ids"].numel()
+    wanted = max(rows * WIDTH, rows * n * (ranks if way == "kept" else 1))
+    assert wanted <= ours.largest <= (1.1 if way == "both" else 1) * wanted  # `fully_shard` gathers norms beside them
+    assert ours.largest < v * (WIDTH if way == "kept" else min(WIDTH, n))
+    if way == "stock":
+        handle.uninstall()
+        with Allocations() as theirs:
+            many(**inputs).loss.backward()
+        assert theirs.largest >= n * v
+
+
+def refusals(folder, way, kind, v):
+    """What would change or read a whole table is refused, and the model trains on as it was."""
+    one, many, handle = models(folder, way, kind, v, "tied")
+    refused(InstallError, "tied tables that are sharded, and factored:8 would change them", install, many, "factored:8")
+    refused(InstallError, "and untied would change them; install it before", install, many, "untied")
+    refused(UnsupportedError, "tied to untied: the tables of .* are sharded; do it before", handle.untie)
+    refused(UnsupportedError, "exact_decoding: the tables", handle.exact_decoding)
+    assert install(many).tables()[0] is handle.tables()[0]
+    if way == "stock":
+        installed(many).uninstall()
+        assert "Tiewise" not in type(many.lm_head).__name__
+        near("uninstalled", many(**batch(v)).loss, one(**batch(v)).loss, 1e-5)
+        install(many)
+    follow("after refusals", way, v, one, many, installed(many))
+
+
+# tensor parallelism
+
+
+def columns(folder, kind, v):
+    """A table that is cut along its width is refused."""
+    plan, where = {"model.embed_tokens": "embedding_colwise"}, saved(folder, kind, v, "untied")
+    across = loaded(kind, where, tp_size=dist.get_world_size(), tp_plan=plan)
+    refused(InstallError, "embed_tokens is sharded", install, across)
+
+
+def heads_that_do_not_divide(folder, kind, v):
+    """transformers loads it, and fails at the first step; install says so before."""
+    where = saved(folder, kind, v, "tied", num_attention_heads=2, num_key_value_heads=2)
+    many = loaded(kind, where, tp_size=4)
+    refused(InstallError, r"4 ranks .* do not divide num_attention_heads=2; choose", install, many)
+
+
+def log_probabilities(folder, kind, v):
+    """What policy losses ask, a log-probability and an entropy, with gradients and no logits."""
+    one, many, handle = models(folder, "stock", kind, v, "tied")
+    ids, found = batch(v)["input_ids"], []
+    for model in (one, many):
+        log_p = torch.log_softmax(model(input_ids=ids).logits / 0.8, -1)
+        chosen = log_p.gather(-1, ids[..., None]).sum()
+        entropy = -(log_p.exp() * log_p).sum(-1).sum()
+        (chosen + 0.3 * entropy).backward()
+        found.append((chosen, entropy))
+    for what, a, b in zip(("chosen", "entropy"), *found, strict=True):
+        near(what, b, a, 2e-5)
+    near_gradients(kind, one, many, 2e-5)
+    assert handle.counts.materialised == 0
+
+
+def adamw_and_class_weights(folder, kind, v):
+    """AdamW's curve, over a loss with class weights, smoothing and a bias of steps behind the head."""
+    one, many, handle = models(folder, "stock", kind, v, "tied")
+    g = torch.Generator().manual_seed(1)
+    weight, shift = torch.rand(v, generator=g) + 0.2, torch.randn(v, generator=g)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (one, many)]
+    for step in range(20):
+        losses, inputs = [], batch(v, step)
+        for model, optimizer in zip((one, many), optimizers, strict=True):
+            logits = (model(input_ids=inputs["input_ids"]).logits + shift).view(-1, v)
+            loss = F.cross_entropy(logits, inputs["labels"].view(-1), weight, label_smoothing=0.1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        near(f"{kind}: loss at step {step}", losses[1], losses[0], 1e-4)
+    assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
+
+
+def saved_with_a_boundary(folder, kind, v):
+    """A checkpoint that carries its spec is attached while it loads, before its weights are spread."""
+    one = loaded(kind, saved(folder, kind, v, "tied"))
+    where, alone = Path(folder) / "entry", install(one, "tied")
+    if dist.get_rank() == 0:
+        one.save_pretrained(where)
+    dist.barrier()
+    alone.uninstall()
+    many = loaded(kind, where, tp_size=dist.get_world_size())
+    follow("saved", "stock", v, one, many, install(many))
+
+
+def ends_alone(folder, kind, v, tied):
+    """A family without a plan: the body whole on every rank, and the ends by `parallel_plan` for torch."""
+    one, many = (loaded(kind, saved(folder, kind, v, tied)) for _ in range(2))
+    for model in (one, many):
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.copy_(torch.linspace(-1, 1, v))
+    names = {name for name, _ in many.named_parameters()}
+    spread_ends(many)
+    assert {name for name, _ in many.named_parameters()} == names  # what was one Parameter is one
+    near("before install", many(**batch(v)).loss, one(**batch(v)).loss, 1e-5)
+    follow(f"{kind} {v} {tied}", "ends", v, one, many, install(many))
+
+
+def installed_before(folder, kind, v, *specs):
+    """Boundaries that are more than tables are installed whole; then their tables' rows are spread."""
+    for spec in specs:
+        one = loaded(kind, saved(folder, kind, v, "tied"))
+        torch.manual_seed(3)
+        install(one, spec)
+        many, ids = copy.deepcopy(one), batch(v)["input_ids"]
+        wanted = one.eval()(input_ids=ids).logits
+        spread_ends(many)
+        near(f"{spec}: logits", many.eval()(input_ids=ids).logits, wanted, 1e-5)
+        follow(f"{kind} {spec}", "ends", v, one.train(), many.train(), installed(many))
+        assert type(many.lm_head.weight).__name__ == "DTensor"
+        if hasattr(one.lm_head, "out_map"):
+            where = Path(folder) / spec
+            if dist.get_rank() == 0:
+                one.save_pretrained(where)
+            dist.barrier()
+            load = partial(tr.AutoModelForCausalLM.from_pretrained, where)
+            config = DistributedConfig(tp_size=dist.get_world_size())
+            refused(
+                InstallError, "no plan of transformers knows; load it whole", partial(load, distributed_config=config)
+            )
+            refused(InstallError, "verified on whole tables only; take its handle", install, many)
+
+
+def two_groups(folder, kind, v):
+    """Two ranks hold the table between them, and two others hold it again and see other tokens."""
+    one, many = (loaded(kind, saved(folder, kind, v, "tied")) for _ in range(2))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tp"))
+    parallelize_module(many, mesh["tp"], parallel_plan(many, mesh))
+    handle = install(many)
+    handle.track()
+    losses = [model(**batch(v, seed=mesh.get_local_rank("data"))).loss for model in (one, many)]
+    near("loss", losses[1], losses[0], 1e-5)
+    for loss in losses:
+        loss.backward()
+    near("gradient", many.lm_head.weight.grad, one.lm_head.weight.grad, 1e-5)
+    refused(UnsupportedError, "others hold the same rows", handle.path_norms)
+
+
+def meshes(folder, kind, v):
+    """What `parallel_plan` cannot mean is refused, and changes nothing."""
+    model, size = loaded(kind, saved(folder, kind, v, "tied")), dist.get_world_size()
+    before = {name: id(parameter) for name, parameter in model.named_parameters()}
+    other = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "model"))
+    refused(InstallError, r"named 'tp' \(data, model\); name the one", parallel_plan, model, other)
+    unnamed = init_device_mesh("cpu", (1, size))
+    refused(InstallError, "none of the mesh's 2 dimensions is named 'tp'", parallel_plan, model, unnamed)
+    refused(InstallError, "a int in place of a mesh", parallel_plan, model, size)
+    named = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "tp"))
+    plan = parallel_plan(model, named)
+    assert before == {name: id(parameter) for name, parameter in model.named_parameters()}
+    assert set(plan) == {"transformer.wte", "lm_head"}
+    parallelize_module(model, named["tp"], plan)
+    refused(InstallError, "spread over ranks already", parallel_plan, model, init_device_mesh("cpu", (size,)))
+
+
+# tables that are kept under FSDP2
+
+
+def bf16(folder, kind, v):
+    """A policy that computes in bf16 is that of the tables too, and trains as well as when they are gathered."""
+    mesh, policy = init_device_mesh("cpu", (dist.get_world_size(),)), MixedPrecisionPolicy(torch.bfloat16)
+    curves = []
+    for kept in (False, True):
+        model = loaded(kind, saved(folder, kind, v, "tied"))
+        fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=keep_tables(model, mesh) if kept else None)
+        install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            loss = model(**rows_of("kept", v, step)[1]).loss
+            loss.backward()
+            assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+            optimizer.step()
+            optimizer.zero_grad()
+        curves.append(loss.detach())
+    near("bf16", curves[1], curves[0], 1e-2)
+
+
+def told_apart(folder, kind, v):
+    """What `keep_tables` cannot mean is refused."""
+    where, size = saved(folder, kind, v, "tied"), dist.get_world_size()
+    mesh, deep = init_device_mesh("cpu", (size,)), init_device_mesh("cpu", (1, 1, size))
+    model, plain = loaded(kind, where), loaded(kind, where)
+    refused(InstallError, "keep_tables of a int in place of a mesh", keep_tables, model, 2)
+    refused(InstallError, "over a mesh of 3 dimensions; give that of", keep_tables, model, deep)
+    keep_tables(model, mesh)
+    refused(InstallError, "spread over ranks already; call tiewise.install", keep_tables, model, mesh)
+    refused(UnsupportedError, "without a boundary; call tiewise.install", lambda: model(**batch(v)))
+    shard(plain, mesh)
+    refused(InstallError, "sharded by fully_shard already; call keep_tables on", keep_tables, plain, mesh)
+
+
+def still(folder, kind, v):
+    """The watch of the first steps sees a kept table whose rows one rank never moves."""
+    _, many, _ = models(folder, "kept", kind, v, "tied")
+    optimizer = torch.optim.SGD(many.parameters(), lr=0.1)
+
+    def train():
+        for step in range(5):
+            many(**rows_of("kept", v, step)[1]).loss.backward()
+            if dist.get_rank() == 1:
+                many.lm_head.weight.grad.to_local().zero_()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    refused(UnsupportedError, "after 4 steps all rows of process 1 stand still", train)
+
+
+def kept_on_disk(folder, kind, v):
+    """Saved by all ranks, loaded by as many that gather, and exported: bit for bit, and tied stays tied."""
+    _, many, _ = models(folder, "kept", kind, v, "tied")
+    optimizer = torch.optim.AdamW(many.parameters(), lr=1e-3)
+    many(**rows_of("kept", v, 0)[1]).loss.backward()
+    optimizer.step()
+    place = f"{folder}/{kind}-{v}-saved"
+    save_sharded(place, many, optimizer)
+    other = loaded(kind, saved(folder, kind, v, "tied"))
+    shard(other)
+    again = torch.optim.AdamW(other.parameters())
+    load_sharded(place, other, again)
+    for a, b in zip(many.parameters(), other.parameters(), strict=True):
+        assert torch.equal(full(a), full(b))
+        assert all(torch.equal(full(optimizer.state[a][key]), full(again.state[b][key])) for key in again.state[b])
+    table = full(many.lm_head.weight)
+    if dist.get_rank() == 0:
+        export_sharded(place, f"{place}-whole")
+        assert not [finding for finding in check(f"{place}-whole").findings if finding.rule == "B013"]
+        whole = KINDS[kind][0].from_pretrained(f"{place}-whole")
+        assert whole.lm_head.weight is whole.get_input_embeddings().weight
+        assert torch.equal(whole.lm_head.weight, table)
+
+
+# both axes
+
+
+def stock(folder, kind, v):
+    """transformers' own: exact where untied; of tied tables two units keep one Parameter, which is refused."""
+    where = saved(folder, kind, v, "untied")
+    many = loaded(kind, where, tp_size=2, fsdp_size=2)
+    follow(f"stock {kind} {v}", "both", v, loaded(kind, where), many, install(many))
+    tied = loaded(kind, saved(folder, kind, v, "tied"), tp_size=2, fsdp_size=2)
+    refused(InstallError, "are one Parameter that two units of fully_shard keep", install, tied)
+
+
+def on_rank(rank, folder, size, cases):
+    """Meet the other ranks and go through the cases."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)
+    tr.logging.set_verbosity_error()
+    tr.utils.logging.disable_progress_bar()
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    patience, store = timedelta(seconds=60), f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=patience)
+    for case in cases:
+        name, *of = case.split(",")
+        globals()[name](folder, *(int(word) if word.isdigit() else word for word in of))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    folder, size, *cases = sys.argv[1:]
+    mp.start_processes(on_rank, args=(folder, int(size), cases), nprocs=int(size), start_method="fork")  # imports once
