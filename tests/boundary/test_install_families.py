@@ -14,6 +14,7 @@ from tiny_models import (
     assert_same_step,
     batch,
     build,
+    gradients,
     pair,
     step,
     without_dropout,
@@ -106,7 +107,7 @@ def test_compiled_loss_and_gradients(name, spec):
     loss.backward()
     wanted_loss, wanted = step(eager, inputs)
     torch.testing.assert_close(loss.detach(), wanted_loss, rtol=1e-5, atol=0)
-    assert_same_gradients({n: p.grad for n, p in model.named_parameters() if p.grad is not None}, wanted, 1e-4)
+    assert_same_gradients(gradients(model), wanted, 1e-4)
 
 
 @pytest.mark.slow
