@@ -22,7 +22,6 @@ from tiewise.planning.read_config import read
 from tiewise.sharing.layout import find_stacks
 from tiewise.sharing.share import share_layers
 
-SPECS = ("attention", "ffn", "all", "all:groups=2", "ffn:cycle=2", "sandwich", "all:cycle=2,ends=1")
 _DEEP = {"num_hidden_layers": 5}
 
 
@@ -63,7 +62,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("text", SPECS)
+@pytest.mark.parametrize("text", GROUPS)
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_it_is_the_stack_that_copying_weights_by_hand_gives(family, text):
     model = llama() if family == "llama" else bert()
@@ -105,7 +104,7 @@ def test_none_changes_nothing_at_all():
         assert share_layers(model, "none").spec == SharingSpec()
 
 
-@pytest.mark.parametrize("text", SPECS)
+@pytest.mark.parametrize("text", GROUPS)
 def test_gradients_are_the_sums_over_the_layers_that_share(text):
     model = llama().train()
     apart = copy.deepcopy(model)
@@ -124,7 +123,7 @@ def test_gradients_are_the_sums_over_the_layers_that_share(text):
     assert len(list(model.parameters())) == len(groups)  # an optimizer sees each once
 
 
-RARE = [pytest.param(text, marks=pytest.mark.slow) for text in SPECS if text not in ("ffn", "all:groups=2")]
+RARE = [pytest.param(text, marks=pytest.mark.slow) for text in GROUPS if text not in ("ffn", "all:groups=2")]
 
 
 @pytest.mark.parametrize("text", ["ffn", "all:groups=2", "all+rank=2", "ffn:cycle=2+rank=3", *RARE])
@@ -452,7 +451,7 @@ QUICK = {"albert", "bert", "falcon_new", "gemma2", "gpt2", "gpt_neox", "modernbe
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(FAMILIES.keys() | MORE.keys())],
 )
 def test_counts_are_those_that_the_budget_predicts(name):
-    for text in ("none", "attention", "ffn", "all", "all:groups=2", "ffn:cycle=2", "sandwich"):
+    for text in ("none", *GROUPS):
         model = four_layers(name)
         architecture = read(model.config.to_dict() | {"architectures": [type(model).__name__]})
         assert not architecture.estimated
