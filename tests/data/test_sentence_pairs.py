@@ -66,6 +66,17 @@ def test_wordpiece_and_spaces():
     assert found.starts.tolist() == [0, 4]
 
 
+def test_a_byte_of_sentencepiece_is_that_byte():
+    """As Llama 2 spells a line end, and letters that it has no token for: here é."""
+    pieces = ["<unk>", "▁a", "b", ".", "<0x0A>", "<0xC3>", "<0xA9>"]
+    engine = Tokenizer(models.WordLevel({p: i for i, p in enumerate(pieces)}, unk_token="<unk>"))
+    vocabulary = Vocabulary.of(PreTrainedTokenizerFast(tokenizer_object=engine, unk_token="<unk>"), 7)
+    assert vocabulary.pieces == (b"", b" a", b"b", b".", b"\n", b"\xc3", b"\xa9")
+    assert vocabulary.word_starts(np.array([1, 5, 6, 2, 3])).tolist() == [True, False, False, False, True]
+    found = find_sentences(np.array([1, 2, 4, 4, 1, 3]), vocabulary, eos=99)  # a blank line between two
+    assert found.starts.tolist() == [0, 4]
+
+
 def test_a_token_with_a_space_before_it():
     tokenizer, vocabulary = learn("bpe:600")
     names = tokenizer.get_vocab()

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tiewise.checkpoint.token_bytes import BYTE
 from tiewise.core.errors import DataError
 from tiewise.core.files import require
 from tiewise.core.text import byte_letters
@@ -95,7 +96,7 @@ class Vocabulary:
 def _reader(names: Sequence[str]) -> Callable[[str], bytes]:
     """Return what turns a token's name into its bytes: byte-level, SentencePiece or WordPiece, as the names say."""
     if any(name.startswith("▁") for name in names):
-        return lambda name: name.replace("▁", " ").encode()
+        return lambda name: bytes.fromhex(n[1]) if (n := BYTE.fullmatch(name)) else name.replace("▁", " ").encode()
     if any(name.startswith("##") for name in names):
         return lambda name: name[2:].encode() if name.startswith("##") else b" " + name.encode()
     bytes_of = byte_letters()
