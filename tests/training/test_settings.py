@@ -4,8 +4,9 @@ import math
 
 import pytest
 import yaml
+from tests.training.conftest import refusal
 
-from tiewise.core.errors import RunError, TiewiseError
+from tiewise.core.errors import RunError
 from tiewise.training.settings import FILE, Settings
 
 
@@ -39,7 +40,6 @@ def test_a_number_in_any_notation(value):
     ("changes", "says"),
     [
         *(({name: 0}, f"{name} = 0") for name in ("seeds", "width", "heads", "batch", "accumulate", "steps")),
-        ({"seed": 0, "arms": ("tied",)}, "seed = 0"),
         ({"length": 1}, "length = 1"),
         ({"learning_rate": 0.0}, "learning_rate = 0.0"),
         ({"learning_rate": math.nan}, "learning_rate = nan"),
@@ -52,24 +52,16 @@ def test_a_number_in_any_notation(value):
         ({"split": "by hand"}, "split = 'by hand'"),
         ({"heads": 3}, "3 heads do not divide width 128"),
         ({"width": 12, "heads": 4}, "a head of width 12/4 = 3"),
-        ({"arms": ("tied", "tied")}, "an arm is given twice"),
         ({"arms": ("factored:64", "factored:k=64")}, "an arm is given twice"),
-        ({"arms": ("glued",)}, "unknown boundary 'glued'"),
-        ({"arms": ("factored:0",)}, "k=0"),
         ({"arms": ("tied+untie_at=600",)}, "step 600 is not within 600 steps"),
         ({"arms": ("untied+tie_at=900",)}, "step 900 is not within 600 steps"),
-        ({"seed": 1}, "3 boundaries"),
-        ({"seed": 1, "arms": ("tied",), "tune": True}, "tune is a setting of compare"),
         ({"seed": 1, "arms": ("tied",), "minutes": 1.0}, "minutes is a setting of compare"),
         ({"seed": 1, "arms": ("tied",), "match": "parameters"}, "match is a setting of compare"),
     ],
 )
 def test_refusals(changes, says):
-    with pytest.raises(TiewiseError) as caught:
+    with refusal(says):
         Settings(**changes).checked()
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -82,15 +74,13 @@ def test_refusals(changes, says):
         ("tune: 1", "tune in FILE must be true or false, not 1"),
         ("model: 3", "model in FILE must be text, not 3"),
         ("minutes: soon", "minutes in FILE must be a number"),
-        ("seed: 1.5", "seed in FILE must be a whole number"),
         ("arms: []", "arms in FILE must be a list of text"),
         ("arms: [1]", "arms in FILE must be a list of text"),
-        ("breadth: 3", "unknown setting 'breadth' in FILE"),
         ("3: 3", "unknown setting 3 in FILE"),
         ("- width", "FILE holds no settings"),
-        ("", "FILE holds no settings"),
-        ("a: [", "FILE is not YAML"),
         ("!!python/object/apply:os.system ['true']", "FILE is not YAML"),
+        ("text: 2024-13-01", "FILE is not YAML: month must be in 1..12"),
+        pytest.param("[" * 2000, "FILE is not YAML: maximum recursion depth exceeded", id="brackets"),
         (b"\xff\xfe\x00", "cannot read FILE: not text"),
         (None, "cannot read FILE: No such file"),
     ],
@@ -99,7 +89,5 @@ def test_a_file_that_cannot_be_used(tmp_path, written, says):
     path = tmp_path / "settings.yaml"
     if written is not None:
         path.write_bytes(written if isinstance(written, bytes) else written.encode())
-    with pytest.raises(RunError) as caught:
+    with refusal(says.replace("FILE", str(path)), RunError):
         Settings.load(path)
-    assert says.replace("FILE", str(path)) in str(caught.value)
-    assert "\n" not in str(caught.value)

@@ -152,10 +152,18 @@ class Settings:
         return cls(**values, own=options(**own) if options else None)
 
 
+def from_yaml(text: str) -> Any:
+    """Read YAML. Raises YAMLError also where PyYAML raises another: of a 13th month, or of brackets that never end."""
+    try:
+        return yaml.safe_load(text)
+    except (ValueError, RecursionError) as error:
+        raise yaml.YAMLError(one_line(error)) from None
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return what a YAML file of settings says, by name."""
     try:
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+        record = from_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise RunError(f"cannot read {path}: {reason}", "name a YAML file") from None
