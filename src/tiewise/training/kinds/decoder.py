@@ -169,6 +169,8 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         reason = "no model_type" if isinstance(error, KeyError) else one_line(error)
         raise RunError(f"{path} is no model configuration: {reason}", "give a transformers config.json") from None
+    if not hasattr(config.get_text_config(), "hidden_size"):
+        raise RunError(f"{path}: no causal language model can be built (it has no hidden_size)", "choose another")
     config.vocab_size, config.tie_word_embeddings = vocab, True
     for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if (getattr(config, token, None) or 0) >= vocab:
