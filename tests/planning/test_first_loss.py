@@ -137,6 +137,12 @@ def test_what_is_not_known_is_said():
     assert first_loss(read({"model_type": "bert", "architectures": ["BertModel"]}), BoundarySpec("tied")) is None
 
 
+def test_a_start_far_too_wide_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert first_loss(read(config("llama", 7.0, True)), BoundarySpec("tied"))["nll"] > 100
+
+
 def test_random_maps_hide_a_row_from_itself():
     values = config("llama", 0.02, True)
     tied = first_loss(read(values), BoundarySpec("tied", init=0.2))

@@ -255,7 +255,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
         ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
         lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     ),
-    **dict.fromkeys(("silu", "swish"), lambda x: x / (1 + np.exp(-x))),
+    **dict.fromkeys(("silu", "swish"), lambda x: x * (1 + np.tanh(x / 2)) / 2),  # x / (1 + exp −x), which overflows
     "relu": lambda x: np.maximum(x, 0),
 }
 ORDER = 10  # Hermite terms; what is beyond them is left on the diagonal
