@@ -120,6 +120,13 @@ class TiewiseTrainer(Trainer):
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         load_sharded(Path(resume_from_checkpoint) / SHARDED, self.model)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn as the Trainer does, but of no name whose tensor was loaded under another: a tied table's."""
+        named, missing = dict(self.model.named_parameters(remove_duplicate=False)), set(load_result.missing_keys)
+        loaded = {id(tensor) for name, tensor in named.items() if name not in missing}
+        without = [name for name in load_result.missing_keys if id(named.get(name)) not in loaded]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=without))
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not self._in_parts(checkpoint):
             return super()._load_optimizer_and_scheduler(checkpoint)
