@@ -1,10 +1,11 @@
 import gc
 import random
 import signal
+from contextlib import contextmanager
 
 import pytest
 
-from tiewise.core.errors import Interrupted
+from tiewise.core.errors import Interrupted, TiewiseError
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import prepare
 from tiewise.training.compare import Display, start
@@ -58,10 +59,11 @@ def tiny(source):
 
 
 def jobs_on(text):
-    """Make the job of an arm on a text."""
+    """Make the job of an arm on a text, of the settings' only one where none is named."""
 
-    def make(settings, folder=None, arm="tied", **changes):
-        return Job(arm, BoundarySpec.parse(arm), settings, folder, text, **changes)
+    def make(settings, folder=None, arm=None, **changes):
+        specs = settings.specs() if arm is None else {arm: BoundarySpec.parse(arm)}
+        return Job(*next(iter(specs.items())), settings, folder, text, **changes)
 
     return make
 
@@ -79,9 +81,9 @@ def trained(job):
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """Train a job, with Ctrl-C pressed in the middle of the step after `step`."""
+    """Train a job, or do `work`, with Ctrl-C pressed in the middle of the step after `step`."""
 
-    def cut(job, step, times=1, raises=Interrupted):
+    def cut(job, step, times=1, raises=Interrupted, work=train):
         real, pressed = RunRecord.on_step_begin, []
 
         def begin(self, args, state, control, **kw):
@@ -94,14 +96,24 @@ def interrupted(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(RunRecord, "on_step_begin", begin)
             with pytest.raises(raises):
-                train(job)
+                work(job)
 
     return cut
 
 
+@contextmanager
+def refusal(says, error=TiewiseError):
+    """See that what is done within is refused in one line that says this, and the way out."""
+    with pytest.raises(error) as caught:
+        yield
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.fix
+
+
 def differing(one, other):
     """Fields of two outcomes that differ, beyond how long it took."""
-    left, right = vars(one.result), vars(other.result)
+    left, right = ({name: repr(value) for name, value in vars(of.result).items()} for of in (one, other))  # nan is nan
     return {name for name in left if name not in ("tokens_per_second", "seconds") and left[name] != right[name]}
 
 

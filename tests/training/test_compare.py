@@ -8,6 +8,7 @@ from statistics import fmean
 import pytest
 import torch
 from tests.report.comparison_sample import sample_comparison
+from tests.training.conftest import refusal
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
@@ -70,18 +71,15 @@ def test_a_scheduled_arm_goes_through_what_its_name_says(tiny, tmp_path, lines):
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"batch": 200, "accumulate": 20}, DataError, "one step takes 4000"),
         ({"length": 5000}, DataError, "length"),
         ({"arms": ("tied", "tied+pad=300")}, SpecError, "pad=300"),
         ({"arms": ("tied", "tied+vectors=none.txt")}, TiewiseError, "none.txt"),
-        ({"model": "nothing"}, RunError, "unknown model 'nothing'"),
         ({"minutes": 1.0, "arms": ("tied+untie_at=9000000",)}, RunError, "step 9000000 is not within "),
     ],
 )
 def test_whatever_cannot_be_used_is_said_before_the_first_run(tiny, tmp_path, lines, changes, error, says):
-    with pytest.raises(error) as caught:
+    with refusal(says, error):
         lines.begin(tiny(**changes), tmp_path / "a" / "out")
-    assert says in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

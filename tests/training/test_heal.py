@@ -2,21 +2,20 @@
 
 import json
 import shutil
-import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.training.conftest import jobs_on, refusal
 from transformers import AutoModelForCausalLM
 
 import tiewise
-from tiewise.core.errors import Interrupted, TiewiseError
+from tiewise.core.errors import TiewiseError
 from tiewise.data.corpus import Blocks, load_prepared
 from tiewise.internals.passages import cost_change, passage_nats, passages
 from tiewise.rewrite import factor, transplant
 from tiewise.training.kinds.heal import KIND, HealTrainer, healing
 from tiewise.training.settings import Settings
-from tiewise.training.trainer import Job, RunRecord
 
 TINY = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "tokenizer": "bpe:300"}
 
@@ -62,7 +61,7 @@ def made(model, teacher, source, folder, **settings):
     record = {**healing(model, teacher), "seed": 1, "text": [str(source)], "steps": 5, "batch": 4, **settings}
     checked = Settings.of(record).checked()
     text = KIND.prepare(checked, folder / "data")
-    job = Job(checked.arms[0], checked.specs()[checked.arms[0]], checked, folder, text)
+    job = jobs_on(text)(checked, folder)
     installed = KIND.build(job)
     return KIND.trainer(job, installed), installed, text
 
@@ -95,19 +94,9 @@ def test_micro_batches_make_the_step_of_one_batch(narrow, teacher, source, tmp_p
     torch.testing.assert_close(*tables, rtol=0, atol=2e-5)
 
 
-def test_an_interrupted_healing_goes_on_to_the_same_end(narrow, teacher, source, tmp_path, monkeypatch):
+def test_an_interrupted_healing_goes_on_to_the_same_end(narrow, teacher, source, interrupted, tmp_path, monkeypatch):
     whole = heal(narrow, tmp_path / "whole", teacher, source)
-    real = RunRecord.on_step_begin
-
-    def begin(self, args, state, control, **kw):
-        real(self, args, state, control, **kw)
-        if state.global_step == 5:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunRecord, "on_step_begin", begin)
-        with pytest.raises(Interrupted):
-            heal(narrow, tmp_path / "cut", teacher, source)
+    interrupted(narrow, 5, work=lambda model: heal(model, tmp_path / "cut", teacher, source))
     monkeypatch.chdir(tmp_path / "cut")  # folders are remembered whole
     again = tiewise.heal(out=tmp_path / "cut", resume=True, quiet=True)
     assert again.left == whole.left
@@ -147,18 +136,9 @@ def test_the_rate_is_of_the_tables_scale(teacher, tmp_path):
     ],
 )
 def test_what_cannot_be_healed_is_said_in_a_line(change, says, teacher, source, tmp_path):
-    given = {
-        "model": teacher,
-        "out": tmp_path / "run",
-        "teacher": teacher,
-        "text": str(source),
-        "quiet": True,
-        **change,
-    }
-    with pytest.raises(TiewiseError, match=says) as e:
-        tiewise.heal(**given)
-    assert "\n" not in str(e.value)
-    assert e.value.fix
+    given = {"model": teacher, "out": tmp_path / "run", "teacher": teacher, "text": str(source), "quiet": True}
+    with refusal(says):
+        tiewise.heal(**{**given, **change})
     assert not (tmp_path / "run").exists()
 
 

@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerState, trainer
 
 from tiewise.training import compare, run
 from tiewise.training.compare import Display
-from tiewise.training.settings import Settings
+from tiewise.training.kinds.seq2seq import Seq2SeqOptions
 from tiewise.training.trainer import RunRecord
 
 FLAX, STEPS = "tiewise.training.kinds.flax", "tiewise.flax.flax_training"
@@ -102,6 +102,8 @@ MOMENTS = {
         "checkpoint without its state": (TrainerState, "save_to_json", 3),
     },
 }
+BACKENDS = {"torch": {}, "flax": {"backend": "flax"}}
+BACKENDS |= {"seq2seq": {"kind": "seq2seq", "model": "t5", "own": Seq2SeqOptions()}}
 QUICK = ("at a step", "checkpoint without its state", "before the result is written")
 TOUCHES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
@@ -161,11 +163,7 @@ def begun(tiny, tmp_path_factory):
     def copied(backend, out):
         if backend not in made:
             folder = tmp_path_factory.mktemp(backend)
-            settings = tiny(backend=backend if backend == "flax" else "torch")
-            if backend == "seq2seq":
-                plain = {name: value for name, value in vars(tiny()).items() if name != "own"}
-                settings = Settings.of({**plain, "kind": "seq2seq", "model": "t5"}).checked()
-            compare.start(settings, folder / "begun", "tiewise compare", Display(lambda line: None))
+            compare.start(tiny(**BACKENDS[backend]), folder / "begun", "tiewise compare", Display(lambda line: None))
             shutil.copytree(folder / "begun", folder / "whole")
             made[backend] = folder / "begun", finish(folder / "whole")
         shutil.copytree(made[backend][0], out)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -77,34 +78,31 @@ def test_where_nothing_is_large_the_default_is_written(tiny, tmp_path, lines, ma
     assert flags == {"none"}
 
 
-def test_a_processor_that_would_round_falls_back_and_says_so(tiny, tmp_path, lines, machine, flags):
+@pytest.fixture
+def onednn(tiny, tmp_path, lines, machine):
+    """A single run that began on oneDNN."""
     machine(times=(10.0, 5.0))
-    out = lines.begin(tiny(steps=2, seed=1, arms=("tied",)), tmp_path / "out")
+    return lines.begin(tiny(steps=4, seed=1, arms=("tied",)), tmp_path / "out")
+
+
+def test_a_processor_that_would_round_falls_back_and_says_so(onednn, lines, machine, flags):
     machine(traits=AMX)
-    finish_one(out, lines.display)
+    finish_one(onednn, lines.display)
     assert flags == {"none"}
-    assert [line for line in lines if "products" in line] == [
-        "the run began with onednn products, which differ on this machine: torch's own from here on"
-    ]
+    said = "the run began with onednn products, which differ on this machine: torch's own from here on"
+    assert [line for line in lines if "products" in line] == [said]
 
 
-def test_a_run_that_began_before_there_was_a_choice(tiny, tmp_path, lines, machine, flags):
-    machine(times=(10.0, 5.0))
-    out = lines.begin(tiny(steps=2, seed=1, arms=("tied",)), tmp_path / "out")
-    record = json.loads((out / "env.json").read_text())
-    (out / "env.json").write_text(json.dumps(record | {"products": {"product": 3}}))
+def test_a_run_that_began_before_there_was_a_choice_ends_alike_to_fp32(onednn, tmp_path, lines, flags):
+    shutil.copytree(onednn, tmp_path / "before")
+    record = json.loads((onednn / "env.json").read_text())
+    (tmp_path / "before" / "env.json").write_text(json.dumps(record | {"products": {"product": 3}}))
     with pytest.raises(RunError, match=r"env\.json: products: product must be text, not 3; start anew"):
-        finish_one(out, lines.display)
+        finish_one(tmp_path / "before", lines.display)
     del record["products"]
-    (out / "env.json").write_text(json.dumps(record))
-    finish_one(out, lines.display)
+    (tmp_path / "before" / "env.json").write_text(json.dumps(record))
+    ours = finish_one(tmp_path / "before", lines.display)
     assert flags == {"none"}
-
-
-def test_what_the_two_compute_is_the_same_to_fp32(tiny, tmp_path, lines, machine):
-    losses = []
-    for times in ((10.0, 5.0), (5.0, 10.0)):
-        machine(times=times)
-        out = lines.begin(tiny(steps=4, seed=1, arms=("tied",)), tmp_path / str(times))
-        losses.append(finish_one(out, lines.display).result.heldout_nll)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    theirs = finish_one(onednn, lines.display)
+    assert flags == {"none", "bf16"}
+    assert ours.result.heldout_nll == pytest.approx(theirs.result.heldout_nll, rel=1e-5)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from tests.training.conftest import refusal
 
 from tiewise.core.errors import RunError
 from tiewise.training.results import (
@@ -99,10 +100,8 @@ def test_a_diverged_run_is_written_as_null_and_read_as_nan_and_an_integer_as_a_f
 def test_what_cannot_be_read_is_named(spoil, says):
     record = comparison([a_run("tied", 0, 5.0)]).record()
     spoil(record)
-    with pytest.raises(RunError) as caught:
+    with refusal(says, RunError):
         Comparison.from_dict(record or [])
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
@@ -120,19 +119,6 @@ def test_interval_is_that_of_the_paired_t_test(pairs):
     assert d.n == len(pairs)
     p = stats.ttest_rel(other, reference).pvalue if error > 1e-6 else 0.05
     assert d.detected == (p < 0.05) or abs(p - 0.05) < 1e-9
-
-
-def test_sign_is_other_minus_reference_and_swaps():
-    a, b = [5.0, 5.2, 5.1], [5.3, 5.4, 5.45]
-    forth, back = paired(a, b), paired(b, a)
-    assert forth.mean > 0
-    assert (back.mean, back.low, back.high) == pytest.approx((-forth.mean, -forth.high, -forth.low))
-    assert back.detectable == pytest.approx(forth.detectable)
-
-
-def test_pairing_removes_what_seeds_share():
-    seed_effect = [0.0, 3.0, -2.0]
-    assert paired(seed_effect, [x + 0.1 + e for x, e in zip(seed_effect, (0.001, -0.001, 0.0), strict=True)]).detected
 
 
 def test_detectable_difference_is_found_in_four_of_five_repetitions():

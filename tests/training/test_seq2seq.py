@@ -1,6 +1,5 @@
 """Encoder-decoder runs: rows that lose nothing, three-way gradients, arms, resumed runs, what is refused."""
 
-import json
 from collections import Counter
 
 import numpy as np
@@ -8,30 +7,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.training.conftest import differing, jobs_on
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import tiewise
-from tiewise.core.errors import RunError, SpecError
-from tiewise.data.corpus import prepare
+from tiewise.core.errors import TiewiseError
 from tiewise.data.training_rows import mark
+from tiewise.training.folder import METRICS, read_lines
 from tiewise.training.kinds.seq2seq import KIND, PAD, SpanRows, hide, sentinels
 from tiewise.training.run import train
 from tiewise.training.settings import Settings
-from tiewise.training.trainer import Job
 
 END = 1000
-SMALL = {
-    "kind": "seq2seq",
-    "width": 16,
-    "layers": 1,
-    "heads": 2,
-    "length": 20,
-    "batch": 4,
-    "steps": 12,
-    "seeds": 1,
-    "noise": 0.3,
-}
+SMALL = {"kind": "seq2seq", "width": 16, "layers": 1, "heads": 2, "length": 20, "noise": 0.3, "batch": 4, "steps": 12}
 ARMS = ("tied", "tied+encoder=apart", "untied", "untied+encoder=apart", "factored:4")
 
 
@@ -45,21 +34,14 @@ def settings(source):
 
 
 @pytest.fixture(scope="module")
-def text(source, settings, tmp_path_factory):
-    made = prepare([str(source)], "bpe:300", tmp_path_factory.mktemp("seq2seq") / "data", length=20)
-    return mark(made, PAD, sentinels(settings()))
+def text(settings, tmp_path_factory):
+    return KIND.prepare(settings(), tmp_path_factory.mktemp("seq2seq") / "data")
 
 
 @pytest.fixture(scope="module")
 def job(text, settings):
     """Make the job of an arm."""
-
-    def make(folder=None, arm="tied", seed=1, **changes):
-        made = settings(arms=(arm,), **changes)
-        ((name, spec),) = made.specs().items()
-        return Job(name, spec, made, folder, text, seed=seed)
-
-    return make
+    return lambda folder=None, arm="tied", **changes: jobs_on(text)(settings(arms=(arm,), **changes), folder)
 
 
 def rebuilt(read, written, marks):
@@ -123,9 +105,11 @@ def test_the_tokenizer_knows_the_sentinels(text, settings):
     assert mark(text, PAD, sentinels(settings())) is text
 
 
-def batch_of(job, rows=8):
-    made = SpanRows(job, job.text.split("train")[: 20 * rows].reshape(rows, 20), seed=1)
-    return {name: torch.stack([row[name] for row in made]) for name in made[0]}
+def batch_of(job, rows=slice(8)):
+    """The first rows of training, or others, as one batch."""
+    tokens = job.text.split("train")
+    made = SpanRows(job, tokens[: len(tokens) // 20 * 20].reshape(-1, 20), seed=1)
+    return torch.utils.data.default_collate([made[i] for i in range(len(made))[rows]])
 
 
 @pytest.mark.parametrize("model", ["t5", "bart"])
@@ -144,8 +128,7 @@ def test_a_table_s_gradient_is_the_sum_of_untied_copies_gradients(model, arm, jo
     plain.get_decoder().embed_tokens.weight = copies["decoder"]
     plain.lm_head.weight = copies["head"]
 
-    batch = batch_of(made)
-    given = {name: batch[name] for name in ("input_ids", "labels")}
+    given = {name: batch_of(made)[name] for name in ("input_ids", "labels")}
     installed.track("tied" in arm.split("+"))
     loss = ours(**given).loss
     loss.backward()
@@ -177,8 +160,7 @@ def test_a_run(model, arm, job, tmp_path):
     assert found.predicted_initial_nll == pytest.approx(found.initial_nll, rel=0.05)
     assert found.shares["masked"].nll == pytest.approx(found.heldout_nll)
     assert found.unigram_nll < np.log(made.text.vocab)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert {"train_nll", "heldout_nll", "path_a", "path_b"} <= lines[-1].keys()
+    assert {"train_nll", "heldout_nll", "path_a", "path_b"} <= read_lines(tmp_path / METRICS)[-1].keys()
 
     plain = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / ("dense" if "factored" in arm else "final"))
     own = tiewise.load(tmp_path / "final")
@@ -209,11 +191,10 @@ def test_what_is_logged_and_measured_is_the_nll_of_hidden_tokens(job, tmp_path):
     made = job(tmp_path, steps=3, learning_rate=1e-9)
     train(made)
     model = KIND.build(made).model.eval()
-    rows = SpanRows(made, made.text.split("train")[: len(made.text.split("train")) // 20 * 20].reshape(-1, 20), seed=1)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / METRICS)
+    assert len(lines) == 3
     for step, line in enumerate(lines):
-        batch = [rows[4 * step + i] for i in range(4)]
-        batch = {name: torch.stack([row[name] for row in batch]) for name in batch[0]}
+        batch = batch_of(made, slice(4 * step, 4 * step + 4))
         hidden = batch["hidden"] == 1
         with torch.no_grad():
             logits = model(input_ids=batch["input_ids"], labels=batch["labels"]).logits
@@ -223,11 +204,9 @@ def test_what_is_logged_and_measured_is_the_nll_of_hidden_tokens(job, tmp_path):
 
 @pytest.mark.parametrize("arm", ["tied+encoder=apart", "tied+untie_at=5"])
 def test_a_resumed_run_is_the_whole(arm, job, interrupted, tmp_path):
-    whole = train(job(tmp_path / "whole", arm)).result
+    whole = train(job(tmp_path / "whole", arm))
     interrupted(job(tmp_path / "cut", arm), 7)
-    cut = train(job(tmp_path / "cut", arm)).result
-    assert (cut.heldout_nll, cut.train_nll) == (whole.heldout_nll, whole.train_nll)
-    assert [vars(point) for point in cut.curve] == [vars(point) for point in whole.curve]
+    assert differing(train(job(tmp_path / "cut", arm)), whole) == set()
 
 
 def test_accumulated_micro_batches_are_one_batch(job, tmp_path):
@@ -239,11 +218,11 @@ def test_accumulated_micro_batches_are_one_batch(job, tmp_path):
 
 def test_as_many_tokens_are_evaluated_as_are_counted_on(job):
     made = job(measured=200)
-    installed = KIND.build(made)
-    points, last = 1 + 12, 2
-    measured = points * KIND.measure(made, installed, "heldout", point=True).tokens
-    measured += last * KIND.measure(made, installed, "heldout").tokens
-    assert KIND.evaluated(made) == pytest.approx(measured, rel=0.1)
+    point, last = (KIND.measure(made, KIND.build(made), "heldout", point=point).tokens for point in (True, False))
+    assert KIND.evaluated(made) == pytest.approx((1 + 12) * point + 2 * last, rel=0.1)
+
+
+NOT_PLAIN = ("factored:4+encoder=apart", "tied+bias+encoder=apart", "tied+untie_at=3+encoder=apart")
 
 
 @pytest.mark.parametrize(
@@ -255,16 +234,9 @@ def test_as_many_tokens_are_evaluated_as_are_counted_on(job):
         ({"noise": 0.9, "span": 1.0}, "18 runs of 18 hidden tokens do not fit into rows of 20; use less noise"),
         ({"heads": 3}, "3 heads do not divide width 16"),
         ({"match": "parameters"}, "match = 'parameters' in an encoder-decoder's run"),
+        *(({"arms": (arm,)}, "an encoder's own table stands beside plain tables") for arm in NOT_PLAIN),
     ],
 )
 def test_what_is_refused(changes, says, settings):
-    with pytest.raises(RunError, match=says):
+    with pytest.raises(TiewiseError, match=says):
         settings(**changes)
-
-
-@pytest.mark.parametrize(
-    "arm", ["factored:4+encoder=apart", "tied+bias+encoder=apart", "tied+untie_at=3+encoder=apart"]
-)
-def test_an_encoder_s_own_table_stands_beside_plain_ones(arm, settings):
-    with pytest.raises(SpecError, match="stands beside plain tables"):
-        settings(arms=(arm,))

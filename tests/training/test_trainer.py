@@ -1,7 +1,6 @@
 """Both gradient paths as logged during training, against two separate leaves on the same batches; and the penalty."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ def chosen(**options):
     return TrainingArguments(output_dir="unused", **{**usual, **options})
 
 
-def trained(installed, text, accumulate=1, evaluator=None, **options):
+def trained(installed, text, accumulate=1, **options):
     """Train three steps; return what was seen and the batches by step and micro-batch."""
     witness, batches = Witness(), []
 
@@ -47,7 +46,7 @@ def trained(installed, text, accumulate=1, evaluator=None, **options):
         return {"input_ids": ids, "labels": ids.clone()}
 
     given = {"args": chosen(gradient_accumulation_steps=accumulate, **options), "data_collator": collate}
-    given |= {"train_dataset": Blocks(text.split("train"), 16), "callbacks": [witness], "evaluator": evaluator}
+    given |= {"train_dataset": Blocks(text.split("train"), 16), "callbacks": [witness]}
     TiewiseTrainer(installed, **given).train()
     grouped = [batches[i * accumulate : (i + 1) * accumulate] for i in range(STEPS)]
     return witness, grouped
@@ -129,10 +128,3 @@ def test_the_penalty_is_of_training_only(text, job, tiny):
     training, evaluated = (trainer.compute_loss(mode(), inputs).item() for mode in models)
     norm = installed.model.get_output_embeddings().out_map.weight.norm().item()
     assert training - evaluated == pytest.approx(5 * norm, rel=1e-5)
-
-
-def test_heldout_nll_comes_from_the_evaluator(text, job, tiny):
-    values = iter([{"heldout_nll": 4.0}, {"heldout_nll": math.nan}, {}])
-    witness, _ = trained(KIND.build(job(tiny(), arm="tied")), text, evaluator=lambda: next(values))
-    assert witness.logs[0]["heldout_nll"] == 4.0
-    assert math.isnan(witness.logs[1]["heldout_nll"])
