@@ -54,23 +54,10 @@ def test_a_planted_surface_is_found_and_a_new_run_is_held_against_it(atlas):
     assert (found.verdict, found.why, found.settings) == (EXPECTED, "", len(GRID))
     assert found.low < true < found.high
     assert found.value == pytest.approx(true, abs=0.003)
-    assert found.high - found.low < 6 * NOISE  # it says something
+    one = expectation(INSIDE, true, seeds=1)
+    assert found.high - found.low < min(6 * NOISE, one.high - one.low)  # it says something, of three seeds more
     for away in (found.low - 1e-4, found.high + 1e-4):
         assert expectation(INSIDE, away, seeds=SEEDS).verdict == SURPRISE
-
-
-def test_runs_from_the_same_truth_surprise_one_time_in_twenty(atlas):
-    draw, surprises, n = np.random.default_rng(7), 0, 0
-    for seed in range(12):
-        atlas(planted(seed))
-        for _ in range(25):
-            at = dict(zip(SIZES, (*(math.exp(draw.uniform(*map(math.log, ends))) for ends in (
-                (32, 128), (1, 4), (512, 4096), (25_000, 400_000))), 307_200), strict=True))  # fmt: skip
-            measured = gain(*[*at.values()][:4]) + draw.normal(0, NOISE, SEEDS).mean()
-            axes, facts = evidence._measured()
-            e = evidence.surface.fit(*facts).at([math.log(at[name]) for name in axes], SEEDS)
-            surprises, n = surprises + (not e.low <= measured <= e.high), n + 1
-    assert 0.02 <= surprises / n <= 0.09  # 300 of them: a standard error of 0.013
 
 
 def test_beyond_the_hull_there_is_no_evidence(atlas):

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from transformers.models.auto import modeling_auto as auto
 
 from tiewise.core.errors import PlanError
-from tiewise.planning.read_config import READERS, Sizes, from_sizes, read
+from tiewise.planning.read_config import READERS, read
 
 # Name patterns of each component, in the order in which they are tried. Independent of the readers: only names.
 PATTERNS = [
@@ -156,10 +156,6 @@ def test_an_unknown_family_is_estimated_and_says_so():
     assert {k: v for k, v in exact.items() if k != "norms"} == dict(estimate)
 
 
-def test_sizes_alone_give_the_textbook_body():
-    assert from_sizes(Sizes(32_000, 1024, 12), tied=False).total == 2 * 32_000 * 1024 + 12 * 12 * 1024**2
-
-
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -176,9 +172,3 @@ def test_sizes_that_contradict_are_refused(config, says):
     with pytest.raises(PlanError, match=says) as caught:
         read(config)
     assert caught.value.fix
-
-
-@pytest.mark.parametrize("sizes", [{"vocab": 0}, {"width": -1}, {"kv_heads": 3}, {"layers": 1.5}])
-def test_bad_sizes_are_refused(sizes):
-    with pytest.raises(PlanError):
-        Sizes(**{"vocab": 100, "width": 64, "layers": 2, "heads": 4, **sizes})
