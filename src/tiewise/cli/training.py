@@ -302,7 +302,7 @@ def chosen(out: Path, asked: dict[str, Any], *, single: bool) -> Settings | None
     """
     import yaml
 
-    from tiewise.training.settings import Settings, from_yaml, read_yaml, recipe
+    from tiewise.training.settings import NO_YAML, Settings, read_yaml, recipe
 
     share, config, typed = asked["share"], asked["config"], {}
     arms = asked["boundary"] if single else asked["arms"]
@@ -327,8 +327,8 @@ def chosen(out: Path, asked: dict[str, Any], *, single: bool) -> Settings | None
         if not equals:
             raise RunError(f"--set {item!r}", "write --set NAME=VALUE")
         try:
-            typed[name] = from_yaml(value)
-        except yaml.YAMLError:
+            typed[name] = yaml.safe_load(value)
+        except NO_YAML:
             raise RunError(f"--set {item!r}: the value cannot be read", "write NAME=VALUE with a plain value") from None
     places = dict.fromkeys(of_file, str(config)) | dict.fromkeys(typed, "--set")
     typed |= options

@@ -43,10 +43,6 @@ class Surface:
         value, half = float(row @ self.beta), critical(len(self.points) - len(self.beta)) * spread
         return Estimate(value, value - half, value + half, len(self.points))
 
-    def holds(self, point: Sequence[float]) -> bool:
-        """Whether a setting lies within the hull of those that were measured."""
-        return enclosed(self.points, point)
-
 
 @dataclass(frozen=True)
 class SurfaceScore:
@@ -123,7 +119,7 @@ def leave_one_out(points: NDArray, values: NDArray, errors: NDArray, seeds: NDAr
         others = (points != points[i]).any(1)
         surface = fit(points[others], values[others], errors[others], seeds[others])
         if surface is not None:
-            found.append((surface.at(points[i], float(seeds[i])), surface.holds(points[i])))
+            found.append((surface.at(points[i], float(seeds[i])), enclosed(points[others], points[i])))
     return found if len(found) == len(points) else []
 
 

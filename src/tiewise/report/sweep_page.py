@@ -19,7 +19,7 @@ from rich.text import Text
 from tiewise.atlas.study import Study, SweepRow
 from tiewise.core.files import write_result
 from tiewise.core.found import NATS, Curve, Grid, Listing, Quantity, count, plain, signed
-from tiewise.planning.surface import Surface, fit, leave_one_out, scored
+from tiewise.planning.surface import Surface, enclosed, fit, leave_one_out, scored
 from tiewise.report.comparison_found import DEMO, difference
 from tiewise.report.faces import rich_table
 from tiewise.report.figures import heat_map, lines, styles
@@ -209,7 +209,7 @@ def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
     def clear(*place: float) -> float:
         point = [*place, *surface.points.mean(0)[2:]]
         found = surface.at(point)
-        return math.nan if found.low < 0 < found.high or not surface.holds(point) else found.value
+        return math.nan if found.low < 0 < found.high or not enclosed(surface.points, point) else found.value
 
     values = tuple(tuple(clear(a, b) for a in x) for b in y)
     top = max((abs(value) for line in values for value in line if math.isfinite(value)), default=1.0)

@@ -23,6 +23,7 @@ from tiewise.data.documents import CONTIGUOUS, RANDOM
 
 FILE = "run.yaml"
 DECODER = "decoder"
+NO_YAML = (yaml.YAMLError, ValueError, RecursionError)  # the others of a 13th month, and of brackets without end
 _KINDS = f"{__package__}.kinds"
 _RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -152,22 +153,14 @@ class Settings:
         return cls(**values, own=options(**own) if options else None)
 
 
-def from_yaml(text: str) -> Any:
-    """Read YAML. Raises YAMLError also where PyYAML raises another: of a 13th month, or of brackets that never end."""
-    try:
-        return yaml.safe_load(text)
-    except (ValueError, RecursionError) as error:
-        raise yaml.YAMLError(one_line(error)) from None
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return what a YAML file of settings says, by name."""
     try:
-        record = from_yaml(path.read_text(encoding="utf-8"))
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise RunError(f"cannot read {path}: {reason}", "name a YAML file") from None
-    except yaml.YAMLError as error:
+    except NO_YAML as error:
         raise RunError(f"{path} is not YAML: {one_line(error)}", "correct the file") from None
     if not isinstance(record, dict):
         raise RunError(f"{path} holds no settings", "write one `name: value` per line")

@@ -84,11 +84,8 @@ class Steps(Dataset):
             raise IndexError(f"step {step} of {len(self)}")
         start, length = int(self.starts[step]), int(self.lengths[step])
         rows = torch.from_numpy(self.streams[:, start : start + length + 1].astype(np.int64))
-        return {
-            "input_ids": rows[:, :-1].contiguous(),
-            "labels": rows[:, 1:].contiguous(),
-            "begins": torch.tensor(start == 0),
-        }
+        read, following = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        return {"input_ids": read, "labels": following, "begins": torch.tensor(start == 0)}
 
     def ends_epoch(self, step: int) -> bool:
         """Whether a step is the last of its epoch in this run."""
