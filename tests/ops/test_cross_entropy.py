@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle
+from tiewise.ops.log_prob import linear_log_prob
+from tiewise.ops.soft_targets import augmented_cross_entropy
 
 N, V, E = 23, 57, 12
 OPTIONS = [
@@ -230,6 +232,14 @@ def test_class_weights_are_summed_in_the_type_of_the_sums(class_weight, n, kind,
     got, grads = gradients(linear_cross_entropy, inputs, t, class_weight=class_weight)
     assert error(got, truth) < bound
     assert_near(grads, true_grads, max(bound, 1e-12))
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("loss", [linear_cross_entropy, linear_log_prob, augmented_cross_entropy])
+def test_targets_may_be_whole_numbers_of_any_width(loss, kind):
+    (h, w, _), t = problem()
+    t = t.clamp(min=0)
+    assert torch.equal(loss(h, w, t.to(kind)), loss(h, w, t))
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def kernel(o: LossOptions, tensors: Any, kind: torch.dtype, count: int) -> Any:
             q = q * (1 - ((at if bias is None else at + bias[t]) / o.softcap).tanh().square())
         rows = chunk_rows(len(t), len(weight) * 3 // 2, "cpu", o.chunk)  # as fast in two thirds of the memory
         how = (o.scale, o.softcap or 0.0, rows, pairs, narrow, entropy)
-        return library.vocabulary_loss(h.contiguous(), weight, bias, t.long(), c, q, k, known, into, *how, *wanted[:3])
+        return library.vocabulary_loss(h.contiguous(), weight, bias, t, c, q, k, known, into, *how, *wanted[:3])
 
     return compute
 

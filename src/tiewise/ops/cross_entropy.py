@@ -90,7 +90,7 @@ def linear_cross_entropy(
     """
     options = replace(options, **overrides) if overrides else options
     check_problem(features, weight, targets, bias, options, shard)
-    flat, t = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
+    flat, t = features.reshape(-1, features.shape[-1]), targets.reshape(-1).long()
     if into is not None:
         _check_into(into, weight, compute_dtype(flat, weight), options)
     if torch.compiler.is_compiling():

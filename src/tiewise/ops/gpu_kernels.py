@@ -186,7 +186,7 @@ def _swept(
         leaves = [x.requires_grad_() for x, need in zip(factors, needed, strict=True) if need]
         h, weight, bias = factors
         each = function(
-            *(h, weight, targets.long()),
+            *(h, weight, targets),
             ignore_index=o.ignore_index,
             reduction="none" if o.reduction == "none" else "sum",
             **KERNELS[name].keywords(o, bias),

@@ -111,7 +111,7 @@ def vocabulary_statistics(
     shape = features.shape[:-1] if isinstance(features, Tensor) else ()
     stand_in = torch.empty(shape, dtype=torch.long, device="meta") if targets is None else targets
     chunked.check_problem(features, weight, stand_in, bias, o, shard)
-    flat, t = features.reshape(-1, features.shape[-1]), None if targets is None else targets.reshape(-1)
+    flat, t = features.reshape(-1, features.shape[-1]), None if targets is None else targets.reshape(-1).long()
     if t is not None and shard is None and not torch.compiler.is_compiling():
         chunked.check_range(t, len(weight), o.ignore_index)
     o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature

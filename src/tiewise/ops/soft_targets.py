@@ -225,7 +225,7 @@ def augmented_cross_entropy(
         raise ValueError("need temperature > 0, alpha ≥ 0, hard ≥ 0")
     if table is not None and (table.dim() != 2 or len(table) != len(weight)):
         raise ValueError(f"table has shape {tuple(table.shape)}; need [V, any] with V = {len(weight)}")
-    t = targets.reshape(-1)
+    t = targets.reshape(-1).long()
     chunked.check_range(t, weight.shape[0], o.ignore_index)
     own = None if table is weight else table
     flat = features.reshape(-1, features.shape[-1])
