@@ -38,9 +38,9 @@ def opening(tensors, keys, version=3, magic=b"GGUF"):
     return magic + struct.pack("<IQQ", version, tensors, keys)
 
 
-def gguf(keys=(), tensors=(), align=32, version=3):
+def gguf(keys=(), tensors=(), align=32):
     """Bytes of a whole file; keys: (name, bytes of type and value); tensors: (name, axes, type number, bytes)."""
-    head = opening(len(tensors), len(keys), version) + b"".join(text(name) + value for name, value in keys)
+    head = opening(len(tensors), len(keys)) + b"".join(text(name) + value for name, value in keys)
     offset, data = 0, b""
     for name, axes, kind, raw in tensors:
         head += info(name, axes, kind, offset)
@@ -50,10 +50,10 @@ def gguf(keys=(), tensors=(), align=32, version=3):
     return head + b"\0" * (-len(head) % align) + data
 
 
-def model(rows=8, width=32, *, tokens=None, table=None, head=None, kind=0, head_kind=0, keys=(), architecture="llama"):
+def model(rows=8, width=32, *, tokens=None, table=None, head=None, kind=0, head_kind=0, keys=()):
     """Bytes of a tiny model: `table` and `head` are raw bytes; a table is made where none is given."""
     table = bytes(range(256)) * (rows * width * 4 // 256) if table is None else table
-    said = [("general.architecture", string(architecture))]
+    said = [("general.architecture", string("llama"))]
     said.append(("tokenizer.ggml.tokens", strings([f"t{i}" for i in range(rows if tokens is None else tokens)])))
     tensors = [("token_embd.weight", (width, rows), kind, table)]
     if head is not None:

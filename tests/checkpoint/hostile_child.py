@@ -119,7 +119,10 @@ def seeds(scratch):
     settings["init_lora_weights"] = True
     rows = {"base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": table(2)}
     tokens = settings | {"modules_to_save": None, "trainable_token_indices": {"embed_tokens": [1, 3]}}
+    ids = np.array([0, 1, 2, 5, 9])
+    maps = {"d2t": ids - np.arange(5), "t2d": np.isin(np.arange(V), ids), "lm_head.weight": table(5)}
     made = {
+        "draft": llama(scratch / "draft", False, config={"draft_vocab_size": 5}, tensors=maps, **tokenizer),
         "copies": write_checkpoint(scratch / "copies", None, copies, files={"adapter_config.json": settings}),
         "rows": write_checkpoint(scratch / "rows", None, rows, files={"adapter_config.json": tokens}, **tokenizer),
         "tied": llama(scratch / "tied", files=files, **tokenizer),
@@ -135,10 +138,6 @@ def seeds(scratch):
     for name in ADAPTERS:
         (made[name] / "model.safetensors").rename(made[name] / "adapter_model.safetensors")
     gathered = {name: {file.name: file.read_bytes() for file in folder.iterdir()} for name, folder in made.items()}
-    ids = np.array([0, 1, 2, 5, 9])
-    maps = {"d2t": ids - np.arange(5), "t2d": np.isin(np.arange(V), ids), "lm_head.weight": table(5)}
-    made["draft"] = llama(scratch / "draft", False, config={"draft_vocab_size": 5}, tensors=maps, **tokenizer)
-    gathered |= {"draft": {file.name: file.read_bytes() for file in made["draft"].iterdir()}}
     at = initialiser("e", dims=(V, D), kind=1, at={"location": "m.data", "length": str(4 * V * D)})
     nodes = [node("Gather", ["e", "input_ids"], ["h"]), node("MatMul", ["h", "t"], ["logits"])]
     exported = onnx_model(nodes, [at, initialiser("t", table().T)])

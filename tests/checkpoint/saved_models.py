@@ -28,6 +28,11 @@ def classes():
     return sorted({name for value in values for name in ([value] if isinstance(value, str) else value)})
 
 
+def classes_for(task, families):
+    """LlamaForCausalLM and GPTJForCausalLM of "CausalLM" and "Llama GPTJ"."""
+    return [f"{family}For{task}" for family in families.split()]
+
+
 def tiny(name, flag=None, **changes):
     """Return a tiny model with random ends; `flag` is written at every level of its config that has one."""
     model_class = getattr(tr, name)

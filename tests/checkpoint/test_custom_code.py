@@ -24,19 +24,12 @@ class TinyPreTrainedModel(PreTrainedModel):
     config_class = TinyConfig
     base_model_prefix = "model"
 
-    def _init_weights(self, module):
-        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
-            torch.nn.init.normal_(module.weight)
-
 
 class TinyModel(TinyPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.embed_tokens = torch.nn.Embedding(config.vocab_size, config.hidden_size)
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.embed_tokens
 
 
 class TinyForCausalLM(TinyPreTrainedModel):
@@ -46,9 +39,6 @@ KEYS
         self.model = TinyModel(config)
         self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.model.embed_tokens
 
     def get_output_embeddings(self):
         return self.lm_head
@@ -87,23 +77,21 @@ def ties(path, text):
 
 
 MISNAMED = ("_tied_weight_keys", "_tie_weights_keys", "_dynamic_tied_weights_keys", "tied_weights_keys")
-HEALTHY = {
-    "right": {"code": source()},
-    "its own method": {"code": source("", NEW)},
-    "a method that takes anything": {"code": source(RIGHT, OLD.replace("(self)", "(self, **kwargs)"))},
-    "untied": {"code": source(""), "tied": False},
-    "unused": {"code": source("_tied_weights_keys = ['a']"), "auto": None},
-    **{f"{name} beside": {"code": source(f'{RIGHT}\n    {name} = ["lm_head.weight"]')} for name in MISNAMED},
-}
+HEALTHY = [
+    {"code": source()},
+    {"code": source("", NEW)},  # its own method
+    {"code": source(RIGHT, OLD.replace("(self)", "(self, **kwargs)"))},
+    {"code": source(""), "tied": False},
+    {"code": source("_tied_weights_keys = ['a']"), "auto": None},  # which nothing uses
+    *({"code": source(f'{RIGHT}\n    {name} = ["lm_head.weight"]')} for name in MISNAMED),
+]
 
 
-@pytest.mark.parametrize("case", HEALTHY)
-def test_healthy_code_is_silent(tmp_path, case):
-    assert run("B023", written(tmp_path, **HEALTHY[case])) == []
-
-
-def test_healthy_code_loads_tied(tmp_path):
-    assert ties(written(tmp_path, source()), source())
+@pytest.mark.parametrize("how", HEALTHY)
+def test_healthy_code_is_silent(tmp_path, how):
+    path = written(tmp_path, **how)
+    assert run("B023", path) == []
+    assert "auto" in how or ties(path, how["code"]) == how.get("tied", True)
 
 
 NO_KEYS = "object has no attribute 'keys'"

@@ -1,6 +1,5 @@
 """GGUF headers by hand-made bytes, hostile ones, and the two rules on what a file keeps of the boundary."""
 
-import importlib.util
 import random
 import struct
 
@@ -205,7 +204,6 @@ def test_without_reading(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
 @pytest.mark.parametrize(
     ("source", "head", "kind", "said"),
     [
@@ -218,8 +216,7 @@ def test_without_reading(tmp_path):
 )
 def test_files_of_the_formats_own_writer(source, head, kind, said, tmp_path):
     """gguf's GGUFWriter writes, and its GGUFReader says what we should have read."""
-    import gguf as own
-
+    own = pytest.importorskip("gguf")
     quant = own.GGMLQuantizationType[kind]
     tables = {IN: table(V, D)} | ({} if head is None else {OUT: head})
     path = tmp_path / "m.gguf"

@@ -2,7 +2,9 @@
 
 import json
 import random
+from functools import lru_cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -33,29 +35,24 @@ COLUMNS = {
 }
 
 
-@pytest.fixture(scope="module")
-def untied(tmp_path_factory):
-    """Untied tiny models, saved once: their tensors, their config, and names of their parts: input, output, bias."""
-    made = {}
+@lru_cache
+def saved_untied(name):
+    model = saved.tiny(name, False)
+    tables, head = saved.ends(model)
+    head.weight = torch.nn.Parameter(torch.randn_like(head.weight))  # T5 ties whatever the flag says
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        output = saved.stored_as(folder, head.weight)
+        inputs = {n for t in tables for n in saved.stored_as(folder, t.weight)} - {*output}
+        stored, config = load_file(f"{folder}/{FILE}"), Path(folder, "config.json").read_text()
+    biases = [n for n in stored if n.endswith("bias") and stored[n].shape[-1] == len(stored[output[0]])]
+    return stored, config, {"input": sorted(inputs), "output": output, "bias": biases}
 
-    def make(name):
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            model = saved.tiny(name, False)
-            tables, head = saved.ends(model)
-            head.weight = torch.nn.Parameter(torch.randn_like(head.weight))  # T5 ties whatever the flag says
-            model.save_pretrained(folder)
-            output = saved.stored_as(folder, head.weight)
-            inputs = {n for t in tables for n in saved.stored_as(folder, t.weight)} - {*output}
-            stored = load_file(folder / FILE)
-            vocabulary = len(stored[output[0]])
-            biases = [n for n in stored if n.endswith("bias") and stored[n].shape[-1] == vocabulary]
-            parts = {"input": sorted(inputs), "output": output, "bias": biases}
-            made[name] = stored, (folder / "config.json").read_text(), parts
-        stored, config, parts = made[name]
-        return dict(stored), json.loads(config), parts
 
-    return make
+def untied(name):
+    """An untied tiny model, saved once: its tensors, its config, and names of its parts: input, output, bias."""
+    stored, config, parts = saved_untied(name)
+    return dict(stored), json.loads(config), parts
 
 
 def write(folder, tensors, config):
@@ -127,7 +124,7 @@ def _cases():
 
 
 @pytest.mark.parametrize(("name", "flags", "state"), list(_cases()))
-def test_this_transformers_does_what_is_said_of_it(untied, name, flags, state, tmp_path):
+def test_this_transformers_does_what_is_said_of_it(name, flags, state, tmp_path):
     table, head = put(untied(name), tmp_path, flags, state)
     head = table if state == loaders.SAME else head
     said = predicted(tmp_path)
@@ -162,12 +159,9 @@ def wrapped(tensors, config):
         tensors[f"_orig_mod.{key}"] = tensors.pop(key)
 
 
-def rounded(dtype):
-    def edit(tensors, config):
-        tensors[HEAD] = tensors[TABLE].bfloat16()
-        config |= {FLAG: True, "dtype": dtype}
-
-    return edit
+def rounded(tensors, config, dtype="float32"):
+    tensors[HEAD] = tensors[TABLE].bfloat16()
+    config |= {FLAG: True, "dtype": dtype}
 
 
 def body(tensors, config):
@@ -186,14 +180,14 @@ EDITED = [
     *((name, shared_alone, loaders.RANDOM_TABLE, "coder.embed_tokens.weight", loaders.RANDOM_TABLE, [])
       for name in (BART, "SwitchTransformersForConditionalGeneration")),
     (LLAMA, wrapped, loaders.RANDOM_TABLE, "", loaders.RANDOM_TABLE, [TABLE, HEAD]),
-    (LLAMA, rounded("bfloat16"), loaders.TIED, "", loaders.TIED, []),
-    (LLAMA, rounded("float32"), loaders.DEPENDS, "", loaders.KEPT, []),
+    (LLAMA, partial(rounded, dtype="bfloat16"), loaders.TIED, "", loaders.TIED, []),
+    (LLAMA, rounded, loaders.DEPENDS, "", loaders.KEPT, []),
     ("GPT2LMHeadModel", body, loaders.TIED, "", loaders.TIED, []),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "edit", "outcome", "words", "happens", "missing"), EDITED)
-def test_what_was_edited(untied, tmp_path, name, edit, outcome, words, happens, missing):
+def test_what_was_edited(tmp_path, name, edit, outcome, words, happens, missing):
     tensors, config, _ = untied(name)
     edit(tensors, config)
     write(tmp_path, tensors, config)
@@ -236,13 +230,13 @@ THREADS = [
 
 
 @pytest.mark.parametrize(("name", "flags", "state", "words"), THREADS)
-def test_other_loaders_as_their_threads_say(untied, tmp_path, name, flags, state, words):
+def test_other_loaders_as_their_threads_say(tmp_path, name, flags, state, words):
     put(untied(name), tmp_path, flags, state)
     said = outcomes(tmp_path)
     assert {column: said[column].outcome for column in words} == words
 
 
-def test_without_reading_tables_it_says_on_what_it_depends(untied, tmp_path):
+def test_without_reading_tables_it_says_on_what_it_depends(tmp_path):
     put(untied(LLAMA), tmp_path, {"": True}, loaders.DIFFERENT)
     said = predicted(tmp_path, scan=False)
     assert (said.outcome, said.right) == (loaders.DEPENDS, True)
@@ -262,7 +256,7 @@ OWN = {"model_type": "tiewise", "base_model_type": "llama", "tiewise_boundary": 
         ({"model_type": "nobody", "architectures": ["Nobody"]}, {f"transformers {tr.__version__}": loaders.DEPENDS}),
     ],
 )
-def test_other_configs(untied, tmp_path, config, words):
+def test_other_configs(tmp_path, config, words):
     tensors, written, _ = untied(LLAMA)
     write(tmp_path, tensors, written | config)
     said = outcomes(tmp_path)
@@ -329,11 +323,10 @@ def _spoilt():
 
 
 @pytest.mark.parametrize(("name", "number"), list(_spoilt()))
-def test_what_transformers_loses_is_an_error(untied, tmp_path, name, number):
+def test_what_transformers_loses_is_an_error(tmp_path, name, number):
     tensors, config, parts = untied(name)
     draw = random.Random(f"{name} {number}")
-    flags = draw.choice(VERIFIED[name])
-    done = [flags, *spoil(parts, tensors, draw)]
+    done = [flags := draw.choice(VERIFIED[name]), *spoil(parts, tensors, draw)]
     write(tmp_path, tensors, with_flags(config, flags))
     audit, said = check(tmp_path), predicted(tmp_path).outcome
     try:

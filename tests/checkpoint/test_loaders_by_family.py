@@ -1,6 +1,5 @@
 """What is known of loaders family by family: mlx-lm as it was run, SGLang and vLLM as their sources were read."""
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -30,27 +29,47 @@ def folder(path, kind, flag, head=None, **config):
     return write_checkpoint(path, written, {TABLE: table()} | ({} if head is None else {HEAD: head}))
 
 
-@pytest.mark.parametrize(
-    ("kind", "outcomes"),
-    [
-        ("llama", ("tied", "untied", "untied")),
-        ("gemma2", ("tied", "head dropped", "head dropped")),
-        ("cohere2", ("tied", "load error", "load error")),
-        ("qwen2_moe", ("load error", "untied", "untied")),
-    ],
-)
-def test_llama_cpp_differs_from_family_to_family(kind, outcomes, tmp_path):
-    for head, outcome in zip((None, table(), OTHER), outcomes, strict=True):
-        path = folder(tmp_path / f"{outcome} {head is OTHER}", kind, True, head)
-        assert [made[1:] for made in made_by("llama.cpp", path)] == [(outcome, True)]
+VERSION = loaders.mlx_data()["version"]
+LLAMA_CPP = {
+    "llama": ("tied", "untied", "untied"),
+    "gemma2": ("tied", "head dropped", "head dropped"),
+    "cohere2": ("tied", "load error", "load error"),
+    "qwen2_moe": ("load error", "untied", "untied"),
+}
+# loader, family, flag, head, what it makes of that, and whether that was read alone or run too
+MADE = [
+    *(("llama.cpp", kind, True, head, word, "read")
+      for kind, words in LLAMA_CPP.items() for head, word in zip((None, table(), OTHER), words, strict=True)),
+    ("vLLM", "gemma2", True, OTHER, "load error", "read"),  # its class has no head to load one into
+    ("vLLM", "llama", True, OTHER, "kept with a warning", "read"),
+    ("mlx-lm", "granite", True, table(), "tied", "run"),  # mlx-lm#1298, which refused it, is merged
+    ("mlx-lm", "gemma2", True, table(), "load error", "run"),  # a merge that stores the head once more: mergekit#385
+    ("mlx-lm", "gemma3_text", True, OTHER, "untied", "run"),
+    ("mlx-lm", "llama", None, OTHER, "head dropped", "run"),  # its flag is true where it is absent
+    ("mlx-lm", "mixtral", None, OTHER, "untied", "run"),  # and here it is false
+    ("mlx-lm", "qwen3", None, None, "load error", "run"),  # and here it must be there
+    ("mlx-lm", "phi3", True, OTHER, "load error", "run"),
+    ("mlx-lm", "internlm2", True, None, "tied", "read"),
+    ("mlx-lm", "codegen", True, None, "not served", "read"),
+]  # fmt: skip
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
+@pytest.mark.parametrize(("loader", "kind", "flag", "head", "outcome", "how"), MADE)
+def test_what_a_loader_makes_of_a_family(tmp_path, loader, kind, flag, head, outcome, how):
+    versions = {"llama.cpp": "convert_hf_to_gguf", "vLLM": "since August 2026", "mlx-lm": "0.2x"}
+    version = VERSION if how == "run" else versions[loader]
+    assert made_by(loader, folder(tmp_path, kind, flag, head))[-1] == (version, outcome, how == "read")
+
+
+def test_mlx_was_run_with_the_flag_at_every_level(tmp_path):
+    levels = {"text_config": llama_config(False, model_type="mistral")}
+    assert made_by("mlx-lm", folder(tmp_path, "mistral3", True, **levels)) == [("0.2x", "tied", True)]
+
+
 @pytest.mark.parametrize("arch", ["llama", "gemma", "gemma2", "command-r", "cohere2", "lfm2moe", "phi2", "qwen2moe"])
 def test_heads_that_the_tensor_map_of_gguf_has_no_name_for(arch):
     """The map itself, of the writer's own package: what its converter does with a stored head rests on it."""
-    import gguf
-
+    gguf = pytest.importorskip("gguf")
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     named = gguf.get_tensor_name_map(number, 1).get_name("lm_head.weight", try_suffixes=(".weight",))
     kind = {"command-r": "cohere", "lfm2moe": "lfm2_moe", "phi2": "phi", "qwen2moe": "qwen2_moe"}.get(arch, arch)
@@ -58,47 +77,15 @@ def test_heads_that_the_tensor_map_of_gguf_has_no_name_for(arch):
     assert (named is None) == (column in (loaders.LLAMA_CPP_UNNAMED, loaders.LLAMA_CPP_GEMMA))
 
 
-VERSION = loaders.mlx_data()["version"]
-RUN = [
-    ("granite", True, table(), "tied"),  # mlx-lm#1298, which refused it, is merged
-    ("gemma2", True, table(), "load error"),  # a merge that stores the head once more: mergekit#385
-    ("gemma3_text", True, OTHER, "untied"),
-    ("llama", None, OTHER, "head dropped"),  # its flag is true where it is absent
-    ("mixtral", None, OTHER, "untied"),  # and here it is false
-    ("qwen3", None, None, "load error"),  # and here it must be there
-    ("phi3", True, OTHER, "load error"),
-]
-
-
-@pytest.mark.parametrize(("kind", "flag", "head", "outcome"), RUN)
-def test_mlx_as_it_was_run(kind, flag, head, outcome, tmp_path):
-    assert made_by("mlx-lm", folder(tmp_path / "a", kind, flag, head)) == [(VERSION, outcome, False)]
-
-
-def test_mlx_of_what_was_not_run(tmp_path):
-    assert made_by("mlx-lm", folder(tmp_path / "a", "internlm2", True)) == [("0.2x", "tied", True)]
-    assert made_by("mlx-lm", folder(tmp_path / "b", "codegen", True)) == [("0.2x", "not served", True)]
-    levels = {"text_config": llama_config(False, model_type="mistral")}  # run was the flag at every level
-    assert made_by("mlx-lm", folder(tmp_path / "c", "mistral3", True, **levels)) == [("0.2x", "tied", True)]
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="mlx-lm is not installed")
 @pytest.mark.parametrize("kind", ["llama", "granite", "gemma2", "gemma3_text", "mixtral", "qwen3", "helium", "phi3"])
 def test_mlx_does_what_is_written_down(kind, monkeypatch):
-    import mlx_lm
-
+    mlx_lm = pytest.importorskip("mlx_lm")
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tools")])
     from make_mlx_outcomes import entry
 
     assert mlx_lm.__version__ == VERSION, "make the file again with tools/make_mlx_outcomes.py"
     assert entry(kind) == loaders.mlx_data()["families"][kind]
-
-
-@pytest.mark.parametrize(("kind", "outcome"), [("gemma2", "load error"), ("llama", "kept with a warning")])
-def test_vllm_refuses_a_head_where_its_class_has_none(kind, outcome, tmp_path):
-    path = folder(tmp_path / "a", kind, True, OTHER)
-    assert made_by("vLLM", path)[1] == ("since August 2026", outcome, True)
 
 
 SECTION = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["re:.*lm_head"]}}}

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from saved_models import tiny
+from saved_models import classes_for, tiny
 from tiny_checkpoints import write_sparse
 
 from tiewise.checkpoint.audit import check
@@ -128,29 +128,19 @@ def test_no_finding_above_info(tmp_path, name):
 
 
 # classes, of which healthy folders exist with both flags, and by the only flag
-CAUSAL = [
-    *("LlamaForCausalLM", "GPT2LMHeadModel", "Gemma3ForCausalLM", "OPTForCausalLM", "PhiForCausalLM"),
-    *("CohereForCausalLM", "GraniteForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GPTNeoXForCausalLM"),
-    *("MambaForCausalLM", "FalconForCausalLM", "MistralForCausalLM", "BloomForCausalLM", "GPTJForCausalLM"),
-    *("Olmo2ForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM"),
-]
-NESTED = [
-    *("LlavaForConditionalGeneration", "Gemma3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
-    *("InternVLForConditionalGeneration", "Idefics3ForConditionalGeneration"),
-    *("PaliGemmaForConditionalGeneration", "Llama4ForConditionalGeneration"),
-]
+CAUSAL = """Llama Gemma3 OPT Phi Cohere Granite Qwen2 Qwen3 GPTNeoX Mamba Falcon Mistral Bloom GPTJ Olmo2 Phi3 Mixtral
+StableLm Starcoder2"""
+NESTED = "Llava Gemma3 Qwen2_5_VL InternVL Idefics3 PaliGemma Llama4"
+BOTH = ["GPT2LMHeadModel", *classes_for("CausalLM", CAUSAL), *classes_for("ConditionalGeneration", NESTED)]
 OTHERS = {
     True: [
-        *("T5ForConditionalGeneration", "BartForConditionalGeneration", "MarianMTModel"),
-        *("WhisperForConditionalGeneration", "BertForMaskedLM", "RobertaForMaskedLM", "ModernBertForMaskedLM"),
-        *("AlbertForMaskedLM", "ElectraForMaskedLM", "DistilBertForMaskedLM", "DebertaV2ForMaskedLM"),
-        *("MBartForConditionalGeneration", "PegasusForConditionalGeneration"),
-        "FSMTForConditionalGeneration",  # saves its shared table under the head's name
+        # FSMT saves its shared table under the head's name
+        *classes_for("ConditionalGeneration", "T5 Bart Whisper MBart Pegasus FSMT"),
+        *classes_for("MaskedLM", "Bert Roberta ModernBert Albert Electra DistilBert DebertaV2"),
+        "MarianMTModel",
     ],
-    False: [
-        *("BartForConditionalGeneration", "MarianMTModel", "BertForMaskedLM"),
-        "MllamaForConditionalGeneration",  # its class never ties
-    ],
+    # the class of Mllama never ties
+    False: [*classes_for("ConditionalGeneration", "Bart Mllama"), "MarianMTModel", "BertForMaskedLM"],
     None: [
         *("Blip2ForConditionalGeneration", "BertModel", "LlamaModel", "LlamaForSequenceClassification"),
         *("ViTModel", "CLIPModel"),
@@ -161,7 +151,7 @@ QUICK = ("LlamaForCausalLM", "T5ForConditionalGeneration", "BertForMaskedLM", "G
 
 def everything():
     others = [(name, flag) for flag, names in OTHERS.items() for name in names]
-    for name, flag in [(name, flag) for name in (*CAUSAL, *NESTED) for flag in (True, False)] + others:
+    for name, flag in [(name, flag) for name in BOTH for flag in (True, False)] + others:
         quick = name in QUICK and flag is True
         yield pytest.param(name, flag, marks=[] if quick else pytest.mark.slow, id=f"{name}-{flag}")
 

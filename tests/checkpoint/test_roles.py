@@ -11,13 +11,10 @@ from tiewise.checkpoint.roles import BY_DATA, BY_NAMES, BY_SHAPES, find_roles
 from tiewise.checkpoint.stored import Stored
 
 QUICK = [
-    *("LlamaForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM", "BloomForCausalLM", "MambaForCausalLM"),
-    *("OPTForCausalLM", "PhiForCausalLM", "Gemma2ForCausalLM", "GraniteForCausalLM", "CohereForCausalLM"),
-    *("BertForMaskedLM", "RobertaForMaskedLM", "AlbertForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM"),
-    *("ModernBertForMaskedLM", "XLNetLMHeadModel", "RemBertForMaskedLM", "T5ForConditionalGeneration"),
-    *("BartForConditionalGeneration", "PegasusForConditionalGeneration", "WhisperForConditionalGeneration"),
-    *("LlavaForConditionalGeneration", "Gemma3ForConditionalGeneration"),
-    *("Blip2ForConditionalGeneration", "ElectraForPreTraining"),
+    *saved.classes_for("CausalLM", "Llama GPTNeoX Bloom Mamba OPT Phi Gemma2 Granite Cohere"),
+    *saved.classes_for("MaskedLM", "Bert Roberta Albert DistilBert Electra ModernBert RemBert"),
+    *saved.classes_for("ConditionalGeneration", "T5 Bart Pegasus Whisper Llava Gemma3 Blip2"),
+    *("GPT2LMHeadModel", "XLNetLMHeadModel", "ElectraForPreTraining"),
 ]
 # the oracle asks get_output_embeddings and get_input_embeddings, which are not the whole truth for these
 EXCEPTIONS = {
@@ -32,21 +29,16 @@ EXCEPTIONS = {
     **{f"SeamlessM4T{which}ToText": unread for which in ("ForText", "ForSpeech", "v2ForText", "v2ForSpeech")},
 }
 # too big when tiny, or not to be made tiny by names of settings; each must stay so, that nothing is left out silently
+TOO_LARGE = """Chameleon CohereCompass Cosmos3Edge DeepseekOcr2 Dots3Note Emu3 Ernie4_5_VLMoe FastVlm Florence2
+FunAsrNano Gemma3n Granite4Vision Inkling2 Janus Kosmos2 Kosmos2_5 KyutaiSpeechToText Molmo2 MoonshineStreaming
+MuseSpark Nemotron3_5Transcribe PerceptionLM Qwen2VL Qwen2_5Omni Qwen3OmniMoe Qwen4Exp"""
 NOT_BUILT = {
-    *("ChameleonForConditionalGeneration", "CohereCompassForCausalLM", "CohereCompassForConditionalGeneration"),
-    *("ColQwen2ForRetrieval", "Cosmos3EdgeForConditionalGeneration", "DbrxForCausalLM"),
-    *("DeepseekOcr2ForConditionalGeneration", "DiffusionGemmaForBlockDiffusion", "Dots3NoteForCausalLM"),
-    *("Dots3NoteForConditionalGeneration", "Emu3ForConditionalGeneration", "Ernie4_5_VLMoeForConditionalGeneration"),
-    *("FastVlmForConditionalGeneration", "Florence2ForConditionalGeneration", "FunAsrNanoForConditionalGeneration"),
-    *("Gemma3nForConditionalGeneration", "Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
-    *("Granite4VisionForConditionalGeneration", "HieraForPreTraining", "Inkling2ForConditionalGeneration"),
-    *("JanusForConditionalGeneration", "Kosmos2ForConditionalGeneration", "Kosmos2_5ForConditionalGeneration"),
-    *("KyutaiSpeechToTextForConditionalGeneration", "Molmo2ForConditionalGeneration"),
-    *("MoonshineStreamingForConditionalGeneration", "MuseSparkForConditionalGeneration"),
-    *("Nemotron3_5TranscribeForConditionalGeneration", "NemotronH_Omni_Reasoning_V3", "NeoMMEForMaskedLM"),
-    *("PerceptionLMForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
-    *("Qwen2_5OmniForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration", "Qwen4ExpForCausalLM"),
-    *("Qwen4ExpForConditionalGeneration", "ZambaForCausalLM"),
+    *saved.classes_for("ConditionalGeneration", TOO_LARGE),
+    *saved.classes_for(
+        "CausalLM", "CohereCompass Dbrx Dots3Note Gemma4Assistant Gemma4UnifiedAssistant Qwen4Exp Zamba"
+    ),
+    *("ColQwen2ForRetrieval", "DiffusionGemmaForBlockDiffusion", "HieraForPreTraining", "NeoMMEForMaskedLM"),
+    "NemotronH_Omni_Reasoning_V3",
 }
 
 

@@ -15,24 +15,6 @@ NORM, HEAD = "model.norm.weight", "lm_head.weight"
 REPAIR = "\ntiewise repair PATH --to NEW_DIR\n"
 
 
-def sharded(part, tied=True, **values):
-    """How to write a Llama in two shards with one part of its index changed; a value of None takes its key away."""
-
-    def write(path):
-        llama(path, tied, tensors={HEAD: None}, shards=2)
-        record = json.loads((path / INDEX).read_text())
-        record[part] = {key: value for key, value in (record[part] | values).items() if value is not None}
-        (path / INDEX).write_text(json.dumps(record))
-        return path
-
-    return write
-
-
-def mapped(name, shard, tied=True):
-    """How to write one whose index maps a name to a shard, or to none."""
-    return sharded("weight_map", tied, **{name: shard})
-
-
 def changed(change, **made):
     """How to write a Llama of which something is changed by hand."""
 
@@ -41,6 +23,22 @@ def changed(change, **made):
         return path
 
     return write
+
+
+def sharded(part, tied=True, **values):
+    """How to write a Llama in two shards with one part of its index changed; a value of None takes its key away."""
+
+    def change(path):
+        record = json.loads((path / INDEX).read_text())
+        record[part] = {key: value for key, value in (record[part] | values).items() if value is not None}
+        (path / INDEX).write_text(json.dumps(record))
+
+    return changed(change, tied=tied, tensors={HEAD: None}, shards=2)
+
+
+def mapped(name, shard, tied=True):
+    """How to write one whose index maps a name to a shard, or to none."""
+    return sharded("weight_map", tied, **{name: shard})
 
 
 def holding(name, text, **made):
@@ -91,13 +89,11 @@ FIRES = [
     ("B002", "error", SHARDS[1], True, mapped(NORM, None), f"missing from the index ({NORM})", REPAIR),
     ("B002", "fatal", INDEX, False, gone(INDEX), SHARDS[0]),
     ("B002", "error", "weights.safetensors", False, renamed("weights.safetensors"), "weights.safetensors"),
-    *(
-        ("B003", "warning", INDEX, True, sharded("metadata", total_size=wrong), BYTES)
-        for wrong in (1, 5, 1.5, "many", True, [1])
-    ),
+    *(("B003", "warning", INDEX, True, sharded("metadata", total_size=wrong), BYTES)
+      for wrong in (1, 5, 1.5, "many", True, [1])),
     ("B004", "error", f"{SHARDS[0]}: {NORM}", True, twice(1), "equal\n"),
     ("B004", "error", f"{SHARDS[0]}: {NORM}", False, twice(0), "different\n"),
-]
+]  # fmt: skip
 
 
 @table_of(FIRES)

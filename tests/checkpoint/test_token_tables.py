@@ -25,10 +25,6 @@ def facts_of(config, modules):
     return Facts(Folder(Path("a"), (), config, {}, tensors), scan=False)
 
 
-def roles_of(config, modules):
-    return {other.module or other.tensor.name: other.role for other in facts_of(config, modules).roles.others}
-
-
 @pytest.mark.parametrize(
     ("config", "modules", "found"),
     [
@@ -53,7 +49,8 @@ def roles_of(config, modules):
     ],
 )  # fmt: skip
 def test_found_by_config_name_and_shape(config, modules, found):
-    assert roles_of(config, ENDS | modules) == found
+    others = facts_of(config, ENDS | modules).roles.others
+    assert {other.module or other.tensor.name: other.role for other in others} == found
 
 
 def test_an_end_is_never_one_of_the_others():
