@@ -157,9 +157,9 @@ def test_init_draws_both_tables_and_leaves_the_body():
         drawn = name in ("model.embed_tokens.weight", "lm_head.weight")
         assert torch.equal(parameter, dict(other.named_parameters())[name]) != drawn
     embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
-    assert abs(embedding[3:].std() - 0.5) < 0.05
-    assert abs(head[3:].std() - 0.5) < 0.05
-    assert not embedding[2].any()
+    for table in (embedding, head):
+        assert abs(table[3:].std() - 0.5) < 0.05
+        assert not table[2].any()
     assert not torch.equal(embedding, head)
 
 
@@ -207,9 +207,8 @@ WORDS = ["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(50))]  # fewer than th
 
 @pytest.fixture
 def tokenizer():
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    )
+    words = WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
 
 
 @pytest.fixture
@@ -244,16 +243,13 @@ def test_vectors_start_the_rows_of_their_words(tokenizer, vectors, tmp_path):
     assert torch.equal(load(tmp_path / "saved").lm_head.weight, table)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_vectors_of_another_width_and_frozen(tokenizer, vectors, frozen):
+def test_vectors_of_another_width_and_frozen(tokenizer, vectors):
     model = build("llama")
-    option = "+freeze" if frozen else ""
-    installed = install(model, f"projected:20,untied+vectors={vectors(20)}{option}", tokenizer=tokenizer)
+    installed = install(model, f"projected:20,untied+vectors={vectors(20)}+freeze", tokenizer=tokenizer)
     table, head = installed.tables()
-    assert torch.equal(table[10].detach(), torch.full((20,), 8.0))
-    assert (table.requires_grad, head.requires_grad) == (not frozen, True)
-    gradients = step(model, batch(model))[1]
-    assert ("model.embed_tokens.weight" in gradients) == (not frozen)
+    assert torch.equal(table[10], torch.full((20,), 8.0))
+    assert (table.requires_grad, head.requires_grad) == (False, True)
+    assert "model.embed_tokens.weight" not in step(model, batch(model))[1]
     assert installed.counts.materialised == 0
 
 

@@ -7,14 +7,12 @@ skipped silently.
 """
 
 import copy
-import random
 
-import numpy as np
 import pytest
 import torch
 import transformers as tr
 from shrink import VOCABULARY, parameters_on_meta, shrink
-from tiny_models import assert_same_gradients
+from tiny_models import assert_same_gradients, left_alone, step
 from transformers.models.auto import modeling_auto as auto
 
 import tiewise.hf
@@ -98,24 +96,9 @@ def _inputs(model):
     return {"input_ids": draw[0], "labels": draw[1]}
 
 
-def _step(model, inputs):
-    model.train()
-    torch.manual_seed(3)
-    np.random.seed(0)
-    random.seed(0)
-    loss = model(**inputs).loss
-    loss.backward()
-    return loss.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-
-
 def _refuses(model, spec, reason):
-    was = [(type(module), dict(vars(module)["_parameters"])) for module in model.modules()]
-    with pytest.raises(InstallError, match=reason):
+    with left_alone(model), pytest.raises(InstallError, match=reason):
         install(model, spec)
-    now = [(type(module), dict(vars(module)["_parameters"])) for module in model.modules()]
-    assert [kind for kind, _ in now] == [kind for kind, _ in was]
-    assert all(new[name] is old[name] for (_, new), (_, old) in zip(now, was, strict=True) for name in old)
-    assert not model._forward_hooks
 
 
 def _state(model, inputs):
@@ -134,7 +117,7 @@ def _check_loaded(model, loaded, inputs):
 def _check_trained(model, installed, inputs, plain_loss, plain_gradients):
     """Fused, every table and map learns; and what starts as the plain model's function has its loss and gradients."""
     spec, tables = installed.spec, installed.tables()
-    loss, got = _step(model, inputs)
+    loss, got = step(model, inputs)
     assert installed.counts.fused >= 1
     assert installed.counts.materialised == 0
     names = {name: p for name, p in model.named_parameters() if any(p is table for table in tables)}
@@ -163,7 +146,7 @@ def test_every_spec_is_exact_or_refused(name, tmp_path):
         _refuses(plain, None, REFUSED[name])
         return
     tied = plain.get_input_embeddings().weight is plain.get_output_embeddings().weight
-    reference = _step(copy.deepcopy(plain), inputs)
+    reference = step(copy.deepcopy(plain), inputs)
     for spec in (None, *SPECS):
         print(spec)
         model = copy.deepcopy(plain)

@@ -100,18 +100,12 @@ def test_a_head_that_nothing_names_is_asked_for():
     assert "get_output_embeddings" in e.value.fix
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_one_step_of_muon_and_adamw_learns_every_group(tied):
-    model = build("llama", tied)
+def test_muon_and_adamw_take_the_groups_and_move_every_parameter():
+    model = build("llama", tied=False)
     tables, head, hidden, vectors = tiewise.param_groups(model)
-    optimizers = [
-        torch.optim.Muon(hidden["params"], lr=1e-2),
-        torch.optim.AdamW([tables, head, vectors | {"weight_decay": 0.0}], lr=1e-2),
-    ]
+    adamw = torch.optim.AdamW([tables, head, vectors | {"weight_decay": 0.0}], lr=1e-2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    first = model(**batch(model)).loss
-    first.backward()
-    for optimizer in optimizers:
+    model(**batch(model)).loss.backward()
+    for optimizer in (torch.optim.Muon(hidden["params"], lr=1e-2), adamw):
         optimizer.step()
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
-    assert model(**batch(model)).loss < first

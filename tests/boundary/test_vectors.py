@@ -207,9 +207,8 @@ def test_a_word_s_first_vector_counts(form, tmp_path, caplog):
     path.write_bytes(path.read_bytes().replace(b"d", b"a"))
     found, lines = said(caplog, path, ["a"])
     assert found.tolist() == [ABC["a"]]
-    assert [line.rpartition(": ")[2] for line in lines] == [
-        "a word stands in it again 1 times; its first vector counts"
-    ]
+    assert len(lines) == 1
+    assert lines[0].endswith("): a word stands in it again 1 times; its first vector counts")
 
 
 def test_a_text_header_with_another_count(tmp_path, caplog):
@@ -236,6 +235,10 @@ def test_a_file_is_read_and_spoken_of_once_until_it_changes(tmp_path, caplog):
 
 def raw(text):
     return lambda path: path.write_bytes(text) and path
+
+
+def binary(vectors, **changes):
+    return lambda path: write_word2vec(path, vectors, **changes)
 
 
 def model(cut=0, **changes):
@@ -266,24 +269,18 @@ BAD = [
     ("none of the formats that are known", raw(b"a 1 2 x\nb 1 2 3\nc x\n")),
     ("cut short, or no word2vec file", raw(b"2 3\n")),
     ("tokens in it (GloVe text, 0 broken lines); check that file and", lambda p: write_text(p, {"z": [1.0, 2.0]})),
-    (
-        "tokens in it (word2vec binary, 2 broken entries)",
-        lambda p: write_word2vec(p, dict.fromkeys("ab", [np.nan] * 3)),
-    ),
+    ("tokens in it (word2vec binary, 2 broken entries)", binary(dict.fromkeys("ab", [np.nan] * 3))),
     ("says 300 numbers per word, and its lines have 3; correct", raw(b"2 300\na 1 2 3\nb 1 2 3\n")),
     ("20,000 numbers per word; use", raw(b"a" + b" 1" * 20_000 + b"\n")),
     ("line 21 has more than 1,048,576 bytes", raw(b"w 1 2\n" * 20 + b"a" + b" 1.5" * 300_000)),
     # word2vec binary
-    (
-        "cut short, or no word2vec file: its first line promises 9 words of 3",
-        lambda p: write_word2vec(p, ABC, count=9),
-    ),
+    ("cut short, or no word2vec file: its first line promises 9 words of 3", binary(ABC, count=9)),
     ("cut short, it ends at byte 45 within an entry; take", lambda p: short(write_word2vec(p, ABC), 4)),
-    ("behind the 2 words of 3 numbers that its first line promises", lambda p: write_word2vec(p, ABC, count=2)),
-    ("first line", lambda p: write_word2vec(p, ABC, width=2)),
-    ("cut short", lambda p: write_word2vec(p, ABC, width=4)),
-    ("its first line says 0 numbers per word", lambda p: write_word2vec(p, ABC, width=0)),
-    ("its first line says 99,999 numbers", lambda p: write_word2vec(p, ABC, width=99_999)),
+    ("behind the 2 words of 3 numbers that its first line promises", binary(ABC, count=2)),
+    ("first line", binary(ABC, width=2)),
+    ("cut short", binary(ABC, width=4)),
+    ("its first line says 0 numbers per word", binary(ABC, width=0)),
+    ("its first line says 99,999 numbers", binary(ABC, width=99_999)),
     ("a word of more than 10,000 bytes at byte 4", raw(b"2 3\n" + b"\0" * 30_000)),
     # fastText
     ("version 11, not 12; save its vectors as text (.vec)", model(version=11)),

@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import random
 
+import numpy as np
 import torch
 import transformers as tr
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,7 +59,6 @@ FAMILIES = {
     "bert": (tr.BertForMaskedLM, tr.BertConfig, _BERT),
     "roberta": (tr.RobertaForMaskedLM, tr.RobertaConfig, _BERT),
 }
-GENERATIVE = [name for name in FAMILIES if name not in ("bert", "roberta")]
 
 
 def build(name, tied=True, seed=0, **settings):
@@ -120,6 +121,8 @@ def step(model, inputs, seed=5):
     model.train()
     model.zero_grad()
     torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
     loss = model(**inputs).loss
     loss.backward()
     return loss.detach(), gradients(model)

@@ -1,22 +1,14 @@
 """A sharded training state: two processes save it, four take it up, then one; then it is an ordinary folder."""
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from sharded_ranks import CASES, KILLED, adamw, everything, step
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
+import transformers as tr
+from sharded_ranks import CASES, KILLED, adamw, everything, most_bytes, step
 
 import tiewise
 from tiewise.checkpoint.stored import read_header
@@ -30,7 +22,7 @@ IDS = torch.tensor([[0, 1, 2, 2, 1]])
 def llama(vocab=97, tied=True):
     torch.manual_seed(0)
     names = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": tied}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab, num_key_value_heads=4, **SIZES, **names))
+    return tr.LlamaForCausalLM(tr.LlamaConfig(vocab_size=vocab, num_key_value_heads=4, **SIZES, **names))
 
 
 def same(found, wanted):
@@ -46,6 +38,12 @@ def ranks(folder, stages):
     assert "terminate called" not in done.stderr
 
 
+def refused(error, says, call, *arguments, **options):
+    with pytest.raises(error, match=says) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
@@ -53,23 +51,29 @@ def trained(tmp_path_factory):
         llama(vocab, tied).save_pretrained(folder / name / "start")
     torch.manual_seed(0)
     names = {"num_key_value_heads": 4, "num_local_experts": 4, "vocab_size": 97}
-    MixtralForCausalLM(MixtralConfig(**SIZES, **names)).save_pretrained(folder / "experts" / "start")
+    tr.MixtralForCausalLM(tr.MixtralConfig(**SIZES, **names)).save_pretrained(folder / "experts" / "start")
     ranks(folder, "save,resume")
     return folder
+
+
+def loaded(folder, *saves):
+    """A model that each of these saves of `start` gives its values: what that folder held, not torch's of shards."""
+    model = tr.AutoModelForCausalLM.from_pretrained(folder / "start")
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    for save in saves:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(-1)
+        assert tiewise.load_sharded(folder / save, model) == {}
+        assert same(model.state_dict(), start)
+    return model
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_one_process_takes_up_what_two_and_four_have_saved(trained, case):
     folder, (vocab, tied, *_) = trained / case, CASES[case]
-    model = AutoModelForCausalLM.from_pretrained(folder / "start")
-    start = {key: value.clone() for key, value in model.state_dict().items()}
-    for fresh in ("fresh", "fresh4"):  # what the folder of Hugging Face's form held, not what torch makes of shards
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(-1)
-        assert tiewise.load_sharded(folder / fresh, model) == {}
-        assert same(model.state_dict(), start)
+    model = loaded(folder, "fresh", "fresh4")
     whole = torch.load(folder / "whole.pt")
     for save in ("two", "four"):
         optimizer = adamw(model)
@@ -85,7 +89,7 @@ def test_one_process_takes_up_what_two_and_four_have_saved(trained, case):
     audit = tiewise.check(out)
     assert [finding.rule for finding in audit.findings if finding.rule != "B042"] == []  # of rows beyond 64s
     assert audit.claims.tied == tied
-    exported = AutoModelForCausalLM.from_pretrained(out).eval()
+    exported = tr.AutoModelForCausalLM.from_pretrained(out).eval()
     assert (exported.lm_head.weight is exported.model.embed_tokens.weight) == tied
     assert torch.equal(exported(IDS).logits, model.eval()(IDS).logits)
 
@@ -95,15 +99,9 @@ def test_fused_matrices_of_experts_are_put_together_again(trained):
     """Each process holds a run of gate's rows and one of up's, one behind the other."""
     folder = trained / "experts"
     assert "_StridedShard(dim=1, sf=2)" in (folder / "fresh" / "sharded.json").read_text()
-    model = AutoModelForCausalLM.from_pretrained(folder / "start")
-    start = {key: value.clone() for key, value in model.state_dict().items()}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(-1)
-    tiewise.load_sharded(folder / "fresh", model)
-    assert same(model.state_dict(), start)
-    exported = AutoModelForCausalLM.from_pretrained(tiewise.export_sharded(folder / "fresh", folder / "out"))
-    assert same(exported.state_dict(), start)
+    model = loaded(folder, "fresh")
+    exported = tr.AutoModelForCausalLM.from_pretrained(tiewise.export_sharded(folder / "fresh", folder / "out"))
+    assert same(exported.state_dict(), model.state_dict())
 
 
 @pytest.mark.slow
@@ -119,8 +117,8 @@ def test_faults_leave_the_save_before(trained, tmp_path):
         said = (tmp_path / f"{name}.said").read_text()
         assert said == f"another process ended while {tmp_path / name} was saved; {WAY}"
     model = llama()
-    with pytest.raises(CheckpointError, match="the save was cut short before it was whole; give the folder of one"):
-        tiewise.load_sharded(tmp_path / "new", model)
+    cut = "the save was cut short before it was whole; give the folder of one"
+    refused(CheckpointError, cut, tiewise.load_sharded, tmp_path / "new", model)
     for name, step_of in {"stands": 1, "unnamed": 1, "named": 2}.items():
         assert tiewise.load_sharded(tmp_path / name, model) == {"step": step_of}
         assert len(os.listdir(tmp_path / name)) > 3  # what is left over
@@ -137,7 +135,7 @@ def test_one_process_alone(tmp_path, kind):
         return model.to(torch.bfloat16) if kind == "bf16" else model
 
     model = made()
-    model.generation_config = GenerationConfig(max_new_tokens=7)
+    model.generation_config = tr.GenerationConfig(max_new_tokens=7)
     optimizer = adamw(model)
     step(model, optimizer, 97)
     notes = {"step": 1, "scheduler": {"last_epoch": 1, "names": ["a", None]}}
@@ -160,60 +158,42 @@ def test_one_process_alone(tmp_path, kind):
     assert exported.generation_config.max_new_tokens == 7
     assert exported.dtype == model.dtype
     assert torch.equal(exported.eval()(IDS).logits, model.eval()(IDS).logits)
-    with pytest.raises(CheckpointError, match="not empty"):
-        tiewise.export_sharded(tmp_path / "save", out)
+    refused(CheckpointError, "not empty", tiewise.export_sharded, tmp_path / "save", out)
 
 
 def test_a_disk_that_fills_while_exporting_leaves_nothing(tmp_path):
     place = tiewise.save_sharded(tmp_path / "save", llama())
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    try:
-        with pytest.raises(RunError, match=r"cannot write to .*(File too large|No space)") as caught:
-            tiewise.export_sharded(place, tmp_path / "out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "\n" not in str(caught.value)
+    full = "cannot write to .*(File too large|No space)"
+    with most_bytes(20_000):
+        refused(RunError, full, tiewise.export_sharded, place, tmp_path / "out")
     assert os.listdir(tmp_path) == ["save"]
 
 
 def test_a_config_of_somebody_s_own_code_is_not_run(tmp_path):
     place = tiewise.save_sharded(tmp_path / "save", llama())
-    index = place / "sharded.json"
-    index.write_text(
-        index.read_text().replace('"model_type":"llama"', '"model_type":"mine","auto_map":{"AutoConfig":"m.C"}')
-    )
-    with pytest.raises(CheckpointError, match="of no class that transformers has; load it into your own model"):
-        tiewise.export_sharded(place, tmp_path / "out")
+    index, theirs = place / "sharded.json", '"model_type":"mine","auto_map":{"AutoConfig":"m.C"}'
+    index.write_text(index.read_text().replace('"model_type":"llama"', theirs))
+    own = "of no class that transformers has; load it into your own model"
+    refused(CheckpointError, own, tiewise.export_sharded, place, tmp_path / "out")
 
 
 def test_what_is_not_what_was_saved_is_refused(tmp_path):
-    model = llama()
-    place = tiewise.save_sharded(tmp_path / "save", model, adamw(model))
+    model, load, save = llama(), tiewise.load_sharded, tiewise.save_sharded
+    place, untied = save(tmp_path / "save", model, adamw(model)), save(tmp_path / "untied", llama(tied=False))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(
-        CheckpointError, match=r"embed_tokens.weight was saved as F32 \[97, 16\], and is F32 \[98, 16\]"
-    ):
-        tiewise.load_sharded(place, llama(98))
-    with pytest.raises(CheckpointError, match="and is BF16"):
-        tiewise.load_sharded(place, llama().to(torch.bfloat16))
-    with pytest.raises(CheckpointError, match=r"0\.bias is not in the save"):
-        tiewise.load_sharded(place, torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    with pytest.raises(CheckpointError, match="were saved as one parameter, and are two in the model"):
-        tiewise.load_sharded(place, llama(tied=False))
-    with pytest.raises(RunError, match="groups hold other parameters"):
-        tiewise.load_sharded(place, model, torch.optim.AdamW(model.parameters()))
-    untied = tiewise.save_sharded(tmp_path / "untied", llama(tied=False))
-    with pytest.raises(CheckpointError, match="were saved as two parameters, and are one in the model"):
-        tiewise.load_sharded(untied, model)
-    with pytest.raises(CheckpointError, match="no save lies there"):
-        tiewise.load_sharded(tmp_path, model)
-    with pytest.raises(UnsupportedError, match="weight is a tensor without values"):
-        tiewise.save_sharded(tmp_path / "meta", torch.nn.Linear(2, 2, device="meta"))
-    with pytest.raises(RunError, match="notes cannot be kept: Object of type Tensor"):
-        tiewise.save_sharded(tmp_path / "save", model, notes={"loss": torch.tensor(1.0)})
-    with pytest.raises(CheckpointError, match="from a model without a config"):
-        tiewise.export_sharded(tiewise.save_sharded(tmp_path / "own", torch.nn.Linear(2, 2)), tmp_path / "out")
+    other = r"embed_tokens.weight was saved as F32 \[97, 16\], and is F32 \[98, 16\]"
+    refused(CheckpointError, other, load, place, llama(98))
+    refused(CheckpointError, "and is BF16", load, place, llama().to(torch.bfloat16))
+    refused(CheckpointError, r"0\.bias is not in the save", load, place, torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    refused(CheckpointError, "saved as one parameter, and are two in the model", load, place, llama(tied=False))
+    refused(CheckpointError, "saved as two parameters, and are one in the model", load, untied, model)
+    refused(RunError, "groups hold other parameters", load, place, model, torch.optim.AdamW(model.parameters()))
+    refused(CheckpointError, "no save lies there", load, tmp_path, model)
+    meta, tensor = torch.nn.Linear(2, 2, device="meta"), torch.tensor(1.0)
+    refused(UnsupportedError, "weight is a tensor without values", save, tmp_path / "meta", meta)
+    refused(RunError, "notes cannot be kept: Object of type Tensor", save, place, model, notes={"loss": tensor})
+    own = save(tmp_path / "own", torch.nn.Linear(2, 2))
+    refused(CheckpointError, "from a model without a config", tiewise.export_sharded, own, tmp_path / "out")
     assert same(model.state_dict(), before)
 
 
@@ -221,9 +201,10 @@ def test_what_is_not_what_was_saved_is_refused(tmp_path):
     ("what", "by", "said"),
     [
         ('"version":1', '"version":2', "of no version"),
-        ('"held":[[[0,97]]', '"held":[[[0,96]]', "parts that do not make it up"),
         ('"held":[[[0,97]]', '"held":[[[5,102]]', "parts that do not make it up"),
         ('"process":0', '"process":7', "in no file"),
+        ('"layout":0', '"layout":99', "no known type or layout"),
+        ('"lm_head.weight":"model', '"lm_head.weight":"other', "alias of a tensor that is not kept"),
         ('"dtype":"F32","shape":[97', '"dtype":"F64","shape":[97', "is F32|not stored there"),
         ('"name":"sharded-', '"name":"../sharded-', "outside the folder"),
         ('"files":[', '"files":[7,', "must be an object"),
@@ -237,6 +218,4 @@ def test_an_index_that_is_not_true_is_refused(tmp_path, what, by, said):
     text = index.read_text()
     assert what in text
     index.write_text(text.replace(what, by, 1))
-    with pytest.raises((CheckpointError, RunError), match=said) as caught:
-        tiewise.load_sharded(place, model)
-    assert "\n" not in str(caught.value)
+    refused((CheckpointError, RunError), said, tiewise.load_sharded, place, model)
