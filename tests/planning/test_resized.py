@@ -6,7 +6,7 @@ from tiewise.core.errors import PlanError
 from tiewise.planning import catalogue
 from tiewise.planning.plan import plan
 from tiewise.planning.read_config import Sizes
-from tiewise.planning.resized import Growth, Size, growth, like, terms_of
+from tiewise.planning.resized import Growth, growth, like
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,3 @@ def test_counts_by_hand():
     assert found.body["attention"] == {"attention": {"DDg": 2, "DDKg/H": 2}, "ffn": {"DFL": 2}}
     assert found.divided == {("D", "H"), ("H", "K")}
     assert growth(catalogue.find("deepseek-v3").config) is None  # dense layers, then experts
-
-
-def test_a_number_remembers_what_it_was_made_of():
-    divided = set()
-    d, h = (Size.make(value, {((letter, 1),): 1}, divided) for value, letter in ((12, "d"), (4, "h")))
-    made = 2 * d * (d // h) + 5 - d
-    assert (made, terms_of(made)) == (2 * 12 * 3 + 5 - 12, {"dd/h": 2, "": 5, "d": -1})
-    assert terms_of(d - d) == {}
-    assert (5 - d, terms_of(5 - d)) == (-7, {"": 5, "d": -1})
-    assert d % h == 0
-    assert divided == {("d", "h")}

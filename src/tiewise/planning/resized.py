@@ -70,9 +70,6 @@ class Size(int):
     def __sub__(self, other: int) -> Size:
         return self + other * -1
 
-    def __rsub__(self, other: int) -> Size:
-        return self * -1 + other
-
     def __mod__(self, other: int) -> int:
         if isinstance(other, Size) and self.made_of != other.made_of:
             self.divided.add(("".join(terms_of(self)), "".join(terms_of(other))))
