@@ -256,6 +256,7 @@ def test_targets_may_be_whole_numbers_of_any_width(loss, kind):
         ({"reduction": "max"}, ValueError, "unknown reduction 'max'"),
         ({"label_smoothing": 2.0}, ValueError, "label_smoothing"),
         ({"softcap": 0.0}, ValueError, "softcap must be positive"),
+        ({"softcap": torch.inf}, ValueError, "softcap must be positive and finite, not inf"),
         ({"logits": "bf16"}, ValueError, "unknown logits 'bf16'"),
     ],
 )

@@ -231,6 +231,7 @@ def test_what_cannot_be_answered_is_refused():
         (ValueError, "need k", lambda: top.top(hidden, 0)),
         (ValueError, "need k", lambda: top.top(hidden, 1, scale=math.inf)),
         (ValueError, "need k", lambda: top.top(hidden, 1, softcap=0.0)),
+        (ValueError, "need k", lambda: top.top(hidden, 1, softcap=math.inf)),
     ):
         with pytest.raises(kind, match=said):
             call()

@@ -206,6 +206,7 @@ def test_nan_and_infinity_reach_their_own_tokens_alone(odd):
         ({"targets": torch.zeros(N + 1, dtype=torch.long)}, ValueError, "shapes do not meet"),
         ({"targets": torch.full((N,), V)}, IndexError, f"target {V} is outside"),
         ({"temperature": 0.0}, ValueError, "temperature must be positive"),
+        ({"temperature": torch.inf}, ValueError, "temperature must be positive and finite"),
         ({"z_loss": 0.1}, ValueError, "label_smoothing, z_loss, class_weight and backend"),
         ({"reduction": "sum"}, ValueError, "not reduced"),
         ({"options": LossOptions(label_smoothing=0.1)}, ValueError, "label_smoothing, z_loss"),

@@ -65,8 +65,8 @@ def check_loss(
         raise ValueError(f"unknown logits {o.logits!r}; choose 'fp32', or None for those of the processor's products")
     if o.backend not in (None, *BACKENDS):
         raise ValueError(f"unknown backend {o.backend!r}; choose one of {', '.join(BACKENDS)}")
-    if o.softcap is not None and not o.softcap > 0:
-        raise ValueError(f"softcap must be positive, not {o.softcap}")
+    if o.softcap is not None and not 0 < o.softcap < math.inf:
+        raise ValueError(f"softcap must be positive and finite, not {o.softcap}")
 
 
 @dataclass(frozen=True)

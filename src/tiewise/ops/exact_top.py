@@ -132,8 +132,8 @@ class ExactTop:
         if hidden.shape[-1:] != (e,) or (bias is not None and bias.shape != (v,)):
             given = f"hidden states {tuple(hidden.shape)}" + ("" if bias is None else f", a bias {tuple(bias.shape)}")
             raise ValueError(f"{given} do not meet a table [V, E] = {[v, e]}")
-        if k < 1 or not math.isfinite(scale) or not (softcap is None or softcap > 0):
-            raise ValueError(f"need k ≥ 1, a finite scale and a positive softcap, not {k}, {scale}, {softcap}")
+        if k < 1 or not math.isfinite(scale) or not (softcap is None or 0 < softcap < math.inf):
+            raise ValueError(f"need k ≥ 1, a finite scale and a finite softcap > 0, not {k}, {scale}, {softcap}")
         if self._version() != self._copied:
             self.refresh()
         flat, k = hidden.detach().reshape(-1, e), min(k, v)

@@ -18,6 +18,7 @@ few rows at a time, which stay in a core's cache: a softmax, its entropy and its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -165,8 +166,8 @@ def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
     if o.label_smoothing or o.z_loss or o.class_weight is not None or o.backend is not None:
         alone = "label_smoothing, z_loss, class_weight and backend"
         raise ValueError(f"{alone} are of cross-entropies alone; leave them out here")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, not {temperature}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, not {temperature}")
     return replace(o, scale=o.scale / temperature, softcap=None if o.softcap is None else o.softcap / temperature)
 
 
