@@ -413,7 +413,7 @@ def uneven_rows_all_move():
 def rank(rank, store, size, cases):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(minutes=5)
     )
     for case in cases:
         globals()[case]()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ops.test_cross_entropy import assert_near, error, gradients
+from tests.ops.test_cross_entropy import assert_near, error, gradients, options_of
 from tests.ops.test_log_prob import PARTS, plain, run
 
 from tiewise.ops import chunked
@@ -66,9 +66,7 @@ def both(inputs, t, **kw):
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_equals_the_formula(native, chosen, with_bias, reduction):
     (h, w, b), t = problem(777, 1009, 33)
-    kw = chosen | {"reduction": reduction}
-    if "class_weight" in kw:
-        kw["class_weight"] = torch.rand(1009, generator=torch.Generator().manual_seed(7)) + 0.1
+    kw = options_of(chosen, 1009) | {"reduction": reduction}
     kw["upstream"] = torch.linspace(-1, 2, 777) if reduction == "none" else torch.tensor(0.7)
     before = len(native)
     (got, grads), (truth, true_grads) = both((h, w, b if with_bias else None), t, **kw)
@@ -139,9 +137,8 @@ def test_products_of_bf16_keep_the_loss(native, pairs, shape, wide):
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
 def test_products_of_bf16_have_every_option(native, pairs, chosen):
     (h, w, b), t = problem(777, 1009, 34, torch.bfloat16)
-    kw = chosen | ({"class_weight": torch.linspace(0.1, 1, 1009)} if "class_weight" in chosen else {})
     before = len(native)
-    (got, grads), (truth, true) = both((h, w, b), t, **kw)
+    (got, grads), (truth, true) = both((h, w, b), t, **options_of(chosen, 1009))
     assert len(native) == before + 1
     assert error(got, truth) < 1e-6
     assert_near(grads, true, 5e-3)
