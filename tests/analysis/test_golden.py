@@ -281,14 +281,11 @@ def test_s2_names_what_shapes_the_two_projections_have():
     assert tuple(boundary.out_map.weight.shape) == (50, 300)  # P_out maps h_t to the table
 
 
-NEW_YORK_CITY = [[1, 0.5], [0.8, 0.9], [0.3, 1.2]]
-
-
 def test_s3_matrix_and_s3_symmetry():
     """The direct path of a tied boundary is the printed matrix; its probabilities are not symmetric all the same."""
     boundary = Boundary("tied", vocab=3, width=2)
     with torch.no_grad():
-        boundary.table_in.copy_(torch.tensor(NEW_YORK_CITY))
+        boundary.table_in.copy_(torch.tensor([[1, 0.5], [0.8, 0.9], [0.3, 1.2]]))  # New, York, City
         logits = boundary.logits(boundary.embed(torch.arange(3))).double()
     printed = [[1.25, 1.25, 0.9], [1.25, 1.45, 1.32], [0.9, 1.32, 1.53]]
     np.testing.assert_allclose(logits, printed, atol=1e-6)

@@ -46,15 +46,11 @@ def kl(found):
     return [both[f"{which} lens"].y for which in ("logit", "tuned")]
 
 
-def number(cell):
-    return float(cell.split()[0].replace("−", "-"))
-
-
 def column(found, name):
     """A column of the table of all places, as numbers."""
     (listing,) = found.listings
-    place = listing.header.index(name)
-    return [row[place] if row[place] in ("yes", "no", "–") else number(row[place]) for row in listing.rows]
+    cells = [row[listing.header.index(name)] for row in listing.rows]
+    return [one if one in ("yes", "no", "–") else float(one.split()[0].replace("−", "-")) for one in cells]
 
 
 def notes(found):
