@@ -111,21 +111,11 @@ def test_other_types_multiply_in_their_own_and_stay_near(dtype, spread, near, gr
         assert float((a - c).norm()) <= gradients_near * float(c.norm())
 
 
-def test_nothing_counts_where_all_is_ignored():
+def test_a_frozen_input_table_gets_no_gradient_through_the_targets():
     h, w, table, b, t = problem()
-    loss, got = gradients(augmented_cross_entropy, h, w, table, b, torch.full_like(t, -100), alpha=1.0)
-    assert float(loss) == 0
-    assert all(float(g.abs().sum()) == 0 for g in got)
-
-
-def test_a_frozen_table_and_no_gradient_at_all():
-    h, w, table, b, t = problem()
-    w.requires_grad_()
-    augmented_cross_entropy(h, w, t, table, b, through_targets=True).backward()
+    augmented_cross_entropy(h, w.requires_grad_(), t, table, b, through_targets=True).backward()
     assert w.grad is not None
     assert table.grad is None
-    with torch.no_grad():
-        assert not augmented_cross_entropy(h, w, t, table, b).requires_grad
 
 
 def test_no_matrix_is_larger_than_a_chunk_of_logits():
@@ -136,13 +126,6 @@ def test_no_matrix_is_larger_than_a_chunk_of_logits():
     with Allocations() as memory:
         gradients(oracle, h, w, table, b, t)
     assert memory.largest >= N * V
-
-
-def test_leading_dimensions_are_free():
-    h, w, table, b, t = problem()
-    flat = augmented_cross_entropy(h[:18], w, t[:18], table, b, reduction="none")
-    shaped = augmented_cross_entropy(h[:18].view(3, 6, E), w, t[:18].view(3, 6), table, b, reduction="none")
-    torch.testing.assert_close(shaped, flat.view(3, 6))
 
 
 @pytest.mark.parametrize(

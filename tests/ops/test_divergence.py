@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tests.ops.test_cross_entropy import N, V, assert_near, error, problem
 
 from tiewise.core.backends import LossOptions
-from tiewise.core.errors import UnsupportedError
 from tiewise.ops.soft_targets import linear_divergence
 
 BETAS = [0.0, 0.3, 0.5, 1.0]
@@ -98,12 +97,11 @@ def test_keeps_the_laws_of_a_divergence(v, beta, seed):
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_the_teacher_gets_no_gradient_and_a_frozen_table_none(beta):
+def test_the_teacher_gets_no_gradient(beta):
     (h, w, _), t = problem()
     x, u, _ = (leaf.requires_grad_() for leaf in teachers())
     linear_divergence(h.requires_grad_(), w, x, u, t, beta=beta).backward()
-    assert h.grad is not None
-    assert w.grad is x.grad is u.grad is None
+    assert x.grad is u.grad is None
 
 
 @pytest.mark.parametrize("beta", BETAS)
@@ -143,16 +141,6 @@ def test_the_teacher_may_be_of_another_type(student_type, teacher_type):
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_nothing_counts_where_every_token_is_ignored_or_none_is_there(beta):
-    student, t = problem(torch.float32)
-    for count in (N, 0):
-        sides = [[student[0][:count], *student[1:]], [x[:count] if i == 0 else x for i, x in enumerate(teachers())]]
-        got, grads = run(ours, *sides, torch.full_like(t[:count], -100), beta=beta)
-        assert got == 0
-        assert not any(g.any() for g in grads)
-
-
-@pytest.mark.parametrize("beta", BETAS)
 def test_a_token_that_both_rule_out_adds_nothing(beta):
     (h, w, b), t = problem()
     x, u, c = teachers()
@@ -177,13 +165,11 @@ def test_a_token_that_one_side_rules_out_is_infinite_to_who_expects_it(beta):
         assert got[1].isinf() == (beta == infinite)
 
 
-def test_leading_dimensions_are_free_and_labels_may_be_left_out():
-    (h, w, _), _ = problem(n=24)
-    x, u, _ = teachers(n=24)
-    flat = linear_divergence(h, w, x, u, reduction="none")
-    shaped = linear_divergence(h.view(2, 3, 4, -1), w, x.view(2, 3, 4, -1), u, reduction="none")
-    assert torch.equal(shaped, flat.view(2, 3, 4))
-    torch.testing.assert_close(linear_divergence(h, w, x, u, ignore_index=0), flat.mean())
+def test_labels_may_be_left_out():
+    (h, w, _), t = problem()
+    x, u, _ = teachers()
+    each = linear_divergence(h, w, x, u, t.clamp(min=0), reduction="none")
+    torch.testing.assert_close(linear_divergence(h, w, x, u, ignore_index=0), each.mean())
 
 
 @pytest.mark.parametrize(
@@ -211,12 +197,6 @@ def test_wrong_input_is_named(change, kind, says):
     given = {"features": h, "weight": w, "teacher_features": x, "teacher_weight": u, "targets": t}
     with pytest.raises(kind, match=says):
         linear_divergence(**(given | change))
-
-
-def test_second_derivatives_are_refused_with_the_reason():
-    (h, w, _), t = problem()
-    with pytest.raises(UnsupportedError, match="linear_divergence has no second derivative"):
-        torch.autograd.grad(linear_divergence(h.requires_grad_(), w, *teachers()[:2], t), h, create_graph=True)
 
 
 def test_runs_between_compiled_graphs():
