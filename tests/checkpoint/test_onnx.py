@@ -90,27 +90,11 @@ def test_every_way_to_store_a_tensor(tmp_path):
         np.testing.assert_array_equal(facts.tensors[name].read(), values)
 
 
-def nested(name):
-    """A node whose branch holds a whole graph."""
-    inside = graph([LOOKUP, INNER, HEAD], [initialiser("embed", TABLE)], inputs=(), outputs=("logits",))
-    return node("If", ["yes"], [name], [piece(1, "then_branch") + piece(6, inside) + number(20, 5)])
-
-
-def test_a_graph_within_a_node(tmp_path):
-    held = [initialiser("body", BODY), initialiser("head", TABLE.T), initialiser("yes", np.float32(1))]
-    audit = check(written(tmp_path, model([nested("out")], held)))
-    assert found(audit) == ["B100 warning head"]
-
-
+INSIDE = graph([LOOKUP, INNER, HEAD], [initialiser("embed", TABLE)], inputs=(), outputs=("logits",))
+NESTED = node("If", ["yes"], ["out"], [piece(1, "then_branch") + piece(6, INSIDE) + number(20, 5)])
 POSITIONS = [node("Gather", ["wpe", "position_ids"], ["p"]), node("Gather", ["far", "steps"], ["q"])]
 FAR = [initialiser("wpe", table(90)), initialiser("far", table(99)), initialiser("steps", np.zeros(4, np.int64))]
-
-
-def test_positions_are_no_table_of_tokens(tmp_path):
-    data = made(HEAD, *POSITIONS, held=SPLIT + FAR, inputs=("position_ids", "input_ids"))
-    assert read_onnx(written(tmp_path, data)).table.name == "embed"
-
-
+OUTER = [initialiser("body", BODY), initialiser("head", TABLE.T), initialiser("yes", np.float32(1))]
 PACKED = np.arange(V * D // 2, dtype=np.uint8).reshape(V, D // 2)
 FOUR_BITS = [
     node("GatherBlockQuantized", ["flat", "input_ids", "scales"], ["h"]),
@@ -134,9 +118,12 @@ SAME = {"head": TABLE}
         (made(*TURNED), {}, [], ""),
         (made(*TURNED), SAME, [], ""),
         (made(node("Gemm", ["x", "embed"], ["logits"])), None, [], ""),
+        # positions, which are longer, are no tokens
+        (made(HEAD, *POSITIONS, held=SPLIT + FAR, inputs=("position_ids", "input_ids")), None, [], ""),
         (model(FOUR_BITS, NIBBLES), None, [], ""),
         (made(*TWO, held=MIXED), None, [], ""),
         (made(HEAD, held=[*HELD, initialiser("head", TABLE.T)]), None, ["B100 warning head"], "768 bytes stored"),
+        (model([NESTED], OUTER), None, ["B100 warning head"], "head repeats embed"),
         (made(*TURNED, held=[*HELD, initialiser("old", TABLE)]), None, ["B100 warning old"], "old repeats embed"),
         (model(TWICE, BOTH), None, ["B100 warning q"], "q repeats flat U8 [24, 4]: 96 bytes"),
         (made(*TWO, held=MIXED), {}, ["B100 warning q"], "its source has one table, and the file has embed F32"),
@@ -272,7 +259,7 @@ def test_mutated_models_raise_nothing_else(tmp_path, count):
     (tmp_path / "m.data").write_bytes(TABLE.tobytes())
     (tmp_path / "secret").write_bytes(TABLE.tobytes())
     outer = initialiser("embed", dims=(V, D), kind=1, at={"location": "m.data"})
-    seeds = [model([LOOKUP, INNER, HEAD], [outer, NO_DATA]), model([nested("out")], [NO_DATA]), made(*TURNED)]
+    seeds = [model([LOOKUP, INNER, HEAD], [outer, NO_DATA]), model([NESTED], [NO_DATA]), made(*TURNED)]
     path = tmp_path / "m.onnx"
     with memory_below(2**22):
         for _ in range(count):
