@@ -157,7 +157,11 @@ REFUSED = {
     "norm = 'between'": {"norm": "between"},
     "without a projection": {"projection": False},
     "vocab_size = 0": {"vocab_size": 0},
-    "hidden_dropout_prob": {"hidden_dropout_prob": 1.0},
+    "hidden_dropout_prob = 1.0": {"hidden_dropout_prob": 1.0},
+    "classifier_dropout_prob = '0'": {"classifier_dropout_prob": "0"},
+    "hidden_act = 'gellu'": {"hidden_act": "gellu"},
+    "initializer_range = -0.02": {"initializer_range": -0.02},
+    "layer_norm_eps = -1": {"layer_norm_eps": -1},
 }
 
 

@@ -167,8 +167,10 @@ def require(
 ) -> None:
     """See that something holds of the named fields of a record, of those that are not None; else raise the `error`."""
     for name in names.split():
-        value = getattr(record, name)
-        if value is not None and not holds(value):
+        value, right = getattr(record, name), False
+        with suppress(TypeError):  # a text where a number is wanted
+            right = value is None or holds(value)
+        if not right:
             raise error(f"{name} = {repr(value)[:80]}", fix)
 
 

@@ -291,8 +291,7 @@ class RNNConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         sizes = "vocab_size hidden_size num_hidden_layers output_vocab_size embedding_size last_hidden_size"
         require(self, sizes, lambda n: isinstance(n, int) and n >= 1, "sizes are whole numbers, 1 or more", SpecError)
-        if self.cell not in CELLS:
-            raise SpecError(f"unknown cell {str(self.cell)[:40]!r}", f"choose one of {', '.join(CELLS)}")
+        require(self, "cell", CELLS.__contains__, f"choose one of {', '.join(CELLS)}", SpecError)
         require(self, "lstm_bias", ("one", "two").__contains__, "choose one or two", SpecError)
         if self.cell == "gru" and self.lstm_bias == "one":
             raise SpecError("a GRU with one bias is another function: a gate stands between", "use lstm_bias two")
@@ -303,7 +302,8 @@ class RNNConfig(PreTrainedConfig):
             raise SpecError(what, "leave E and H equal; projected:E gives the table another width")
         dropped = "embedding_dropout input_dropout layer_dropout recurrent_dropout output_dropout weight_dropout"
         require(self, dropped, lambda x: 0 <= x < 1, "give the share that is dropped, 0 or more, below 1", SpecError)
-        require(self, "ar tar table_range", lambda x: 0 <= x < float("inf"), "give a number, 0 or more", SpecError)
+        numbers = "ar tar table_range body_range"
+        require(self, numbers, lambda x: 0 <= x < float("inf"), "give a number, 0 or more", SpecError)
 
     @property
     def outputs(self) -> int:
