@@ -246,13 +246,14 @@ def test_nothing_heavy_is_imported(tmp_path):
         (97, 3, "vLLM stops, since 3 does not divide the 128 that it pads to", 384),
         (5, 4, "vLLM gives 16 to each", 512),
         (129, 2, "vLLM gives 96 to each", 256),
+        (97, 10**12, "vLLM stops, since 1000000000000 does not divide the 128 that it pads to", 128 * 10**12),
     ],
 )
 def test_what_ranks_make_of_the_vocabulary(tmp_path, rows, world, vllm, megatron):
     """torch's share is that of its own cut, the others' by hand from their rules."""
     parts = [len(part) for part in torch.empty(rows).chunk(world)]
     (found,) = check(llama(tmp_path, rows=rows), world=world, select=["B042"]).findings
-    none = f", {world - len(parts)} ranks none" if len(parts) < world else ""
+    none = f", {world - len(parts):,} ranks none" if len(parts) < world else ""
     assert f"torch gives {parts[0]} to each, {parts[-1]} to the last{none}; {vllm}" in found.evidence
     assert found.evidence.endswith(f"Megatron-LM pads to {megatron:,}")
 

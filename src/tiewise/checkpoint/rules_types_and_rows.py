@@ -110,18 +110,18 @@ def not_divisible(facts: Facts) -> Told:
     step = math.lcm(64, ranks)
     if table is None or facts.quantised or table.rows % step == 0:
         return
-    rows, padded = table.rows, math.ceil(table.rows / 64) * 64
+    rows, padded = table.rows, -(-table.rows // 64) * 64
     what = f"{rows:,} rows leave {rows % step} over when divided by {step}"
     if ranks > 1:
-        each = math.ceil(rows / ranks)
-        last = [min(each, max(0, rows - rank * each)) for rank in range(ranks)]
-        empty = f", {last.count(0):,} ranks none" if 0 in last else ""
+        each = -(-rows // ranks)
+        used = -(-rows // each)  # ranks that get any
+        empty = f", {ranks - used:,} ranks none" if used < ranks else ""
         stops = f"vLLM stops, since {ranks} does not divide the {padded:,} that it pads to"
-        what += f". On {ranks} ranks torch gives {each:,} to each, {min(filter(None, last)):,} to the last{empty}; "
+        what += f". On {ranks} ranks torch gives {each:,} to each, {rows - (used - 1) * each:,} to the last{empty}; "
         what += f"vLLM gives {padded // ranks:,} to each" if padded % ranks == 0 else stops
-        what += f"; Megatron-LM pads to {math.ceil(rows / (128 * ranks)) * 128 * ranks:,}"
+        what += f"; Megatron-LM pads to {-(-rows // (128 * ranks)) * 128 * ranks:,}"
     fix = f"none needed; {facts.command('resize', f'--multiple-of {step}')}"
-    yield short(table.name), what, f"{fix} makes {math.ceil(rows / step) * step:,} at both ends"
+    yield short(table.name), what, f"{fix} makes {-(-rows // step) * step:,} at both ends"
 
 
 @rule("B081", "info", "no large tensor is stored twice", deep=True)
