@@ -1,19 +1,28 @@
-"""Which tensor plays which part: the page finds for every class of the data what Python finds, however it was saved."""
+"""Which tensor plays which part: the page finds for every class of the data what Python finds, however it was saved.
+And its verdict on a dropped checkpoint is `tiewise check`'s, word for word, on all that their tests write."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tests.explore.dropping import drop
 
+from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.claims import class_ends, family_data, usual
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.rule import rules
 from tiewise.checkpoint.stored import Stored
 
+from test_rules_tying import FIRES, SILENT  # isort: skip - dropping.py says where they are
+from tiny_checkpoints import written  # isort: skip
+
 V, D = 24, 8
+RULES = ("B010", "B011", "B012", "B013", "B014", "B015", "B016")  # that the page decides
 HEADERS_ALONE = ("B010", "B011", "B016")
+FIELDS = ("rule", "severity", "where", "evidence", "repair", "safe")
+WRITTEN = [case[4] for case in FIRES] + [case[1] for case in SILENT]
 FOUND = """folders => folders.map(folder => {
   const known = factsOf(folder, facts.checkpoint.table), { claims, roles } = known, name = (t) => t && t.name;
   const keys = ["rule", "severity", "where", "evidence", "repair", "safe"];
@@ -44,7 +53,7 @@ def by_python(record):
         "biases": [t.name for t in roles.biases], "positions": [t.name for t in roles.positions],
         "maps": [t.name for t in roles.maps], "unread": dict(roles.unread), "quantised": facts.quantised,
         "unplaced": [t.name for t in facts.unplaced],
-        "findings": sorted([f[k] for k in ("rule", "severity", "where", "evidence", "repair", "safe")] for f in told),
+        "findings": sorted([finding[field] for field in FIELDS] for finding in told),
     }  # fmt: skip
 
 
@@ -76,10 +85,9 @@ def of_class(kind, name):
 def strange():
     for pair in usual().pairs:
         for flag in (True, False):
-            yield folder({"vocab_size": V, "tie_word_embeddings": flag}, [f"{one}.weight" for one in pair])
-            yield folder(
-                {"vocab_size": V, "tie_word_embeddings": flag}, [f"a.b.{pair[0]}.weight", "model.lm_head.weight"]
-            )
+            said = {"vocab_size": V, "tie_word_embeddings": flag}
+            yield folder(said, [f"{one}.weight" for one in pair])
+            yield folder(said, [f"a.b.{pair[0]}.weight", "model.lm_head.weight"])
     for kind in (*family_data()["tokenless"], None, 5, [], "mine"):
         yield folder({"model_type": kind, "vocab_size": V}, ["encoder.weight", "words.0.weight", "my_head.weight"])
     for architectures in (None, [], [3], "LlamaForCausalLM", ["MineModel"], ["MineForSequenceClassification"]):
@@ -106,3 +114,14 @@ def test_the_page_finds_what_python_finds_for_every_class(dropper, step):
     ]
     assert not wrong, f"{len(wrong)} of {len(every)}, the first: {wrong[0]}"
     assert {rule for said in wanted for rule, *_ in said["findings"]} == set(HEADERS_ALONE)
+
+
+@pytest.mark.parametrize("number", range(len(WRITTEN)))
+def test_the_verdict_is_that_of_check(dropper, tmp_path, monkeypatch, number):
+    path = written(tmp_path / "a", WRITTEN[number])
+    monkeypatch.chdir(tmp_path)  # the page knows the folder's name alone
+    audit = [asdict(finding) for finding in check("a").findings if finding.rule in RULES]
+    page = drop(dropper, path, answered=False)
+    assert page.locator("#refused").all_inner_texts() == []
+    found = page.evaluate("dropped.opened.verdict.findings")
+    assert sorted(found, key=repr) == sorted(({key: one[key] for key in FIELDS} for one in audit), key=repr)

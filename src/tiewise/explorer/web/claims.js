@@ -27,7 +27,7 @@ export function architectureOf(config) {
   return isOwn(config) ? without(name, "Tiewise") : name;
 }
 
-export const familyOf = (kind, data) => (kind !== null && kind !== undefined
+const familyOf = (kind, data) => (kind !== null && kind !== undefined
   && Object.hasOwn(data.families, kind) ? data.families[kind] : {});
 
 /** One class's two ends, with what its entry leaves out. */

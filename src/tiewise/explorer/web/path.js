@@ -1,6 +1,6 @@
 // The direct path of an opened checkpoint: which tables are multiplied, and what its class does between them
 // (analysis/open_path.py).
-import { familyOf, familyType, isObject, isOwn, modelLevels, moduleOf, scalarsOf } from "./claims.js";
+import { familyType, isObject, isOwn, modelLevels, moduleOf, scalarsOf } from "./claims.js";
 import { TABLE_TYPES } from "./roles.js";
 import { short } from "./stored.js";
 import { general } from "./verdict.js";
