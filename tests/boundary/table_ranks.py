@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 import transformers as tr
-from tiny_models import Allocations
+from tiny_models import FAMILIES, Allocations, build, without_dropout
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -40,26 +40,8 @@ from tiewise.core.errors import InstallError, UnsupportedError
 from tiewise.sharded.export import export_sharded
 from tiewise.sharded.save_load import load_sharded, save_sharded
 
-_BERT = {"max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
-_T5 |= {"dropout_rate": 0.0}
-_BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 32, "dropout": 0.0}
-_BART |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "decoder_start_token_id"), 2)
-_BART |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "init_std": 0.1, "forced_eos_token_id": None}
-KINDS = {
-    "gpt2": (tr.GPT2LMHeadModel, tr.GPT2Config, _GPT2),
-    "bert": (tr.BertForMaskedLM, tr.BertConfig, _BERT),
-    "t5": (tr.T5ForConditionalGeneration, tr.T5Config, _T5),
-    "bart": (tr.BartForConditionalGeneration, tr.BartConfig, _BART),
-    "llama": (tr.LlamaForCausalLM, tr.LlamaConfig, {}),
-    "phi": (tr.PhiForCausalLM, tr.PhiConfig, {"initializer_range": 0.05}),  # whose head has a bias
-    "gemma2": (tr.Gemma2ForCausalLM, tr.Gemma2Config, {"head_dim": 8, "final_logit_softcapping": 0.7}),
-}
 WIDTH = 32
-SIZES = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "bos_token_id": 1, "eos_token_id": 2}
-SIZES |= {"initializer_range": 0.15}
+SIZES = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 4}  # which four ranks divide
 BODY = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColwiseParallel())
 BODY |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel())
 
@@ -71,11 +53,7 @@ def saved(folder, kind, v, tied, **sizes):
     """A checkpoint of a tiny model, made by the first rank."""
     where = Path(folder) / f"{kind}-{v}-{tied}{len(sizes)}"
     if dist.get_rank() == 0:
-        torch.manual_seed(0)
-        made, config, more = KINDS[kind]
-        config = config(vocab_size=v, **(SIZES | more | sizes))
-        config.tie_word_embeddings = tied == "tied"  # which T5's takes for true whatever it is given
-        made(config).save_pretrained(where)
+        build(kind, tied == "tied", vocab_size=v, **(SIZES | sizes)).save_pretrained(where)
     dist.barrier()
     return where
 
@@ -83,7 +61,8 @@ def saved(folder, kind, v, tied, **sizes):
 def loaded(kind, where, **spread):
     """A model in training mode, by transformers' own means `spread` over ranks as its `DistributedConfig` says."""
     how = {"distributed_config": DistributedConfig(**spread)} if spread else {}
-    return KINDS[kind][0].from_pretrained(where, attn_implementation="eager", dtype=torch.float32, **how).train()
+    model = FAMILIES[kind][0].from_pretrained(where, attn_implementation="eager", dtype=torch.float32, **how)
+    return without_dropout(model).train()
 
 
 def spread_ends(model):
@@ -366,9 +345,6 @@ def saved_with_a_boundary(folder, kind, v):
 def ends_alone(folder, kind, v, tied):
     """A family without a plan: the body whole on every rank, and the ends by `parallel_plan` for torch."""
     one, many = (loaded(kind, saved(folder, kind, v, tied)) for _ in range(2))
-    for model in (one, many):
-        if hasattr(model, "final_logits_bias"):
-            model.final_logits_bias.copy_(torch.linspace(-1, 1, v))
     names = {name for name, _ in many.named_parameters()}
     spread_ends(many)
     assert {name for name, _ in many.named_parameters()} == names  # what was one Parameter is one
@@ -504,7 +480,7 @@ def kept_on_disk(folder, kind, v):
     if dist.get_rank() == 0:
         export_sharded(place, f"{place}-whole")
         assert not [finding for finding in check(f"{place}-whole").findings if finding.rule == "B013"]
-        whole = KINDS[kind][0].from_pretrained(f"{place}-whole")
+        whole = FAMILIES[kind][0].from_pretrained(f"{place}-whole")
         assert whole.lm_head.weight is whole.get_input_embeddings().weight
         assert torch.equal(whole.lm_head.weight, table)
 
