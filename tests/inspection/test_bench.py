@@ -62,11 +62,13 @@ def test_an_endless_standard_input_ends(subjects, monkeypatch):
     assert len(bench.ids(subjects[0])) == 500
 
 
-def test_a_tokenizer_without_an_end_token_ends_nothing(tmp_path):
-    """It would be given one beyond the table, which is no fault of the text's or the model's."""
+@pytest.mark.parametrize("ends", [0, 1])
+def test_documents_are_ended_where_the_tokenizer_has_an_end_token(ends, tmp_path):
+    """Without one it would be given one beyond the table, which is no fault of the text's or the model's."""
     (tmp_path / "text.txt").write_text("w0 w1 w2 " * 400)
-    ids = read_tokens(write_tokenizer(tmp_path), [str(tmp_path / "text.txt")], 39)
-    assert ids.tolist() == [0, 1, 2] * 400
+    ids = read_tokens(write_tokenizer(tmp_path, ["</s>"] * ends), [str(tmp_path / "text.txt")], 39 + ends)
+    assert ids[ids >= ends].tolist() == [ends, ends + 1, ends + 2] * 400
+    assert (ids < ends).any() == ends
 
 
 def test_paths_are_texts_or_paths_and_one_text_needs_no_list(tmp_path):
@@ -77,13 +79,6 @@ def test_paths_are_texts_or_paths_and_one_text_needs_no_list(tmp_path):
             assert len(read_tokens(place, texts, 39)) == 1200
     with pytest.raises(DataError, match="holds no tokenizer"):
         read_tokens(str(tmp_path / "nowhere"), "builtin", 20)
-
-
-def test_an_end_token_that_the_table_has_ends_documents(tmp_path):
-    (tmp_path / "text.txt").write_text("w0 w1 w2 " * 400)
-    ids = read_tokens(write_tokenizer(tmp_path, ["</s>"]), [str(tmp_path / "text.txt")], 40)
-    assert (ids == 0).any()
-    assert ids[ids != 0].tolist() == [1, 2, 3] * 400
 
 
 def test_another_models_tokenizer_is_refused(tmp_path):

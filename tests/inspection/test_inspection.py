@@ -186,18 +186,11 @@ def test_every_file_of_the_folder_is_one_section_with_a_question_and_a_place():
     assert [one.place for one in found] == sorted({one.place for one in found})
 
 
-@pytest.fixture
-def added(tmp_path, monkeypatch):
-    """The folder of sections, with one more file."""
-    (tmp_path / "sections").mkdir()
-    (tmp_path / "sections/squareness.py").write_text(SOURCE)
-    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path / "sections")])
+def test_a_section_is_one_file(monkeypatch, tmp_path):
+    (tmp_path / "squareness.py").write_text(SOURCE)
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
     monkeypatch.setattr(inspection, "NAMES", (*inspection.NAMES, "squareness"))
-    yield
-    inspection.SECTIONS.pop("squareness", None)
-
-
-def test_a_section_is_one_file(added, tmp_path):
+    monkeypatch.setitem(inspection.SECTIONS, "squareness", None)  # which the file sets, and the test takes back
     found = inspect(write_model(tmp_path / "tiny"), only=["squareness"])
     record = json.loads(json.dumps(found.record(), allow_nan=False))["sections"]
     assert record["squareness"]["found"]["tiny"]["quantities"][0]["value"] == 0.5
