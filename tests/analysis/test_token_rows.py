@@ -74,11 +74,8 @@ def test_gaussian_levels_are_those_of_gaussian_tables(rows, width):
     shares = np.mean([moments(HeldTable(gaussian(rows, width, seed))).shares for seed in range(12)], axis=0)
     assert gaussian_shares(rows, width) == pytest.approx(shares, abs=0.12 * shares[0])
     assert gaussian_spectrum(rows, width).sum() == pytest.approx(width, rel=1e-3)
-    for name, tolerance in {
-        "directions filled": 0.03,
-        "variance in 1 direction": 0.08,
-        "variance in 10 directions": 0.08,
-    }.items():
+    off = {"directions filled": 0.03, "variance in 1 direction": 0.08, "variance in 10 directions": 0.08}
+    for name, tolerance in off.items():
         assert found[0][name].chance == pytest.approx(np.mean([one[name].value for one in found]), rel=tolerance)
 
 

@@ -13,7 +13,6 @@ from tests.internals.test_repeats import Affine, opened
 from tiewise.core.errors import DataError, UnsupportedError, heard
 from tiewise.inspection.sections.lens import lens_of
 from tiewise.internals import stack as stacks
-from tiewise.internals.stack import find_stack
 
 WIDTH = 16
 
@@ -131,7 +130,7 @@ def test_a_lens_that_was_trained_on_too_little_says_so():
 
 
 def test_no_distribution_that_is_the_same_everywhere_beats_the_mean():
-    """Σ KL(p‖q) = Σ KL(p‖p̄) + n KL(p̄‖q): the best constant is the mean, and a constant state reaches no further."""
+    """Σ KL(p‖q) = Σ KL(p‖p̄) + n KL(p̄‖q)."""
     model, ids = build("llama"), texts(6)
     found = lens_of(opened(model), ids, ids, steps=20)
     final = final_logs(model, ids)
@@ -144,20 +143,6 @@ def test_no_distribution_that_is_the_same_everywhere_beats_the_mean():
         assert found[name].value == pytest.approx(wanted, rel=1e-4)
     worse = (np.array(curves(found, "How far")["logit lens"].low) > found["model's mean distribution"].high).sum()
     assert f"at {worse} of 2 places the logit lens is further off" in notes(found)
-
-    stack, target = find_stack(opened(model)), torch.tensor(final, dtype=torch.float32)
-    state = torch.zeros(WIDTH).normal_(generator=torch.Generator().manual_seed(0)).requires_grad_()
-    optimizer = torch.optim.LBFGS([state], max_iter=200, line_search_fn="strong_wolfe")
-
-    def distance():
-        optimizer.zero_grad()
-        loss = (target.exp() * (target - stack.to_logits(state).log_softmax(-1))).sum(-1).mean()
-        loss.backward()
-        return loss
-
-    optimizer.step(distance)
-    reached = float(distance().detach())
-    assert reached > floor  # strictly: 16 directions of one length do not reach 61 tokens' mean
 
 
 def test_chunks_change_nothing(monkeypatch):

@@ -120,20 +120,14 @@ def test_no_table_is_cut_or_scrolled_sideways(browser, report, tmp_path):  # noq
     panels = training_panels(sample_comparison(), VALIDATION)
     sections = [PageSection("One", panels, tables=[EVIDENCE])]
     long = write_result(page_of(*sections, contents=True), tmp_path / "page.html", "--out")
-    cut = (
-        "[document.documentElement, ...document.querySelectorAll('.scroll')]"
-        ".filter(e => e.scrollWidth > e.clientWidth).length"
-    )
+    none_cut = """() => [document.documentElement, ...document.querySelectorAll(".scroll")]
+        .every(e => e.scrollWidth <= e.clientWidth)"""
     for path in (report, long):
         with Visit(browser, path, width=1900) as visit:
             visit.page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
             for width in (1900, 1200, 390, 800):
                 visit.page.set_viewport_size({"width": width, "height": 900})
-                for _ in range(50):  # a table takes a frame to follow, plotly a pause of its own
-                    if not visit.page.evaluate(cut):
-                        break
-                    visit.page.wait_for_timeout(50)
-                assert not visit.page.evaluate(cut)
+                visit.page.wait_for_function(none_cut)  # a table takes a frame to follow, plotly a pause of its own
             assert visit.said == []
     with Visit(browser, long, width=390) as visit:
         cell = visit.page.locator(".stacked td").nth(2)
