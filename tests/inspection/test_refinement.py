@@ -208,19 +208,16 @@ def block(residual=(0.0,) * 4, two_steps=(0.1,) * 4, period=1):
     return trajectory({Repeat(0, period, 3): {**values, "from_end": 0.2 + near}}, shared=1.0)
 
 
+FAR, BACK = (0.125,) * 4, (0.0, 0.0, 0.0, 0.1)  # residuals after one application, and after two
+
+
 @pytest.mark.parametrize(
     ("found", "answer"),
     [
         (block(), "a layer is applied 3 times and comes to rest in 4 of 4 windows within 2 more"),
-        (
-            block((0.125,) * 4, (0.0, 0.0, 0.0, 0.1)),
-            "a layer is applied 3 times and alternates between two states in 3 of 4 windows",
-        ),
-        (block((0.125,) * 4), "a layer is applied 3 times and does not come to rest within 2 more"),
-        (
-            block((0.125,) * 4, period=2),
-            "a block of 2 layers is applied 3 times and does not come to rest within 2 more",
-        ),
+        (block(FAR, BACK), "a layer is applied 3 times and alternates between two states in 3 of 4 windows"),
+        (block(FAR), "a layer is applied 3 times and does not come to rest within 2 more"),
+        (block(FAR, period=2), "a block of 2 layers is applied 3 times and does not come to rest within 2 more"),
         (trajectory(), "each layer is applied once: none is repeated"),
         (trajectory(shared=0.4), "layers share up to 40% of their parameters, and none is repeated whole"),
     ],
@@ -230,7 +227,7 @@ def test_the_answer_is_whether_a_repeated_layer_comes_to_rest(found, answer):
 
 
 def test_every_layer_is_told_beside_fresh_weights():
-    found = found_of(block(), block((0.125,) * 4), 2)
+    found = found_of(block(), block(FAR), 2)
     assert found["last layer's change"].value == pytest.approx(0.125)
     growth = found["small differences grow by"]
     assert (growth.value, growth.chance, growth.high < 1) == (pytest.approx(0.6), 1.0, True)

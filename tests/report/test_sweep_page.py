@@ -30,22 +30,16 @@ def test_the_answer_says_where_the_sign_changes():
 
 
 @pytest.mark.parametrize(
-    ("surface", "says"),
+    ("everywhere", "says"),
     [
-        (
-            lambda *at: 0.02,
-            "tied against untied is worse wherever a difference is detected: in 24 of 24 settings, by 0.0",
-        ),
-        (lambda *at: -0.02, "tied against untied is better wherever a difference is detected: in 24 of 24 settings"),
-        (
-            lambda *at: 0.0,
-            "tied against untied: no difference is detected in any of 24 settings; the most sensitive could",
-        ),
+        (0.02, " is worse wherever a difference is detected: in 24 of 24 settings, by 0.0"),
+        (-0.02, " is better wherever a difference is detected: in 24 of 24 settings"),
+        (0.0, ": no difference is detected in any of 24 settings; the most sensitive could"),
     ],
 )
-def test_the_answer_where_no_sign_changes(surface, says):
-    made = planted(surface=surface, between=0, noise=1e-3, seeds=6)
-    assert answer(made)[0].startswith(says)
+def test_the_answer_where_no_sign_changes(everywhere, says):
+    made = planted(surface=lambda *at: everywhere, between=0, noise=1e-3, seeds=6)
+    assert answer(made)[0].startswith(f"tied against untied{says}")
 
 
 def test_an_undetected_setting_between_two_signs_does_not_hide_the_change(study):
