@@ -35,18 +35,16 @@ def body(installed):
 
 
 @FAMILIES
-def test_arms_of_one_seed_share_their_body_bit_for_bit(made, tiny, family):
-    first, *others = (body(made(tiny(model=family), arm)) for arm in (*ARMS, "tied"))
+def test_arms_of_one_seed_share_their_body_bit_for_bit_and_the_input_table_where_shapes_do(made, tiny, family):
+    settings = tiny(model=family)
+    models, again, another = {arm: made(settings, arm) for arm in ARMS}, made(settings), made(settings, seed=2)
+    first = body(models["tied"])
     assert len(first) > 5
-    for other in others:
+    for other in map(body, (*models.values(), again)):
         assert set(other) == set(first)
         assert all(torch.equal(other[name], first[name]) for name in first)
-    another = body(made(tiny(model=family), seed=2))
-    assert any(not torch.equal(another[name], first[name]) for name in first)
-
-
-def test_arms_of_one_seed_share_the_input_table_where_shapes_do(made, tiny):
-    tables = {arm: made(tiny(), arm).tables() for arm in ARMS}
+    assert any(not torch.equal(value, first[name]) for name, value in body(another).items())
+    tables = {arm: installed.tables() for arm, installed in models.items()}
     for arm in ("untied", "residual:4", "spd", "tied+bias"):
         assert torch.equal(tables[arm][0], tables["tied"][0])
     table_in, table_out = tables["untied"]

@@ -37,17 +37,10 @@ KIND = Loud()
 """
 
 
-@pytest.fixture
-def throwaway(tmp_path, monkeypatch):
-    """One file beside the others."""
+def test_a_new_kind_is_one_file(tiny, tmp_path, lines, monkeypatch):
     (tmp_path / "kinds").mkdir()
     (tmp_path / "kinds" / "loud.py").write_text(THROWAWAY)
     monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path / "kinds")])
-    yield
-    sys.modules.pop("tiewise.training.kinds.loud", None)
-
-
-def test_a_new_kind_is_one_file(throwaway, tiny, tmp_path, lines):
     settings = {name: value for name, value in vars(tiny(steps=6)).items() if name not in ("own", "kind")}
     chosen = Settings.of({**settings, "kind": "loud", "louder": 2.0})
     found = finish(lines.begin(chosen, tmp_path / "out"), lines.display)

@@ -15,7 +15,8 @@ from tiewise.data.corpus import Blocks
 from tiewise.training import trainer
 from tiewise.training.kinds import decoder
 from tiewise.training.kinds.decoder import measure
-from tiewise.training.run import direct_path, finished
+from tiewise.training.run import direct_path, finished, train
+from tiewise.training.short_trials import short
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,9 @@ def test_the_final_model_is_the_measured_one(text, trained, tiny, tmp_path):
     assert len(AutoTokenizer.from_pretrained(tmp_path / "final")) == 300
 
 
-def test_training_nll_is_of_as_much_training_text_as_there_is_held_out(text, trained, tiny, tmp_path, monkeypatch):
+def test_as_much_is_measured_of_training_as_of_held_out_text_and_of_a_trial_what_chooses(
+    text, job, trained, tiny, tmp_path, monkeypatch
+):
     asked = []
 
     def recorded(installed, tokens, length, counts, blocks=None):
@@ -88,10 +91,13 @@ def test_training_nll_is_of_as_much_training_text_as_there_is_held_out(text, tra
 
     monkeypatch.setattr(decoder, "measure", recorded)
     trained(tiny(steps=1), tmp_path)
-    heldout = len(text.split("heldout"))
+    heldout, tune = (len(text.split(name)) for name in ("heldout", "tune"))
     assert asked[-2:] == [(heldout, heldout // 16), (len(text.split("train")), heldout // 16)]
     trained(tiny(steps=1, measured=100), tmp_path / "few")
     assert asked[-2:] == [(heldout, 6), (len(text.split("train")), 6)]
+    asked.clear()
+    train(short(job(tiny(steps=20)), tmp_path / "trial"))
+    assert asked == [(tune, 32), (tune, tune // 16)]
 
 
 def test_a_run_that_diverges_ends_with_nan_and_is_read_back(trained, tiny, tmp_path):

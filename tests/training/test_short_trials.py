@@ -161,16 +161,3 @@ def test_what_cannot_fit_is_refused_with_the_minutes_that_do(machine, tiny, tmp_
     taken = whole(machine, lines, tiny(minutes=asked, seeds=2, tune=tune), tmp_path / "out")
     assert 0.8 * 60 * asked < taken <= 60 * asked
     assert saved_run(tmp_path / "out").steps >= 20
-
-
-def test_trials_evaluate_nothing_that_does_not_choose(text, job, tiny, tmp_path, monkeypatch):
-    asked = []
-
-    def measure(installed, tokens, length, counts, blocks):
-        asked.append((len(tokens), blocks))
-        return MeasuredSplit(5.0, 1, [])
-
-    monkeypatch.setattr(decoder, "measure", measure)
-    train(short_trials.short(job(tiny(steps=80)), tmp_path / "trial"))
-    tune = len(text.split("tune"))
-    assert asked == [(tune, 32), (tune, tune // 16)]
