@@ -8,13 +8,13 @@ import dataclasses
 import json
 from pathlib import Path
 
+from transformers import CONFIG_MAPPING
+
 import tiewise
 from tiewise.planning.config import Config
 from tiewise.planning.read_config import READERS, fresh_table
 
 PATH = Path(tiewise.__file__).parent / "catalogue" / "class_defaults.json"
-SKIPPED = ["dropout", "rope_t", "rope_s", "rope_p", "token_id", "summary", "classifier"]
-SKIPPED += ["return_dict", "output_", "eps", "label", "chunk"]
 # Names that the classes take but do not list: an older field, or their own for what others call otherwise.
 BESIDES = {
     "bloom": {"hidden_size": "n_embed"},
@@ -28,20 +28,11 @@ KEPT = (int, float, str, bool, type(None))
 
 
 def recorded(family: str) -> dict:
-    from transformers import CONFIG_MAPPING
-
     kind = CONFIG_MAPPING[family]
-    defaults = {
-        field.name: field.default
-        for field in dataclasses.fields(kind)
-        if isinstance(field.default, KEPT) and not any(word in field.name for word in SKIPPED)
-    }
-    wanted = ("vocab_size", "tie_word_embeddings", *read_keys(family))
-    names = dict(kind.attribute_map)
-    names |= BESIDES.get(family, {})
+    defaults = {field.name: field.default for field in dataclasses.fields(kind) if isinstance(field.default, KEPT)}
+    names = kind.attribute_map | BESIDES.get(family, {})
+    wanted = ("vocab_size", "tie_word_embeddings", *read_keys(family, names))
     own = {names.get(key, key) for key in wanted} | set(wanted) | {key for key, own in names.items() if own in wanted}
-    if family == "modernbert":
-        defaults["classifier_bias"] = kind.classifier_bias
     return {
         "defaults": {key: value for key, value in defaults.items() if key in own},
         "names": {key: value for key, value in names.items() if key in wanted or value in wanted},
@@ -60,17 +51,15 @@ class _Recorder(dict):
         return super().__contains__(key)
 
 
-def read_keys(family: str) -> set[str]:
+def read_keys(family: str, names: dict[str, str]) -> set[str]:
     """Keys that the family's reader asks for, over the switches that make it ask for more."""
-    from transformers import CONFIG_MAPPING
-
     asked = set()
     for changed in ({}, {"use_qk_norm": True, "qk_layernorm": True}, {"new_decoder_architecture": True}):
         values = {**CONFIG_MAPPING[family]().to_dict(), **changed}
         values.pop("architectures", None)
         recorder = _Recorder(values)
         c = Config(recorder, family)
-        c.defaults, c.names = {}, CONFIG_MAPPING[family].attribute_map | BESIDES.get(family, {})
+        c.defaults, c.names = {}, names
         READERS[family](c)
         fresh_table(c)
         asked |= recorder.asked
