@@ -148,10 +148,8 @@ def test_a_plan_says_what_the_nearest_found(atlas):
     ):
         other = plan(within | config).record()
         assert not other["atlas"]["within"]
-        assert (
-            f"this model is {kind}, and the atlas varied the size of decoders only. At the nearest decoder, width"
-            in (plan_rows.evidence(other))
-        )
+        said = f"this model is {kind}, and the atlas varied the size of decoders only. At the nearest decoder, width"
+        assert said in plan_rows.evidence(other)
     headless = plan({"model_type": "bert", "architectures": ["BertModel"]})
     assert headless.record()["atlas"] is None
     assert plan_rows.evidence(headless.record()) == ""

@@ -24,6 +24,15 @@ OPTIMIZERS = {
 }
 
 
+V, D, L = 1001, 64, 2
+BODY = 12 * L * D**2
+
+
+def counted(kind, vocab=V, width=D, layers=L):
+    architecture = from_sizes(Sizes(vocab, width, layers))
+    return architecture, budget(architecture, BoundarySpec.parse(kind), SharingSpec())
+
+
 def held(tensors) -> int:
     return sum(t.untyped_storage().nbytes() for t in {t.untyped_storage().data_ptr(): t for t in tensors}.values())
 
@@ -59,19 +68,16 @@ def test_packed_tables_are_what_their_numbers_take(width):
     int8 = torch.zeros(rows, width, dtype=torch.int8).nbytes + torch.zeros(rows).nbytes
     # ggml's block_q4_0: one fp16 and 32 values, two a byte
     q4_0 = rows * blocks * (torch.zeros(1, dtype=torch.float16).nbytes + torch.zeros(16, dtype=torch.uint8).nbytes)
-    architecture = from_sizes(Sizes(rows, width, 2))
 
-    def of(text):
-        choice = budget(architecture, BoundarySpec.parse(text), SharingSpec())
-        return list(all_costs(architecture, choice, Setting())["table_bytes"].values())
+    def of(kind):
+        return list(all_costs(*counted(kind, rows, width), Setting())["table_bytes"].values())
 
     assert of("tied") == [half, int8, half + int8, q4_0, half + q4_0]
     assert of("untied") == [2 * half, 2 * int8, half + int8, 2 * q4_0, half + q4_0]
     assert of("factored:32")[::3] == [rows * 32 * 2, rows * 18]
     bert = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": rows}
     encoder = read({**bert, "hidden_size": 64, "num_attention_heads": 4})
-    counted = budget(encoder, BoundarySpec("tied"), SharingSpec())
-    named = all_costs(encoder, counted, Setting())["table_bytes"]
+    named = all_costs(encoder, budget(encoder, BoundarySpec("tied"), SharingSpec()), Setting())["table_bytes"]
     assert named == {"16 bits": rows * 128, "8 bits": rows * 68, "4 bits": rows * 36}
 
 
@@ -115,15 +121,6 @@ def test_what_cannot_be_is_refused(asked):
     with pytest.raises(PlanError) as caught:
         Setting(**asked)
     assert caught.value.fix
-
-
-V, D, L = 1001, 64, 2
-BODY = 12 * L * D**2
-
-
-def counted(kind):
-    architecture = from_sizes(Sizes(V, D, L))
-    return architecture, budget(architecture, BoundarySpec.parse(kind), SharingSpec())
 
 
 def pictures(kind, world, tp=1, dtype="float32", fsdp=None, tokens=(2, 8), head=True):
@@ -232,7 +229,7 @@ def test_a_layout_sends_less_up_to_its_break_even(kind, world, tp, fsdp):
 
 def test_keeping_tables_sharded_sends_less_while_two_n_is_below_v():
     """(W−1)/W · 4 N D b against (W−1)/W · 2 V D b; ids and the loss's numbers are little beside a wide D."""
-    wide = budget(from_sizes(Sizes(128_000, 8192, 1)), BoundarySpec("tied"), SharingSpec())
+    wide = counted("tied", 128_000, 8192, 1)[1]
     for tokens, fewer in ((7900, True), (8000, False)):
         found = {rank["layout"]: rank for rank in ranks(wide, Setting(1, tokens, "bfloat16", 8), 128_000)}
         kept, gathered = (found[name]["sent_for_tables"] for name in ("fsdp, tables kept sharded", "fsdp"))

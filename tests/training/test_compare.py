@@ -18,7 +18,6 @@ from tiewise.training.compare import finish, finish_one
 from tiewise.training.kinds.decoder import KIND
 from tiewise.training.results import Comparison
 from tiewise.training.settings import Settings
-from tiewise.training.trainer import Job
 
 
 def test_a_comparison(tiny, tmp_path, lines):
@@ -134,26 +133,17 @@ def test_a_comparison_is_held_against_the_atlas(monkeypatch):
     assert compare.expected(settings, sample_comparison(("tied", "factored:64"))) is None
 
 
-ARMS = ("untied", "tied", "factored:4", "projected:24", "residual:2", "factored-untied:in=4,out=8")
-
-
-def operations(job):
+def test_every_arm_takes_as_many_operations(tiny, text, job):
     """Of one forward pass over one block, counted by PyTorch."""
-    installed = KIND.build(job)
-    ids = torch.zeros(1, job.settings.length, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        installed.model(input_ids=ids).logits + 0  # logits are deferred until they are read
-    return counter.get_total_flops()
-
-
-def test_every_arm_takes_as_many_operations(tiny, text, tmp_path):
-    settings = tiny(arms=ARMS, match="flops", width=32).checked()
-    wide = KIND.feed_forward(settings, text.vocab)
+    arms = ("untied", "tied", "factored:4", "projected:24", "residual:2", "factored-untied:in=4,out=8")
+    settings = tiny(arms=arms, match="flops", width=32).checked()
+    wide, found = KIND.feed_forward(settings, text.vocab), {}
     assert wide["tied"] == wide["untied"]
-    found = {
-        arm: operations(Job(arm, spec, settings, tmp_path / "x", text, seed=1, feed_forward=wide[arm]))
-        for arm, spec in settings.specs().items()
-    }
+    for arm in arms:
+        model = KIND.build(job(settings, arm=arm, feed_forward=wide[arm])).model
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(torch.zeros(1, settings.length, dtype=torch.long)).logits + 0  # deferred until they are read
+        found[arm] = counter.get_total_flops()
     unit = 2 * 3 * 32 * settings.length  # of one more column of a gated feed-forward layer
     for arm, count in found.items():
         assert count == pytest.approx(max(found.values()), abs=unit), arm

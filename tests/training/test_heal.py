@@ -57,7 +57,7 @@ def test_what_learns_and_what_stays(what, narrow, teacher, source, tmp_path):
 
 
 def made(model, teacher, source, folder, **settings):
-    """The trainer of a healing, its student and its teacher."""
+    """The trainer of a healing, its student and its text."""
     record = {**healing(model, teacher), "seed": 1, "text": [str(source)], "steps": 5, "batch": 4, **settings}
     checked = Settings.of(record).checked()
     text = KIND.prepare(checked, folder / "data")

@@ -239,9 +239,8 @@ def test_recipes_are_settings_and_come_back(name, tmp_path):
 
 
 def test_a_recurrent_run_needs_no_recipe(job, tmp_path):
-    chosen = Settings.of(
-        {"kind": "recurrent", "text": ("corpus",), "width": WIDTH, "steps": 2, "arms": ("tied",), "seed": 1}
-    )
+    small = {"text": ("corpus",), "width": WIDTH, "steps": 2, "arms": ("tied",), "seed": 1}
+    chosen = Settings.of({"kind": "recurrent", **small})
     assert (chosen.model, changed(chosen)) == ("lstm", [f"width={WIDTH}"])
     assert train(job(chosen.checked(), tmp_path)).result.steps == 2
 

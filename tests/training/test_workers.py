@@ -49,10 +49,7 @@ def unheard(*said):
 def test_two_at_a_time_end_with_the_figures_of_one_at_a_time(pair, tiny, tmp_path, lines, monkeypatch):
     monkeypatch.setattr(short_trials, "INIT_FACTORS", (1.0,))
     settings = tiny(arms=("tied", "untied"), steps=20, seeds=2, tune=True)
-    one, two = (
-        finish(lines.begin(settings, tmp_path / f"{many}"), lines.display, given)
-        for many, given in ((1, Workers(1)), (2, pair))
-    )
+    one, two = (finish(lines.begin(settings, tmp_path / f"{w.count}"), lines.display, w) for w in (Workers(1), pair))
     for alone, beside in zip(one.runs, two.runs, strict=True):
         assert differing(type("", (), {"result": alone}), type("", (), {"result": beside})) == set()
     assert (one.tuning, one.direct_path) == (two.tuning, two.direct_path)
