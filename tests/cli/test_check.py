@@ -63,13 +63,6 @@ def test_a_quantisation_is_judged_before_it_is_carried_out(tiewise, tmp_path):
     assert (said.code, said.out, said.err) == (2, "", "tiewise: absent.json: no such file; check the path\n")
 
 
-def test_json_is_one_object_with_a_version(tiewise):
-    record = json.loads(tiewise("check", "twice", "--json").out)
-    assert (record["schema"], record["ends"]["kind"], record["spare_bytes"]) == (1, "identical", 24 * 8 * 4)
-    both = json.loads(tiewise("check", "twice", "differ", "--json").out)
-    assert [audit["path"] for audit in both["audits"]] == ["twice", "differ"]
-
-
 def test_an_unreadable_path_does_not_keep_the_others_back(tiewise):
     said = tiewise("check", "none", "twice")
     assert said.code == 2

@@ -83,25 +83,21 @@ def test_a_comparison_leaves_a_report_and_results_and_models_that_load_without_u
     assert elsewhere(tmp_path, factored, module="tiewise.hf")[0] == ["TiewiseLlamaForCausalLM tied with"]
 
 
-def test_json_is_one_object_on_stdout_and_nothing_else(compare, tiewise, text):
-    said = compare("--arms=tied,untied", "--seeds=1", "--json", "--quiet", "--out=a")
-    assert (said.code, said.err) == (0, "")
-    assert said.out.count("\n") == 1
-    assert Comparison.from_dict(json.loads(said.out)).arms == ["tied", "untied"]
-    said = tiewise("train", "-t", text, *TINY, "--json", "-q", "--out=b")
-    assert (said.code, said.err) == (0, "")
-    record = json.loads(said.out)
-    assert record["arm"] == "tied"
-    assert (record["model"], record["dense"]) == ("b/tied/seed-1/final", None)
-
-
-def test_quiet_leaves_the_result(compare, tiewise):
+def test_quiet_leaves_the_result_and_json_is_one_object_on_stdout(compare, tiewise, text):
     said = compare("--arms=tied,untied", "--seeds=1", "--quiet")
     assert said.err == ""
     assert "validation nll" in said.out
     assert "report: runs/compare/report.html" in said.out
-    again = tiewise("compare", "--out=runs/compare", "--resume", "--quiet")  # a finished one is printed again
+    resume = ("compare", "--out=runs/compare", "--resume", "-q")  # a finished one is printed again
+    again = tiewise(*resume)
     assert (again.code, again.out, again.err) == (0, said.out, "")
+    found = tiewise(*resume, "--json")
+    assert (found.code, found.out.count("\n"), found.err) == (0, 1, "")
+    assert Comparison.from_dict(json.loads(found.out)).arms == ["tied", "untied"]
+    said = tiewise("train", "-t", text, *TINY, "--json", "-q", "--out=b")
+    assert (said.code, said.err) == (0, "")
+    record = json.loads(said.out)
+    assert (record["arm"], record["model"], record["dense"]) == ("tied", "b/tied/seed-1/final", None)
 
 
 def test_training_one_model(tiewise, text, tmp_path):

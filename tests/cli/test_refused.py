@@ -30,7 +30,6 @@ def files(tmp_path, text):
         "other/thesis.tex": "x",
         "file": "x",
         "bad.json": "{",
-        "list.json": "[1]",
         "empty.json": "{}",
         "config.json": "{}",
         **{f"{corpus}/{name}.txt": words[name] for corpus in ("corpus", "cut") for name in words},
@@ -73,7 +72,6 @@ OPTIONS = {
     "--arms=": "unknown boundary ''",
     "--seeds=0": "seeds = 0",
     "--jobs=0": "jobs = '0'; give how many runs are trained at a time, 1 or more, or auto",
-    "--jobs=two": "jobs = 'two'",
     "--steps=many": "'--steps'",
     "--minutes=1": "both steps and minutes are given",  # TINY has steps
     "--model=nothing": "use llama, gpt2, or the path of a config.json",
@@ -139,12 +137,10 @@ SHOW = {
 }
 PLAN = {
     "": "no model to plan; give a config.json or its folder",
-    "--like=llama3-8b": "no model 'llama3-8b'; close: llama-3-8b",
     "--like=gpt2 --gated": "--gated of gpt2; the model's class says so",
     ". --like=gpt2": "a config and --like at once",
     "--vocab=10 --width=4": "--layers missing",
     "--vocab=0 --width=4 --layers=1": "vocab = 0",
-    "--vocab=-5 --width=4 --layers=1": "vocab = -5",
     "--vocab=10 --width=10 --layers=2 --heads=3": "not a multiple of 3 heads",
     "--like=gpt2 --boundary=factored:9999": "k = 9999 exceeds the model width 768",
     "--like=gpt2 --boundary=residual:9999": "rank 9999 exceeds",
@@ -159,7 +155,6 @@ PLAN = {
     "--like=granite-4.1-8b": "nobody was seen to say its vocabulary",
     "gpt2": "gpt2: no such file or folder; check the path, or use --like gpt2 for a model of the catalogue",
     "bad.json": "bad.json",
-    "list.json": "not a config",
     "empty.json": "the config of unknown has no",
     "--like=gpt2 --plot=no/such/plan.html": "choose another place with --plot",
     "--like=gpt2 --vocab=many": "--vocab",
