@@ -6,13 +6,18 @@ import subprocess
 import sys
 import time
 
+PATIENCE = 900  # seconds, which only what hangs takes, however busy the machine is
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
 
 def launch(folder, count, *arguments):
     """Start `python -m tiewise …` as `count` processes of one run in `folder`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    met = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    met = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [met | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)] if count > 1 else [{}]
     command = [sys.executable, "-m", "tiewise", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -22,7 +27,7 @@ def launch(folder, count, *arguments):
 
 def until(condition, *processes):
     """Wait for what these processes do."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert all(process.poll() is None for process in processes), ended(processes)
         assert time.monotonic() < end
@@ -31,15 +36,15 @@ def until(condition, *processes):
 
 def trains(folder):
     """A condition: something was measured since now."""
-    measured = lambda: sum(path.stat().st_size for path in folder.glob("run/*/*/metrics.jsonl"))  # noqa: E731
+    measured = lambda: sum(path.stat().st_size for path in folder.glob("*/*/*/metrics.jsonl"))  # noqa: E731
     before = measured()
     return lambda: measured() > before
 
 
-def ended(processes, timeout=400):
+def ended(processes):
     """(exit code, stdout, stderr) of each; all are gone afterwards."""
     try:
-        said = [process.communicate(timeout=timeout) for process in processes]
+        said = [process.communicate(timeout=PATIENCE) for process in processes]
     finally:
         for process in processes:
             process.kill()

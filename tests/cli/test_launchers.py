@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ import psutil
 import pytest
 import yaml
 from cli_tiny import TINY, refused, write_text
-from launched import ended, launch, trains, until
+from launched import PATIENCE, ended, free_port, launch, trains, until
 
 from tiewise.core.errors import RunError, progress
 from tiewise.training import launchers, workers
@@ -37,32 +36,29 @@ def figures(printed):
 def long(tmp_path_factory):
     """Options of four runs of some seconds, and what the local launcher finds in them, undisturbed."""
     folder = tmp_path_factory.mktemp("local")
-    options = ["-t", folder / write_text(folder), *TINY, *ARMS, "--steps=400"]
+    options = ["-t", folder / write_text(folder), *TINY, *ARMS, "--steps=1000"]
     [(code, out, err)] = ended(launch(folder, 1, "compare", *options, "--jobs=2", "--json"))
     assert code == 0, err
     return options, figures(out)
 
 
-def below(process):
-    """All processes that one has started, by what they are."""
-    found = {"streamed": [], "serve(": [], "": []}
-    for child in psutil.Process(process.pid).children(recursive=True):
-        try:
-            called = " ".join(child.cmdline())
-        except psutil.Error:
-            continue
-        next(listed for name, listed in found.items() if name in called).append(child)
+def below(process, called="", recursive=True):
+    """Processes that one has started, those that are called so."""
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive):
+            with contextlib.suppress(psutil.Error):
+                found += [child] if called in " ".join(child.cmdline()) else []
     return found
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def serving(ray):
+    """Processes in which runs are being trained: those of tasks, not those that are kept for the next one."""
+    return [child for task in below(ray, "streamed") for child in below(task, "serve(", recursive=False)]
 
 
 def all_gone(processes):
-    return not psutil.wait_procs(processes, timeout=30)[1]
+    return not psutil.wait_procs(processes, timeout=PATIENCE)[1]
 
 
 @pytest.mark.slow
@@ -71,27 +67,24 @@ def test_a_worker_of_ray_and_a_run_that_are_killed_are_taken_up_and_counted_once
     (tmp_path / "home").mkdir()
     options, undisturbed = long
     [ray] = launch(tmp_path, 1, "compare", *options, "--out=run", "--launcher=ray", "--jobs=2", "--json")
+    until(lambda: len(serving(ray)) == 2, ray)
     until(trains(tmp_path), ray)
-    before = below(ray)
-    assert len(before["streamed"]) == 2
-    before["streamed"][0].kill()
-    assert all_gone(before["streamed"][:1])
-    until(trains(tmp_path), ray)
-    until(lambda: len(below(ray)["serve("]) == 2, ray)
+    before, (task, *_) = below(ray), below(ray, "streamed")
+    task.kill()
+    assert all_gone([task])
     until(trains(tmp_path), ray)
     during = below(ray)
-    during["serve("][0].kill()
+    serving(ray)[0].kill()
     [(code, out, err)] = ended([ray])
     assert code == 0, err
     assert figures(out) == undisturbed
     said = [line for line in err.splitlines() if "taken up again" in line]
     assert len(said) == 2, err
     assert all("taken up again, " in line and " of 3" in line for line in said)
-    assert [sum(f"{n}/4 " in line and "validation" in line for line in err.splitlines()) for n in (1, 2, 3, 4)] == [
-        1
-    ] * 4
+    for run in ("1/4 ", "2/4 ", "3/4 ", "4/4 "):
+        assert sum(run in line and "validation" in line for line in err.splitlines()) == 1, err
     assert "Traceback" not in err
-    assert all_gone([process for listed in (*before.values(), *during.values()) for process in listed])
+    assert all_gone(before + during)
     assert json.loads(out)["env"]["launcher"] == "ray"
     assert list((tmp_path / "home").iterdir()) == []
     assert not list(tmp_path.glob("run/.*"))
@@ -112,7 +105,7 @@ def test_ctrl_c_ends_all_tasks_with_checkpoints_that_any_launcher_takes_up(tmp_p
     stopped = left(begun())
     assert stopped
     assert all(list(run.glob("checkpoint-*/trainer_state.json")) for run in stopped)
-    assert all_gone([process for listed in processes.values() for process in listed])
+    assert all_gone(processes)
     [(code, out, err)] = ended(launch(tmp_path, 1, "compare", "--out=run", "--resume", "--jobs=2", "--json"))
     assert (code, figures(out)) == (0, undisturbed), err
 
@@ -138,10 +131,11 @@ def test_a_full_disk_under_the_run_folder_ends_in_one_line_and_loses_nothing(tmp
 def test_a_cluster_that_does_not_see_the_run_folder_is_refused_before_any_step(tmp_path, monkeypatch):
     """Its one machine has another file system where the command has the run's folder."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    port = free_port()
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     with tempfile.TemporaryDirectory() as short:  # sockets lie there, whose names may not be long
         ray = f"{Path(sys.executable).parent}/ray start --head --block --num-cpus=1 --include-dashboard=false"
-        ray += f" --disable-usage-stats --port={os.environ['RAY_ADDRESS'].split(':')[1]} --temp-dir={short}"
+        ray += f" --disable-usage-stats --port={port} --temp-dir={short}"
         mounted = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs tmpfs {tmp_path} && exec {ray}"]
         head = subprocess.Popen(mounted, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for line in head.stdout:
@@ -154,7 +148,7 @@ def test_a_cluster_that_does_not_see_the_run_folder_is_refused_before_any_step(t
             [(code, out, err)] = ended(launch(tmp_path, 1, "compare", *options))
         finally:
             head.terminate()
-            head.communicate(timeout=60)
+            head.communicate(timeout=PATIENCE)
     way = "give an --out on a file system that all machines share"
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].endswith(f"does not see {tmp_path}/run as it is here; {way}"), err
@@ -220,25 +214,6 @@ def test_a_sky_task_gives_each_node_its_share_and_each_run_one_node(compare, tmp
     assert script["collect"].startswith(f"for n in {nodes}; do rsync -a $n:tiewise-run/ {tmp_path}/run/ || break; done")
 
 
-REFUSED = {
-    "--launcher=condor": "no launcher 'condor'; choose one of local, ray, slurm, sky",
-    "--launcher=ray --jobs=0": "jobs = '0'",
-    "--launcher=slurm --tune": "tune with --launcher slurm",
-    "--launcher=sky --set=tune=true": "leave tune out, or use --launcher ray",
-    "--element=1": "--element 1; give only --out run --resume beside it",
-    "--resume --element=1 --launcher=ray": "give only --out run --resume beside it",
-    "--resume --element=1": "run holds no run to resume",
-}
-
-
-@pytest.mark.parametrize("arguments", REFUSED)
-def test_what_no_launcher_can_do_is_refused(tiewise, text, tmp_path, arguments):
-    given = [] if "--resume" in arguments else ["-t", text, *TINY]
-    said = tiewise("compare", *given, "--out=run", *arguments.split())
-    assert REFUSED[arguments] in refused(said)
-    assert not (tmp_path / "run").exists()
-
-
 def test_ray_that_is_missing_or_out_of_reach_is_refused(compare, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     assert "a client outside the cluster shares no folder" in refused(compare("--launcher=ray", "--out=run"))
@@ -263,10 +238,8 @@ def test_ray_that_is_missing_or_out_of_reach_is_refused(compare, tmp_path, monke
 )
 def test_as_many_at_a_time_as_asked_or_as_there_are_with_the_most_threads(tmp_path, cores, gpus, runs, asked, expected):
     made = OnRay(asked, tmp_path, print)
-    made.ray, made.nodes = (
-        "begun",
-        [{"Resources": {"CPU": float(c), "GPU": g}} for c, g in zip(cores, gpus, strict=True)],
-    )
+    made.ray = "begun"
+    made.nodes = [{"Resources": {"CPU": float(c), "GPU": g}} for c, g in zip(cores, gpus, strict=True)]
     if isinstance(expected, str):
         with pytest.raises(RunError, match=re.escape(expected)):
             made.fit(runs)
@@ -278,15 +251,13 @@ def test_as_many_at_a_time_as_asked_or_as_there_are_with_the_most_threads(tmp_pa
 
 
 def test_a_machine_that_sees_another_folder_or_has_other_packages_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "_PATIENCE", 0.1)
     (tmp_path / workers.TOKEN).write_text("mine")
     assert workers.fault(str(tmp_path), "mine", workers.installed()) is None
+    monkeypatch.setattr(workers, "_PATIENCE", 0.1)
     for folder, token in ((tmp_path, "other"), (tmp_path / "elsewhere", "mine")):
         what, fix = workers.fault(str(folder), token, workers.installed())
-        assert (what, fix.startswith("give an --out on a file system")) == (
-            f"does not see {folder} as it is here",
-            True,
-        )
+        assert what == f"does not see {folder} as it is here"
+        assert fix.startswith("give an --out on a file system")
     what, fix = workers.fault(str(tmp_path), "mine", "tiewise 0.0.1, torch 1.0, Python 3.9")
     assert what.endswith("and the run began with tiewise 0.0.1, torch 1.0, Python 3.9")
     [(said, error)] = workers.streamed(b"", {}, str(tmp_path), "other", workers.installed())
@@ -297,7 +268,7 @@ def waits(folder):
     """What a worker is asked to do here: to wait for Ctrl-C, and then to note it."""
     with contextlib.suppress(KeyboardInterrupt):
         progress("waiting", 0, 1)
-        time.sleep(60)
+        time.sleep(PATIENCE)
     (Path(folder) / "stopped").touch()
 
 
