@@ -1,8 +1,6 @@
 """`tiewise plan` and `tiewise models`: their tables, JSON and page, and what they refuse."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from cli_tiny import refused
@@ -44,15 +42,12 @@ def test_a_model_of_the_catalogue_at_other_sizes(tiewise):
     assert said.out.startswith("like gpt2: V 50,257, D 1,024, L 24; as it is tied\n")
     assert cells(said, "total") == ["354,823,168"]
     assert "\n  gpt2 " in tiewise("plan", "--like=gpt2", "--layers=13").out  # a neighbour as any other
-    for more in ("--kv-heads=4", "--gated"):
-        assert tiewise("plan", "--like=gpt2", more).code == 2
 
 
-def test_what_it_prints_is_what_python_gives(tiewise, tmp_path):
-    choices = ["--like=qwen3-0.6b", "--boundary=tied,factored:64", "--share=none,all:groups=2"]
-    choices += ["--world=8", "--tp=4", "--fsdp=2", "--batch=2", "--length=256", "--dtype=bfloat16"]
-    choices += ["--init=0.01"]
-    record = json.loads(tiewise("plan", *choices, "--json").out)
+def test_what_it_prints_is_what_python_gives(tiewise):
+    choices = "--like=qwen3-0.6b --boundary=tied,factored:64 --share=none,all:groups=2 --init=0.01 "
+    choices += "--world=8 --tp=4 --fsdp=2 --batch=2 --length=256 --dtype=bfloat16"
+    record = json.loads(tiewise("plan", *choices.split(), "--json").out)
     setting = Setting(2, 256, "bfloat16", 8, 4, 0.01, 2)
     made = package.plan("qwen3-0.6b", ("tied", "factored:64"), ("none", "all:groups=2"), setting)
     assert record == json.loads(json.dumps(made.record()))
@@ -94,9 +89,7 @@ def test_a_family_that_no_reader_knows_can_be_built(tiewise, tmp_path):
     own = next(c for c in built["choices"] if c["boundary"] == built["model"]["boundary"])
     assert own["parameters"]["total"] == exact
     assert not built["model"]["estimated"]
-    said = tiewise("plan", "config.json", "--build", "--plot=plan.html")
-    assert said.code == 0
-    assert "built on the meta device" in said.out
+    assert "built on the meta device" in tiewise("plan", "config.json", "--build").out
 
 
 def test_a_page(tiewise, tmp_path):
@@ -165,19 +158,4 @@ def test_json_holds_everything_once(tiewise):
 
 
 def test_nothing_found_is_said(tiewise):
-    said = tiewise("models", "--family=nobody")
-    assert (said.code, "0 models" in said.out) == (0, True)
-
-
-@pytest.mark.parametrize(
-    "arguments", [["plan", "--like=gpt2", *more] for more in ([], ["--json"], ["--plot=p.html"])] + [["models"]]
-)
-def test_no_torch(tmp_path, arguments):
-    code = (
-        f"import sys; sys.argv = ['tiewise', *{arguments}]; from tiewise.cli.main import command_line; "
-        f"command_line({arguments})({arguments}, standalone_mode=False); "
-        "assert not {'torch', 'transformers', 'jax'} & set(sys.modules); "
-        "assert 'plotly' in sys.modules or 'numpy' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert "0 models" in tiewise("models", "--family=nobody").out

@@ -27,6 +27,7 @@ def files(tmp_path, text):
         "rows.jsonl": "".join(json.dumps({"body": f"row {i}"}) + "\n" for i in range(50)),
         "ones.jsonl": "".join(json.dumps({"text": f"Row {i} is one sentence."}) + "\n" for i in range(300)),
         "odd.yaml": "breadth: 3",
+        "grid.yaml": "{asks: Why, settings: {text: [text.txt], arms: [untied, tied]}, axes: {width: [8, 16]}}",
         "other/thesis.tex": "x",
         "file": "x",
         "bad.json": "{",
@@ -96,6 +97,16 @@ FOLDERS = {
     "file": "file is a file; choose another --out",
     "file/run": "cannot write to file/run",
     "/proc/run": "cannot write to /proc/run",
+}
+SWEEP = {
+    "": "no grid is named; name a YAML file, or quick",
+    "nowhere.yaml": "no grid 'nowhere.yaml'; name a YAML file, or one of causes, gain-by-text",
+    "--resume --out=none": "none holds no study to resume; leave --resume out, and name a grid",
+    "grid.yaml --resume": "--resume takes its grid from the study; give only --out runs/sweep --resume",
+    "--resume --launcher=slurm": "--resume with --launcher slurm; submit its scripts again",
+    "grid.yaml --launcher=cloud": "no launcher 'cloud'; choose one of local, ray, slurm, sky",
+    "grid.yaml --jobs=none": "jobs = 'none'",
+    "grid.yaml --out=other": "other exists and is no study of tiewise; choose another --out",
 }
 TRAIN = {
     "--seed=0": "seed = 0",
@@ -193,6 +204,7 @@ WRONG = [
     (shlex.join([*SMALL, "-t", "text.txt", "--out"]), FOLDERS),
     (shlex.join([*SMALL, "-t", "text.txt", "--overwrite", "--out"]), FOLDERS),
     (shlex.join(["train", "-t", "text.txt", *TINY, "--out=run"]), TRAIN),
+    ("sweep -q", SWEEP),
     ("train -o out", RECIPES),
     ("compare --recipe=albert-small --text text.txt -o out", ALBERT),
     ("compare --share=ffn", {"": "--recipe albert-small", "--recipe=pytorch-200 corpus": "--recipe albert-small"}),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_tiny import refused, write_text
-from launched import ended, launch, until
+from launched import ended, launch, trains, until
 
 from tiewise import runs
 from tiewise.atlas.grid import StudyGrid
@@ -80,28 +80,6 @@ def test_a_cell_that_cannot_be_leaves_nothing_and_is_named(tiewise, grid, tree):
     assert tree() == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "no grid is named; name a YAML file, or quick"),
-        (["nowhere.yaml"], "no grid 'nowhere.yaml'; name a YAML file, or one of causes, gain-by-text"),
-        (["--resume", "--out=no"], "no holds no study to resume; leave --resume out, and name a grid"),
-        (["g.yaml", "--resume"], "--resume takes its grid from the study; give only --out runs/sweep --resume"),
-        (["--resume", "--launcher=slurm"], "--resume with --launcher slurm; submit its scripts again"),
-        (["g.yaml", "--launcher=cloud"], "no launcher 'cloud'; choose one of local, ray, slurm, sky"),
-        (["g.yaml", "--jobs=none"], "jobs"),
-        (["g.yaml", "--out=full"], "full exists and is no study of tiewise; choose another --out"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(tiewise, grid, tmp_path, arguments, says):
-    grid()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "own.txt").write_text("")
-    refused(tiewise("sweep", *arguments, "-q"), says)
-    assert not (tmp_path / "runs").exists()
-    assert not (tmp_path / "no").exists()
-
-
 def test_scripts_of_every_cell_are_written_and_a_resumed_sweep_collects(tiewise, grid, tmp_path):
     said = tiewise("sweep", grid(), "--out=s", "--launcher=slurm")
     cells = ("train_tokens=1000", "train_tokens=4000")
@@ -149,12 +127,10 @@ def test_interrupted_and_killed_by_turns_it_ends_with_the_same_table(tmp_path, g
     assert code == 0, err
     (process,) = launch(tmp_path, 1, "sweep", name, "--out=cut", "--jobs=1")
     for number in (signal.SIGKILL, signal.SIGINT):
-        count = lambda: sum(path.stat().st_size for path in tmp_path.glob("cut/train*/*/*/metrics.jsonl"))  # noqa: E731
-        before = count()
-        until(lambda before=before, count=count: count() > before, process)
+        until(trains(tmp_path / "cut"), process)
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), err
+        [(code, _, err)] = ended([process])
+        assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), err
         if number == signal.SIGINT:
             assert err.splitlines()[-1] == "tiewise: interrupted; tiewise sweep --out cut --resume goes on"
         (process,) = launch(tmp_path, 1, "sweep", "--out=cut", "--resume", "--jobs=1")
