@@ -12,16 +12,16 @@ from tiewise.cli.main import command_line
 from tiewise.core.errors import RunError
 from tiewise.exercises import EXERCISES, check, checker
 
-# by number: answers that are right, and mistakes with what is said of them; {edit:…→…} is one edit of the solution
+# by number: answers that are right, and mistakes with what is said of them. {edit:…→…} is one edit of the solution, and
+# every file begins with the import of numpy
 RIGHT = {
     1: [
         "def saved(v, d, layers):\n    whole = 2*v*d + layers*12*d**2\n    return [v*d, v*d/whole]",
-        "import numpy as np\ndef saved(v, d, layers):\n    return np.array([v*d, 1/(2 + 12*layers*d/v)])",
+        "def saved(v, d, layers):\n    return np.array([v*d, 1/(2 + 12*layers*d/v)])",
         "saved = lambda v, d, layers: (float(v*d), (v/d)/(2*v/d + 12*layers))",
     ],
     2: [
         """
-import numpy as np
 def gradient(w, ids, targets, h, upstream):
     g = np.zeros(w.shape)
     for t in range(len(ids)):
@@ -40,7 +40,6 @@ def gradient(w, ids, targets, h, upstream):
     return w.grad
 """,
         """
-import numpy as np
 from scipy.special import softmax
 def gradient(w, ids, targets, h, upstream):
     one = np.eye(len(w))
@@ -49,14 +48,12 @@ def gradient(w, ids, targets, h, upstream):
     ],
     3: [
         """
-import numpy as np
 def gap(m):
     s = (m + m.T)/2
     v, q = np.linalg.eigh(s)
     return np.square(m - (q * v.clip(0)) @ q.T).sum()
 """,
         """
-import numpy as np
 from scipy.optimize import minimize
 def gap(m):
     n = len(m)
@@ -67,7 +64,6 @@ def gap(m):
     return minimize(f, x, jac=True, method="BFGS", options={"gtol": 1e-10, "maxiter": 9999}).fun
 """,
         """
-import numpy as np
 def gap(m):
     v = np.linalg.eigvalsh(m + m.T)/2
     return (m**2).sum() - (v[v > 0]**2).sum()
@@ -111,13 +107,11 @@ def tied_io_embed(seed, token_ids, vocab_size, d_model):
     ],
     6: [
         """
-import numpy as np
 def asymmetry(e, u):
     a = np.einsum("vi,vj->ij", e, e); b = np.einsum("vi,vj->ij", u, u); c = e.T @ u
     return 0.5 - 0.5*np.trace(c @ c)/np.trace(a @ b)
 """,
         """
-import numpy as np
 def asymmetry(e, u):
     odd = whole = 0
     for s in range(0, len(e), 500):
@@ -126,7 +120,6 @@ def asymmetry(e, u):
     return odd/whole
 """,
         """
-import numpy as np
 def asymmetry(e, u):
     q, r = np.linalg.qr(np.hstack([e, u])); d = e.shape[1]
     m = r[:, :d] @ r[:, d:].T
@@ -135,7 +128,6 @@ def asymmetry(e, u):
     ],
     7: [
         """
-import numpy as np
 from scipy.special import logsumexp
 def loss(h, w, targets):
     return np.mean([logsumexp(w @ x) - w[t] @ x for x, t in zip(h, targets) if t != -100])
@@ -148,7 +140,6 @@ def loss(h, w, targets):
     return sum(torch.nn.functional.cross_entropy(a @ w.T, b, reduction="sum") for a, b in pieces) / (t >= 0).sum()
 """,
         """
-import numpy as np
 def loss(h, w, targets):
     keep = targets >= 0; h, t = h[keep], targets[keep]
     top, total = np.full(len(h), -np.inf), np.zeros(len(h))
@@ -165,7 +156,6 @@ def rnn(c, d, h):
     return U + P + W + b + Q + bias, U + P + W + b + V + bias
 """,
         """
-import numpy as np
 def rnn(c, d, h):
     tied = [np.empty(s).size for s in ((c, 1), (h, d), (h, h), (h,), (d, h))]
     return sum(tied) + c*d, sum(tied) + c*d - d*h + c*h
@@ -176,7 +166,6 @@ def rnn(c, d, h):
         "from scipy.linalg import orthogonal_procrustes\ndef align(e, u):\n    return orthogonal_procrustes(e, u)[0]",
         "from scipy.linalg import polar\ndef align(e, u):\n    return polar(e.T @ u)[0]",
         """
-import numpy as np
 def align(e, u):
     r = np.linalg.qr(e.T @ u)[0]; x = e.T @ u
     for _ in range(200):
@@ -186,7 +175,6 @@ def align(e, u):
     ],
     10: [
         """
-import numpy as np
 def excess(e, u):
     cos = lambda a, b: a @ b / np.sqrt((a @ a)*(b @ b)); n = len(e)
     own = [cos(e[i], u[i]) for i in range(n)]
@@ -218,7 +206,6 @@ def closed(symbols, merges, kept):
         found = more
 """,
         """
-import numpy as np
 def closed(symbols, merges, kept):
     stays = np.zeros(symbols + len(merges), bool); stays[kept] = True; stays[:symbols] = True
     for t in range(len(stays) - 1, symbols - 1, -1):  # a merge comes after its parts
@@ -235,14 +222,12 @@ def closed(symbols, merges, kept):
     ],
     12: [
         """
-import numpy as np
 from scipy.special import log_softmax
 def fall(w, h, n):
     more = np.vstack([w, np.repeat(w.mean(0)[None], n, 0)])
     return (log_softmax(h @ w.T, 1) - log_softmax(h @ more.T, 1)[:, :len(w)]).mean(1)
 """,
         """
-import numpy as np
 def fall(w, h, n):
     p = np.exp(h @ w.T)
     return -np.log(p.sum(1)/(p.sum(1) + n*np.exp(h @ w.mean(axis=0))))
@@ -262,7 +247,6 @@ def touched(counts, n):
     return sum(1 - ((total - int(c))/total)**n for c in counts)
 """,
         """
-import numpy as np
 def touched(counts, n):
     p = counts/np.sum(counts)
     return -np.expm1(n*np.log1p(-p)).sum()
@@ -286,7 +270,7 @@ WRONG = {
         ("{edit:np.add.at(made, ids, upstream)→made[ids] += upstream}", "stands twice"),
     ],
     3: [
-        ("import numpy as np\ndef gap(m):\n    return (((m - m.T)/2)**2).sum()", "negative eigenvalue"),
+        ("def gap(m):\n    return (((m - m.T)/2)**2).sum()", "negative eigenvalue"),
         ("{edit:(antisymmetric**2).sum() + →}", "antisymmetric part of M is missing"),
         (
             "{edit:    return →    x = [*antisymmetric.flat, *values.clip(max=0)]\n    return np.linalg.norm(x)\n    }",
@@ -320,7 +304,7 @@ WRONG = {
     ],
     9: [
         ("{edit:return left @ right→return (left @ right).T}", "transpose"),
-        ("import numpy as np\ndef align(e, u):\n    return np.linalg.pinv(e) @ u", "stretches"),
+        ("def align(e, u):\n    return np.linalg.pinv(e) @ u", "stretches"),
         ("{edit:return left @ right→return left @ right.T}", "returns its last factor transposed"),
     ],
     10: [
@@ -346,7 +330,7 @@ def closed(symbols, merges, kept):
         ("{edit:keep(int(token))→found.add(int(token))}", "their merges are never reached"),
     ],
     12: [
-        ("import numpy as np\ndef fall(w, h, n):\n    return np.log(1 + n/len(w)) + 0*h[:, 0]", "Jensen"),
+        ("def fall(w, h, n):\n    return np.log(1 + n/len(w)) + 0*h[:, 0]", "Jensen"),
         ("{edit:np.exp(logits.mean(1))→1}", "rows of zeros"),
         ("{edit:n * np→1 * np}", "there are n of them"),
     ],
@@ -365,12 +349,12 @@ def solution(number):
 
 
 def written(folder, number, text):
-    """A reader's file: its text, or the solution with one edit."""
+    """A reader's file: numpy, and its text or the solution with one edit."""
     if edit := re.fullmatch(r"\{edit:(.*)→(.*)\}", text, re.S):
         assert edit[1] in solution(number)
         text = solution(number).replace(edit[1], edit[2])
     path = folder / f"answer{number}.py"
-    path.write_text(text)
+    path.write_text(f"import numpy as np\n{text}")
     return path
 
 
@@ -397,9 +381,9 @@ def test_what_is_right_is_accepted_and_three_mistakes_are_told(tmp_path, number,
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("def saved(v, d, layers)\n    return 1", "SyntaxError in line 1"),
+        ("def saved(v, d, layers)\n    return 1", "SyntaxError in line 2"),
         ("x = 1", "defines no function saved"),
-        ("def saved(v, d, layers):\n    return v / 0", "ZeroDivisionError in line 2"),
+        ("def saved(v, d, layers):\n    return v / 0", "ZeroDivisionError in line 3"),
         ("def saved(v, d, layers):\n    pass", "returns nothing"),
         ("import nothing_of_this_name", "needs nothing_of_this_name"),
         ("def saved(v, d, layers):\n    return bytearray(1 << 33)", "more than 1024 MB"),
