@@ -247,6 +247,12 @@ def test_refuses_what_counts_nothing(name, data, words, tmp_path):
         read_counts(tmp_path / name, 10)
 
 
+@pytest.mark.parametrize("counts", [[1, [2]], ["one"], [1j], 3, [1, None], None, {"x": 1}], ids=repr)
+def test_refuses_numbers_that_count_nothing(counts):
+    with pytest.raises(CheckpointError, match=r"counts: .*no token counts"):
+        read_counts(counts, 10)
+
+
 def test_whisper_loads_with_a_batch_that_it_runs_on(tmp_path):
     """It does not run on token ids alone, so `load` verifies it on what it is given, or says so."""
     size = sizes("d_model=16 num_mel_bins=8 vocab_size=100 max_source_positions=20 max_target_positions=20")

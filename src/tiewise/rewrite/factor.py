@@ -204,9 +204,9 @@ def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
     """Return how often each of `rows` tokens occurs [V], from numbers or a file of them; 0 beyond its end."""
     name, found = "counts", counts
     fix = "give a JSON list, or a map from token id to count; a .npy or .safetensors vector; or one number per line"
-    if isinstance(counts, str | os.PathLike):
-        name = os.fspath(counts)
-        try:
+    try:
+        if isinstance(counts, str | os.PathLike):
+            name = os.fspath(counts)
             if name.endswith(".npy"):
                 with os.fdopen(open_regular(name), "rb") as file:
                     found = np.load(file, allow_pickle=False)
@@ -217,24 +217,23 @@ def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
                 found = read_json(name, most=MOST_BYTES, unique=True)
             else:
                 found = [float(line) for line in read_whole(name, MOST_BYTES).split()]
-            if isinstance(found, dict):
-                ids, values = [int(key) for key in found], list(found.values())
-                if ids and not 0 <= min(ids) <= max(ids) < MOST_BYTES:
-                    raise ValueError("its keys are no token ids")
-                found = np.zeros(max(ids, default=-1) + 1)
-                found[ids] = values
-            found = np.asarray(found, np.float64)
-        except CheckpointError:
-            raise
-        except (ValueError, TypeError, OverflowError, EOFError) as error:
-            raise CheckpointError(f"{name}: no token counts ({short(error)})", fix) from None
-    found = np.asarray(found)
-    if found.ndim != 1 or found.dtype.kind not in "iuf" or not np.isfinite(found).all() or (found < 0).any():
+        if isinstance(found, dict):
+            ids, values = [int(key) for key in found], list(found.values())
+            if ids and not 0 <= min(ids) <= max(ids) < MOST_BYTES:
+                raise ValueError("its keys are no token ids")
+            found = np.zeros(max(ids, default=-1) + 1)
+            found[ids] = values
+        found = np.asarray(found, np.float64)
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, OverflowError, EOFError) as error:
+        raise CheckpointError(f"{name}: no token counts ({short(error)})", fix) from None
+    if found.ndim != 1 or not np.isfinite(found).all() or (found < 0).any():
         raise CheckpointError(f"{name}: its values are no token counts", fix)
     if len(found) > rows:
         fix = "were they made with this model's tokenizer?"
         raise CheckpointError(f"{name}: it counts token {len(found) - 1:,}, and the table has {rows:,} rows", fix)
-    return np.pad(found.astype(np.float64), (0, rows - len(found)))
+    return np.pad(found, (0, rows - len(found)))
 
 
 # plain tables again

@@ -258,16 +258,14 @@ def _pieces(part: Stored, used: NDArray[np.bool_] | None, count: int, seed: int,
         yield block.astype(NUMPY[part.dtype]).tobytes()
 
 
-def new_rows(
-    part: Stored, used: NDArray[np.bool_], count: int, seed: int, sum_bytes: int = SUM_BYTES
-) -> Iterator[NDArray[np.float64]]:
+def new_rows(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> Iterator[NDArray[np.float64]]:
     """Yield `count` new rows of a table [V, E] or a bias [V], in blocks [≤ 256, E], with few readings.
 
     A new row depends on the seed and its own number, not on how many are drawn with it.
     """
     blocks, n = range(-(-count // NEW_BLOCK)), int(used.sum())
     width = part.shape[1] if len(part.shape) == 2 else 1
-    at_once = max(1, sum_bytes // (8 * NEW_BLOCK * width))
+    at_once = max(1, SUM_BYTES // (8 * NEW_BLOCK * width))
     for first in blocks[::at_once]:  # each with one reading of the part
         group = blocks[first : first + at_once]
         sums = np.zeros((len(group), NEW_BLOCK, width))  # Σ gᵢ xᵢ
