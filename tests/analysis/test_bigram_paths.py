@@ -14,16 +14,7 @@ from tiny_tables import exact, random_chain
 from tiewise.analysis import bigram_paths as module
 from tiewise.analysis import model_tables as tables
 from tiewise.analysis.bigram_counts import Chain, frequent
-from tiewise.analysis.bigram_paths import (
-    fit_path,
-    frequent_loss,
-    interaction,
-    likeness,
-    path_loss,
-    path_map,
-    split,
-    text_map,
-)
+from tiewise.analysis.bigram_paths import fit_path, frequent_loss, interaction, likeness, path_loss, path_map, text_map
 from tiewise.analysis.model_tables import HeldTable
 from tiewise.analysis.open_path import DirectPath
 from tiewise.core.errors import DataError
@@ -68,12 +59,12 @@ def test_narrow_paths_are_as_good_as_scipys(tied):
 
 def test_the_parts_add_up_and_full_width_leaves_nothing_for_rank():
     chain = exact(random_chain(8, 4)[0])
-    found = split(chain, 2)
+    found = module.split(chain, 2)
     whole = found.entropy + found.irreversibility + found.definiteness + found.tied_rank
     assert whole == pytest.approx(found.tied, abs=1e-12)
     assert found.entropy + found.untied_rank == pytest.approx(found.untied, abs=1e-12)
     assert min(found.irreversibility, found.definiteness, found.tied_rank, found.untied_rank) > 0
-    full, wider = split(chain, 8), split(chain, 100)
+    full, wider = module.split(chain, 8), module.split(chain, 100)
     assert (full.tied_rank, full.untied_rank) == (0.0, 0.0)
     assert wider.definiteness == pytest.approx(full.definiteness, abs=1e-12)
 

@@ -12,16 +12,7 @@ from tiewise.analysis import model_tables as tables
 from tiewise.analysis import path_matrix as module
 from tiewise.analysis.model_tables import HeldTable
 from tiewise.analysis.open_path import DirectPath, Norm
-from tiewise.analysis.path_matrix import (
-    asymmetric_pairs,
-    asymmetry,
-    eigenvalues,
-    grams,
-    own_token,
-    sampled,
-    sampled_asymmetry,
-    transitions,
-)
+from tiewise.analysis.path_matrix import asymmetric_pairs, asymmetry, eigenvalues, grams, own_token, transitions
 from tiewise.core.errors import DataError, doing, heard
 
 NEW, YORK = 0, 1
@@ -179,7 +170,7 @@ def test_pairs_equal_a_dense_search(top, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 7)
     generator = np.random.default_rng(top)
     path = DirectPath(HeldTable(generator.normal(size=(40, 4))), HeldTable(generator.normal(size=(40, 4))))
-    for ids in (np.arange(40), sampled(40, 25, seed=1)):
+    for ids in (np.arange(40), module.sampled(40, 25, seed=1)):
         found = asymmetric_pairs(path, ids, top)
         matrix = dense(path)
         difference = matrix - matrix.T
@@ -211,7 +202,7 @@ ONES = HeldTable(np.ones((3, 2)))
         (lambda: transitions(DirectPath(ONES, ONES), [(-1, 0)]), "token -1 is outside"),
         (lambda: grams(DirectPath(HeldTable([[np.nan, 1.0]]), ONES)), "no numbers"),
         (lambda: own_token(DirectPath(HeldTable([[1.0]]), HeldTable([[1.0]])), None), "needs another"),
-        (lambda: sampled_asymmetry([np.ones((3, 2))], np.ones((3, 2))), "3 tokens; sample 8 tokens or more"),
+        (lambda: module.sampled_asymmetry([np.ones((3, 2))], np.ones((3, 2))), "3 tokens; sample 8 tokens or more"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(ask, said):
@@ -226,7 +217,7 @@ def test_blocks_equal_dense(block, monkeypatch):
     first, second, right = generator.normal(size=(3, 40, 6)) + 0.5
     told = []
     with heard(lambda what, done, total: told.append(done)), doing("rows", 80):
-        a, b, change = sampled_asymmetry([first, second], right)
+        a, b, change = module.sampled_asymmetry([first, second], right)
     for found, left in ((a, first), (b, second)):
         s, middle = left @ right.T, np.eye(40) - 1 / 40
         expected = [((m - m.T) ** 2).sum() / (m**2).sum() for m in (s, middle @ s @ middle)]
@@ -256,7 +247,7 @@ def test_draws_are_those_of_repeated_rows():
 
 def test_a_symmetric_path_has_no_spread():
     table = np.random.default_rng(2).normal(size=(30, 4))
-    (found, _), (change, _) = sampled_asymmetry([table], table)
+    (found, _), (change, _) = module.sampled_asymmetry([table], table)
     assert (found.value, found.high, change.value) == (0.0, 0.0, 0.0)
 
 
@@ -270,6 +261,6 @@ def test_the_interval_covers():
     inside = 0
     for seed in range(40):
         rows = np.random.default_rng(100 + seed).choice(1500, 100, replace=False)
-        (found, _), _ = sampled_asymmetry([table[rows]], other[rows], seed)
+        (found, _), _ = module.sampled_asymmetry([table[rows]], other[rows], seed)
         inside += found.low <= whole <= found.high
     assert inside >= 32  # 38 expected; fewer than 32 come once in 1,000 times or less

@@ -7,18 +7,9 @@ import pytest
 import scipy.stats
 from tiny_tables import gaussian, llama
 
+from tiewise.analysis import token_rows
 from tiewise.analysis.model_tables import HeldTable, StoredTable
-from tiewise.analysis.token_rows import (
-    directions,
-    gaussian_shares,
-    gaussian_spectrum,
-    mean_cosine,
-    moments,
-    near_unused,
-    norms_by_count,
-    plane,
-    saying_little,
-)
+from tiewise.analysis.token_rows import directions, mean_cosine, moments, near_unused, norms_by_count, plane
 from tiewise.core.errors import DataError
 
 
@@ -72,8 +63,8 @@ def test_spectrum_equals_the_dense_decomposition():
 def test_gaussian_levels_are_those_of_gaussian_tables(rows, width):
     found = [measured(gaussian(rows, width, seed)) for seed in range(12)]
     shares = np.mean([moments(HeldTable(gaussian(rows, width, seed))).shares for seed in range(12)], axis=0)
-    assert gaussian_shares(rows, width) == pytest.approx(shares, abs=0.12 * shares[0])
-    assert gaussian_spectrum(rows, width).sum() == pytest.approx(width, rel=1e-3)
+    assert token_rows.gaussian_shares(rows, width) == pytest.approx(shares, abs=0.12 * shares[0])
+    assert token_rows.gaussian_spectrum(rows, width).sum() == pytest.approx(width, rel=1e-3)
     off = {"directions filled": 0.03, "variance in 1 direction": 0.08, "variance in 10 directions": 0.08}
     for name, tolerance in off.items():
         assert found[0][name].chance == pytest.approx(np.mean([one[name].value for one in found]), rel=tolerance)
@@ -152,7 +143,7 @@ def test_planted_rows_are_found(tmp_path):
     stored = llama(tmp_path / "m", values, gaussian(V, 8, 1)).tensors["model.embed_tokens.weight"]
     counts = np.ones(V, np.int64)
     counts[[1, 2, 3]] = 0
-    found, named = saying_little("x", StoredTable(stored), np.empty(0, np.int64), counts)
+    found, named = token_rows.saying_little("x", StoredTable(stored), np.empty(0, np.int64), counts)
     assert {q.name: q.value for q in found} == {
         "rows of zeros, x": 2,
         "rows equal to another, x": 6,

@@ -13,15 +13,8 @@ from tests.internals.test_two_paths import KINDS, by_hand, opened, text
 from tiewise.core.errors import DataError, heard
 from tiewise.core.found import NEITHER, ONE, Quantity, count, plain
 from tiewise.core.text import BINS, bin_of
-from tiewise.inspection.sections.gradients import (
-    HISTOGRAM,
-    SIZES,
-    PathGradients,
-    answer,
-    by_batch,
-    found_of,
-    gradients_of,
-)
+from tiewise.inspection.sections import gradients
+from tiewise.inspection.sections.gradients import HISTOGRAM, PathGradients, answer, by_batch, found_of, gradients_of
 from tiewise.internals.two_paths import NEXT, AdamPaths, RowSums, TextLoss, parted, row_sums
 
 SHARE = "head path's share"
@@ -143,7 +136,7 @@ def test_norms_by_batch_size_are_unbiased():
         rows = torch.from_numpy(a)[:, None]
         singles = [row_sums(row, row, True).split() for row in rows]
         mean = float(np.linalg.norm(a.mean(0)))
-        for windows, (norm, _) in zip((*SIZES, math.inf), by_batch(singles, (mean, mean), size), strict=True):
+        for windows, (norm, _) in zip((*gradients.SIZES, math.inf), by_batch(singles, (mean, mean), size), strict=True):
             if windows in squares:
                 squares[windows].append(norm**2)
     for windows, found in squares.items():
@@ -187,15 +180,10 @@ def paths(share=0.7, cosine=0.3, null=(-0.1, 0.1), **changed):
     split = sums(share, cosine).split()
     each = tuple(replace(split, share_b=share + x, cosine=cosine + 5 * x) for x in (-0.02, 0.0, 0.02))
     given = {"objective": NEXT, "length": 16, "predicted": 720, "nll": 2.5, "batch": 8}
-    given |= {
-        "batches": each,
-        "looked_up": ((2 * split.b, 3 * split.b_l1),) * 3,
-        "mean": (split.a, split.b),
-        "gradient": sums(share, cosine),
-        "null": null,
-    }
-    given |= {"update": sums(0.6, -0.5), "seen": np.array([0, 0, *range(3, 11)]), "longest": ((3, " <b>"),)}
-    return PathGradients(**(given | {"counts": np.array([0, 0, *range(30, 38)])} | changed))
+    given |= {"batches": each, "looked_up": ((2 * split.b, 3 * split.b_l1),) * 3, "mean": (split.a, split.b)}
+    given |= {"gradient": sums(share, cosine), "null": null, "update": sums(0.6, -0.5), "longest": ((3, " <b>"),)}
+    given |= {"seen": np.array([0, 0, *range(3, 11)]), "counts": np.array([0, 0, *range(30, 38)])}
+    return PathGradients(**given | changed)
 
 
 @pytest.mark.parametrize(

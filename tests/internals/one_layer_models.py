@@ -2,21 +2,12 @@
 
 import torch
 import transformers
+from tests.boundary.tiny_models import _LLAMA
 from transformers import AutoConfig
 
 V, E = 40, 16
-SIZES = {
-    "vocab_size": V,
-    "hidden_size": E,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "intermediate_size": 24,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "dtype": "float64",
-}
+SIZES = _LLAMA | {"vocab_size": V, "hidden_size": E, "num_hidden_layers": 1, "num_key_value_heads": 2}
+SIZES |= {"dtype": "float64"}
 CLASSES = {
     "gpt2": "GPT2LMHeadModel",
     "gpt_neo": "GPTNeoForCausalLM",

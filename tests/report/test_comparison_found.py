@@ -13,17 +13,8 @@ from rich.console import Console
 from tests.report.comparison_sample import ALBERT_ARMS, ARMS, albert_comparison, sample_comparison
 
 from tiewise.planning.evidence import Expectation
-from tiewise.report.comparison_found import (
-    DEMO,
-    SHARES,
-    comparison_view,
-    difference,
-    found,
-    results,
-    share,
-    surprised,
-    verdict,
-)
+from tiewise.report import comparison_found as told
+from tiewise.report.comparison_found import DEMO, SHARES, difference, found, results, share, surprised, verdict
 from tiewise.report.comparison_page import render
 from tiewise.training.results import Comparison, Difference
 
@@ -123,7 +114,7 @@ def test_a_diverged_seed_leaves_the_word():
 
 def shown(comparison, width=80):
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(comparison_view(comparison))
+    console.print(told.comparison_view(comparison))
     return console.file.getvalue()
 
 

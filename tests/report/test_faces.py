@@ -19,16 +19,7 @@ from tests.internals.one_layer_models import one_layer
 
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
 from tiewise.inspection.bench import Request
-from tiewise.inspection.inspection import (
-    ALL,
-    EVIDENCE,
-    Inspection,
-    SectionFound,
-    TieOrNot,
-    sections,
-    subjects_of,
-    tie_or_not,
-)
+from tiewise.inspection.inspection import Inspection, SectionFound, TieOrNot, sections, subjects_of, tie_or_not
 from tiewise.inspection.sections import gradients, gradients_over_training, refinement
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
@@ -168,7 +159,7 @@ def inspection(tmp_path):
 
 
 def whole(subjects, made):
-    first = SectionFound(EVIDENCE, {ALL: tie_or_not(subjects, made)}, {})
+    first = SectionFound("evidence", {"": tie_or_not(subjects, made)}, {})
     return Inspection(subjects, Request(), (first, *made))
 
 
