@@ -205,7 +205,6 @@ def check(
         facts = whole = Facts(folder, scan, world, as_class, planned, proposes_to)
         held, audit = folder.tensors, _of_model(path, whole)
     kinds = {"any", audit.kind, "folder" if model else "any", "any" if target is None else "draft"}
-
     others = {"folder": "whole checkpoints", "adapter": "adapters", "gguf": "GGUF files", "draft": "drafts"}
     skipped: dict[str, str] = {}
     found: list[Finding] = []

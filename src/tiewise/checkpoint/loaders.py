@@ -173,8 +173,7 @@ def mlx(facts: Facts, kind: str) -> LoaderOutcome:
     written = {claim.written for claim in levels}
     letters = data["families"].get(kind)
     if letters is None or len(written) > 1:  # run was the flag at every level, or at none
-        flags = written - {None}
-        made = _server(facts, MLX, (not flags or True in flags) if fixed is None else fixed)
+        made = _server(facts, MLX, (written <= {None} or True in written) if fixed is None else fixed)
         return made if kind in data["served"] or made.outcome == NO_HEAD else _outcome(MLX, NOT_SERVED)
     words = tuple(MLX_LETTERS[letter] for letter in letters.split()[(True, False, None).index(written.pop())])
     run = replace(MLX, versions=data["version"], source=f"run on {data['date']}", tied=words, untied=words)
@@ -309,10 +308,9 @@ def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutco
         return _outcome(loader, {True: TIED, False: DROPPED, None: DEPENDS}[equal], why)
     if len(words) == 1:
         return _outcome(loader, words.pop())
-    rounds = "the precision in which the two are compared" if found == ROUNDED else ""
-    what = (
-        "the flag that its own code takes" if flag is None else rounds or "whether table and head hold the same values"
-    )
+    what = "whether table and head hold the same values"
+    what = "the precision in which the two are compared" if found == ROUNDED else what
+    what = "the flag that its own code takes" if flag is None else what
     made = _outcome(loader, DEPENDS, f"It depends on {what}: {' or '.join(sorted(words))}.")
     known = {word in RIGHT for word in words}
     return replace(made, right=known.pop() if len(known) == 1 else None)

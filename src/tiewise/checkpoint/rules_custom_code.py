@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +150,9 @@ def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
 
 def _parsed(text: bytes, path: Path) -> list[ast.ClassDef]:
     try:
-        tree = ast.parse(text, os.fspath(path))  # a syntax error opens the file that is named, to quote its line
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python would print a stranger's line, an invalid escape in it
+            tree = ast.parse(text, os.fspath(path))  # a syntax error opens the file that is named, to quote its line
     except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
         reason = short(getattr(error, "msg", None) or str(error) or type(error).__name__, 80)
         raise CheckpointError(f"{path}: cannot be read as Python ({reason})", "take it from its source again") from None
