@@ -200,6 +200,7 @@ def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, tmp_path, monkeyp
     monkeypatch.setattr(recurrent, "written_whole", noted)
     trainer = KIND.trainer(job(chosen, tmp_path), KIND.build(job(chosen)))
     trainer.train()
+    assert next(told, None) is None  # the last epoch was asked about, too
     each = len(run_steps(chosen, words, 1)) // 5
     assert kept == [each, 2 * each]
     rates = {line["step"]: line["learning_rate"] for line in trainer.state.log_history if "loss" in line}

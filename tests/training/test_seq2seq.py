@@ -112,6 +112,12 @@ def batch_of(job, rows=slice(8)):
     return torch.utils.data.default_collate([made[i] for i in range(len(made))[rows]])
 
 
+def ends(model):
+    """The modules of the three places for a table."""
+    lookups = {"encoder": model.get_encoder().embed_tokens, "decoder": model.get_decoder().embed_tokens}
+    return {**lookups, "head": model.lm_head}
+
+
 @pytest.mark.parametrize("model", ["t5", "bart"])
 @pytest.mark.parametrize("arm", ["tied", "untied", "tied+encoder=apart", "untied+encoder=apart"])
 def test_a_table_s_gradient_is_the_sum_of_untied_copies_gradients(model, arm, job):
@@ -121,12 +127,10 @@ def test_a_table_s_gradient_is_the_sum_of_untied_copies_gradients(model, arm, jo
     ours = installed.model.double().train()
     plain = AutoModelForSeq2SeqLM.from_config(ours.config, dtype=torch.float64).train()
     plain.load_state_dict(ours.state_dict())
-    tables = {"encoder": ours.get_encoder().embed_tokens, "decoder": ours.get_decoder().embed_tokens}
-    values = {end: module.weight.detach().clone() for end, module in tables.items()} | {"head": ours.lm_head.weight}
-    copies = {end: nn.Parameter(value.detach().clone()) for end, value in values.items()}
-    plain.get_encoder().embed_tokens.weight = copies["encoder"]
-    plain.get_decoder().embed_tokens.weight = copies["decoder"]
-    plain.lm_head.weight = copies["head"]
+    places = {end: module.weight for end, module in ends(ours).items()}
+    copies = {end: nn.Parameter(table.detach().clone()) for end, table in places.items()}
+    for end, module in ends(plain).items():
+        module.weight = copies[end]
 
     given = {name: batch_of(made)[name] for name in ("input_ids", "labels")}
     installed.track("tied" in arm.split("+"))
@@ -138,7 +142,6 @@ def test_a_table_s_gradient_is_the_sum_of_untied_copies_gradients(model, arm, jo
     theirs.backward()
     assert loss.item() == pytest.approx(theirs.item(), rel=1e-9)
 
-    places = {"encoder": tables["encoder"].weight, "decoder": tables["decoder"].weight, "head": ours.lm_head.weight}
     held = {id(table): table for table in places.values()}
     assert len(held) == {"tied": 1, "untied": 2, "tied+encoder=apart": 2, "untied+encoder=apart": 3}[arm]
     for key, table in held.items():
@@ -171,7 +174,7 @@ def test_a_run(model, arm, job, tmp_path):
         hidden = batch["hidden"].bool()
         losses = nn.functional.cross_entropy(plain(**given).logits[hidden], batch["labels"][hidden])
     assert losses < found.initial_nll  # what was saved is what was trained
-    places = [plain.get_encoder().embed_tokens.weight, plain.get_decoder().embed_tokens.weight, plain.lm_head.weight]
+    places = [module.weight for module in ends(plain).values()]
     distinct = sum(all(not torch.equal(one, other) for other in places[:i]) for i, one in enumerate(places))
     assert distinct == {"factored:4": 2}.get(arm, 1 + ("untied" in arm) + ("apart" in arm))
     assert ("encoder table" in found.parameters) == ("apart" in arm)
