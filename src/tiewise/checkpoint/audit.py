@@ -51,13 +51,13 @@ class Audit:
     path: Path  # what was given
     kind: str  # "folder", "file" (one `.safetensors`), "draft", "adapter", "gguf" or "onnx"
     claims: Claims = field(default_factory=Claims)  # of the config; without levels where there is none
-    roles: Roles | None = None  # the parts of the boundary that are stored; None for an adapter or a GGUF file
+    roles: Roles | None = None  # the parts of the boundary that are stored; None for an adapter, GGUF or ONNX
     parts: tuple[Part, ...] = ()  # their tensors, the two ends first
     ends: TableLikeness | None = None  # how alike the two tables are; None where not both stored, comparable and read
     spare: int = 0  # bytes that a second, equal copy of the table takes
     tensors: int = 0  # number of tensors, and
     nbytes: int = 0  # their bytes
-    outcomes: tuple[LoaderOutcome, ...] = ()  # what each loader will make of it; empty for an adapter or a GGUF file
+    outcomes: tuple[LoaderOutcome, ...] = ()  # what each loader will make of it; only of a model of its own
     findings: tuple[Finding, ...] = ()  # the most severe first, then by id
     ran: tuple[str, ...] = ()  # ids of the rules that ran
     skipped: dict[str, str] = field(default_factory=dict)  # id → why a rule did not run

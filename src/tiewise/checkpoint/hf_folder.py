@@ -55,14 +55,14 @@ class Folder:
     path: Path  # the folder, or the folder of the single file that was given
     files: tuple[str, ...]  # names of all entries directly inside, sorted (of a single file: that one)
     config: dict[str, Any] | None  # config.json; None where there is none or it cannot be read
-    # of the files of tensors, by file name. With an index the files it names, else every `.safetensors`.
+    # of the files of tensors, by file name: those that the index names, else model.safetensors, else every one
     headers: dict[str, Header]
     # every tensor by name, from the file that the index maps it to (else the first that holds it)
     tensors: dict[str, Stored]
     weight_map: dict[str, str] | None = None  # {tensor: its file} of the index of shards; None without one
     total_size: Any = None  # what the index says of all tensors' bytes; None where it does not
     copies: tuple[Stored, ...] = ()  # tensors of a name that another file already gave
-    extra: tuple[str, ...] = ()  # names of `.safetensors` files in the folder that the index does not name
+    extra: tuple[str, ...] = ()  # names of further `.safetensors` files in the folder, an adapter's left out
     faults: tuple[Fault, ...] = ()  # what could not be read or cannot be true
     single: bool = False  # one `.safetensors` was given rather than a folder
 

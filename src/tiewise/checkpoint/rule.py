@@ -69,7 +69,7 @@ class Rule:
     title: str  # what must hold, in half a line
     explain: str  # what goes wrong where it does not hold, in which tools, and what to do
     sources: tuple[str, ...]  # public threads or documentation that show it
-    look: Callable[[Any], Told]  # given `Facts`, or the facts of the adapter or GGUF file
+    look: Callable[[Any], Told]  # given `Facts`, or the facts of the adapter, GGUF or ONNX file
     scans: bool = False  # it reads the two tables, and does not run where only headers may be read
     deep: bool = False  # it reads every row of every large tensor, and runs only when asked
     kind: Kind = "folder"  # of checkpoint that it looks at
