@@ -8,14 +8,8 @@ from safetensors.numpy import save_file
 from tiewise.analysis.bigram_counts import Chain
 from tiewise.checkpoint.hf_folder import open_folder
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "dtype": "float32",
-}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32"}
+LLAMA |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 OWN = {"architectures": ["TiewiseLlamaForCausalLM"], "model_type": "tiewise", "base_model_type": "llama"}
 
 
@@ -52,12 +46,8 @@ def factored(path, table, into, out, words=(), **changes):
     rank, width = out.shape
     config = LLAMA | OWN | {"vocab_size": len(table), "hidden_size": width, "tie_word_embeddings": True}
     config |= {"tiewise_boundary": f"factored:{rank}"} | changes
-    tensors = {
-        "model.embed_tokens.weight": table,
-        "model.embed_tokens.in_map.weight": into,
-        "lm_head.out_map.weight": out,
-        "model.norm.weight": np.ones(width, np.float32),
-    }
+    tensors = {"model.embed_tokens.weight": table, "model.norm.weight": np.ones(width, np.float32)}
+    tensors |= {"model.embed_tokens.in_map.weight": into, "lm_head.out_map.weight": out}
     return write(path, tensors, config, words)
 
 
@@ -65,12 +55,8 @@ def opt(path, table, into, out):
     """An OPT with project_in [D, k] and project_out [k, D]."""
     config = {"architectures": ["OPTForCausalLM"], "model_type": "opt", "vocab_size": len(table), "dtype": "float32"}
     config |= {"hidden_size": into.shape[0], "word_embed_proj_dim": table.shape[1], "tie_word_embeddings": True}
-    tensors = {
-        "model.decoder.embed_tokens.weight": table,
-        "model.decoder.project_in.weight": into,
-        "model.decoder.project_out.weight": out,
-    }
-    return write(path, tensors, config)
+    decoder = {"embed_tokens": table, "project_in": into, "project_out": out}
+    return write(path, {f"model.decoder.{name}.weight": value for name, value in decoder.items()}, config)
 
 
 def random_chain(states, seed):

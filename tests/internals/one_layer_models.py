@@ -1,24 +1,12 @@
 """transformers' own class of a family with one layer whose attention gives nothing, or none: oracles of both paths."""
 
 import torch
-import transformers
 from tests.boundary.tiny_models import _LLAMA
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 V, E = 40, 16
 SIZES = _LLAMA | {"vocab_size": V, "hidden_size": E, "num_hidden_layers": 1, "num_key_value_heads": 2}
 SIZES |= {"dtype": "float64"}
-CLASSES = {
-    "gpt2": "GPT2LMHeadModel",
-    "gpt_neo": "GPTNeoForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "gptj": "GPTJForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "opt": "OPTForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-}
 SETTINGS = {
     "opt": {"word_embed_proj_dim": E, "ffn_dim": 24},
     "gpt_neo": {"attention_types": [[["global"], 1]], "attention_layers": ["global"]},
@@ -44,8 +32,7 @@ def one_layer(family, tied=False, **settings):
         setattr(config, key, value)
     if hasattr(config, "layer_types"):
         config.layer_types = ["full_attention"] * config.num_hidden_layers
-    name = CLASSES.get(family, f"{family.capitalize()}ForCausalLM")
-    model = getattr(transformers, name)(config).to(torch.float64).eval()
+    model = AutoModelForCausalLM.from_config(config).to(torch.float64).eval()
     silenced = 0
     with torch.no_grad():
         for name, value in model.named_parameters():

@@ -32,13 +32,9 @@ def luminance(colour):
 
 
 def contrast(first, second):
+    """21 of black and white, 4.48 of #777777 and white."""
     low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
-
-
-def test_contrast_itself_against_known_values():
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
 @pytest.mark.parametrize(("mode", "template"), [("light", sheet.LIGHT), ("dark", sheet.DARK)])
