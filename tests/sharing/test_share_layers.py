@@ -372,8 +372,8 @@ def test_failing_midway_takes_everything_back(monkeypatch):
     assert same_parameters(model) == shared
 
 
-def _entry(sources, name="mlp.up_proj.weight", stack="model.layers"):
-    return {"spec": "all", "stacks": {stack: [{"layers": sources, "names": [name]}]}}
+def _entry(sources, name="mlp.up_proj.weight", stack="model.layers", spec="all"):
+    return {"spec": spec, "stacks": {stack: [{"layers": sources, "names": [name]}]}}
 
 
 @pytest.mark.parametrize(
@@ -384,6 +384,8 @@ def _entry(sources, name="mlp.up_proj.weight", stack="model.layers"):
         {"spec": "everything", "stacks": {}},
         _entry([3, 0, 0, 0, 0]),
         _entry([0, 0]),
+        _entry([float("inf")] * 5),
+        _entry([0] * 5, name="input_layernorm.weight", spec="all+rank=2"),
         _entry([0] * 5, name="mlp.other.weight"),
         _entry([0] * 5, stack="elsewhere"),
     ],

@@ -187,7 +187,7 @@ class Layout:
                 for stack, found in value["stacks"].items()
             }
             spec = SharingSpec.parse(str(value["spec"]))
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
             what = f"config.json: {ENTRY} is not a layout of shared layers ({type(error).__name__})"
             raise InstallError(what, fix) from None
         for layers in (sources for shared in stacks.values() for sources in shared.values()):

@@ -155,6 +155,8 @@ def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> 
             path, _, leaf = name.rpartition(".")
             for group in groups_of(sources):
                 owners = [layers[layer].get_submodule(path) for layer in group]
+                if rank and not (leaf == "weight" and all(isinstance(each, nn.Linear | Conv1D) for each in owners)):
+                    raise InstallError(f"config.json: {ENTRY}: {name[:80]} is of no linear map", "save it again")
                 own = [getattr(owner, leaf) for owner in owners]
                 chosen = first = own[0]
                 if values == "mean":
