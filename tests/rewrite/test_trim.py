@@ -256,6 +256,8 @@ def test_without_a_text_the_smallest_ids_stay_and_files_name_more(tmp_path):
     new = opened(tmp_path / "words")
     assert {"Ġclass", "Ġthe"} <= new.get_vocab().keys()
     assert new.get_vocab_size() < 285
+    trim(tmp_path / "a", tmp_path / "one", keep=text_file(tmp_path / "one.txt", "²"))  # a letter, though a digit too
+    assert "²" in opened(tmp_path / "one").get_vocab()
 
 
 def test_ids_in_configs(tmp_path):

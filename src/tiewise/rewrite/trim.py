@@ -160,7 +160,8 @@ def _kept_by(path: Path, words: TokenizerFile) -> set[int]:
         lines = [line.rstrip("\r") for line in read_whole(path, MOST_BYTES).decode().split("\n") if line.rstrip("\r")]
     except UnicodeDecodeError:
         raise CheckpointError(f"{path}: not UTF-8 text", fix) from None
-    known = {str(number): number for number in words.ids.values()} if all(map(str.isdigit, lines)) else words.ids
+    numbers = all(re.fullmatch("[0-9]+", line) for line in lines)  # and no ², which is a token
+    known = {str(number): number for number in words.ids.values()} if numbers else words.ids
     wrong = next((line for line in lines if line not in known), None)
     if wrong is not None or not lines:
         what = f"{short(wrong)!r} is no token of this tokenizer" if lines else "empty"
