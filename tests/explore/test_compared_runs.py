@@ -104,6 +104,11 @@ def test_runs_without_curves_or_with_diverged_ones_show_what_there_is(visit, tmp
     assert page.locator(".about pre").inner_text() == f"tiewise train --out {alone} --resume"
 
 
+def test_runs_that_have_not_begun_are_counted_and_not_looked_for(tmp_path):
+    (run,) = compared([begun(tmp_path / "many", seeds=10**15)])["runs"]
+    assert run["verdict"].startswith("Not finished: 1 of 2000000000000000 runs have ended")
+
+
 def test_long_curves_are_thinned_to_what_can_be_seen_and_keep_their_end(tmp_path):
     run = replace(LARGE.runs[0], curve=[CurvePoint(i, i, train_nll=5.0) for i in range(4_000)])
     found = compared([write(tmp_path / "long", complete(replace(LARGE, runs=[run, *LARGE.runs[4:5]])))])

@@ -72,12 +72,12 @@ def _unfinished(path: Path) -> dict[str, Any]:
     seeds = record.get("seeds") if single is None else 1
     if not (isinstance(arms, list) and all(isinstance(arm, str) for arm in arms) and arms and isinstance(seeds, int)):
         raise RunError(f"{path / FILE} names no arms and seeds", "run the comparison again")
-    numbers = [single] if single else range(1, seeds + 1)
+    there = {own.name.removeprefix("seed-") for own in path.glob("*/seed-*")}  # the file may claim any number of runs
+    numbers = [single] if single else [int(seed) for seed in there if seed.isdecimal() and 0 < int(seed) <= seeds]
     folders = {arm: {seed: seed_folder(path, arm, seed) for seed in numbers} for arm in arms}
     begun = {arm: {seed: points for seed, own in of.items() if (points := _logged(own))} for arm, of in folders.items()}
-    every = [folder for of in folders.values() for folder in of.values()]
-    ended = sum((folder / RESULT).is_file() for folder in every)
-    said = f"Not finished: {ended} of {len(every)} runs have ended, so no difference is told yet."
+    ended = sum((folder / RESULT).is_file() for of in folders.values() for folder in of.values())
+    said = f"Not finished: {ended} of {len(arms) * seeds} runs have ended, so no difference is told yet."
     if single is not None:
         said = f"One run of {arms[0]} by itself: there is nothing to compare it with."
     command = f"tiewise {'compare' if single is None else 'train'} --out {path} --resume"
