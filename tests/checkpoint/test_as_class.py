@@ -16,7 +16,6 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
 
 GEMMA, TEXT, LLAMA = "Gemma3ForConditionalGeneration", "Gemma3ForCausalLM", "LlamaForCausalLM"
-RANDOM = (loaders.RANDOM_TABLE, loaders.RANDOM_LAYERS)
 
 
 def folder(path, name, rename=None):

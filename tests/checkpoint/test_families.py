@@ -28,13 +28,15 @@ def test_made_from_the_installed_version():
     assert family_data()["transformers"] == tr.__version__
 
 
-def again():
-    yield from (quick := ["LlamaForCausalLM", "T5ForConditionalGeneration", "OPTForCausalLM"])
-    chosen = {*ALWAYS, *random.Random(5).sample(sorted(CLASSES), 60)}.difference(quick)
-    yield from (pytest.param(name, marks=pytest.mark.slow) for name in sorted(chosen))
+def with_slow(quick, *others):
+    """Classes for `parametrize`, all but the first of which are slow."""
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted({*others} - {*quick}))]
 
 
-@pytest.mark.parametrize("name", list(again()))
+AGAIN = ["LlamaForCausalLM", "T5ForConditionalGeneration", "OPTForCausalLM"]
+
+
+@pytest.mark.parametrize("name", with_slow(AGAIN, *ALWAYS, *random.Random(5).sample(sorted(CLASSES), 60)))
 def test_classes_made_again(name):
     assert json.loads(json.dumps(make_families.class_entry(getattr(tr, name)))) == CLASSES[name]
 
@@ -74,7 +76,6 @@ def test_asked_by_config():
     assert not without_tokens("dbrx", "DbrxForCausalLM")  # not built, so not known to have none
 
 
-USUAL = packaged_json("checkpoint/data/usual_names.json")
 OWN_RULES = sorted(name for name, entry in CLASSES.items() if "loads" in entry)
 QUICK = ["LlamaForCausalLM", "Qwen2VLForConditionalGeneration", "Gemma3ForCausalLM", "BertForMaskedLM"]
 PREFIXES = ["", "model.", "language_model.", "language_model.model.", "model.language_model.", "model.model."]
@@ -84,7 +85,9 @@ PREFIXES += ["_orig_mod.", "module.", "base_model.model.", "transformer.", "thin
 def spelt():
     """Names of ends of all classes, behind prefixes of others."""
     modules = {m for entry in CLASSES.values() for m in (*entry.get("inputs", []), entry.get("output")) if m}
-    modules |= {pair[end] for pair in USUAL["pairs"] for end in ("input", "output")}
+    modules |= {
+        pair[end] for pair in packaged_json("checkpoint/data/usual_names.json")["pairs"] for end in ("input", "output")
+    }
     biases = {bias for entry in CLASSES.values() for bias in entry.get("bias", [])}
     names = {f"{module}.weight" for module in modules} | biases
     return sorted({prefix + name for prefix in PREFIXES for name in names})
@@ -104,13 +107,10 @@ def asked_of_transformers(model, names):
     return found
 
 
-def cases():
-    chosen = {*random.Random(7).sample(OWN_RULES, 16), *random.Random(8).sample(sorted(CLASSES), 8)} - set(QUICK)
-    yield from QUICK
-    yield from (pytest.param(name, marks=pytest.mark.slow) for name in sorted(chosen))
+LOADED = {*random.Random(7).sample(OWN_RULES, 16), *random.Random(8).sample(sorted(CLASSES), 8)}
 
 
-@pytest.mark.parametrize("name", list(cases()))
+@pytest.mark.parametrize("name", with_slow(QUICK, *LOADED))
 def test_a_name_is_loaded_where_transformers_loads_it(name):
     model_class = getattr(tr, name)
     model = make_families._build(model_class, make_families._small(model_class))

@@ -101,12 +101,9 @@ def test_its_lists_are_judged_beforehand_too(tmp_path):
 
 KEYS = ["quant_method", "targets", "config_groups", "ignore", "dynamic", "extra_config", "lm_head", "bits"]
 LEAVES = st.sampled_from([None, True, 4, 1.5, "Linear", "lm_head", "+:.*lm_head", "-:x", "re:(((", ""])
+NAMES = st.sampled_from([*KEYS, "lm_head", ""])
 VALUES = st.recursive(
-    LEAVES,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYS, "lm_head", ""]), inner, max_size=3)
-    ),
-    max_leaves=8,
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=8
 )
 
 
