@@ -235,9 +235,3 @@ def test_a_config_without_bottom(tmp_path):
     (path / "generation_config.json").write_text('{"bad_words_ids": ' + "[" * 980 + "1" + "]" * 980 + "}")
     with pytest.raises(CheckpointError, match=r"nested deeper|not readable"):
         trim(path, tmp_path / "b", **SIZE)
-
-
-def test_a_trim_without_the_library(tmp_path, monkeypatch):
-    monkeypatch.setattr("tiewise.rewrite.tokenizer_file.find_spec", lambda name: None)
-    with pytest.raises(CheckpointError, match="needs the tokenizers library; pip install"):
-        trim(llama(tmp_path / "a", **model()), tmp_path / "b", **SIZE)
