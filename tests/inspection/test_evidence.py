@@ -11,7 +11,7 @@ from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.estimates import Estimate, p_value
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
-from tiewise.inspection.inspection import NO_INTERVAL, NO_VERDICT, SectionFound, measure, subjects_of, tie_or_not
+from tiewise.inspection.inspection import NO_INTERVAL, SectionFound, measure, subjects_of, tie_or_not
 
 
 @pytest.fixture
@@ -143,7 +143,3 @@ def test_one_seed_is_no_verdict(tmp_path):
     assert found.verdict == NO_INTERVAL
     ((_, row),) = found.rows
     assert (row.value, math.isnan(row.low), row.p, row.speaks) == (-1.0, True, None, NEITHER)
-
-
-def test_without_a_comparison_there_is_no_verdict(drawn):
-    assert drawn(alignment=aligned(0.2, 0.01, (0.001,))).verdict == NO_VERDICT

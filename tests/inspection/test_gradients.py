@@ -18,11 +18,11 @@ from tiewise.inspection.sections.gradients import HISTOGRAM, PathGradients, answ
 from tiewise.internals.two_paths import NEXT, AdamPaths, RowSums, TextLoss, parted, row_sums
 
 SHARE = "head path's share"
-ENDS = ("lookup path", "head path", "both together")
 
 
 def norms(found, where="whole text"):
-    return [found[f"norm of the {end}, {where}"].value for end in ENDS]
+    ends = ("lookup path", "head path", "both together")
+    return [found[f"norm of the {end}, {where}"].value for end in ends]
 
 
 def batches(found, windows, size, seed=0):
