@@ -73,7 +73,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
     if not (isinstance(arms, list) and all(isinstance(arm, str) for arm in arms) and arms and isinstance(seeds, int)):
         raise RunError(f"{path / FILE} names no arms and seeds", "run the comparison again")
     there = {own.name.removeprefix("seed-") for own in path.glob("*/seed-*")}  # the file may claim any number of runs
-    numbers = [single] if single else [int(seed) for seed in there if seed.isdecimal() and 0 < int(seed) <= seeds]
+    numbers = [single] if single else sorted(int(n) for n in there if n.isdecimal() and 0 < int(n) <= seeds)
     folders = {arm: {seed: seed_folder(path, arm, seed) for seed in numbers} for arm in arms}
     begun = {arm: {seed: points for seed, own in of.items() if (points := _logged(own))} for arm, of in folders.items()}
     ended = sum((folder / RESULT).is_file() for of in folders.values() for folder in of.values())
