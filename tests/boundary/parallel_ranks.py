@@ -70,11 +70,11 @@ def shard(model, mesh, ends=None, policy=None, **root):
     return fully_shard(model, mesh=mesh, mp_policy=policy, **root)
 
 
-def train(model, batches, kind, lr):
+def train(model, batches, kind, lr, loss_of=lambda model, inputs: model(**inputs).loss):
     """Losses [steps], averaged over the processes that train."""
     optimizer, losses = kind(model.parameters(), lr=lr), []
     for inputs in batches:
-        loss = model(**inputs).loss
+        loss = loss_of(model, inputs)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -99,7 +99,7 @@ def near(got, wanted, tolerance, what):
 
 
 def paths(model, handle, inputs):
-    """{name: gradient} with the lookup's and the head's apart, by the record: ours, or the sum of one process."""
+    """{name: gradient}, and those of the lookup and of the head apart, by the record."""
     record = handle.track()
     model(**inputs).loss.backward()
     table_in, table_out = handle.tables()
@@ -135,7 +135,8 @@ def parity(family, spec, vocab, parallel, mesh):
         if kind is torch.optim.SGD:
             got = paths(model, handle, mine(batches[0]))
             if dist.get_rank() == 0:
-                wanted = alone(plain, spec, one, batches[0])
+                # of the family's own classes where these have the boundary
+                wanted = alone(plain if spec in ("tied", "untied") else one, batches[0])
                 assert wanted.keys() == got.keys(), what
                 zero = 1e-6 * max(gradient.abs().max() for gradient in wanted.values())
                 for name, gradient in wanted.items():
@@ -152,31 +153,20 @@ def parity(family, spec, vocab, parallel, mesh):
                     near(end[name], parameter.detach(), bar, f"{what}: {name} after {STEPS} steps")
 
 
-def alone(plain, spec, one, inputs):
-    """What `paths` finds, of one process: of the family's own classes where these have the boundary."""
-    if spec in ("tied", "untied"):
-        model = copy.deepcopy(plain)
-        model(**inputs).loss.backward()
-    else:
-        handle = install(model := copy.deepcopy(one))
-        record = handle.track()
-        model(**inputs).loss.backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    table_in, table_out = (end().weight for end in (model.get_input_embeddings, model.get_output_embeddings))
-    if spec == "untied" and hasattr(model, "decoder"):  # of T5's three tables the one of the stack before the head
-        table_in = model.decoder.embed_tokens.weight
-    a, b = table_in.grad, table_out.grad
-    if spec == "tied":
-        split = copy.deepcopy(plain)
-        head = split.get_output_embeddings()
+def alone(model, inputs):
+    """What `paths` finds, of one process: a shared table's paths by two, of which the head has one."""
+    model = copy.deepcopy(model)
+    lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if tied := head.weight is lookup.weight:
         head.weight = nn.Parameter(head.weight.detach().clone())
-        split(**inputs).loss.backward()
-        a, b = split.get_input_embeddings().weight.grad, head.weight.grad
-    elif spec != "untied":
-        a = torch.zeros_like(a).index_add_(0, *record.merged())
-        b = table_in.grad - a
-    if spec != "untied":
-        found |= {"lookup path": a, "head path": b}
+    elif hasattr(model, "decoder"):  # of T5's three tables the one of the stack before the head
+        lookup = model.decoder.embed_tokens
+    model(**inputs).loss.backward()
+    found, names = gradients(model), {id(parameter): name for name, parameter in model.named_parameters()}
+    a, b = lookup.weight.grad, head.weight.grad
+    if tied:
+        del found[names[id(head.weight)]]
+        found |= {names[id(lookup.weight)]: a + b, "lookup path": a, "head path": b}
     return found | {"norms": torch.stack([a.norm(), b.norm()])}
 
 
@@ -319,15 +309,14 @@ def outside_the_forward(mesh, one):
     """Losses of logits that left the model, as a Trainer's label smoothing takes them."""
     model = shard(llama(), mesh)
     handle = install(model)
-    smoother, optimizer, losses = handle.label_smoother(0.0), torch.optim.SGD(model.parameters(), lr=0.1), []
+    smoother = handle.label_smoother(0.0)
+
+    def smoothed(model, inputs):
+        return smoother(model(input_ids=inputs["input_ids"]), inputs["labels"])
+
     with handle.deferred():
-        for inputs in map(mine, data(4, 97)):
-            loss = smoother(model(input_ids=inputs["input_ids"]), inputs["labels"])
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.detach())
-    near(average(torch.stack(losses)), one, 1e-5, "loss outside the forward")
+        curve = average(train(model, map(mine, data(4, 97)), torch.optim.SGD, 0.1, smoothed))
+    near(curve, one, 1e-5, "loss outside the forward")
 
 
 def narrow(mesh):

@@ -101,8 +101,7 @@ def test_a_trainers_loss_is_that_of_the_plain_model_and_computes_no_logits(loss,
     wanted, expected = LOSSES[loss](plain, reference)
     wanted.backward()
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-7)
-    for key, value in expected.items():
-        torch.testing.assert_close(metrics[key], value, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(metrics, expected, rtol=1e-5, atol=1e-5)
     assert_same_gradients(gradients(model), gradients(plain), 1e-5)
     for counts in (installed.counts, of_reference.counts):
         assert (counts.materialised, counts.operations) == (0, [])
