@@ -109,8 +109,7 @@ def _state(model, inputs):
 
 def _check_loaded(model, loaded, inputs):
     (logits, state), (loaded_logits, loaded_state) = _state(model, inputs), _state(loaded, inputs)
-    assert state.keys() == loaded_state.keys()
-    assert all(torch.equal(state[key], loaded_state[key]) for key in state)
+    torch.testing.assert_close(dict(loaded_state), dict(state), rtol=0, atol=0)
     torch.testing.assert_close(loaded_logits, logits, rtol=1e-6, atol=1e-6)
 
 
