@@ -1,8 +1,6 @@
 """GRPO and DPO as trainers write them over `model(…).logits`: installed models train as plain ones, without logits."""
 
 import copy
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -144,19 +142,6 @@ def test_fp32_logits_are_those_of_fp64_of_the_rounded_hidden_states():
     assert max((nll + picked).abs().max(), (found - picked).abs().max()) < 1e-3
     assert (entropy + (true.exp() * true).sum(-1)).abs().max() < 1e-3
     assert installed.counts.materialised == 0
-
-
-def test_the_example_of_the_page_runs():
-    page = Path(__file__).parents[2] / "docs" / "post-training.md"
-    code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
-    policy, reference = build("llama").train(), build("llama", seed=1).eval()
-    ids = sequences(2, seed=3)[0]
-    made = {"policy": policy, "reference": reference, "ids": ids, "advantage": torch.tensor([[1.0], [-1.0]])}
-    scope = {"tiewise": tiewise, "torch": torch, **made}
-    exec(code[0].partition("installed, frozen")[1] + code[0].partition("installed, frozen")[2], scope)
-    assert scope["loss"].requires_grad
-    assert tiewise.installed(policy).counts.materialised == 0
-    assert policy.model.embed_tokens.weight.grad.norm() > 0
 
 
 @pytest.mark.parametrize("spec", ["tied+softcap=5", "tied+pad=1", "projected"])
