@@ -23,6 +23,7 @@ def test_a_text_in_pieces_is_the_text_in_one(settings):
         pieces.append(found.logits)
     torch.testing.assert_close(torch.cat(pieces, 1), whole.logits)
     torch.testing.assert_close(state, whole.state)
+    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, whole.logits[:, -2:])
     assert [[tuple(part.shape) for part in layer] for layer in state] == [
         [(3, width)] * (2 if model.config.cell == "lstm" else 1) for width in model.config.widths[1:]
     ]
@@ -47,6 +48,7 @@ def test_shifted_targets_lose_none():
     wanted = (logits.logsumexp(-1) - logits.gather(-1, targets[..., None])[..., 0]).mean()
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0)
     kept = model(ids, labels=ids).loss
+    assert model(ids, labels=ids, return_dict=False)[0] == kept
     wanted = (logits.logsumexp(-1)[:, :-1] - logits[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]).mean()
     torch.testing.assert_close(kept.double(), wanted, rtol=1e-6, atol=0)
     torch.testing.assert_close(model(ids, labels=targets, shift_labels=targets).loss, found)
@@ -64,16 +66,6 @@ def test_generation_reads_every_token_once(settings):
     )
     assert torch.equal(model.generate(prompt, max_new_tokens=6, do_sample=False), wanted)
     assert lengths == [4, 1, 1, 1, 1, 1]
-
-
-def test_tuples_and_the_last_logits():
-    model, ids = tiny().eval(), words()
-    whole = model(ids)
-    loss, logits, state = model(ids, labels=ids, return_dict=False)
-    assert loss == model(ids, labels=ids).loss
-    assert torch.equal(logits, whole.logits)
-    torch.testing.assert_close(state, whole.state)
-    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, whole.logits[:, -2:])
 
 
 def test_padding_on_the_right_changes_nothing_and_what_cannot_be_read_is_refused():
