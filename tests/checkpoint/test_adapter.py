@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tiny_checkpoints import D, V, llama, table, write_checkpoint
+from tiny_checkpoints import D, V, llama, table, with_rows, write_checkpoint
 
 from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, lora_config, open_adapter
 from tiewise.checkpoint.audit import check
@@ -217,12 +217,6 @@ def test_b062_lets_new_heads_be(tmp_path):
     save_file(on("base_model.model.x.y"), path / "adapter_model.safetensors")
     base = llama(tmp_path / "b", config={"model_type": "new", "architectures": ["NewForCausalLM"]})
     assert [one.severity for one in findings(path, base, ["B062"])] == ["warning"]
-
-
-def with_rows(*rows):
-    made = table()
-    made[list(rows)] += 1
-    return made
 
 
 COPIED = [

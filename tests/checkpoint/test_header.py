@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tiny_checkpoints import with_rows
 
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.stored import Reader, read_header, widened
@@ -99,17 +100,11 @@ def pair(tmp_path, a, b):
     return tensors["a"], tensors["b"]
 
 
-def changed(*rows):
-    table = TABLE.copy()
-    table[list(rows)] += 1.0
-    return table
-
-
 @pytest.mark.parametrize(
     ("other", "kind", "differing"),
     [
         (TABLE.copy(), "identical", 0),
-        (changed(7, 250), "some rows", 2),
+        (with_rows(7, 250, of=TABLE), "some rows", 2),
         (TABLE + np.float32(1e-3), "close", 300),
         (TABLE[::-1].copy(), "unrelated", 300),
     ],

@@ -6,12 +6,12 @@ from pathlib import Path
 import ml_dtypes
 import pytest
 from onnx_writer import initialiser
-from test_adapter import BODY, SAVED, E, H, adapter, with_rows
+from test_adapter import BODY, SAVED, E, H, adapter
 from test_onnx import HEAD as MATMUL
 from test_onnx import HELD, made, written
 from test_rules_draft import OTHER, STEPS, draft
 from test_rules_token_tables import GEMMA4, PLE, VOCABULARY, WIDE, of
-from tiny_checkpoints import V, bpe_tokenizer, llama, llama_config, table, write_checkpoint
+from tiny_checkpoints import V, bpe_tokenizer, llama, llama_config, table, with_rows, write_checkpoint
 from tokenizers import ByteLevelBPETokenizer
 from typer.testing import CliRunner
 
@@ -57,10 +57,7 @@ def drafted(**how):
 def moved(here):
     """A fine-tune with two more rows, and one row that moved."""
     llama(here / "base")
-    rows = table(V + 2)
-    rows[:V] = table()
-    rows[5] += 1
-    llama(here / "tuned", rows=V + 2, tensors={TABLE: rows})
+    llama(here / "tuned", rows=V + 2, tensors={TABLE: with_rows(5, of=table(V + 2))})
 
 
 def planned(here):

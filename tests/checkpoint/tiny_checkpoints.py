@@ -16,6 +16,13 @@ def table(rows=V, width=D, seed=0, dtype=np.float32):
     return np.random.default_rng(seed).normal(0, 0.5, (rows, width)).astype(dtype)
 
 
+def with_rows(*rows, of=None):
+    """A table, the tied Llama's where none is given, of which some rows are others."""
+    made = table() if of is None else of.copy()
+    made[list(rows)] += 1
+    return made
+
+
 def write_checkpoint(path, config=None, tensors=None, *, shards=1, tokenizer=None, metadata=None, files=None):
     """Write a Hugging Face folder and return its path.
 
