@@ -45,7 +45,6 @@ def test_a_factored_table_is_met_behind_its_maps(tmp_path, scale):
     assert ends.input.take(ids, np.float32).dtype == np.float32
     assert not ends.tied
     assert (ends.shared.width, ends.input.width) == (4, WIDTH)
-    assert "4 wide" in ends.notes[0]
 
 
 @pytest.mark.parametrize("model", [factored, opt])

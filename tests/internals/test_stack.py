@@ -11,16 +11,13 @@ from tiewise.core.errors import UnsupportedError
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import find_stack
 
-_BLOOM = {"vocab_size": V, "hidden_size": 16, "n_layer": 3, "n_head": 2}
-_FALCON = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
-_ALBERT = _BERT | {"embedding_size": 8, "num_hidden_layers": 5}
 MORE = {
-    "bloom": (tr.BloomForCausalLM, tr.BloomConfig, _BLOOM),
-    "falcon": (tr.FalconForCausalLM, tr.FalconConfig, _FALCON),
+    "bloom": (tr.BloomForCausalLM, tr.BloomConfig, {"vocab_size": V, "hidden_size": 16, "n_layer": 3, "n_head": 2}),
+    "falcon": (tr.FalconForCausalLM, tr.FalconConfig, _LLAMA | {"num_hidden_layers": 3}),
     "mistral": (tr.MistralForCausalLM, tr.MistralConfig, _LLAMA),
     "mixtral": (tr.MixtralForCausalLM, tr.MixtralConfig, _LLAMA),
     "olmo2": (tr.Olmo2ForCausalLM, tr.Olmo2Config, _LLAMA),
-    "albert": (tr.AlbertForMaskedLM, tr.AlbertConfig, _ALBERT),
+    "albert": (tr.AlbertForMaskedLM, tr.AlbertConfig, _BERT | {"embedding_size": 8, "num_hidden_layers": 5}),
 }
 ENCODER_DECODERS = ("t5", "t5_v11", "bart", "marian")
 NAMES = sorted((FAMILIES.keys() | MORE.keys()) - set(ENCODER_DECODERS))
