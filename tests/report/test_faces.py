@@ -184,10 +184,7 @@ def test_the_first_minute_is_the_verdict_and_one_sentence_for_each_section(inspe
 def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path):
     models = planted((1, 2, 3))
     subjects = subjects_of([write_run(tmp_path / "run", models | {"factored:4": models["untied"]})])
-    folders = {}
-    for label, tied in (("tied", True), ("untied", False)):
-        (tmp_path / label).mkdir()
-        folders[label], _ = checkpoint(tmp_path / label, tied)
+    folders = {label: checkpoint(tmp_path / label, label == "tied")[0] for label in ("tied", "untied")}
     never, soon = map(Found, ("not the first choice at half of the positions", "the first choice, after layer 1 of 2"))
     pulling = {"untied": paths(null=(math.nan,) * 2, cosine=math.nan), "tied": paths()}
     same = {
@@ -210,12 +207,9 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
 
     found = {subject.label: of(subject.label) for subject in subjects}
     reason = "one layer, applied once; give a model that repeats whole layers"
-    made = [
-        SectionFound(name, {label: own[name].about(label) for label, own in found.items()}, {})
-        if name != "applications"
-        else SectionFound(name, {}, dict.fromkeys(found, reason))
-        for name in (section.name for section in sections())
-    ]
+    *names, last = (section.name for section in sections())
+    made = [SectionFound(name, {label: own[name].about(label) for label, own in found.items()}, {}) for name in names]
+    made.append(SectionFound(last, {}, dict.fromkeys(found, reason)))
     lines = printed(whole(subjects, made))
     assert len(lines) <= 48
     assert max(map(len, lines)) <= 80
