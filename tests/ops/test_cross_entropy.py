@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tiewise.core.backends import LossOptions
@@ -84,7 +84,6 @@ def test_the_oracle_agrees_with_torch_where_torch_has_the_option():
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(2, 80), st.integers(0, 10_000))
-@settings(max_examples=40)
 def test_chunking_and_order_of_the_vocabulary_change_nothing(n, chunk, v, seed):
     (h, w, b), t = problem(n=n, v=v, seed=seed)
     loss, (dh, dw, db) = gradients(linear_cross_entropy, (h, w, b), t, chunk=chunk)

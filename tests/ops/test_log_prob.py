@@ -5,7 +5,7 @@ import multiprocessing
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.test_cross_entropy import N, V, assert_near, error, problem
 
@@ -62,7 +62,6 @@ def test_equal_the_formulas_in_fp64(with_bias, chosen, parts):
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(2, 80), st.integers(1, 500), st.integers(0, 10_000))
-@settings(max_examples=40)
 def test_chunks_and_blocks_change_nothing(n, chunk, v, cached, seed):
     (h, w, b), t = problem(n=n, v=v, seed=seed)
     truth, true_grads = run(plain, (h, w, b), t)
@@ -74,7 +73,6 @@ def test_chunks_and_blocks_change_nothing(n, chunk, v, cached, seed):
 
 
 @given(st.integers(2, 80), st.floats(0.1, 10), st.integers(0, 10_000))
-@settings(max_examples=40)
 def test_entropies_and_log_probabilities_keep_their_laws(v, temperature, seed):
     (h, w, b), _ = problem(n=1, v=v, seed=seed)
     each, entropy = linear_log_prob(h.expand(v, -1), w, torch.arange(v), b, temperature=temperature, entropy=True)

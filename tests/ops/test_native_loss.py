@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.ops.test_cross_entropy import assert_near, error, gradients, options_of
 from tests.ops.test_log_prob import PARTS, plain, run
@@ -167,7 +167,6 @@ def test_log_probabilities_and_entropies(native, monkeypatch, asked, dtype, soft
 
 
 @given(st.integers(32, 120), st.integers(1, 90), st.integers(1, 70), st.integers(0, 10_000), st.integers(1, 99))
-@settings(max_examples=40)
 def test_any_shape_any_chunk(n, v, d, seed, chunk):
     (h, w, b), t = problem(n, v, d, seed=seed, ignored=0)
     (got, grads), (truth, true_grads) = both((h, w, b), t, reduction="sum", chunk=chunk)

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.boundary.tiny_models import Allocations
 
@@ -41,7 +41,6 @@ def separate(table, body, ids, targets):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 60), st.integers(2, 50))
-@settings(max_examples=30)
 def test_both_paths_sum_to_autograds_gradient_in_every_row(seed, n, v):
     table, body, ids, targets = setup(seed, n, v)
     leaf = table.clone().requires_grad_()
