@@ -22,17 +22,13 @@ def tied(name, record):
     return any(head.weight is table.weight for table in tables)
 
 
-def shrunk(name):
-    return saved.without(saved.shrink(getattr(tr, name)).to_dict(), FLAG) | {"architectures": [name]}
-
-
 FLAGS = (True, False, None)
 CASES = [(n, root, None) for n in QUICK for root in FLAGS] + list(itertools.product(NESTED, FLAGS, FLAGS))
 
 
 @pytest.mark.parametrize(("name", "root", "text"), CASES)
 def test_as_the_class_reads_it(name, root, text):
-    record = shrunk(name)
+    record = saved.without(saved.shrink(getattr(tr, name)).to_dict(), FLAG) | {"architectures": [name]}
     for level, value in ((record, root), (record.get("text_config"), text)):
         if value is not None:
             level[FLAG] = value

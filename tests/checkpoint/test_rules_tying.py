@@ -45,10 +45,11 @@ def of(config, **tensors):
     return lambda path: write_checkpoint(path, config, named)
 
 
-def factored(path):
-    """A checkpoint of this package: two narrow tables and their maps."""
-    tensors = {TABLE: table(V, 4), "model.embed_tokens.in_map.weight": table(16, 4)}
-    tensors |= {"lm_head.out_map.weight": table(4, 16), "model.norm.weight": np.ones(16, np.float32)}
+def factored(path, maps=True):
+    """A checkpoint of this package: a narrow table and its maps."""
+    tensors = {TABLE: table(V, 4), "model.norm.weight": np.ones(16, np.float32)}
+    ends = {"model.embed_tokens.in_map.weight": table(16, 4), "lm_head.out_map.weight": table(4, 16)}
+    tensors |= ends if maps else {}
     return write_checkpoint(path, llama_config(width=16) | OWN | {"tiewise_boundary": "factored:4"}, tensors)
 
 

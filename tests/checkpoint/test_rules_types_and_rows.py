@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from rule_runs import fires, run, silent, table_of
-from safetensors.numpy import load_file, save_file
 from test_rules_draft import sentence_pieces
 from test_rules_tying import factored
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_tensors, table, write_checkpoint
@@ -48,13 +47,6 @@ def albert(maps=False, **config):
     tensors = {"albert.embeddings.word_embeddings.weight": table()}
     tensors |= {"albert.encoder.embedding_hidden_mapping_in.weight": table(16, D)} if maps else {}
     return lambda path: write_checkpoint(path, ALBERT | config, tensors)
-
-
-def unmapped(path):
-    """A factored table of this package without its maps."""
-    tensors = load_file(factored(path) / "model.safetensors")
-    save_file({name: array for name, array in tensors.items() if "_map" not in name}, path / "model.safetensors")
-    return path
 
 
 def copies(*numbers):
@@ -114,7 +106,7 @@ FIRES = [
       for tied in (True, False)),
     ("B030", "fatal", TABLE, False, {"config": {"hidden_size": 10}}, "is 8 wide, the model 10"),
     ("B030 B020", "fatal", "albert.embeddings.word_embeddings.weight", False, albert()),
-    ("B030", "fatal", TABLE, False, unmapped),
+    ("B030", "fatal", TABLE, False, lambda path: factored(path, maps=False)),
     ("B031", "fatal", "tokenizer.json", False, tokens(V + 2), f"its vocabulary reaches id {V + 1}", REACHES),
     ("B031", "warning", "tokenizer.json", False, tokens(V, (V, "<image_soft_token>", True), (V + 1, "<audio>", True)),
      "2 added tokens", REACHES),
