@@ -81,6 +81,7 @@ OPTIONS = {
     "--set=breadth=3": "unknown setting 'breadth' in --set",
     "--set=width=wide": "width in --set must be a whole number",
     "--set=width={": "the value cannot be read",
+    f"--set=learning_rate=1{'0' * 400}": "learning_rate in --set is too large a number",
     "--set=seed=1": "seed is a setting of train",
     "--config=odd.yaml": "unknown setting 'breadth' in odd.yaml",
     "--launcher=condor": "no launcher 'condor'; choose one of local, ray, slurm, sky",

@@ -146,6 +146,8 @@ def scalar(hint: Any, value: Any, where: str, fix: str) -> Any:
     kinds = (int, float) if wanted is float else wanted
     if not isinstance(value, kinds) or isinstance(value, bool) != (wanted is bool):
         raise RunError(f"{where} must be {_NAMES[wanted]}, not {value!r}", fix)
+    if isinstance(value, int) and abs(value) >= 1 << 63:  # beyond what arrays count with, and soon beyond a float
+        raise RunError(f"{where} is too large a number", fix)
     return wanted(value)
 
 
