@@ -108,7 +108,7 @@ def workers_of(process, folder):
 
 
 @pytest.mark.slow
-def test_two_runs_at_a_time_write_two_checkpoints_at_ctrl_c_and_end_at_the_second(tmp_path, text):
+def test_two_runs_at_a_time_write_two_checkpoints_at_ctrl_c_and_end_at_the_second_or_at_a_kill(tmp_path, text):
     process = begun(tmp_path, tmp_path / text, "--jobs=2", "--set=batch=64")
     workers_of(process, tmp_path)
     process.send_signal(signal.SIGINT)
@@ -116,25 +116,16 @@ def test_two_runs_at_a_time_write_two_checkpoints_at_ctrl_c_and_end_at_the_secon
     line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
     assert (code, out, err.splitlines()[-1], "Traceback" in err) == (130, "", line, False)
     assert len({path.parents[1] for path in tmp_path.glob("run/*/seed-1/checkpoint-*/trainer_state.json")}) == 2
-    (process,) = launch(tmp_path, 1, "compare", "--out=run", "--resume", "--jobs=2")
-    workers = workers_of(process, tmp_path)
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-    [(code, _, err)] = ended([process])
-    assert (code, "Traceback" in err) == (130, False)
-    assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
-    assert not list(tmp_path.glob("run/*/*/result.json"))
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_parent_that_is_killed(tmp_path, text):
-    process = begun(tmp_path, tmp_path / text, "--jobs=2", "--set=batch=64")
-    workers = workers_of(process, tmp_path)
-    process.kill()
-    ended([process])
-    assert len(workers) == 2
-    assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
-    assert not list(tmp_path.glob("run/*/*/result.json"))  # so they ended before their work did
+    for *numbers, expected in ((signal.SIGINT, signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        (process,) = launch(tmp_path, 1, "compare", "--out=run", "--resume", "--jobs=2")
+        workers = workers_of(process, tmp_path)
+        assert len(workers) == 2
+        for number in numbers:
+            process.send_signal(number)
+        [(code, _, err)] = ended([process])
+        assert (code, "Traceback" in err) == (expected, False)
+        assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
+    assert not list(tmp_path.glob("run/*/*/result.json"))  # so the workers ended before their work did
 
 
 @pytest.mark.slow
