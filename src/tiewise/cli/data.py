@@ -47,12 +47,10 @@ def data(
 
     masks, packing = Masking(share=masking, longest=ngram), Packing(length, objective, ratio)
     with TemporaryDirectory() as folder:
-        texts = tuple(text or ("builtin",))
-        prepared = mark(prepare(texts, tokenizer, Path(folder) / "data", length=length, apart=True))
+        prepared = mark(prepare(text or ["builtin"], tokenizer, Path(folder) / "data", length=length, apart=True))
         sentences = split_sentences(prepared, split)
         rows = PairRows(sentences, packing, masks, seed=seed, count=count)
-        words = prepared.tokenizer
-        found = [_row(rows, index, words) for index in range(count)]
+        found = [_row(rows, index, prepared.tokenizer) for index in range(count)]
     documents = len(sentences.documents) - 1
     facts = {"documents": documents, "sentences": len(sentences), "rows_per_epoch": rows.rows_per_epoch}
     if json_:
