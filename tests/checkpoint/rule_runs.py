@@ -43,6 +43,10 @@ def fires(folder, case, **settings):
         assert {finding.rule for finding in left.at_least("warning")} <= {"B015"}
 
 
+def told(findings):
+    return [f"{one.rule} {one.severity} {one.where}" for one in findings]
+
+
 def run(rule, path, **settings):
     """Findings of one rule."""
     return list(rules()[rule].check(Facts(open_folder(path), **settings)))

@@ -10,6 +10,7 @@ from hostile_child import HUGE, memory_below, mutate_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_writer import graph, initialiser, model, node, number, piece, varint
+from rule_runs import told
 from tiny_checkpoints import D, V, llama, table
 
 from tiewise.checkpoint import rules_onnx, table_scans
@@ -37,10 +38,6 @@ def made(*nodes, held=HELD, **ends):
     return model([LOOKUP, INNER, *nodes], held, **ends)
 
 
-def found(audit):
-    return [f"{one.rule} {one.severity} {one.where}" for one in audit.findings]
-
-
 def test_reads_the_graph_and_finds_both_ends(tmp_path):
     path = written(tmp_path, made(HEAD, held=SPLIT))
     facts = read_onnx(path)
@@ -52,7 +49,7 @@ def test_reads_the_graph_and_finds_both_ends(tmp_path):
     for name, values in (("embed", TABLE), ("body", BODY), ("head", OTHER.T)):
         np.testing.assert_array_equal(facts.tensors[name].read(), values, strict=True)
     audit = check(path)
-    assert (audit.kind, found(audit), audit.tensors) == ("onnx", [], 3)
+    assert (audit.kind, told(audit.findings), audit.tensors) == ("onnx", [], 3)
     assert [(part.role, part.tensor.name) for part in audit.parts] == [("input", "embed"), ("output", "head")]
     assert audit.ran == ("B001", "B100", "B101")
 
@@ -133,7 +130,7 @@ SAME = {"head": TABLE}
 def test_a_shared_table_is_stored_once(tmp_path, data, source, said, words):
     path = written(tmp_path / "a", data)
     audit = check(path, beside=None if source is None else llama(tmp_path / "s", **source))
-    assert found(audit) == said
+    assert told(audit.findings) == said
     assert not said or words in audit.findings[0].evidence
     assert (audit.spare > 0) == any("repeats" in one.evidence for one in audit.findings)
     assert all(one.rule != "B100" or one.severity == "error" for one in check(path, scan=False).findings)
@@ -158,7 +155,7 @@ NO_DATA = initialiser("head", dims=(D, V), kind=1)
 )  # fmt: skip
 def test_an_export_has_its_head(tmp_path, data, said, words):
     audit = check(written(tmp_path, data))
-    assert found(audit) == said
+    assert told(audit.findings) == said
     assert not said or words in audit.findings[0].evidence
 
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from rule_runs import told
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
@@ -36,10 +37,6 @@ def target(path, **how):
     return llama(path, **{"tokenizer": bpe_tokenizer()} | how)
 
 
-def worst(audit):
-    return [f"{one.rule} {one.severity} {one.where}" for one in audit.findings]
-
-
 SPECULATOR = dict.fromkeys(("model_type", "vocab_size", "hidden_size")) | {"architectures": ["Eagle3Speculator"]}
 SPECULATOR |= {"transformer_layer_config": {"model_type": "llama", "vocab_size": V, "hidden_size": D}}
 SOUND = [
@@ -61,7 +58,7 @@ def test_sound_drafts(tmp_path, how):
     assert check(path, deep=True).kind == "draft"
     without = {name: value for name, value in how.items() if name != "embed_tokens__weight"}
     for audit in (check(path), check(draft(tmp_path / "b", **without), target=target(tmp_path / "t"))):
-        assert worst(audit) == []
+        assert told(audit.findings) == []
         assert audit.outcomes == ()
         assert "for models that stand alone" in audit.skipped["B010"]
     if how.get("d2t", 0) is not None:
@@ -95,7 +92,7 @@ AGAIN = [  # what is stored, rule, severity and place of each finding, words of 
 @pytest.mark.parametrize(("how", "found", "words"), AGAIN)
 def test_broken_drafts(tmp_path, how, found, words):
     audit = check(draft(tmp_path / "a", **how))
-    assert worst(audit) == found
+    assert told(audit.findings) == found
     assert words in audit.findings[0].evidence
 
 
@@ -111,7 +108,7 @@ def test_drafts_by_the_name_of_their_class(tmp_path, name, kind):
 
 
 def test_maps_are_not_read_where_only_headers_are(tmp_path):
-    assert worst(check(draft(tmp_path / "a", d2t=STEPS * 0), scan=False)) == []
+    assert told(check(draft(tmp_path / "a", d2t=STEPS * 0), scan=False).findings) == []
 
 
 OTHER = bpe_tokenizer()
@@ -138,7 +135,7 @@ PIECES = {"embed_tokens__weight": None}
 )  # fmt: skip
 def test_whose_ids_they_are(tmp_path, own, tensors, of, found, words):
     audit = check(draft(tmp_path / "a", tokenizer=own, **tensors), target=target(tmp_path / "t", **of))
-    assert worst(audit) == found
+    assert told(audit.findings) == found
     assert not words or words in audit.findings[0].evidence
 
 
@@ -202,7 +199,7 @@ def test_sentence_pieces_are_told_apart_by_their_texts(tmp_path, own, theirs, fo
         for name, data in files.items():
             (path / name).write_bytes(data)
     audit = check(paths[0], target=paths[1], select=["B085"])
-    assert worst(audit) == found
+    assert told(audit.findings) == found
     assert all(words in one.evidence for one in audit.findings)
 
 
@@ -244,7 +241,7 @@ BOTH = ["B084 error lm_heads.0.weight", "B084 error lm_heads.1.weight"]
 def test_heads_of_medusa(tmp_path, how, found, words):
     path = medusa(tmp_path / "a", **how)
     audit = check(path, target=target(tmp_path / "t"), ignore=["B085"] if "1__1__weight" not in how else [])
-    assert (audit.kind, worst(audit)) == ("draft", found)
+    assert (audit.kind, told(audit.findings)) == ("draft", found)
     assert [part.role for part in audit.parts].count("draft head") == how.get("heads", 2)
     assert not words or words in audit.findings[0].evidence
 
@@ -266,6 +263,6 @@ def test_layers_of_further_tokens_by_themselves(tmp_path, change, found, words):
     config = llama_config(False, architectures=["DeepseekV3ForCausalLMNextN"])
     audit = check(write_checkpoint(tmp_path / "a", config, tensors), target=target(tmp_path / "t"))
     assert audit.kind == "draft"
-    assert [said.replace("model.layers.0.", "").removesuffix(".weight") for said in worst(audit)] == found
+    assert [said.replace("model.layers.0.", "").removesuffix(".weight") for said in told(audit.findings)] == found
     assert [part.role for part in audit.parts] == ["MTP input", "MTP output"]
     assert not words or words in audit.findings[0].evidence
