@@ -227,22 +227,6 @@ def test_wrong_input_is_named(change, kind, says):
         linear_cross_entropy(**({"features": h, "weight": w, "targets": t, "bias": b} | change))
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_compiled_without_a_graph_break(reduction):
-    (h, w, b), t = problem(torch.float32)
-    kw = {"softcap": 5.0, "label_smoothing": 0.1, "reduction": reduction}
-    up = torch.linspace(0, 1, N) if reduction == "none" else None
-
-    def step(h, w, targets, bias):
-        return linear_cross_entropy(h * 2, w, targets, bias=bias, **kw)
-
-    eager, eager_grads = gradients(step, (h, w, b), t, upstream=up)
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    got, grads = gradients(compiled, (h, w, b), t, upstream=up)
-    torch.testing.assert_close(got, eager)
-    torch.testing.assert_close(grads, eager_grads)
-
-
 def test_options_object_and_keywords_say_the_same():
     (h, w, _), t = problem()
     one = linear_cross_entropy(h, w, t, options=LossOptions(softcap=2.0, reduction="sum"))

@@ -196,16 +196,3 @@ def test_wrong_input_is_named(change, kind, says):
     given = {"features": h, "weight": w, "teacher_features": x, "teacher_weight": u, "targets": t}
     with pytest.raises(kind, match=says):
         linear_divergence(**(given | change))
-
-
-def test_runs_between_compiled_graphs():
-    (h, w, b), t = problem(torch.float32)
-    x, u, _ = teachers(torch.float32)
-
-    def step(leaves):
-        return linear_divergence(leaves[0] * 2, leaves[1], x, u, t, leaves[2], beta=0.3)
-
-    eager, eager_grads = run(step, (h, w, b))
-    got, grads = run(torch.compile(step, backend="aot_eager"), (h, w, b))
-    torch.testing.assert_close(got, eager)
-    torch.testing.assert_close(grads, eager_grads)

@@ -16,18 +16,19 @@ def divergence(h, w, targets, bias=None, **options):
     return linear_divergence(h, w, h.detach()[..., :5].cos(), w.detach()[:, :5], targets, bias, **options)
 
 
+BENT = {"softcap": 5.0, "scale": 0.8}
 # by the words in which they refuse
 EACH = {
-    "linear_cross_entropy": partial(linear_cross_entropy, reduction="none", z_loss=0.1),
-    "log-probabilities": linear_log_prob,
-    "log-probabilities, lse": lambda *given, **more: vocabulary_statistics(*given, **more).lse,
-    "entropies": lambda *given, **more: linear_log_prob(*given, entropy=True, **more)[1],
+    "linear_cross_entropy": partial(linear_cross_entropy, reduction="none", z_loss=0.1, **BENT),
+    "log-probabilities": partial(linear_log_prob, temperature=0.7, **BENT),
+    "log-probabilities, lse": lambda *given, **more: vocabulary_statistics(*given, temperature=0.7, **BENT, **more).lse,
+    "entropies": lambda *given, **more: linear_log_prob(*given, entropy=True, temperature=0.7, **BENT, **more)[1],
     "linear_divergence": partial(divergence, reduction="none"),
     "augmented_cross_entropy": partial(augmented_cross_entropy, reduction="none"),
 }
 EVERY = EACH | {
     "linear_cross_entropy, mean": partial(linear_cross_entropy, z_loss=0.1),
-    "linear_cross_entropy, sum": partial(linear_cross_entropy, reduction="sum", label_smoothing=0.1),
+    "linear_cross_entropy, sum": partial(linear_cross_entropy, reduction="sum", label_smoothing=0.1, **BENT),
     "linear_divergence, mean, forward": partial(divergence, beta=0),
     "linear_divergence, sum, reverse": partial(divergence, beta=1, reduction="sum"),
     "augmented_cross_entropy, mean": augmented_cross_entropy,
@@ -36,7 +37,13 @@ every_loss = pytest.mark.parametrize("name", EVERY)
 
 
 def summed(name):
-    return lambda *given, **more: EVERY[name](*given, **more).sum()
+    """The losses of all tokens, each multiplied by a number of its own."""
+
+    def loss(*given, **more):
+        each = EVERY[name](*given, **more)
+        return (each * torch.linspace(1, 2, each.numel()).view_as(each)).sum()
+
+    return loss
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -75,6 +82,18 @@ def test_targets_may_be_whole_numbers_of_any_width(name, kind):
     (h, w, _), t = problem()
     t = t.clamp(min=0)
     assert torch.equal(EVERY[name](h, w, t.to(kind)), EVERY[name](h, w, t))
+
+
+@every_loss
+def test_compiled_it_is_the_same_in_one_graph_or_between_two(name):
+    inputs, t = problem(torch.float32)
+
+    def step(h, w, targets, bias):
+        return summed(name)(h * 2, w, targets, bias=bias)
+
+    in_one = not name.startswith(("linear_divergence", "augmented"))
+    compiled = torch.compile(step, fullgraph=in_one, backend="aot_eager")
+    torch.testing.assert_close(gradients(compiled, inputs, t), gradients(step, inputs, t))
 
 
 @every_loss

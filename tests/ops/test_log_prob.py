@@ -163,7 +163,6 @@ def test_nan_and_infinity_reach_their_own_tokens_alone(odd):
     got, truth = ours(h, w, t), plain(h, w, t)
     for one, true in zip((got.log_prob, got.entropy), truth[::2], strict=True):
         assert one[3].isnan()
-        assert true[3].isnan()
         assert torch.equal(one.isnan(), true.isnan())
 
 
@@ -185,21 +184,6 @@ def test_wrong_input_is_named(change, kind, says):
     (h, w, b), t = problem()
     with pytest.raises(kind, match=says):
         linear_log_prob(**({"features": h, "weight": w, "targets": t, "bias": b} | change))
-
-
-@pytest.mark.parametrize("entropy", [False, True])
-def test_compiled_without_a_graph_break(entropy):
-    inputs, t = problem(torch.float32)
-
-    def step(h, w, targets, bias):
-        found = vocabulary_statistics(h * 2, w, targets, bias, entropy=entropy, softcap=5.0, temperature=0.7)
-        return (*found[:2], found.entropy if entropy else found.lse)
-
-    parts = PARTS if entropy else ("log_prob",)
-    eager, eager_grads = run(step, inputs, t, parts)
-    got, grads = run(torch.compile(step, fullgraph=True, backend="aot_eager"), inputs, t, parts)
-    torch.testing.assert_close(got, eager)
-    torch.testing.assert_close(grads, eager_grads)
 
 
 @pytest.mark.parametrize("targeted", [True, False])
