@@ -1,5 +1,6 @@
 """A sharded training state: two processes save it, four take it up, then one; then it is an ordinary folder."""
 
+import math
 import os
 import subprocess
 import sys
@@ -135,10 +136,11 @@ def test_one_process_alone(tmp_path, kind):
         return model.to(torch.bfloat16) if kind == "bf16" else model
 
     model = made()
+    model.config.time_step_limit = [0.0, math.inf]  # as Mamba's have it
     model.generation_config = tr.GenerationConfig(max_new_tokens=7)
     optimizer = adamw(model)
     step(model, optimizer, 97)
-    notes = {"step": 1, "scheduler": {"last_epoch": 1, "names": ["a", None]}}
+    notes = {"step": 1, "scheduler": {"last_epoch": 1, "names": ["a", None], "best": math.inf}}
     tiewise.save_sharded(tmp_path / "save", model, optimizer, notes=notes)
     (tmp_path / "save" / "tokenizer.json").write_text("{}")
     again = made()
@@ -156,6 +158,7 @@ def test_one_process_alone(tmp_path, kind):
     assert (out / "tokenizer.json").read_text() == "{}"
     exported = tiewise.load(out)
     assert exported.generation_config.max_new_tokens == 7
+    assert exported.config.time_step_limit == [0.0, math.inf]
     assert exported.dtype == model.dtype
     assert torch.equal(exported.eval()(IDS).logits, model.eval()(IDS).logits)
     refused(CheckpointError, "not empty", tiewise.export_sharded, tmp_path / "save", out)

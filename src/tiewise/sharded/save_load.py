@@ -11,6 +11,7 @@ import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tiewise.checkpoint.stored import BITS, CHUNK_BYTES
 from tiewise.checkpoint.untrusted import short
 from tiewise.core import ranks
 from tiewise.core.errors import CheckpointError, RunError, UnsupportedError
-from tiewise.core.files import to_record, write_whole, written_whole
+from tiewise.core.files import write_whole, written_whole
 from tiewise.rewrite.change import NewTensor, Pieces
 from tiewise.rewrite.file_plan import write_tensors
 from tiewise.sharded.held_state import Held, HeldState, built_from, find_held, held, local, make_up, shape_of
@@ -94,7 +95,7 @@ def save_sharded(
                     if lost := [file.name for file in files if not (place / file.name).is_file()]:
                         what = f"{place}: {lost[0]}, which another process wrote, is not there"
                         raise RunError(what, "give a folder on a file system that all processes share")
-                    write_whole(place / INDEX, json.dumps(to_record(index), separators=(",", ":")))
+                    write_whole(place / INDEX, json.dumps(asdict(index), separators=(",", ":")))  # infinities too
                     sweep(place)
         except BaseException as error:
             if ranks.first() and ranks.known(error):  # else another process may have seen it succeed
