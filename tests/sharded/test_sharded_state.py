@@ -164,6 +164,16 @@ def test_one_process_alone(tmp_path, kind):
     refused(CheckpointError, "not empty", tiewise.export_sharded, tmp_path / "save", out)
 
 
+def test_an_option_that_holds_none_comes_back(tmp_path):
+    """Adafactor's first eps is None unless it is given."""
+    model = torch.nn.Linear(3, 3)
+    one, other = (torch.optim.Adafactor(model.parameters(), lr=rate) for rate in (0.1, 0.2))
+    model(torch.ones(2, 3)).sum().backward()
+    one.step()
+    tiewise.load_sharded(tiewise.save_sharded(tmp_path / "save", model, one), model, other)
+    torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=0)
+
+
 def test_a_disk_that_fills_while_exporting_leaves_nothing(tmp_path):
     place = tiewise.save_sharded(tmp_path / "save", llama())
     full = "cannot write to .*(File too large|No space)"

@@ -10,8 +10,7 @@
 
 The last form threads the table from the lookup to the head, so that a tied table has one gradient buffer (see
 `tiewise.ops.path_gradient`); the single verbs are as exact and use one more. Tied means that `table_out` is
-`table_in`: one Parameter, which appears once in `parameters()` and in the optimizer, and in the state dict under both
-names.
+`table_in`: one Parameter, once in `parameters()` and in the optimizer, under both names in the state dict.
 
 The side note that catches everyone: a table is [V, E] at both ends, one row per token. The head multiplies by its
 transpose; nothing is ever stored transposed.

@@ -88,7 +88,7 @@ def _plain(key: str, value: Any) -> Any:
     """Return an option of the optimizer as JSON takes it."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
-    if isinstance(value, (list, tuple)) and all(isinstance(item, (int, float, str)) for item in value):
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (int, float, str, type(None))) for item in value):
         return list(value)
     if value is not None and not isinstance(value, (bool, int, float, str)):
         raise UnsupportedError(f"the optimizer's {key} is a {type(value).__name__}", "only numbers and text are kept")
