@@ -130,9 +130,9 @@ def test_a_tied_linear_path_is_symmetric_exactly(gain, dtype):
 def test_equal_logits_share_a_place():
     table = HeldTable([[1, 0.5], [0.8, 0.9], [0.3, 1.2]])  # New, York, City
     path = DirectPath(table, table)
-    logits, _, ranks = transitions(path, [(0, 0), (0, 1), (1, 0)])
-    assert logits == pytest.approx([1.25] * 3)
-    assert ranks.tolist() == [0, 0, 2]
+    logits, _, ranks = transitions(path, np.argwhere(np.ones((3, 3))))
+    assert logits == pytest.approx([1.25, 1.25, 0.9, 1.25, 1.45, 1.32, 0.9, 1.32, 1.53])
+    assert ranks.tolist() == [0, 0, 2, 2, 0, 1, 2, 1, 0]
     own = own_token(path, grams(path))[0]
     assert (own.value, own.n, own.chance) == (1.0, 3, 1 / 3)  # New and York share New's first place
 
