@@ -79,13 +79,14 @@ def test_an_encoder_without_a_pooler():
     torch.testing.assert_close(got, other(ids, mask, segments).last_hidden_state, rtol=0, atol=1e-5)
 
 
-PLACELESS = [{"norm": "after"}, *({"sharing": text} for text in ("ffn", "sandwich", "all:cycle=4", "all+rank=2"))]
+PLACELESS = [{"norm": "after"}, {"projection": False, "embedding_size": TINY["hidden_size"]}]
+PLACELESS += [{"sharing": text} for text in ("ffn", "sandwich", "all:cycle=4", "all+rank=2")]
 
 
 @pytest.mark.parametrize("fields", PLACELESS, ids=str)
 def test_what_transformers_has_no_place_for(fields):
     with pytest.raises(UnsupportedError, match="no place for"):
-        to_hugging_face(OpenAlbertForPreTraining(OpenAlbertConfig(**TINY, **fields)))
+        to_hugging_face(OpenAlbertForPreTraining(OpenAlbertConfig(**{**TINY, **fields})))
 
 
 def test_other_models_are_named():
