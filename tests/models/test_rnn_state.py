@@ -93,9 +93,9 @@ REFUSED = {
     "must be H = 200 in every layer": {"cell": "tanh", "input_matrix": False, "embedding_size": 300},
     "sizes are whole numbers": {"hidden_size": 0},
     "give the share that is dropped": {"layer_dropout": 1.0},
-    "tar = -1.0; give a number, 0 or more": {"tar": -1.0},
-    "body_range = nan; give a number, 0 or more": {"body_range": float("nan")},
-    "table_range = 'wide'; give a number": {"table_range": "wide"},
+    "tar = -1.0; give 0 or more": {"tar": -1.0},
+    "body_range = nan; give 0 or more": {"body_range": float("nan")},
+    "table_range = 'wide'; give 0 or more": {"table_range": "wide"},
     "leave E and H equal and install projected:300": {"embedding_size": 300, "tie_word_embeddings": True},
     "set one_table": {"output_vocab_size": 7, "tie_word_embeddings": True},
 }

@@ -103,8 +103,7 @@ class OpenAlbertConfig(PreTrainedConfig):
         dropped = "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout_prob"
         require(self, dropped, lambda x: 0 <= x < 1, "give the share that is dropped, 0 or more, below 1", SpecError)
         require(self, "hidden_act", ACT2FN.__contains__, "choose gelu, gelu_new, relu or another of ACT2FN", SpecError)
-        numbers = "initializer_range layer_norm_eps"
-        require(self, numbers, lambda x: 0 <= x < float("inf"), "give a number, 0 or more", SpecError)
+        require(self, "initializer_range layer_norm_eps", lambda x: 0 <= x < float("inf"), "give 0 or more", SpecError)
         if sharing is not None:
             self.sharing = sharing
 

@@ -302,8 +302,7 @@ class RNNConfig(PreTrainedConfig):
             raise SpecError(what, "leave E and H equal; projected:E gives the table another width")
         dropped = "embedding_dropout input_dropout layer_dropout recurrent_dropout output_dropout weight_dropout"
         require(self, dropped, lambda x: 0 <= x < 1, "give the share that is dropped, 0 or more, below 1", SpecError)
-        numbers = "ar tar table_range body_range"
-        require(self, numbers, lambda x: 0 <= x < float("inf"), "give a number, 0 or more", SpecError)
+        require(self, "ar tar table_range body_range", lambda x: 0 <= x < float("inf"), "give 0 or more", SpecError)
 
     @property
     def outputs(self) -> int:
