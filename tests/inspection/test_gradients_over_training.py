@@ -1,5 +1,6 @@
-"""Both paths over a comparison's training against gradients recomputed by plain autograd from saved weights."""
+"""Both paths over a comparison's training against gradients recomputed by plain autograd from models that were kept."""
 
+import copy
 import json
 import math
 from dataclasses import replace
@@ -8,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch.nn.functional as F
-import transformers as tr
-from safetensors.torch import load_file, save_file
 from tests.inspection.test_tables_over_seeds import compared, result
 from tests.training.conftest import prose
+from tests.training.test_trainer import two_leaves
 
 from tiewise.core.errors import RunError
 from tiewise.inspection.bench import NotHere, comparison_of
@@ -28,23 +28,21 @@ SAMPLED = (1, 2, 3, 17, 18, 39, 40)  # three windows, and a half of one
 
 
 class Saving(TiewiseTrainer):
-    """Saves the weights before sampled steps and the batch of each."""
+    """Keeps the model before sampled steps, and the batch of each."""
+
+    seen = {}  # noqa: RUF012 - of all runs, by the run's folder and the step
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         step = self.state.global_step + 1
         if step in SAMPLED:
-            folder = Path(self.args.output_dir).parent.parent / "seen" / "-".join(Path(self.args.output_dir).parts[-2:])
-            folder.mkdir(parents=True, exist_ok=True)
-            tensors = {name: value.detach().clone() for name, value in model.named_parameters()}
-            save_file(tensors, folder / f"{step}.safetensors")
-            save_file({"ids": inputs["input_ids"].clone()}, folder / f"{step}.batch")
-            model.config.save_pretrained(folder)
+            of = (*Path(self.args.output_dir).parts[-2:], step)
+            self.seen[of] = copy.deepcopy(model), inputs["input_ids"].clone()
         return super().training_step(model, inputs, num_items_in_batch)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A comparison of tied and untied, two seeds, whose sampled steps were saved."""
+    """A comparison of tied and untied, two seeds, whose sampled steps were kept."""
     root = tmp_path_factory.mktemp("course")
     (root / "text.txt").write_text(prose(150), encoding="utf-8")
     sizes = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": STEPS, "seeds": 2}
@@ -56,19 +54,10 @@ def trained(tmp_path_factory):
     return root / "out"
 
 
-def recomputed(out, arm, seed, step):
-    """‖A‖, ‖B‖ and their cosine in a model of transformers' own, whose head has a table apart from the lookup's."""
-    folder = out / "seen" / f"{folder_name(arm)}-seed-{seed}"
-    weights, ids = load_file(folder / f"{step}.safetensors"), load_file(folder / f"{step}.batch")["ids"]
-    config = json.loads((folder / "config.json").read_text())
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    known = {k: config[k] for k in (*sizes, "num_key_value_heads", "rms_norm_eps", "rope_parameters") if k in config}
-    model = tr.LlamaForCausalLM(tr.LlamaConfig(**known, tie_word_embeddings=False))
-    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"].clone())
-    model.load_state_dict(weights)
-    logits = model(ids).logits
-    F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
-    a, b = model.model.embed_tokens.weight.grad, model.lm_head.weight.grad
+def recomputed(arm, seed, step):
+    """‖A‖, ‖B‖ and their cosine, by plain autograd."""
+    model, ids = Saving.seen[folder_name(arm), f"seed-{seed}", step]
+    a, b, _ = two_leaves(model, [ids])
     return a.norm().item(), b.norm().item(), F.cosine_similarity(a.flatten(), b.flatten(), 0).item()
 
 
@@ -79,7 +68,7 @@ def test_the_shares_are_those_of_gradients_recomputed_from_weights_and_batches(t
         for row, steps in enumerate(zip(found.first, found.last, strict=True)):
             if set(steps) <= set(SAMPLED):
                 for seed in comparison.seeds:
-                    one, two = (recomputed(trained, arm, seed, step) for step in steps)
+                    one, two = (recomputed(arm, seed, step) for step in steps)
                     mean = [(x + y) / 2 for x, y in zip(one, two, strict=True)]
                     place = comparison.seeds.index(seed)
                     assert found.a[row, place] == pytest.approx(mean[0], rel=1e-4)
