@@ -81,6 +81,7 @@ def test_spare_bytes_and_header_only(tmp_path):
     ("select", "ignore", "wanted"),
     [
         (("B01",), (), ["B012"]),
+        ("B01", "B080", ["B012"]),
         (("b012", "B042"), (), ["B012", "B042"]),
         ((), ("B0",), []),
         (("B0",), ("B01", "B034"), ["B080", "B042"]),

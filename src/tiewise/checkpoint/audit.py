@@ -148,13 +148,13 @@ def check(
         world: ranks that the tables are to be spread over: B042 says what of them each gets.
         as_class: of a folder: the class of transformers that loads it, where it is not the one that its config names.
         quantise: a JSON file with the config of a quantisation that is to come: B051 and B053 judge it beforehand.
-        select: ids or prefixes of the rules to run; none given: all.
-        ignore: ids or prefixes of rules to leave out.
+        select: ids or prefixes of the rules to run, or one of them; none given: all.
+        ignore: ids or prefixes of rules to leave out, or one.
 
     Raises:
         CheckpointError: nothing at `path` can be read, an id is unknown, or the arguments contradict each other.
     """
-    path, select = Path(path), tuple(select)
+    path, select = Path(path), select if isinstance(select, str) else tuple(select)
     if world is not None and (not hasattr(world, "__index__") or world < 1):
         raise CheckpointError(f"world is {world!r}", "give a number of ranks, 1 or more")
     if deep and not scan:

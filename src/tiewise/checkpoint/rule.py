@@ -111,7 +111,7 @@ def rules() -> dict[str, Rule]:
 def matching(wanted: Iterable[str]) -> frozenset[str]:
     """Return the ids that the given ids and prefixes name: "B01" names B010 to B016."""
     known, found = rules(), set[str]()
-    for text in wanted:
+    for text in (wanted,) if isinstance(wanted, str) else wanted:
         found |= (ids := {name for name in known if text and name.startswith(text.upper())})
         if not ids:
             fix = f"rules are {', '.join(known)}; B01 stands for B010 to B016"
