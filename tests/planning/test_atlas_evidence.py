@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from tiewise.cli.main import command_line
 from tiewise.cli.training import chosen
-from tiewise.core.estimates import critical
+from tiewise.core.estimates import mean_interval
 from tiewise.planning import evidence, plan_rows
 from tiewise.planning.evidence import EXPECTED, SIZES, SURPRISE, UNKNOWN, beyond, expectation, near, score
 from tiewise.planning.plan import plan
@@ -19,7 +19,7 @@ from tiewise.planning.read_config import Sizes
 
 GRID = [*itertools.product((32, 64, 128), (1, 2, 4), (512, 4096), (25_000, 100_000, 400_000))]
 SEEDS, NOISE = 3, 0.004
-NUMBERS = ("difference", "low", "high", "error")
+NUMBERS = ("difference", "low", "high", "error", "sign")
 INSIDE = {"width": 80, "layers": 3, "vocab": 2000, "tokens": 60_000, "seen": 307_200}
 
 
@@ -33,11 +33,9 @@ def planted(seed=0, noise=NOISE):
     draw = np.random.default_rng(seed)
     for at in GRID:
         each = gain(*at) + draw.normal(0, noise, SEEDS)
-        error = float(each.std(ddof=1)) / SEEDS**0.5
-        low, high = (each.mean() + side * critical(SEEDS - 1) * error for side in (-1, 1))
-        sign = int(low > 0) - int(high < 0)
-        numbers = (float(each.mean()), float(low), float(high), error)
-        facts = {"sign": sign, "seeds": SEEDS, "study": "planted", "text": "builtin", "command": "tiewise compare"}
+        e = mean_interval(each.tolist())
+        numbers = (e.value, e.low, e.high, float(each.std(ddof=1)) / SEEDS**0.5, int(e.low > 0) - int(e.high < 0))
+        facts = {"seeds": SEEDS, "study": "planted", "text": "builtin", "command": "tiewise compare"}
         yield dict(zip((*SIZES, *NUMBERS), (*at, 307_200, *numbers), strict=True)) | facts
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.training.conftest import refusal
+from tests.training.conftest import LENGTH, refusal
 from transformers import BloomConfig, GPT2Config, Qwen2Config
 
 from tiewise.boundary.boundary import Boundary
@@ -189,9 +189,6 @@ def test_tables_start_from_word_vectors_of_their_width(text, made, tiny, tmp_pat
     frozen = made(tiny(), f"untied+vectors={path}+freeze")
     trained = [one.requires_grad for installed in (tied, frozen) for one in installed.tables()]
     assert trained == [True, True, False, True]
-
-
-LENGTH = 16
 
 
 @pytest.fixture(params=["llama", "gpt2"])

@@ -11,7 +11,7 @@ from flax import nnx
 from tests.training.conftest import assert_same
 from transformers import AutoModelForCausalLM
 
-import tiewise.hf
+import tiewise.hf  # noqa: F401, factored checkpoints load through it
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
 from tiewise.flax import flax_training
 from tiewise.flax.flax_models import FlaxRNN
@@ -19,8 +19,6 @@ from tiewise.flax.flax_training import OptaxRecipe
 from tiewise.training.compare import finish
 from tiewise.training.folder import newest_checkpoint
 from tiewise.training.kinds import flax
-
-assert tiewise.hf  # factored checkpoints load through it
 
 
 @pytest.mark.parametrize(

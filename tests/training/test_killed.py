@@ -144,7 +144,7 @@ def killed(tmp_path_factory):
     def ran(target, *arguments):
         child = made.Process(target=target, args=arguments)
         child.start()
-        child.join(600)  # its first steps by JAX are compiled
+        child.join(1800)  # its first steps by JAX are compiled
         assert not child.is_alive()
         return child.exitcode == -signal.SIGKILL
 

@@ -40,7 +40,6 @@ def text(settings, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def job(text, settings):
-    """Make the job of an arm."""
     return lambda folder=None, arm="tied", **changes: jobs_on(text)(settings(arms=(arm,), **changes), folder)
 
 
