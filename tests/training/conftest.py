@@ -112,8 +112,8 @@ def refusal(says, error=TiewiseError):
 
 
 def differing(one, other):
-    """Fields of two outcomes that differ, beyond how long it took."""
-    left, right = ({name: repr(value) for name, value in vars(of.result).items()} for of in (one, other))  # nan is nan
+    """Fields of two results that differ, beyond how long it took."""
+    left, right = ({name: repr(value) for name, value in vars(of).items()} for of in (one, other))  # nan is nan
     return {name for name in left if name not in ("tokens_per_second", "seconds") and left[name] != right[name]}
 
 

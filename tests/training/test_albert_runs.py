@@ -113,7 +113,7 @@ def test_a_resumed_run_is_the_whole(optimizer, settings, job, interrupted, tmp_p
     own = replace(settings, own=replace(settings.own, optimizer=optimizer, dropout=0.1))
     whole = train(job(own, tmp_path / "whole"))
     interrupted(job(own, tmp_path / "cut"), 7)
-    assert differing(train(job(own, tmp_path / "cut")), whole) == set()
+    assert differing(train(job(own, tmp_path / "cut")).result, whole.result) == set()
 
 
 def test_accumulated_micro_batches_are_one_batch(settings, text, job, tmp_path):

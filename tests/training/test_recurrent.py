@@ -179,7 +179,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(variant, held, job, interrupted,
         interrupted(job(chosen, tmp_path / "cut"), step - 1)
         assert (tmp_path / "cut" / f"checkpoint-{step}" / "carried.pt").is_file()
     resumed = train(job(chosen, tmp_path / "cut"))
-    assert differing(resumed, whole) <= {"curve"}
+    assert differing(resumed.result, whole.result) <= {"curve"}
     left, right = ([p.heldout_nll for p in run.result.curve if p.step > 33] for run in (resumed, whole))
     assert left == right
     assert {p.name for p in (tmp_path / "cut").iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}

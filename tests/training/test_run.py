@@ -147,7 +147,7 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(job, interrupted, traine
     counted = step + max(0, 40 - (step + 1) - 1)
     assert resumed.result.tokens_per_second == pytest.approx(counted * 64 / resumed.result.seconds)
     # a window that was cut is averaged over the steps after the cut; every other number is the same
-    assert differing(resumed, undisturbed) <= ({"curve"} if step % 2 == 0 else set())
+    assert differing(resumed.result, undisturbed.result) <= ({"curve"} if step % 2 == 0 else set())
     pairs = zip(resumed.result.curve, undisturbed.result.curve, strict=step % 2 == 1)
     assert all(one == other for i, (one, other) in enumerate(pairs) if i != step / 2)
     mine, theirs = (load_file(run / "final" / "model.safetensors") for run in (tmp_path / "cut", folder))
@@ -165,7 +165,7 @@ def test_a_schedule_is_resumed_on_either_side_of_its_step(job, interrupted, trai
     undisturbed = trained(tiny(), tmp_path / "whole", arm)
     interrupted(job(tiny(), tmp_path / "cut", arm), step)
     resumed = trained(tiny(), tmp_path / "cut", arm)
-    assert differing(resumed, undisturbed) <= {"curve"}
+    assert differing(resumed.result, undisturbed.result) <= {"curve"}
     assert ("shared table" in resumed.result.parameters) == arm.startswith("untied")
 
 

@@ -51,7 +51,7 @@ def test_two_at_a_time_end_with_the_figures_of_one_at_a_time(pair, tiny, tmp_pat
     settings = tiny(arms=("tied", "untied"), steps=20, seeds=2, tune=True)
     one, two = (finish(lines.begin(settings, tmp_path / f"{w.count}"), lines.display, w) for w in (Workers(1), pair))
     for alone, beside in zip(one.runs, two.runs, strict=True):
-        assert differing(type("", (), {"result": alone}), type("", (), {"result": beside})) == set()
+        assert differing(alone, beside) == set()
     assert (one.tuning, one.direct_path) == (two.tuning, two.direct_path)
     assert [name for name, value in one.env.items() if value != two.env[name]] == ["jobs"]
     assert len(lines) == 2 * (1 + 6 + 4)
@@ -111,7 +111,8 @@ def test_a_worker_that_is_killed_is_named_and_the_others_can_be_resumed(job, tin
     with Workers(2) as pair, pytest.raises(RunError, match="run 2: its process was ended by SIGKILL; --resume"):
         pair.each(killed, jobs, unheard, unheard)
     assert psutil.Process().children() == before
-    assert differing(train(jobs[0]), undisturbed) <= {"curve"}  # a window that it was stopped in has fewer steps
+    # a window that it was stopped in has fewer steps
+    assert differing(train(jobs[0]).result, undisturbed.result) <= {"curve"}
 
 
 @pytest.mark.slow
