@@ -16,9 +16,9 @@ from tiewise.core.errors import CheckpointError, heard
 QUICK = {"permutations": 1, "neighbours": 3, "subspaces": (4,)}
 
 
-def tables(rows=400, d1=12, d2=12, seed=0, noise=0.5):
+def tables(rows=400, d1=12, d2=12, noise=0.5):
     """A with a mean and an uneven spectrum, and B a noisy linear image of it."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     a = draw.normal(size=(rows, d1)) * np.linspace(2, 0.3, d1) + draw.normal(size=d1)
     return a, a @ draw.normal(size=(d1, d2)) + noise * draw.normal(size=(rows, d2)) + draw.normal(size=d2)
 

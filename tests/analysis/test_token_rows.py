@@ -13,9 +13,9 @@ from tiewise.analysis.token_rows import directions, mean_cosine, moments, near_u
 from tiewise.core.errors import DataError
 
 
-def cone(rows=400, width=12, seed=0):
+def cone(rows=400, width=12):
     """Rows that share a direction, with a spectrum that falls."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     return 0.5 + generator.standard_normal((rows, width)) / np.arange(1, width + 1)
 
 

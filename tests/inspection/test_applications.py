@@ -42,10 +42,10 @@ def folder(tmp_path_factory):
     return open_folder(path)
 
 
-def text(seed=0, sentences=60):
+def text():
     """Sentences of three to five words, as ids [N]."""
-    draw = np.random.default_rng(seed)
-    return np.concatenate([[*draw.choice(WORDS, draw.integers(3, 6)), DOT] for _ in range(sentences)])
+    draw = np.random.default_rng(0)
+    return np.concatenate([[*draw.choice(WORDS, draw.integers(3, 6)), DOT] for _ in range(60)])
 
 
 def opened(model, folder):

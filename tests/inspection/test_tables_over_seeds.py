@@ -20,7 +20,6 @@ from tiewise.training.folder import folder_name, write_json
 from tiewise.training.results import Comparison, RunResult
 
 ROWS, WIDTH = 1500, 16
-QUICK = AlignSettings(sampled=300, subspaces=())
 
 
 def gaussian(*seed, rows=ROWS):
@@ -48,7 +47,7 @@ def result(arm, seed, **known):
 
 
 def measured(run):
-    return over_seeds(run, QUICK, Bench.training_counts)
+    return over_seeds(run, AlignSettings(sampled=300, subspaces=()), Bench.training_counts)
 
 
 def write_text(folder, counts):
