@@ -194,6 +194,7 @@ CHECKPOINTS = {
     "dedupe twice --to differ": "not empty",
 }
 EMPTY = dict.fromkeys(("''", "--out=", "--to="), "an argument is empty: is a variable unset?")
+TOO_LONG = {"word" * 99: "File name too long; check the path"}
 NO_FILE = {path: f"{path}: a pipe, device or socket; give a checkpoint folder" for path in ("/dev/zero", "pipe")}
 RESUME = dict.fromkeys(
     ("--steps=3", "--set=width=8", "--config=odd.yaml", "-t text.txt", "--no-tune", "--overwrite", "--share=ffn"),
@@ -222,6 +223,7 @@ WRONG = [
     ("models", {"--sort=age": "cannot sort by 'age'; choose one of", "--min-vocab=x": "--min-vocab"}),
     ("sparkle", {"": "'sparkle'"}),
     ("", CHECKPOINTS),
+    *((verb, TOO_LONG) for verb in ("plan", "inspect", "train", "explore", "sweep", "exercise 1", "train --model")),
     *((verb, NO_FILE) for verb in ("check", "inspect", "untie --to new")),
     *((verb, EMPTY) for verbs in COMMANDS.values() for verb in verbs),
 ]

@@ -75,9 +75,8 @@ def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
     false = {"sop": "swapped", "nsp": "B is from another document"}.get(rows.packing.objective)
     says = "no label" if label is None else f"label {label}: {'as in the text' if label else false}"
     a, b = ("".join(side).replace("\n", "↵") for side in (parts[:second], parts[second:]))
-    predicted = sum(wanted != -100 for wanted in labels)
-    read = {"label": label, "says": says, "a": a, "b": b, "tokens": size, "predicted": predicted}
-    return {**read, "input_ids": inputs[:size], "labels": labels[:size]}
+    read = {"label": label, "says": says, "a": a, "b": b, "tokens": size, "input_ids": inputs[:size]}
+    return {**read, "labels": labels[:size], "predicted": sum(wanted != -100 for wanted in labels)}
 
 
 def vocab(

@@ -34,8 +34,7 @@ def exercise(
     if number is None:
         for n, (title, *_) in texts.items():
             typer.echo(f"{n:2}  {title}")
-        typer.echo("tiewise exercise N prints one; tiewise exercise N FILE.py checks your answer")
-        return
+        return typer.echo("tiewise exercise N prints one; tiewise exercise N FILE.py checks your answer")
     from rich.markdown import Markdown
 
     title, statement, told, solved = texts[number]

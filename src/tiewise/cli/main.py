@@ -11,6 +11,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Sequence
+from errno import ENAMETOOLONG
 from importlib import import_module
 from typing import Any
 
@@ -64,8 +65,7 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
         for name, module in commands.items():
             if name == asked or not known:
                 function = getattr(import_module(f"tiewise.cli.{module}"), name)
-                listed = app.command(name, help=function.__doc__, rich_help_panel=panel)
-                listed(function if known else lambda: None)
+                app.command(name, help=function.__doc__, rich_help_panel=panel)(function if known else lambda: None)
     return app
 
 
@@ -102,6 +102,8 @@ def main() -> None:
         elif isinstance(error, UsageError):
             if error.format_message():  # empty where no command was given, and the help says it all
                 said = f"{error.format_message()}; see {error.ctx.command_path if error.ctx else 'tiewise'} --help"
+        elif isinstance(error, OSError) and error.errno == ENAMETOOLONG:  # a text where a name belongs
+            said = f"{str(error.filename)[:40]}…: {error.strerror}; check the path"
         elif isinstance(error, BrokenPipeError):
             code = 1
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
