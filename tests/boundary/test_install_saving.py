@@ -14,7 +14,7 @@ from tiny_models import V, assert_identical_steps, batch, build, step, trainer
 import tiewise.hf
 from tiewise.boundary.install import install
 from tiewise.boundary.saved import link_of
-from tiewise.core.errors import InstallError, UnsupportedError
+from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 
 SPECS = ["tied", "untied", "factored:6", "factored-untied:in=6,out=10", "projected:20", "projected:7,untied,out=none"]
 SPECS += ["residual:3", "spd"]
@@ -222,6 +222,16 @@ def test_the_trainer_s_checkpoints_after_a_resize(name, tmp_path):
         loaded = tiewise.hf.load(tmp_path / f"checkpoint-{steps}")
         inputs = {"input_ids": ids, "labels": ids}
         assert torch.equal(_logits(loaded, inputs), _logits(model, inputs))
+
+
+def test_a_padding_row_that_a_resize_cuts_off_is_refused_until_another_is_given():
+    model = build("llama")
+    install(model, "tied+pad=60")
+    model.resize_token_embeddings(50)
+    with pytest.raises(SpecError, match="pad=60: the table has 50 rows"):
+        step(model, batch(model))
+    install(model, "tied+pad=3")
+    assert not step(model, batch(model))[1]["model.embed_tokens.weight"][3].any()
 
 
 def test_a_frozen_table_does_not_freeze_its_map():

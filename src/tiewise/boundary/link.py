@@ -221,7 +221,9 @@ def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     link: Link | None = link_of(model)
     if link is None or getattr(model, "_is_replica", False):
         return  # DataParallel's replicas share one link between threads: they run unlinked
-    more = link.options.stop_both is not None or getattr(link.head, "out_map", None) is not None
+    if (pad := link.spec.pad) is not None and pad >= (rows := len(link.head.weight)):  # a resize has cut it off
+        raise SpecError(f"pad={pad}: the table has {rows} rows", f"install a boundary with a row below {rows}")
+    more = pad is not None or getattr(link.head, "out_map", None) is not None
     # TRL's fused head, from 1.15 on, would leave out what is behind the table
     if kwargs.get("fused_lm_head") and (more or (link.structure.output_scale, link.structure.softcap) != (1.0, None)):
         fix = "take TRL 1.13, or tied or untied without options"
@@ -368,10 +370,8 @@ class Head(nn.Linear):
         out_map = getattr(self, "out_map", None)
         if out_map is not None:
             hidden = out_map(hidden)
-        table, bias = (
-            None if torch.compiler.is_compiling() else link.chain.get(id(self.weight)),
-            local(self, "bias", link.kind),
-        )
+        table = None if torch.compiler.is_compiling() else link.chain.get(id(self.weight))
+        bias = local(self, "bias", link.kind)
         shard, stopped = shard_of(self), link.options.stop_both
         if table is None:  # no lookup before it in this forward
             table = without_row(local(self, kind=link.kind), stopped if shard is None else shard.row(stopped))
