@@ -6,7 +6,7 @@ from tests.boundary.tiny_models import FAMILIES, V, build
 from torch import nn
 
 import tiewise
-from tiewise.boundary.probe import DRAWN, FROM_TABLE, SAME, ZERO
+from tiewise.boundary.probe import FROM_TABLE, SAME, ZERO
 from tiewise.core.errors import CheckpointError, InstallError, UnsupportedError
 
 
@@ -36,21 +36,22 @@ def test_what_transformers_loads_is_sound(saved, name, tied):
     assert tiewise.probe(model.bfloat16(), folder).sound  # rounded as it was loaded
 
 
-def test_a_head_that_a_forced_flag_left_empty(saved):
+@pytest.mark.parametrize(
+    ("head", "sound", "said"),
+    [
+        (torch.zeros_like, "Wrong", "all zero"),
+        (torch.randn_like, "Wrong", "unrelated to the file's, as if drawn at random"),
+        (torch.clone, "Sound", "the file's"),
+    ],
+)
+def test_a_head_of_its_own_where_the_config_ties(saved, head, sound, said):
     model, folder = saved()
-    found = tiewise.probe(untied(model, torch.zeros(V, 16)), folder)
-    assert repr(found) == (
-        "Wrong: the lookup is the file's, the head all zero; two tables here, and the config ties them."
-    )
-    assert found.head == ZERO
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_head_that_was_drawn_anew(saved, seed):
-    model, folder = saved()
-    torch.manual_seed(seed)
-    found = tiewise.probe(untied(model, torch.randn(V, 16)), folder)
-    assert (found.sound, found.head, found.claimed) == (False, DRAWN, True)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        found = tiewise.probe(untied(model, head(model.get_input_embeddings().weight.detach())), folder)
+        two = "two tables here, and the config ties them."
+        assert repr(found) == f"{sound}: the lookup is the file's, the head {said}; {two}"
+        assert (found.sound, found.head, found.claimed) == (sound == "Sound", said, True)
 
 
 def test_a_head_that_was_overwritten_by_the_table(saved):
@@ -58,13 +59,6 @@ def test_a_head_that_was_overwritten_by_the_table(saved):
     model.get_output_embeddings().weight = model.get_input_embeddings().weight
     found = tiewise.probe(model, folder)
     assert (found.sound, found.head, found.tied, found.claimed) == (False, FROM_TABLE, True, False)
-
-
-def test_equal_numbers_in_two_tables_are_sound_and_said(saved):
-    model, folder = saved()
-    found = tiewise.probe(untied(model, model.get_input_embeddings().weight.detach().clone()), folder)
-    assert repr(found).startswith("Sound:")
-    assert repr(found).endswith("two tables here, and the config ties them.")
 
 
 def test_rows_that_moved_and_rows_that_padding_adds(saved):
