@@ -54,7 +54,7 @@ def ended_at(moment, number, source, to):
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     left = itertools.count(moment, -1)
     next(left)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     code = 0
     try:
         traced(source, to, lambda: next(left) or os.kill(os.getpid(), number))
@@ -105,7 +105,7 @@ def test_the_command_says_so_and_exits_as_shells_expect(tmp_path, number):
 def test_a_signal_that_is_ignored_goes_on_being_ignored(tmp_path, number):
     """As SIGHUP is under nohup, and SIGINT in the background of a shell."""
     llama(tmp_path / "a")
-    process = begun(tmp_path, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+    process = begun(tmp_path, ignored=number)
     process.send_signal(number)
     time.sleep(0.3)
     assert process.poll() is None
@@ -114,9 +114,15 @@ def test_a_signal_that_is_ignored_goes_on_being_ignored(tmp_path, number):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def begun(folder, **options):
+def begun(folder, ignored=None):
     """The command, once everything that it writes lies in its hidden folder."""
-    process = subprocess.Popen([sys.executable, "-c", SLOW], cwd=folder, stderr=subprocess.PIPE, text=True, **options)
+
+    def dispose():  # whatever this suite was begun under: nohup ignores one of them, the background of a shell another
+        for number in CODES:
+            signal.signal(number, signal.SIG_IGN if number == ignored else signal.SIG_DFL)
+
+    command, options = [sys.executable, "-c", SLOW], {"cwd": folder, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, preexec_fn=dispose, **options)
     end = time.monotonic() + 60
     while not list(Path(folder).glob(".b.tiewise-*/tiewise.json")):
         assert process.poll() is None, process.stderr.read()
