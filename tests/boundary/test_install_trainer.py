@@ -106,11 +106,10 @@ def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoothe
     installed = install(model) if road in INSTALL else Installed(model, link_of(model))
     pieces = 1 if road == "in one piece" else 4
     settings = {"per_device_train_batch_size": ROWS // pieces, "gradient_accumulation_steps": pieces}
-    made = _trainer(model, tmp_path, rows, **settings, label_smoothing_factor=epsilon)
+    seen = Gradients()
+    made = _trainer(model, tmp_path, rows, **settings, label_smoothing_factor=epsilon, callbacks=[seen])
     if smoother == "tiewise":
         made.label_smoother = installed.label_smoother(epsilon)
-    seen = Gradients()
-    made.add_callback(seen)
     made.train()
     assert made.state.log_history[0]["loss"] == pytest.approx(wanted_loss.item(), rel=1e-4)  # it logs four decimals
     body = [n for n in wanted if n in seen.of and seen.of[n].shape == wanted[n].shape]
@@ -123,7 +122,7 @@ def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoothe
 
 
 def test_a_loss_is_divided_wherever_it_is_asked_for():
-    """Tuples, DataParallel's replicas, compiled graphs; and labels that are all ignored have no nan."""
+    """Tuples and DataParallel's replicas; and labels that are all ignored have no nan."""
     model = build("bert").eval()
     inputs = _whole(_rows())
     plain = copy.deepcopy(model)
