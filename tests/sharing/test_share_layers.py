@@ -282,6 +282,13 @@ def test_differences_of_equal_layers_can_learn():
     assert up.delta_in.norm() > 0
 
 
+def test_means_need_no_rank():
+    model = llama()
+    mean = sum(layer.mlp.up_proj.weight for layer in model.model.layers) / 5
+    share_layers(model, "all", values="mean")
+    torch.testing.assert_close(model.model.layers[3].mlp.up_proj.weight, mean)
+
+
 def test_albert_is_shared_already_and_its_groups_can_be():
     torch.manual_seed(0)
     config = tr.AlbertConfig(**(_BERT | {"embedding_size": 8, "num_hidden_layers": 6, "num_hidden_groups": 3}))
