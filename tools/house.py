@@ -20,17 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 41_878,
+    "lines": 41_876,
     "files": 200,
-    "lines of code": 26_278,
+    "lines of code": 26_275,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 189,
     "modules with one importer": 30,
     "floors": 14,
     "folders that import each other": 0,
-    "words printed by inspect and report": 4_422,
-    "lines of tests": 44_485,
+    "words printed by inspect and report": 4_420,
+    "lines of tests": 41_175,
 }
 
 

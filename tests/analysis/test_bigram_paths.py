@@ -14,10 +14,11 @@ from tiny_tables import exact, random_chain
 from tiewise.analysis import bigram_paths as module
 from tiewise.analysis import model_tables as tables
 from tiewise.analysis.bigram_counts import Chain, frequent
-from tiewise.analysis.bigram_paths import fit_path, frequent_loss, interaction, likeness, path_loss, path_map, text_map
+from tiewise.analysis.bigram_paths import fit_path, frequent_loss, likeness, path_loss, path_map, text_map
 from tiewise.analysis.model_tables import HeldTable
 from tiewise.analysis.open_path import DirectPath
 from tiewise.core.errors import DataError
+from tiewise.core.estimates import interaction
 
 
 def by_scipy(q, width, tied, seed):

@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.analysis import model_tables as tables
 from tiewise.analysis.bigram_counts import Chain
-from tiewise.analysis.bigram_paths import interaction
 from tiewise.analysis.open_path import FAMILIES, open_path
 from tiewise.analysis.path_matrix import transitions
 from tiewise.core.errors import CheckpointError, DataError, InstallError
+from tiewise.core.estimates import interaction
 from tiewise.core.found import plain
 from tiewise.inspection.sections.first_mlp import BLOCKS, first_block, first_mlp_of, through_first_mlp
 from tiewise.internals.loaded import open_model

@@ -33,7 +33,7 @@ from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
 from tiewise.core.errors import DataError, no_numbers
-from tiewise.core.estimates import Estimate, Z
+from tiewise.core.estimates import Estimate, Z, interaction
 from tiewise.core.found import Grid, Quantity
 
 optimize, special = Late("scipy.optimize"), Late("scipy.special")
@@ -219,16 +219,6 @@ def path_map(path: DirectPath, chain: Chain, ids: Ids) -> Array:
     """A path's log p(j | i) − log π_j, with π from the text."""
     _, logs, _ = transitions(path, np.stack(np.meshgrid(ids, ids, indexing="ij"), axis=-1))
     return logs.reshape(len(ids), -1) - np.log(chain.tokens[ids] / chain.pairs)
-
-
-def interaction(values: Array) -> Array:
-    """A map less m + a_i + b_j, fitted by least squares to what is there off the diagonal."""
-    k = len(values)
-    off = ~np.isnan(values) & ~np.eye(k, dtype=bool)
-    design = np.hstack([np.repeat(np.eye(k), k, axis=0), np.tile(np.eye(k), (k, 1))])  # each entry's row and column
-    fitted = np.linalg.lstsq(design[off.ravel()], values[off], rcond=None)[0]
-    found: Array = values - (design @ fitted).reshape(k, k)
-    return found
 
 
 def likeness(text: Array, path: Array, permutations: int = PERMUTATIONS, seed: int = 0) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Means of independent values (rows, windows, batches, seeds) with their 95 % intervals, Student's t, and its tests."""
+"""Means of independent values (rows, seeds) with their 95 % intervals, Student's t, its tests; a map's interaction."""
 
 from __future__ import annotations
 
@@ -129,6 +129,16 @@ def holm(p: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(p) - rank) * p[place]))
         adjusted[place] = least
     return adjusted
+
+
+def interaction(values: NDArray) -> NDArray:
+    """A map less m + a_i + b_j, fitted by least squares to what is there off the diagonal."""
+    k = len(values)
+    off = ~np.isnan(values) & ~np.eye(k, dtype=bool)
+    design = np.hstack([np.repeat(np.eye(k), k, axis=0), np.tile(np.eye(k), (k, 1))])  # each entry's row and column
+    fitted = np.linalg.lstsq(design[off.ravel()], values[off], rcond=None)[0]
+    found: NDArray = values - (design @ fitted).reshape(k, k)
+    return found
 
 
 @lru_cache

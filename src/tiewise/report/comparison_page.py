@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tiewise.analysis.bigram_paths import interaction
+from tiewise.core.estimates import interaction
 from tiewise.core.files import size, write_result
 from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
