@@ -30,7 +30,7 @@ LIMITS = {
     "floors": 14,
     "folders that import each other": 0,
     "words printed by inspect and report": 4_420,
-    "lines of tests": 41_175,
+    "lines of tests": 41_184,
 }
 
 

@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from glob import glob
 
 PATIENCE = 900  # seconds, which only what hangs takes, however busy the machine is
 
@@ -34,11 +36,19 @@ def until(condition, *processes):
         time.sleep(0.02)
 
 
+def curves(folder):
+    """Bytes of each run's curve, by its path below a folder that runs lie in."""
+    found = {}
+    for path in sorted(glob("*/*/*/metrics.jsonl", root_dir=folder)):  # pathlib's raises where a folder moves just then
+        with suppress(FileNotFoundError):
+            found[folder / path] = (folder / path).stat().st_size
+    return found
+
+
 def trains(folder):
     """A condition: something was measured since now."""
-    measured = lambda: sum(path.stat().st_size for path in folder.glob("*/*/*/metrics.jsonl"))  # noqa: E731
-    before = measured()
-    return lambda: measured() > before
+    before = sum(curves(folder).values())
+    return lambda: sum(curves(folder).values()) > before
 
 
 def ended(processes):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 from cli_tiny import TINY, refused, write_text
-from launched import PATIENCE, ended, free_port, launch, trains, until
+from launched import PATIENCE, curves, ended, free_port, launch, trains, until
 
 from tiewise.core.errors import RunError, progress
 from tiewise.training import launchers, workers
@@ -94,7 +94,7 @@ def test_a_worker_of_ray_and_a_run_that_are_killed_are_taken_up_and_counted_once
 def test_ctrl_c_ends_all_tasks_with_checkpoints_that_any_launcher_takes_up(tmp_path, long):
     options, undisturbed = long
     [ray] = launch(tmp_path, 1, "compare", *options, "--out=run", "--launcher=ray", "--jobs=2")
-    begun = lambda: [p.parent for p in tmp_path.glob("run/*/*/metrics.jsonl") if p.stat().st_size]  # noqa: E731
+    begun = lambda: [path.parent for path, size in curves(tmp_path).items() if size]  # noqa: E731
     left = lambda runs: [run for run in runs if not (run / "result.json").exists()]  # noqa: E731
     until(lambda: len(left(begun())) == 2, ray)  # on a busy machine one may end before the other begins
     processes = below(ray)

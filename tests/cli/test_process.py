@@ -18,7 +18,7 @@ from termios import TIOCSWINSZ
 import psutil
 import pytest
 from cli_tiny import TINY
-from launched import PATIENCE, ended, launch, trains, until
+from launched import PATIENCE, curves, ended, launch, trains, until
 
 import tiewise
 from tiewise.cli import training as commands
@@ -101,9 +101,8 @@ def test_ctrl_c_writes_a_checkpoint_exits_130_and_says_how_to_go_on(tmp_path, te
 
 def workers_of(process, folder):
     """The two processes that train for it, once each has measured something."""
-    sizes = lambda: [path.stat().st_size for path in sorted(folder.glob("run/*/*/metrics.jsonl"))]  # noqa: E731
-    before = sizes() or [0, 0]
-    until(lambda: len(now := sizes()) == 2 and all(n > b for n, b in zip(now, before, strict=True)), process)
+    before = curves(folder)
+    until(lambda: sum(size > before.get(path, 0) for path, size in curves(folder).items()) == 2, process)
     return psutil.Process(process.pid).children()
 
 
