@@ -141,7 +141,7 @@ def find_files(text: str) -> tuple[Path, ...]:
     if not os.path.lexists(path) and glob.has_magic(text):
         matches = map(Path, sorted(glob.glob(str(path), recursive=True)))
         files = tuple(file for file in matches if file.is_file() and _state(file).st_size)
-        none, fix = f"no file with text matches {text!r}", "check the pattern; ** goes into subfolders"
+        none, fix = f"no file with text matches {repr(text)[:200]}", "check the pattern; ** goes into subfolders"
     elif stat.S_ISDIR(_state(path).st_mode):
         files = tuple(_text_files(path))
         none, fix = f"the folder {text!r} holds no text files", "name a folder with .txt, .md or .jsonl files"
