@@ -26,7 +26,6 @@ check: $(STAMP)
 	$(BIN)/python tools/make_reference.py --hold
 	$(BIN)/python tools/make_schemas.py --hold
 	$(BIN)/python tools/house.py --hold
-	$(BIN)/python tools/files_that_run.py --hold
 
 docs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/run_docs.py
