@@ -262,6 +262,15 @@ BAD = [
     ("1 rows hold values that are no finite numbers", tensors([[1.0, torch.inf], [2, 3]])),
     ("an empty file", lambda path: path.touch() or path),
     ("compressed by gzip; unpack it", raw(b"\x1f\x8b\x08 and so on")),
+    *(
+        (
+            "a Git LFS pointer, not the file that it names; run `git lfs pull`",
+            lambda path, suffix=suffix: raw(b"version https://git-lfs.github.com/spec/v1\noid x\n")(
+                path.with_suffix(suffix)
+            ),
+        )
+        for suffix in (".txt", ".safetensors")
+    ),
     ("a zip archive; unpack it", raw(b"PK\x03\x04 and so on")),
     ("a pickle, which is never opened; save its vectors as text", raw(b"\x80\x04\x95 and so on")),
     ("none of the formats that are known; give GloVe", raw(b"Well, Prince,\nso Genoa and Lucca\nare now just\n")),

@@ -9,6 +9,9 @@ from rule_runs import fires, run, silent, table_of
 from safetensors.numpy import save_file
 from tiny_checkpoints import bpe_tokenizer, llama, llama_tensors, table, write_checkpoint
 
+from tiewise.checkpoint.audit import check
+from tiewise.core.errors import CheckpointError
+
 SHARDS = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
 INDEX = "model.safetensors.index.json"
 NORM, HEAD = "model.norm.weight", "lm_head.weight"
@@ -69,6 +72,20 @@ def twice(norm):
     return changed(lambda path: save_file(part | {NORM: np.full(8, norm, np.float32)}, path / SHARDS[0]), shards=2)
 
 
+# as `git clone` leaves it where git-lfs is not installed
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0a' * 32}\nsize 2336927\n"
+LFS = "a Git LFS pointer, not the file that it names\nrun `git lfs pull`"
+
+
+def encoded(name, encoding):
+    """How to write a Llama of which a JSON file was saved in another encoding."""
+
+    def change(path):
+        (path / name).write_text((path / name).read_text(), encoding=encoding)
+
+    return changed(change, tokenizer=bpe_tokenizer())
+
+
 BYTES = f"the tensors have {sum(a.nbytes for a in llama_tensors().values()):,} bytes"
 # rules, severity, place, safe to repair, how it is written, words
 FIRES = [
@@ -78,6 +95,13 @@ FIRES = [
     ("B001", "warning", "generation_config.json", False, holding("generation_config.json", "{")),
     ("B001", "warning", "tokenizer.json", False, holding("tokenizer.json", "[]")),
     ("B001", "fatal", "model.safetensors", False, changed(linked), "leads outside the folder"),
+    ("B001", "fatal", "model.safetensors", False, holding("model.safetensors", POINTER), LFS),
+    ("B001", "fatal", "config.json", False, holding("config.json", POINTER), LFS),
+    ("B001", "warning", "tokenizer.json", False, holding("tokenizer.json", POINTER), LFS),
+    ("B001", "warning", "tokenizer.model", False, holding("tokenizer.model", POINTER), LFS),
+    *(("B001", severity, name, False, encoded(name, encoding), "begins with the byte order mark of UTF-", "as UTF-8 w")
+      for name, severity in {"config.json": "fatal", "tokenizer.json": "warning"}.items()
+      for encoding in ("utf-8-sig", "utf-16", "utf-32")),
     ("B001", "fatal", "pytorch_model.bin", False, renamed("pytorch_model.bin"), "pytorch_model.bin"),
     ("B002", "fatal", SHARDS[0], False, gone(SHARDS[0]), "2 tensors", "model.embed_tokens.weight"),
     ("B002", "fatal", INDEX, False, holding(INDEX, '{"weight_map": 3}', shards=2)),
@@ -137,3 +161,10 @@ def test_names_from_a_file_are_shown_without_control_characters(tmp_path):
     (finding,) = run("B002", path)
     assert "\x1b" not in finding.evidence
     assert len(finding.evidence) < 200
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.gguf", "m.onnx"])
+def test_a_single_file_that_is_a_git_lfs_pointer_is_refused_by_that_name(tmp_path, name):
+    (tmp_path / name).write_text(POINTER)
+    with pytest.raises(CheckpointError, match="a Git LFS pointer, not the file that it names; run `git lfs pull`"):
+        check(tmp_path / name)

@@ -39,6 +39,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tiewise.checkpoint.untrusted import LFS_POINTER
 from tiewise.core.errors import DataError, SpecError, printable
 from tiewise.core.spec import BoundarySpec
 
@@ -57,9 +58,11 @@ def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
         if not path.is_file():
             raise DataError("no such file", "give a GloVe, word2vec, fastText or safetensors file")
         with path.open("rb") as file:
-            head = file.read(9)
+            head = file.read(len(LFS_POINTER))
+        if head == LFS_POINTER:
+            raise DataError(*_POINTER)
         # as safetensors begin: the length of a JSON header, and its brace
-        begins = head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
+        begins = head[8:9] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
         if begins or path.suffix == ".safetensors":
             return _safetensors(path, len(tokens))
         changed = path.stat()
@@ -173,6 +176,7 @@ def _first(items: Sequence[object], named: int = 5) -> str:
     return ", ".join(printable(str(item)) for item in items[:named]) + (", …" if len(items) > named else "")
 
 
+_POINTER = ("a Git LFS pointer, not the file that it names", "run `git lfs pull`, or download the file itself")
 _PICKLE = ("a pickle, which is never opened", "save its vectors as text (save_word2vec_format)")
 _OTHERS = {  # first bytes of what is often given in place of vectors
     b"\x1f\x8b": ("compressed by gzip", "unpack it first: gunzip"),

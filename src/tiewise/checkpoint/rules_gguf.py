@@ -23,7 +23,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rule import Said, Told, describe, difference, rule
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import inside, open_regular, short
+from tiewise.checkpoint.untrusted import LFS_POINTER, inside, open_regular, refuse_pointer, short
 from tiewise.core.errors import CheckpointError, doing
 from tiewise.core.files import packaged_json, size
 
@@ -133,6 +133,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFacts:
     with BufferedReader(FileIO(open_regular(path)), WINDOW_BYTES) as file:
         header = _Header(Path(path), file)
         try:
+            refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
             return header.read()
         except OSError as error:
             what = f"{path}: cannot be read at byte {header.at:,} ({error.strerror})"

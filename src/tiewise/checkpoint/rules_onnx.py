@@ -19,7 +19,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rule import Said, Told, describe, names, rule
 from tiewise.checkpoint.stored import BITS, MOST_AXES, Stored
 from tiewise.checkpoint.table_scans import same_shared
-from tiewise.checkpoint.untrusted import inside, open_regular, short
+from tiewise.checkpoint.untrusted import LFS_POINTER, inside, open_regular, refuse_pointer, short
 from tiewise.core.errors import CheckpointError, doing
 from tiewise.core.files import size
 
@@ -104,6 +104,7 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxFacts:
     """Read and check the graph of an ONNX file; the files that it names must be there, and long enough."""
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         try:
+            refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
             return _Graph(Path(path), file.fileno()).read()
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})", "check the disk") from None
@@ -169,6 +170,7 @@ class _Graph:
             path, first = inside(path.parent, entries.get("location", "")), int(told[0])
             last = first + int(told[1])
             with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+                refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
                 if last > (there := os.fstat(file.fileno()).st_size):
                     fix = "the file was cut short, or is of another export: take both again"
                     raise CheckpointError(f"{path}: it ends {last - there:,} bytes before {what} does", fix)

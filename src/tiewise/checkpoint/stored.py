@@ -24,7 +24,7 @@ import numpy as np  # before ml_dtypes, whose C part would import it and print w
 import ml_dtypes
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.untrusted import open_regular, parse_json, short
+from tiewise.checkpoint.untrusted import LFS_POINTER, open_regular, parse_json, refuse_pointer, short
 from tiewise.core.errors import CheckpointError
 
 # of the format's types those of which numpy can hold one element
@@ -117,6 +117,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
             raise CheckpointError(f"{path}: {size} bytes are no safetensors file", _AGAIN)
+        refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
         length = int.from_bytes(file.read(8), "little")
         if length > MOST_HEADER or length > size - 8:
             what = f"{path}: its header claims {length:,} bytes, and the file has {size:,}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -41,9 +42,21 @@ def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
             fix = "no file of this kind is that large: take it from its source again"
             raise CheckpointError(f"{os.fspath(path)}: {found:,} bytes", fix)
         try:
-            return file.read(most)
+            data = file.read(most)
         except OSError as error:
             raise CheckpointError(f"{os.fspath(path)}: cannot be read ({_reason(error)})", "check the disk") from None
+    refuse_pointer(path, data)
+    return data
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of a Git LFS pointer, a text of about 130 bytes
+
+
+def refuse_pointer(path: str | os.PathLike[str], beginning: bytes) -> None:
+    """Raise CheckpointError if a file that begins with these bytes is a Git LFS pointer instead of the file itself."""
+    if beginning.startswith(LFS_POINTER):
+        what = f"{os.fspath(path)}: a Git LFS pointer, not the file that it names"
+        raise CheckpointError(what, "run `git lfs pull` in the repository, or download the file itself")
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -87,6 +100,15 @@ def read_json(path: str, *, most: int = MOST_BYTES, unique: bool = False) -> Any
     return parse_json(read_whole(path, most), path, unique=unique)
 
 
+_BYTE_ORDER_MARKS = {  # UTF-32's first: it begins as UTF-16's does
+    codecs.BOM_UTF8: "UTF-8",
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
 def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     """Return what JSON text in UTF-8 holds; `where` is named in errors.
 
@@ -105,6 +127,10 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     if values > MOST_VALUES:
         fix = "no file of this kind is that long: take it from its source again"
         raise CheckpointError(f"{where}: more than {MOST_VALUES:,} values", fix)
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if data.startswith(mark):
+            what = f"{where}: not readable as JSON: it begins with the byte order mark of {encoding}"
+            raise CheckpointError(what, "save it as UTF-8 without a byte order mark")
     require_bounded(data, values, where)
     try:
         text = data.decode()
