@@ -10,6 +10,8 @@ from test_rules_draft import sentence_pieces
 from test_rules_tying import factored
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_tensors, table, write_checkpoint
 
+from tiewise.checkpoint.audit import check
+
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 E, H = "model.embed_tokens", "lm_head"
 ALBERT = {"architectures": ["AlbertForMaskedLM"], "model_type": "albert", "vocab_size": V, "hidden_size": 16}
@@ -40,6 +42,27 @@ def llava(**config):
     tensors = {f"language_model.{name}": array for name, array in llama_tensors().items()}
     parts = {"text_config": llama_config(**config), "vision_config": {"model_type": "clip", "vocab_size": 9}}
     return lambda path: write_checkpoint(path, LLAVA | parts, tensors)
+
+
+def composite(root, text=V, rows=V, kind="qwen2_5_vl", name="Qwen2_5_VLForConditionalGeneration", **config):
+    """How to write a vision-language model of `rows` rows whose config gives the vocabulary two sizes."""
+    tensors = {f"model.language_{name}": array for name, array in llama_tensors(rows=rows).items()}
+    flags = {"architectures": [name], "model_type": kind, "tie_word_embeddings": True}
+    parts = {
+        "text_config": llama_config(vocab_size=text, model_type=f"{kind}_text"),
+        "vision_config": {"vocab_size": 9},
+    }
+    sizes = {} if root is None else {"vocab_size": root}
+    return lambda path: write_checkpoint(path, flags | parts | sizes | config, tensors)
+
+
+def picture(kind, name, **config):
+    """How to write a composite of another family, whose config names tokens of pictures."""
+    return composite(None, kind=kind, name=name, **config)
+
+
+def generation(**config):
+    return {"files": {"generation_config.json": config}}
 
 
 def albert(maps=False, **config):
@@ -98,6 +121,7 @@ BIASES = ("lm_head.bias", "final_logits_bias", "cls.predictions.bias")
 BAD_HEAD = np.where(np.arange(64 * D).reshape(64, D) == 64 * D - 1, np.nan, table(64, seed=3)).astype(np.float32)
 SKIPPED = "quantization_config.llm_int8_skip_modules"
 REACHES = f"tiewise resize PATH --vocab {V + 2} --to NEW_DIR\n"
+LLAVA_CLASS = ("llava", "LlavaForConditionalGeneration")
 NEW = (V, "<a>", True), (V + 1, "<b>", True)
 # rules, severity, place, safe to repair, how it is written, words
 FIRES = [
@@ -120,6 +144,24 @@ FIRES = [
      f"vocab_size is {V - 1}", f"has {V} rows"),
     ("B033", "error", "text_config.vocab_size", False, llava(vocab_size=V - 1)),
     ("B033", "error", "vocab_size", False, {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 7}}),
+    # a resize that wrote one level of the config; older releases read the root's (transformers#40130)
+    ("B033", "error", "text_config.vocab_size", False, composite(V, V + 8), f"is {V + 8}, and", f"has {V} rows"),
+    ("B033", "error", "text_config.vocab_size", False, composite(V + 8, V, V + 8), f"is {V}, and"),
+    ("B033", "warning", "vocab_size", False, composite(V + 8), f"vocab_size is {V + 8}, and text_config.vocab_size is"),
+    # tokens of pictures, which most classes look up
+    *(("B034", "error", key, False, picture(*LLAVA_CLASS, **{key: value}), f"{key} is {worst};",
+       f"\ntiewise resize PATH --vocab {worst + 1} --to NEW_DIR, or edit config.json by hand: {key}\n")
+      for key, value, worst in (("image_token_index", V, V), ("image_token_id", V + 3, V + 3),
+                                ("visual_indicator_token_ids", [3, V + 1], V + 1))),
+    ("B034", "error", "text_config.image_token_id", False, llava(image_token_id=V)),
+    *(("B034", "warning", f"generation_config.json.{key}", False, generation(**{key: value}),
+       f"generation_config.json.{key} is {V + 1}; ids are", f"\nedit generation_config.json by hand: generation_config.j")
+      for key, value in {
+          "suppress_tokens": [-1, 3, V + 1], "begin_suppress_tokens": [V + 1], "bad_words_ids": [[3], [2, V + 1]],
+          "forced_decoder_ids": [[1, None], [V + 9, V + 1]], "force_words_ids": [[[V + 1]], [2]],
+          "forced_bos_token_id": V + 1, "forced_eos_token_id": [2, V + 1], "no_timestamps_token_id": V + 1}.items()),
+    *(("B034", "warning", key, False, {"config": {key: V}}, f"{key} is {V}; ids are")
+      for key in ("forced_bos_token_id", "sep_token_id", "mask_token_id")),
     *(("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": value}},
        f"eos_token_id is {shown}; ids are whole numbers from 0 to {V - 1}")
       for value, shown in {V: V, -1: -1, "</s>": "'</s>'", True: True}.items()),
@@ -195,7 +237,17 @@ SILENT = [
     ("B033", llava()),
     ("B033", {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 8}}),
     ("B033", {"config": {"vocab_size": V - 1, "decoder_vocab_size": V}}),
+    *(("B033 B034", composite(*sizes)) for sizes in ((None, V), (V, V), (V - 1, V))),
     ("B034", {"tied": False, "head": table(V + 9), "config": LATER}),
+    # ids of other vocabularies, of rows that are not of the table, and placeholders that the class replaces
+    ("B034", {"config": {"codebook_pad_token_id": 2050, "codec_eos_token_id": 900, "image_token_length": 900}}),
+    ("B034", {"config": {"num_image_tokens": 900, "image_token_id": None, "image_token": 900}}),
+    ("B034", {"config": {"image_token_id": V + 1, "additional_vocab_size": 2}}),  # Idefics
+    ("B034", {"config": {"image_token_index": -200}}),
+    ("B034", picture("paligemma", "PaliGemmaForConditionalGeneration", image_token_index=V)),
+    ("B034", composite(None, vlm_config={"model_type": "paligemma", "image_token_index": V})),
+    ("B034", generation(suppress_tokens=[-1, 3], forced_decoder_ids=[[99, 3], [1, None], [7]], bad_words_ids=None)),
+    ("B034", generation(suppress_tokens="none", bad_words_ids=3, forced_decoder_ids=[99, V + 9])),
     *(("B035", bias(name, tied=False)) for name in BIASES),
     *(
         ("B040", {"config": {"dtype": claimed}})
@@ -251,6 +303,14 @@ def test_a_sentencepiece_model_is_read_to_its_end(tmp_path):
     for data, found in ((pieces, []), (pieces[:-1], ["B001"])):
         (path / "tokenizer.model").write_bytes(data)
         assert [finding.rule for finding in (*run("B031", path), *run("B001", path))] == found
+
+
+@pytest.mark.parametrize(("root", "text", "rows", "refused"), [(V, V + 8, V, True), (V + 8, V, V, False)])
+def test_transformers_reads_the_vocab_size_of_the_text_level(tmp_path, root, text, rows, refused):
+    """As transformers 5.23 did with Qwen2.5-VL: it refuses the first and loads the second."""
+    outcomes = check(composite(root, text, rows)(tmp_path)).outcomes
+    (five,) = [one for one in outcomes if one.loader == "transformers" and one.versions != "4"]
+    assert (five.outcome == "load error") == refused
 
 
 # what rows hold

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -133,14 +133,21 @@ class Facts:
     @cached_property
     def vocabularies(self) -> frozenset[int]:
         """Sizes of vocabularies that the config names at any level, and these with the extra rows of a family."""
-        found: set[int] = set()
-        for level in self.levels.values():
-            named = (value for key, value in level.items() if "vocab" in key and not _NO_VOCABULARY.search(key))
-            kind, number = str(level.get("model_type")), {key: count(level.get(key)) or 0 for key in _EXTRA_KEYS}
-            extra = {rows for name, rows in _EXTRA_ROWS.items() if kind.startswith(name)}
-            extra |= {0, number["additional_vocab_size"], number["prompt_types"] * number["prompt_length"]}
-            found |= {size + rows for size in map(count, named) if size is not None for rows in extra}
-        return frozenset(found)
+        return _vocabulary_sizes(self.levels.values())
+
+    @cached_property
+    def text_vocabularies(self) -> frozenset[int]:
+        """`vocabularies` without the `vocab_size` of levels above `text`, which speak of the same tokens again.
+
+        A known class reads the level `text` alone. Of an unknown class any level may count.
+        """
+        if not self.claims.known:
+            return self.vocabularies
+        levels = dict(self.levels)
+        for path in levels:
+            if path != self.text.level and f"{self.text.level}.".startswith(f"{path}." if path else ""):
+                levels[path] = {key: value for key, value in levels[path].items() if key != "vocab_size"}
+        return _vocabulary_sizes(levels.values())
 
     @cached_property
     def quantised(self) -> bool:
@@ -291,6 +298,17 @@ class Facts:
     def command(self, verb: str, *options: str) -> str:
         """Return the command line of a rewriting verb for this checkpoint."""
         return " ".join(["tiewise", verb, shlex.quote(str(self.path)), *options, "--to NEW_DIR"])
+
+
+def _vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
+    found: set[int] = set()
+    for level in levels:
+        named = (value for key, value in level.items() if "vocab" in key and not _NO_VOCABULARY.search(key))
+        kind, number = str(level.get("model_type")), {key: count(level.get(key)) or 0 for key in _EXTRA_KEYS}
+        extra = {rows for name, rows in _EXTRA_ROWS.items() if kind.startswith(name)}
+        extra |= {0, number["additional_vocab_size"], number["prompt_types"] * number["prompt_length"]}
+        found |= {size + rows for size in map(count, named) if size is not None for rows in extra}
+    return frozenset(found)
 
 
 def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:

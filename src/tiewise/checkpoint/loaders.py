@@ -258,7 +258,7 @@ def _misfit(facts: Facts) -> str | None:
     """A tensor of another shape than the class has: rows that are not the vocabulary, a table that is none, a bias."""
     roles, wanted = facts.roles, facts.text.vocab_size
     for table in (one for one in (roles.read_input, roles.read_output) if one is not None and not roles.packed(one)):
-        if wanted is not None and table.rows not in {wanted, *facts.vocabularies}:
+        if wanted is not None and table.rows not in {wanted, *facts.text_vocabularies}:
             return f"{short(table.name)} has {table.rows} rows, and the config says {wanted}."
         if not facts.explains(table):
             return f"{short(table.name)} is {table.shape[1]} wide, which nothing in the config explains."

@@ -10,7 +10,7 @@ from typing import Any
 from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.claims import count, ends_with, first_count, module_of, usual
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, is_id
+from tiewise.checkpoint.hf_folder import CONFIG, INDEX, SINGLE, Fault, Folder, is_id
 from tiewise.checkpoint.roles import NGRAM, PER_LAYER, modality_config, rows_said
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule, value_text
 from tiewise.checkpoint.stored import FLOATING, Stored
@@ -18,6 +18,7 @@ from tiewise.checkpoint.untrusted import items_of, short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")
+_GENERATION = "generation_config.json"
 _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
 
 
@@ -270,46 +271,103 @@ def padding(facts: Facts) -> Told:
 def vocab_size(facts: Facts) -> Told:
     """Loaders size both tables by vocab_size and then find other shapes in the files: transformers stops, or with
     ignore_mismatched_sizes draws the table anew; vLLM and llama.cpp stop. It comes from resizing in one tool and
-    writing the config in another, and in nested configs from changing one level only. Sizes of other vocabularies in
-    the config (decoder_vocab_size, per-layer tables) are respected, and so are paddings that the config declares.
-    What to do: set vocab_size to the number of rows, or resize the tables.
-    Sources: transformers#45236; LlamaFactory#6749
+    writing the config in another, and in nested configs from changing one level only. Classes read the text level; a
+    larger number at the root is a warning, because older releases and other tools read that one (transformers#40130).
+    Sizes of other vocabularies in the config (decoder_vocab_size, per-layer tables) are respected, and so are paddings
+    that the config declares.
+    What to do: set vocab_size to the number of rows at every level, or resize the tables.
+    Sources: transformers#45236; LlamaFactory#6749; transformers#40130; LlamaFactory#6840; lerobot#825
     """
     text, table = facts.text, facts.roles.counted
-    if text.vocab_size is None or table is None or table.rows == text.vocab_size:
-        return
-    padded = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
-    multiple = first_count(facts.levels.values(), *padded) or 1
-    if table.rows in facts.vocabularies or math.ceil(text.vocab_size / multiple) * multiple == table.rows:
+    if text.vocab_size is None or table is None:
         return
     key = dotted(text.level, "vocab_size")
-    what = f"{key} is {text.vocab_size:,}, and {describe(table)} has {table.rows:,} rows"
-    yield key, what, f"{CONFIG_FIX}: {key} = {table.rows}"
+    padded = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
+    multiple = first_count(facts.levels.values(), *padded) or 1
+    declared = {text.vocab_size, math.ceil(text.vocab_size / multiple) * multiple, *facts.text_vocabularies}
+    if table.rows not in declared:
+        what = f"{key} is {text.vocab_size:,}, and {describe(table)} has {table.rows:,} rows"
+        yield key, what, f"{CONFIG_FIX}: {key} = {table.rows}"
+        return
+    for claim in facts.claims.levels:
+        above = claim.level != text.level and f"{text.level}.".startswith(f"{claim.level}." if claim.level else "")
+        if above and claim.vocab_size is not None and claim.vocab_size > max(declared):
+            outer = dotted(claim.level, "vocab_size")
+            what = f"{outer} is {claim.vocab_size:,}, and {key} is {text.vocab_size:,}, which {describe(table)} has"
+            what += ": releases and tools that read the first number stop at the shape, or at the loss"
+            yield Said(outer, what, f"{CONFIG_FIX}: {outer} = {table.rows}", severity="warning")
+
+
+_ID_KEY = re.compile(r"(^|_)token_(ids?|index|indices)$")
+_ID_LISTS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids", "forced_decoder_ids")
+_OTHER_VOCABULARY = re.compile(
+    r"codebook|codec|t2u"
+)  # in keys of ids that speech models look up in tables of their own
+_STRICT = tuple(f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "decoder_start"))
+_SPECIAL = (*_STRICT, *(f"{name}_token_id" for name in ("sep", "cls", "mask", "forced_bos", "forced_eos")))
+# families whose classes replace the placeholders of pictures and sounds before they look ids up (transformers 5.23)
+_REPLACES_PLACEHOLDERS = ("gemma3", "gemma4", "gemma4_unified", "embedding_gemma2", "paligemma", "granite_speech")
+_REPLACES_PLACEHOLDERS += ("granite_speech_plus", "kimi_k25", "muse_glimmer", "muse_spark", "nemotron3_5_transcribe")
 
 
 @rule("B034", "warning", "special ids lie inside the vocabulary")
 def special_ids_outside(facts: Facts) -> Told:
-    """bos, eos, pad, unk and decoder_start ids are read from config.json, its text level and generation_config.json.
-    One beyond the tables crashes at the first padded batch, or generation never stops because no token can be the end.
-    A negative pad id counts rows from the end. They go stale when a vocabulary is trimmed, or a tokenizer replaced. Ids
-    that are absent are not reported: many families have none.
-    What to do: write the ids that the tokenizer has.
-    Sources: LlamaFactory#6749; skeletoken#108
+    """Every level of config.json, and generation_config.json, name tokens by id: bos, eos, pad, decoder_start and every
+    other key that ends in token_id, token_ids or token_index, and the lists suppress_tokens, begin_suppress_tokens,
+    forced_decoder_ids, bad_words_ids and force_words_ids. A pad id beyond the tables crashes at the first padded batch,
+    and without an end token generation never stops. An id in one of the lists raises an IndexError in generate, or does
+    nothing. The placeholder of a picture or sound is an error: most classes look it up before they put the picture's
+    vectors there, so that the first picture raises an IndexError (transformers#35683). Gemma 3, PaliGemma and their kin
+    replace it first, and are not reported. Neither are ids that Idefics and Mllama look up in rows of their own, nor
+    those of a codec. A negative pad id counts rows from the end. Ids go stale when a vocabulary is trimmed, or a
+    tokenizer replaced. Ids that are absent are not reported: many families have none.
+    What to do: write the ids that the tokenizer has; `tiewise resize` gives a placeholder the row that it lacks.
+    Sources: LlamaFactory#6749; skeletoken#108; transformers#35683; transformers#36491; transformers#29836
     """
     rows = [table.rows for table in facts.roles.tables if not facts.roles.packed(table)]
     if not rows:
         return
     room = max(*rows, *facts.vocabularies, _room(facts) or 0)
-    levels = {"": facts.config, short(facts.text.level): facts.levels.get(facts.text.level, {})}
-    levels |= {"generation_config.json": facts.generation} if isinstance(facts.generation, Mapping) else {}
-    for level, record in levels.items():
-        for name in ("bos", "eos", "pad", "unk", "decoder_start"):
-            key, value = dotted(level, f"{name}_token_id"), record.get(f"{name}_token_id")
-            ids = [number for number in (value if isinstance(value, list) else [value]) if number is not None]
-            if bad := [number for number in ids if not is_id(number) or number >= room]:
-                listed = ", ".join(f"{number:,}" if is_id(number) else value_text(number) for number in bad[:4])
-                what = f"{key} is {listed}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
-                yield key, what, f"{CONFIG_FIX}: {key}"
+    places = dict(facts.levels)
+    places |= {_GENERATION: facts.generation} if isinstance(facts.generation, Mapping) else {}
+    for level, record in places.items():
+        strict = _STRICT if level in ("", facts.text.level, _GENERATION) else ()
+        for name, value in record.items():
+            if not _names_tokens(name) or not (bad := _outside(name, value, room, name in strict)):
+                continue
+            key = dotted(level, short(name))
+            listed = ", ".join(f"{number:,}" if is_id(number) else value_text(number) for number in bad[:4])
+            listed += f" and {len(bad) - 4:,} more" if len(bad) > 4 else ""
+            what = f"{key} is {listed}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
+            placeholder = _ID_KEY.search(name) and name not in _SPECIAL and level != _GENERATION
+            if not placeholder:
+                yield key, what, f"edit {_GENERATION if level == _GENERATION else CONFIG} by hand: {key}"
+            elif {facts.config.get("model_type"), record.get("model_type")}.isdisjoint(_REPLACES_PLACEHOLDERS):
+                fix = f"{facts.command('resize', f'--vocab {max(bad) + 1}')}, or {CONFIG_FIX}: {key}"
+                yield Said(key, f"{what}: the first use of this token reads outside the table", fix, severity="error")
+
+
+def _names_tokens(name: Any) -> bool:
+    """Whether the value of a config's key is ids of tokens of the vocabulary."""
+    named = isinstance(name, str) and (name in _ID_LISTS or _ID_KEY.search(name) is not None)
+    return named and _OTHER_VOCABULARY.search(name) is None
+
+
+def _outside(name: str, value: Any, room: int, strict: bool) -> list[Any]:
+    """Return those ids of a config's value that none of `room` rows has; if `strict`, also what is no id."""
+    if strict:
+        listed = value if isinstance(value, list) else [value]
+        return [one for one in listed if one is not None and (not is_id(one) or one >= room)]
+    if name == "forced_decoder_ids":  # pairs of a position and the id that is forced there
+        value = [pair[1] for pair in items_of(list, value) if len(pair) == 2]
+    found, waiting = list[int](), [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += reversed(one)
+        elif is_id(one) and one >= room:
+            found.append(one)
+    return found
 
 
 @rule("B035", "warning", "the head's bias is as long as the vocabulary, and one")
