@@ -155,7 +155,7 @@ FIRES = [
                                 ("visual_indicator_token_ids", [3, V + 1], V + 1))),
     ("B034", "error", "text_config.image_token_id", False, llava(image_token_id=V)),
     *(("B034", "warning", f"generation_config.json.{key}", False, generation(**{key: value}),
-       f"generation_config.json.{key} is {V + 1}; ids are", f"\nedit generation_config.json by hand: generation_config.j")
+       f"generation_config.json.{key} is {V + 1}; ids are", "\nedit generation_config.json by hand: gen")
       for key, value in {
           "suppress_tokens": [-1, 3, V + 1], "begin_suppress_tokens": [V + 1], "bad_words_ids": [[3], [2, V + 1]],
           "forced_decoder_ids": [[1, None], [V + 9, V + 1]], "force_words_ids": [[[V + 1]], [2]],

@@ -306,8 +306,21 @@ _OTHER_VOCABULARY = re.compile(
 _STRICT = tuple(f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "decoder_start"))
 _SPECIAL = (*_STRICT, *(f"{name}_token_id" for name in ("sep", "cls", "mask", "forced_bos", "forced_eos")))
 # families whose classes replace the placeholders of pictures and sounds before they look ids up (transformers 5.23)
-_REPLACES_PLACEHOLDERS = ("gemma3", "gemma4", "gemma4_unified", "embedding_gemma2", "paligemma", "granite_speech")
-_REPLACES_PLACEHOLDERS += ("granite_speech_plus", "kimi_k25", "muse_glimmer", "muse_spark", "nemotron3_5_transcribe")
+_REPLACES_PLACEHOLDERS = frozenset(
+    [
+        "gemma3",
+        "gemma4",
+        "gemma4_unified",
+        "embedding_gemma2",
+        "paligemma",
+        "granite_speech",
+        "granite_speech_plus",
+        "kimi_k25",
+        "muse_glimmer",
+        "muse_spark",
+        "nemotron3_5_transcribe",
+    ]
+)
 
 
 @rule("B034", "warning", "special ids lie inside the vocabulary")
