@@ -154,6 +154,26 @@ def test_what_an_adapter_does_to_its_base(tmp_path, case):
     assert all(text.replace("PATH", str(path)) in f"{found[0].evidence}\n{found[0].repair}\n" for text in words)
 
 
+NOTHING = np.zeros(0, np.float32)
+EMPTY = [  # the tensors, and how many of how many are empty
+    ({f"{E}.weight": NOTHING, f"{H}.weight": NOTHING}, "2 of its 4 tensors hold no numbers"),
+    ({f"{E}.weight": NOTHING.reshape(0, D)}, f"({E}.weight F32 [0, {D}]): they were saved under ZeRO-3 without"),
+    ({f"{E}.lora_A.weight": NOTHING} | on("base_model.model.model.layers.1.q_proj"), "1 of its 5 tensors"),
+    ({f"{E}.lora_embedding_A": np.ones((R, 0), np.float32)}, "1 of its 3 tensors"),
+]
+
+
+@pytest.mark.parametrize("base", [TIED, UNTIED, NO_BASE])
+@pytest.mark.parametrize(("tensors", "words"), EMPTY)
+def test_b061_names_tensors_that_hold_no_numbers(tmp_path, tensors, words, base):
+    path = adapter(tmp_path / "a", tensors, modules_to_save=["embed_tokens", "lm_head"])
+    (found,) = findings(path, None if base is None else llama(tmp_path / "base", **base), ["B061"])
+    assert found.severity == "error"
+    assert found.where in (END, "lm_head")
+    assert words in found.evidence
+    assert "train it again" in found.repair
+
+
 def test_b060_without_reading(tmp_path):
     (found,) = findings(adapter(tmp_path / "a", APART), llama(tmp_path / "base"), scan=False)
     assert (found.rule, found.severity) == ("B060", "warning")

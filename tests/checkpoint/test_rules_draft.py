@@ -82,6 +82,8 @@ AGAIN = [  # what is stored, rule, severity and place of each finding, words of 
     ({"d2t": STEPS[:8]}, ["B083 error t2d", "B084 error d2t"], "2 are in one of the two alone (17, 23)"),
     ({"lm_head__weight": table(12)}, ["B084 error lm_head.weight"], "12 rows, and draft_vocab_size is 10"),
     ({"lm_head__weight": None}, ["B084 error lm_head"], "no head of 10 rows"),
+    (NO_MAPS | {"lm_head__weight": None, "config": {"draft_vocab_size": V}}, ["B084 error lm_head"],
+     f"no head of {V} rows is stored: vLLM since #28549"),
     ({"embed_tokens__weight": table(20)}, ["B084 error embed_tokens.weight"], "20 rows, and vocab_size is 24"),
     ({"t2d": MARKS[:-1]}, ["B083 error t2d", "B084 error t2d"], "1 are in one of the two alone (23)"),
     ({"config": {"draft_vocab_size": 40}}, ["B084 error config.json", "B084 error d2t", "B084 error lm_head.weight"],

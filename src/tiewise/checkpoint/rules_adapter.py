@@ -74,18 +74,26 @@ def _modules(ends: list[EndUpdate]) -> str:
 @rule("B061", "error", "an adapter's tables have the shape of the base's", kind="adapter")
 def adapter_shapes(facts: AdapterFacts) -> Told:
     """An adapter whose table has other rows or another width than the base's was trained on another base, or after a
-    resize: the loader refuses it, or asks for a resize first.
-    What to do: resize the base to the adapter's rows, or give the base that it was trained on.
-    Sources: unsloth-zoo#923; transformers#32852
+    resize: the loader refuses it, or asks for a resize first. A tensor without a single number was saved under ZeRO-3
+    without gathering its shards: every process wrote what it held itself, which is an empty placeholder (peft#2450).
+    What to do: resize the base to the adapter's rows, or give the base that it was trained on. An empty tensor is lost:
+    consolidate the shards of the training run, or train again.
+    Sources: unsloth-zoo#923; transformers#32852; peft#2450; peft#2451
     """
+    empty = [tensor for tensor in facts.tensors.values() if 0 in tensor.shape]
+    if empty:
+        module = next(module for module, parts in facts.parts.items() if empty[0] in parts.values())
+        what = f"{len(empty):,} of its {len(facts.tensors):,} tensors hold no numbers ({describe(empty[0])})"
+        fix = "consolidate the shards of that training run (zero_to_fp32.py), or train it again"
+        yield short(module), f"{what}: they were saved under ZeRO-3 without gathering", fix
     if facts.base is None:
         return
     roles, name = facts.base.roles, facts.config.get("base_model_name_or_path")
     named = short(name) if isinstance(name, str) and name else "unnamed"
     for update, stored in ((facts.input, roles.input), (facts.output, roles.output or roles.input)):
-        if update is None or stored is None or len(stored.shape) != 2:
+        rows, width = (update and update.shape) or (-1, -1)
+        if update is None or stored is None or len(stored.shape) != 2 or 0 in (rows, width):
             continue
-        rows, width = update.shape or (-1, -1)
         narrow = width not in (-1, stored.shape[1])
         if narrow or rows not in (-1, stored.rows):
             shape = f"[{rows}, {width}]".replace("-1", "?")

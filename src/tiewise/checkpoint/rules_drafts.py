@@ -86,13 +86,16 @@ def draft_maps(facts: Facts) -> Told:
 def draft_sizes(facts: Facts) -> Told:
     """The head and d2t have a row for each of draft_vocab_size tokens, the input table and t2d one for each of
     vocab_size; a draft without an input table looks tokens up in the target's, or reads its hidden states (Medusa), and
-    must be as wide. Each head of Medusa has a row for every token, or for each of truncated_vocab_size with a
-    token_map. Engines refuse other shapes, or copy what fits. Models of one family pad one vocabulary to different
+    must be as wide. A config that says draft_vocab_size promises a head: where none is stored and the flag is false,
+    SGLang leaves it random and accepts no draft (sglang#27908). EAGLE and EAGLE-2 say no such size, and all engines
+    give them the target's head. Each head of Medusa has a row for every token, or for each of truncated_vocab_size with
+    a token_map. Engines refuse other shapes, or copy what fits. Models of one family pad one vocabulary to different
     sizes (Qwen 2.5 has 151,936 rows up to 3B and 152,064 from 7B on, for 151,665 tokens): engines that compare sizes
     refuse such a pair, and users edit configs by hand. That is safe where no token lies in the rows that only one has,
     which the tokenizer shows.
     What to do: export the draft again; pad the smaller of the two with rows of zeros.
-    Sources: SpecForge#76; SpecForge#602; vllm#42775; vllm#7252; vllm#13849; sglang llama_eagle3.py, vllm medusa.py
+    Sources: SpecForge#76; SpecForge#602; sglang#27908; vllm#28549; vllm#42775; vllm#7252; vllm#13849; sglang
+    llama_eagle3.py, vllm medusa.py
     (01dbb08), Medusa medusa_model.py (e2a5d20) (read)
     """
     draft, roles, target, own = facts.draft, facts.roles, facts.target, facts.vocabulary
@@ -111,8 +114,10 @@ def draft_sizes(facts: Facts) -> Told:
                 what = f"{describe(tensor)} has {tensor.rows:,} rows, and {said} is {wanted:,}"
                 yield short(tensor.name), what, AGAIN
         no_head = roles.output is None and not draft.heads and not roles.output_end.quantised
-        if draft.reduced and no_head and not facts.tied:
-            yield "lm_head", f"draft_vocab_size is {rows:,}, and no head of {rows:,} rows is stored", AGAIN
+        if draft.size is not None and no_head and not facts.tied:
+            what = f"{of} is {rows:,}, and no head of {rows:,} rows is stored"
+            borrowed = ": vLLM since #28549 (November 2025) takes the target's head, and SGLang draws one at random"
+            yield "lm_head", what + ("" if draft.reduced else borrowed), AGAIN
         shared = None if target is None or roles.input is not None else target.roles.counted
         width = next((head.shape[1] for head in draft.heads), facts.text.hidden_size)
         if shared is not None and width not in (None, shared.shape[-1]):
