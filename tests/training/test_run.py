@@ -2,8 +2,10 @@
 
 import json
 import math
+import random
 import signal
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -47,6 +49,14 @@ def test_what_a_run_leaves(text, job, whole, trained, tiny, monkeypatch):
     assert result.init_std == sound_std(16)
     monkeypatch.setattr(decoder.Decoders, "build", lambda *arguments: pytest.fail("built again"))
     assert trained(tiny(), folder) == outcome
+
+
+def test_a_run_gives_the_caller_its_random_numbers_back(trained, tiny, tmp_path):
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
+    before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    trained(tiny(steps=1), tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), str(np.random.get_state())) == before[1:]
 
 
 @pytest.mark.parametrize(

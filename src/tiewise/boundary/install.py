@@ -27,8 +27,9 @@ from tiewise.boundary.decoding import decoding
 from tiewise.boundary.deferred import Counts
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
-from tiewise.boundary.saved import ENTRY, declare_family, link_of, on_meta
+from tiewise.boundary.saved import ENTRY, NAME, declare_family, link_of, on_meta
 from tiewise.boundary.sharded_tables import KEPT, held, require_same_tables, require_whole_table, reshard, spread, units
+from tiewise.boundary.undisturbed import generator_states, restore_generators
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, required_link, verify
 from tiewise.boundary.watch import unwatch
@@ -299,7 +300,7 @@ def build_into(
         Installed(model, old).uninstall()
     if on_meta(model):
         raise InstallError(f"{type(model).__name__} is on the meta device", "load its weights first")
-    journal = Journal()
+    journal, drawn = Journal(), generator_states()
     try:
         build = spec if spec is None or not loaded else replace(spec, init=None, vectors=None, freeze=False)
         link = attach(model, build, journal)
@@ -312,9 +313,17 @@ def build_into(
     except BaseException:
         journal.undo()
         if old is not None:
-            link = build_into(model, old.spec, loaded=True)._link
-            link.options, link.logits = old.options, old.logits
+            _put_back(model, build_into(model, old.spec, loaded=True)._link, old)
+        restore_generators(drawn)
         raise
+
+
+def _put_back(model: Any, made: Link, old: Link) -> None:
+    """Make `old` the link of a model again, in place of the `made` one, so that handles of it stay valid."""
+    of_user = {name: getattr(old, name) for name in ("options", "logits", "counts", "always", "lazy")}
+    vars(old).update(vars(made) | of_user)
+    for module in (model, *old.lookups, old.head):
+        setattr(module, NAME, old)
 
 
 def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:

@@ -15,16 +15,15 @@ neighbours are shared, untying keeps the flag and takes the head's key away; els
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.sharded_tables import spread, tables_of_units
+from tiewise.boundary.undisturbed import undisturbed
 from tiewise.core.errors import InstallError
 
 FLAG = "tie_word_embeddings"
@@ -242,30 +241,9 @@ def ordinary_ids(model: Any, rows: int, shape: tuple[int, int], source: torch.Ge
 
 def untraced(model: Any, batch: dict[str, Any], *, training: bool = False) -> Any:
     """Output of one forward with fixed randomness, and no trace left in the model."""
-    # BigBird settles for another kind of attention, with other modules, in a forward of a short batch
-    was = [(module, dict(vars(module)), dict(module._modules)) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []
-    states = random.getstate(), np.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    model.train(training)
-    try:
-        # fixed, since some families sample in their forward
-        with torch.random.fork_rng(devices), torch.set_grad_enabled(training):
-            torch.manual_seed(SEED)
-            random.seed(SEED)
-            np.random.seed(SEED)
-            return model(**batch)
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        for module, attributes, children in was:
-            vars(module).clear()
-            vars(module).update(attributes)
-            module._modules.clear()
-            module._modules.update(children)
-        with torch.no_grad():
-            for buffer, old in buffers:
-                buffer.copy_(old)
+    # fixed, since some families sample in their forward
+    with undisturbed(model, training=training, seed=SEED), torch.set_grad_enabled(training):
+        return model(**batch)
 
 
 # what config and tied keys say

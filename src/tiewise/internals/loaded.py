@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -14,11 +16,15 @@ from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.models  # noqa: F401  # teaches the auto classes our own models
 from tiewise.boundary.locate import ModelEnds, locate
+from tiewise.boundary.undisturbed import kept_generators, undisturbed
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.untrusted import require_memory
 from tiewise.core.errors import CheckpointError, DataError, TiewiseError, one_line
 from tiewise.data.tokenizer import Ids
 from tiewise.hf import model_class
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 TOKENS_AT_ONCE = 2048
 LOGITS_AT_ONCE = 2**26
@@ -82,7 +88,8 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     try:
         config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
         options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
-        model = model_class(config, folder.path).from_pretrained(folder.path, config=config, **options)
+        with kept_generators():  # tensors that the folder lacks are drawn
+            model = model_class(config, folder.path).from_pretrained(folder.path, config=config, **options)
     except TiewiseError:
         raise
     except Exception as error:  # transformers raises whatever its hundreds of config classes do
@@ -92,3 +99,14 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
         raise CheckpointError(what, "`tiewise check` says what is wrong with it") from None
     model.eval()
     return Opened(folder, model, locate(model))
+
+
+def leaves_model(measure: Callable[Concatenate[Opened, P], R]) -> Callable[Concatenate[Opened, P], R]:
+    """Decorate a measure of an opened model: afterwards model and random generators are as they were."""
+
+    @wraps(measure)
+    def measured(opened: Opened, *args: P.args, **kwargs: P.kwargs) -> R:
+        with undisturbed(opened.model):
+            return measure(opened, *args, **kwargs)
+
+    return measured

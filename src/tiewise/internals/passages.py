@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from tiewise.boundary.undisturbed import undisturbed
 from tiewise.core.errors import DataError, progress
 from tiewise.core.estimates import Estimate, jackknife, ratio
 from tiewise.core.files import to_record
@@ -83,7 +84,8 @@ def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
         group = windows[at : at + step]
         # padded behind, where a causal model does not look
         ids = torch.tensor([window + [start] * (max(map(len, group)) - len(window)) for window in group])
-        logits = opened.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        with undisturbed(opened.model):
+            logits = opened.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
         losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").double()
         for owner, window, each in zip(owners[at : at + step], group, losses, strict=True):
             costs[owner] += float(each[: len(window) - 1].sum())

@@ -30,8 +30,9 @@ from torch import Tensor, nn
 
 from tiewise.boundary.link import computed
 from tiewise.boundary.locate import SEED, ordinary_ids
+from tiewise.boundary.undisturbed import undisturbed
 from tiewise.core.errors import UnsupportedError, one_line
-from tiewise.internals.loaded import Opened
+from tiewise.internals.loaded import Opened, leaves_model
 
 LOGITS = 2**24  # of states that are read, held at once
 TOLERANCE = 1e-5  # of the largest logit, in fp32
@@ -84,6 +85,7 @@ class AppliedStack:
         return logits.reshape(*hidden.shape[:-1], -1)
 
 
+@leaves_model
 def find_stack(opened: Opened) -> AppliedStack:
     """Find the layers of a model and its way from the last of them to the logits, by running it.
 
@@ -137,7 +139,8 @@ def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
     """Logits of a forward without a cache; `options` are given where the family's forward names them."""
     known = inspect.signature(model.forward).parameters
     given = {key: value for key, value in {"use_cache": False, **options}.items() if key in known}
-    output = model(input_ids=ids, **given)
+    with undisturbed(model):
+        output = model(input_ids=ids, **given)
     return computed(next(value for key, value in output.items() if "logits" in key))
 
 

@@ -26,6 +26,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from tiewise.boundary.undisturbed import kept_generators
 from tiewise.core import __version__, ranks
 from tiewise.core.errors import RunError, heard
 from tiewise.core.files import from_record
@@ -150,8 +151,9 @@ def start(
         kind.check_processes(checked)
         with display.stages():
             text = kind.prepare(checked, stage / DATA)
-        for job in make_jobs(checked, text, stage):
-            kind.build(job)
+        with kept_generators():
+            for job in make_jobs(checked, text, stage):
+                kind.build(job)
         checked = replace(checked, steps=kind.steps(checked, text)).checked()
         display.say(kind.described(checked, text))
         return checked

@@ -36,6 +36,7 @@ from tiewise.boundary.install import Installed, install, tie_at, untie_at
 from tiewise.boundary.parallel_plan import AXIS, keep_tables, spread_over
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.sharded_tables import fill, shard
+from tiewise.boundary.undisturbed import kept_generators, seed_generators
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import plain_copy
 from tiewise.core import ranks
@@ -316,9 +317,9 @@ def build_drawn(job: Job, make: Callable[[], Any], std: float, reach: float | No
     it is drawn first, by a plain tied model, and only then does the boundary change. Tables are drawn last, from a seed
     of their own, so the arms' input tables agree where shapes do. The boundary's schedule, if any, is the caller's.
     """
-    torch.manual_seed(job.seed)
+    seed_generators(job.seed)
     installed = install(make(), replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
-    torch.manual_seed(job.seed + TABLES)
+    seed_generators(job.seed + TABLES)
     table_in, table_out = installed.tables()
     maps = [p for name, p in installed.model.named_parameters() if "_map." in name and p.dim() > 1]
     with torch.no_grad():
@@ -371,6 +372,7 @@ def finished(folder: Path) -> Outcome | None:
     return None if record is None else from_record(Outcome, record, str(folder / RESULT), AGAIN)
 
 
+@kept_generators()
 def train(job: Job) -> Outcome:
     """Train one job to its end, or take up its finished or interrupted self.
 

@@ -35,7 +35,7 @@ from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentenc
 from tiewise.data.tokenizer import Ids, make_tokenizer, windows
 from tiewise.data.training_rows import IGNORED, Masking, PairRows
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
-from tiewise.internals.loaded import Opened
+from tiewise.internals.loaded import Opened, leaves_model
 from tiewise.internals.stack import AppliedStack, LayerCall, Repeat, find_stack, one_block, relative
 
 MOST = 24
@@ -50,6 +50,7 @@ def applications(subject: Subject, bench: Bench) -> Found:
     return applications_of(opened, bench.ids(subject), effort.length, effort.windows, bench.request.seed)
 
 
+@leaves_model
 def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0) -> Found:
     """Apply a model's one repeated block 1, 2, … 24 times and measure the nll of a text [N] in its tokens each time.
 

@@ -24,7 +24,7 @@ from tiewise.core.found import Found, Quantity
 from tiewise.core.text import BINS, bin_of, token_counts
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
-from tiewise.internals.loaded import Opened
+from tiewise.internals.loaded import Opened, leaves_model
 from tiewise.internals.two_paths import TextLoss
 
 _ROWS = 4096  # of a table, taken to fp64 at once
@@ -38,6 +38,7 @@ def bottleneck(subject: Subject, bench: Bench) -> Found:
     return bottleneck_of(opened, bench.windows(subject)[0], counts, bench.request.seed)
 
 
+@leaves_model
 def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, seed: int = 0) -> Found:
     """Share of the gradient at the logits that the head lets through, on windows of token ids [n, T].
 

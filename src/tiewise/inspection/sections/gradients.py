@@ -26,7 +26,7 @@ from tiewise.core.found import NATS, ONE, Curve, Found, Listing, Quantity, count
 from tiewise.core.text import BINS, bin_of, token_counts
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
-from tiewise.internals.loaded import Opened
+from tiewise.internals.loaded import Opened, leaves_model
 from tiewise.internals.two_paths import NEXT, AdamPaths, PathSplit, RowSums, TextLoss, cosine_null, parted, row_sums
 
 PERMUTATIONS = 19
@@ -69,6 +69,7 @@ class PathGradients:
     longest: tuple[tuple[int, str], ...]  # rows with most of ‖A‖² + ‖B‖², and what their tokens read as
 
 
+@leaves_model
 def gradients_of(
     opened: Opened,
     windows: Ids,

@@ -28,7 +28,7 @@ from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import NATS, NONE, Curve, Found, Listing, Quantity, plain
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
-from tiewise.internals.loaded import Opened
+from tiewise.internals.loaded import Opened, leaves_model
 from tiewise.internals.stack import AppliedStack, find_stack
 
 RATE = 0.15  # Adam's rate is RATE / √D: about the share by which a step may change a state
@@ -62,6 +62,7 @@ class LensRead(NamedTuple):
     agreement: Estimate  # share of positions where lens and model name the same token first
 
 
+@leaves_model
 def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed: int = 0) -> Found:
     """Read every layer of a causal model with both lenses.
 

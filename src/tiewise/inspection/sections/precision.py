@@ -21,7 +21,7 @@ from tiewise.core.estimates import mean_interval
 from tiewise.core.found import NATS, Found, Listing, Quantity
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
-from tiewise.internals.loaded import Opened
+from tiewise.internals.loaded import Opened, leaves_model
 from tiewise.internals.two_paths import TextLoss, parted
 
 BLOCK = 32  # values of Q4_0 that share a scale
@@ -55,6 +55,7 @@ def q4_0(table: Tensor) -> Tensor:
 ROUNDED = {8: int8_by_row, 4: q4_0}
 
 
+@leaves_model
 def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Found:
     """KL(model ‖ model with rounded ends) of the tokens that windows of ids [n, T] have predicted.
 

@@ -27,12 +27,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tiewise.boundary.locate import locate
+from tiewise.boundary.undisturbed import kept_generators
 from tiewise.core.errors import advance, doing
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
-from tiewise.internals.loaded import Opened
+from tiewise.internals.loaded import Opened, leaves_model
 from tiewise.internals.stack import (
     AppliedStack,
     LayerCall,
@@ -82,6 +83,7 @@ class Trajectory:
     alike: NDArray[np.float64]  # mean cosine of h_i and h_j [L + 1, L + 1]; the first layer reads h_0
 
 
+@leaves_model
 def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FURTHER) -> Found:
     """Measure every application of a model's layers on windows of ids [n, T], beside the same architecture untrained.
 
@@ -220,8 +222,7 @@ def _geometric(values: Tensor) -> Tensor:
 def _fresh(opened: Opened, seed: int) -> Opened | None:
     """Build the model again with new weights, one Parameter where it has one; None where its config builds another."""
     model: Any = opened.model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with kept_generators(seed):
         made = type(model)(model.config)
     own, new = (dict(one.named_parameters(remove_duplicate=False)) for one in (model, made))
     if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in new.items()}:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from tiewise.boundary.install import Installed, install
+from tiewise.boundary.undisturbed import seed_generators
 from tiewise.core.errors import DataError, RunError, SpecError
 from tiewise.core.files import require, to_record
 from tiewise.core.first_loss import first_step
@@ -146,9 +147,9 @@ class Alberts(Kind):
         """Build the model of an arm, and install its boundary."""
         t = job.text.tokenizer
         marks = {"pad_token_id": t.pad_token_id, "bos_token_id": t.cls_token_id, "eos_token_id": t.sep_token_id}
-        torch.manual_seed(job.seed)
+        seed_generators(job.seed)
         model: Any = OpenAlbertForPreTraining(arm_config(job.settings, job.arm, job.text.vocab, **marks))
-        torch.manual_seed(job.seed + TABLES)
+        seed_generators(job.seed + TABLES)
         return install(model, _between(job.spec))
 
     def table_std(self, job: Job) -> float:
