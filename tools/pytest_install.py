@@ -1,0 +1,183 @@
+"""Plugin of pytest for `tools/transformers_tests.py`: install tiewise into every model that a test builds or loads.
+
+    python -m pytest -p pytest_install --models installed --results results.jsonl …
+
+    --models plain         leave every model as it is
+    --models installed     call tiewise.install on every new model
+    --models uninstalled   call tiewise.install, then uninstall
+
+The plugin seeds the random generators before each test, so that two runs of a test draw the same inputs. It appends one
+JSON object a line to the file of results: {"test": …, "outcome": …} for each report, {"model": …, "answer": …} for each
+model that a constructor or `from_pretrained` returned.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import tiewise
+from tiewise.core.errors import InstallError
+
+MODES = ("plain", "installed", "uninstalled")
+COMMON = "test_modeling_common"  # the module of transformers' tests that draws inputs from a generator of its own
+NO_HEAD = "no output head"
+SEED = 0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of this plugin."""
+    parser.addoption("--models", choices=MODES, default="plain", help="do this with every new model")
+    parser.addoption("--results", required=True, help="append one JSON object a line to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Patch the constructors before any test module imports a model class."""
+    results = Results(Path(config.getoption("--results")))
+    config.pluginmanager.register(results, "tiewise results")
+    mode = config.getoption("--models")
+    if mode != "plain":
+        patch_models(Installer(mode, results))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed every generator that transformers' tests draw from."""
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+    for name, module in list(sys.modules.items()):
+        if name.endswith(COMMON) and hasattr(module, "global_rng"):
+            module.global_rng.seed(SEED)
+
+
+class Results:
+    """Writer of the file of results, and the hooks that fill it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, **entry: Any) -> None:
+        """Append one object; the file is complete up to here if the process dies in a later test."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Write the outcome of a test's setup, call or teardown, or of one of its subtests."""
+        if report.when != "call" and report.outcome == "passed":
+            return
+        subtest = getattr(report, "context", None)
+        self.write(
+            test=report.nodeid,
+            outcome="xfailed" if hasattr(report, "wasxfail") and report.skipped else report.outcome,
+            subtest=None if subtest is None else f"{subtest.msg or ''}{dict(subtest.kwargs)}",
+            reason=_last_line(report) if report.failed else "",
+        )
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Write the reason if a test module cannot be imported."""
+        if report.failed:
+            self.write(uncollected=report.nodeid, reason=_last_line(report))
+
+
+def _last_line(report: Any) -> str:
+    """Return the line of a failed report that names the error."""
+    lines = [line.strip() for line in str(report.longrepr).splitlines() if line.strip()]
+    errors = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return (errors or lines or ["no reason"])[0][:300]
+
+
+class Installer:
+    """Calls `install` on each new model and writes the answer: the installed spec, or the reason of the refusal."""
+
+    def __init__(self, mode: str, results: Results) -> None:
+        self.mode, self.results = mode, results
+        self.depth = 0  # of constructors and loaders that run now; only the outermost one installs
+
+    @contextmanager
+    def building(self) -> Iterator[bool]:
+        """Within this context a model is being built; yields whether it is the outermost one."""
+        self.depth += 1
+        try:
+            yield self.depth == 1
+        finally:
+            self.depth -= 1
+
+    def __call__(self, model: Any) -> None:
+        """Install into a finished model, and uninstall again if the mode says so."""
+        with self.building():  # `install` may copy or load models itself
+            has_head = self._has_head(model)
+            try:
+                made = tiewise.install(model)
+                answer = "installed"
+                if self.mode == "uninstalled":
+                    made.uninstall()
+            except InstallError as error:
+                answer = f"refused: {error.what}" if has_head else NO_HEAD
+        self.results.write(model=type(model).__name__.removeprefix("Tiewise"), answer=answer)
+
+    @staticmethod
+    def _has_head(model: Any) -> bool:
+        try:
+            return model.get_output_embeddings() is not None
+        except (AttributeError, NotImplementedError):
+            return False
+
+
+def patch_models(install: Installer) -> None:
+    """Make every constructor of a model class, and `from_pretrained`, end in `install`."""
+    base = transformers.PreTrainedModel
+    declared = base.__dict__["__init_subclass__"].__func__
+
+    @functools.wraps(declared)
+    def declare(cls: type, **options: Any) -> None:
+        declared(cls, **options)
+        wrap_constructor(cls, install)
+
+    base.__init_subclass__ = classmethod(declare)
+    for cls in _subclasses(base):
+        wrap_constructor(cls, install)
+    loading = base.__dict__["from_pretrained"].__func__
+
+    @functools.wraps(loading)
+    def load(cls: type, *arguments: Any, **options: Any) -> Any:
+        with install.building() as is_outermost:
+            loaded = loading(cls, *arguments, **options)
+        if is_outermost:
+            install(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
+
+    base.from_pretrained = classmethod(load)
+
+
+def wrap_constructor(cls: Any, install: Installer) -> None:
+    """Make the constructor that a class defines itself end in `install`, if no other model is being built."""
+    construct: Callable[..., None] | None = cls.__dict__.get("__init__")
+    if construct is None:
+        return
+
+    @functools.wraps(construct)
+    def build(self: Any, *arguments: Any, **options: Any) -> None:
+        with install.building() as is_outermost:
+            construct(self, *arguments, **options)
+        if is_outermost:
+            install(self)
+
+    cls.__init__ = build
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
