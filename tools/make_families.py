@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -54,6 +56,12 @@ MAPPINGS = (
     auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
 )
 TABLE_WIDTH = 24  # of no other axis of a shrunk model
+# settings of a nested level without which a class cannot be built: its default config leaves them empty
+REQUIRED = {
+    "DiffusionGemmaForBlockDiffusion": {
+        "text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40}
+    },
+}
 ABOUT = (
     "Made by tools/make_families.py; do not edit. A family: tie, the flag where it is absent; loose, flags that are no "
     "boolean and are taken nevertheless; levels, families of nested levels where they are not written; sizes, its own "
@@ -61,7 +69,8 @@ ABOUT = (
     "modules, whose tensor is <name>.weight; bias, of tensors; tied, {target: source} that it may tie; disk, names in "
     "a saved file where they differ; prefix, of the body; loads, {module or bias: all other names in a file that are "
     "loaded into it}, unless that is this prefix put before or taken away; layers, what stands before a layer's number "
-    "in a file that is loaded, but for this prefix; decides, levels of the config whose flag "
+    "in a file that is loaded, but for this prefix; layer_ties, modules inside numbered layers that the same flag "
+    "ties, with # for each number; decides, levels of the config whose flag "
     "rules (the root where not given), of several one that says true is enough; always or never, tied or not "
     "whatever the flag says."
 )
@@ -183,6 +192,7 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
         return None
     entry: dict[str, Any] = {"inputs": inputs, "output": output}
     entry["tied"] = {k: v for k, v in keys.items() if not in_layer(k) and not is_foreign(k)}
+    entry["layer_ties"] = _layer_ties(model_class, config)
     entry["bias"] = _biases(model, output, keys)
     entry["positions"] = _positions(modules, inputs)
     entry["maps"] = _maps(model_class, config, {*inputs, output})
@@ -212,13 +222,46 @@ def _part_entry(model: Any) -> dict[str, Any] | None:
     return {"inputs": found} | _names(model, found, []) if found else None
 
 
+def _layer_ties(model_class: Any, small: Any) -> list[str]:
+    """Modules inside numbered layers that the class's flag ties, `#` for each number: `model.layers.#.shared_transf`.
+
+    The keys are made for each model from its number of layers: a small model may have too few layers to share any.
+    """
+    found: dict[str, list[str]] = {}  # what comes before the layer's number → names of modules
+    for config in (small, model_class.config_class()):
+        try:
+            keys = allowed_keys(_build(model_class, config))
+        except Exception:  # a default config may lack what the class needs
+            continue
+        for target in filter(in_layer, keys):
+            module = re.sub(r"(?<=\.)\d+(?=\.)", "#", target).rpartition(".")[0]
+            found.setdefault(module.partition(".#")[0], []).append(module)
+    return sorted(_common_module(modules) for modules in found.values())
+
+
+def _common_module(names: list[str]) -> str:
+    """The innermost module that contains all of these."""
+    return os.path.commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
+
+
 def _small(model_class: Any) -> Any:
     try:
-        config = shrink(model_class)
+        config = _with_required(model_class, shrink(model_class))
         _build(model_class, config)
         return config
     except Exception:
         return model_class.config_class()
+
+
+def _with_required(model_class: Any, config: Any) -> Any:
+    """The config with what `REQUIRED` adds to its levels."""
+    more = REQUIRED.get(model_class.__name__)
+    if more is None:
+        return config
+    record = config.to_dict()
+    for level, settings in more.items():
+        record[level] |= settings
+    return type(config).from_dict(record)
 
 
 def _build(model_class: Any, config: Any) -> Any:

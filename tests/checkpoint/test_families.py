@@ -33,7 +33,7 @@ def with_slow(quick, *others):
     return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted({*others} - {*quick}))]
 
 
-AGAIN = ["LlamaForCausalLM", "T5ForConditionalGeneration", "OPTForCausalLM"]
+AGAIN = ["LlamaForCausalLM", "T5ForConditionalGeneration", "OPTForCausalLM", "Zamba2ForCausalLM"]
 
 
 @pytest.mark.parametrize("name", with_slow(AGAIN, *ALWAYS, *random.Random(5).sample(sorted(CLASSES), 60)))

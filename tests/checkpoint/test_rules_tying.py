@@ -19,6 +19,7 @@ BART = {"architectures": ["BartForConditionalGeneration"], "model_type": "bart",
 BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
 OWN = {"model_type": "tiewise", "base_model_type": "llama", "architectures": ["TiewiseLlamaForCausalLM"]}
 GRANITE = {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "logits_scaling": 8.0}
+CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
 MINE = {"model_type": "mine", "architectures": ["MineForCausalLM"]}
 UNTIED = {"tied": False}
 UNSAID = {"config": {FLAG: None}}
@@ -77,6 +78,10 @@ FIRES = [
     ("B012", "error", HEAD, True, {"head": drifted(noise=1e-3)}, "by 0.099 % of their length; once one table"),
     ("B012 B041", "error", HEAD, True, {"tensors": {TABLE: ZEROED}, "head": table()},
      "1 of 24 rows differ (first: 7), from zeros; once one table"),
+    ("B012", "error", HEAD, False, {"head": 0.02 * OTHER}, "times shorter, as those of a head that was never trained",
+     "if it was never trained: tiewise tie PATH --keep input --to NEW_DIR; to use it all the same: tiewise untie PATH"),
+    ("B012", "info", HEAD, False, {"head": OTHER, "config": CLASSIFIER}, "has no token head"),
+    ("B013", "info", HEAD, False, {"head": table(), "config": CLASSIFIER}, "has no token head"),
     ("B013", "warning", HEAD, True, {"head": table()},
      f"{V * D * 4} bytes stored twice", "\ntiewise dedupe PATH --to NEW_DIR\n"),
     ("B013", "warning", HEAD, True, {"head": table(), "shards": 2}),
@@ -132,6 +137,8 @@ SILENT = [
       for headless in ("LlamaModel", "LlamaForSequenceClassification")),
     ("B011", UNTIED | {"tensors": gone(HEAD, ff_last=table()), "config": MINE}),  # which may be the head
     ("B012", UNTIED | {"head": OTHER}),
+    ("B014 B015", UNTIED | {"head": table(), "config": CLASSIFIER}),
+    ("B015", UNTIED | {"head": drifted([7]), "config": CLASSIFIER}),
     ("B021", nested(True, True, qformer_config={"vocab_size": 30522, FLAG: False})),  # a part without text
     (f"{TYING} B020 B021 B030 B033 B035", lambda path: write_checkpoint(path, WHOLE_BERT, BOTH_BIASES)),
     (f"{TYING} B021 B022", of(T5, shared=table())),

@@ -14,10 +14,12 @@ from safetensors.torch import load_file as load_torch
 from tests.checkpoint import saved_models as sm
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint, write_sparse
 
+from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import dedupe, repair, tie, untie
 
+FLAG = "tie_word_embeddings"
 TIED = ["llama", "gpt2", "gemma2", "granite", "cohere", "opt_350m", "bart", "qwen2", "bert", "roberta", "marian", "phi"]
 
 
@@ -244,6 +246,19 @@ def test_repair_of_bart_stores_what_the_flag_unties(tmp_path):
     assert torch.equal(logits(load(tmp_path / "b", "bart")), logits(model))
 
 
+@pytest.mark.parametrize("config", [{}, {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], FLAG: None}])
+def test_a_head_that_was_never_trained_is_not_kept_as_a_safe_repair(tmp_path, config):
+    """Megatron-LM#7577: a tied model whose file also has a head that nothing trained."""
+    path = llama(tmp_path / "a", True, config=config, head=0.02 * table(seed=5))
+    finding = next(found for found in check(path).findings if found.rule == "B012")
+    assert not finding.safe
+    assert finding.repair.startswith(f"if it was never trained: tiewise tie {path} --keep input")
+    with pytest.raises(CheckpointError, match="nothing to repair; by hand: B0"):
+        repair(path, tmp_path / "b")
+    tie(path, tmp_path / "c", keep="input")
+    assert bytes_of(tmp_path / "c") == bytes_of(llama(tmp_path / "d", True))
+
+
 def test_repair_of_index_and_copies(tmp_path):
     path = llama(tmp_path / "a", shards=2)
     index, (first, second) = path / "model.safetensors.index.json", sorted(path.glob("*.safetensors"))
@@ -263,10 +278,85 @@ def test_repair_of_index_and_copies(tmp_path):
         repair(path, tmp_path / "d")
 
 
+# flags that tie more than the two ends
+
+
+ZAMBAS = {
+    "ZambaForCausalLM": "shared_transf",
+    "Zamba2ForCausalLM": "shared_transformer",
+}
+HYBRID = {"num_hidden_layers": 6, "layers_block_type": ["mamba", "hybrid"] * 3, "num_mem_blocks": 1}
+
+
+def zamba(path, name, **changes):
+    """Save a tied model whose later hybrid layers reuse the block of the first."""
+    model = sm.tiny(name, True, **HYBRID | changes).eval()
+    model.save_pretrained(path)
+    return model
+
+
+def missing_keys(name, path):
+    return getattr(tr, name).from_pretrained(path, output_loading_info=True)[1]["missing_keys"]
+
+
+@pytest.mark.parametrize("name", ZAMBAS)
+def test_a_flag_that_ties_layers_too_is_not_turned_off(tmp_path, name):
+    a, b, c = (tmp_path / folder for folder in "abc")
+    zamba(a, name)
+    block = ZAMBAS[name]
+    reason = (
+        rf"also ties model.layers.#.{block} of several layers, stored here as model.layers.1.{block}: under a false"
+    )
+    with pytest.raises(CheckpointError, match=reason):
+        untie(a, b)
+    receipt = untie(a, b, force=True)
+    assert any("forced" in note and block in note for note in receipt.notes)
+    missing = missing_keys(name, b)  # that is why
+    assert {key.split(".")[2] for key in missing} == {"3", "5"}
+    assert all(block in key for key in missing)
+    tie(b, c)  # the way back from it
+    assert bytes_of(c) == bytes_of(a)
+    assert not missing_keys(name, c)
+
+
+@pytest.mark.parametrize("name", ZAMBAS)
+def test_a_flag_that_ties_layers_too_is_not_turned_on(tmp_path, name):
+    model = sm.tiny(name, False, **HYBRID)
+    model.save_pretrained(tmp_path / "a")  # each layer has a block of its own
+    with pytest.raises(CheckpointError, match=r"also ties .* stored here as model\.layers\.1\..* and|keep it untied"):
+        tie(tmp_path / "a", tmp_path / "b", keep="input")
+
+
+def test_repair_does_not_turn_off_a_flag_that_ties_layers_too(tmp_path):
+    a = tmp_path / "a"
+    zamba(a, "ZambaForCausalLM")
+    held = load_file(a / "model.safetensors")
+    held["lm_head.weight"] = held["model.embed_tokens.weight"][::-1].copy()
+    save_file(held, a / "model.safetensors", {"format": "pt"})
+    assert not missing_keys("ZambaForCausalLM", a)
+    finding = next(found for found in check(a).findings if found.rule == "B012")
+    assert not finding.safe
+    assert "also ties model.layers.#.shared_transf" in finding.repair
+    with pytest.raises(CheckpointError, match="nothing to repair"):
+        repair(a, tmp_path / "b")
+    config = config_of(a)
+    del config[FLAG]
+    (a / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="nothing to repair"):
+        repair(a, tmp_path / "b")
+
+
+def test_a_parameter_beside_the_table_is_stored_for_both_stacks(tmp_path):
+    """T5Gemma2 saves its encoder's table under another name than the module has."""
+    name = "T5Gemma2ForConditionalGeneration"
+    sm.tiny(name, True).save_pretrained(tmp_path / "a")
+    untie(tmp_path / "a", tmp_path / "b")
+    assert not missing_keys(name, tmp_path / "b")
+
+
 # a quarter of the classes that transformers can tie: whatever they look for is stored
 
 EVERY = 4  # one class of four: the whole sweep takes minutes
-UNKNOWN = {"T5Gemma2ForConditionalGeneration"}  # ties a parameter beside its table, which the data does not know
 
 
 def _tied(name):
@@ -283,7 +373,7 @@ def _tied(name):
 def test_untied_it_loads_whole_and_deduped_it_is_what_it_was(tmp_path):
     refused, done = {}, 0
     for name in sm.classes()[::EVERY]:
-        model = None if name in UNKNOWN else _tied(name)
+        model = _tied(name)
         if model is None:
             continue
         source, apart, back = (tmp_path / name / folder for folder in ("a", "b", "c"))
@@ -305,4 +395,5 @@ def test_untied_it_loads_whole_and_deduped_it_is_what_it_was(tmp_path):
         assert all(torch.equal(first[key], last[key]) for key in first), name
         done += 1
     assert done > 40
-    assert all("always ties" in why for why in refused.values()), refused
+    reasons = ("always ties", "the flag also ties")
+    assert all(any(reason in why for reason in reasons) for why in refused.values()), refused

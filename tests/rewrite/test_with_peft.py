@@ -5,10 +5,12 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.checkpoint import saved_models as sm
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.checkpoint.adapter import lora_config
 from tiewise.checkpoint.audit import check
+from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import merge, slim
 
 peft = pytest.importorskip("peft", exc_type=ImportError)
@@ -203,3 +205,14 @@ def test_copies_below_low_rank_updates_go(tmp_path, bases, tied):
     receipt = slim(fat, tmp_path / "slim", base=base)
     assert len(receipt.dropped) == 2
     assert torch.equal(logits(load(), fat), logits(load(), tmp_path / "slim"))
+
+
+def test_merge_does_not_turn_off_a_flag_that_ties_layers_too(tmp_path):
+    """Zamba shares a transformer block between layers by the flag that ties its head."""
+    hybrid = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2}
+    base = sm.tiny("ZambaForCausalLM", True, **hybrid)
+    base.save_pretrained(tmp_path / "base")
+    trained(base, tmp_path / "adapter", lambda adapted: None, target_modules=["lm_head"])
+    with pytest.raises(CheckpointError, match="the flag also ties"):
+        merge(tmp_path / "base", tmp_path / "merged", adapter=tmp_path / "adapter")
+    assert not (tmp_path / "merged").exists()

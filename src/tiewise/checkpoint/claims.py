@@ -84,6 +84,8 @@ class ClassEnds:
     # name or taken away, is all that it forgives
     loads: Mapping[str, Sequence[str]] | None = None
     layers: tuple[str, ...] = ()  # what stands before a layer's number in a file that is loaded, but for the prefix
+    # modules inside numbered layers that the same flag ties, `#` for each number ("model.layers.#.shared_transf")
+    layer_ties: tuple[str, ...] = ()
     decides: tuple[str, ...] = ("",)  # levels of the config that decide; of several, one that says true is enough
     always: bool = False  # tied whatever the flag says
     never: bool = False  # never tied whatever the flag says
@@ -99,7 +101,9 @@ class ClassEnds:
 
         def tensor(name: str) -> str:
             module, parameter = module_of(name)
-            return f"{rename(module)}.weight" if parameter == "weight" else rename(name)
+            if parameter != "weight" and rename(name) != name:  # a bias has a name of its own
+                return rename(name)
+            return f"{rename(module)}.{parameter}" if module else rename(name)
 
         several = ("inputs", "biases", "positions", "maps")
         made: dict[str, Any] = {key: tuple(map(rename, getattr(self, key))) for key in several}

@@ -29,12 +29,14 @@ from tiewise.checkpoint.claims import (
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, json_object, noting, read_tokenizer
 from tiewise.checkpoint.roles import DRAFT_HEAD, Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
-from tiewise.checkpoint.table_scans import SAME_VALUES, TableLikeness, likeness, same_numbers
+from tiewise.checkpoint.table_scans import SAME_VALUES, UNRELATED, TableLikeness, likeness, same_numbers
 from tiewise.checkpoint.untrusted import read_json, short
 from tiewise.core.errors import CheckpointError, SpecError, doing
 from tiewise.core.spec import BoundarySpec
 
 SPEC = "tiewise_boundary"  # of the config: the boundary that this package installed
+# a head unrelated to the table whose rows are this many times shorter looks like one that training never reached
+UNTRAINED = 10
 _WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
 _EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1}  # of the input table, beyond vocab_size: an image, a start
@@ -244,6 +246,27 @@ class Facts:
         if self.roles.output is None:
             return True
         return None if self.ends is None or self.ends.kind == SAME_VALUES else self.ends.equal
+
+    @property
+    def untrained_head(self) -> bool:
+        """Whether the stored head is unrelated to the table and much shorter: a leftover that was never trained."""
+        alike = self.ends
+        return alike is not None and alike.kind == UNRELATED and alike.length_ratio * UNTRAINED < 1
+
+    @property
+    def layer_ties(self) -> tuple[str, ...]:
+        """Modules inside layers that the flag ties too, `#` for a layer's number: Zamba's shared transformer blocks.
+
+        Empty where the class always ties or never does, whatever the flag says.
+        """
+        known = self.roles.known
+        return () if known is None or self.claims.fixed is not None else known.layer_ties
+
+    def stored_layers(self, module: str) -> tuple[str, ...]:
+        """Names under which a module inside layers is stored: one for each layer that stores it, in file order."""
+        pattern = re.compile(r"\d+".join(map(re.escape, module.split("#"))))
+        found = (pattern.search(name) for name in self.folder.tensors)
+        return tuple(dict.fromkeys(match[0] for match in found if match is not None))
 
     @cached_property
     def draft_heads(self) -> tuple[Stored, ...]:

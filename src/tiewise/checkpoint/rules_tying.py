@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiewise.checkpoint.claims import FLAG, Claim
+from tiewise.checkpoint.claims import FLAG, Claim, architecture
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair
 from tiewise.checkpoint.loaders import ERROR, LOST, predict
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, copies, describe, difference, dotted, names, rule, said
@@ -90,19 +90,31 @@ def tied_but_different(facts: Facts) -> Told:
     at both ends (peft#2777, transformers#45127), from FSDP or ZeRO gathering two copies of a tied table (verl#6334),
     and from training that silently ran untied.
     What to do: if the head was trained on purpose, write the flag as false at every level. If one side is an accident,
-    keep the other with `tiewise tie --keep input|output`.
-    Sources: vllm#51063; transformers#42507; peft#2777; transformers#45127; verl#6334; llama.cpp#9065
+    keep the other with `tiewise tie --keep input|output`. A head that is unrelated to the table and over ten times
+    shorter was probably never trained (Megatron-LM#7577), and repair leaves it to you.
+    Sources: vllm#51063; transformers#42507; peft#2777; transformers#45127; verl#6334; llama.cpp#9065; Megatron-LM#7577
     """
     claims, pair = facts.claims, facts.pair
     if facts.tied is not True or pair is None or not pair.alike.differing:
         return
     if claims.t5_like and claims.deciding.written is False:
         return  # T5 1.1 and its kin: a head of its own, said by the flag, which their class then does not follow
-    safe = claims.fixed is None and not claims.t5_like
+    where = short(pair.head.name)
+    if facts.roles.headless:
+        yield _not_read(facts, where)
+        return
+    safe = claims.fixed is None and not claims.t5_like and not facts.layer_ties and not facts.untrained_head
     one = f"choose one: {facts.command('tie', '--keep input')}"
     fix = f"keep both tables: {facts.command('repair')}; or {one}" if safe else one
-    where = short(pair.head.name)
-    yield where, f"the config ties, and {where} is not {short(pair.table.name)}: {difference(pair.alike)}", fix, safe
+    differ = difference(pair.alike)
+    if facts.untrained_head:
+        differ += f"; the head's rows are {1 / max(pair.alike.length_ratio, 1e-9):,.0f} times shorter, "
+        differ += "as those of a head that was never trained"
+        fix = f"if it was never trained: {facts.command('tie', '--keep input')}; to use it all the same: "
+        fix += facts.command("untie")
+    elif facts.layer_ties:
+        fix += f"; the flag also ties {', '.join(facts.layer_ties)}, so that it must stay true"
+    yield where, f"the config ties, and {where} is not {short(pair.table.name)}: {differ}", fix, safe
 
 
 @rule("B013", "warning", "a tied model stores its table once", scans=True)
@@ -116,9 +128,18 @@ def tied_and_stored_twice(facts: Facts) -> Told:
     """
     pair = facts.pair
     if facts.tied is True and pair is not None and pair.alike.equal:
+        if facts.roles.headless:
+            yield _not_read(facts, short(pair.head.name))
+            return
         what = f"{_twice(pair)}, {size(pair.head.nbytes)} stored twice"
         what += "; some values are NaN, so that transformers 5 keeps both" if pair.alike.nan else ""
         yield short(pair.head.name), what, facts.command("dedupe"), True
+
+
+def _not_read(facts: Facts, name: str) -> Said:
+    """A head that is stored for a class without one: LlamaForSequenceClassification saved with an old `lm_head`."""
+    what = f"{name} is stored, and {short(architecture(facts.config) or 'its class')} has no token head: transformers does not read it"
+    return Said(name, what, "none needed: the tensor can be left out", severity="info")
 
 
 def _twice(pair: Pair) -> str:
@@ -136,7 +157,7 @@ def equal_but_not_tied(facts: Facts) -> Told:
     Sources: torchtitan: the Hugging Face backend clones the head for FSDP
     """
     pair = facts.pair
-    if facts.tied is not True and pair is not None and pair.alike.equal:
+    if facts.tied is not True and pair is not None and pair.alike.equal and not facts.roles.headless:
         how = f"the config says {said(facts.tied)}" if facts.claims.levels else "no config says whether they tie"
         what = f"{_twice(pair)}, and {how}: {size(pair.head.nbytes)} twice"
         fix = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
@@ -153,7 +174,7 @@ def drifted(facts: Facts) -> Told:
     again, and says by how much any logit changes.
     Sources: transformers#35141; pytorch#188346; Automodel#2571; lmms-engine#157
     """
-    if facts.pair is None or facts.pair.alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE):
+    if facts.pair is None or facts.pair.alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE) or facts.roles.headless:
         return
     table, head, alike = facts.pair
     if facts.tied is True and alike.differing:
@@ -192,7 +213,10 @@ def _speaking(facts: Facts) -> list[Claim]:
 
 def _mend(facts: Facts) -> tuple[str, bool]:
     """The repair of a flag, and whether it is safe: only where the tensors decide and the flag means nothing else."""
-    if facts.truth is None or facts.claims.t5_like:
+    other_meaning = facts.claims.t5_like or (bool(facts.layer_ties) and facts.truth is not facts.tied)
+    if facts.untrained_head:
+        return f"settle the two tables first: {facts.command('tie', '--keep input')}", False
+    if facts.truth is None or other_meaning:
         return f"{CONFIG_FIX}: write the flag that training used at every level", False
     return facts.command("repair"), True
 

@@ -45,6 +45,7 @@ class TableLikeness:
     # some value is NaN, which equals nothing, not itself either: to a loader that compares numbers the two differ even
     # where every byte is equal
     nan: bool = False
+    length_ratio: float = 1.0  # ‖b‖ / ‖a‖ over the differing rows (the first 4096 of them); 1 where none differs
 
     @property
     def equal(self) -> bool:
@@ -122,7 +123,7 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
         return TableLikeness(IDENTICAL, a.rows, nan=any(nan))
     narrow = NUMPY[min(a.dtype, b.dtype, key=lambda name: (BITS[name], name))]
     differing = measured = 0
-    error = norm = largest = 0.0
+    error = norm = other_norm = largest = 0.0
     first: list[int] = []
     for start, x, y in _beside(a, b):
         left, right = (np.ascontiguousarray(values.astype(narrow, copy=False)) for values in (x, y))
@@ -136,12 +137,14 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
         with np.errstate(invalid="ignore", over="ignore"):
             error += float(np.square(x - y).sum())
             norm += float(np.square(x).sum())
+            other_norm += float(np.square(y).sum())
             largest = max(largest, float(np.abs(x - y).max(initial=0.0)))
     if not differing:
         return TableLikeness(SIGNS if a.dtype == b.dtype else SAME_VALUES, a.rows, nan=any(nan))
     relative = float(np.sqrt(error / norm)) if norm > 0 else float("inf")
+    length_ratio = float(np.sqrt(other_norm / norm)) if norm > 0 else float("inf")
     kind = SOME_ROWS if differing <= FEW * a.rows else CLOSE if relative <= NEAR else UNRELATED
-    return TableLikeness(kind, a.rows, differing, tuple(first), relative, largest, any(nan))
+    return TableLikeness(kind, a.rows, differing, tuple(first), relative, largest, any(nan), length_ratio)
 
 
 def _has_nan(block: NDArray) -> bool:

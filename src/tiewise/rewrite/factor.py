@@ -41,7 +41,7 @@ from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.core.text import BINS, bin_of
 from tiewise.rewrite.change import DELETE, PROBES, Change, Moved, NewTensor, TableRows, hidden_vectors, measure_move
 from tiewise.rewrite.engine import verb
-from tiewise.rewrite.ties import flags
+from tiewise.rewrite.ties import flags, keep_layer_ties
 from tiewise.rewrite.tokenizer_file import count_tokens
 
 GRAM_BYTES = 32 * 2**20  # of rows in fp64 added at once: reading the Gram matrix then costs less than its products
@@ -285,8 +285,9 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
     plain = [name.removeprefix(OWN_PREFIX) if isinstance(name, str) else name for name in classes]
     config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
     config |= {} if one or t5_like else flags(facts, tied)
+    forced = () if one or t5_like else keep_layer_ties(facts, tied, force)
 
-    notes = ["both ends use one table" if tied else "each end has a table of its own"]
+    notes = [*forced, "both ends use one table" if tied else "each end has a table of its own"]
     if not tied and t5_like:
         claims = "this family claims one table whatever its config says"
         notes.append(f"{claims}: loaders that do not compare the two drop the head")

@@ -19,7 +19,7 @@ from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.numeric_ends import readable, require_head, tied_names
 from tiewise.checkpoint.roles import BY_DATA, MTP_INPUT, MTP_OUTPUT
-from tiewise.checkpoint.rule import difference
+from tiewise.checkpoint.rule import difference, names
 from tiewise.checkpoint.stored import Stored, rounded
 from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
@@ -134,6 +134,26 @@ def flags(facts: Facts, tied: bool) -> dict[str, bool]:
     }
 
 
+def keep_layer_ties(facts: Facts, tied: bool, force: bool) -> tuple[str, ...]:
+    """Refuse a change of the flag that would part, or join, what the flag ties inside layers; notes if forced.
+
+    Zamba's later layers reuse one transformer block by the flag that ties the head. A tied file stores that block once:
+    under a false flag a loader draws the block of every later layer at random.
+    """
+    if not facts.layer_ties or facts.claims.tied is tied:
+        return ()
+    modules = names(facts.layer_ties)
+    stored = [layer for module in facts.layer_ties for layer in facts.stored_layers(module)]
+    if not tied:
+        what = f"{facts.path}: the flag also ties {modules} of several layers, stored here as {names(stored)}"
+        what += ": under a false flag those of the other layers would be drawn at random"
+        return refuse(what, "keep it tied", force)
+    if len(stored) <= len(facts.layer_ties):  # stored once, as a tied file does
+        return ()
+    what = f"{facts.path}: the flag also ties {modules}, stored here as {names(stored)}"
+    return refuse(what, "keep it untied, unless these layers share one block", force)
+
+
 def parted(facts: Facts, force: bool = False) -> Change:
     """Return the change that stores both ends; without tensors and flags where they are stored and said to be."""
     # a copy for every name that the class looks for once its flag is false
@@ -142,6 +162,7 @@ def parted(facts: Facts, force: bool = False) -> Change:
     if (facts.claims.t5_like or facts.claims.fixed) and (put or config):
         what = f"{facts.path}: this family always ties, and reads the flag false as 'do not scale before the head'"
         notes += refuse(what, "train it tied, or change its family", force)
+    notes += keep_layer_ties(facts, False, force)
     if facts.claims.tied is False and facts.roles.output is None:
         notes += ("the config said untied and no head was stored: the input table is the only source for one",)
     if facts.claims.tied and facts.ends is not None and not facts.ends.equal:
@@ -159,6 +180,7 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
     elif claims.t5_like and claims.deciding.effective is False:
         what = f"{facts.path}: this family reads the flag true also as 'scale before the head', which is now off"
         notes += refuse(what, "keep it as it is", force)
+    notes += keep_layer_ties(facts, True, force)
     config = flags(facts, True)
     if table is None or head is None or facts.same(table, head):
         drop, put = _without_copies(facts)
@@ -201,18 +223,18 @@ def _without_copies(
     drop: set[str] = set()
     put = [] if chosen is None else [chosen]
     known = {*facts.folder.tensors, *(facts.folder.weight_map or ())}
-    for names in tied_names(facts):
-        if names.kept is None:
+    for tied in tied_names(facts):
+        if tied.kept is None:
             continue
-        for other in names.stored[1:]:
-            if other is not head and not facts.same(names.kept, other):
-                both = f"{short(names.kept.name)} and {short(other.name)}"
+        for other in tied.stored[1:]:
+            if other is not head and not facts.same(tied.kept, other):
+                both = f"{short(tied.kept.name)} and {short(other.name)}"
                 what = f"{facts.path}: {both} are tied in this class and differ"
                 fix = "choose for the head with tiewise tie --keep, or tiewise untie to keep both"
-                raise CheckpointError(f"{what} ({_how_they_differ(names.kept, other)})", fix)
-        drop |= known & set(names.targets)
-        if names.kept.name != names.source and (chosen is None or chosen.name != names.source):
-            put.append(NewTensor.copy(names.kept, name=names.source))
+                raise CheckpointError(f"{what} ({_how_they_differ(tied.kept, other)})", fix)
+        drop |= known & set(tied.targets)
+        if tied.kept.name != tied.source and (chosen is None or chosen.name != tied.source):
+            put.append(NewTensor.copy(tied.kept, name=tied.source))
     return frozenset(drop), tuple(put)
 
 
@@ -239,9 +261,9 @@ def _require_ends(facts: Facts, name: str) -> None:
 def _table_name(facts: Facts) -> str:
     """The name that the one table has where it is tied to the head."""
     output = facts.roles.output_name or ""
-    for names in tied_names(facts):
-        if any(name.endswith(output) for name in (names.source, *names.targets)):
-            return names.source
+    for tied in tied_names(facts):
+        if any(name.endswith(output) for name in (tied.source, *tied.targets)):
+            return tied.source
     classes = facts.config.get("architectures")
     named = short(classes[0]) if isinstance(classes, list) and classes else short(facts.config.get("model_type"))
     what = f"{facts.path}: the class {named} has no tie between its input table and its head"

@@ -62,7 +62,8 @@ export function withoutTokens(kind, name, data) {
 /** The same ends under other names. */
 export function renamed(ends, rename) {
   const tensor = (name) => { const [module, parameter] = moduleOf(name);
-    return parameter === "weight" ? `${rename(module)}.weight` : rename(name); };
+    if (parameter !== "weight" && rename(name) !== name) return rename(name); // a bias has a name of its own
+    return module ? `${rename(module)}.${parameter}` : rename(name); };
   const several = Object.fromEntries(["inputs", "bias", "positions",
     "maps"].map((key) => [key, ends[key].map(rename)]));
   const tied = Object.fromEntries(Object.entries(ends.tied).map(([target, source]) => [tensor(target),

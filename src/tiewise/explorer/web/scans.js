@@ -20,13 +20,14 @@ export function roundedTo(dtype, x) {
 /**
  * How alike two tables [V, E] are, as `tiewise check` compares them (table_scans.py); null where shapes or types allow
  * no comparison.
- * → { kind, rows, differing, first, relative, largest, nan }
+ * → { kind, rows, differing, first, relative, largest, nan, length_ratio }
  */
 export async function likeness(a, b, told) {
   const BITS = { F64: 64, F32: 32, F16: 16, BF16: 16 }, [rows, width] = a.shape;
   if (a.shape.length !== 2 || b.shape.length !== 2 || a.shape[1] !== b.shape[1] || rows !== b.shape[0]
     || !(a.dtype in BITS) || !(b.dtype in BITS)) return null;
-  const found = { kind: "identical", rows, differing: 0, first: [], relative: 0, largest: 0, nan: false };
+  const found = { kind: "identical", rows, differing: 0, first: [], relative: 0, largest: 0, nan: false,
+    length_ratio: 1 };
   const exponents = { F64: 0x7ff0, F32: 0x7f80, F16: 0x7c00, BF16: 0x7f80 }[a.dtype], words = BITS[a.dtype] / 16;
   let same = a.dtype === b.dtype;
   for (let at = 0, all = a.end - a.start, PIECE = 2 ** 22; same && at < all; at += PIECE) {
@@ -55,7 +56,7 @@ export async function likeness(a, b, told) {
     const rowBytes = (t.end - t.start) / rows;
     return bytesOf(t.file, t.start + from * rowBytes, t.start + Math.min(from + step, rows) * rowBytes, t.where);
   }));
-  let measured = 0, error = 0, norm = 0, next = rows ? read(0) : null;
+  let measured = 0, error = 0, norm = 0, otherNorm = 0, next = rows ? read(0) : null;
   for (let from = 0; from < rows; from += step) {
     const both = await next, [left, right] = both.map((data, i) => decoders[i](data)),
       count = Math.min(step, rows - from);
@@ -71,6 +72,7 @@ export async function likeness(a, b, told) {
       for (let j = begin; j < begin + width; j++) {
         error += (left[j] - right[j]) ** 2;
         norm += left[j] ** 2;
+        otherNorm += right[j] ** 2;
         largest = Math.max(largest, Math.abs(left[j] - right[j]));
       }
     }
@@ -79,6 +81,7 @@ export async function likeness(a, b, told) {
   }
   if (!found.differing) return { ...found, kind: a.dtype === b.dtype ? "zeros' signs" : "same values" };
   found.relative = norm > 0 ? Math.sqrt(error / norm) : Infinity;
+  found.length_ratio = norm > 0 ? Math.sqrt(otherNorm / norm) : Infinity;
   found.kind = found.differing <= 0.5 * rows ? "some rows" : found.relative <= 0.1 ? "close" : "unrelated";
   return found;
 }

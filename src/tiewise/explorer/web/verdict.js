@@ -1,6 +1,6 @@
 // Do the two ends share one table: by config, by bytes, and by rules B010 to B016 of `tiewise check`
 // (checkpoint/rules_tying.py), word for word.
-import { FLAG, countOf, inLayer, isObject, lastPart, modelLevels, readClaims } from "./claims.js";
+import { FLAG, architectureOf, countOf, inLayer, isObject, lastPart, modelLevels, readClaims } from "./claims.js";
 import { count } from "./numbers.js";
 import { TABLE_TYPES, findRoles } from "./roles.js";
 import { short } from "./stored.js";
@@ -155,10 +155,28 @@ export function tyingFindings(name, facts, alike) {
     const [table, head] = [roles.input, roles.output], where = short(head.name), size = sized(head.end - head.start);
     const equal = { identical: "byte for byte", "zeros' signs": "but for the signs of zeros" }[alike.kind];
     const twice = `${described(head)} is ${short(table.name)} ${equal}`;
+    if (roles.headless) {
+      const architecture = short(architectureOf(folder.config ?? {}) ?? "its class");
+      const notRead = `${where} is stored, and ${architecture} has no token head: transformers does not read it`;
+      const differs = tied === true && alike.differing && !(claims.t5Like && claims.deciding.written === false);
+      if (differs || (tied === true && equal))
+        say(differs ? "B012" : "B013", "info", where, notRead, "none needed: the tensor can be left out");
+      return;
+    }
     if (tied === true && alike.differing && !(claims.t5Like && claims.deciding.written === false)) {
-      const safe = claims.fixed === null && !claims.t5Like, one = `choose one: ${to("tie", "--keep input")}`;
-      say("B012", "error", where, `the config ties, and ${where} is not ${short(table.name)}: ${difference(alike)}`,
-        safe ? `keep both tables: ${to("repair")}; or ${one}` : one, safe);
+      const UNTRAINED = 10; // facts.py: a head that is so much shorter than the table, and unrelated to it
+      const untrained = alike.kind === "unrelated" && alike.length_ratio * UNTRAINED < 1;
+      const layerTies = claims.fixed === null ? roles.known?.layer_ties ?? [] : [];
+      const safe = claims.fixed === null && !claims.t5Like && !layerTies.length && !untrained;
+      const one = `choose one: ${to("tie", "--keep input")}`;
+      let differ = difference(alike), fix = safe ? `keep both tables: ${to("repair")}; or ${one}` : one;
+      if (untrained) {
+        const shorter = count(Math.round(1 / Math.max(alike.length_ratio, 1e-9)));
+        differ += `; the head's rows are ${shorter} times shorter, as those of a head that was never trained`;
+        fix = `if it was never trained: ${to("tie", "--keep input")}; to use it all the same: ${to("untie")}`;
+      } else if (layerTies.length)
+        fix += `; the flag also ties ${layerTies.join(", ")}, so that it must stay true`;
+      say("B012", "error", where, `the config ties, and ${where} is not ${short(table.name)}: ${differ}`, fix, safe);
     }
     if (tied === true && equal)
       say("B013", "warning", where, `${twice}, ${size} stored twice`
