@@ -318,3 +318,16 @@ def test_into_is_refused_where_it_would_be_wrong():
         loss(h, backend="liger")
     with pytest.raises(Exception, match="into"):
         torch.compile(loss, fullgraph=True, backend="eager")(h)
+
+
+@pytest.mark.parametrize("divisor", [0.0, float("nan")])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ignored_tokens_have_zero_gradients_whatever_their_loss_is_divided_by(reduction, divisor):
+    """As torch's own cross-entropy has: a step without labels relies on it."""
+    (h, w, _), t = problem()
+    for loss_of in (linear_cross_entropy, lambda x, table, t, **how: F.cross_entropy(x @ table.T, t, **how)):
+        features, weight = h.clone().requires_grad_(), w.clone().requires_grad_()
+        loss = loss_of(features, weight, torch.full_like(t, -100), reduction=reduction)
+        (loss.sum() / divisor).backward()
+        assert not features.grad.any()
+        assert not weight.grad.any()

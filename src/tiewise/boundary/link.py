@@ -216,11 +216,22 @@ def _remove_hook(model: nn.Module, key: int) -> None:
 # around a forward
 
 
-def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Pre-hook: decide whether this forward defers its logits."""
+def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Pre-hook: decide whether this forward defers its logits; never have a loss divided by 0 labels."""
     link: Link | None = link_of(model)
-    if link is None or getattr(model, "_is_replica", False):
-        return  # DataParallel's replicas share one link between threads: they run unlinked
+    if link is not None and not getattr(model, "_is_replica", False):
+        _begin(model, link, kwargs)  # DataParallel's replicas share one link between threads: they run unlinked
+    if kwargs.get("num_items_in_batch") is None:
+        return None
+    return args, {**kwargs, "num_items_in_batch": divisor(kwargs["num_items_in_batch"])}
+
+
+def divisor(items: Any) -> Any:
+    """Return `num_items_in_batch`, with 1 in place of 0: the loss of no labels is 0, and so are its gradients."""
+    return items.masked_fill(items == 0, 1) if torch.is_tensor(items) else items or 1
+
+
+def _begin(model: Any, link: Link, kwargs: dict[str, Any]) -> None:
     if (pad := link.spec.pad) is not None and pad >= (rows := len(link.head.weight)):  # a resize has cut it off
         raise SpecError(f"pad={pad}: the table has {rows} rows", f"install a boundary with a row below {rows}")
     more = pad is not None or getattr(link.head, "out_map", None) is not None
@@ -270,7 +281,7 @@ def _share_of_step(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
     loss = output["loss"] if isinstance(output, dict) else output[0]
     here = (labels[..., 1:] if shifts else labels).ne(-100).sum()
     exact = torch.promote_types(loss.dtype, torch.float32)
-    share = here.to(loss.device, exact) / torch.as_tensor(items, device=loss.device).clamp(min=1)
+    share = here.to(loss.device, exact) / torch.as_tensor(items, device=loss.device)
     if isinstance(output, dict):
         output["loss"] = loss * share
         return output

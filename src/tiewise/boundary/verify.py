@@ -37,7 +37,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaske
 
 from tiewise.boundary.boundary import dense_output
 from tiewise.boundary.deferred import Counts
-from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, attach, computed
+from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, attach, computed, divisor
 from tiewise.boundary.locate import SEED, Journal, declare_tying, ordinary_ids, untraced
 from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, forget, link_of
 from tiewise.boundary.sharded_tables import ASIDE, narrowed
@@ -288,7 +288,7 @@ class FusedLabelSmoother:
             reduction="mean" if num_items_in_batch is None else "sum",
             label_smoothing=self.epsilon,
         )
-        return loss if num_items_in_batch is None else loss / num_items_in_batch
+        return loss if num_items_in_batch is None else loss / divisor(num_items_in_batch)
 
 
 # of a model that transformers makes from a config

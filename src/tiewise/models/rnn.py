@@ -46,6 +46,7 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
+from tiewise.boundary.link import divisor
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.files import require
@@ -410,6 +411,7 @@ class RNNLM(PreTrainedModel, GenerationMixin):
             if hidden.shape[1] > 1:
                 added = added + config.tar * hidden.diff(dim=1).pow(2).mean()
         loss, items = None, kwargs.get("num_items_in_batch")
+        items = None if items is None else divisor(items)
         if labels is not None or shift_labels is not None:
             targets = None if shift_labels is None else shift_labels.contiguous()
             given = {"labels": labels, "shift_labels": targets, "num_items_in_batch": items}

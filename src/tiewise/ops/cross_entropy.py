@@ -242,6 +242,8 @@ class _Fused(torch.autograd.Function):
         ctx.between = None if alone else shard  # whose ranks may multiply their losses by different numbers
         if options.reduction == "none" or ctx.between is not None:
             ctx.save_for_backward(*tensors)
+        counts = None if shard is not None or ctx.upstream is not None else tensors[-1] != options.ignore_index
+        ctx.counts = counts if counts is None or options.reduction == "none" else counts.any()
         known = None
         if ctx.upstream is not None:
             ctx.wanted = (ctx.wanted[0], grad_mode, *ctx.wanted[2:])
@@ -254,6 +256,8 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled():
             fix = "compute the logits and use torch.nn.functional.cross_entropy where create_graph=True is needed"
             raise UnsupportedError(f"{ctx.name} has no second derivative", fix)
+        if ctx.counts is not None:  # an ignored token has no gradient, also where its loss is divided by 0 afterwards
+            upstream = upstream.where(ctx.counts, 0)
         found = ctx.gradients
         unlike = ctx.between is not None and found is not None and (ctx.between.gather(upstream) != upstream).any()
         if ctx.options.reduction == "none" or unlike:
