@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.trainer_pt_utils import LabelSmoother
 
 from tiewise.boundary.deferred import Counts, Deferred
 from tiewise.core.errors import UnsupportedError
@@ -74,6 +75,11 @@ ASKED = {
     "halves": (lambda z: torch.stack([torch.logsumexp(half, -1).sum() for half in z.chunk(2, dim=0)]), 1),
     "columns": (lambda z: torch.stack([torch.logsumexp(column, -1) for column in z.unbind(1)]), 1),
     "pieces of pieces": (lambda z: torch.cat([piece.logsumexp(-1) for row in z for piece in row.split(1)]), 1),
+    "minus log-softmax gathered": (lambda z: (-z.log_softmax(-1)).gather(-1, at(z)), 1),
+    "log-softmax summed": (lambda z: F.log_softmax(z, -1).sum(-1), 1),
+    "minus log-softmax summed": (lambda z: torch.sum(-F.log_softmax(z, -1), dim=2, keepdim=True), 1),
+    "summed in a type": (lambda z: torch.neg(F.log_softmax(z, -1)).sum(dim=-1, dtype=z.dtype), 1),
+    "smoothed labels": (lambda z: LabelSmoother(0.3)({"logits": z}, at(z)[..., 0].where(at(z)[..., 0] != 4, -100)), 2),
     "cross-entropy of chosen": (lambda z: F.cross_entropy(z[TARGETS[:, : z.shape[1]] > 3], at(z)[at(z) > 3]), 1),
 }
 

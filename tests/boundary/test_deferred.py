@@ -231,6 +231,7 @@ CALLS = {
     **dict.fromkeys(("sum", "mean"), TYPED),
     **dict.fromkeys(("log_softmax", "softmax"), SOFTMAX),
     "exp": [call(), call(1), call(out=OUT)],
+    **dict.fromkeys(("neg", "negative", "__neg__"), [call(), call(1), call(out=OUT)]),
     "detach": [call(), call(1)],
     "unbind": [call(), call(1), call(-1), call(9), call(dim=-3)],
     "split": PIECES,

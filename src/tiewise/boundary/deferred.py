@@ -21,6 +21,7 @@ What losses and trainers ask in the end is answered in chunks of tokens, without
     z.gather(-1, t[..., None])                                 lse + log p_t
     z.logsumexp(-1)                                            lse
     (log_p.exp() * log_p).sum(-1), and p from softmax          −H
+    (−log_p).sum(-1), as the Trainer smooths labels            V times the fused loss with all its weight on smoothing
     (p * z).sum(-1)                                            lse − H
     z.argmax(-1), and z.mean(-1) without gradients             by rows of logits, a chunk at a time
 
@@ -50,6 +51,7 @@ from tiewise.ops.vocabulary_shard import VocabularyShard, brought, exchanged, ga
 
 # what deferred logits have become
 LOGITS, LOG_P, P, P_LOG_P, P_LOGITS = "logits", "log p", "p", "p · log p", "p · logits"
+MINUS_LOG_P = "−log p"
 PRODUCTS = {frozenset((P, LOG_P)): P_LOG_P, frozenset((P, LOGITS)): P_LOGITS}
 
 
@@ -370,6 +372,7 @@ def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
 _GATHERED: dict[str, Callable[[Any], Tensor]] = {
     LOGITS: lambda s: s.lse + s.log_prob,
     LOG_P: lambda s: s.log_prob.clone(),  # the caller may write into it
+    MINUS_LOG_P: lambda s: -s.log_prob,
     P: lambda s: s.log_prob.exp(),
 }
 _SUMMED: dict[str, Callable[[Any], Tensor]] = {P_LOG_P: lambda s: -s.entropy, P_LOGITS: lambda s: s.lse - s.entropy}
@@ -425,6 +428,24 @@ def _of_sweep(
         return _handed(z, answers[z.form](_swept(z, targets)), keepdim)
 
 
+def total(z: Deferred, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor | None:
+    """`torch.sum` over the vocabulary of log-probabilities, or of a product with probabilities."""
+    if z.form not in (LOG_P, MINUS_LOG_P):
+        return _of_sweep(_SUMMED, z, dim, keepdim) if dtype is None else None
+    if not z.last(dim) or dtype not in (None, z.dtype, torch.float32) or torch.compiler.is_compiling():
+        return None
+    z.require_unchanged()
+    hidden, table, bias, options = head_of(z)
+    # with ε = 1 the loss of a token is the mean of −log p over the vocabulary, whatever its target
+    options = replace(options, label_smoothing=1.0, reduction="none")
+    targets = torch.zeros(z.shape[:-1], dtype=torch.long, device=z.device)
+    with torch.set_grad_enabled(z.requires_grad):
+        each = linear_cross_entropy(hidden, table, targets, bias, options, shard=z.shard) * z.shape[-1]
+        z.counts.fused += 1
+        found = _handed(z, each if z.form == MINUS_LOG_P else -each, keepdim)
+        return found if dtype is None else found.to(dtype)
+
+
 def mean(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
     """`torch.mean` over the vocabulary, or over everything, where no gradient is wanted."""
     if z.requires_grad or not (dim is None or z.last(dim)):
@@ -478,7 +499,7 @@ ANSWERS: dict[str, Callable[..., Tensor | None]] = {
     "gather": gather,
     "take_along_dim": lambda z, indices, dim=None: None if dim is None else gather(z, dim, indices),
     "logsumexp": lambda z, dim, keepdim=False: _of_sweep(_LSE, z, dim, keepdim),
-    "sum": lambda z, dim=None, keepdim=False: _of_sweep(_SUMMED, z, dim, keepdim),
+    "sum": total,
     "argmax": lambda z, dim=None, keepdim=False: (
         _by_rows(z, torch.argmax, keepdim) if isinstance(dim, int) and z.last(dim) else None
     ),
@@ -509,6 +530,9 @@ _RECORDERS: dict[str, Callable[..., Any]] = {
         z._with(Tensor.tanh, fold=z.fold._replace(post=1.0)) if z.fold.post is None and z.form == LOGITS else None
     ),
     "exp": lambda z: z._same(torch.exp, form=P) if z.form == LOG_P else None,
+    **dict.fromkeys(
+        ("__neg__", "neg", "negative"), lambda z: z._same(torch.neg, form=MINUS_LOG_P) if z.form == LOG_P else None
+    ),
     "log_softmax": lambda z, *args, **kwargs: z._normalised(LOG_P, torch.log_softmax, *args, **kwargs),
     "softmax": lambda z, *args, **kwargs: z._normalised(P, torch.softmax, *args, **kwargs),
     **_COMMUTE,
