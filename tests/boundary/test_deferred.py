@@ -202,6 +202,7 @@ SOFTMAX += [call(dim=-1, dtype=torch.float32), call(dim=2, dtype=torch.float64),
 PIECES = [call(2), call(2, 1), call([1, 4], 1), call(3, -1), call([1, 1], 1), call(), call(2, 9)]
 PIECES += [call(split_size=1, dim=0), call(split_sizes=[1, 1])]
 ALONE = [call()]
+NEGATED = [call(), call(1), call(out=OUT)]
 # name of a method that is written out in Deferred -> arguments of calls, among them every parameter that torch has
 CALLS = {
     "to": [
@@ -231,7 +232,7 @@ CALLS = {
     **dict.fromkeys(("sum", "mean"), TYPED),
     **dict.fromkeys(("log_softmax", "softmax"), SOFTMAX),
     "exp": [call(), call(1), call(out=OUT)],
-    **dict.fromkeys(("neg", "negative", "__neg__"), [call(), call(1), call(out=OUT)]),
+    **dict.fromkeys(("neg", "negative", "__neg__"), NEGATED),
     "detach": [call(), call(1)],
     "unbind": [call(), call(1), call(-1), call(9), call(dim=-3)],
     "split": PIECES,

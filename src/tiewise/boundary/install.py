@@ -122,7 +122,7 @@ class Installed:
         return None if out_map is None else penalty_of(self.spec, out_map)
 
     def label_smoother(self, epsilon: float) -> FusedLabelSmoother:
-        """Return what to set as `trainer.label_smoother` to have label smoothing in one sweep, where its own takes two."""
+        """Return a label smoother for `trainer.label_smoother` that takes one sweep; the Trainer's own takes two."""
         return FusedLabelSmoother(epsilon, self._link.shifts)
 
     @contextmanager
