@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from tiewise.analysis.token_texts import find_tokens, script_of
+from tiewise.analysis.token_texts import find_tokens, read_texts, script_of
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError
 
@@ -38,6 +38,21 @@ def test_an_unknown_word_is_not_the_unknown_token(tmp_path):
     assert find_tokens(folder, ["New", "York"]) == [1, 2]
     with pytest.raises(DataError, match="not one token"):
         find_tokens(folder, ["city"])
+
+
+HOLED = {f"t{number}": number for number in range(20)} | {"<lang>": 30}
+
+
+def test_texts_of_a_vocabulary_that_leaves_out_ids(tmp_path):
+    """Fewer tokens than rows: the last one is at its id."""
+    tokenizer = Tokenizer(models.WordLevel(HOLED, unk_token="t0"))
+    tokenizer.add_special_tokens(["<lang>", "<new>"])  # <new> gets id 21, a row that had none
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts = read_texts(open_folder(tmp_path), 32)
+    named = HOLED | {"<new>": tokenizer.token_to_id("<new>")}
+    assert {text: row for row, text in enumerate(texts.of) if text is not None} == named
+    assert (len(texts.of), texts.special) == (32, {30, named["<new>"]})
+    assert read_texts(open_folder(tmp_path), 25).of == texts.of[:25]
 
 
 def test_folders_without_a_tokenizer(tmp_path):

@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from tiewise.boundary.boundary import Boundary
-from tiewise.boundary.vectors import load_vectors
+from tiewise.boundary.vectors import load_vectors, row_tokens
 from tiewise.core.errors import DataError
 
 # --- files written with `struct` from the formats' definitions, and what fastText makes of a word
@@ -252,6 +254,17 @@ def short(path, cut):
 
 def tensors(rows):
     return lambda path: save_file({"table": torch.tensor(rows)}, path) or path
+
+
+def test_tokens_of_rows_by_a_vocabulary_that_leaves_out_ids():
+    words = {f"t{number}": number for number in range(20)} | {"<lang>": 30}
+    fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")))
+    fast.add_special_tokens({"additional_special_tokens": ["t3", "t4"]})  # as they are: these change nothing
+    expected = [None] * 32
+    for word, number in words.items():
+        expected[number] = word
+    for rows in (32, 31, 30, 21, 20, 5, 0):
+        assert row_tokens(fast, rows) == expected[:rows]
 
 
 BAD = [

@@ -110,6 +110,25 @@ def test_what_makes_no_map(target, texts, tmp_path, tokenizer, size, vocab, says
         hot_tokens(texts, tokenizer or str(target), size, tmp_path / "data", vocab=vocab)
 
 
+def test_rows_without_a_token_come_last(tmp_path):
+    """A vocabulary that leaves out the ids 20 to 29: of equally rare tokens those that exist are chosen."""
+    words = {f"w{i}": i for i in range(20)} | {"<eos>": 30, "<unk>": 31}
+    engine = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    engine.add_special_tokens(["<eos>"])
+    path = llama(tmp_path / "model", rows=40)
+    engine.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    draw = random.Random(1)
+    rows = [{"text": " ".join(f"w{draw.randrange(15)}" for _ in range(40))} for _ in range(900)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = hot_tokens([str(tmp_path / "text.jsonl")], str(path), 22, tmp_path / "data")
+    assert made.token_ids.tolist() == [*range(20), 30, 31]
+    assert (made.vocabulary, made.unseen) == (40, 6)  # w15 to w19 and <unk>
+    alone = hot_tokens([str(tmp_path / "text.jsonl")], str(path / "tokenizer.json"), 22, tmp_path / "more")
+    assert (alone.vocabulary, alone.token_ids.tolist()) == (32, made.token_ids.tolist())
+
+
 def test_a_short_text_says_too_little(target, tmp_path):
     (tmp_path / "short.jsonl").write_text("".join(json.dumps({"text": f"w{i} w1"}) + "\n" for i in range(400)))
     with pytest.raises(DataError, match="say too little: 512 are needed; give more text"):

@@ -106,6 +106,23 @@ def test_shared_rows_are_copied_and_others_made_of_pieces(source, tmp_path):
     )
 
 
+def test_a_vocabulary_that_leaves_out_ids(source, tmp_path):
+    """The last token is at its id, and rows of left-out ids hold the mean."""
+    file = byte_level(tmp_path / "new", ["c", "b"], eos_token="<end>") / "tokenizer.json"
+    record = json.loads(file.read_text())
+    record["model"]["vocab"]["Ġab"] = 9
+    file.write_text(json.dumps(record))
+    receipt = transplant(source, tmp_path / "to", tokenizer=tmp_path / "new")
+    old, made = (tensors(path)["model.embed_tokens.weight"] for path in (source, tmp_path / "to"))
+    shared = [OLD.index("c"), OLD.index("b"), len(OLD) + 1, OLD.index("Ġab")]
+    assert torch.equal(made[[0, 1, 2, 9]], old[shared])
+    mean = old[shared].double().mean(0).float()
+    torch.testing.assert_close(made[3:9], mean.expand(6, -1), rtol=1e-6, atol=1e-7)
+    assert "4 of 4 tokens are in both vocabularies" in receipt.notes[0]
+    assert any(note.startswith("6 rows have no token") for note in receipt.notes)
+    assert not any("nothing that the old vocabulary spells" in note for note in receipt.notes)
+
+
 def test_the_result_speaks_of_the_new_tokens_only(source, tmp_path):
     (source / "merges.txt").write_text("old")
     byte_level(tmp_path / "new", OLD[::-1], eos_token="<end>", pad_token="<pad>")

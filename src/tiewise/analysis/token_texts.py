@@ -111,9 +111,12 @@ class Texts:
 
 
 def read_texts(folder: Folder, rows: int) -> Texts:
-    """Decode every row's token by the folder's tokenizer.json; bytes of a byte-level vocabulary become text."""
+    """Decode every row's token by the folder's tokenizer.json; bytes of a byte-level vocabulary become text.
+
+    Ids may have holes, so every row is looked up: the number of tokens says nothing about the largest id.
+    """
     tokenizer = open_tokenizer(folder)
-    known = [row for row in range(min(rows, tokenizer.get_vocab_size())) if tokenizer.id_to_token(row) is not None]
+    known = [row for row in range(rows) if tokenizer.id_to_token(row) is not None]
     decoded = tokenizer.decode_batch([[row] for row in known], skip_special_tokens=False)
     texts = dict(zip(known, decoded, strict=True))
     added = tokenizer.get_added_tokens_decoder().items()

@@ -74,9 +74,13 @@ def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
 
 
 def row_tokens(tokenizer: Any, rows: int) -> list[str | None]:
-    """Return the token of each of a table's `rows` in a Hugging Face tokenizer; None for rows beyond its vocabulary."""
-    known = min(rows, len(tokenizer))
-    return [*tokenizer.convert_ids_to_tokens(list(range(known))), *[None] * (rows - known)]
+    """Return the token of each of a table's `rows` in a Hugging Face tokenizer; None for rows without a token.
+
+    Ids may have holes, so the number of tokens says nothing about the largest id.
+    """
+    ids = sorted(number for number in set(tokenizer.get_vocab().values()) if number < rows)
+    tokens = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
+    return [tokens.get(row) for row in range(rows)]
 
 
 def check_rows(table: Tensor, rows: Tensor, spec: BoundarySpec) -> None:

@@ -83,6 +83,9 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
     weight = np.zeros(every, np.int64)
     weight[: len(counts)] = counts[:every]
     weight[special] = np.iinfo(np.int64).max
+    unnamed = np.ones(every, bool)  # rows without a token, padding and holes: no draft can propose them
+    unnamed[[number for number in words.get_vocab().values() if number < every]] = False
+    weight[unnamed] = -1
     chosen = np.sort(np.argsort(-weight, kind="stable")[:size])  # of equals the lowest ids, which merges made first
     tokens = prepared.split("heldout")
     tokens = tokens[tokens != prepared.eos_id]  # which ends our documents, and is no text
@@ -92,4 +95,4 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
     covered = np.isin(np.arange(prepared.vocab), chosen)[tokens[: blocks * BLOCK]].reshape(blocks, -1)
     share = mean_interval(covered.mean(axis=1))
     share = replace(share, low=max(0.0, share.low), high=min(1.0, share.high))
-    return HotTokens(chosen, every, int((weight[chosen] == 0).sum()), int(counts.sum()), share)
+    return HotTokens(chosen, every, int((weight[chosen] <= 0).sum()), int(counts.sum()), share)

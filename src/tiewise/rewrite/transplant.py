@@ -87,13 +87,13 @@ def transplant(
     given = open_folder(tokenizer)
     old, new = read_token_bytes(facts.folder), read_token_bytes(given)
     if old.rows > before:
-        what = f"{facts.path}: its tokenizer has {old.rows:,} tokens, and its tables {before:,} rows"
+        what = f"{facts.path}: its tokenizer gives ids up to {old.rows - 1:,}, and its tables have {before:,} rows"
         raise CheckpointError(what, "tiewise check says what is wrong with it")
     recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
     shared = int((recipe.copied >= 0).sum())
     if not shared:
         raise CheckpointError(f"{given.path}: no token writes what one of {facts.path} does", "choose another")
-    notes = [f"{shared:,} of {new.rows:,} tokens are in both vocabularies and keep their rows bit for bit"]
+    notes = [f"{shared:,} of {len(new.pieces):,} tokens are in both vocabularies and keep their rows bit for bit"]
     if donor is not None:
         notes.append(_by_donor(recipe, new, open_folder(donor), atoms))
     combined, known = len(recipe.mixed), {writes: number for number, writes in old.writes.items()}
@@ -104,8 +104,10 @@ def transplant(
             recipe.middle[number] = 0.5
     if made := len(recipe.mixed) - combined:
         notes.append(f"{made:,} get the mean of the old tokens that spell them, halfway to the mean of all shared rows")
-    if rest := new.rows - shared - len(recipe.mixed):
+    if rest := len(new.pieces) - shared - len(recipe.mixed):
         notes.append(f"{rest:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
+    if holes := new.rows - len(new.pieces):
+        notes.append(f"{holes:,} rows have no token, for the new vocabulary leaves out ids: they get that mean too")
     put = with_rows(facts, (*tables, *biases), new.rows, lambda part: _pieces(part, recipe))
 
     becomes = {int(row): number for number, row in reversed(list(enumerate(recipe.copied))) if row >= 0}
