@@ -8,7 +8,17 @@ import pytest
 from rule_runs import fires, run, silent, table_of
 from test_rules_draft import sentence_pieces
 from test_rules_tying import factored
-from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_tensors, table, write_checkpoint
+from tiny_checkpoints import (
+    D,
+    V,
+    bpe_tokenizer,
+    llama,
+    llama_config,
+    llama_tensors,
+    table,
+    write_checkpoint,
+    write_sparse,
+)
 
 from tiewise.checkpoint.audit import check
 
@@ -54,6 +64,12 @@ def composite(root, text=V, rows=V, kind="qwen2_5_vl", name="Qwen2_5_VLForCondit
     }
     sizes = {} if root is None else {"vocab_size": root}
     return lambda path: write_checkpoint(path, flags | parts | sizes | config, tensors)
+
+
+def holed():
+    """A tokenizer of 20 words and a token at id 30."""
+    vocabulary = {f"t{number}": number for number in range(20)} | {"<lang>": 30}
+    return {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"}}
 
 
 def picture(kind, name, **config):
@@ -140,6 +156,16 @@ FIRES = [
       for size in (1, -5, "2", None)),
     ("B032", "info", TABLE, False, tokens(V - 4, (V - 4, "<a>", True)),
      f"{V} rows, ids up to {V - 4}: 3 rows of padding"),
+    ("B032", "info", TABLE, False, {"tokenizer": holed(), "tensors": {TABLE: table(32)}, "rows": 32},
+     "32 rows, ids up to 30: 11 rows of padding, 10 of them between the tokens"),
+    # the head alone decides what is sampled
+    *((f"B043 {rule}", "error", TABLE, False, how, "every number is zero", loss) for rule, how, loss in (
+        ("B041", {"tensors": {TABLE: np.zeros((V, D), np.float32)}}, "the first loss is ln 24 = 3.178"),
+        ("B041 B014", {"tied": False, "tensors": {TABLE: np.zeros((V, D), np.float32)},
+                       "head": np.zeros((V, D), np.float32)}, "the first loss is ln 24 = 3.178"),
+        ("B041", UNTIED | {"tensors": {TABLE: np.zeros((V, D), BF16)}, "head": table().astype(BF16),
+                           "config": {"dtype": "bfloat16"}}, "all tokens look alike"))),
+    ("B043 B041", "info", HEAD, False, UNTIED | {"head": np.zeros((V, D), np.float32)}, "has the same logit"),
     ("B033", "error", "vocab_size", False, {"config": {"vocab_size": V - 1}},
      f"vocab_size is {V - 1}", f"has {V} rows"),
     ("B033", "error", "text_config.vocab_size", False, llava(vocab_size=V - 1)),
@@ -232,6 +258,11 @@ SILENT = [
     (f"{COUNTS} B010 B011 B016 B020", factored),
     ("B030", {"tensors": {TABLE: np.zeros((V, 1), np.uint32)}}),  # packed
     ("B031", tokens(V - 4, (V - 4, "<a>", True))),
+    *(("B032", tokens(V, tied=tied)) for tied in (True, False)),
+    # added tokens that repeat entries of the vocabulary change nothing
+    ("B031 B032", tokens(V, *((number, f"t{number}", True) for number in range(3)))),
+    ("B043", {"tensors": {TABLE: np.eye(V, D, dtype=np.float32)}}),
+    ("B043", {"tensors": {TABLE: np.full((V, D), -0.0, np.float32) + 1e-38}}),
     ("B031", tokens(V, *NEW, config={"additional_vocab_size": 2})),  # an extra table
     *(("B031", {"tokenizer": record}) for record in NO_TOKENIZERS),
     ("B033", llava()),
@@ -311,6 +342,78 @@ def test_transformers_reads_the_vocab_size_of_the_text_level(tmp_path, root, tex
     outcomes = check(composite(root, text, rows)(tmp_path)).outcomes
     (five,) = [one for one in outcomes if one.loader == "transformers" and one.versions != "4"]
     assert (five.outcome == "load error") == refused
+
+
+def longer(times, row=V - 1, of=None):
+    made = table() if of is None else of
+    made[row] *= times
+    return made
+
+
+# how the folder is written beside a tokenizer of 20, where the warning is (None for none), and words of it
+STRONG = [
+    ({"tensors": {TABLE: longer(6)}}, TABLE, "padding rows of model.embed_tokens.weight are longer than the median"),
+    (UNTIED | {"head": longer(6)}, HEAD, "and row 23 ("),
+    (UNTIED | {"head": longer(6).astype(BF16)}, HEAD, "than any by far"),
+    (bias("lm_head.bias") | {"tensors": {"lm_head.bias": np.eye(1, V, 21, dtype=np.float32)[0] * 5}}, "lm_head.bias",
+     "larger at 1 padding rows (21) than at any token: 5 and 0"),
+    (UNTIED | {"tensors": {TABLE: longer(6)}}, None),  # the lookup of an untied model
+    ({"tensors": {TABLE: longer(6, 3)}}, None),  # a token's row
+    ({"tensors": {TABLE: longer(0)}}, None),
+    (UNTIED | {"head": longer(np.nan)}, None),  # B041
+    ({"tensors": {"lm_head.bias": np.where(np.arange(V) < 20, 0, -1e4).astype(np.float32)}}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "where", "words"), [(how, *more, "")[:3] for how, *more in STRONG])
+def test_b032_padding_that_generation_can_sample(tmp_path, how, where, words):
+    path = llama(tmp_path, tokenizer=bpe_tokenizer(20), **how)
+    note, *warnings = run("B032", path)
+    assert note.severity == "info"
+    assert [(one.severity, one.where) for one in warnings] == [("warning", where)] * (where is not None)
+    assert all(words in one.evidence and "tiewise resize" in one.repair for one in warnings)
+    assert len(run("B032", path, scan=False)) == 1  # headers only
+
+
+def test_b032_padding_that_was_drawn_like_the_tokens_is_no_warning(tmp_path):
+    for seed in range(40):
+        path = llama(tmp_path / str(seed), rows=64, tensors={TABLE: table(64, seed=seed)}, tokenizer=bpe_tokenizer(40))
+        assert [one.severity for one in run("B032", path)] == ["info"]
+
+
+@pytest.mark.parametrize(("written", "found"), [({}, []), ({"model.norm.weight": bytes(2**20)}, ["B043"])])
+def test_b043_reads_what_was_written(tmp_path, written, found):
+    """A file with only its header on disk stands for one that is elsewhere; zeros that were saved are zeros."""
+    (tmp_path / "config.json").write_text(json.dumps(llama_config(rows=2**16, width=64)))
+    tensors = {TABLE: ("F32", (2**16, 64)), "model.norm.weight": ("F32", (2**18,))}
+    write_sparse(tmp_path / "model.safetensors", tensors, written)
+    assert [one.rule for one in run("B043", tmp_path)] == found
+
+
+TINY = np.random.default_rng(5).normal(0, 1e-23, (3, D)).astype(BF16)
+CHAT = "{{ '<|start|>' + message['role'] + '<|reserved_special_token_7|>' }}"
+TEMPLATES = {
+    "chat_template.jinja": CHAT,
+    "chat_template.json": json.dumps({"chat_template": CHAT}),
+    "tokenizer_config.json": json.dumps({"chat_template": [{"name": "default", "template": CHAT}, 3]}),
+}
+
+
+@pytest.mark.parametrize("file", [*TEMPLATES, None])
+def test_b041_tokens_of_the_chat_template_that_were_never_trained(tmp_path, file):
+    """Rows of about 1e-23, all different: of a chat token, of a reserved one, and of one that no template names."""
+    made = table(64).astype(BF16)
+    made[5:8] = TINY
+    added = [(5, "<|start|>", True), (6, "<|other|>", True), (7, "<|reserved_special_token_7|>", True)]
+    how = {"rows": 64, "tensors": {TABLE: made}, "tokenizer": bpe_tokenizer(64, added)}
+    how["tokenizer"]["model"]["vocab"] = {f"t{number}": number for number in range(64) if number not in (5, 6, 7)}
+    path = llama(tmp_path, **how)
+    if file is not None:
+        (path / file).write_text(TEMPLATES[file])
+    found = [(one.severity, one.evidence.split(" near zero")[0]) for one in run("B041", path)]
+    chat = ("warning", f"{TABLE}: 2 rows (5, 7) of tokens that the chat template names are")
+    other = f"{TABLE}: 1 rows (6) of tokens in use are" if file else f"{TABLE}: 2 rows (5, 6) of tokens in use are"
+    assert found == [chat] * bool(file) + [("info", other)]
 
 
 # what rows hold

@@ -7,13 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.claims import count, ends_with, first_count, module_of, usual
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.hf_folder import CONFIG, INDEX, SINGLE, Fault, Folder, is_id
+from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PIECES, SINGLE, Fault, Folder, Tokenizer, is_id
 from tiewise.checkpoint.roles import NGRAM, PER_LAYER, modality_config, rows_said
-from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule, value_text
-from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, numbers, rule, value_text
+from tiewise.checkpoint.stored import FLOATING, Stored, widened
+from tiewise.checkpoint.table_scans import SAMPLED_ROWS, row_lengths
 from tiewise.checkpoint.untrusted import items_of, short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
@@ -250,21 +254,74 @@ def ids_without_row(facts: Facts) -> Told:
 
 @rule("B032", "info", "rows without a token are padding")
 def padding(facts: Facts) -> Told:
-    """Tables are often longer than the tokenizer, so that the row count divides by 64 or by the number of ranks. That
-    is healthy. It bites when a script calls resize_token_embeddings(len(tokenizer)), which then shrinks the table, or
-    when new tokens land on padding rows that were never trained (unsloth-zoo#923, LlamaFactory#10547). Those rows have
-    drifted by weight decay and by being the wrong answer at every step, so that they are long or short beside the
-    others.
-    What to do: nothing. tiewise never shrinks padded rows unless told to, and initialises rows that become tokens.
-    Sources: unsloth-zoo#923; LlamaFactory#10547
+    """Tables are often longer than the tokenizer, so that the row count divides by 64 or by the number of ranks. Some
+    vocabularies leave out ids too, and their rows have no token either. That is healthy. It bites when a script calls
+    resize_token_embeddings(len(tokenizer)), which then shrinks the table, or when new tokens land on padding rows that
+    were never trained (unsloth-zoo#923, LlamaFactory#10547). Generation masks no padding row: one that
+    is far longer in the head than every token's, or whose bias is larger, can be sampled, and decodes to nothing
+    (vllm#13175, NeMo-RL#237). That is a warning; the padding rows and a sample of the others are read for it.
+    What to do: nothing for short rows. tiewise never shrinks padded rows unless told to, and initialises rows that
+    become tokens. Long rows: suppress their ids, or cut them off and pad with --rows zero.
+    Sources: unsloth-zoo#923; LlamaFactory#10547; vllm#13175; NeMo-RL#237
     """
     tokenizer, table = facts.tokenizer, facts.roles.counted
-    if tokenizer is None or table is None or not 0 <= tokenizer.max_id < table.rows - 1:
+    if tokenizer is None or table is None or not 0 <= tokenizer.max_id < table.rows:
         return
-    spare = table.rows - tokenizer.max_id - 1
-    what = f"{table.rows:,} rows, ids up to {tokenizer.max_id:,}: {spare:,} rows of padding"
+    spare = _rows_without_token(tokenizer, table.rows)
+    if not spare:
+        return
+    between = sum(row < tokenizer.max_id for row in spare)
+    what = f"{table.rows:,} rows, ids up to {tokenizer.max_id:,}: {len(spare):,} rows of padding"
+    what += f", {between:,} of them between the tokens" if between else ""
     fix = "none; new tokens may use them, and resize_token_embeddings(len(tokenizer)) would cut them off"
     yield short(table.name), what, fix
+    if facts.scan and not set(tokenizer.files) & set(PIECES[1:]):  # whose positions may not be the ids
+        yield from _strong_padding(facts, spare, sorted(row for row in tokenizer.used if row < table.rows))
+
+
+def _rows_without_token(tokenizer: Tokenizer, rows: int) -> list[int]:
+    """Return the rows of a table that no token has; without a vocabulary proper, those behind the last token alone."""
+    first = 0 if tokenizer.base else tokenizer.max_id + 1
+    return [row for row in range(first, rows) if row not in tokenizer.texts]
+
+
+FEWEST_USED = 20  # rows whose lengths say how long a row can be
+
+
+def _fence(lengths: NDArray[np.float64]) -> float:
+    """Return a length above which a row is none of these: two spans from median to longest beyond the longest."""
+    return float(3 * lengths.max() - 2 * np.median(lengths))
+
+
+def _strong_padding(facts: Facts, spare: list[int], used: list[int]) -> Told:
+    """Report padding rows of the head that are far longer than every used row, and biases that are larger."""
+    roles, padded, named = facts.roles, np.array(spare), np.array(used)
+    head = roles.output if roles.output is not None or not facts.tied else roles.input
+    last = f"list their ids under suppress_tokens in {_GENERATION}"
+    if facts.tokenizer is not None and spare[-1] > facts.tokenizer.max_id:
+        last += f", or cut them off: {facts.command('resize', f'--vocab {facts.tokenizer.max_id + 1}')}"
+    if not used or roles.headless:
+        return
+    readable = head is not None and not roles.packed(head) and head.rows > max(spare[-1], used[-1])
+    if head is not None and readable and len(used) >= FEWEST_USED:
+        lengths, sample = row_lengths(head, padded), row_lengths(head, named[:: -(-len(named) // SAMPLED_ROWS)])
+        longest = int(lengths.argmax())
+        if lengths[longest] > _fence(sample) and lengths[longest] > _fence(row_lengths(head, named)):
+            median = float(np.median(sample))
+            longer = int((lengths > median).sum())
+            what = (
+                f"{longer:,} of {len(spare):,} padding rows of {short(head.name)} are longer than the median used row"
+            )
+            what += f" ({median:.3g}), and row {spare[longest]:,} ({lengths[longest]:.3g}) than any by far"
+            yield Said(short(head.name), f"{what}: nothing keeps it from being sampled", last, severity="warning")
+    for bias in roles.biases:
+        if bias.dtype in FLOATING and bias.shape and bias.shape[-1] > max(spare[-1], used[-1]):
+            values = widened(bias.read()).reshape(-1)
+            above = padded[values[padded] > values[named].max()]
+            if len(above):
+                what = f"{short(bias.name)} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
+                what += f" than at any token: {values[above].max():.3g} and {values[named].max():.3g}"
+                yield Said(short(bias.name), f"{what}; they are sampled first", last, severity="warning")
 
 
 @rule("B033", "error", "vocab_size is the number of rows")

@@ -1,4 +1,4 @@
-"""Tables are of one type, in sound rows, stored once, and quantised alike: B040 to B042, B050 to B053, B081."""
+"""Tables are of one type, in sound rows, stored once, and quantised alike: B040 to B043, B050 to B053, B081."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tiewise.checkpoint.claims import PACKED
 from tiewise.checkpoint.facts import Facts, quantisation
+from tiewise.checkpoint.hf_folder import Tokenizer, json_object
 from tiewise.checkpoint.roles import End
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, names, numbers, rule, said
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES
-from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
-from tiewise.checkpoint.untrusted import items_of, short
-from tiewise.core.errors import doing
+from tiewise.checkpoint.table_scans import all_zero, duplicates, is_hollow, outlying, scan_rows
+from tiewise.checkpoint.untrusted import inside, items_of, read_whole, short
+from tiewise.core.errors import CheckpointError, doing
 from tiewise.core.files import size
+
+FP32_ROUNDING = 2.0**-23  # beside rows of the median length, the logits of shorter rows vanish in fp32
+MOST_TEMPLATE, MOST_ADDED = 2**20, 10_000  # letters of chat templates, and added tokens that are looked for in them
 
 
 @rule("B040", "warning", "types agree: both tables with each other, and the config with the bytes")
@@ -56,18 +61,20 @@ def rows_in_use(facts: Facts) -> Told:
     logit everywhere, and two equal rows cannot be told apart: a warning, since only these tokens suffer (of zeros only
     noted where no tokenizer tells which tokens there are). Such rows are tokens that were added and never trained, or
     that mean_resizing gave one mean vector (trl#5608, LlamaFactory#6749: new tokens are never emitted). Padding ids and
-    placeholders such as [unused12] or <|reserved_special_token_3|> are left out. Rows ten times as long as the median
-    are noted.
+    placeholders such as [unused12] or <|reserved_special_token_3|> are left out, unless the chat template names them.
+    Base models leave the tokens of their chat template untrained, at about 1e-23 (unsloth#658): such rows are a warning
+    where the template names them, and noted elsewhere. Rows ten times as long as the median are noted.
     What to do: initialise the rows again and train them.
-    Sources: trl#5608; LlamaFactory#6749; transformers#35141
+    Sources: trl#5608; LlamaFactory#6749; transformers#35141; unsloth#658; unsloth#1056
     """
     tokenizer = facts.tokenizer if facts.tokenizer is not None and facts.tokenizer.max_id >= 0 else None
     pads = {value for level in facts.levels.values() if type(value := level.get("pad_token_id")) is int}
     again = "initialise these rows again, or take them from the source"
+    named = _named_by_template(facts, tokenizer)
     for table in facts.roles.pair:
         if table.dtype not in FLOATING or len(table.shape) != 2:
             continue
-        used = (tokenizer.used if tokenizer is not None else frozenset(range(table.rows))) - pads
+        used = ((tokenizer.used | named) if tokenizer is not None else frozenset(range(table.rows))) - pads
         where = short(table.name)
         with doing(f"reading {where}", table.nbytes):
             scan = scan_rows(table)
@@ -83,14 +90,67 @@ def rows_in_use(facts: Facts) -> Told:
             fix = "train these tokens, or initialise them apart"
             yield Said(where, f"{what}: one logit for each group", fix, severity="warning")
         far, median = outlying(scan.lengths, used)
+        near = [row for row in used if row < table.rows and 0 < scan.lengths[row] < median * FP32_ROUNDING]
+        untrained = f"are near zero beside the median {median:.3g}: they were never trained"
+        train = "train these tokens before they are used, or initialise them again"
+        if chat := sorted(named.intersection(near)):
+            what = f"{where}: {_rows(chat)} of tokens that the chat template names {untrained}"
+            yield Said(where, what, train, severity="warning")
+        if others := sorted(set(near) - named):
+            yield Said(where, f"{where}: {_rows(others)} of tokens in use {untrained}", train, severity="info")
         if far:
             what = f"{where}: {_rows(far)} are at least ten times as long as the median {median:.3g}"
             fix = "look at these tokens: were they added and not trained?"
             yield Said(where, f"{what}, up to {scan.lengths[far].max():.3g}", fix, severity="info")
 
 
+def _named_by_template(facts: Facts, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Return the ids of added tokens whose texts are in the folder's chat template."""
+    if tokenizer is None:
+        return frozenset()
+    templates = list[str]()
+    for name in filter(facts.folder.has, ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")):
+        with suppress(CheckpointError):  # B001 reports a file that cannot be read
+            if name.endswith(".jinja"):
+                whole = read_whole(inside(facts.folder.path, name), MOST_TEMPLATE)
+                templates.append(whole.decode("utf-8", "replace"))
+                continue
+            given = json_object(facts.folder.path, name).get("chat_template")
+            several = items_of(dict, given) if isinstance(given, list) else ({"template": given},)
+            templates += [text for one in several if isinstance(text := one.get("template"), str)]
+    text = "\n".join(templates)[:MOST_TEMPLATE]
+    added = list(tokenizer.added.items())[:MOST_ADDED]
+    return frozenset(number for number, token in added if token and token in text)
+
+
 def _rows(found: Sequence[int]) -> str:
     return f"{len(found):,} rows ({numbers(found[:8], len(found))})"
+
+
+@rule("B043", "error", "the tables are not all zeros", scans=True)
+def zero_tables(facts: Facts) -> Told:
+    """A model whose tables are all zero gives every token the same logit: the loss stays at the logarithm of the
+    vocabulary's size, and no gradient reaches either table (Automodel#3808: 12.0066 for 163,840 tokens). It comes from
+    a save before the weights were loaded, or of parameters that were offloaded. An input table of zeros alone makes all
+    tokens alike. A head of zeros alone is how some recipes start training, and is only noted. Reading stops at the
+    first number that is not zero. A file of which only the header was written is a stand-in and is passed over.
+    What to do: take the checkpoint from its source again, or save it once its weights are loaded.
+    Sources: Automodel#3808
+    """
+    tables = [table for table in facts.roles.pair if table.dtype in FLOATING]
+    zero = [table for table in tables if not is_hollow(table) and all_zero(table)]
+    if not zero:
+        return
+    fix = "take the checkpoint from its source again, or save it once its weights are loaded"
+    if len(zero) == len(facts.roles.pair):
+        what = f"{' and '.join(describe(table) for table in zero)}: every number is zero"
+        loss = f"the first loss is ln {zero[0].rows:,} = {math.log(zero[0].rows):.4g}, and no gradient moves it"
+        yield short(zero[0].name), f"{what}; {loss}", fix
+    elif zero[0] is facts.roles.input:
+        yield short(zero[0].name), f"{describe(zero[0])}: every number is zero, and all tokens look alike", fix
+    else:
+        what = f"{describe(zero[0])}: every number is zero, and every token has the same logit"
+        yield Said(short(zero[0].name), what, f"nothing if training is to start so; else {fix}", severity="info")
 
 
 @rule("B042", "info", "the number of rows divides by 64")

@@ -14,6 +14,7 @@ equality is asked for.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.stored import BITS, FLOATING, NUMPY, Reader, Stored, widened
+from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, FLOATING, NUMPY, Reader, Stored, widened
 from tiewise.core.errors import advance
 
 IDENTICAL, SIGNS, SAME_VALUES = "identical", "zeros' signs", "same values"
@@ -200,10 +201,7 @@ def scan_rows(table: Stored) -> RowScan:
             rows = reader.rows(start, stop)
             wide = widened(rows)
             with np.errstate(all="ignore"):
-                # each row is scaled by its largest element, so that no square over- or underflows
-                largest = np.abs(wide).max(axis=1, initial=0.0)
-                scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
-                lengths[start:stop] = scale * np.sqrt(np.square(wide / scale[:, None]).sum(axis=1))
+                lengths[start:stop] = _lengths(wide)
                 finite[start:stop] = np.isfinite(wide).all(axis=1)
             zero[start:stop] = (wide == 0).all(axis=1)
             for number, row in enumerate(np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1), start):
@@ -213,6 +211,42 @@ def scan_rows(table: Stored) -> RowScan:
             advance(stop * reader.row_bytes)
     repeated = [group for home, group in groups.items() if finite[home] and not zero[home]]
     return RowScan(np.nonzero(~finite)[0].tolist(), np.nonzero(zero)[0].tolist(), repeated, lengths)
+
+
+def _lengths(rows: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return the Euclidean length of each row; each is scaled by its largest element, so no square over- or underflows.
+
+    The caller silences warnings about numbers that are not finite.
+    """
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+    lengths: NDArray[np.floating] = scale * np.sqrt(np.square(rows / scale[:, None]).sum(axis=1))
+    return lengths
+
+
+def row_lengths(table: Stored, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the Euclidean lengths of some rows of a floating table; 0 for a row that is not finite."""
+    lengths = np.zeros(len(rows))
+    with Reader(table) as reader, np.errstate(all="ignore"):
+        step = max(1, CHUNK_BYTES // max(1, reader.row_bytes))
+        for start in range(0, len(rows), step):
+            lengths[start : start + step] = _lengths(widened(reader.take(rows[start : start + step])))
+    return np.where(np.isfinite(lengths), lengths, 0.0)
+
+
+MOST_HOLLOW = 2**17  # bytes on disk of a file that is a header alone, in blocks of any file system
+
+
+def is_hollow(table: Stored) -> bool:
+    """Whether the table's file has nothing on disk behind its header: a stand-in of the right size, no saved model."""
+    status = os.stat(table.path)
+    return status.st_size > 2**20 and 512 * status.st_blocks < min(table.start, status.st_size) + MOST_HOLLOW
+
+
+def all_zero(table: Stored) -> bool:
+    """Whether a floating table holds numbers, and all of them are zero; reading stops at the first that is not."""
+    with Reader(table) as reader:
+        return table.nbytes > 0 and not any(reader.rows(start, stop).any() for start, stop in reader.spans())
 
 
 def outlying(lengths: NDArray, rows: Iterable[int], factor: float = 10.0) -> tuple[list[int], float]:
