@@ -278,7 +278,9 @@ def _share_of_step(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
     if items is None or labels is None:
         return output
-    loss = output["loss"] if isinstance(output, dict) else output[0]
+    loss = output.get("loss") if isinstance(output, dict) else output[0]
+    if loss is None or loss.dim():  # BERT's pretraining class computes none without labels of its pairs
+        return output
     here = (labels[..., 1:] if shifts else labels).ne(-100).sum()
     exact = torch.promote_types(loss.dtype, torch.float32)
     share = here.to(loss.device, exact) / torch.as_tensor(items, device=loss.device)

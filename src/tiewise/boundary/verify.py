@@ -46,6 +46,8 @@ from tiewise.core.spec import BoundarySpec
 
 Batch = dict[str, Any]
 _ROWS, _LENGTH = 2, 8
+# labels [B] of pairs of sentences, without which BERT's and ALBERT's pretraining classes compute no loss at all
+_PAIR_LABELS = ("next_sentence_label", "sentence_order_label")
 # relative to the largest value: rounding of the dtype, over a few hundred additions
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
@@ -141,8 +143,9 @@ def plain_copy(model: Any) -> PreTrainedModel:
 
 
 def random_batch(model: Any, link: Link) -> Batch:
-    """Token ids and labels [2, 8], avoiding the special ids, on the model's device."""
-    if "labels" not in inspect.signature(model.forward).parameters:
+    """Token ids and labels [2, 8], avoiding the special ids, and labels of pairs [2], on the model's device."""
+    taken = inspect.signature(model.forward).parameters
+    if "labels" not in taken:
         fix = "install works on models that compute their loss from labels"
         raise InstallError(f"{type(model).__name__}.forward takes no labels", fix)
     source = torch.Generator().manual_seed(SEED)
@@ -151,15 +154,30 @@ def random_batch(model: Any, link: Link) -> Batch:
     predicted = getattr(model.config.get_text_config(), "output_vocab_size", None) or rows["labels"]
     rows["labels"] = min(predicted, rows["labels"])
     drawn = {name: ordinary_ids(model, count, (_ROWS, _LENGTH), source) for name, count in rows.items()}
+    drawn |= {name: torch.arange(_ROWS) % 2 for name in _PAIR_LABELS if name in taken}
     return {name: ids.to(link.head.weight.device) for name, ids in drawn.items()}
 
 
 def run(model: Any, batch: Batch, *, training: bool = False) -> tuple[Tensor, Any]:
     """Loss and logits (as the model hands them out) of one forward that leaves no trace."""
     output = untraced(model, batch, training=training)
-    if not isinstance(output, dict):
-        return output[0], output[1]
-    return output["loss"], next((value for key, value in output.items() if "logits" in key), None)
+    if isinstance(output, dict):
+        loss, logits = output.get("loss"), next((value for key, value in output.items() if "logits" in key), None)
+    else:
+        loss, logits = output[0], output[1]
+    if not isinstance(loss, Tensor) or loss.dim():  # a tuple without a loss begins with the logits
+        raise _no_loss(model, batch)
+    return loss, logits
+
+
+def _no_loss(model: Any, batch: Batch) -> InstallError:
+    """Say that a model computed no loss, and what else it takes that may be the reason."""
+    taken = inspect.signature(model.forward).parameters
+    absent = [name for name in taken if name.endswith(("label", "labels")) and name not in batch]
+    fix = "pass batch={...} with all inputs that its loss needs"
+    fix += f"; this batch lacks {', '.join(absent)}" if absent else ""
+    kind = getattr(type(model), "plain_class", type(model)).__name__
+    return InstallError(f"{kind} computed no loss from {', '.join(batch)}", fix)
 
 
 # what differs
