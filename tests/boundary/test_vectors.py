@@ -178,6 +178,22 @@ def said(caplog, path, tokens):
     return found, [line.removeprefix(str(path)) for line in caplog.messages]
 
 
+SPACED = {". . .": 1, "at name@domain.com": 2, " ": 3, "a": 4, "in 2009": 5, "7": 6, "\u00a0": 7, "x\u0085y": 8, "b": 9}
+
+
+@pytest.mark.parametrize("header", ["", "9 3\n"])
+@pytest.mark.parametrize("end", ["\n", " \n", "\r\n"])
+def test_words_that_hold_spaces_are_split_from_the_right(tmp_path, caplog, header, end):
+    """As GloVe's 840B file has them; here they are the first lines, and most of the file."""
+    path = tmp_path / "v"
+    path.write_bytes((header + "".join(f"{word} {x} -{x}.5 {x}e-2{end}" for word, x in SPACED.items())).encode())
+    found, lines = said(caplog, path, [*SPACED, "at", ".", "in"])
+    assert found[:9].tolist() == pytest.approx(np.array([[x, -x - 0.5, x / 100] for x in SPACED.values()]), rel=1e-6)
+    assert found[9:].isnan().all()
+    form = "word2vec" if header else "GloVe"
+    assert lines == [f" ({form} text): 3 of 12 words have no vector and start at random: at, ., in"]
+
+
 def test_broken_lines_are_counted_and_the_first_named(tmp_path, caplog):
     path = tmp_path / "v"
     good = "".join(f"w{i} 1 2 3\n" for i in range(20))

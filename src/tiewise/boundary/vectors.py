@@ -3,7 +3,8 @@
 A safetensors file has one two-dimensional tensor, rows in the order of the vocabulary. The others name their words and
 are streamed; only wanted rows are kept. GloVe text, and word2vec's and fastText's, which put `count width` before it:
 
-    a line per word, the word, then its numbers
+    a line per word, the word, then its numbers; the word may hold spaces, or be one, and so the numbers are counted
+    from the right: as many as most lines have
 
 word2vec binary, whose original tool ends every vector with a line feed, as other writers do not:
 
@@ -23,6 +24,7 @@ little-endian.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import mmap
@@ -203,7 +205,7 @@ def _read(file: BinaryIO, tokens: Sequence[str | None]) -> tuple[str, WordRows]:
     # how many numbers at least half of the first lines have behind a word
     sample = head[header.end() :] if header else head
     lines = [line for line in sample.split(b"\n", _SAMPLE)[:_SAMPLE] if line.strip()]
-    widths = Counter(len(found) for line in lines if (found := _numbers(line.split()[1:])) is not None)
+    widths = Counter(width for line in lines if (width := _trailing_numbers(line.split()[1:])) > 0)
     ((width, count),) = widths.most_common(1) or [(0, 0)]
     if count and 2 * count >= len(lines):
         return f"{'word2vec' if header else 'GloVe'} text", _read_text(file, tokens, header, width)
@@ -234,18 +236,37 @@ def _read_text(file: BinaryIO, tokens: Sequence[str | None], header: re.Match[by
         number += 1
         if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
             raise DataError(f"line {number:,} has more than {_LONGEST_LINE:,} bytes", "check the file")
-        word, _, rest = line.strip().partition(b" ")
+        word, _, rest = line.rstrip().partition(b" ")
         if word not in rows.index and rest and rest.count(b" ") == width - 1 and not rest.translate(None, _NUMERIC):
             continue
-        word, *fields = line.split() or [b""]
+        word, fields = _word_and_fields(line, width)
         vector = _numbers(fields)
-        if vector is None or len(vector) != width:
+        if not word or vector is None:
             rows.broken.append(number)
         elif word in rows.index:
             rows.put(word, np.array(vector), number)
+        elif word.strip() in rows.index:  # an indented line
+            rows.put(word.strip(), np.array(vector), number)
+        elif _numbers(word.split()[1:]) is not None:  # a word of one part, and more numbers than the others have
+            rows.broken.append(number)
     if header is not None and number - before != int(header[1]):
         rows.odd = f"its first line says {int(header[1]):,} words, and {number - before:,} lines follow"
     return rows
+
+
+def _word_and_fields(line: bytes, width: int) -> tuple[bytes, list[bytes]]:
+    """Split a line into its word and its last `width` fields; the word is empty where the line has none."""
+    fields = line.rstrip().rsplit(None, width)
+    if len(fields) > width:
+        return fields[0], fields[1:]
+    before = line[: len(line) - len(line.lstrip())]
+    return (before[:-1], fields) if len(fields) == width else (b"", fields)  # a word of white space
+
+
+def _trailing_numbers(fields: Sequence[bytes]) -> int:
+    """Count the finite numbers at the end of a line's fields."""
+    numeric = (_numbers([field]) is not None for field in reversed(fields))
+    return sum(1 for _ in itertools.takewhile(bool, numeric))
 
 
 def _numbers(fields: Sequence[bytes]) -> list[float] | None:
