@@ -54,6 +54,41 @@ def test_reads_the_graph_and_finds_both_ends(tmp_path):
     assert audit.ran == ("B001", "B100", "B101")
 
 
+LAST = [initialiser(name, np.array(values, np.int64)) for name, values in {"last": [-1], "end": [2**31]}.items()]
+PICKED = {  # how a decoder takes its last token
+    "Gather": [node("Gather", ["input_ids", "last"], ["one"])],
+    "Slice": [node("Slice", ["input_ids", "last", "end"], ["one"])],
+    "GatherND": [node("GatherND", ["input_ids", "last"], ["one"])],
+    "Split": [node("Split", ["input_ids"], ["rest", "one"])],
+    "in steps": [
+        node("Cast", ["input_ids"], ["wide"]),
+        node("Slice", ["wide", "last", "end"], ["few"]),
+        node("Squeeze", ["few"], ["flat"]),
+        node("Gather", ["flat", "last"], ["one"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("how", PICKED)
+def test_a_decoder_that_looks_up_its_last_token_alone(tmp_path, how):
+    nodes = [*PICKED[how], node("Gather", ["embed", "one"], ["h"]), INNER, HEAD]
+    audit = check(written(tmp_path, model(nodes, [*SPLIT, *LAST])))
+    assert [(part.role, part.tensor.name) for part in audit.parts] == [("input", "embed"), ("output", "head")]
+    copied = [*HELD, initialiser("head", TABLE.T), *LAST]
+    assert told(check(written(tmp_path, model(nodes, copied))).findings) == ["B100 warning head"]
+
+
+def test_numbers_that_are_made_of_the_ids_are_none(tmp_path):
+    """Positions that are counted from the length of the input, or picked from other positions."""
+    shape = [node("Shape", ["input_ids"], ["n"]), node("Gather", ["n", "last"], ["length"])]
+    far = [node("Gather", ["wpe", "length"], ["p"])]
+    given = [node("Slice", ["position_ids", "last", "end"], ["at"]), node("Gather", ["wpe", "at"], ["p"])]
+    held = [*SPLIT, *LAST, initialiser("wpe", table(90))]
+    for nodes in ([*shape, *far], given):
+        data = model([LOOKUP, INNER, HEAD, *nodes], held, inputs=("input_ids", "position_ids"))
+        assert read_onnx(written(tmp_path, data)).table.name == "embed"
+
+
 def test_every_way_to_store_a_tensor(tmp_path):
     half = TABLE.astype(np.float16)
     (tmp_path / "w").mkdir()

@@ -31,6 +31,7 @@ TYPES = dict(enumerate([*_TYPES.split(), "U4", "I4", "F4"], 1))
 _BITS = BITS | {"U4": 4, "I4": 4, "C128": 128}
 LOOKUPS = ("Gather", "GatherBlockQuantized")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulInteger", "DynamicQuantizeMatMul")
+PICKS = ("Gather", "GatherElements", "GatherND", "Slice", "Split", "Expand", "Flatten")  # some of the same numbers
 SAME_DATA = ("Transpose", "Reshape", "Cast", "CastLike", "Identity", "DequantizeLinear", "Squeeze", "Unsqueeze")
 Span = tuple[int, int]
 
@@ -61,11 +62,11 @@ class OnnxFacts:
         """{name: node that makes it}."""
         return {name: node for node in self.nodes for name in node.outputs}
 
-    def behind(self, name: str) -> str:
-        """The name whose numbers another stands for, in whatever layout and type."""
+    def behind(self, name: str, through: tuple[str, ...] = SAME_DATA) -> str:
+        """The name whose numbers another stands for, in whatever layout and type, or `through` other operators."""
         for _ in range(MOST_AXES):
             maker = self.makers.get(name)
-            if maker is None or maker.operator not in SAME_DATA or not maker.inputs:
+            if maker is None or maker.operator not in through or not maker.inputs:
                 break
             name = maker.inputs[0]
         return name
@@ -77,9 +78,12 @@ class OnnxFacts:
 
     @cached_property
     def table(self) -> Stored | None:
-        """The table [V, …] of tokens: of all that an input other than positions picks rows of, the largest."""
+        """The table [V, …] of tokens: of all that an input other than positions picks rows of, the largest.
+
+        Ids may be some of the input's: a decoder that runs token by token often picks the last one first.
+        """
         lookups = (node.inputs for node in self.nodes if node.operator in LOOKUPS and len(node.inputs) > 1)
-        by = ((table, self.behind(ids)) for table, ids, *_ in lookups)
+        by = ((table, self.behind(ids, SAME_DATA + PICKS)) for table, ids, *_ in lookups)
         tables = self.matrices([table for table, ids in by if ids in self.inputs and "position" not in ids])
         return max(tables, key=lambda one: math.prod(one.shape), default=None)
 
