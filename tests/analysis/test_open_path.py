@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from tests.internals.one_layer_models import V, one_layer
+from transformers import AutoModelForCausalLM
 
 import tiewise
 from tiewise.analysis.open_path import FAMILIES, open_path
@@ -40,6 +41,22 @@ def test_a_model_without_layers_is_its_direct_path(family, tied, tmp_path):
     assert logits == pytest.approx(at_wanted(expected), rel=2e-6, abs=2e-6)
     assert logs == pytest.approx(at_wanted(torch.log_softmax(expected, -1)), abs=1e-5)
     assert (asymmetry(grams(path.linear))[1] == 0) == tied
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", 34.0), ("float16", 33.9375), ("float32", 33.941123962402344)])
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text"])
+def test_gemma_multiplies_by_a_root_of_the_type_of_its_table(family, dtype, scale, tmp_path):
+    model = without_layers(family, True, hidden_size=1152).to(getattr(torch, dtype))
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3] = 1  # the scale is what its lookup returns
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.dtype == getattr(torch, dtype)
+    with torch.no_grad():
+        multiplied = loaded.get_input_embeddings()(torch.tensor([3]))[0, 0].item()
+    path = open_path(open_folder(tmp_path))
+    assert path.input_scale == multiplied == scale
+    assert f"input rows times {path.input_scale:g}" in path.notes
 
 
 def test_an_opt_that_normalises_inside_its_layers(tmp_path):

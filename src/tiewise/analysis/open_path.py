@@ -19,7 +19,7 @@ from tiewise.checkpoint.claims import BASE_TYPE, module_of, number
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.numeric_ends import read_boundary
-from tiewise.checkpoint.stored import Stored, read_float64
+from tiewise.checkpoint.stored import FLOATING, Stored, read_float64, rounded
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
 
@@ -115,7 +115,7 @@ class FinalNorm:
     eps: float = 1e-6  # the class's own, where the config has no key
     stored: bool = True  # whether the norm has a weight
     plus_one: bool = False  # whether the stored weight is the gain less one
-    root_width: bool = False  # whether input rows are multiplied by √E
+    root_width: bool = False  # whether input rows are multiplied by √E, rounded to their type
     scalars: tuple[str, ...] = ()  # keys of the config that this class applies at its two ends
 
 
@@ -171,7 +171,7 @@ def open_path(folder: Folder) -> DirectPath:
         norm = _norm(facts, ending, level, table, source.width)
         known = {key: value for key, value in scalars.items() if key in ending.scalars}
         notes = ["no final norm" if norm.kind == NONE else f"{norm.kind} norm applied, eps {norm.eps:g}"]
-    input_scale = math.sqrt(source.width) if ending is not None and ending.root_width else 1.0
+    input_scale = _root(source.width, table) if ending is not None and ending.root_width else 1.0
     input_scale *= known.get("embedding_multiplier", 1.0)
     output_scale = known.get("logit_scale", 1.0) / (known.get("logits_scaling") or 1.0)
     softcap = known.get("final_logit_softcapping") or None
@@ -195,6 +195,12 @@ def open_path(folder: Folder) -> DirectPath:
     if roles.positions:
         notes.append("position rows are left out")
     return DirectPath(source, target, norm, input_scale, output_scale, bias, softcap, tuple(notes))
+
+
+def _root(width: int, table: Stored) -> float:
+    """√E as Gemma multiplies rows by it: rounded to the type of the table, so 34.0 for 1,152 in bf16."""
+    exact = np.array([math.sqrt(width)])
+    return float(rounded(exact, table.dtype)[0]) if table.dtype in FLOATING else float(exact[0])
 
 
 def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stored, width: int) -> Norm:

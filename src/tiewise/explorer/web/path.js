@@ -2,6 +2,7 @@
 // (analysis/open_path.py).
 import { familyType, isObject, isOwn, modelLevels, moduleOf, scalarsOf } from "./claims.js";
 import { TABLE_TYPES } from "./roles.js";
+import { roundedTo } from "./scans.js";
 import { short } from "./stored.js";
 import { general } from "./verdict.js";
 
@@ -57,6 +58,10 @@ export function endsOf(facts, alike, files) {
   return { input, output, tied: false, why: "" };
 }
 
+/** √E as Gemma multiplies rows by it: rounded to the type of the table, so 34 for 1,152 in BF16. */
+const rootOf = (width, dtype) =>
+  TABLE_TYPES.includes(dtype) ? roundedTo(dtype, Math.sqrt(width)) : Math.sqrt(width);
+
 /**
  * What the model does between its tables: { kind, eps, gain, plusOne, shift, inputScale, outputScale, bias, cap,
  * notes }; gain, shift and bias are stored tensors or null. Where `applied` is false, `notes` says why nothing is.
@@ -92,7 +97,7 @@ export function pathOf(facts, ends, files, data) {
   const fitting = roles.biases.filter((bias) => fits(bias, rows)), own = moduleOf(roles.outputName ?? "")[0];
   Object.assign(path, {
     applied: true,
-    inputScale: (ending.root_width ? Math.sqrt(width) : 1) * (uses("embedding_multiplier") ?? 1),
+    inputScale: (ending.root_width ? rootOf(width, ends.input.dtype) : 1) * (uses("embedding_multiplier") ?? 1),
     outputScale: (uses("logit_scale") ?? 1) / (uses("logits_scaling") || 1),
     cap: uses("final_logit_softcapping") || null,
     bias: held(fitting.find((one) => one.name === `${own}.bias`) ?? fitting[0]),
