@@ -25,6 +25,7 @@ from tiewise.checkpoint import audit, claims
 from tiewise.core.found import Found
 from tiewise.inspection import bench
 from tiewise.inspection import inspection as inspected
+from tiewise.planning.architecture import Architecture, Count, TokenTables
 from tiewise.planning.catalogue import models
 from tiewise.planning.costs import Setting
 from tiewise.rewrite import engine
@@ -128,6 +129,10 @@ def plans() -> Schema:
     made += [tiewise.plan(name).record() for name in LIKE]
     made.append(tiewise.plan({"architectures": ["BertModel"], "model_type": "bert"}).record())
     made += [tiewise.plan(sizes).record() for sizes in (tiewise.Sizes(32_000, 512, 8), tiewise.Sizes(2048, 64, 2))]
+    experts = {"model_type": "minimax_m2", "vocab_size": 2048, "hidden_size": 64, "num_local_experts": 8}
+    made += [tiewise.plan(experts, boundaries, setting=setting).record(), tiewise.plan(experts).record()]
+    built = Architecture("xglm", 64, TokenTables(2048, 64, tied=True), (), {"other": Count(1000, 900, 1000)})
+    made.append(tiewise.plan(built).record())
     found = common(made)
     found["properties"]["neighbours"]["items"] = common([model.record() for model in models()])
     return found

@@ -1,4 +1,4 @@
-"""`tiewise plan`: what tying, factoring and sharing cost and save, exactly, before anything is trained.
+"""`tiewise plan`: what tying, factoring and sharing cost and save, before anything is trained.
 
 `tiewise models`: who has which vocabulary, width and depth, and who ties.
 """
@@ -47,7 +47,8 @@ def plan(
     """Count what tying, factoring and sharing cost and save: parameters, bytes, work, first loss, and who chose what.
 
     From a config, a model of the catalogue (--like), which sizes given beside it change, or sizes alone (--vocab,
-    --width, --layers). Nothing is loaded, and nothing built but with --build.
+    --width, --layers). Nothing is loaded, and nothing built but with --build. An estimate is marked ≈; if a part of the
+    model is not counted, no total is printed.
     """
     from tiewise.planning.costs import Setting
     from tiewise.planning.plan import plan as make

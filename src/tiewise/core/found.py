@@ -47,6 +47,16 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def rounded(value: float) -> float:
+    """Return `value` with three significant digits, an integer as an integer.
+
+    >>> rounded(4_837_343_232), rounded(0.12749)
+    (4840000000, 0.127)
+    """
+    short = float(f"{value:.3g}")
+    return int(short) if isinstance(value, int) else short
+
+
 def visible(token: str) -> str:
     """Make white space and control characters of a token visible: " the" becomes ␣the."""
     shown = token.translate(_WHITE)

@@ -20,6 +20,7 @@ from typing import Any
 
 from tiewise.core.errors import PlanError, SpecError
 from tiewise.core.first_loss import FreshBody
+from tiewise.core.found import rounded
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec, largest_rank
 
@@ -191,6 +192,8 @@ class Architecture:
     output_scale: float = 1.0  # what the class multiplies hidden states or logits by at its head
     frozen: int = 0  # parameters that are never trained: sinusoidal positions stored as tables
     estimated: bool = False  # counted by a generic formula
+    not_counted: tuple[str, ...] = ()  # parts that are missing from every count here
+    tables_alone: bool = False  # nothing is counted but what token ids index
     notes: tuple[str, ...] = ()  # what a reader should know before believing a number
 
     @property
@@ -292,27 +295,40 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
     )
 
 
-def thresholds(vocab: int, d: int, body: int, head: bool = True) -> list[dict[str, Any]]:
+def thresholds(
+    vocab: int, d: int, body: int | None, head: bool = True, estimated: bool = False
+) -> list[dict[str, Any]]:
     """Every formula with its value: from where on tying and factoring pay; without those of tying where nothing ties.
 
     With a body of B parameters (all but the tables; c = B / d², which is 12 L for L plain layers), tying saves V·d of
     2·V·d + B. That is more than a share s where V/d > c·s / (1 − 2s), and never where s ≥ ½. `here` is the model's own
-    figure, where the formula bounds one.
+    figure, where the formula bounds one. If B is None, values that depend on it are. If B is `estimated`, they are
+    rounded and say so.
     """
-    table, c = vocab * d, body / d**2
-    scale = f"c = B/d² = {c:.4g}"
-    share, formula = table / (table + body), "1 / (1 + B/(V·d))"
+    table = vocab * d
+    c = None if body is None else body / d**2
+    if c is None:
+        scale = "B not counted"
+    else:
+        scale = f"c = B/d² ≈ {c:.3g}" if estimated else f"c = B/d² = {c:.4g}"
+    formula = "1 / (1 + B/(V·d))"
+    share, saved = (None, None) if body is None else (table / (table + body), table / (2 * table + body))
     narrow = ("largest k that still saves, one table and one map", "k(V + d) < V·d", largest_rank(vocab, d, 1), d)
-    bounds = [(s, c * s / (1 - 2 * s)) for s in (0.05, 0.1, 0.2, 0.3)]
-    rows: list[tuple[str, str, float, float | None]] = [
+    bounds = [(s, None if c is None else c * s / (1 - 2 * s)) for s in (0.05, 0.1, 0.2, 0.3)]
+    rows: list[tuple[str, str, float | None, float | None]] = [
         *(
             (f"V/d above which tying saves more than {s:.0%}", f"c·s/(1−2s), s = {s:g}, {scale}", bound, vocab / d)
             for s, bound in bounds
         ),
-        ("share of the untied model that tying saves", "V·d / (2·V·d + B)", table / (2 * table + body), None),
+        ("share of the untied model that tying saves", "V·d / (2·V·d + B)", saved, None),
         ("share of the tied model that is its table", formula, share, None),
         ("largest k that still saves, tied, maps at both ends", "k(V + 2d) < V·d", largest_rank(vocab, d, 2), d),
         narrow,
     ]
     rows = rows if head else [("share of the model that is its table", f"{formula}, {scale}", share, None), narrow]
-    return [dict(zip(("name", "formula", "value", "here"), row, strict=True)) for row in rows]
+    return [
+        {"name": name, "formula": formula, "value": value, "here": here, "estimated": False}
+        if value is None or not estimated or name.startswith("largest k")
+        else {"name": name, "formula": formula, "value": rounded(value), "here": here, "estimated": True}
+        for name, formula, value, here in rows
+    ]

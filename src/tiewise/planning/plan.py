@@ -16,10 +16,12 @@ from typing import Any
 
 from tiewise.checkpoint.untrusted import read_json
 from tiewise.core.errors import PlanError
+from tiewise.core.found import rounded
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget, thresholds
+from tiewise.planning.certainty import marked, marked_parameters
 from tiewise.planning.costs import DTYPES, Setting, all_costs
 from tiewise.planning.evidence import near
 from tiewise.planning.plan_rows import as_text, remarks
@@ -52,19 +54,24 @@ class Plan:
         of_all = self.setting.tokens * DTYPES[self.setting.dtype]
         model = {"name": self.name, "family": a.family, **size, "table_width": ends.width, "share": str(a.sharing)}
         model |= {"boundary": str(a.boundary) if ends.head else None, "estimated": a.estimated, "notes": list(a.notes)}
+        model |= {
+            "not_counted": list(a.not_counted),
+            "parameters": marked_parameters({"total": a.total, **a.parameters()}, a),
+        }
+        body = None if a.not_counted else untied.total - untied.tables
         found = {
-            "model": model | {"parameters": {"total": a.total, **a.parameters()}},
+            "model": model,
             "setting": self.setting.record(),
             "choices": list(self.choices),
             # what the backward pass needs, without attention scores (fused attention) and dropout masks; every
             # application of a layer keeps its own, so that sharing does not change it
             "activation_bytes": {
-                # inputs of every product, norm and activation
-                "kept": of_all * sum(len(stack.layers) * stack.saved_per_token for stack in a.stacks),
-                "checkpointed": of_all * a.layers * a.width,  # one hidden state per layer
+                # inputs of every product, norm and activation; None if the layers are not known
+                "kept": rounded(of_all * sum(len(stack.layers) * stack.saved_per_token for stack in a.stacks)) or None,
+                "checkpointed": rounded(of_all * a.layers * a.width) or None,  # one hidden state per layer
                 "estimated": True,
             },
-            "thresholds": thresholds(ends.vocab, ends.width, untied.total - untied.tables, ends.head),
+            "thresholds": thresholds(ends.vocab, ends.width, body, ends.head, a.estimated),
             "neighbours": [row.record() for row in nearest],
             "atlas": near({name: n for name, n in size.items() if n}, a.kind) if ends.head else None,
         }
@@ -101,16 +108,15 @@ def plan(
     choices = []
     for counted in (budget(architecture, *choice) for choice in product(specs, sharing)):
         saved = plainest - counted.total  # against the same model untied and with nothing shared
-        choices.append(
-            {
-                "boundary": str(counted.boundary),
-                "share": str(counted.sharing),
-                "parameters": {"total": counted.total, "trainable": counted.trainable, **counted.parameters},
-                "saved": saved,
-                "saved_share": saved / plainest,
-                **all_costs(architecture, counted, setting),
-            }
-        )
+        figures = {
+            "boundary": str(counted.boundary),
+            "share": str(counted.sharing),
+            "parameters": {"total": counted.total, "trainable": counted.trainable, **counted.parameters},
+            "saved": saved,
+            "saved_share": saved / plainest,
+            **all_costs(architecture, counted, setting),
+        }
+        choices.append(marked(figures, architecture, counted))
     return Plan(name, architecture, setting, tuple(choices))
 
 

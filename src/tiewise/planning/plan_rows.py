@@ -1,6 +1,6 @@
 """A plan in words and rows: what the terminal, the page and a notebook show, all of it made of the plan's record.
 
-Counts are exact to the parameter; bytes are of counts, but for activations, which are an estimate and say so.
+Counts are exact to the parameter, and bytes are of counts. An estimate is marked ≈ and rounded (`certainty`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import Any
 from tiewise.core import Late
 from tiewise.core.errors import PlanError
 from tiewise.core.files import size
-from tiewise.core.found import NONE, Listing, Quantity, count, plain, signed
+from tiewise.core.found import MINUS, NONE, Listing, Quantity, count, plain, signed
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import BETTER, Model, find
 from tiewise.planning.evidence import KIND, in_words
+from tiewise.planning.read_config import GENERIC
 
 Record = Mapping[str, Any]
+Show = Callable[[Any], str] | None
+NOT_COUNTED = "not counted"
 OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adamw": "AdamW"}
 OPTIMIZERS |= {"adamw-bf16-master": "AdamW, bf16, fp32 master"}
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
@@ -43,55 +46,88 @@ def rows(record: Record) -> list[list[str]]:
     def of(part: str) -> list[Any]:
         return [choice[part] for choice in choices]
 
-    def row(name: str, show: Callable[[Any], str], held: Sequence[Any], key: str) -> None:
-        """`key` of what every choice holds, which may be nothing."""
+    def row(
+        name: str, show: Callable[[Any], str], held: Sequence[Any], key: str, path: str, about: Show = None
+    ) -> None:
+        """Add `key` of what every choice holds; `path` tells how certain it is, `about` shows an estimate."""
         values = [None if each is None else each.get(key) for each in held]
-        found.append([name, *(NONE if value is None else show(value) for value in values)])
+        cells = [_cell(choice, path, value, show, about or show) for choice, value in zip(choices, values, strict=True)]
+        found.append([name, *cells])
+
+    def counted(name: str, key: str) -> None:
+        row(name, count, of("parameters"), key, f"parameters.{key}", short)
 
     for name in COMPONENTS:
         if any(name in choice["parameters"] for choice in choices):
-            row(component(name), count, of("parameters"), name)
-    row("total", count, of("parameters"), "total")
-    if any(choice["parameters"]["trainable"] < choice["parameters"]["total"] for choice in choices):
-        row("of it trained", count, of("parameters"), "trainable")
-    row("saved", lambda saved: signed(saved, 0).removeprefix("+"), choices, "saved")
-    row("saved, share", lambda share: f"{plain(100 * share, 1)} %", choices, "saved_share")
+            counted(component(name), name)
+    counted("total", "total")
+    sums = [(choice["parameters"]["trainable"], choice["parameters"]["total"]) for choice in choices]
+    if any(trainable is not None and trainable < whole for trainable, whole in sums):
+        counted("of it trained", "trainable")
+    row("saved", lambda saved: signed(saved, 0).removeprefix("+"), choices, "saved", "saved", signed_short)
+    row("saved, share", percent, choices, "saved_share", "saved_share")
     found.append(["checkpoint"])
     for dtype in SHOWN_DTYPES:
-        row(dtype, size, of("checkpoint_bytes"), dtype)
+        row(dtype, size, of("checkpoint_bytes"), dtype, "checkpoint_bytes")
     found.append([f"training, {setting['dtype']}"])
     for optimizer, label in OPTIMIZERS.items():
-        row(label, size, [held[optimizer] for held in of("training_bytes")], "total")
+        row(label, size, [held[optimizer] for held in of("training_bytes")], "total", "training_bytes")
     found.append(["beside them"])
-    row("logits, plain loss", size, of("logits_bytes"), "plain")
-    row("logits, fused loss (GPU)", size, of("logits_bytes"), "fused_cuda")
-    if record["model"]["layers"]:  # built without telling them apart: nothing to estimate activations from
+    row("logits, plain loss", size, of("logits_bytes"), "plain", "logits_bytes")
+    row("logits, fused loss (GPU)", size, of("logits_bytes"), "fused_cuda", "logits_bytes")
+    if record["activation_bytes"]["kept"]:  # else the layers are not known, nor is what they keep
         for name, key in (("activations, an estimate", "kept"), ("with checkpointing", "checkpointed")):
             found.append([name, *[f"≈ {size(record['activation_bytes'][key])}"] * len(choices)])
     found.append(["tables alone, with scales where packed"])
     for name in choices[0]["table_bytes"] if choices else ():
-        row(name, size, of("table_bytes"), name)
+        row(name, size, of("table_bytes"), name, "table_bytes")
     found.append(["work and loss"])
-    row("forward, per token", operations, of("flops_per_token"), "forward")
-    row("backward, per token", operations, of("flops_per_token"), "backward")
+    row("forward, per token", operations, of("flops_per_token"), "forward", "flops_per_token")
+    row("backward, per token", operations, of("flops_per_token"), "backward", "flops_per_token")
     if any(choice["decode_bytes"] for choice in choices):
-        row("read per decoded token", size, of("decode_bytes"), "weights")
-        row("cache added per token", size, of("decode_bytes"), "cache_per_token")
+        row("read per decoded token", size, of("decode_bytes"), "weights", "decode_bytes")
+        row("cache added per token", size, of("decode_bytes"), "cache_per_token", "decode_bytes")
     log = math.log(record["model"]["vocab"])
-    row(f"first loss (ln V = {log:.2f})", lambda nll: plain(nll, 2), of("first_loss"), "nll")
+    label = f"first loss (ln V = {log:.2f})"
+    row(label, lambda nll: plain(nll, 2), of("first_loss"), "nll", "first_loss", lambda nll: f"{nll:.3g}")
     for place, rank in enumerate(choices[0]["ranks"] if choices and setting["world"]["size"] > 1 else ()):
         found.append([cut(rank)])
         held = [ranks[place] for ranks in of("ranks")]
-        row("weights, gradients, AdamW", size, held, "memory")
-        row("tables alone", size, [each["table_memory"] for each in held], "total")
+        row("weights, gradients, AdamW", size, held, "memory", "ranks.memory")
+        row("tables alone", size, [each["table_memory"] for each in held], "total", "ranks.table_memory")
         if rank["axes"]["fsdp"] > 1:
-            row("tables or states gathered", size, [each["table_memory"] for each in held], "gathered")
-        row("logits and loss", size, held, "loss")
-        row("sent per step", size, held, "sent")
-        row("of it for tables", size, held, "sent_for_tables")
+            row(
+                "tables or states gathered",
+                size,
+                [each["table_memory"] for each in held],
+                "gathered",
+                "ranks.table_memory",
+            )
+        row("logits and loss", size, held, "loss", "ranks.loss")
+        row("sent per step", size, held, "sent", "ranks.sent")
+        row("of it for tables", size, held, "sent_for_tables", "ranks.sent_for_tables")
         if rank["break_even_tokens"] is not None:
-            row("saves below, tokens a rank", count, held, "break_even_tokens")
+            row("saves below, tokens a rank", count, held, "break_even_tokens", "ranks.break_even_tokens")
     return found
+
+
+def _cell(choice: Record, path: str, value: Any, show: Callable[[Any], str], about: Callable[[Any], str]) -> str:
+    """Show a figure, marked ≈ if it is an estimate, or say that it is not counted."""
+    if path in choice["not_counted"]:
+        return NOT_COUNTED
+    if value is None:
+        return NONE
+    return f"≈ {about(value)}" if path in choice["estimated"] else show(value)
+
+
+def signed_short(count: float) -> str:
+    """494 M or −494 M."""
+    return short(count).replace("-", MINUS)
+
+
+def percent(share: float) -> str:
+    """28.3 %."""
+    return f"{plain(100 * share, 1)} %"
 
 
 def cut(rank: Record) -> str:
@@ -157,7 +193,7 @@ def lookups(record: Record) -> list[Listing]:
     scale = f"V/d = {m['vocab'] / m['table_width']:,.4g}, {body}, B all but the tables"
     thresholds, trained = [], []
     for row in record["thresholds"]:
-        value = f"{row['value']:,.0f}" if row["value"] == int(row["value"]) else f"{row['value']:,.4g}"
+        value = _threshold(row)
         name, formula = row["name"].replace("%", " %").replace("still ", ""), row["formula"].partition(", ")[0]
         thresholds.append([name, value, formula])
     for row in (record["atlas"] or {"rows": ()})["rows"]:
@@ -170,6 +206,30 @@ def lookups(record: Record) -> list[Listing]:
         Listing(f"Nearest {KIND}s of the atlas", EVIDENCE_HEADER, trained),
     ]
     return [listing for listing in found if listing.rows]
+
+
+def _threshold(row: Record) -> str:
+    """Show the value of a threshold; 4 digits, or 3 of an estimate."""
+    value = row["value"]
+    if value is None:
+        return NOT_COUNTED
+    if row["estimated"]:
+        return f"≈ {value:,.3g}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+
+
+def how_to_be_exact(record: Record) -> str:
+    """Say what is estimated or not counted, and how to count it exactly; "" for a plan that is exact."""
+    model = record["model"]
+    build = " For exact figures, add --build to the command (needs torch and transformers)."
+    if model["not_counted"]:
+        missing = f"Not counted, so no total is known: {', '.join(model['not_counted'])}."
+        return missing + build if model["boundary"] else missing
+    if not model["estimated"]:
+        return ""
+    if model["family"] == GENERIC:
+        return "Figures marked ≈ are estimates from sizes. For exact figures, give a config.json or --like NAME."
+    return f"Figures marked ≈ are estimates: tiewise has no reader for {model['family']}.{build}"
 
 
 def nearest(record: Record) -> str:
@@ -217,19 +277,9 @@ def remarks(record: Record) -> list[str]:
     """What a reader should know before believing a number."""
     model, choices, tokens = record["model"], record["choices"], record["setting"]["tokens"]
     found = [*model["notes"]]
-    if model["estimated"] and not found:
+    if model["estimated"] and not model["not_counted"] and not found:
         found.append("planned from sizes: matrices alone are counted, 12·D² per layer where no size says otherwise")
-    try:  # where the catalogue's row of the same name knows less or has another count
-        row, total = find(model["name"]), model["parameters"]["total"]
-        if row.tied is None:
-            found.append(f"nobody was seen to say whether {row.name} ties: its class's default is taken")
-        if row.parameters is not None and row.parameters != total:
-            found.append(f"{row.name} has {row.parameters:,} parameters by the catalogue; {total:,} are counted here")
-        elif row.parameters is None and row.size is not None and model["estimated"]:
-            about = f"about {row.size / 1e9:g} billion parameters by its name"
-            found.append(f"{row.name} has {about}; {total:,} are counted here")
-    except PlanError:
-        pass  # it has none
+    found += _of_catalogue(model)
     found += [
         "saved: against the same model untied, nothing shared",
         f"a step: {tokens['batch']} × {tokens['length']:,} tokens of one rank; "
@@ -245,11 +295,33 @@ def remarks(record: Record) -> list[str]:
     return [*found, f"first loss assumes {'; '.join(assumed)}"] if assumed else found
 
 
+def _of_catalogue(model: Record) -> list[str]:
+    """Say where the catalogue's row of the same name knows less, or has another count."""
+    try:
+        row = find(model["name"])
+    except PlanError:
+        return []
+    total, found = model["parameters"]["total"], []
+    if total is None:
+        here = ""
+    elif model["estimated"]:
+        here = f"; ≈ {short(total)} are estimated here"
+    else:
+        here = f"; {total:,} are counted here"
+    if row.tied is None:
+        found.append(f"nobody was seen to say whether {row.name} ties: its class's default is taken")
+    if row.parameters is not None and row.parameters != total:
+        found.append(f"{row.name} has {row.parameters:,} parameters by the catalogue{here}")
+    elif row.parameters is None and row.size is not None and model["estimated"]:
+        found.append(f"{row.name} has about {row.size / 1e9:g} billion parameters by its name{here}")
+    return found
+
+
 def as_text(record: Record) -> str:
     """Return what is planned and every figure as lines of plain text."""
     table = [["", *(name.replace("\n", ", ") for name in columns(record))], *rows(record)]
     widths = [max(len(row[i]) for row in table if i < len(row)) for i in range(len(table[0]))]
-    lines = [subject(record)]
+    lines = [*filter(None, [subject(record), how_to_be_exact(record)])]
     for name, *cells in table:
         padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         lines.append("  ".join([f"  {name:<{widths[0]}}", *padded]) if cells else name)
@@ -272,6 +344,8 @@ def plan_view(record: Record, width: int) -> Any:
 
 def _parts(record: Record, width: int) -> Iterator[Any]:
     yield _TEXT.Text(subject(record), style="bold")
+    if first := how_to_be_exact(record):
+        yield _TEXT.Text(first)
     yield _TEXT.Text(nearest(record))
     names, shown = columns(record), rows(record)
     labels = max(len(name) + 2 * bool(cells) for name, *cells in shown) + 1

@@ -1,6 +1,6 @@
 """A config to an `Architecture`: by the family's own reader, by a generic formula, or by building the class.
 
-read(json.load(open("config.json")))      exact for `READERS`, an estimate for others, which it says
+read(json.load(open("config.json")))      exact for `READERS`; others are estimated, or their tables alone are counted
 from_sizes(Sizes(50_000, 1024, 12))       the generic decoder
 count_on_meta(config)                     exact for any family of transformers, its layers not told apart
 """
@@ -14,12 +14,26 @@ from typing import Any
 
 from tiewise.core import Late
 from tiewise.core.errors import PlanError
-from tiewise.planning.architecture import Architecture, Count, Heads, TokenTables, even, linear, lookup
+from tiewise.planning.architecture import (
+    AppliedLayers,
+    Architecture,
+    Count,
+    Heads,
+    LayerCounts,
+    TokenTables,
+    even,
+    linear,
+    lookup,
+)
 from tiewise.planning.config import MOST, MOST_LAYERS, Config
 from tiewise.planning.model_families import READERS, decoder
+from tiewise.planning.uncounted import has_token_head, parts_of_body, towers
 
 torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
 roles = Late("tiewise.checkpoint.roles")
+GENERIC = "generic decoder"  # the family of sizes without a config
+# What is built of a config, the first that transformers has for its type; older versions lack the last.
+BUILT = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM")
 UNGATED = ("relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu2")  # others stand behind a gate today
 
 
@@ -29,13 +43,21 @@ def read(config: Mapping[str, Any]) -> Architecture:
     Raises:
         PlanError: a size is missing or contradicts another.
     """
+    found = _read(config)
+    if str(config.get("model_type")) in READERS or has_token_head(config):
+        return found
+    return replace(found, ends=replace(found.ends, tied=False, head=False, head_biases=0))
+
+
+def _read(config: Mapping[str, Any]) -> Architecture:
+    """Read a config as one of a model with a token head, where no reader knows better."""
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
         inner = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         note = "read at text_config: the language model alone, without the other towers"
         family = nested.get("model_type") or f"{config.get('model_type', 'unknown')}_text"
-        found = read({**nested, **inner, "model_type": family})
-        return replace(found, notes=(*found.notes, note))
+        found = _read({**nested, **inner, "model_type": family})
+        return replace(found, not_counted=(*found.not_counted, *towers(config)), notes=(*found.notes, note))
     family = str(config.get("model_type") or "unknown")[:60]
     c = Config(config, family)
     std, scale = fresh_table(c)
@@ -76,7 +98,20 @@ def fresh_table(c: Config) -> tuple[float, float]:
 
 
 def _estimated(c: Config) -> Architecture:
-    """Read sizes by the names that most families give them; of a width for each layer the mean."""
+    """Estimate a family without a reader; if the formula leaves parts of it out, count its tables alone."""
+    missing = parts_of_body(c.values, c.family)
+    if not missing:
+        return formula(c)
+    width = c.size("hidden_size" if c.get("hidden_size") is not None else "d_model")
+    tied = c.get("tie_word_embeddings")
+    ends = TokenTables(c.size("vocab_size"), width, tied is None or bool(tied))
+    layers = c.size("num_hidden_layers", 0)
+    stacks = (AppliedLayers("decoder", (LayerCounts({}, {}),) * layers),) if layers else ()
+    return Architecture(c.family, width, ends, stacks, estimated=True, not_counted=missing, tables_alone=True)
+
+
+def formula(c: Config) -> Architecture:
+    """Count attention and ffn matrices by the names that most families give their sizes; of ffn widths the mean."""
     ffn = c.get("intermediate_size")
     sizes = Sizes(
         vocab=c.size("vocab_size"),
@@ -125,7 +160,7 @@ def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:
     values: dict[str, Any] = {"vocab_size": sizes.vocab, "hidden_size": sizes.width, "num_hidden_layers": sizes.layers}
     values |= {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
     values |= {"intermediate_size": sizes.ffn, "tie_word_embeddings": tied}
-    found = decoder(Config(values, "generic decoder"), gated=sizes.gated, kind="none", fresh=None)
+    found = decoder(Config(values, GENERIC), gated=sizes.gated, kind="none", fresh=None)
     return replace(found, estimated=True)
 
 
@@ -144,7 +179,7 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = t.AutoConfig.for_model(family, **values)
-            kinds = (t.AutoModelForCausalLM, t.AutoModelForSeq2SeqLM, t.AutoModelForMaskedLM)
+            kinds = [getattr(t, f"AutoModelFor{name}") for name in BUILT if hasattr(t, f"AutoModelFor{name}")]
             model = next((kind.from_config(made) for kind in kinds if type(made) in kind._model_mapping), None)
     except Exception as error:  # whatever a stranger's class raises, the config is what it was raised for
         what = f"transformers cannot build {family or 'a config without model_type'}: {str(error)[:120]}"

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import plotly.graph_objects as go
 
 from tiewise.core.files import size, write_result
-from tiewise.core.found import Curve, Listing, count, plain
+from tiewise.core.found import Curve, Listing, count, rounded
 from tiewise.core.ledger import ALBERT_AVERAGE, results
 from tiewise.core.sharing_spec import KINDS, SharingSpec
 from tiewise.core.spec import BoundarySpec
@@ -60,11 +60,8 @@ def render(plan: Plan, command: str) -> str:
     """Return the page as text."""
     record, a = plan.record(), plan.architecture
     names = [name.replace("\n", " · ") for name in plan_rows.columns(record)]
-    answer = [plan_rows.nearest(record)]
-    for name, choice in _choices(record).items():
-        fewer = f", {plain(100 * choice['saved_share'], 1)} % fewer than untied and unshared"
-        total = f"{name}: {count(choice['parameters']['total'])} parameters"
-        answer.append(f"{total}{fewer if choice['saved'] > 0 else ''}.")
+    answer = [*filter(None, [plan_rows.how_to_be_exact(record)]), plan_rows.nearest(record)]
+    answer += [f"{name}: {_outcome(choice)}." for name, choice in _choices(record).items()]
     answer += filter(None, [plan_rows.evidence(record)])
     tables = [Listing("Costs by choice", ["", *names], plan_rows.rows(record)), *plan_rows.lookups(record)]
     is_published = (a.family, a.width, a.layers) in PRESETS.values()
@@ -76,7 +73,7 @@ def render(plan: Plan, command: str) -> str:
         answer=answer,
         results=PageSection("Results", tables=tables, notes=[BETTER, *record["notes"]]),
         sections=[
-            PageSection("This model", [share_panel(record), memory_panel(record), *sharing_panels(plan)]),
+            PageSection("This model", model_panels(plan)),
             PageSection("As models grow", growth_panels(plan)),
             PageSection("What others built", [preset_panel(), score_panel()] if is_published else []),
         ],
@@ -90,16 +87,36 @@ def _choices(record: Record) -> dict[str, Record]:
     return dict(zip(names, record["choices"], strict=True))
 
 
+def _outcome(choice: Record) -> str:
+    """Say how many parameters a choice has, and how many fewer than the model untied and unshared."""
+    total, saved, share = choice["parameters"]["total"], choice["saved"], choice["saved_share"]
+    if total is None:
+        fewer = f", {count(saved)} fewer than untied and unshared" if saved else ""
+        return f"the total is not counted{fewer}"
+    about = "≈ " if "parameters.total" in choice["estimated"] else ""
+    fewer = f", {about}{plan_rows.percent(share)} fewer than untied and unshared" if saved > 0 else ""
+    return f"{about}{plan_rows.short(total) if about else count(total)} parameters{fewer}"
+
+
+def model_panels(plan: Plan) -> list[Panel]:
+    """Return the figures of this model; none where its total is not known."""
+    if plan.architecture.not_counted:
+        return []
+    record = plan.record()
+    return [share_panel(record), memory_panel(record), *sharing_panels(plan)]
+
+
 def share_panel(record: Record) -> Panel:
     """Share of every group of components in the whole, by choice."""
     found: dict[str, dict[str, float]] = {}
     for name, choice in _choices(record).items():
-        counted = choice["parameters"]
+        counted = {part: number for part, number in choice["parameters"].items() if part in COMPONENTS}
         parts = {group: sum(counted.get(part, 0) for part in held) for group, held in GROUPS.items()}
-        found[name] = {group: part / counted["total"] for group, part in parts.items() if part}
+        found[name] = {group: part / sum(counted.values()) for group, part in parts.items() if part}
     why = "A table at both ends is counted once."
     unit = "share of all parameters"
-    panel = stacked(found, "Shares of the whole", unit, lambda value: f"{plain(100 * value, 1)} %", why)
+    show = _about(record["model"]["estimated"], plan_rows.percent)
+    panel = stacked(found, "Shares of the whole", unit, show, why)
     panel.figure.update_xaxes(range=[0, 1], tickformat=".0%")
     return panel
 
@@ -115,7 +132,7 @@ def memory_panel(record: Record) -> Panel:
         parts["fused loss"] = logits["fused_cuda"] if logits else 0
         found[name] = {**parts, **({"activations (estimate)": kept} if kept else {})}
     why = "With AdamW and the fused loss."
-    panel = stacked(found, "Memory of a training step", "bytes", size, why)
+    panel = stacked(found, "Memory of a training step", "bytes", _about(record["model"]["estimated"], size), why)
     panel.figure.update_xaxes(tickformat="~s", ticksuffix="B")
     return panel
 
@@ -125,12 +142,20 @@ def sharing_panels(plan: Plan) -> list[Panel]:
     a = plan.architecture
     if not a.layers:
         return []
-    totals = {kind: budget(a, a.boundary, SharingSpec(kind)).total for kind in KINDS}
+    totals: dict[str, float] = {kind: budget(a, a.boundary, SharingSpec(kind)).total for kind in KINDS}
+    if a.estimated:
+        totals = {kind: rounded(total) for kind, total in totals.items()}
     bars = {f"share {kind}": {"parameters": total} for kind, total in totals.items()}
     why = "The work stays the same."
-    panel = stacked(bars, "What sharing layers leaves", UNIQUE, count, why)
-    panel.figure.update_traces(showlegend=False, text=list(map(count, totals.values())))
+    show = _about(True, plan_rows.short) if a.estimated else count
+    panel = stacked(bars, "What sharing layers leaves", UNIQUE, show, why)
+    panel.figure.update_traces(showlegend=False, text=list(map(show, totals.values())))
     return [panel]
+
+
+def _about(estimated: bool, show: Callable[[float], str]) -> Callable[[float], str]:
+    """Return `show`, which marks its numbers ≈ where they are estimates."""
+    return (lambda value: f"≈ {show(value)}") if estimated else show
 
 
 def growth_panels(plan: Plan) -> list[Panel]:
@@ -155,7 +180,7 @@ def growth_panels(plan: Plan) -> list[Panel]:
     tables = {spec: [b.tables + b.parameters.get("maps", 0) for b in at_widths(spec)] for spec in specs}
     why = f"Plain: V·D; factored, with both maps: k·V + 2·k·D, k = {RANK}."
     panels = [panel(tables, f"Tables of {vocab:,} tokens by model width", "parameters of tables and maps", why)]
-    if a.layers:
+    if a.layers and not a.not_counted:
         whole = (("tied", "none"), (factored, "all"))
         models = {f"{spec}, share {share}": [b.total for b in at_widths(spec, share)] for spec, share in whole}
         why = "12·D² per layer, or in all where one is shared."

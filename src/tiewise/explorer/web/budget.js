@@ -1,7 +1,7 @@
 // Budget: what tying, factoring and sharing leave of a model, at any sizes; the same digits as `tiewise plan`.
 import { choice, command, el, guess, listing, panel, paragraph, pick, slider } from "./kit.js";
-import { called, choices, counted, neighbourRows, neighbours, planCommand, planRows } from "./counting.js";
-import { preset, refused, tableParameters, totalOf } from "./counting.js";
+import { bodyCount, called, choices, counted, neighbourRows, neighbours, planCommand, planRows } from "./counting.js";
+import { partCount, preset, refused, savedShareText, tableParameters, totalOf } from "./counting.js";
 import { count, plain } from "./numbers.js";
 import { facts, follow, keep, kept, keptNumbers } from "./state.js";
 
@@ -71,7 +71,7 @@ function drawBudget(place) {
     const found = choices(name, at, kinds), near = neighbours(at, isPlainPreset(name, at) ? name : null);
     const tied = found.find(({ boundary, kind }) => boundary === "tied" && kind === "none");
     finding.replaceChildren(paragraph(
-      `One table at both ends leaves ${count(tied.total)} parameters, ${plain(100 * tied.savedShare, 1)} % `
+      `One table at both ends leaves ${bodyCount(tied, tied.total)} parameters, ${savedShareText(tied)} `
         + "fewer than two. ",
       `Of the ${near.length} models of the catalogue nearest in size, ${near.filter((row) => row[4]).length} tie.`));
     figure.replaceChildren(stackedBars(found, at, kinds));
@@ -143,15 +143,16 @@ function stackedBars(found, at, kinds) {
   };
   const tone = (label) => label.replaceAll(" ", "-");
   const bar = (each) => {
-    const parts = split(each.parameters), share = (held) => `${plain((100 * held) / each.total, 1)} %`;
+    const parts = split(each.parameters), about = each.estimated ? "≈ " : "",
+      share = (held) => `${about}${plain((100 * held) / each.total, 1)} %`;
     const said = parts.map(([label, held]) => `${label} ${share(held)}`).join(", ");
     return el("div", { class: "row" }, el("span", {}, called(each, at, kinds)),
       el("span", { class: "whole", role: "img", "aria-label": said },
         parts.map(([label, held]) => el("span", {
-          class: tone(label), title: `${label}: ${count(held)}`,
+          class: tone(label), title: `${label}: ${partCount(each, BAR_PARTS[label]?.[0] ?? label, held)}`,
           style: { width: `${(100 * held) / most}%`, "--of": `var(--${each.boundary})` },
         }))),
-      el("span", {}, el("b", {}, count(each.total)),
+      el("span", {}, el("b", {}, bodyCount(each, each.total)),
         el("small", {}, `tables ${share(tableParameters(each.parameters))}`)));
   };
   const legend = ["tables", "maps at the ends", "attention", "feed-forward", "all else"];

@@ -1,7 +1,7 @@
 // What a model holds at any sizes: the terms that Python's own counting was run for (planning/resized.py), with sizes
 // put in. Letters: V tokens, D width, L layers, F feed-forward width, H heads, K key-value heads, k width of a factored
 // table, g groups of layers that share.
-import { count, plain, size } from "./numbers.js";
+import { abbreviated, count, plain, rounded, size } from "./numbers.js";
 import { facts } from "./state.js";
 
 export const preset = (name) => facts.counts.presets.find((each) => each.name === name);
@@ -32,10 +32,29 @@ export function choices(name, at, kinds) {
   const plainest = totalOf(counted(name, at, "untied", "none"));
   return facts.counts.boundaries.flatMap((boundary) => kinds.map((kind) => {
     const parameters = counted(name, at, boundary, kind), whole = totalOf(parameters);
-    const saved = plainest - whole;
-    return { boundary, kind, parameters, total: whole, saved, savedShare: saved / plainest };
+    const saved = plainest - whole, estimated = name in facts.counts.plain;
+    return { boundary, kind, parameters, total: whole, saved, savedShare: saved / plainest, estimated };
   }));
 }
+
+// What follows from the tables alone, and is exact where the body is an estimate (planning/certainty.py).
+const AT_TABLES = ["input_table", "output_table", "other_tables", "maps", "head_bias"];
+const percent = (share) => `${plain(100 * share, 1)} %`;
+
+/** Parameters of the whole or of the body: every digit, or ≈ and three of an estimate. */
+export const bodyCount = ({ estimated }, value) => (estimated ? `≈ ${abbreviated(rounded(value))}` : count(value));
+
+/** Parameters of a component. */
+export const partCount = (of, part, value) => (AT_TABLES.includes(part) ? count(value) : bodyCount(of, value));
+
+/** What a choice saves of the whole; of two tables with unshared layers it is nothing, which needs no estimate. */
+export function savedShareText({ estimated, kind, saved, savedShare }) {
+  const exact = !estimated || (kind === "none" && saved === 0);
+  return exact ? percent(savedShare) : `≈ ${percent(rounded(savedShare))}`;
+}
+
+const savedCount = (of) => (of.kind === "none" ? count(of.saved) : bodyCount(of, of.saved));
+const bytesText = ({ estimated }, bytes) => (estimated ? `≈ ${size(rounded(bytes))}` : size(bytes));
 
 /** What a choice is called, as columns of a plan are: in one line. */
 export function called({ boundary, kind }, at, kinds) {
@@ -50,15 +69,15 @@ export function planRows(found, dtype) {
   return [
     ["parameters"],
     ...Object.entries(components).filter(held).map(([part, label]) =>
-      each(label, ({ parameters }) => (part in parameters ? count(parameters[part]) : "–"))),
-    each("total", (of) => count(of.total)),
-    each("saved", (of) => count(of.saved)),
-    each("saved, share", (of) => `${plain(100 * of.savedShare, 1)} %`),
+      each(label, (of) => (part in of.parameters ? partCount(of, part, of.parameters[part]) : "–"))),
+    each("total", (of) => bodyCount(of, of.total)),
+    each("saved", savedCount),
+    each("saved, share", savedShareText),
     ["checkpoint"],
-    ...Object.entries(checkpoint).map(([type, bytes]) => each(type, (of) => size(of.total * bytes))),
+    ...Object.entries(checkpoint).map(([type, bytes]) => each(type, (of) => bytesText(of, of.total * bytes))),
     [`training, ${dtype}`],
     ...Object.entries(optimizers).map(([optimizer, label]) =>
-      each(label, (of) => size(of.total * training[dtype][optimizer]))),
+      each(label, (of) => bytesText(of, of.total * training[dtype][optimizer]))),
   ];
 }
 

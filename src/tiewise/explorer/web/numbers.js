@@ -16,6 +16,22 @@ export function plain(value, digits = 2, sign = "") {
 /** A whole number with commas. */
 export const count = (value) => plain(value, 0);
 
+/** A number with three significant digits; of a whole number a half goes to the even digit, as in Python. */
+export function rounded(value) {
+  if (!Number.isInteger(value) || Math.abs(value) < 1000) return Number(value.toPrecision(3));
+  const unit = 10 ** (Math.floor(Math.log10(Math.abs(value))) - 2), low = Math.floor(value / unit);
+  const twice = 2 * (value - low * unit);
+  return (low + (twice > unit || (twice === unit && low % 2 !== 0) ? 1 : 0)) * unit;
+}
+
+/** 7.24 B, 494 M: three digits, as plan_rows.short has them. */
+export function abbreviated(value) {
+  const units = ["", " k", " M", " B", " T"];
+  let place = 0;
+  for (; Math.abs(value) >= 999.5 && place < units.length - 1; place += 1) value /= 1000;
+  return `${String(Number(value.toPrecision(3))).replace("-", MINUS)}${units[place]}`;
+}
+
 /** 12.3 MB, in powers of ten, as core/files.size has them. */
 export function size(bytes) {
   for (const unit of ["bytes", "kB", "MB", "GB", "TB"]) {

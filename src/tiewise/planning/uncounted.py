@@ -1,0 +1,86 @@
+"""Parts of a model that no formula of this package counts: by its model type, or by the keys of its config.
+
+parts_of_body(config, family)    experts, state-space layers, low-rank attention, layers of several kinds, …
+towers(config)                   models for images or sound that stand beside the language model
+has_token_head(config)           whether the config's class computes logits over tokens
+
+A total without such a part can be wrong by a factor of ten, so a plan then counts the token tables alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from tiewise.core.files import packaged_json
+from tiewise.planning.config import LANGUAGE_HEADS
+
+# What a part is called, and how configs name its sizes.
+PARTS = {
+    "experts": r"expert|moe",
+    "state-space or recurrent layers": r"mamba|ssm|rwkv|lru_|retention|time_step|^state_size$|conv_kernel|^d_conv$"
+    r"|conv_L_cache|^linear_(num|key|value|conv)|linear_attn",
+    "low-rank attention": r"lora_rank|latent|^index_(n_heads|head_dim|topk)$|^(q|kv)_rank$",
+    "low-rank maps": r"^laurel_rank$|^altup_",
+    "several shapes of attention": r"^(swa|global)_.*head|^num_(swa|global)_.*heads$|^v_head_dim$|^attention_k_eq_v$",
+    "layers of several shapes": r"^per_layer_config$|^block_configs$|hybrid|layer_pattern",
+    "layers that share keys and values": r"kv_shared|cross_layer",
+    "cross-attention": r"cross_attention",
+    "an encoder and a decoder": r"^is_encoder_decoder$|^(encoder|decoder)_layers$|^num_(encoder|decoder)_layers$",
+}
+KINDS_OF_LAYERS = re.compile(r"layer_types$|layers_block_type$|block_types?$|attn_type")
+ONE_SHAPE = {"full_attention", "sliding_attention", "chunked_attention", "attention", "full", "sliding", "dense"}
+TOWER = re.compile(r"vision|visual|image|img|video|audio|speech|vit_|qformer|perceiver|vq_|tower|backbone|codec|talker")
+
+
+@cache
+def known_types() -> dict[str, list[str]]:
+    """Model types of transformers 5.23 without a reader: estimated, not_counted, and those without a token head."""
+    found: dict[str, list[str]] = packaged_json("catalogue/estimated_families.json")
+    return found
+
+
+def parts_of_body(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
+    """Name each part that the generic formula leaves out, with the key that shows it; empty if there is none."""
+    found = [f"{part} ({key})" for part, names in PARTS.items() if (key := _first_set(config, re.compile(names)))]
+    kinds = next((key for key, value in config.items() if KINDS_OF_LAYERS.search(key) and _differ(value)), None)
+    if kinds is not None:
+        found.append(f"layers of several kinds ({kinds})")
+    if not found and family in known_types()["not_counted"]:
+        found.append(f"what a layer of {family} has besides plain attention and ffn matrices")
+    return tuple(found)
+
+
+def towers(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Name what stands beside the text model of a config that nests it."""
+    found = [key for key, value in config.items() if TOWER.search(key) and isinstance(value, Mapping | str) and value]
+    return tuple(f"{key.removesuffix('_config')} tower ({key})" for key in found) or (
+        f"what {config.get('model_type', 'the model')} has besides text_config",
+    )
+
+
+def has_token_head(config: Mapping[str, Any]) -> bool:
+    """Return whether the class has a token head; a class that nobody named is the one of its type."""
+    named = config.get("architectures")
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        return named[0].endswith(LANGUAGE_HEADS) or not named[0].endswith(("Model", "Classification", "Answering"))
+    return str(config.get("model_type")) not in known_types()["headless"]
+
+
+def _first_set(config: Mapping[str, Any], names: re.Pattern[str]) -> str | None:
+    """Return the first key of this name whose value says that the part is there."""
+    return next((key for key, value in config.items() if names.search(key) and _says_so(value)), None)
+
+
+def _says_so(value: Any) -> bool:
+    """Return whether a value is a size, a switch that is on, or something that holds one."""
+    if isinstance(value, str):
+        return False  # the name of an implementation, a dtype
+    return value not in (None, False, 0) and value not in ([], {})
+
+
+def _differ(value: Any) -> bool:
+    """Return whether a list of layers names one that has other matrices than attention and ffn."""
+    return isinstance(value, list | str) and any(str(kind) not in ONE_SHAPE for kind in value)

@@ -1,0 +1,175 @@
+"""A part that is not counted leaves no total; an estimate is marked; `build` counts as the class does."""
+
+import json
+import re
+
+import pytest
+import torch
+import transformers
+from uncounted_configs import CLIP, CONFIGS, PARTS
+
+import tiewise
+from tiewise.core.found import rounded
+from tiewise.planning.costs import Setting
+from tiewise.planning.plan_rows import how_to_be_exact, lookups, rows
+from tiewise.planning.read_config import count_on_meta, read
+from tiewise.planning.uncounted import known_types
+from tiewise.report.plan_page import render
+
+QWEN = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+OF_WHOLE = ("checkpoint_bytes", "training_bytes")
+COUNTED_ROWS = {"input table", "output table", "saved", "16 bits", "8 bits", "4 bits"}
+
+
+def text_of(config):
+    return config.get("text_config", config)
+
+
+def numbers(value):
+    """Every number below, of nested objects."""
+    if isinstance(value, dict):
+        return [number for held in value.values() for number in numbers(held)]
+    return [value]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_missing_part_leaves_no_total_and_nothing_that_follows_from_it(name):
+    config = CONFIGS[name]
+    record = tiewise.plan(config, ("tied", "untied"), setting=Setting(world=4)).record()
+    record = json.loads(json.dumps(record, allow_nan=False))
+    table = text_of(config)["vocab_size"] * text_of(config)["hidden_size"]
+    assert PARTS[name] in " ".join(record["model"]["not_counted"])
+    assert record["model"]["parameters"]["total"] is None
+    tied, untied = record["choices"]
+    assert (tied["saved"], untied["saved"]) == (table, 0)
+    assert tied["parameters"]["input_table"] == untied["parameters"]["output_table"] == table
+    assert tied["table_bytes"]["16 bits"] == 2 * table
+    for choice in (tied, untied):
+        assert choice["parameters"]["total"] is choice["parameters"]["trainable"] is None
+        assert {number for key in OF_WHOLE for number in numbers(choice[key])} == {None}
+        assert {rank["memory"] for rank in choice["ranks"]} == {rank["sent"] for rank in choice["ranks"]} == {None}
+        assert all(rank["sent_for_tables"] for rank in choice["ranks"])
+        assert {"parameters.total", "checkpoint_bytes", "training_bytes"} <= set(choice["not_counted"])
+    assert tied["saved_share"] is None
+    values = {row["name"]: row["value"] for row in record["thresholds"]}
+    assert {value is None for name, value in values.items() if "largest k" not in name} == {True}
+    assert all(value for name, value in values.items() if "largest k" in name)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_view_shows_a_total(name):
+    made = tiewise.plan(CONFIGS[name], ("tied", "untied"))
+    shown = {row[0]: row[1:] for row in rows(made.record()) if len(row) > 1}
+    for label in ("total", "float32", "bfloat16", "AdamW"):
+        assert shown[label] == ["not counted", "not counted"]
+    assert shown["saved, share"][0] == "not counted"
+    text, page = repr(made), render(made, "tiewise plan")
+    assert text.splitlines()[1] == how_to_be_exact(made.record())
+    assert "--build" in text.splitlines()[1]
+    assert "Not counted" in page
+    assert "the total is not counted" in page
+    assert "Shares of the whole" not in page
+
+
+def test_a_body_that_the_formula_cannot_count_is_left_out_and_one_beside_a_tower_is_not():
+    experts = tiewise.plan(CONFIGS["minimax_m2"], share=("none", "all")).choices
+    assert set(experts[0]["parameters"]) == {"total", "trainable", "input_table"}
+    assert numbers(experts[0]["flops_per_token"]) == [None, None]
+    assert experts[1]["saved"] is None  # layers that share: how much that saves follows from the body
+    beside = tiewise.plan(CONFIGS["gemma3 with its tower"]).choices[0]
+    alone = tiewise.plan(text_of(CONFIGS["gemma3 with its tower"])).choices[0]
+    for part in ("attention", "ffn", "norms"):
+        assert beside["parameters"][part] == alone["parameters"][part]
+    assert beside["flops_per_token"] == alone["flops_per_token"]
+
+
+def test_clip_has_no_token_head_and_nothing_to_tie():
+    record = tiewise.plan(CLIP).record()
+    assert record["model"]["boundary"] is None
+    assert {choice["saved"] for choice in record["choices"]} == {0}
+    assert record["model"]["parameters"]["input_table"] == 49_408 * 512
+    assert "--build" not in how_to_be_exact(record)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gemma4 moe"])
+def test_built_it_counts_as_its_class(name):
+    config = dict(CONFIGS[name])
+    built = transformers.AutoConfig.for_model(**config)
+    kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    with torch.device("meta"):
+        kind = next(kind for kind in kinds if type(built) in kind._model_mapping)
+        theirs = sum(parameter.numel() for parameter in kind.from_config(built).parameters())
+    record = tiewise.plan(count_on_meta(config)).record()
+    assert record["model"]["parameters"]["total"] == theirs
+    assert record["model"]["not_counted"] == []
+    # of experts a token uses some, and attention scores depend on heads: a built model says neither
+    assert numbers(record["choices"][0]["flops_per_token"]) == [None, None]
+
+
+ESTIMATED = {**QWEN, "model_type": "somebodys_own", "intermediate_size": 200, "num_key_value_heads": 2}
+
+
+def test_an_estimate_is_rounded_and_marked_wherever_it_is_shown():
+    made = tiewise.plan(ESTIMATED, ("tied", "untied"), setting=Setting(world=2))
+    record = made.record()
+    exact = read(ESTIMATED).total
+    assert record["model"]["parameters"]["total"] == rounded(exact) != exact
+    for choice in record["choices"]:
+        marked = set(choice["estimated"])
+        assert {"parameters.total", "parameters.attention", "flops_per_token", "ranks.sent", "first_loss"} <= marked
+        for path in ("checkpoint_bytes", "training_bytes", "flops_per_token", "decode_bytes"):
+            assert all(number == float(f"{number:.3g}") for number in numbers(choice[path]))
+        assert not {"saved", "parameters.input_table", "table_bytes", "logits_bytes"} & marked
+    shown = {row[0]: row[1:] for row in rows(record) if len(row) > 1}
+    exactly = {"input table", "output table", "saved", *(name for name in shown if "bits" in name or "logits" in name)}
+    exactly |= {"tables alone", "of it for tables", "tables or states gathered", "saves below, tokens a rank"}
+    for label, cells in shown.items():
+        assert all(("≈" in cell) == (label not in exactly) for cell in cells if cell not in ("–", "0.0 %")), label
+    assert shown["saved"] == ["64,000", "0"]
+    thresholds = {name: value for name, value, _ in lookups(record)[0].rows}
+    assert {value[0] == "≈" for name, value in thresholds.items() if "largest k" not in name} == {True}
+    digits = re.compile(rf"{exact:,}|{exact}")
+    for text in (repr(made), json.dumps(record), render(made, "tiewise plan")):
+        assert not digits.search(text)
+
+
+def test_an_exact_plan_has_no_mark_and_says_nothing_of_build():
+    record = tiewise.plan("gpt2").record()
+    assert [(choice["estimated"], choice["not_counted"]) for choice in record["choices"]] == [([], [])] * 2
+    assert how_to_be_exact(record) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("num_experts", 8, "experts"),
+        ("mamba_d_state", 16, "state-space"),
+        ("kv_lora_rank", 512, "low-rank attention"),
+        ("layer_types", ["full_attention", "linear_attention"], "layers of several kinds"),
+        ("is_encoder_decoder", True, "an encoder and a decoder"),
+        ("num_kv_shared_layers", 1, "layers that share keys and values"),
+    ],
+)
+def test_a_key_of_a_part_is_enough_in_a_family_that_nobody_knows(key, value, part):
+    (missing,) = read({**ESTIMATED, key: value}).not_counted
+    assert missing.startswith(part)
+    assert key in missing
+    for absent in (None, 0, [], ["full_attention", "sliding_attention"] if key == "layer_types" else False):
+        assert read({**ESTIMATED, key: absent}).not_counted == ()
+
+
+def test_a_type_of_transformers_that_the_formula_miscounts_needs_no_key():
+    """BitNet has norms and an ffn that its keys do not show; its class's defaults are left out of saved configs."""
+    assert "bitnet" in known_types()["not_counted"]
+    assert read({**QWEN, "model_type": "bitnet"}).not_counted
+    assert read({**QWEN, "model_type": "arcee"}).not_counted == ()
+
+
+@pytest.mark.parametrize("family", ["arcee", "exaone4", "glm4", "seed_oss", "xlm-roberta", "helium"])
+def test_the_formula_counts_the_types_that_it_is_listed_for(family):
+    config = transformers.AutoConfig.for_model(family)
+    kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM)
+    with torch.device("meta"):
+        model = next(kind for kind in kinds if type(config) in kind._model_mapping).from_config(config)
+    assert read(config.to_dict()).total == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.02)

@@ -1,0 +1,97 @@
+"""Write the model types whose parameters the generic formula counts, and those that have other parts.
+
+    python tools/make_estimated_families.py     writes src/tiewise/catalogue/estimated_families.json; two minutes
+
+Every type of the installed transformers that has token tables and no reader in tiewise is built on the meta device, as
+its class completes an empty config, and once more with another layer. The formula counts a type if its total differs
+by at most `MOST` of the class's, and what a layer adds does too. All other types are "not_counted".
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING, AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+import tiewise
+from tiewise.core.errors import PlanError
+from tiewise.planning.config import Config
+from tiewise.planning.model_families import READERS
+from tiewise.planning.read_config import formula
+
+PATH = Path(tiewise.__file__).parent / "catalogue" / "estimated_families.json"
+MOST = 0.02  # of the class's own count
+HEADS = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM", "SpeechSeq2Seq", "PreTraining")
+BUILT = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
+
+
+def built(config: Any) -> tuple[int, bool]:
+    """Return the parameters of the config's class, and whether it has a token head."""
+    name = next(name for name in BUILT if type(config) in getattr(transformers, name)._model_mapping)
+    with torch.device("meta"):
+        model = getattr(transformers, name).from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters()), name != "AutoModel"
+
+
+def counted(config: Any, has_head: bool) -> int:
+    """Return what the formula counts of the config, less an untied head that the built class does not have."""
+    found = formula(Config(config.to_dict(), str(config.model_type)))
+    return found.total - (0 if has_head or found.ends.tied else found.ends.vocab * found.ends.width)
+
+
+def is_estimated(family: str) -> bool:
+    """Return whether the formula counts this type, as its class completes an empty config and with one more layer."""
+    config = AutoConfig.for_model(family)
+    try:
+        longer = AutoConfig.for_model(family, num_hidden_layers=config.num_hidden_layers + 1)
+        (theirs, has_head), (theirs_longer, _) = built(config), built(longer)
+    except Exception:  # whatever a class raises, it was not counted
+        return False
+    ours, layer = counted(config, has_head), theirs_longer - theirs
+    our_layer = counted(longer, has_head) - ours
+    return abs(ours - theirs) <= MOST * theirs and abs(our_layer - layer) <= MOST * layer
+
+
+def has_tables(family: str) -> bool:
+    """Return whether the formula finds the sizes that it needs in the type's default config."""
+    try:
+        counted(AutoConfig.for_model(family), has_head=True)
+    except (PlanError, AttributeError, TypeError, ValueError, StrictDataclassError):
+        return False
+    return True
+
+
+def is_headless(family: str) -> bool:
+    """Return whether no class of the type computes logits over tokens."""
+    kind = CONFIG_MAPPING[family]
+    return not any(kind in getattr(transformers, f"AutoModelFor{head}")._model_mapping for head in HEADS)
+
+
+def families() -> dict[str, list[str]]:
+    """Sort the model types: those without a reader by what is counted of them, all by whether they have a head."""
+    found: dict[str, list[str]] = {"estimated": [], "not_counted": [], "headless": []}
+    for family in sorted(CONFIG_MAPPING_NAMES):
+        if family not in READERS and has_tables(family):
+            found["estimated" if is_estimated(family) else "not_counted"].append(family)
+        if is_headless(family):
+            found["headless"].append(family)
+    return found
+
+
+def main() -> None:
+    """Write the file."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    lines = [f'"{name}": {json.dumps(types)}' for name, types in families().items()]
+    PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
