@@ -35,6 +35,52 @@ FIRES = [
      "or first tiewise untie PATH --to NEW_DIR\n"),
 ]  # fmt: skip
 
+NVFP4 = {"weight": np.ones((V, D // 2), np.uint8), "weight_scale": np.ones((V, 1), ml_dtypes.float8_e4m3fn)}
+NVFP4 |= dict.fromkeys(("weight_scale_2", "input_scale"), np.ones((), np.float32))
+MODELOPT = "hf_quant_config.json"
+
+
+def packed(ends=(H,), sidecar=None, width=D // 2, tied=False, **section):
+    """A Llama whose ends ModelOpt packed, with what config.json and hf_quant_config.json say of that."""
+    parts = NVFP4 | {"weight": np.ones((V, width), np.uint8)}
+    made = quantised({f"{end}.{part}": values for end in ends for part, values in parts.items()}, tied=tied, **section)
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"} | (sidecar or {})}
+    return made | ({"files": {MODELOPT: said}} if sidecar is not None else {})
+
+
+def mlx(columns, groups=1, head=False, tied=True, **quantization):
+    """A Llama of width 64 whose table, or whose two ends, MLX packed into so many words and groups."""
+    end = {"weight": np.ones((V, columns), np.uint32), "scales": np.ones((V, groups), np.float16)}
+    end["biases"] = end["scales"]
+    tensors = {"model.embed_tokens.weight": None} | {f"{E}.{part}": values for part, values in end.items()}
+    tensors |= {f"{H}.{part}": values for part, values in end.items()} if head else {}
+    config = {"quantization": {"group_size": 64, "bits": 4} | quantization}
+    return {"tied": tied, "width": 64, "tensors": tensors, "config": config}
+
+
+LISTED = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+PATTERNS = ["lm_head*", "lm_head", "*lm_head", "re:.*lm_head", "re:^lm_head$", "*head*"]
+FIRES += [
+    *(("B054", "error", "quantization_config.exclude_modules", False, packed(**LISTED, exclude_modules=["x", pattern]),
+       f'"{pattern}" leaves lm_head alone, and it is stored packed (input_scale, weight, weight_scale, weight_scale_2)')
+      for pattern in PATTERNS),
+    *(("B054", "error", f"{MODELOPT}.quantization.exclude_modules", False, packed(sidecar={"exclude_modules": [entry]}),
+       f'"{entry}" leaves lm_head alone', f'take "{entry}" out of the list') for entry in ("lm_head", "lm_head*")),
+    ("B054 B052", "error", "quantization_config.ignore", False,
+     quantised(by(COMPRESSED, H), tied=False, quant_method=COMPRESSED, ignore=["re:.*lm_head"])),
+    ("B054", "error", "quantization_config.llm_int8_skip_modules", False,
+     quantised(by("bitsandbytes", H), tied=False, quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"])),
+    ("B054", "error", f"{MODELOPT}.quantization.exclude_modules", False,
+     packed((E, H), {"exclude_modules": ["lm_head"]}, tied=True)),
+    *(("B054", "error", HEAD, False, packed(width=width), f"is {width} bytes wide, and a row of 8 numbers takes 8, or 4")
+      for width in (3, 5, 16)),
+    *(("B054", "error", TABLE, False, mlx(*how, **said), words, '"model.embed_tokens": {"group_size": 64, "bits": 8}')
+      for how, said, words in (
+          ((16,), {}, "is packed at 8 bits in groups of 64, and quantization says 4 bits in groups of 64"),
+          ((16,), {E: {"group_size": 32, "bits": 8}}, "says 8 bits in groups of 32 for model.embed_tokens"))),
+    ("B054", "error", "quantization.model.embed_tokens", False, mlx(8, **{E: False}), "the module is left plain"),
+]  # fmt: skip
+
 
 @table_of(FIRES)
 def test_what_is_stored_or_announced(tmp_path, case):
@@ -42,6 +88,31 @@ def test_what_is_stored_or_announced(tmp_path, case):
 
 
 SILENT = [
+    *(("B050 B051 B052 B054", packed(**LISTED, exclude_modules=listed)) for listed in ([], ["lm_head_norm"], ["head"])),
+    *(
+        ("B050 B051 B054", packed((E, H), listed, tied=tied))
+        for listed in (None, {}, {"exclude_modules": ["vision*", 3]})
+        for tied in (True, False)
+    ),
+    *(("B054", packed(width=width, sidecar={"exclude_modules": []})) for width in (D, D // 2)),
+    *(("B054", quantised(by(method, end), tied=end == E)) for method in METHODS for end in (E, H)),
+    *(
+        ("B054", quantised(by(method, H), tied=False, quant_method=method, ignore=["re:.*gate", "*", "re:(a|lm_head)"]))
+        for method in METHODS
+    ),
+    ("B054", {"tied": False, "config": {"quantization_config": LISTED | {"exclude_modules": ["lm_head*"]}}}),
+    *(
+        ("B050 B054", mlx(*how, **said))
+        for how, said in (
+            ((8,), {}),
+            ((8, 2), {"group_size": 32}),
+            ((16,), {E: {"group_size": 64, "bits": 8}}),
+            ((6,), {"bits": 3}),
+            ((16,), {"bits": None}),
+            ((8,), {E: True}),
+            ((16,), {"language_model": {}, E: {"bits": 8}}),
+        )
+    ),
     ("B053", quantised(quant_method="fp8", lm_head="no")),
     *(("B052", quantised(by(m, H), tied=False)) for m in METHODS if m not in (COMPRESSED, "fp8", "integers")),
     ("B052", quantised(by("fp8", E))),  # one shared table, which no engine reads as a head of its own
@@ -118,6 +189,27 @@ def test_any_json_is_judged_or_passed_over(plain, section):
     run("B051", plain, quantise=section)
     for found in run("B053", plain, quantise=section):
         assert found.evidence.split()[3] in (E, H)
+
+
+KEYS_OF_MLX = st.sampled_from(["bits", "group_size", E, H, "exclude_modules", "ignore"])
+SECTIONS = st.dictionaries(KEYS_OF_MLX, VALUES | st.integers(-(2**70), 2**70)) | VALUES
+
+
+@settings(deadline=None, max_examples=60)
+@given(SECTIONS, SECTIONS, SECTIONS)
+def test_any_json_may_describe_packed_ends(tmp_path_factory, section, of_mlx, sidecar):
+    how = mlx(8, head=True)
+    how["config"] = {"quantization": of_mlx, "quantization_config": section}
+    path = llama(tmp_path_factory.mktemp("any"), **how, files={MODELOPT: {"quantization": sidecar}})
+    assert {one.severity for one in run("B054", path)} <= {"error"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_b001_names_a_description_of_modelopt_that_cannot_be_read(tmp_path, text):
+    (llama(tmp_path) / MODELOPT).write_text(text)
+    (found,) = run("B001", tmp_path)
+    assert (found.severity, found.where) == ("warning", MODELOPT)
+    assert run("B054", tmp_path) == []
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "7", '{"model_type": "llama"}', '{"a": ', None])

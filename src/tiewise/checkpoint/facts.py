@@ -296,7 +296,15 @@ class Facts:
     @cached_property
     def generation(self) -> Mapping[str, Any] | Fault:
         """generation_config.json; empty without one, a fault where it cannot be read."""
-        name, faults = "generation_config.json", list[Fault]()
+        return self._further("generation_config.json")
+
+    @cached_property
+    def modelopt(self) -> Mapping[str, Any] | Fault:
+        """hf_quant_config.json, in which ModelOpt describes its quantisation; empty or a fault as `generation`."""
+        return self._further("hf_quant_config.json")
+
+    def _further(self, name: str) -> Mapping[str, Any] | Fault:
+        faults = list[Fault]()
         if self.folder.single or not self.folder.has(name):
             return {}
         with noting(faults, name):

@@ -43,7 +43,7 @@ def unreadable(facts: Any) -> Told:
     for fault in folder.faults:
         if fault.file != INDEX and folder.has(fault.file):
             yield short(fault.file), _plain(fault, folder), fault.fix
-    for one in (*(tokenizer.faults if tokenizer is not None else ()), facts.generation):
+    for one in (*(tokenizer.faults if tokenizer is not None else ()), facts.generation, facts.modelopt):
         if isinstance(one, Fault):
             yield Said(one.file, _plain(one, folder), one.fix, severity="warning")
     if folder.pickles and not folder.headers and not folder.faults:

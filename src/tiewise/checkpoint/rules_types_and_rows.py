@@ -1,4 +1,4 @@
-"""Tables are of one type, in sound rows, stored once, and quantised alike: B040 to B043, B050 to B053, B081."""
+"""Tables are of one type, in sound rows, stored once, and quantised alike: B040 to B043, B050 to B054, B081."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
-from tiewise.checkpoint.claims import PACKED
+from tiewise.checkpoint.claims import PACKED, count, ends_with
 from tiewise.checkpoint.facts import Facts, quantisation
 from tiewise.checkpoint.hf_folder import Tokenizer, json_object
 from tiewise.checkpoint.roles import End
@@ -316,6 +318,103 @@ def scale_lost(facts: Facts) -> Told:
             what = f"{describe(weight)} counts times {names(scales)}"
             fix = "serve it by an engine that reads packed heads, or keep the head in 16 bits"
             yield short(weight.name), f"{what}: an engine that packs linear layers alone drops these", fix
+
+
+@rule("B054", "error", "both ends are packed as the quantisation says")
+def packed_otherwise(facts: Facts) -> Told:
+    """A loader builds each module as the quantisation says, and then looks for that module's tensors. If a list leaves
+    an end plain that is stored packed, vLLM stops at a scale for which it has no parameter (vllm#45132), and others
+    read the packed bytes as weights. ModelOpt describes its quantisation in hf_quant_config.json too, whose list may be
+    another one. MLX unpacks with the bits that config.json gives the module, or else with those of all modules: a table
+    of other bits comes out as noise (mlx-vlm#1773). Its bits follow from the shapes: 32 bits a word, and a column of
+    scales for each group. Bytes (U8) with scales hold one number, or two of four bits.
+    What to do: describe the end as it is stored, or quantise again.
+    Sources: vllm#45132; vllm#44081; mlxcel#291; mlx-vlm#1773; mlx-lm#1451; mlx-lm utils.py (read)
+    """
+    if facts.roles.headless or not facts.complete:
+        return
+    for end, other in (
+        (facts.roles.input_end, facts.roles.output_end),
+        (facts.roles.output_end, facts.roles.input_end),
+    ):
+        if not end.quantised or end.module is None:
+            continue
+        for where, entries in _lists(facts).items():
+            # of a tied pair, one end of which is listed, B051 speaks
+            spoken = facts.claims.tied and not where.startswith(MODELOPT) and not leaves(other, entries)
+            entry = next((entry for entry in entries if _is_pattern_of(entry, end.module)), None)
+            if entry is not None and not spoken:
+                what = (
+                    f'"{short(entry)}" leaves {short(end.module)} alone, and it is stored packed ({names(end.parts)})'
+                )
+                yield where, what, f'take "{short(entry)}" out of the list by hand, or quantise again'
+        yield from _wrong_width(facts, end)
+        yield from _wrong_bits(facts, end)
+
+
+MODELOPT = "hf_quant_config.json"
+
+
+def _lists(facts: Facts) -> dict[str, list[str]]:
+    """Return the modules that the folder's quantisations leave alone, by the place of the list."""
+    lists = {f"quantization_config.{key}": entries for key, entries in lists_of(quantisation(facts.config)).items()}
+    beside = facts.modelopt.get("quantization") if isinstance(facts.modelopt, Mapping) else None
+    if isinstance(beside, Mapping):
+        lists |= {f"{MODELOPT}.quantization.{key}": entries for key, entries in lists_of(beside).items()}
+    return lists
+
+
+def _is_pattern_of(entry: str, module: str) -> bool:
+    """Whether an entry of a list surely names a module: as a name, its end or a part above it, or with stars.
+
+    Of regular expressions, which are never run, those that mean a name behind anything are known.
+    """
+    plain = entry.removeprefix("re:").removeprefix("^").removesuffix("$").replace(r"\.", ".").replace(".*", "*")
+    if re.fullmatch(r"[\w.*]+", plain) is None:
+        return False
+    if plain.strip("*") and "*" in plain:
+        if not all(part in f".{module}" for part in plain.split("*")):  # far cheaper than the match
+            return False
+        return fnmatchcase(module, plain) or fnmatchcase(module, f"*.{plain}")
+    return ends_with(module, plain) or module.startswith(f"{plain}.")
+
+
+def _wrong_width(facts: Facts, end: End) -> Told:
+    weight = end.parts.get("weight", end.parts.get("weight_packed"))
+    scaled = any(part.startswith("weight_scale") for part in end.parts)
+    if weight is None or weight.dtype != "U8" or len(weight.shape) != 2 or not scaled or not facts.text.hidden_size:
+        return
+    rows, width = weight.shape
+    if not any(facts.explains(replace(weight, shape=(rows, numbers * width))) for numbers in (1, 2)):
+        hidden = facts.text.hidden_size
+        what = f"{describe(weight)} is {width:,} bytes wide, and a row of {hidden:,} numbers takes {hidden:,}"
+        what += f", or {hidden / 2:,g} of four bits"
+        yield short(weight.name), what, "take the checkpoint from its source again"
+
+
+def _wrong_bits(facts: Facts, end: End) -> Told:
+    """Compare the bits of a table that MLX packed with those that config.json gives its module."""
+    section, weight, scales = facts.config.get("quantization"), end.parts.get("weight"), end.parts.get("scales")
+    if not isinstance(section, Mapping) or weight is None or weight.dtype != "U32" or scales is None:
+        return
+    own, where = section.get(end.module), f"quantization.{short(end.module)}"
+    if own is False:
+        what = f"{where} is false, so that the module is left plain, and it is stored packed ({names(end.parts)})"
+        yield where, what, f"write its bits and group_size there: {CONFIG_FIX}"
+        return
+    said = own if isinstance(own, Mapping) else section
+    bits, group = count(said.get("bits")), count(said.get("group_size"))
+    columns, groups = (one.shape[-1] if one.shape else 0 for one in (weight, scales))
+    if bits is None or group is None or not columns or not groups or 32 * columns == bits * group * groups:
+        return
+    width = facts.text.hidden_size or group * groups
+    stored, per_group = 32 * columns / width, width / groups
+    what = (
+        f"{describe(weight)} with scales {list(scales.shape)} is packed at {stored:g} bits in groups of {per_group:g}"
+    )
+    what += f", and quantization says {bits} bits in groups of {group} for {short(end.module)}"
+    entry = f'"{short(end.module)}": {{"group_size": {per_group:g}, "bits": {stored:g}}}'
+    yield short(weight.name), what, f"write {entry} into quantization of config.json"
 
 
 @rule("B053", "warning", "a quantisation that is to come packs both ends of a tied pair, or neither")
