@@ -43,7 +43,9 @@ def test_a_model_without_layers_is_its_direct_path(family, tied, tmp_path):
     assert (asymmetry(grams(path.linear))[1] == 0) == tied
 
 
-@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", 34.0), ("float16", 33.9375), ("float32", 33.941123962402344)])
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [("bfloat16", 34.0), ("float16", 33.9375), ("float32", 33.941123962402344)]
+)
 @pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text"])
 def test_gemma_multiplies_by_a_root_of_the_type_of_its_table(family, dtype, scale, tmp_path):
     model = without_layers(family, True, hidden_size=1152).to(getattr(torch, dtype))

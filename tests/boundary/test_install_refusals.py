@@ -58,6 +58,15 @@ class SecretTable(LogitsOfItsOwn):
         return logits + (self.model.embed_tokens.weight @ torch.ones(self.config.hidden_size, 1)).view(-1)
 
 
+class OtherLogits(LogitsOfItsOwn):
+    """Returns logits of the unscaled table next to a loss of the head's own."""
+
+    def forward(self, input_ids=None, labels=None, **kwargs):
+        hidden = self.model(input_ids=input_ids).last_hidden_state
+        loss = F.cross_entropy(self.lm_head(hidden).flatten(0, 1), labels.view(-1))
+        return tr.modeling_outputs.CausalLMOutput(loss=loss, logits=hidden @ self.lm_head.weight.T)
+
+
 def _with(change, **settings):
     model = build("llama", **settings)
     change(model)
@@ -147,6 +156,11 @@ CASES = {
     "step in place": ("add_ would change logits in place", lambda: _odd(lambda logits, ids: logits.add_(2))),
     "loss past the head": ("past its output head", lambda: variant("llama", PastTheHead)),
     "table read twice": ("would change by", lambda: variant("llama", SecretTable), "tied+input_scale=sqrt_d"),
+    "other logits than the loss's": (
+        "logits would change by 1.0e",
+        lambda: variant("llama", OtherLogits),
+        "tied+output_scale=0.5",
+    ),
     "sparse": ("sparse gradients", lambda: _embedding(sparse=True)),
     "max_norm": ("rewrites rows", lambda: _embedding(max_norm=1.0)),
     "scaled by frequency": ("token frequency", lambda: _embedding(scale_grad_by_freq=True)),

@@ -62,6 +62,21 @@ def test_an_endless_standard_input_ends(subjects, monkeypatch):
     assert len(bench.ids(subjects[0])) == 500
 
 
+@pytest.mark.parametrize(("longest", "length"), [(None, 4), (3, 3)])
+def test_every_fifth_window_is_held_out(subjects, tmp_path, longest, length):
+    """Ten windows: eight to measure on and two for the lenses, which none of the others is."""
+    words = np.random.default_rng(0).choice(WORDS, 60)
+    (tmp_path / "text.txt").write_text(" ".join(words))
+    bench = Bench(Request(texts=(str(tmp_path / "text.txt"),), effort=Effort(length=4, windows=8)), subjects)
+    bench.once(("model", subjects[0].label), lambda: SimpleNamespace(longest=longest))
+    ids = [WORDS.index(word) for word in words]
+    cut = [ids[start : start + length] for start in range(0, 60 - length + 1, length)]
+    ten = [cut[number * len(cut) // 10] for number in range(10)]
+    measured, held = bench.windows(subjects[0])
+    assert measured.tolist() == ten[:4] + ten[5:9]
+    assert held.tolist() == [ten[4], ten[9]]
+
+
 @pytest.mark.parametrize("ends", [0, 1])
 def test_documents_are_ended_where_the_tokenizer_has_an_end_token(ends, tmp_path):
     """Without one it would be given one beyond the table, which is no fault of the text's or the model's."""

@@ -174,6 +174,22 @@ def test_an_option_that_holds_none_comes_back(tmp_path):
     torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("into", [0.5, torch.tensor(0.5)], ids=repr)
+def test_a_learning_rate_that_is_a_tensor_comes_back(tmp_path, into):
+    """As `capturable` and compiled optimizers have it."""
+    model = torch.nn.Linear(3, 3)
+    rates = {"lr": torch.tensor(0.1), "betas": (0.8, 0.9)}
+    optimizer, other = torch.optim.AdamW(model.parameters(), **rates), torch.optim.AdamW(model.parameters(), lr=into)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    tiewise.load_sharded(tiewise.save_sharded(tmp_path / "save", model, optimizer), model, other)
+    (group,) = other.param_groups
+    assert float(group["lr"]) == float(torch.tensor(0.1))
+    assert group["betas"] in ((0.8, 0.9), [0.8, 0.9])
+    assert isinstance(group["lr"], torch.Tensor) == isinstance(into, torch.Tensor)
+    other.step()
+
+
 def test_a_disk_that_fills_while_exporting_leaves_nothing(tmp_path):
     place = tiewise.save_sharded(tmp_path / "save", llama())
     full = "cannot write to .*(File too large|No space)"
