@@ -9,7 +9,10 @@ import os
 import re
 import subprocess
 import sys
+import weakref
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -234,17 +237,20 @@ def kernels(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(gpu_kernels, "_tried", {})
+    monkeypatch.setattr(gpu_kernels, "_distances", {})
+    monkeypatch.setattr(gpu_kernels, "BACKENDS", ("auto", "right", "wrong", "first_upstream", "counts_ignored"))
     monkeypatch.setattr(gpu_kernels, "version", lambda package: "1.0")
     made = {
-        name: gpu_kernels.Kernel(name, f"{__name__}:{name}", (torch.float32,), ("softcap",), lambda o, bias: {})
-        for name in ("right", "wrong", "failing")
+        name: gpu_kernels.Kernel(
+            name, f"{__name__}:{name}", (torch.float32,), ("softcap",), ("1.0",), lambda o, bias: {}
+        )
+        for name in ("right", "wrong", "failing", "first_upstream", "counts_ignored")
     }
     monkeypatch.setattr(gpu_kernels, "KERNELS", made)
     return made
 
 
 def right(h, w, t, *, ignore_index, reduction):
-    assert not (h.requires_grad and t.eq(ignore_index).any()), "a trial's tokens all count"
     return F.cross_entropy(h @ w.T, t, ignore_index=ignore_index, reduction=reduction)
 
 
@@ -256,13 +262,106 @@ def failing(h, w, t, **kw):
     raise MemoryError
 
 
-def test_a_trial_times_those_that_run_and_agree(kernels):
+class _FirstUpstream(torch.autograd.Function):
+    """Hands all losses on and multiplies every gradient by the first token's upstream, as Liger 0.6.4 to 0.8.1 do."""
+
+    @staticmethod
+    def forward(ctx, each):
+        return each.clone()
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return upstream.reshape(-1)[0].expand(upstream.shape)
+
+
+def first_upstream(h, w, t, **kw):
+    return _FirstUpstream.apply(right(h, w, t, **kw))
+
+
+def counts_ignored(h, w, t, *, ignore_index, reduction):
+    return right(h, w, t.clamp(min=0), ignore_index=-100, reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "agree"), [("mean", ["right_ms", "first_upstream_ms"]), ("sum", None), ("none", ["right_ms"])]
+)
+def test_a_trial_times_those_that_run_and_agree(kernels, reduction, agree):
     (h, w, _), t = problem(torch.float32)
-    tensors, options = (h, w, None, t), LossOptions()
+    tensors, options = (h, w, None, t), LossOptions(reduction=reduction)
     ways = {name: gpu_kernels._by_kernel(name, options, tensors, torch.float32) for name in kernels}
     times = gpu_kernels.trial(ways, options, tensors, torch.float32, sweep)
-    assert list(times) == ["right_ms"]
-    assert times["right_ms"] > 0
+    assert list(times) == (agree or ["right_ms", "first_upstream_ms"])
+    assert min(times.values()) > 0
+
+
+def test_the_memory_of_a_trial_is_that_of_one_table_gradient(kernels):
+    v = 40_000
+    tensors = torch.randn(64, E), torch.randn(v, E), None, torch.arange(64)
+    way = gpu_kernels._by_kernel("right", LossOptions(), tensors, torch.float32)
+    alive, most = [], 0
+
+    def watched(*given):
+        nonlocal most
+        each, found = sweep(*given)
+        alive.append(weakref.ref(found[1].untyped_storage()))
+        most = max(most, sum(one() is not None for one in alive))
+        return each, found
+
+    gpu_kernels.trial({"tiewise": None, "right": way}, LossOptions(), tensors, torch.float32, watched)
+    assert len(alive) == 5
+    assert most == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction", "right_here"),
+    [
+        ("right", "none", True),
+        ("first_upstream", "mean", True),
+        ("first_upstream", "none", False),
+        ("wrong", "sum", False),
+        ("counts_ignored", "mean", False),
+    ],
+)
+def test_a_kernel_that_is_asked_for_is_compared_with_ours_at_its_first_use(kernels, name, reduction, right_here):
+    (h, w, _), t = problem(torch.float32)
+
+    def loss():
+        return gpu_kernels.maintained(
+            name, LossOptions(backend=name, reduction=reduction), (h, w, None, t), torch.float32, sweep
+        )
+
+    if right_here:
+        assert loss() is not None
+        return
+    for _ in range(2):  # the answer is remembered
+        with pytest.raises(UnsupportedError, match=f"{name} 1.0 differs from our loss by .*; take backend='tiewise'"):
+            loss()
+
+
+def test_a_version_that_no_test_runs_is_refused(kernels, monkeypatch):
+    (h, w, _), t = problem(torch.float32)
+    monkeypatch.setattr(gpu_kernels, "version", lambda package: "1.1")
+    with pytest.raises(UnsupportedError, match=r"'right' is tested with right 1\.0, not 1\.1; pip install right==1\.0"):
+        gpu_kernels._by_kernel("right", LossOptions(), (h, w, None, t), torch.float32)
+    assert gpu_kernels.maintained("auto", LossOptions(backend="auto"), (h, w, None, t), torch.float32, sweep) is None
+    monkeypatch.setattr(gpu_kernels, "version", Mock(side_effect=PackageNotFoundError))
+    with pytest.raises(UnsupportedError, match="not a copy without a version"):
+        gpu_kernels._by_kernel("right", LossOptions(), (h, w, None, t), torch.float32)
+
+
+def test_liger_is_used_in_the_versions_that_these_tests_passed_with():
+    """0.8.1 fails `test_equals_the_formula_in_fp64` by token, 0.8.2 and 0.8.3 with a soft-cap; these two pass all."""
+    assert KERNELS["liger"].versions == ("0.8.4", "0.8.5")
+
+
+def test_a_trial_that_breaks_the_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=RuntimeError("CUDA error: device-side assert")))
+    says = r"the trial of backend='liger' broke the context of cuda:0 \(an illegal\); start anew .*TIEWISE_LOSS=tiewise"
+    with pytest.raises(RunError, match=says), gpu_kernels._recoverable("liger", torch.device("cuda:0")):
+        raise RuntimeError("an illegal")
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock())
+    with gpu_kernels._recoverable("liger", torch.device("cuda:0")):
+        raise torch.OutOfMemoryError("no room for the kernel")
 
 
 def test_the_fastest_is_taken_and_remembered(kernels, monkeypatch, tmp_path):
@@ -281,12 +380,13 @@ def test_the_fastest_is_taken_and_remembered(kernels, monkeypatch, tmp_path):
         for _ in range(2):
             assert error(linear_cross_entropy(h, w, t, backend="auto"), oracle(h, w, t)) < 1e-6
         gpu_kernels._tried.clear()  # as in another process
-    assert tried == [("tiewise", "right", "wrong", "failing")]
+    assert tried == [("tiewise", *kernels)]
     assert taken == ["right"] * 4
     (record,) = json.loads((tmp_path / "tiewise" / "losses.json").read_text()).values()
     assert record | {"torch": ""} == {
-        **{"device": "cpu", "type": "torch.float32", "options": "", "shape": "32 64 16", "torch": ""},
-        **{"right": "1.0", "wrong": "1.0", "failing": "1.0", "tiewise_ms": 3.0, "right_ms": 2.0},
+        **{"device": "cpu", "type": "torch.float32", "options": "", "losses": "summed", "shape": "32 64 16"},
+        **dict.fromkeys(kernels, "1.0"),
+        **{"torch": "", "tiewise_ms": 3.0, "right_ms": 2.0},
     }
     linear_cross_entropy(h, w, t, b, backend="auto")  # no kernel has a bias: nothing to try
     assert (len(tried), len(taken)) == (1, 4)

@@ -9,6 +9,9 @@ A kernel computes one sweep: losses and gradients. Reductions, upstream gradient
 around it, the same for all. It takes its bias and gives its gradients in the type of the products, as autograd does;
 Liger's logits are of that type too.
 
+A kernel is used in the versions that the tests run (`Kernel.versions`) and in no other. Its first use in a process, for
+a type, a set of options and a reduction, first compares it with our loss on a small problem (`agreement`).
+
 Liger has been run under triton's interpreter, on a CPU; neither kernel has been run by us on a GPU.
 """
 
@@ -17,25 +20,28 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tiewise.core.backends import BACKENDS, LossOptions
-from tiewise.core.errors import RunError, UnsupportedError
+from tiewise.core.errors import RunError, UnsupportedError, one_line
 from tiewise.ops.fast_products import remembered
 
 VARIABLE = "TIEWISE_LOSS"
 TOKENS = 4096  # of a trial, at most
+SMALL = 64, 512  # tokens and words of the problem on which a kernel is compared at its first use, at most
+SKETCH = 16  # directions in which a trial compares the gradients of two tables
 # relative distance of loss and gradients from ours that is but another order of the same sums
 AGREES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+TF32 = 5e-3  # the same in fp32 where torch may round products to TF32
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Kernel:
     place: str  # module:function
     types: tuple[torch.dtype, ...]  # of the products
     has: tuple[str, ...]  # options, besides scale, ignore_index and reduction
+    versions: tuple[str, ...]  # that the tests run
     keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]  # from options and bias
 
 
@@ -55,6 +62,9 @@ KERNELS = {
         "liger_kernel.transformers.functional:liger_fused_linear_cross_entropy",
         (torch.float32, torch.float16, torch.bfloat16),
         ("bias", "softcap", "label_smoothing", "z_loss", "class_weight"),
+        # Before 0.8.2 `reduction="none"` multiplies all gradients by the first token's upstream.
+        # Before 0.8.4 the padding behind the last word enters the softmax where there is a soft-cap.
+        ("0.8.4", "0.8.5"),
         lambda o, bias: {
             "bias": bias,
             "ce_weight": None if o.class_weight is None else o.class_weight.float(),
@@ -69,38 +79,55 @@ KERNELS = {
         "cut_cross_entropy:linear_cross_entropy",
         (torch.float16, torch.bfloat16),
         ("softcap", "logits"),
+        ("25.1.1",),
         lambda o, bias: {"softcap": o.softcap, "filter_eps": None, "impl": "cce"},
     ),
 }
 
 
 _tried: dict[Any, dict[str, float]] = {}  # milliseconds
+_distances: dict[Any, float] = {}  # of a kernel from ours, at its first use
+
+# what does as `chunked.sweep`
+Sweep = Callable[[LossOptions, Any, torch.dtype, Any, Tensor | None], tuple[Tensor, Any]]
+
+
+class BrokenDevice(RunError):
+    """A kernel left the GPU in a state in which nothing more can run there."""
 
 
 def maintained(name: str, o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> Any:
     """Return what does as our own sweep, `ours`, by the backend of this name; None where that is ours.
 
-    Of a mean or a sum, its losses [1] are their sum. A RunError where TIEWISE_LOSS names no backend, an
-    UnsupportedError for a kernel that is not installed, or lacks an option, the type or the device.
+    Of a mean or a sum, its losses [1] are their sum. A RunError where TIEWISE_LOSS names no backend, or a kernel breaks
+    the GPU's context; an UnsupportedError for a kernel that is not installed, or in a version that the tests do not
+    run, that lacks an option, the type or the device, or that disagrees with ours.
     """
-    features, weight, bias, targets = tensors
+    features, _, _, targets = tensors
     if name not in BACKENDS:
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
     # the variable is for GPUs: a model may see its first batch before it is moved to one
     if not len(targets) or (o.backend is None and not _has_kernels(features.device)):
         return None
     if name != "auto":
-        return _by_kernel(name, o, tensors, kind)
+        way = _by_kernel(name, o, tensors, kind)
+        _require_agreement(name, way, o, tensors, kind, ours)
+        return way
     ways: dict[str, Any] = {"tiewise": None}
     for name in KERNELS:
         with suppress(UnsupportedError):
             ways[name] = _by_kernel(name, o, tensors, kind)
-    if len(ways) == 1:
-        return None
+    return None if len(ways) == 1 else _fastest(ways, o, tensors, kind, ours)
+
+
+def _fastest(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> Any:
+    """Return the fastest of `ways` by a trial, of this process or an earlier one."""
+    features, weight, bias, targets = tensors
     what = {
         "device": torch.cuda.get_device_name(features.device) if features.is_cuda else features.device.type,
         "type": str(kind),
         "options": " ".join(_options_used(o, bias, kind)),
+        "losses": "by token" if o.reduction == "none" else "summed",
         "shape": " ".join(str(2 ** round(math.log2(n))) for n in (min(len(targets), TOKENS), *weight.shape)),
     }
     key = (*what.values(), *ways)
@@ -112,26 +139,127 @@ def maintained(name: str, o: LossOptions, tensors: Any, kind: torch.dtype, ours:
     return ways[min(ways, key=_tried[key].__getitem__)]
 
 
+# how a kernel is compared with ours
+
+
 def trial(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> dict[str, float]:
-    """Return the milliseconds of those of `ways` that run and agree with `ours`, each the least of three."""
+    """Return the milliseconds of those of `ways` that run and agree with `ours`, each the least of three.
+
+    The tokens are drawn here, at most TOKENS of them; table and bias are the caller's. Only one gradient of the table
+    exists at a time: a step holds as much.
+    """
     features, weight, bias, targets = tensors
-    few = targets[:TOKENS]
-    problem = (features[:TOKENS], weight, bias, few.where(few != o.ignore_index, 0))  # a prompt's would all be ignored
-    o = replace(o, reduction="sum", ignore_index=-100)
+    drawn = _drawn_tokens(min(TOKENS, len(targets)), weight.shape, features, o)
+    problem = (drawn[0], weight, bias, drawn[1])
+    row_weight = _uneven(o, len(drawn[1]), features)
 
     def run(way: Any) -> tuple[float, list[Tensor]]:
         start = time.perf_counter()
-        each, gradients = (way or ours)(o, problem, kind, (True, True, bias is not None), None)
-        found = [each.sum(), *(x for x in gradients if x is not None)]
-        found[0].item()  # a GPU has then done all of it
-        return 1e3 * (time.perf_counter() - start), found
+        found = _once(way or ours, o, problem, kind, row_weight)
+        found[0].sum().item()  # a GPU has then done all of it
+        took = 1e3 * (time.perf_counter() - start)
+        return took, _sketched(found)
 
     times, truth = {}, run(None)[1]
     for name, way in ways.items():
-        with suppress(Exception):  # another's kernel may not compile here, or find no memory
-            if all((x - y).norm() <= AGREES[kind] * y.norm() for x, y in zip(run(way)[1], truth, strict=True)):
+        with _recoverable(name, features.device):
+            if _distance(run(way)[1], truth) <= _tolerance(kind):
                 times[f"{name}_ms"] = min(run(way)[0] for _ in range(3))
     return times
+
+
+def _require_agreement(name: str, way: Any, o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> None:
+    """Refuse a kernel that, at its first use with this type and these options, disagrees with `ours`."""
+    features, weight, bias, _ = tensors
+    used = tuple(_options_used(o, bias, kind))
+    key = (name, features.device, kind, used, o.reduction == "none", o.scale != 1.0, weight.shape[1])
+    if key not in _distances:
+        _distances[key] = agreement(way, o, tensors, kind, ours)
+    distance = _distances[key]
+    if not distance <= _tolerance(kind):
+        package = KERNELS[name].package
+        what = f"{package} {version(package)} differs from our loss by {distance:.1e} of it on a small problem"
+        options = f", {', '.join(used)}" if used else ""
+        raise UnsupportedError(f"{what} ({kind}, reduction={o.reduction!r}{options})", "take backend='tiewise'")
+
+
+def agreement(way: Any, o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> float:
+    """Return the largest relative distance of loss or gradients from `ours`, on a small problem like this one."""
+    features, weight, bias, targets = tensors
+    n, v = min(SMALL[0], len(targets)), min(SMALL[1], len(weight))
+    draw = torch.Generator().manual_seed(1)
+    width = weight.shape[1]
+    table = torch.randn(v, width, generator=draw).mul_(max(1, width) ** -0.5).to(weight)
+    shift = None if bias is None else torch.randn(v, generator=draw).to(bias)
+    classes = None if o.class_weight is None else torch.rand(v, generator=draw).add_(0.5).to(o.class_weight)
+    h, t = _drawn_tokens(n, (v, width), features, o)
+    o = replace(o, class_weight=classes)
+    runs = [_once(one, o, (h, table, shift, t), kind, _uneven(o, n, features)) for one in (way, ours)]
+    return _distance(*runs)
+
+
+def _drawn_tokens(n: int, table: Any, features: Tensor, o: LossOptions) -> tuple[Tensor, Tensor]:
+    """Features [n, E] like the caller's, and targets [n] of which about every eighth is ignored, if n allows it."""
+    draw = torch.Generator().manual_seed(2)
+    v, width = table
+    h = torch.randn(n, width, generator=draw)
+    t = torch.randint(0, v, (n,), generator=draw)
+    t[7::8] = o.ignore_index
+    return h.to(features), t.to(features.device)
+
+
+def _uneven(o: LossOptions, n: int, features: Tensor) -> Tensor:
+    """By how much each token's loss is multiplied: numbers of both signs [n], or one number of a mean or a sum."""
+    wide = torch.float32
+    numbers = torch.linspace(-1, 2, n, dtype=wide) if o.reduction == "none" else torch.tensor(0.37, dtype=wide)
+    return numbers.to(features.device)
+
+
+def _once(sweep: Sweep, o: LossOptions, problem: Any, kind: torch.dtype, row_weight: Tensor) -> list[Tensor]:
+    """Losses (of a mean or a sum, their sum) and gradients of features, table and bias."""
+    each, gradients = sweep(o, problem, kind, (True, True, problem[2] is not None), row_weight)
+    losses = each if o.reduction == "none" else each.sum()
+    return [losses, *(x for x in gradients if x is not None)]
+
+
+def _sketched(found: list[Tensor]) -> list[Tensor]:
+    """The same with the table's gradient [V, E] multiplied by random directions [E, SKETCH], which keeps distances."""
+    losses, by_features, by_weight, *by_bias = found
+    draw = torch.Generator().manual_seed(3)
+    directions = torch.randn(by_weight.shape[1], SKETCH, generator=draw).to(by_weight)
+    return [losses, by_features, by_weight @ directions, *by_bias]
+
+
+def _distance(found: list[Tensor], truth: list[Tensor]) -> float:
+    """The largest relative distance between two lists of tensors; nan or inf where one is."""
+    pairs = zip(found, truth, strict=True)
+    distances = [((x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-30)).item() for x, y in pairs]
+    return max(distances, key=lambda one: math.inf if math.isnan(one) else one)
+
+
+def _tolerance(kind: torch.dtype) -> float:
+    return TF32 if kind == torch.float32 and _rounds_to_tf32() else AGREES[kind]
+
+
+def _rounds_to_tf32() -> bool:
+    with suppress(RuntimeError):  # which torch raises where its newer flags are set
+        return torch.get_float32_matmul_precision() != "highest"
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+@contextmanager
+def _recoverable(name: str, device: torch.device) -> Iterator[None]:
+    """Within this block the kernel `name` may fail; a BrokenDevice where nothing runs on the GPU afterwards."""
+    try:
+        yield
+    except Exception as error:  # another's kernel may not compile here, or find no memory
+        if device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            what = f"the trial of backend={name!r} broke the context of {device} ({one_line(error)})"
+            raise BrokenDevice(what, f"start anew with backend='tiewise', or {VARIABLE}=tiewise") from error
 
 
 def _by_kernel(name: str, o: LossOptions, tensors: Any, kind: torch.dtype) -> Any:
@@ -146,11 +274,23 @@ def _by_kernel(name: str, o: LossOptions, tensors: Any, kind: torch.dtype) -> An
     if lacks:
         raise UnsupportedError(f"backend={name!r} has no {', no '.join(lacks)}", fix)
     place, function = kernel.place.split(":")
+    install = f"pip install {kernel.package}=={kernel.versions[-1]}"
     try:
-        return partial(_swept, name, getattr(import_module(place), function))
+        found = getattr(import_module(place), function)
     except (ImportError, AttributeError) as error:
-        what = f"backend={name!r} cannot be imported ({error})"
-        raise UnsupportedError(what, f"pip install {kernel.package}") from error
+        raise UnsupportedError(f"backend={name!r} cannot be imported ({error})", install) from error
+    has = _installed_version(kernel.package)
+    if has not in kernel.versions:
+        tested = " and ".join(kernel.versions)
+        raise UnsupportedError(f"backend={name!r} is tested with {kernel.package} {tested}, not {has}", install)
+    return partial(_swept, name, found)
+
+
+def _installed_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "a copy without a version"
 
 
 def _has_kernels(device: torch.device) -> bool:
