@@ -114,6 +114,10 @@ def test_the_fused_loss_holds_one_chunk():
     assert found["fused_cpu"] == rows * 50_304 * 4 + 8192 * 768 * 4
     assert found["plain"] == 8192 * 50_304 * 16
     assert found["fused_cpu"] < found["plain"] / 40
+    on_gpu = -(-8192 // -(-8192 // (67_000_000 // (2 * 50_304))))  # a GPU writes the softmax beside the logits
+    assert found["fused_cuda"] == on_gpu * 2 * 50_304 * 4 + 8192 * 768 * 4
+    narrow = logits_bytes(8192, 50_304, 768, "bfloat16")  # 6 bytes a logit, and the table's fp32 gradient
+    assert narrow["fused_cpu"] < 26_000_000 * 4 + (8192 + 50_304) * 768 * 4
 
 
 @pytest.mark.parametrize("asked", [{"length": 0}, {"world": 8, "tp": 0}, {"world": 8, "fsdp": 3}])

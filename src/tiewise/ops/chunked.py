@@ -26,19 +26,24 @@ vocabulary's, only the rank that has t subtracts q, and the ranks' dfeatures are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cache
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tiewise.core.backends import LossOptions, check_loss, chunk_rows
+from tiewise.core.backends import LossOptions, check_loss, check_words, chunk_rows
 from tiewise.core.errors import UnsupportedError
+from tiewise.ops import devices
 from tiewise.ops.fast_products import kernels, own_products, processor, product_choice
 from tiewise.ops.vocabulary_shard import VocabularyShard
 
 CACHED = 131_072  # logits of a thread's rows that are worked on at a time: half a megabyte
+BLOCKS = 8  # of a GPU's chunk, worked on one after the other
+UNDIVIDED = 2_000_000  # logits that a GPU takes at once in any case: 8 MB
 WIDENED = 4_000_000  # numbers of a narrow table that are fp32 at a time: 16 MB
 LEAST = 2**27  # multiplications of a product, about a millisecond: below, neither the kernel nor its padding pays
 TOKENS = 32  # of a panel of the kernel, to which fewer are padded
@@ -55,12 +60,41 @@ def check_problem(
     if torch.is_floating_point(targets):
         fix = "pass class indices, or compute the logits and use torch.nn.functional.cross_entropy"
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
+    if targets.dtype == torch.bool or targets.is_complex():
+        raise UnsupportedError(f"linear_cross_entropy of targets of type {targets.dtype}", "pass class indices")
+    for name, given in (("weight", weight), ("targets", targets), ("bias", bias), ("class_weight", o.class_weight)):
+        if isinstance(given, Tensor) and given.device != features.device:
+            raise ValueError(f"{name} is on {given.device} and features on {features.device}; move them to one device")
+    if not torch.compiler.is_compiling():
+        _check_numbers(o)
     if shard is not None:
         o = shard.own_options(weight, o)
+    elif weight.dim() == 2:
+        check_words(len(weight))
     check_loss(features, weight, targets, bias, o, torch.is_floating_point)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         fix = "compute the logits there, or use tiewise.ops.cross_entropy.oracle"
         raise UnsupportedError("linear_cross_entropy inside a torch.func transform", fix)
+
+
+def _check_numbers(o: LossOptions) -> None:
+    """Refuse options of another type than they are: a tensor as `scale`, say."""
+    kinds = {"scale": Real, "softcap": Real, "label_smoothing": Real, "z_loss": Real}
+    kinds |= {"ignore_index": Integral, "chunk": Integral}
+    for name, kind in kinds.items():
+        value = getattr(o, name)
+        if isinstance(value, Tensor):
+            fix = "give a number; to learn it, multiply the features by it, or compute the logits"
+            raise UnsupportedError(f"{name} as a tensor, which would get no gradient", fix)
+        absent = value is None and name in ("softcap", "chunk")
+        if not absent and not isinstance(value, kind):
+            what = "a whole number" if kind is Integral else "a number"
+            raise TypeError(f"{name} must be {what}, not a {type(value).__name__}")
+
+
+def flat_rows(features: Tensor) -> Tensor:
+    """Features [..., E] as [N, E], also where E is 0."""
+    return features.reshape(math.prod(features.shape[:-1]), features.shape[-1])
 
 
 def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
@@ -77,8 +111,9 @@ def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
 
 def compute_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
     """Type of the matrix products: autocast's where it is on, which leaves fp64 alone, else the wider input."""
-    device, kind = features.device.type, torch.promote_types(features.dtype, weight.dtype)
-    return torch.get_autocast_dtype(device) if kind != torch.float64 and torch.is_autocast_enabled(device) else kind
+    kind = torch.promote_types(features.dtype, weight.dtype)
+    cast = devices.autocast_type(features)
+    return kind if cast is None or kind == torch.float64 else cast
 
 
 def accumulator(kind: torch.dtype) -> torch.dtype:
@@ -106,7 +141,7 @@ def sweep(
         `accumulator(kind)`.
     """
     features, weight, bias, targets = tensors
-    o, wide, (n, v), device = options, accumulator(kind), (len(targets), len(weight)), features.device.type
+    o, wide, (n, v) = options, accumulator(kind), (len(targets), len(weight))
     vocab, own = (v, slice(None)) if shard is None else (shard.total, slice(shard.start, shard.stop))
     each = features.new_empty(n, dtype=wide)
     found = gradient_buffers(tensors[:3], (wanted[0], wanted[1] and into is None, wanted[2]), wide)
@@ -118,8 +153,17 @@ def sweep(
         spread_weight = o.label_smoothing * (1.0 if w is None else w.mean())  # ε mean(w)
         ones = each.new_ones(v) if w is None else w[own]
         smoothed = ones * (o.label_smoothing / vocab) if o.label_smoothing else None  # u
-        rows = chunk_rows(n, v if shard is None else shard.rows, device, o.chunk)  # as many chunks on every rank
+        in_place = shard is not None or devices.is_cpu(features)  # whether P overwrites the logits
+        bends = o.softcap is not None and any(wanted)
+        if shard is None:
+            buffers = 2 if bends or not in_place else 1
+            rows = devices.rows_at_once(n, devices.numbers_held(v, buffers, kind), features, o.chunk)
+        else:  # as many chunks on every rank, whatever is wanted there and however large its GPU is
+            buffers = 1 if o.softcap is None else 2
+            numbers = devices.numbers_held(shard.rows, buffers, kind)
+            rows = chunk_rows(n, numbers, features.device.type, o.chunk)
         buffer = each.new_empty(min(rows, n), v)
+        spare = each.new_empty(buffer.shape) if buffers == 2 else buffer[:0]
         for start in range(0, n, rows):
             part = slice(start, start + rows)
             h, t = features[part].to(kind), targets[part]
@@ -127,14 +171,14 @@ def sweep(
             at = t.where(valid, 0)
             z = chunk_logits(h, weight, bias, o, buffer[: len(t)])
             # before z becomes its softmax: the soft-cap's derivative [n, V], and (1/V) Σ_j w_j z_j [n]
-            slope = (z / o.softcap).square_().neg_().add_(1) if any(wanted) and o.softcap is not None else None
+            slope = softcap_slope(z, o.softcap, spare[: len(t)]) if bends and in_place else None
             spread = (z.sum(1) if w is None else z @ w[own]) / vocab if o.label_smoothing else None
 
-            # the nll of the targets [n] (inf where a logit is −inf), lse [n], and the softmax in place of z
+            # the nll of the targets [n] (inf where a logit is −inf), lse [n], and the softmax, in place of z on a CPU
             column, here = (at[:, None], None) if shard is None else shard.columns(t)
             if shard is not None:
                 p, nll, lse, spread = shard.softmax(z, t, spread)
-            elif device == "cpu":  # where the softmax is one pass over memory and its logarithm a second
+            elif in_place:  # where the softmax is one pass over memory and its logarithm a second
                 target_logit = z.gather(1, column)[:, 0]
                 p = torch.softmax(z, 1, out=z)
                 at_target = p.gather(1, column)[:, 0]
@@ -144,13 +188,12 @@ def sweep(
                 if len(lost):
                     lse[lost] = chunk_logits(h[lost], weight, bias, o, p.new_empty(len(lost), v)).logsumexp(1)
                     nll[lost] = lse[lost] - target_logit[lost]
-            else:  # only smoothing and the z-loss need an lse that is right: a logit that is finite costs them a pass
-                finite = z.argmax(1, keepdim=True) if o.label_smoothing or o.z_loss else column
-                logit = z.gather(1, finite)
-                log_p = torch.log_softmax(z, 1, out=z)
-                lse = (logit - log_p.gather(1, finite))[:, 0]
-                nll = -log_p.gather(1, column)[:, 0]
-                p = log_p.exp_()
+            else:  # the largest probability is 1 / Σ_j exp(z_j − top), whose logarithm loses nothing
+                p, top = torch.softmax(z, 1, out=spare[: len(t)]), z.amax(1)
+                rest = p.amax(1).log_().neg_()
+                lse = top + rest
+                nll = rest - (z.gather(1, column)[:, 0] - top)
+                slope = softcap_slope(z, o.softcap, z) if bends else None
             hit = (1 - o.label_smoothing) * (1.0 if w is None else w[at])
             loss = hit * nll
             if o.z_loss:
@@ -175,7 +218,7 @@ def sweep(
                 c = torch.ones_like(c)
             if slope is not None:
                 if u is not None:
-                    p.sub_(on[:, None] * u)
+                    p.addr_(on, u, alpha=-1)
                 p.mul_(slope)
                 u = None
             into_gradients(found, part, p, c, h, weight, o.scale, onto=into is not None)
@@ -188,6 +231,11 @@ def sweep(
                 if by_weight is not None:
                     by_weight.addr_(u, on @ (h.to(wide) * o.scale), alpha=-1)
     return each, found
+
+
+def softcap_slope(z: Tensor, softcap: Any, out: Tensor) -> Tensor:
+    """Write the derivative 1 − tanh² of the soft-cap that made the logits `z` into `out`, which may be `z`."""
+    return torch.div(z, softcap, out=out).square_().neg_().add_(1)
 
 
 def gradient_buffers(inputs: Any, wanted: Any, dtype: torch.dtype) -> list[Tensor | None]:
@@ -223,10 +271,10 @@ def chunk_logits(h: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions,
     h = h if o.scale == 1.0 or o.logits else h * o.scale
     if h.dtype == z.dtype:
         torch.mm(h, weight.T, out=z)
-    elif h.device.type == "cuda":
-        torch.mm(h, weight.T, out_dtype=z.dtype, out=z)
-    elif o.logits:  # no product on a CPU takes narrow types and keeps its sums: the table is widened, a block at a time
-        h, words = h.to(z.dtype), max(1, WIDENED // weight.shape[1])
+    elif devices.has_wide_products(h):
+        devices.wide_product(h, weight.T, z)
+    elif o.logits:  # no product here takes narrow types and keeps its sums: the table is widened, a block at a time
+        h, words = h.to(z.dtype), max(1, WIDENED // max(1, weight.shape[1]))
         wide = h.new_empty(min(words, len(weight)), weight.shape[1])
         for some, rows in zip(z.split(words, 1), weight.split(words), strict=True):
             torch.mm(h, wide[: len(rows)].copy_(rows).T, out=some)
@@ -242,9 +290,15 @@ def chunk_logits(h: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions,
 
 
 def cached_rows(z: Tensor) -> Iterator[slice]:
-    """Which rows of `z` [n, V] to pass over repeatedly while they stay in the cores' caches; all at once on a GPU."""
+    """Which rows of the logits `z` [n, V] to work on at a time, with memory for a few copies of them.
+
+    On a CPU they stay in the cores' caches. A GPU takes one part in BLOCKS of a chunk, or few words at once.
+    """
     n, v = z.shape
-    most = torch.get_num_threads() * max(1, CACHED // v) if z.device.type == "cpu" else n
+    if devices.is_cpu(z):
+        most = torch.get_num_threads() * max(1, CACHED // max(1, v))
+    else:
+        most = max(1, -(-n // BLOCKS), UNDIVIDED // max(1, v))
     return (slice(start, start + most) for start in range(0, n, most))
 
 
@@ -256,6 +310,8 @@ def fastest_sweep(
 ) -> tuple[Tensor, Any]:
     """Do what `sweep` does on one rank, by the compiled kernel where that is faster."""
     features, weight, bias, targets = tensors
+    if not _may_serve(o, tensors):  # which counts no tokens: a GPU would have to synchronise
+        return sweep(o, tensors, kind, wanted, row_weight, into)
     n, valid = len(targets), targets != o.ignore_index
     compute = kernel(o, tensors, kind, int(valid.sum()))
     if compute is None:
@@ -307,16 +363,8 @@ def kernel(o: LossOptions, tensors: Any, kind: torch.dtype, count: int) -> Any:
     """
     features, weight, bias, _ = tensors
     multiplications = count * weight.numel()
-    serves = (
-        multiplications >= LEAST
-        and count >= TOKENS
-        and features.device.type == "cpu"
-        and {features.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
-        and weight.is_contiguous()
-        and not (o.label_smoothing and o.softcap is not None)
-        and _faster(kind, multiplications)
-    )
-    library = kernels() if serves else None
+    large = multiplications >= LEAST and count >= TOKENS
+    library = kernels() if large and _may_serve(o, tensors) and _faster(kind, multiplications) else None
     if library is None:
         return None
     _describe(library)
@@ -335,6 +383,17 @@ def kernel(o: LossOptions, tensors: Any, kind: torch.dtype, count: int) -> Any:
         return library.vocabulary_loss(h.contiguous(), weight, bias, t, c, q, k, known, into, *how, *wanted[:3])
 
     return compute
+
+
+def _may_serve(o: LossOptions, tensors: Any) -> bool:
+    """Whether the compiled operator takes these options, types and device, for as many tokens as it is worth."""
+    features, weight, *_ = tensors
+    return (
+        devices.is_cpu(features)
+        and {features.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
+        and weight.is_contiguous()
+        and not (o.label_smoothing and o.softcap is not None)
+    )
 
 
 def _faster(kind: torch.dtype, multiplications: int) -> bool:

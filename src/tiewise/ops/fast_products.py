@@ -51,6 +51,7 @@ from torch import Tensor
 
 from tiewise.core.errors import RunError, TiewiseWarning, UnsupportedError
 from tiewise.core.files import cache_folder, write_whole, written_whole
+from tiewise.ops import devices
 
 PRODUCTS = ("auto", "default", "onednn")
 VARIABLE = "TIEWISE_PRODUCTS"
@@ -117,9 +118,9 @@ def fast_products(product: str | ProductChoice = "auto") -> Iterator[ProductChoi
 @contextmanager
 def own_products(features: Tensor, weight: Tensor, kind: torch.dtype) -> Iterator[None]:
     """Within this context a sweep multiplies in `kind`, without autocast and gradients, as is fastest for its size."""
-    device, fast = features.device.type, ExitStack()
-    with torch.autocast(device, enabled=False), torch.no_grad(), fast:
-        if kind == torch.float32 and device == "cpu":
+    fast = ExitStack()
+    with devices.without_autocast(features), torch.no_grad(), fast:
+        if kind == torch.float32 and devices.is_cpu(features):
             choice = product_choice("auto", len(features) * weight.numel())
             if choice.product != "default":
                 fast.enter_context(fast_products(choice))

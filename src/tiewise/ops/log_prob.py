@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tiewise.core.backends import LossOptions, chunk_rows
+from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops import chunked
+from tiewise.ops import chunked, devices
 from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, gradient_buffers, into_gradients
 from tiewise.ops.fast_products import own_products
 from tiewise.ops.vocabulary_shard import LOWEST, VocabularyShard, beyond, brought, gathered
@@ -110,9 +110,10 @@ def vocabulary_statistics(
         raise ValueError("log-probabilities are not reduced: their sum is a loss")
     tempered = at_temperature(o, temperature)
     shape = features.shape[:-1] if isinstance(features, Tensor) else ()
-    stand_in = torch.empty(shape, dtype=torch.long, device="meta") if targets is None else targets
+    device = features.device if isinstance(features, Tensor) else None
+    stand_in = torch.empty(shape, dtype=torch.long, device=device) if targets is None else targets
     chunked.check_problem(features, weight, stand_in, bias, o, shard)
-    flat, t = features.reshape(-1, features.shape[-1]), None if targets is None else targets.reshape(-1).long()
+    flat, t = chunked.flat_rows(features), None if targets is None else targets.reshape(-1).long()
     if t is not None and shard is None and not torch.compiler.is_compiling():
         chunked.check_range(t, len(weight), o.ignore_index)
     o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
@@ -197,8 +198,9 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
                 features, first if at is None else at[:, 0], nothing, nothing, None, [False] * 3, entropy=entropy
             )
             found[:3], top = [log_prob.sub_(nll), lse, spread.add_(h) if entropy else spread], lse.clone()
+        spare: list[Tensor] = []
         for part, _, logits in _chunks(features, weight.to(how[0]), bias, o) if compute is None else ():
-            for rows, z, (below, p) in _blocks(part, logits):
+            for rows, z, (below, p) in _blocks(part, logits, spare):
                 torch.amax(z, 1, out=top[rows])
                 torch.sub(z, top[rows, None], out=below)  # not into z, which would be written back to memory
                 total = torch.exp(below, out=p).sum(1)
@@ -206,7 +208,7 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
                 if at is not None:
                     log_prob[rows] = below.gather(1, at[rows])[:, 0] - rest[rows]
                 if entropy:  # rest − Σ p (z − top): neither is negative, so that nothing cancels
-                    spread[rows] = rest[rows] - torch.linalg.vecdot(p, below.clamp_(min=_LOWEST)) / total
+                    spread[rows] = rest[rows] - below.clamp_(min=_LOWEST).mul_(p).sum(1) / total
         torch.add(top, rest, out=lse)
         for one in found[:3] if at is not None else ():
             one.masked_fill_(targets == o.ignore_index, 0)
@@ -244,16 +246,16 @@ def _slopes(*arguments: Any) -> Any:
         share = (-rest).exp_()
         level, c = (level + c * (rest - spread)) * share, c * share
     weight = weight.to(how[0])
-    found = gradient_buffers(inputs, wanted, wide)
+    found, spare = gradient_buffers(inputs, wanted, wide), list[Tensor]()
     with own_products(features, weight, how[0]):
         for part, h, logits in _chunks(features, weight, bias, o):
-            for rows, z, (p, _) in _blocks(part, logits):
-                bend = None if o.softcap is None else (z / o.softcap).square_().neg_().add_(1)
+            for rows, z, (p, other) in _blocks(part, logits, spare):
+                bend = None if o.softcap is None else chunked.softcap_slope(z, o.softcap, other)
                 if with_entropy:  # z − top = log p + rest, and exp of it is p / share
                     torch.exp(z.sub_(top[rows, None]), out=p)
                     z.clamp_(min=_LOWEST).mul_(-c[rows, None]).add_(level[rows, None]).mul_(p)
                 else:
-                    torch.softmax(z, 1, out=z).mul_(level[rows, None])
+                    torch.mul(torch.softmax(z, 1, out=p), level[rows, None], out=z)
                 z.scatter_add_(1, at[rows], a[rows, None])
                 if bend is not None:
                     z.mul_(bend)
@@ -270,22 +272,26 @@ def _chunks(
     features: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Which tokens, their features [n, E] in the type of `weight`, and their logits [n, V], of each chunk."""
-    (n, v), wide, device = (len(features), len(weight)), accumulator(weight.dtype), features.device.type
+    (n, v), wide = (len(features), len(weight)), accumulator(weight.dtype)
     bias = None if bias is None else bias.to(wide)
-    rows = chunk_rows(n, v if device == "cpu" else 3 * v, device, o.chunk)  # a block is a whole chunk on a GPU
+    spare = 0 if devices.is_cpu(features) else 2 / chunked.BLOCKS  # of the blocks
+    rows = devices.rows_at_once(n, devices.numbers_held(v, 1 + spare, weight.dtype), features, o.chunk)
     buffer = features.new_empty(min(rows, n), v, dtype=wide)
     for start in range(0, n, rows):
         h = features[start : start + rows].to(weight.dtype)
         yield slice(start, start + len(h)), h, chunk_logits(h, weight, bias, o, buffer[: len(h)])
 
 
-def _blocks(part: slice, z: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which tokens, their logits in `z`, the chunk of `part`, and twice as much memory to work in."""
-    spare = z.new_empty(0)
+def _blocks(part: slice, z: Tensor, kept: list[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Which tokens, their logits in `z`, the chunk of `part`, and twice as much memory to work in.
+
+    `kept`, empty at first, holds that memory for the next chunk, which is no larger.
+    """
     for rows in cached_rows(z):
         block = z[rows]
-        spare = spare[:, : len(block)] if len(spare) else block.new_empty(2, *block.shape)
-        yield slice(part.start + rows.start, part.start + rows.start + len(block)), block, spare
+        if not kept:
+            kept.append(block.new_empty(2, *block.shape))
+        yield slice(part.start + rows.start, part.start + rows.start + len(block)), block, kept[0][:, : len(block)]
 
 
 @_statistics.register_fake

@@ -28,6 +28,7 @@ for centred logits (§4).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,14 +36,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.core.backends import LossOptions, chunk_rows
-from tiewise.ops import chunked
+from tiewise.core.backends import LossOptions
+from tiewise.ops import chunked, devices
 from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, gradient_buffers, into_gradients
 from tiewise.ops.cross_entropy import fused_loss
 from tiewise.ops.fast_products import own_products
 from tiewise.ops.log_prob import at_temperature
 
-_BUFFERS = 6  # of [chunk, V] that are alive at once
+_BUFFERS = 8  # of [chunk, V] that are alive at once
+_WORK = 9  # copies of a block that a divergence holds at once
 _PLAIN = LossOptions()
 
 
@@ -107,10 +109,10 @@ def linear_divergence(
     o, theirs = at_temperature(o, temperature), at_temperature(teacher_options or o, temperature)
     if temperature != 1.0:
         bias, teacher_bias = (None if x is None else x / temperature for x in (bias, teacher_bias))
-    teacher = (teacher_features.reshape(-1, teacher_features.shape[-1]), teacher_weight, teacher_bias)
+    teacher = (chunked.flat_rows(teacher_features), teacher_weight, teacher_bias)
     fixed = (None if x is None else x.detach() for x in teacher)
     sweep = partial(_divergence_sweep, o, theirs, beta, compute_dtype(teacher_features, teacher_weight))
-    flat = features.reshape(-1, features.shape[-1])
+    flat = chunked.flat_rows(features)
     loss = fused_loss("linear_divergence", sweep, o, flat, weight, bias, *fixed, targets.reshape(-1))
     return loss.view(shape) if o.reduction == "none" else loss
 
@@ -127,14 +129,15 @@ def _divergence_sweep(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Divergence of each token [N], and the gradients of Σ row_weight_i · D_i (row_weight [] or [N]; None: all 1)."""
     features, weight, bias, teacher_features, teacher_weight, teacher_bias, targets = tensors
-    wide, (n, v), device = accumulator(kind), (len(features), len(weight)), features.device.type
+    wide, (n, v) = accumulator(kind), (len(features), len(weight))
     teacher_kind = teacher_kind if accumulator(teacher_kind) == wide else wide
     each = features.new_empty(n, dtype=wide)
     found = gradient_buffers(tensors[:3], wanted[:3], wide)
     with own_products(features, weight, kind):
         weight, teacher_weight = weight.to(kind), teacher_weight.to(teacher_kind)
         bias, teacher_bias = (None if x is None else x.to(wide) for x in (bias, teacher_bias))
-        rows = chunk_rows(n, 2 * v, device, o.chunk)
+        work = 0 if devices.is_cpu(features) else _WORK / chunked.BLOCKS  # on the blocks of a chunk
+        rows = devices.rows_at_once(n, devices.numbers_held(v, 2 + work, kind), features, o.chunk)
         ours, others = each.new_empty(2, min(rows, n), v)
         for start in range(0, n, rows):
             part = slice(start, start + rows)
@@ -143,10 +146,13 @@ def _divergence_sweep(
             x = teacher_features[part].to(teacher_kind)
             y = chunk_logits(x, teacher_weight, teacher_bias, theirs, others[: len(h)])
             for block in cached_rows(z):
-                slope = None if o.softcap is None else (z[block] / o.softcap).square_().neg_().add_(1)
+                slope = None
+                if o.softcap is not None:
+                    slope = chunked.softcap_slope(z[block], o.softcap, torch.empty_like(z[block]))
                 each[part][block], z[block] = _divergence(z[block], y[block], beta)
                 if slope is not None:
                     z[block].mul_(slope)
+                del slope  # before the next block has its own
             each[part].masked_fill_(~valid, 0)
             if any(wanted):
                 c = valid if row_weight is None else valid * (row_weight[part] if row_weight.dim() else row_weight)
@@ -221,14 +227,14 @@ def augmented_cross_entropy(
     o = replace(options, **overrides) if overrides else options
     plain = LossOptions(ignore_index=o.ignore_index, reduction=o.reduction, chunk=o.chunk)
     chunked.check_problem(features, weight, targets, bias, plain)
-    if not o.temperature > 0 or o.alpha < 0 or o.hard < 0:
-        raise ValueError("need temperature > 0, alpha ≥ 0, hard ≥ 0")
+    if not (0 < o.temperature < math.inf and 0 <= o.alpha < math.inf and 0 <= o.hard < math.inf):
+        raise ValueError("need temperature > 0, alpha ≥ 0, hard ≥ 0, all finite")
     if table is not None and (table.dim() != 2 or len(table) != len(weight)):
         raise ValueError(f"table has shape {tuple(table.shape)}; need [V, any] with V = {len(weight)}")
     t = targets.reshape(-1).long()
     chunked.check_range(t, weight.shape[0], o.ignore_index)
     own = None if table is weight else table
-    flat = features.reshape(-1, features.shape[-1])
+    flat = chunked.flat_rows(features)
     loss = fused_loss("augmented_cross_entropy", partial(_augmented_sweep, o), plain, flat, weight, own, bias, t)
     return loss.view(targets.shape) if o.reduction == "none" else loss
 
@@ -246,7 +252,7 @@ def _augmented_sweep(
     with own_products(features, weight, kind):
         weight = weight.to(kind)
         table, by_table = (weight, by_weight) if table is None else (table.to(kind), by_table)
-        rows = chunk_rows(len(each), _BUFFERS * len(weight), features.device.type, o.chunk)
+        rows = devices.rows_at_once(len(each), devices.numbers_held(len(weight), _BUFFERS, kind), features, o.chunk)
         for start in range(0, len(each), rows):
             part = slice(start, start + rows)
             h, valid = features[part].to(kind), targets[part] != o.ignore_index
@@ -261,6 +267,7 @@ def _augmented_sweep(
                 slope += log_p.exp_()
                 slope[torch.arange(len(t), device=t.device), t] -= 1
                 slope *= o.hard
+                del log_p
             if o.alpha:
                 words, place = t.unique(return_inverse=True)
                 u = table[words]

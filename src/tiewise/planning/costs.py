@@ -119,11 +119,13 @@ def logits_bytes(tokens: int, vocab: int, width: int, dtype: str) -> dict[str, i
     """Memory of logits and loss at their peak, beside weights and their gradient: N tokens, V words, tables [V, E]."""
     size = DTYPES[dtype]
     narrow = size if size < 4 else 0
-    # one chunk of fp32 logits (and its copy in a narrow dtype), the features' gradient in fp32, and where weights are
-    # narrow the table's fp32 gradient buffer
+    # one chunk of fp32 logits, its softmax (on a CPU in its place) and a copy in a narrow dtype; the features' gradient
+    # in fp32; and where weights are narrow the table's fp32 gradient buffer
     features = (tokens + (vocab if narrow else 0)) * width * 4
-    rows = {f"fused_{device}": chunk_rows(tokens, vocab, device) for device in ("cpu", "cuda")}
-    fused = {name: chunk * vocab * (4 + narrow) + features for name, chunk in rows.items()}
+    fused = {}
+    for device, buffers in (("cpu", 1), ("cuda", 2)):
+        per_token = vocab * (4 * buffers + narrow)
+        fused[f"fused_{device}"] = chunk_rows(tokens, -(-per_token // 4), device) * per_token + features
     # the logits in the weights' dtype, and in fp32 log-probabilities, the gradient of the loss and that of the logits:
     # 16 bytes per element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13)
     return {"plain": tokens * vocab * (12 + size), **fused}
