@@ -216,12 +216,27 @@ WHOLE = np.ones((7, 3), np.int32)
         ({"weight": WHOLE}, UnsupportedError, "a weight of type int32"),
         ({"features": WHOLE[:5]}, UnsupportedError, "features of type int32"),
         ({"targets": np.zeros(5)}, UnsupportedError, "no probability targets"),
+        ({"targets": np.zeros(5, bool)}, UnsupportedError, "targets of type bool; pass class indices"),
+        ({"targets": np.zeros(5, complex)}, UnsupportedError, "targets of type complex"),
+        ({"weight": np.zeros((0, 3)), "bias": None}, ValueError, "has no rows; a vocabulary needs V ≥ 1 words"),
+        ({"scale": np.nan}, ValueError, "scale must be finite, not nan"),
+        ({"z_loss": np.nan}, ValueError, "z_loss must be at least 0 and finite, not nan"),
+        ({"label_smoothing": np.nan}, ValueError, "label_smoothing must be in"),
+        ({"softcap": np.nan}, ValueError, "softcap must be positive and finite, not nan"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, error, message):
     given = problem(5, 7, 3) | change
     with pytest.raises(error, match=message):
         linear_cross_entropy(**given)
+
+
+@pytest.mark.parametrize("n", [0, 5])
+def test_a_table_without_columns_has_the_loss_of_equal_logits(n):
+    h, w, t = np.zeros((n, 0)), np.zeros((7, 0)), np.zeros(n, np.int32)
+    loss, grads = jax.value_and_grad(linear_cross_entropy, (0, 1))(h, w, t)
+    assert loss == pytest.approx(np.log(7) if n else 0.0)
+    assert [x.shape for x in grads] == [h.shape, w.shape]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -85,6 +85,33 @@ def test_targets_may_be_whole_numbers_of_any_width(name, kind):
 
 
 @every_loss
+def test_a_vocabulary_without_words_is_refused_in_one_line(name):
+    (h, w, _), t = problem()
+    for targets in (t, torch.full_like(t, -100)):
+        with pytest.raises(ValueError, match=r"has no rows; a vocabulary needs V ≥ 1 words"):
+            EVERY[name](h, w[:0], targets)
+
+
+@every_loss
+def test_a_table_without_columns_has_the_distribution_of_its_bias(name):
+    """E = 0: every product is 0, as that of a table of zeros [V, 1] is."""
+    (h, w, b), t = problem()
+    found, grads = gradients(summed(name), (h[:, :0], w[:, :0], b), t)
+    wanted, true = gradients(summed(name), (h[:, :1], torch.zeros_like(w[:, :1]), b), t)
+    torch.testing.assert_close(found, wanted)
+    assert [x.shape for x in grads] == [h[:, :0].shape, w[:, :0].shape, b.shape]
+    torch.testing.assert_close(grads[2], true[2])
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.complex64])
+@every_loss
+def test_targets_that_are_no_numbers_of_words_are_refused(name, kind):
+    (h, w, _), t = problem()
+    with pytest.raises(UnsupportedError, match=f"targets of type {kind}; pass class indices"):
+        EVERY[name](h, w, t.to(kind))
+
+
+@every_loss
 def test_compiled_it_is_the_same_in_one_graph_or_between_two(name):
     inputs, t = problem(torch.float32)
 

@@ -1,6 +1,9 @@
 """One buffer for two gradients: equal to plain autograd's in every graph that can be built, and separable by path."""
 
+from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -8,8 +11,10 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.boundary.tiny_models import Allocations
+from tests.ops.emulation import gpu_branch
 
 from tiewise.core.errors import UnsupportedError
+from tiewise.ops import path_gradient
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
 
@@ -180,6 +185,69 @@ def test_refusals():
         tied_lookup(leaf, ids, LookupOptions(stop_both=1, into=torch.zeros_like(table)))
     with pytest.raises(UnsupportedError, match=r"torch\.func"):
         torch.func.grad(lambda w: tied_lookup(w, ids)[0].sum())(table)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "says"),
+    [
+        ({"ids": torch.ones(3, dtype=torch.bool)}, UnsupportedError, r"ids of type torch\.bool; cast them"),
+        ({"ids": torch.ones(3)}, UnsupportedError, r"ids of type torch\.float32; cast them"),
+        ({"ids": torch.ones(3, dtype=torch.long, device="meta")}, UnsupportedError, "ids on meta and a table on cpu"),
+        ({"table": torch.ones(V)}, UnsupportedError, r"in a table of shape \(31,\)"),
+        ({"table": torch.ones(0, E)}, IndexError, r"3 token ids for a table of shape \(0, 6\), which has no rows"),
+        ({"options": LookupOptions(alpha=torch.nan)}, UnsupportedError, "alpha = nan; give a finite number"),
+    ],
+)
+def test_wrong_input_is_named(change, kind, says):
+    given = {"table": torch.ones(V, E), "ids": torch.arange(3), "options": LookupOptions()}
+    with pytest.raises(kind, match=says):
+        tied_lookup(**(given | change))
+
+
+def test_a_table_without_rows_or_columns():
+    rows, after = tied_lookup(torch.ones(0, E), torch.arange(0))
+    assert (rows.shape, after.shape) == ((0, E), (0, E))
+    leaf, record = torch.ones(V, 0, requires_grad=True), PathRecord()
+    rows, after = tied_lookup(leaf, torch.arange(3), LookupOptions(record=record))
+    (rows.sum() + after.sum()).backward()
+    assert leaf.grad.shape == (V, 0)
+    assert path_norms(leaf.grad, record).total == 0
+    with pytest.raises(UnsupportedError, match="gradient on the meta device"):
+        path_norms(torch.ones(V, E, device="meta"), record)
+
+
+def test_recorded_on_a_gpu_the_norms_are_those_of_a_cpu(monkeypatch):
+    """A GPU keeps a row per token, which takes no synchronisation, and finds the distinct tokens when asked."""
+    table, body, ids, targets = setup()
+    norms = []
+    for branch in (nullcontext(), gpu_branch(monkeypatch)):
+        leaf, record = table.clone().requires_grad_(), PathRecord()
+        with branch:
+            for part in torch.arange(N).split(3):
+                ours(leaf, body, ids[part], targets[part], LookupOptions(record=record)).backward()
+            norms.append(path_norms(leaf.grad, record))
+        assert len(record.pieces) < 9
+    torch.testing.assert_close(asdict(norms[1]), asdict(norms[0]))
+
+
+def test_nothing_is_asked_of_the_gpu_while_the_lookup_path_is_recorded(monkeypatch):
+    table, body, ids, targets = setup()
+    leaf, record = table.clone().requires_grad_(), PathRecord()
+    loss = ours(leaf, body, ids, targets, LookupOptions(record=record))
+    with gpu_branch(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(path_gradient, "_distinct", Mock(side_effect=AssertionError("this synchronises")))
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("home", "backend", "carrier"),
+    [("cpu", "gloo", "cpu"), ("cuda:1", "gloo", "cpu"), ("cuda:1", "nccl", "cuda:3"), ("cpu", "nccl", "cuda:3")],
+)
+def test_the_device_over_which_rows_are_gathered(home, backend, carrier, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert path_gradient._carrier(torch.device(home), backend) == torch.device(carrier)
+    assert path_gradient._device_of_rank("cuda") == torch.device("cuda:3")  # not the CPU, if nothing was recorded
+    assert path_gradient._device_of_rank("cpu") == torch.device("cpu")
 
 
 def test_norms_of_nothing():

@@ -303,7 +303,7 @@ class Boundary(nn.Module):
 
     def _embed(self, ids: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Rows for the body, and the table to use from here on."""
-        if ids.is_floating_point():
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
         # elsewhere than on a CPU the lookup itself asserts, without a synchronisation
         if not torch.compiler.is_compiling() and ids.device.type == "cpu" and ids.numel():

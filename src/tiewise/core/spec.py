@@ -84,6 +84,9 @@ class BoundarySpec:
         for name in sorted(arguments - allowed):
             if getattr(self, name) != _DEFAULTS[name]:
                 raise SpecError(f"{self.kind} takes no {name}", "leave it out")
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise SpecError(f"{name} = {value} in {self.kind}", "give a finite number")
         for name in ("width", "out_width", "rank"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tiewise.core.backends import LossOptions, check_loss, chunk_rows
+from tiewise.core.backends import LossOptions, check_loss, check_words, chunk_rows
 from tiewise.core.errors import UnsupportedError
 
 
@@ -78,6 +78,8 @@ def linear_cross_entropy(
     """
     o = replace(options, **overrides) if overrides else options
     features, weight, targets = jnp.asarray(features), jnp.asarray(weight), as_array(targets)
+    if targets.dtype == jnp.bool_ or jnp.issubdtype(targets.dtype, jnp.complexfloating):
+        raise UnsupportedError(f"linear_cross_entropy of targets of type {targets.dtype}", "pass class indices")
     if not jnp.issubdtype(targets.dtype, jnp.integer):
         fix = "pass class indices, or compute the logits and use optax.softmax_cross_entropy"
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
@@ -85,13 +87,14 @@ def linear_cross_entropy(
     if o.backend is not None:
         raise ValueError("backend is PyTorch's; leave it out here")
     rows = weight.shape[0] * (1 if o.axis is None else lax.psum(1, o.axis))
+    check_words(rows)
     if o.vocab is not None and not 1 <= o.vocab <= rows:
         raise ValueError(f"vocab = {o.vocab} of a table of {rows} rows; need 1 ≤ vocab ≤ rows")
     vocab = rows if o.vocab is None else o.vocab
     note = f" (ignore_index={o.ignore_index})"
     check_range(targets, vocab, "target {} is outside the vocabulary of {}" + note, o.ignore_index)
     kind = jnp.promote_types(features.dtype, weight.dtype)  # the wider of the two, in which they are multiplied
-    flat, table = features.reshape(-1, features.shape[-1]).astype(kind), weight.astype(kind)
+    flat, table = features.reshape(targets.size, features.shape[-1]).astype(kind), weight.astype(kind)
     # signed, so that ignored and impossible targets stay apart from the first rows
     at = jnp.asarray(targets).reshape(-1).astype(jnp.int32)
     bias = None if bias is None else bias.astype(_wide(kind))
@@ -175,7 +178,7 @@ def _sweep(o: FlaxLossOptions, tensors: _LossInputs, row_weight: Array | None) -
     n, chunk = len(targets), o.chunk or 1
     pieces = max(1, -(-n // chunk))
     lacking = pieces * chunk - n
-    rows = jnp.pad(features, ((0, lacking), (0, 0))).reshape(pieces, chunk, -1)
+    rows = jnp.pad(features, ((0, lacking), (0, 0))).reshape(pieces, chunk, features.shape[1])
     at = jnp.pad(targets, (0, lacking), constant_values=o.ignore_index).reshape(pieces, chunk)
     part = _Part(o, tensors)
     if row_weight is None:
@@ -184,7 +187,7 @@ def _sweep(o: FlaxLossOptions, tensors: _LossInputs, row_weight: Array | None) -
     on = jnp.pad(row_weight.astype(part.wide), (0, lacking)).reshape(pieces, chunk)
     zeros = (None if x is None else _varying(jnp.zeros(x.shape, part.wide), x) for x in (weight, bias))
     (d_weight, d_bias), (each, d_rows) = lax.scan(part.differentiated, tuple(zeros), (rows, at, on))
-    d_features = d_rows.reshape(-1, features.shape[1])[:n]
+    d_features = d_rows.reshape(pieces * chunk, features.shape[1])[:n]
     d_features = d_features if o.axis is None else lax.psum(d_features, o.axis)
     return each.reshape(-1)[:n], (d_features, d_weight, d_bias)
 

@@ -78,19 +78,23 @@ def linear_cross_entropy(
         logit is −inf costs inf, and its gradient is finite.
 
     Raises:
-        TypeError: features, weight or targets that are no tensors: a module in place of its weight, say.
-        ValueError: shapes that do not meet, an option out of range, `into` unlike what it must be, rows that are not
-            those of the shard.
+        TypeError: features, weight or targets that are no tensors: a module in place of its weight, say; an option
+            that is no number.
+        ValueError: shapes that do not meet, a table without rows, tensors on several devices, an option out of range,
+            `into` unlike what it must be, rows that are not those of the shard.
         IndexError: a target outside [0, V) (checked on CPU only; on a GPU it would cost a synchronisation).
-        UnsupportedError: features or a weight of whole or complex numbers, probability targets, `torch.func`
-            transforms, second derivatives, a backend that is not installed or has not what is asked; with `into` also
-            checkpointing, `torch.compile`, fp16, and a backward pass by another factor than `upstream`; with a shard
-            also `torch.compile` and every backend but our own.
+        UnsupportedError: features or a weight of whole or complex numbers, targets that are probabilities or bools, a
+            tensor as an option, `torch.func` transforms, second derivatives, a backend that is missing, lacks a
+            requested option, or is not in a tested version; with `into` also checkpointing, `torch.compile`, fp16, and
+            a backward pass by another factor than `upstream`; with a shard also `torch.compile` and every backend but
+            our own.
         RunError: the environment variable TIEWISE_LOSS names no backend.
     """
     options = replace(options, **overrides) if overrides else options
     check_problem(features, weight, targets, bias, options, shard)
-    flat, t = features.reshape(-1, features.shape[-1]), targets.reshape(-1).long()
+    if not -math.inf < upstream < math.inf:
+        raise ValueError(f"upstream must be finite, not {upstream}")
+    flat, t = chunked.flat_rows(features), targets.reshape(-1).long()
     if into is not None:
         _check_into(into, weight, compute_dtype(flat, weight), options)
     if torch.compiler.is_compiling():
@@ -266,7 +270,8 @@ class _Fused(torch.autograd.Function):
             fix = "pass retain_graph=True to the first backward" if ctx.upstream is None else "compute it again"
             raise UnsupportedError("this loss was already differentiated and its graph freed", fix)
         elif ctx.upstream is not None:
-            if not math.isclose(upstream.item(), ctx.upstream, rel_tol=1e-6):
+            # with `into` a GPU synchronises once per backward pass: nothing else could refuse a wrong gradient
+            if not upstream.is_meta and not math.isclose(upstream.item(), ctx.upstream, rel_tol=1e-6):
                 fix = f"give upstream={upstream.item():g} to the loss"
                 raise UnsupportedError(f"into has the gradient multiplied by {ctx.upstream:g} already", fix)
             ctx.gradients, found = None, [found[0], None, *found[2:]]

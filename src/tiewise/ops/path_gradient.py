@@ -27,17 +27,22 @@ from torch import Tensor
 
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import UnsupportedError
+from tiewise.ops import devices
 from tiewise.ops.vocabulary_shard import VocabularyShard, returned
 
 
 @dataclass
 class PathRecord:
-    """The lookup path's rows since the last `clear`: kept apart, one per distinct token, until the optimizer step."""
+    """The lookup path's rows since the last `clear`: kept apart until the optimizer step.
+
+    Each piece has the tokens of a backward pass and their rows: on a CPU one per distinct token; elsewhere, where
+    finding these takes a synchronisation, one per token until pieces are merged.
+    """
 
     pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, ids: Tensor, rows: Tensor) -> None:
-        """Add the gradient rows [U, E] of the distinct tokens `ids` [U]; pieces merge so that memory stays bounded."""
+        """Add the gradient rows [n, E] of the tokens `ids` [n]; pieces merge so that memory stays bounded."""
         self.pieces.append((ids, rows))
         if len(self.pieces) > 8:
             self.pieces = [self.merged()]
@@ -81,16 +86,28 @@ def tied_lookup(
         what makes adding the lookup path in place safe. A regulariser takes the original `table`.
 
     Raises:
-        UnsupportedError: no tensors, inside `torch.func` transforms, and (in backward) when asked for a second
-            derivative; with a shard also under `torch.compile`.
+        UnsupportedError: no tensors, ids that are no whole numbers, a table that is no matrix or on another device,
+            inside `torch.func` transforms, and (in backward) when asked for a second derivative; with a shard also
+            under `torch.compile`.
         ValueError: a table that is not the shard's.
-        IndexError: with a shard, an id outside [0, V) (checked on CPU only).
+        IndexError: ids for a table without rows; with a shard, an id outside [0, V) (checked on CPU only).
     """
     if not (isinstance(table, Tensor) and isinstance(ids, Tensor)):
         what = f"tied_lookup() of a {type(table).__name__} and a {type(ids).__name__}"
         raise UnsupportedError(what, "give the table [V, E] (a module's weight) and token ids, both as tensors")
+    if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+        raise UnsupportedError(f"tied_lookup() of token ids of type {ids.dtype}", "cast them to torch.long")
+    if table.dim() != 2:
+        raise UnsupportedError(f"tied_lookup() in a table of shape {tuple(table.shape)}", "give a table [V, E]")
+    if not -math.inf < options.alpha < math.inf:
+        raise UnsupportedError(f"tied_lookup() with alpha = {options.alpha}", "give a finite number")
     if shard is not None:
         return _of_shard(table, ids, options, shard)
+    if ids.device != table.device:
+        where = f"token ids on {ids.device} and a table on {table.device}"
+        raise UnsupportedError(f"tied_lookup() of {where}", "move the ids to the table's device")
+    if not len(table) and ids.numel():
+        raise IndexError(f"{ids.numel()} token ids for a table of shape {tuple(table.shape)}, which has no rows")
     if options.into is not None and (options.stop_both is not None or torch.compiler.is_compiling()):
         fix = "leave into out, here and of the loss"
         raise UnsupportedError("tied_lookup() with into beside stop_both or under torch.compile", fix)
@@ -144,6 +161,8 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
     if hasattr(gradient, "full_tensor"):
         fix = "give gradient.full_tensor(), on every process, and gather(record)"
         raise UnsupportedError(f"path_norms of a sharded gradient ({type(gradient).__name__})", fix)
+    if gradient.is_meta:
+        raise UnsupportedError("path_norms of a gradient on the meta device", "give a gradient that has numbers")
     wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
 
     def squares(x: Tensor) -> Tensor:  # of each row; a whole table of doubles would take longer than its norm
@@ -154,7 +173,7 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
     a2, b2, ab = torch.zeros_like(total), total, torch.zeros_like(total)
     if record.pieces:
         ids, rows = record.merged()
-        rows = rows.to(wide)
+        ids, rows = ids.to(gradient.device), rows.to(gradient.device, wide)
         rest = gradient[ids].to(wide).sub_(rows)
         each[ids] = 0
         a2, b2 = squares(rows).sum(), each.sum() + squares(rest).sum()
@@ -174,14 +193,46 @@ def gather(record: PathRecord, shard: VocabularyShard | None = None, *, group: A
     """Average the lookup path's rows over the processes of a group, as DDP averages gradients; of a `shard` its own."""
     if not several(group):
         return record
-    parts: list[Any] = [None] * dist.get_world_size(group)
-    mine = [(i.cpu(), r.cpu()) for i, r in [record.merged()]] if record.pieces else []
-    dist.all_gather_object(parts, mine, group=group)
-    device = record.pieces[0][0].device if record.pieces else torch.device("cpu")
-    pieces = [(i.to(device), r.to(device) / len(parts)) for part in parts for i, r in part]
+    mine = record.merged() if record.pieces else None
+    sizes: list[Any] = [None] * dist.get_world_size(group)
+    size = None if mine is None else (*mine[1].shape, mine[1].dtype, mine[1].device.type)
+    dist.all_gather_object(sizes, size, group=group)
+    pieces = [] if not any(sizes) else _exchanged(mine, sizes, group)
     if shard is not None:
         pieces = [(rows, r[at]) for i, r in pieces for at, rows in [shard.own(i)]]
     return PathRecord(pieces)
+
+
+def _exchanged(mine: tuple[Tensor, Tensor] | None, sizes: list[Any], group: Any) -> list[tuple[Tensor, Tensor]]:
+    """Tokens and rows of every process, divided by their number, on the device of this one's rows.
+
+    `sizes` has the rows, width, type and kind of device of each process; None where its record is empty.
+    """
+    _, width, dtype, kind = next(one for one in sizes if one is not None)
+    counts = [0 if one is None else one[0] for one in sizes]
+    home = _device_of_rank(kind) if mine is None else mine[1].device
+    carrier = _carrier(home, str(dist.get_backend(group)))
+    ids = torch.zeros(max(counts), dtype=torch.long, device=carrier)
+    rows = torch.zeros(max(counts), width, dtype=dtype, device=carrier)
+    if mine is not None:
+        ids[: len(mine[0])], rows[: len(mine[1])] = mine
+    all_ids, all_rows = ([torch.empty_like(x) for _ in sizes] for x in (ids, rows))
+    dist.all_gather(all_ids, ids, group=group)
+    dist.all_gather(all_rows, rows, group=group)
+    triples = zip(all_ids, all_rows, counts, strict=True)
+    return [(i[:n].to(home), r[:n].to(home) / len(sizes)) for i, r, n in triples if n]
+
+
+def _device_of_rank(kind: str) -> torch.device:
+    """Device of this process, of a kind: where the gradients are of a process that has recorded nothing."""
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def _carrier(home: torch.device, backend: str) -> torch.device:
+    """Device whose tensors the collectives of a group with this backend take."""
+    if backend == "gloo":
+        return torch.device("cpu")
+    return _device_of_rank("cuda") if backend == "nccl" else home
 
 
 class _TiedLookup(torch.autograd.Function):
@@ -199,14 +250,15 @@ class _TiedLookup(torch.autograd.Function):
             raise UnsupportedError("the one-buffer lookup has no second derivative", fix)
         options: LookupOptions = ctx.options
         if row_grad is not None:
-            ids, rows = ctx.saved_tensors[0].reshape(-1), row_grad.reshape(-1, ctx.shape[1])
+            ids = ctx.saved_tensors[0].reshape(-1)
+            rows = row_grad.reshape(len(ids), ctx.shape[1])
             if options.alpha != 1.0:
                 rows = rows * options.alpha
             for stopped in (options.stop_lookup, options.stop_both):
                 if stopped is not None:
                     rows = rows.masked_fill((ids == stopped)[:, None], 0)
             if options.record is not None:
-                ids, rows = _distinct(ids, rows)
+                ids, rows = _distinct(ids, rows) if devices.is_cpu(rows) else (ids, rows)
                 options.record.add(ids, rows)
             into = options.into
             if into is None:  # an expanded gradient has no memory of its own to add into
