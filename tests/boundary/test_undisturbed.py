@@ -151,6 +151,39 @@ def test_a_refused_second_install_leaves_handles_valid():
     assert str(installed.spec) == "tied"
 
 
+def test_a_second_install_keeps_the_counts_of_the_first():
+    model = build("llama").train()
+    installed = tiewise.install(model)
+    counts = installed.counts
+    model(**batch(model)).loss.backward()
+    with unchanged(model):
+        tiewise.install(model)
+    model(**batch(model)).loss.backward()
+    assert installed.counts is counts
+    assert counts.fused == 2
+
+
+def test_an_error_after_verification_leaves_the_installed_model_as_it_was(monkeypatch):
+    """BERT's loss is a mean over its own batch; an installed BERT returns its share of the step's loss."""
+    model = build("bert").eval()
+    installed = tiewise.install(model)
+    inputs = batch(model)
+    share = model(**inputs, num_items_in_batch=1000).loss
+    assert share < 0.1 * model(**inputs).loss
+    monkeypatch.setattr("tiewise.boundary.verify.shifts_labels", lambda *_: 1 / 0)
+    with unchanged(model), pytest.raises(ZeroDivisionError):
+        tiewise.install(model)
+    assert torch.equal(model(**inputs, num_items_in_batch=1000).loss, share)
+    assert installed.counts.fused == 3
+
+
+def test_flat_labels():
+    model = build("bert")
+    inputs = batch(model)
+    installed = tiewise.install(model, batch={**inputs, "labels": inputs["labels"].flatten()})
+    assert not installed.label_smoother(0.1).shifts
+
+
 def test_a_refused_install_gives_random_numbers_back():
     """Its new tables are drawn before it is refused."""
     model = build("llama")

@@ -327,11 +327,18 @@ def _put_back(model: Any, made: Link, old: Link) -> None:
 
 
 def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
-    batch = random_batch(model, link) if batch is None else batch
+    """Verify a link and find out how its loss counts labels; a link that is refused stays as it was."""
+    before = dict(vars(link))
+    link.counts = Counts()  # of the forwards below, which are not the user's
     try:
+        batch = random_batch(model, link) if batch is None else batch
         base = verify(model, link, batch)
         correct_accounting(model, link, batch, base)
+    except BaseException:
+        vars(link).update(before)
+        raise
     finally:
+        link.counts = before["counts"]
         reshard(model)
     return Installed(model, link)
 

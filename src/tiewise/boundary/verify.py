@@ -216,7 +216,6 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     if not link.counts.fused:
         fix = "the loss must be torch.nn.functional.cross_entropy of what the head module returns"
         raise InstallError(f"{kind} computes its loss past its output head", fix)
-    link.counts = Counts()
     return reference
 
 
@@ -246,7 +245,8 @@ def shifts_labels(model: Any, batch: Batch) -> bool:
     """
     nothing = torch.full_like(batch["labels"], -100)
     first = nothing.clone()
-    first[:, 0] = batch["labels"].max()  # those of the batch may be ignored
+    position = first[:, 0] if first.dim() > 1 else first[:1]  # BERT takes flat labels, too
+    position.fill_(batch["labels"].max())  # those of the batch may be ignored
     if "decoder_input_ids" in inspect.signature(model.forward).parameters:  # which ignored labels cannot be made into
         batch = {"decoder_input_ids": batch["labels"].clamp(min=0), **batch}
     without, counted = (run(model, {**batch, "labels": labels})[0] for labels in (nothing, first))
