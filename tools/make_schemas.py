@@ -208,7 +208,10 @@ def comparison() -> Schema:
 
 
 def receipt() -> Schema:
-    """What a rewritten checkpoint comes with; `loss` only where a text was given to `trim` or `transplant`."""
+    """What a rewritten checkpoint comes with.
+
+    `loss` only where a text was given to `transplant`; `loaded` only where loading was not skipped (docs/rewrite.md).
+    """
     return merged(of(engine.Receipt), {"schema": {"const": engine.SCHEMA}})
 
 

@@ -138,7 +138,8 @@ def tied_and_stored_twice(facts: Facts) -> Told:
 
 def _not_read(facts: Facts, name: str) -> Said:
     """A head that is stored for a class without one: LlamaForSequenceClassification saved with an old `lm_head`."""
-    what = f"{name} is stored, and {short(architecture(facts.config) or 'its class')} has no token head: transformers does not read it"
+    owner = short(architecture(facts.config) or "its class")
+    what = f"{name} is stored, and {owner} has no token head: transformers does not read it"
     return Said(name, what, "none needed: the tensor can be left out", severity="info")
 
 

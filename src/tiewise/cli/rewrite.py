@@ -17,9 +17,14 @@ BEFORE: o.Options = {
     "source": (Path, typer.Argument(metavar="PATH", help="Checkpoint folder or .safetensors file. It is only read.")),
     "to": (Path, typer.Option(..., "--to", metavar="NEW_DIR", help="Folder to make; it must not exist, or be empty.")),
 }
+NO_LOAD = (
+    "Do not load source and result with transformers and compare them. Otherwise a child process does, up to 2 GB, if "
+    "transformers is installed."
+)
 AFTER: o.Options = {
     "dry_run": (bool, typer.Option(False, "--dry-run", help="Say what would be done, and write nothing.")),
     "force": (bool, typer.Option(False, "--force", help="Also where it changes the model's function.")),
+    "no_verify_load": (bool, typer.Option(False, "--no-verify-load", envvar="TIEWISE_NO_VERIFY_LOAD", help=NO_LOAD)),
     "json_": (bool, o.JSON),
     "quiet": (bool, o.QUIET),
 }
@@ -84,12 +89,26 @@ VERBS: dict[str, tuple[str, o.Options]] = {
 }
 
 
+def _print_lines(lines: list[tuple[str, str]]) -> None:
+    """Print headings and texts as a table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for heading, text in lines:
+        table.add_row(heading, Text(text))  # names are text, never markup
+    o.print_view(table)
+
+
 def _command(verb: str) -> Callable[..., None]:
     """Return the command that carries out a verb and prints its receipt."""
 
-    def command(source: Path, to: Path, *, json_: bool, quiet: bool, **options: Any) -> None:
+    def command(source: Path, to: Path, *, json_: bool, quiet: bool, no_verify_load: bool, **options: Any) -> None:
         # Ctrl-C, SIGTERM and SIGHUP leave nothing, or all where it was finished
         from tiewise import rewrite
+        from tiewise.cli.verify_load import verify_load
         from tiewise.rewrite.file_plan import PROVENANCE
 
         made, texts, heldout = (to / PROVENANCE).exists(), list[str](), options.pop("heldout", None)
@@ -116,17 +135,18 @@ def _command(verb: str) -> Callable[..., None]:
             else:
                 receipt = getattr(rewrite, verb)(source, to, **options)
             loss = None if cost is None else cost_change(cost, passage_nats(to, texts), texts)
+            check = None if no_verify_load or receipt.dry_run else verify_load(receipt)
         if json_:
-            return o.print_json(receipt.record() | ({} if loss is None else {"loss": to_record(loss)}))
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, show_header=False, pad_edge=False)
-        table.add_column(style="dim")
-        table.add_column(overflow="fold")
-        for heading, text in [*receipt.lines(), *([] if loss is None else [("loss", loss.said())])]:
-            table.add_row(heading, Text(text))  # names are text, never markup
-        o.print_view(table)
+            more = {} if loss is None else {"loss": to_record(loss)}
+            more |= {} if check is None else {"loaded": check.record()}
+            o.print_json(receipt.record() | more)
+        else:
+            lines = [*receipt.lines(), *([] if loss is None else [("loss", loss.said())])]
+            lines += [] if check is None else [(f"loading {check.outcome}", check.sentence)]
+            _print_lines(lines)
+        if check is not None and check.outcome == "failed":
+            o.tell(f"tiewise: do not use {to}: {check.sentence}")
+            raise typer.Exit(1)
 
     command.__doc__, own = VERBS[verb]
     return o.taking(**{**BEFORE, **own, **AFTER})(command)

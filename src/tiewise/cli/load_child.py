@@ -1,0 +1,165 @@
+"""The child process of `verify_load.py`: it loads two folders with transformers and reports what they have in common.
+
+It reads a request from stdin and writes one line of JSON to stdout. The process has limits of memory and time, because
+the folders may be untrusted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+TOKENS = 24  # ids in the text that both models read
+
+
+def main() -> None:
+    """Answer one request."""
+    request = json.loads(sys.stdin.read())
+    _limit(request["memory"], request["seconds"])
+    reply = compared(request["paths"], request["rows"])
+    print(f"\n{json.dumps(reply, allow_nan=False)}", flush=True)
+
+
+def _limit(memory: int, seconds: int) -> None:
+    """Limit this process's private memory and its processor time, where the system can."""
+    with suppress(ImportError, ValueError, OSError):  # Windows has no such limits
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CPU, (4 * seconds, 4 * seconds))
+
+
+def compared(paths: list[str], rows: str | None) -> dict[str, Any]:
+    """Load the source, then the result; compare missing tensors and, where `rows` says which should stay, logits."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_grad_enabled(False)
+    reply: dict[str, Any] = {"version": transformers.__version__, "tokens": TOKENS}
+    try:
+        source, missing = _load(paths[0])
+    except Exception as error:
+        return reply | {"not_loaded": _one_line(error)}
+    try:
+        result, result_missing = _load(paths[1])
+    except Exception as error:
+        return reply | {"result_error": _one_line(error)}
+    reply["missing"] = [sorted(missing), sorted(result_missing)]
+    if rows is None or missing or result_missing:
+        return reply
+    kept = _kept_rows(_tables(source), _tables(result), rows)
+    ids = _plain_ids(source.config.to_dict(), result.config.to_dict(), kept)
+    if len(ids) < 2:
+        return reply | {"not_run": "no token is left to compare"}
+    before, after = (torch.tensor([pair[side] for pair in ids])[None] for side in (0, 1))
+    try:
+        was, now = _logits(source, before), _logits(result, after)
+    except Exception as error:
+        return reply | {"not_run": f"{type(source).__name__} does not run on token ids alone ({_one_line(error)})"}
+    places = torch.tensor(kept)
+    return reply | _change(was[..., places[:, 0]], now[..., places[:, 1]])
+
+
+def _load(path: str) -> tuple[Any, set[str]]:
+    """(the model in fp32, names of tensors that it drew at random), by the class of transformers that it names."""
+    import torch
+    import transformers
+
+    with open(f"{path}/config.json", encoding="utf-8") as file:
+        name = json.load(file)["architectures"][0]
+    model_class: Any = getattr(transformers, name, None)
+    built_in = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
+    if not built_in:
+        raise ValueError(f"transformers has no class {name}")
+    torch.manual_seed(0)
+    model, info = model_class.from_pretrained(
+        path,
+        output_loading_info=True,
+        dtype=torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        attn_implementation="eager",  # a config may name a kernel that is fetched
+    )
+    if info["mismatched_keys"]:
+        raise ValueError(f"{len(info['mismatched_keys'])} tensors have another shape than the class gives them")
+    return model.eval(), set(info["missing_keys"])
+
+
+def _tables(model: Any) -> tuple[Any, Any]:
+    """(table of the input, of the head); None for one that the class does not have."""
+    found = []
+    for method in ("get_input_embeddings", "get_output_embeddings"):
+        try:
+            found.append(getattr(getattr(model, method)(), "weight", None))
+        except (AttributeError, NotImplementedError):
+            found.append(None)
+    return found[0], found[1]
+
+
+def _kept_rows(old: tuple[Any, Any], new: tuple[Any, Any], rows: str) -> list[tuple[int, int]]:
+    """[(row of the source, row of the result)] of the tokens that both have."""
+    first = min(len(table) for table in (*old, *new) if table is not None)
+    if rows != "same bytes":
+        return [(row, row) for row in range(first)]
+    before, after = (_row_bytes(tables) for tables in (old, new))
+    found, row = [], 0
+    for place, content in enumerate(after):  # rows that stay keep their order
+        while row < len(before) and before[row] != content:
+            row += 1
+        if row == len(before):
+            return []
+        found.append((row, place))
+        row += 1
+    return found
+
+
+def _row_bytes(tables: tuple[Any, Any]) -> list[bytes]:
+    """What both ends hold of each token."""
+    parts = [table.detach().contiguous().numpy() for table in tables if table is not None]
+    return [b"".join(part[row].tobytes() for part in parts) for row in range(min(map(len, parts)))]
+
+
+def _plain_ids(old: Mapping[str, Any], new: Mapping[str, Any], kept: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """A few tokens, spread over the vocabulary, of which no config says that they stand for something else."""
+    special = [set(_ids_of(config)) for config in (old, new)]
+    plain = [pair for pair in kept if all(number not in ids for number, ids in zip(pair, special, strict=True))]
+    return plain[:: max(1, len(plain) // TOKENS)][:TOKENS]
+
+
+def _ids_of(config: Mapping[str, Any]) -> Iterator[int]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _ids_of(value)
+        elif str(key).endswith(("token_id", "token_ids", "token_index")):
+            yield from (number for number in (value if isinstance(value, list) else [value]) if type(number) is int)
+
+
+def _logits(model: Any, ids: Any) -> Any:
+    """Logits [1, T, V] of a text; an encoder reads it too."""
+    extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    made = model(input_ids=ids, use_cache=False, **extra)
+    logits = getattr(made, "logits", None)
+    return made.prediction_logits if logits is None else logits
+
+
+def _change(was: Any, now: Any) -> dict[str, Any]:
+    """The largest logit, and the largest change of one; None where one alone is not finite."""
+    import torch
+
+    finite = torch.isfinite(was)
+    if was.shape != now.shape or not torch.equal(finite, torch.isfinite(now)):
+        return {"largest": 0.0, "change": None}
+    was, now = was[finite], now[finite]
+    if not was.numel():
+        return {"largest": 0.0, "change": 0.0}
+    return {"largest": float(was.abs().max()), "change": float((was - now).abs().max())}
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]

@@ -1,0 +1,179 @@
+"""Load a checkpoint and what a verb made of it with transformers, and compare missing tensors and logits.
+
+Loading runs the library's code on files that may be untrusted, so it happens in a child process (`load_child.py`) with
+limits of memory and time: safetensors only, local files only, classes of transformers itself only. Nothing here imports
+torch or transformers. What cannot be loaded under these terms is reported as not verified, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from tiewise.checkpoint.claims import OWN_TYPE, architecture
+from tiewise.checkpoint.facts import quantisation
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
+from tiewise.checkpoint.rule import names
+from tiewise.checkpoint.untrusted import require_memory, short
+from tiewise.core.errors import CheckpointError
+from tiewise.core.files import size
+from tiewise.rewrite import Receipt
+
+MOST_BYTES = 2_000_000_000  # of tensors, of the source and of the result
+MOST_SECONDS = 180
+LIBRARY_BYTES = 2**31  # what torch and transformers take before a model is loaded
+MOST_REPLY = 2**20  # bytes
+ROUNDING = 1e-4  # of the largest logit: more than fp32 loses between two tables of other shapes
+# verb → rows whose logits stay: all, those that source and result both have, those that keep their bytes
+KEPT_ROWS = {"untie": "all", "dedupe": "all", "repair": "all", "tie": "all", "resize": "first", "trim": "same bytes"}
+CHANGED = {
+    "merge": "the adapter changes them",
+    "transplant": "the vocabulary is another one",
+    "tie": "the two tables differed",
+}
+
+
+@dataclass(frozen=True)
+class LoadCheck:
+    """What loading the source and the result with transformers showed."""
+
+    outcome: Literal["verified", "not verified", "failed"]
+    sentence: str
+
+    def record(self) -> dict[str, str]:
+        """Return it as JSON."""
+        return asdict(self)
+
+
+def verify_load(receipt: Receipt) -> LoadCheck:
+    """Load a receipt's source and result in a child process and compare the two."""
+    verb = receipt.verb
+    try:
+        folders = [open_folder(receipt.source), open_folder(receipt.to)]
+        reason = _reason_against(verb, folders)
+    except CheckpointError as error:
+        reason = str(error)
+    if reason is not None:
+        return LoadCheck("not verified", reason)
+    moved = receipt.logit_change > 0 or receipt.input_change > 0
+    rows = None if verb == "tie" and moved else KEPT_ROWS.get(verb)
+    reply = _loaded([folder.path for folder in folders], rows, max(map(_fp32_bytes, folders)))
+    if isinstance(reply, str):
+        return LoadCheck("not verified", reply)
+    return _judged(reply, verb, rows)
+
+
+def _reason_against(verb: str, folders: list[Folder]) -> str | None:
+    """Why the two are not loaded; None if they can be."""
+    lacking = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if lacking:
+        return f"not installed: {', '.join(lacking)}"
+    if verb == "slim":
+        return "an adapter has no logits without its base"
+    for folder in folders:
+        config = folder.config
+        if folder.single or config is None:
+            return "there is no config.json"
+        if config.get("model_type") == OWN_TYPE:
+            return "tiewise's own boundary is not a class of transformers"
+        if "auto_map" in config:
+            return "its classes come as custom code, which is not run"
+        if folder.has(ADAPTER_CONFIG):
+            return f"{ADAPTER_CONFIG} is in the folder too, and transformers would load the adapter"
+        if architecture(config) is None:
+            return "its config.json names no class"
+        if quantisation(config):
+            return "it is quantised"
+        nbytes = sum(tensor.nbytes for tensor in folder.tensors.values())
+        if nbytes > MOST_BYTES:
+            return f"it has {size(nbytes)} of tensors, and up to {size(MOST_BYTES)} are loaded"
+        require_memory(LIBRARY_BYTES + 2 * _fp32_bytes(folder), "loading it")
+    return None
+
+
+def _fp32_bytes(folder: Folder) -> int:
+    """Bytes of all tensors in fp32, the type in which the models are run."""
+    return sum(4 * _count(tensor.shape) for tensor in folder.tensors.values())
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total
+
+
+def _loaded(paths: list[Path], rows: str | None, model_bytes: int) -> dict[str, Any] | str:
+    """Return what the child process reports of the two folders, or why it reports nothing."""
+    request = {
+        "paths": [os.path.abspath(path) for path in paths],
+        "rows": rows,
+        "memory": LIBRARY_BYTES + 2 * model_bytes + 2**30,
+        "seconds": MOST_SECONDS,
+    }
+    # an empty first entry of sys.path would import from the current folder, which may be untrusted
+    code = (
+        "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[1]]; from tiewise.cli import load_child as child"
+    )
+    command = [sys.executable, "-c", f"{code}; child.main()", str(Path(__file__).parents[2])]
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(request).encode(),
+            env=os.environ | offline,
+            capture_output=True,
+            timeout=MOST_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"loading took longer than {MOST_SECONDS} s"
+    except OSError as error:
+        return f"no process could be started ({error.strerror})"
+    try:
+        if len(done.stdout) > MOST_REPLY:
+            raise ValueError("a long reply")
+        reply = json.loads(done.stdout.decode().strip().rpartition("\n")[2])
+    except ValueError:
+        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return f"loading stopped with exit code {done.returncode}" + (f" ({short(last, 120)})" if last else "")
+    return reply if isinstance(reply, dict) else "loading reported nothing"
+
+
+def _judged(reply: dict[str, Any], verb: str, rows: str | None) -> LoadCheck:
+    """Say what the two loaded models have in common."""
+    if "not_loaded" in reply:  # the source: nothing is known of what the result should be
+        return LoadCheck("not verified", f"transformers does not load the source: {short(reply['not_loaded'], 160)}")
+    version = f"transformers {short(reply['version'])}"
+    if "result_error" in reply:
+        return LoadCheck("failed", f"{version} does not load the result: {short(reply['result_error'], 160)}")
+    missing = [name for name in reply["missing"][1] if name not in reply["missing"][0]]
+    if missing:
+        drawn = f"{len(missing):,} tensor{'s' if len(missing) > 1 else ''}"
+        what = f"{version} draws {drawn} of the result at random that the source has: {names(missing)}"
+        return LoadCheck("failed", what)
+    loaded = f"{version} loads the result without a missing tensor"
+    if reply["missing"][0]:
+        left = f"the source itself lacks {names(reply['missing'][0])}, so its logits are random"
+        return LoadCheck("verified", f"{version} misses no tensor of the result that the source has; {left}")
+    if rows is None:
+        return LoadCheck(
+            "verified", f"{loaded}; logits were not compared: {CHANGED.get(verb, 'they are meant to change')}"
+        )
+    if "not_run" in reply:
+        return LoadCheck("verified", f"{loaded}; logits were not compared: {short(reply['not_run'], 160)}")
+    largest, change, tokens = reply["largest"], reply["change"], reply["tokens"]
+    if change is None or change > ROUNDING * largest:
+        far = (
+            "are not finite at the same places" if change is None else f"differ by up to {change:.3g} of {largest:.3g}"
+        )
+        return LoadCheck("failed", f"{version}: logits of source and result {far}, at {tokens} tokens")
+    kept = {"all": "the same logits", "first": "the same logits of the rows that both have"}
+    what = kept.get(rows, "the same logits of the tokens that stay")
+    return LoadCheck("verified", f"{loaded}, and gives {what} at {tokens} tokens (largest change {change:.3g})")
