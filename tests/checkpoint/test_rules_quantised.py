@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_runs import fires, run, silent, table_of
+from safetensors.numpy import load_file, save_file
 from test_rules_types_and_rows import COMPRESSED, HEAD, METHODS, TABLE, E, H, by, quantised
 from tiny_checkpoints import D, V, llama, table
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import read_quantisation
 from tiewise.core.errors import CheckpointError
+from tiewise.rewrite import dedupe
 
 FP8 = table().astype(ml_dtypes.float8_e4m3fn)
 SCALED = {"model.layers.0.mlp.up_proj.weight_scale": np.ones(1, np.float32)}
@@ -70,15 +72,19 @@ FIRES += [
      quantised(by(COMPRESSED, H), tied=False, quant_method=COMPRESSED, ignore=["re:.*lm_head"])),
     ("B054", "error", "quantization_config.llm_int8_skip_modules", False,
      quantised(by("bitsandbytes", H), tied=False, quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"])),
-    ("B054", "error", f"{MODELOPT}.quantization.exclude_modules", False,
+    ("B054 B013", "error", f"{MODELOPT}.quantization.exclude_modules", False,
      packed((E, H), {"exclude_modules": ["lm_head"]}, tied=True)),
-    *(("B054", "error", HEAD, False, packed(width=width), f"is {width} bytes wide, and a row of 8 numbers takes 8, or 4")
+    *(("B054", "error", HEAD, False, packed(width=width), f"{width} bytes wide, and a row of 8 numbers takes 8, or 4")
       for width in (3, 5, 16)),
     *(("B054", "error", TABLE, False, mlx(*how, **said), words, '"model.embed_tokens": {"group_size": 64, "bits": 8}')
       for how, said, words in (
           ((16,), {}, "is packed at 8 bits in groups of 64, and quantization says 4 bits in groups of 64"),
           ((16,), {E: {"group_size": 32, "bits": 8}}, "says 8 bits in groups of 32 for model.embed_tokens"))),
     ("B054", "error", "quantization.model.embed_tokens", False, mlx(8, **{E: False}), "the module is left plain"),
+    ("B013", "warning", f"{H}.biases", True, mlx(8, head=True),
+     "lm_head and model.embed_tokens are packed alike, byte for byte (biases, scales, weight), 864 bytes stored twice"),
+    ("B013", "warning", f"{H}.g_idx", False,
+     quantised(by("gptq", E), by("gptq", H), quant_method="gptq", lm_head=True), "set quantization_config.lm_head to"),
 ]  # fmt: skip
 
 
@@ -193,6 +199,25 @@ def test_any_json_is_judged_or_passed_over(plain, section):
 
 KEYS_OF_MLX = st.sampled_from(["bits", "group_size", E, H, "exclude_modules", "ignore"])
 SECTIONS = st.dictionaries(KEYS_OF_MLX, VALUES | st.integers(-(2**70), 2**70)) | VALUES
+
+
+@pytest.mark.parametrize("method", ["mlx", "bitsandbytes", "gptq", COMPRESSED])
+def test_dedupe_drops_all_parts_of_a_packed_head(tmp_path, method):
+    path = llama(tmp_path / "a", **quantised(by(method, E), by(method, H)))
+    known = ("transformers", "vLLM", "mlx-lm")
+    assert {one.outcome for one in check(path).outcomes if one.loader in known} == {"tied"}
+    before, after = (
+        load_file(path / "model.safetensors"),
+        load_file(dedupe(path, tmp_path / "b").to / "model.safetensors"),
+    )
+    assert after.keys() == {name for name in before if not name.startswith(H)}
+    assert all(np.array_equal(after[name].view("u1"), before[name].view("u1")) for name in after)
+    for wrong in before.keys() - after.keys():  # another byte in any part: two heads
+        changed = before | {wrong: before[wrong] + before[wrong].dtype.type(1)}
+        save_file(changed, path / "model.safetensors", {"format": "pt"})
+        assert run("B013", path) == []
+        with pytest.raises(CheckpointError):
+            dedupe(path, tmp_path / "c")
 
 
 @settings(deadline=None, max_examples=60)

@@ -170,6 +170,14 @@ class Facts:
         return Pair(table, head, alike)
 
     @cached_property
+    def packed_twice(self) -> bool:
+        """Whether both ends are stored packed, and every part of the one holds the bytes of the other's."""
+        table, head = self.roles.input_end, self.roles.output_end
+        if not self.scan or not (table.quantised and head.quantised) or table.parts.keys() != head.parts.keys():
+            return False
+        return all(self.same(part, head.parts[name]) for name, part in table.parts.items())
+
+    @cached_property
     def unplaced(self) -> list[Stored]:
         """Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name."""
         roles = self.roles

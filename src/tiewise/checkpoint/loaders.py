@@ -197,6 +197,8 @@ def _state(facts: Facts, compares: bool = False) -> str:
         return NEITHER if head is None else ALONE
     if head is None:
         return NONE
+    if alike is None and facts.packed_twice:
+        return SAME
     if alike is None:
         return UNKNOWN if table.shape == head.shape or any(map(facts.roles.packed, (table, head))) else DIFFERENT
     if compares and alike.nan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tiewise.checkpoint.claims import FLAG, Claim, architecture
-from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair
+from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair, quantisation
 from tiewise.checkpoint.loaders import ERROR, LOST, predict
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, copies, describe, difference, dotted, names, rule, said
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
@@ -123,8 +123,10 @@ def tied_and_stored_twice(facts: Facts) -> Told:
     stored, memory: a merge of Gemma 2 gained a billion parameters so (mergekit#385), and llama.cpp keeps both
     (llama.cpp#13328). transformers 5.0 left such a pair untied, so that later training drifted apart; 5.23 ties it. It
     comes from any save that lost the alias: FSDP, ZeRO consolidation, merges, "clone before saving" recipes.
-    What to do: `tiewise dedupe` drops the head. Nothing else changes.
-    Sources: mergekit#385; llama.cpp#13328; transformers#42507; DeepSpeed#3824
+    A packed head repeats the table's numbers, scales and biases, and loaders that skip the numbers alone stop at the
+    rest (mlxcel#291).
+    What to do: `tiewise dedupe` drops the head, with all that belongs to it. Nothing else changes.
+    Sources: mergekit#385; llama.cpp#13328; transformers#42507; DeepSpeed#3824; mlxcel#291
     """
     pair = facts.pair
     if facts.tied is True and pair is not None and pair.alike.equal:
@@ -134,6 +136,14 @@ def tied_and_stored_twice(facts: Facts) -> Told:
         what = f"{_twice(pair)}, {size(pair.head.nbytes)} stored twice"
         what += "; some values are NaN, so that transformers 5 keeps both" if pair.alike.nan else ""
         yield short(pair.head.name), what, facts.command("dedupe"), True
+    if facts.tied is True and facts.packed_twice:
+        parts = facts.roles.output_end.parts
+        spare = size(sum(part.nbytes for part in parts.values()))
+        both = f"{short(facts.roles.output_end.module)} and {short(facts.roles.input_end.module)}"
+        what = f"{both} are packed alike, byte for byte ({names(parts)}), {spare} stored twice"
+        safe = quantisation(facts.config).get("lm_head") is not True
+        fix = facts.command("dedupe") if safe else "set quantization_config.lm_head to false by hand, then dedupe"
+        yield short(next(iter(parts.values())).name), what, fix, safe
 
 
 def _not_read(facts: Facts, name: str) -> Said:

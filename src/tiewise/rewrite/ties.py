@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.claims import FLAG
-from tiewise.checkpoint.facts import TEXT_PARTS, Facts
+from tiewise.checkpoint.facts import TEXT_PARTS, Facts, quantisation
 from tiewise.checkpoint.numeric_ends import readable, require_head, tied_names
 from tiewise.checkpoint.roles import BY_DATA, MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rule import difference, names
@@ -71,7 +71,8 @@ def dedupe(facts: Facts, *, force: bool = False) -> Change:
 
     The flag becomes true at every level of the config. No logit changes.
     """
-    _require_ends(facts, "dedupe")
+    if not facts.packed_twice:
+        _require_ends(facts, "dedupe")
     table, head = facts.roles.input, facts.roles.output
     if facts.claims.t5_like and head is not None and facts.claims.deciding.effective is False:
         drop, put = _without_copies(facts, head)  # the head is trained apart; only the stacks share the table
@@ -182,6 +183,8 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
         notes += refuse(what, "keep it as it is", force)
     notes += keep_layer_ties(facts, True, force)
     config = flags(facts, True)
+    if facts.packed_twice:
+        return Change(drop=_packed_head(facts), config=config, notes=notes)
     if table is None or head is None or facts.same(table, head):
         drop, put = _without_copies(facts)
         return Change(drop=drop, put=put, config=config, notes=notes)
@@ -211,6 +214,14 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
             follows = replace(chosen or NewTensor.copy(table), name=other.tensor.name, file=other.tensor.path.name)
             put, notes = (*put, follows), (*notes, f"{short(other.tensor.name)} was a copy of it, and still is")
     return Change(moved, drop, put, config, notes=notes)
+
+
+def _packed_head(facts: Facts) -> frozenset[str]:
+    """Return the names of all that is stored for a packed head; refuse if the quantisation says that there is one."""
+    if quantisation(facts.config).get("lm_head") is True:
+        what = f"{facts.path}: quantization_config.lm_head is true, and loaders then look for a packed head"
+        raise CheckpointError(what, "keep it, or set quantization_config.lm_head to false by hand first")
+    return frozenset(part.name for part in facts.roles.output_end.parts.values())
 
 
 def _without_copies(
