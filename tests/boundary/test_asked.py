@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from transformers.trainer_pt_utils import LabelSmoother
 
-from tiewise.boundary.deferred import Counts, Deferred
+from tiewise.boundary.deferred import Counts, Deferred, _Targets
 from tiewise.core.errors import UnsupportedError
 
 B, T, E, V = 3, 4, 5, 11
@@ -100,6 +100,28 @@ def test_answers_and_gradients_are_those_of_computed_logits(asked, head):
     rounding = 1e-5 if "cast" in head else 1e-9  # the computed logits' own, in fp32
     for got, expected in zip(given, mine, strict=True):
         torch.testing.assert_close(got.grad, expected.grad, rtol=rounding, atol=rounding)
+
+
+def test_the_same_targets_are_recognised_on_a_device_without_reading_them():
+    """Meta tensors have no values: a comparison raises, as on a GPU it waits."""
+    labels = torch.zeros(B, T, 1, dtype=torch.long, device="meta")
+    known = _Targets(labels.reshape(-1))
+    assert known.are(labels.reshape(-1))
+    with pytest.raises(NotImplementedError):
+        known.are(labels.reshape(-1)[1:])  # others
+    labels += 1
+    with pytest.raises(NotImplementedError):
+        known.are(labels.reshape(-1))  # written to
+
+
+def test_targets_that_are_written_to_are_others():
+    labels, z = at(torch.empty(B, T, V)).clone(), Deferred(*leaves(), Counts())
+    first = z.gather(-1, labels)
+    labels.numpy()[:] = (labels.numpy() + 1) % V  # behind autograd's back
+    second = z.gather(-1, labels)
+    torch.testing.assert_close(second, F.linear(*leaves()).gather(-1, labels))
+    assert not torch.equal(first, second)
+    assert z.counts.fused == 2
 
 
 WITHOUT_GRADIENT = {
