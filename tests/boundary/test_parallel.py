@@ -6,7 +6,14 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+import torch
 from parallel_ranks import CASES
+from tiny_models import batch, build
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tiewise.boundary.install import install
+from tiewise.boundary.saved import link_of
+from tiewise.boundary.watch import _digest, _Watch
 
 _PROCESSES = Path(__file__).with_name("parallel_ranks.py")
 
@@ -30,3 +37,34 @@ def test_every_pair_is_among_the_cases():
     for one, two in combinations(range(len(CASES[0])), 2):
         values = {case[one] for case in CASES}, {case[two] for case in CASES}
         assert {(case[one], case[two]) for case in CASES} == {(a, b) for a in values[0] for b in values[1]}
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what has the host wait for the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_watch_of_a_step_does_not_wait_for_the_device():
+    model = build("llama")
+    install(model)
+    watched = _Watch(model, link_of(model), None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        for _ in range(3):
+            model.train()(**batch(model)).loss.backward()
+            with HostReads() as reads:
+                watched.before(optimizer)
+                watched.after(optimizer)
+            assert reads.count == 0
+        assert watched.owned_by(optimizer)
+        assert bool(watched.reached)
+        assert int(watched.digest) == int(_digest(model.lm_head.weight.detach()))  # no step was taken
+    finally:
+        watched.stop()

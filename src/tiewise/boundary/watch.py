@@ -11,7 +11,7 @@ broke leaves one end as it was. Every row of an output table has a gradient, of 
 stands still is not rare, it is cut off. A learning rate of 0 moves nobody's, and the question is asked later again.
 
 It hangs on hooks that torch calls around every optimizer's step; they are taken away with the answer. The cost is
-two passes over the local rows and one exchange of a few bytes.
+two passes over the local rows and one exchange of a few bytes. The host reads from the device at those steps alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class _Watch:
         self.model, self.link = ref(model), ref(link)  # neither lives longer for being watched
         self.replicas = replicas  # the group of DDP; None under FSDP2
         self.owner: Any = None  # the optimizer that holds the tables; one that wraps it comes first
-        self.steps, self.reached, self.digest = 0, False, 0
+        self.steps = 0
+        # both stay on their device until they are asked for: a step would wait for it
+        self.reached: Tensor | None = None  # whether any gradient has come that is not 0
+        self.digest: Tensor | None = None  # of the table before the first step
         self.hooks = register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)
         finalize(model, self.stop)
 
@@ -97,8 +100,9 @@ class _Watch:
         table = tables[0]
         if self.owner is None and any(parameter is table for parameter in held):
             self.owner, self.digest = ref(optimizer), _digest(_local(table))
-        if self.owned_by(optimizer) and not self.reached and table.grad is not None:
-            self.reached = bool(_local(table.grad).count_nonzero())
+        if self.owned_by(optimizer) and table.grad is not None:
+            came = _local(table.grad).any()
+            self.reached = came if self.reached is None else self.reached | came
 
     def owned_by(self, optimizer: Any) -> bool:
         """Whether it is the one that holds the head's table."""
@@ -121,7 +125,7 @@ class _Watch:
 
     def unlike(self, tables: list[Tensor]) -> tuple[str, ...]:
         """What is wrong with DDP's copies of the tables, and the way out."""
-        digests = _told([_digest(table.detach()) for table in tables], self.replicas)
+        digests = _told([int(_digest(table.detach())) for table in tables], self.replicas)
         other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
         if other is None:
             return ()
@@ -133,7 +137,8 @@ class _Watch:
         if not hasattr(table, "device_mesh"):
             return ()  # FSDP2 was told to leave it alone
         rows, mesh = _local(table), table.device_mesh
-        moved = self.reached and (rows.element_size() < 4 or _digest(rows) != self.digest)  # narrow types round
+        reached = self.reached is not None and bool(self.reached)
+        moved = reached and (rows.element_size() < 4 or bool(_digest(rows) != self.digest))  # narrow types round
         said = [moved if len(rows) > 1 else None]  # one row may be the padding's
         for dimension in reversed(range(mesh.ndim)):
             said = [each for group in _told(said, mesh.get_group(dimension)) for each in group]
@@ -152,9 +157,9 @@ def _local(x: Any) -> Tensor:
     return (x.to_local() if hasattr(x, "to_local") else x).detach()
 
 
-def _digest(x: Tensor) -> int:
+def _digest(x: Tensor) -> Tensor:
     """A sum of the bits: other values have another one, but for a chance of 2⁻⁶⁴ or an exchange of entries."""
-    return int(x.contiguous().view(_INTEGERS[x.element_size()]).sum(dtype=torch.int64))
+    return x.contiguous().view(_INTEGERS[x.element_size()]).sum(dtype=torch.int64)
 
 
 def _told(mine: Any, group: Any) -> list[Any]:
