@@ -1,6 +1,7 @@
 """Both gradient paths as logged during training, against two separate leaves on the same batches; and the penalty."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tiewise.data.corpus import Blocks
+from tiewise.training import trainer
 from tiewise.training.kinds.decoder import KIND
 from tiewise.training.trainer import TiewiseTrainer
 
@@ -128,3 +130,12 @@ def test_the_penalty_is_of_training_only(text, job, tiny):
     training, evaluated = (trainer.compute_loss(mode(), inputs).item() for mode in models)
     norm = installed.model.get_output_embeddings().out_map.weight.norm().item()
     assert training - evaluated == pytest.approx(5 * norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_rows_are_pinned_and_copied_beside_the_computation_where_a_gpu_is(job, tiny, gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(trainer, "TrainingArguments", lambda **given: SimpleNamespace(n_gpu=1, **given))
+    found = trainer.arguments(job(tiny()))
+    assert found.dataloader_pin_memory == gpu
+    assert found.accelerator_config == {"non_blocking": gpu}

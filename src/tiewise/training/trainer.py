@@ -222,7 +222,7 @@ class TiewiseTrainer(Trainer):
 def arguments(job: Job, **own: Any) -> TrainingArguments:
     """What every run asks of the Trainer; `own` are the arguments of its kind, in place of AdamW with a cosine."""
     s = job.settings
-    window = logging_window(s.steps)
+    window, on_gpu = logging_window(s.steps), torch.cuda.is_available()
     recipe = {
         "per_device_train_batch_size": ranks.share(s.batch),
         "optim": "adamw_torch_fused",
@@ -247,7 +247,8 @@ def arguments(job: Job, **own: Any) -> TrainingArguments:
         log_level_replica="error",  # else every process but the first says what the libraries say
         disable_tqdm=True,
         dataloader_drop_last=True,  # or the last batch of every epoch would be smaller than the others
-        dataloader_pin_memory=False,
+        dataloader_pin_memory=on_gpu,  # with the next line, rows are copied while the GPU computes
+        accelerator_config={"non_blocking": on_gpu},
         remove_unused_columns=False,
         bf16=s.bf16,
         use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 where it is not told
