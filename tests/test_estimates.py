@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from tiewise.core.estimates import critical, detectable, holm, jackknife, mean_interval, two_sided, wilson
+from tiewise.core.estimates import (
+    correlation_interval,
+    critical,
+    detectable,
+    holm,
+    jackknife,
+    levels,
+    mean_interval,
+    paired_bootstrap,
+    ratio_interval,
+    two_sided,
+    wilson,
+)
 
 DRAWS = 4000
 KINDS = {"models": (1.0, 0.0), "pairs": (0.0, 1.0), "both": (1.0, 1.0)}  # deviations of models' and pairs' own effects
@@ -71,6 +83,94 @@ def test_intervals_of_means_are_students():
     assert mean_interval([]).rows == 0
 
 
+def synthetic_documents(draw, sigma):
+    """Lengths of 2,000 documents, log-normal; how many tokens of each are covered, a share that varies between them."""
+    lengths = np.maximum(draw.lognormal(6, sigma, 2000).astype(int), 20)
+    shares = draw.beta(14, 6, len(lengths))
+    return lengths, draw.binomial(lengths, shares)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.8, 1.27])  # the built-in text: 1.27
+@pytest.mark.parametrize("documents", [12, 40, 150])
+def test_a_share_over_documents_covers_however_unequal_they_are(documents, sigma):
+    """Documents drawn 2,000 times. Blocks of their tokens taken as independent cover half of the time."""
+    draw = np.random.default_rng([documents, int(100 * sigma)])
+    lengths, covered = synthetic_documents(draw, sigma)
+    true, hits = covered.sum() / lengths.sum(), []
+    for _ in range(2000):
+        chosen = draw.integers(0, len(lengths), documents)
+        found = ratio_interval(covered[chosen], lengths[chosen])
+        assert found.value == pytest.approx(covered[chosen].sum() / lengths[chosen].sum())
+        if not math.isnan(found.low):
+            hits.append(found.low <= true <= found.high)
+    assert 0.925 <= np.mean(hits) <= 0.985
+    assert len(hits) > 1000
+
+
+def test_a_ratio_of_few_or_one_sided_units_has_no_interval():
+    assert math.isnan(ratio_interval([1, 2, 3, 4], [10, 10, 10, 10]).low)
+    assert not math.isnan(ratio_interval([1, 2, 3, 4, 5], [10, 10, 10, 10, 10]).low)
+    assert math.isnan(ratio_interval(np.ones(40), [1000, *[1] * 39]).low)
+    assert math.isnan(ratio_interval([], []).value)
+
+
+def share_that_covers(draw, times=600):
+    """How often the bootstrap of `draw`'s values [n] around a mean of 0 holds it; percentiles beside it."""
+    hits, percentiles = [], []
+    for seed in range(times):
+        values = draw()
+        found = paired_bootstrap(np.zeros(len(values)), values, seed, resamples=400)
+        assert found.value == pytest.approx(values.mean())
+        hits.append(found.low <= 0 <= found.high)
+        means = values[np.random.default_rng(seed).integers(0, len(values), (400, len(values)))].mean(1)
+        low, high = np.quantile(means, [0.025, 0.975])
+        percentiles.append(low <= 0 <= high)
+    return np.mean(hits), np.mean(percentiles)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "skewed_at_least"), [(8, 0.84), (20, 0.89), (100, 0.91)])
+def test_the_bootstrap_of_pairs_covers_with_few_rows(n, skewed_at_least):
+    """Percentiles of the resampled mean do not: over 20 normal rows they cover 90 %, over log-normal ones 85 %."""
+    generator = np.random.default_rng(n)
+    covers, by_percentiles = share_that_covers(lambda: generator.standard_normal(n))
+    skewed, by_percentiles_skewed = share_that_covers(lambda: np.exp(generator.standard_normal(n)) - math.exp(0.5))
+    assert 0.92 <= covers <= 0.975
+    assert skewed >= skewed_at_least
+    if n <= 20:
+        assert covers > by_percentiles + 0.01
+        assert skewed > by_percentiles_skewed + 0.03
+
+
+def test_the_bootstrap_of_few_pairs_is_as_wide_as_students_interval():
+    """Of normal values. Percentiles of the resampled mean are a fifth narrower for ten of them."""
+    generator, wide = np.random.default_rng(0), []
+    for seed in range(20):
+        values = generator.standard_normal(10)
+        found, student = paired_bootstrap(np.zeros(10), values, seed), mean_interval(values)
+        wide.append((found.high - found.low) / (student.high - student.low))
+    assert 0.95 < np.mean(wide) < 1.15
+
+
+def test_the_bootstrap_where_nothing_varies():
+    same = paired_bootstrap(np.zeros(5), np.ones(5))
+    assert (same.value, same.low, same.high) == (1, 1, 1)
+    assert math.isnan(paired_bootstrap(np.zeros(1), np.ones(1)).low)
+
+
+def test_fishers_interval_is_of_normal_rows():
+    """With ρ = 0.5, as its docstring says: right for normal rows, too narrow for elliptical t with 4 degrees."""
+    draw, hits = np.random.default_rng(0), {"normal": [], "t4": []}
+    for _ in range(1500):
+        rows = draw.standard_normal((200, 2)) @ np.linalg.cholesky([[1, 0.5], [0.5, 1]]).T
+        heavy = rows / np.sqrt(draw.chisquare(4, (200, 1)) / 4)
+        for name, values in (("normal", rows), ("t4", heavy)):
+            found = correlation_interval(float(np.corrcoef(values.T)[0, 1]), 200)
+            hits[name].append(found.low <= 0.5 <= found.high)
+    assert 0.935 <= np.mean(hits["normal"]) <= 0.965
+    assert 0.71 <= np.mean(hits["t4"]) <= 0.84
+
+
 def test_wilson_covers():
     generator = np.random.default_rng(0)
     for true in (0.01, 0.3, 0.9):
@@ -83,25 +183,70 @@ def test_wilson_covers():
 PRINTED = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 29: 2.045, 120: 1.980}  # Fisher & Yates, table III
 
 
-def power(shift, df):
+def power(shift, df, c):
     """With S² = χ²/df: the mean over S of what the normal distribution finds against the critical value c·S."""
-    c = critical(df)
+    return mean_over_errors(lambda s: stats.norm.cdf(shift - c * s) + stats.norm.cdf(-shift - c * s), df)
+
+
+def mean_over_errors(found, df):
+    """Mean of a function of S = √(χ²/df)."""
     log = math.log(2) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
 
-    def found(s):
-        beyond = stats.norm.cdf(shift - c * s) + stats.norm.cdf(-shift - c * s)
-        return beyond * math.exp(log + (df - 1) * math.log(s) - df * s * s / 2)
+    def weighted(s):
+        return found(s) * math.exp(log + (df - 1) * math.log(s) - df * s * s / 2)
 
     spread = 10 / math.sqrt(2 * df)
-    return integrate.quad(found, max(1e-300, 1 - spread), 1 + spread, epsabs=1e-12, limit=500)[0]
+    return integrate.quad(weighted, max(1e-300, 1 - spread), 1 + spread, epsabs=1e-10, limit=500)[0]
 
 
 @pytest.mark.parametrize("df", [*range(1, 13), 29, 30, 99, 500])
 def test_students_t(df):
     assert critical(df) == pytest.approx(PRINTED.get(df, stats.t.ppf(0.975, df)), abs=5e-4)
-    assert power(detectable(df), df) == pytest.approx(0.8, abs=1e-9)
     for t in (0.0, 0.3, -2.1, 12.7, 1e9):
         assert two_sided(t, df) == pytest.approx(2 * stats.t.sf(abs(t), df), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(("df", "level"), [(2, 0.05), (2, 0.05 / 12), (4, 0.05 / 6), (99, 0.05)])
+def test_the_detectable_difference_has_the_power_that_is_stated(df, level):
+    """Both standard errors are estimates: the one that the difference is a multiple of, and that of the test."""
+    c = stats.t.ppf(1 - level / 2, df)
+    assert critical(df, level) == pytest.approx(c, rel=1e-9)
+    found = mean_over_errors(lambda s: power(detectable(df, level) * s, df, c), df)
+    assert found == pytest.approx(0.8, abs=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "rows"), [(2, 1), (3, 1), (3, 4), (5, 6), (5, 20)])
+def test_a_study_finds_the_detectable_difference_in_80_of_100_repetitions(seeds, rows):
+    """Simulated: one study estimates the error, another has one such difference among rows of none, tested by Holm."""
+    draw, sigma, times = np.random.default_rng([seeds, rows]), 0.02, 4000
+    detected = 0
+    for _ in range(times):
+        first = sigma * draw.standard_normal(seeds)
+        error = first.std(ddof=1) / math.sqrt(seeds)
+        study = sigma * draw.standard_normal((rows, seeds))
+        study[0] += detectable(seeds - 1, 0.05 / rows) * error
+        p = stats.ttest_1samp(study, 0.0, axis=1).pvalue
+        detected += stepped_down(p.tolist(), 0.05, 0)
+    assert detected / times == pytest.approx(0.8, abs=4 * math.sqrt(0.8 * 0.2 / times) + 0.01)
+
+
+def stepped_down(p, alpha, place):
+    """Whether Holm's procedure rejects the test at a place, from its definition."""
+    left = sorted(range(len(p)), key=lambda i: p[i])
+    while left and p[left[0]] * len(left) < alpha:
+        if left.pop(0) == place:
+            return True
+    return False
+
+
+@given(st.lists(st.floats(0, 0.2), min_size=1, max_size=8), st.integers(0, 7))
+def test_the_level_of_each_test_is_where_holm_begins_to_reject_it(p, place):
+    place %= len(p)
+    level = levels(p)[place]
+    for own, rejected in ((level * (1 - 1e-9), True), (level * (1 + 1e-9), False)):
+        beside = [*p[:place], own, *p[place + 1 :]]
+        assert stepped_down(beside, 0.05, place) == rejected
 
 
 def test_many_seeds_approach_the_normal_distribution():

@@ -16,7 +16,7 @@ from tiewise.checkpoint.audit import check
 from tiewise.cli.main import main
 from tiewise.core.errors import DataError
 from tiewise.data.corpus import prepare
-from tiewise.data.hot_tokens import BLOCK, hot_tokens
+from tiewise.data.hot_tokens import hot_tokens
 
 WORDS, ROWS, N = 300, 320, 60
 
@@ -49,20 +49,47 @@ def found(target, texts, tmp_path_factory):
 
 
 def test_ids_and_coverage_by_another_count(target, texts, found, tmp_path):
-    prepare(texts, str(target), tmp_path / "data", length=BLOCK)
+    prepare(texts, str(target), tmp_path / "data", length=1)
     train, held = (np.fromfile(tmp_path / "data" / f"{name}.bin", "<u2").tolist() for name in ("train", "heldout"))
     count = Counter(train)
     special = {WORDS, WORDS + 1}
     ranked = [*special, *sorted(set(range(ROWS)) - special, key=lambda i: (-count[i], i))]
     assert found.token_ids.tolist() == sorted(ranked[:N])
-    held = [i for i in held if i != WORDS]
-    held = held[: len(held) // BLOCK * BLOCK]
-    assert (found.counted, found.vocabulary) == (len(train), ROWS)
+    documents = [
+        [int(word) for word in row.split()] for row in " ".join(map(str, held)).split(str(WORDS)) if row.strip()
+    ]
+    assert {len(document) for document in documents} == {40}
     known, said = set(ranked[:N]), found.coverage
-    assert said.value == pytest.approx(sum(i in known for i in held) / len(held), abs=1e-12)
-    blocks = [sum(i in known for i in held[at : at + BLOCK]) / BLOCK for at in range(0, len(held), BLOCK)]
-    low, high = stats.t.interval(0.95, len(blocks) - 1, np.mean(blocks), stats.sem(blocks))
-    assert (said.low, said.high, said.rows) == pytest.approx((max(0, low), min(1, high), len(blocks)), abs=1e-9)
+    assert (found.counted, found.vocabulary, found.held_out) == (len(train), ROWS, 40 * len(documents))
+    assert found.equal_documents == pytest.approx(len(documents))
+    # of equally long documents the ratio is the mean of their shares, and its interval Student's
+    shares = [sum(i in known for i in document) / len(document) for document in documents]
+    assert said.value == pytest.approx(np.mean(shares), abs=1e-12)
+    low, high = stats.t.interval(0.95, len(shares) - 1, np.mean(shares), stats.sem(shares))
+    assert (said.low, said.high, said.rows) == pytest.approx((low, high, len(shares)), abs=1e-9)
+
+
+def test_one_document_that_is_most_of_the_text_leaves_no_interval(target, tmp_path, monkeypatch, capsys):
+    """A long file falls into all splits: what is held out of it is one document, and short ones add little to it."""
+    draw = random.Random(1)
+    words = [f"w{draw.randrange(200)}" for _ in range(40_000)]
+    one, short = tmp_path / "one.txt", tmp_path / "short.jsonl"
+    one.write_text("\n\n".join(" ".join(words[at : at + 100]) for at in range(0, 36_000, 100)))
+    rows = [" ".join(words[at : at + 40]) for at in range(36_000, 40_000, 40)]
+    short.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    for texts, documents in (([one], 1), ([one, short], 5)):
+        made = hot_tokens([*map(str, texts)], str(target), N, tmp_path / f"{documents}")
+        assert (made.coverage.rows >= documents, made.equal_documents < 5) == (True, True)
+        assert 0 < made.coverage.value < 1
+        assert np.isnan([made.coverage.low, made.coverage.high]).all()
+        assert made.record()["coverage"]["low"] is None
+    command = ["tiewise", "vocab", "hot", "-t", str(one), "--tokenizer", str(target), f"--size={N}"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit):
+        main()
+    assert (
+        "No interval: 1 held-out document counts as 1.0 of equal length, and 5 are needed." in capsys.readouterr().out
+    )
 
 
 def test_tokens_that_the_text_lacks_fill_the_rest(target, texts, tmp_path):

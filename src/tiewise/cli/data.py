@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,8 @@ def vocab(
         raise RunError(f"tiewise vocab {what[:40]}", "write tiewise vocab hot")
     o.need("torch", "transformers", "datasets")
     o.hush_libraries()
-    from tiewise.data.hot_tokens import BLOCK, LAYOUTS, hot_tokens
+    from tiewise.core.estimates import FEWEST_UNITS
+    from tiewise.data.hot_tokens import LAYOUTS, hot_tokens
 
     texts = text or ["builtin"]
     if to is not None and to.suffix not in LAYOUTS:  # said before gigabytes are read
@@ -110,9 +112,15 @@ def vocab(
         return o.print_json(found.record())
     share = found.coverage
     what = f"{size:,} of {found.vocabulary:,} tokens cover {share.value:.2%} of the held-out text"
-    print(f"{what} (95 % interval {share.low:.2%} – {share.high:.2%}).")
-    blocks = f"{share.rows:,} blocks of {BLOCK} others"
-    print(f"Counted on {found.counted:,} tokens of {', '.join(texts)}, measured on {blocks}.")
+    documents = f"{share.rows:,} held-out document{'s' * (share.rows != 1)}"
+    if math.isnan(share.low):
+        print(f"{what}.")
+        equal = f"{documents} count{'s' * (share.rows == 1)} as {found.equal_documents:.1f} of equal length"
+        print(f"No interval: {equal}, and {FEWEST_UNITS} are needed. Give more documents.")
+    else:
+        print(f"{what} (95 % interval over documents {share.low:.2%} – {share.high:.2%}).")
+    measured = f"{found.held_out:,} tokens of {documents}"
+    print(f"Counted on {found.counted:,} tokens of {', '.join(texts)}, measured on {measured}.")
     if found.unseen:
         print(f"{found.unseen:,} of the {size:,} do not occur in it: a longer text would choose them better.")
     if to is not None:

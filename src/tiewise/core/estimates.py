@@ -12,7 +12,10 @@ import scipy  # its `special` comes with the first use: what is told of one seed
 from numpy.typing import ArrayLike, NDArray
 
 Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
+ALPHA = 0.05  # level of a test, and of one minus an interval's coverage
 POWER = 0.80
+FEWEST_UNITS = 5  # of equal size, below which `ratio_interval` has no interval
+NODES = 64  # of the mean over standard errors behind `detectable`, which has four digits by them
 MANY = 1000  # values from which on the normal quantile stands for Student's, 0.1 % smaller at most
 
 
@@ -27,7 +30,11 @@ class Estimate:
 
 
 def mean_interval(values: ArrayLike) -> Estimate:
-    """Mean of independent values with Student's interval, mean ± t·s/√n; nan for what too few values do not give."""
+    """Return the mean of independent values with Student's interval, mean ± t·s/√n; nan for too few values.
+
+    It assumes that the mean is nearly normal. Over few, skewed values it covers less than 95 %: 91 to 94 % for
+    log-normal ones, 87 % over five seeds of which one in five fails.
+    """
     found = np.asarray(values, np.float64)
     n = len(found)
     if not n or not np.isfinite(found).all():
@@ -78,17 +85,56 @@ def jackknife(statistic: Callable[[Sequence[int]], float], units: Sequence[int])
     return Estimate(whole, whole - half, whole + half, n)
 
 
+def ratio_interval(parts: NDArray, wholes: NDArray) -> Estimate:
+    """Return Σ parts / Σ wholes over independent units of unequal size, with an interval that resamples the units.
+
+    The standard error is that of the delete-one jackknife. Student's t has n* − 1 degrees of freedom, where
+    n* = (Σ w)² / Σ w² is how many units of equal size say as much (Kish, Survey Sampling 1965): one unit that holds
+    most of the whole adds next to nothing to them. There is no interval if n* is below `FEWEST_UNITS`.
+    """
+    parts, wholes = np.asarray(parts, np.float64), np.asarray(wholes, np.float64)
+    n, whole = len(wholes), float(wholes.sum())
+    if not whole:
+        return Estimate(math.nan, math.nan, math.nan, n)
+    value, equal = float(parts.sum()) / whole, equal_units(wholes)
+    if equal < FEWEST_UNITS:
+        return Estimate(value, math.nan, math.nan, n)
+    without = (parts.sum() - parts) / (whole - wholes)
+    half = float(scipy.special.stdtrit(equal - 1, 1 - ALPHA / 2)) * math.sqrt((n - 1) * float(without.var()))
+    return Estimate(value, value - half, value + half, n)
+
+
+def equal_units(wholes: NDArray) -> float:
+    """Return (Σ w)² / Σ w²: how many units of equal size say as much as these of sizes w."""
+    return float(np.sum(wholes, dtype=np.float64) ** 2 / np.sum(np.square(wholes, dtype=np.float64)))
+
+
 def paired_bootstrap(first: NDArray, second: NDArray, seed: int = 0, resamples: int = 1000) -> Estimate:
-    """Mean of second − first over the same rows; interval: percentiles of the bootstrap over rows (Efron 1979)."""
+    """Return the mean of second − first over the same rows, with the interval of the bootstrap-t over rows.
+
+    It resamples the mean in units of its standard error (Efron 1981), and so follows skewed values and has Student's
+    width for few rows, where percentiles of the resampled mean are too narrow. Rows count as independent.
+    """
     difference = np.asarray(second, np.float64) - np.asarray(first, np.float64)
-    generator, n = np.random.default_rng(seed), len(difference)
-    means = [float(difference[generator.integers(0, n, n)].mean()) for _ in range(resamples)]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Estimate(float(difference.mean()), float(low), float(high), n)
+    generator, n, mean = np.random.default_rng(seed), len(difference), float(difference.mean())
+    if n < 2:
+        return Estimate(mean, math.nan, math.nan, n)
+    draws = (difference[generator.integers(0, n, n)] for _ in range(resamples))
+    moments = np.array([(drawn.mean(), drawn.std(ddof=1)) for drawn in draws])
+    spread = moments[:, 1] > 0  # a draw of one row n times says nothing
+    studentised = (moments[spread, 0] - mean) / moments[spread, 1]
+    if not len(studentised):
+        return Estimate(mean, mean, mean, n)
+    below, above = np.quantile(studentised, [ALPHA / 2, 1 - ALPHA / 2]) * difference.std(ddof=1)
+    return Estimate(mean, mean - float(above), mean - float(below), n)
 
 
 def correlation_interval(value: float, rows: int) -> Estimate:
-    """A correlation of n rows with its interval by Fisher's z, tanh(artanh r ± 1.96/√(n−3)); n > 3."""
+    """Return a correlation of n rows with its interval by Fisher's z, tanh(artanh r ± 1.96/√(n−3)); n > 3.
+
+    It assumes that the rows are independent and both values jointly normal. With heavy tails it is too narrow: for
+    elliptical t with 4 degrees of freedom it covers 71 to 84 % (tests/test_estimates.py).
+    """
     if not -1 < value < 1:
         return Estimate(value, value, value, rows)
     half = Z / math.sqrt(rows - 3)
@@ -108,9 +154,9 @@ def ratio(part: float, whole: float) -> float:
 
 
 @lru_cache
-def critical(df: int) -> float:
-    """Return c with P(|T| ≤ c) = 0.95 for `df` ≥ 1 degrees of freedom."""
-    return float(scipy.special.stdtrit(df, 0.975))
+def critical(df: int, level: float = ALPHA) -> float:
+    """Return c with P(|T| > c) = `level` for `df` ≥ 1 degrees of freedom."""
+    return float(scipy.special.stdtrit(df, 1 - level / 2))
 
 
 def two_sided(t: float, df: int) -> float:
@@ -131,6 +177,22 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def levels(p: Sequence[float]) -> list[float]:
+    """Return the level at which Holm's procedure reads each of m tests while the others are as they are.
+
+    Test i is rejected exactly if its own p is below the i-th of these levels: 0.05 / (m − k), where k is how many of
+    the others are rejected before the first one that is not.
+    """
+    found = []
+    for place in range(len(p)):
+        others = sorted([*p[:place], *p[place + 1 :]])
+        passed = 0
+        while passed < len(others) and others[passed] * (len(p) - passed) < ALPHA:
+            passed += 1
+        found.append(ALPHA / (len(p) - passed))
+    return found
+
+
 def interaction(values: NDArray) -> NDArray:
     """A map less m + a_i + b_j, fitted by least squares to what is there off the diagonal."""
     k = len(values)
@@ -142,17 +204,36 @@ def interaction(values: NDArray) -> NDArray:
 
 
 @lru_cache
-def detectable(df: int) -> float:
-    """Smallest true difference, in standard errors of the mean, that the two-sided 5 % t test finds with `POWER`.
+def detectable(df: int, level: float = ALPHA) -> float:
+    """Return the true difference that a repetition finds with `POWER`, in estimated standard errors of the mean.
 
-    It solves power(λ) = `POWER` for the noncentrality λ (Cohen, Statistical Power Analysis for the Behavioral Sciences,
-    2nd ed. 1988, ch. 2; the noncentral t is that of Johnson, Kotz & Balakrishnan, Continuous Univariate Distributions
-    2, ch. 31).
+    The repetition has as many values as the study that estimated the error, so both estimate the true one with `df`
+    degrees of freedom. With S and S′ their independent estimates over the true error, the two-sided t test at `level`
+    finds the difference λS with the probability
+
+        E P(|Z + λS| > c S′),   Z ~ N(0, 1),   P(|T| > c) = level
+
+    For a given S this is the noncentral t (Johnson, Kotz & Balakrishnan, Continuous Univariate Distributions 2,
+    chapter 31). Its mean over S is a sum over Gauss–Legendre nodes. To take S for 1 would promise too much: with three
+    seeds the test would find such a difference in 62 of 100 cases.
     """
-    c = critical(df)
-    low, high = 0.0, 2 * (c + 3)
-    while low < (shift := (low + high) / 2) < high:  # until no float lies between them
-        other_side = scipy.special.nctdtr(df, shift, -c)  # of which scipy makes nan below 1e-11
-        found = 1 - scipy.special.nctdtr(df, shift, c) + (0.0 if math.isnan(other_side) else other_side)
-        low, high = (shift, high) if found < POWER else (low, shift)
-    return shift
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    errors = np.sqrt(scipy.special.chdtri(df, (1 - nodes) / 2) / df)
+    c = critical(df, level)
+
+    def power(times: float) -> float:
+        above = 1 - scipy.special.nctdtr(df, times * errors, c)
+        below = np.nan_to_num(scipy.special.nctdtr(df, times * errors, -c))  # scipy returns nan below 1e-11
+        return float(weights @ (above + below)) / 2
+
+    high = c
+    while power(high) < POWER:
+        high *= 2
+    low = 0.0
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        if power(middle) < POWER:
+            low = middle
+        else:
+            high = middle
+    return high

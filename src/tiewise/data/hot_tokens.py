@@ -2,7 +2,8 @@
 
 Tokens are ranked by their counts in the training split, special ones before all others: no text has them, and every
 answer ends in one. The share of the held-out split that the first N cover is what a draft over these N can propose at
-all; its interval is Student's over blocks of consecutive tokens, since words come in clusters.
+all. Its interval resamples documents, because words of one document come together (`estimates.ratio_interval`). If the
+held-out documents are too few, or one of them is most of the text, there is none.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from safetensors.numpy import save
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError
-from tiewise.core.estimates import Estimate, mean_interval
+from tiewise.core.estimates import Estimate, equal_units, ratio_interval
 from tiewise.core.files import to_record, write_result
 from tiewise.data.corpus import prepare
 
-BLOCK = 256  # tokens
+FEWEST_TOKENS = 512  # held out
 LAYOUTS = {
     ".safetensors": "d2t and t2d, as an EAGLE-3 draft stores them",
     # SGLang's load_token_map opens it by torch.load(weights_only=True), which takes nothing else
@@ -43,7 +44,9 @@ class HotTokens:
     vocabulary: int  # V
     unseen: int  # how many of them the training split does not have, special ones apart
     counted: int  # tokens of the training split
-    coverage: Estimate  # the share of the held-out tokens that they are
+    coverage: Estimate  # the share of the held-out tokens that they are, over documents
+    held_out: int  # tokens that it is measured on
+    equal_documents: float  # how many held-out documents of equal length say as much as those that there are
 
     def record(self) -> dict[str, Any]:
         """Return everything as strict JSON takes it."""
@@ -88,11 +91,14 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
     weight[unnamed] = -1
     chosen = np.sort(np.argsort(-weight, kind="stable")[:size])  # of equals the lowest ids, which merges made first
     tokens = prepared.split("heldout")
-    tokens = tokens[tokens != prepared.eos_id]  # which ends our documents, and is no text
-    blocks = len(tokens) // BLOCK
-    if blocks < 2:
-        raise DataError(f"{len(tokens):,} held-out tokens say too little: {2 * BLOCK} are needed", "give more text")
-    covered = np.isin(np.arange(prepared.vocab), chosen)[tokens[: blocks * BLOCK]].reshape(blocks, -1)
-    share = mean_interval(covered.mean(axis=1))
-    share = replace(share, low=max(0.0, share.low), high=min(1.0, share.high))
-    return HotTokens(chosen, every, int((weight[chosen] <= 0).sum()), int(counts.sum()), share)
+    document = np.cumsum(tokens == prepared.eos_id)  # which ends our documents, and is no text
+    is_text = tokens != prepared.eos_id
+    tokens, document = tokens[is_text], document[is_text]
+    if len(tokens) < FEWEST_TOKENS:
+        raise DataError(f"{len(tokens):,} held-out tokens say too little: {FEWEST_TOKENS} are needed", "give more text")
+    covered = np.isin(np.arange(prepared.vocab), chosen)[tokens]
+    lengths = np.bincount(document)
+    share = ratio_interval(np.bincount(document, covered)[lengths > 0], lengths[lengths > 0])
+    share = replace(share, low=float(np.clip(share.low, 0, 1)), high=float(np.clip(share.high, 0, 1)))
+    unseen = int((weight[chosen] <= 0).sum())
+    return HotTokens(chosen, every, unseen, int(counts.sum()), share, len(tokens), equal_units(lengths))
