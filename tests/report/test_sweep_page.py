@@ -34,7 +34,7 @@ def test_the_answer_says_where_the_sign_changes():
     [
         (0.02, " is worse wherever a difference is detected: in 24 of 24 settings, by 0.0"),
         (-0.02, " is better wherever a difference is detected: in 24 of 24 settings"),
-        (0.0, ": no difference is detected in any of 24 settings; the most sensitive could"),
+        (0.0, ": no difference is detected in any of 24 settings; the most sensitive detects"),
     ],
 )
 def test_the_answer_where_no_sign_changes(everywhere, says):

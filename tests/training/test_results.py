@@ -12,8 +12,9 @@ from scipy import stats
 from tests.training.conftest import refusal
 
 from tiewise.core.errors import RunError
+from tiewise.core.estimates import detectable
 from tiewise.training import results
-from tiewise.training.results import SCHEMA, BinNll, Comparison, RunResult, complete, gaps, paired
+from tiewise.training.results import SCHEMA, BinNll, Comparison, Difference, RunResult, by_holm, complete, gaps, paired
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 whole = st.integers(0, 10**12)
@@ -112,10 +113,24 @@ def test_interval_is_that_of_the_paired_t_test(pairs):
 
 
 def test_detectable_difference_is_found_in_four_of_five_repetitions():
-    generator, sigma, n = np.random.default_rng(0), 0.02, 3
-    true = paired([0.0, 0.0, 0.0], [sigma, 0.0, -sigma]).detectable  # three values whose deviation is sigma
-    found = [paired([0.0] * n, generator.normal(true, sigma, n).tolist()).detected for _ in range(4000)]
+    """Of which each has a study before it that estimated the deviation, 0.02, as well as three seeds can."""
+    generator, sigma, n, found = np.random.default_rng(0), 0.02, 3, []
+    for _ in range(4000):
+        true = paired([0.0] * n, generator.normal(0.0, sigma, n).tolist()).detectable
+        found.append(paired([0.0] * n, generator.normal(true, sigma, n).tolist()).detected)
     assert np.mean(found) == pytest.approx(0.8, abs=4 * math.sqrt(0.8 * 0.2 / 4000))
+
+
+def test_holm_moves_what_is_detectable_with_what_is_detected():
+    """By hand: of p = 0.001, 0.02 and 0.5 Holm detects the first two. The first is read at 0.05/3 since 0.02 is above
+    that; the second at 0.05/2, behind one that is detected; the third at 0.05, behind two."""
+    p = (0.001, 0.02, 0.5)
+    half = stats.t.ppf(0.975, 2)  # of a standard error of 1
+    family = [Difference("arm", "heldout_nll", 3, 1, 1 - half, 1 + half, 0.0, True, one) for one in (*p, None)]
+    found = by_holm(family)
+    assert [d.p for d in found] == pytest.approx([0.003, 0.04, 0.5, None])
+    assert [d.detected for d in found] == [True, True, False, True]
+    assert [d.detectable for d in found] == pytest.approx([*(detectable(2, 0.05 / m) for m in (3, 2, 1)), 0.0])
 
 
 @pytest.mark.parametrize(
@@ -147,7 +162,8 @@ def test_finding_states_a_real_difference_with_its_interval_and_parameters():
 def test_finding_says_when_nothing_was_detected_and_what_could_have_been():
     done = comparison(runs_of("tied", (5.0, 5.0, 5.0)) + runs_of("untied", (5.02, 4.98, 5.0), parameters=60))
     assert "no difference detected at this budget" in done.finding
-    assert f"smallest detectable difference {done.difference('untied', 'heldout_nll').detectable:.4f}" in done.finding
+    least = done.difference("untied", "heldout_nll").detectable
+    assert f"3 seeds detect {least:.4f} in 80 of 100 repetitions, more seeds less" in done.finding
     assert "40 fewer parameters (−40.0 %)" in done.finding
     assert "better" not in done.finding
 

@@ -22,9 +22,9 @@ import pyarrow
 import pyarrow.parquet
 
 from tiewise.atlas.grid import StudyGrid
-from tiewise.core.estimates import critical, holm
+from tiewise.core.estimates import critical
 from tiewise.core.files import strict, write_whole, written_whole
-from tiewise.training.results import ALPHA, Comparison, Difference, differences
+from tiewise.training.results import Comparison, Difference, by_holm, differences
 from tiewise.training.settings import DECODER, Settings
 
 TABLE = "sweep"  # .csv and .parquet
@@ -103,9 +103,8 @@ class Study:
         """Gather the rows of finished cells, each a comparison by the name of its folder."""
         cells = grid.cells()
         rows = [row for cell, made in cells.items() if cell in done for row in _rows(grid, cell, made, done[cell])]
-        read = {i: row.heldout.p for i, row in enumerate(rows) if row.heldout.p is not None}
-        for i, p in zip(read, holm(list(read.values())), strict=True):
-            rows[i] = replace(rows[i], heldout=replace(rows[i].heldout, p=p, detected=p < ALPHA))
+        differences = by_holm([row.heldout for row in rows])
+        rows = [replace(row, heldout=d) for row, d in zip(rows, differences, strict=True)]
         return cls(grid, tuple(rows), len(cells) - len(done), folder)
 
     def save(self) -> None:

@@ -149,7 +149,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
         tying, generalisation = (signed(sign * gap.mean) for gap in both)
         caption += f" {names}: {tying} in training (tying gap), {generalisation} in validation (generalisation gap)."
     rows = [[f"{d.arm} · {name}", str(told.difference(d)), plain(d.detectable), str(d.n)] for d, name in every]
-    header = ["arm and measure", "difference [95 %]", "smallest detectable", "pairs"]
+    header = ["arm and measure", "difference [95 %]", "detected in 80 of 100", "pairs"]
     title, looks = f"Paired differences to {comparison.reference}", styles(comparison.arms)
     panel = dots(title, drawn, looks, forest=True, why=caption)
     panel.figure.update_xaxes(title=f"difference, {NATS}")

@@ -28,7 +28,8 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 PAGE = "report.html"
 NOTE = (
     "Arm minus reference in nats per token, paired by seed, ± 95 % (Student’s t); below zero the arm is better. "
-    "Sign: p < 0.05 by Holm over all rows. Could show: found in 80 of 100 cases."
+    "Sign: p < 0.05 by Holm over all rows. Could show: a repetition detects it by that rule in 80 of 100 cases. "
+    "All losses are those of the last step."
 )
 MAP = f"Blue: better; orange: worse; no colour: not detected. In {NATS}."
 BANDS = "Below zero: better; bands: 95 % intervals."
@@ -110,7 +111,9 @@ def answer(study: Study) -> list[str]:
             sentences.append(f"{who} is better in {signs.count(-1)} and worse in {signs.count(1)} of {n} settings.")
         else:
             seen = [row.heldout.detectable for row in rows if row.heldout.detectable is not None]
-            smallest = f"; the most sensitive could show {plain(min(seen))} {NATS}" if seen else ""
+            smallest = (
+                f"; the most sensitive detects {plain(min(seen))} {NATS} in 80 of 100 repetitions" if seen else ""
+            )
             sentences.append(f"{who}: no difference is detected in any of {n} settings{smallest}.")
     sizes = [size for row in study.rows for size in (row.parameters, row.reference_parameters)]
     of = f"Models of {count(min(sizes))} to {count(max(sizes))} parameters: nothing is said of larger ones."

@@ -33,7 +33,7 @@ from tiewise.planning.evidence import Expectation
 SCHEMA = 1
 FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it
 MASKED = "masked"  # or hidden tokens, among a result's shares; the others are named by how an ALBERT's pairs are judged
-ALPHA = 0.05
+ALPHA = estimates.ALPHA
 UNEQUAL = 0.05  # of the reference's parameters: what a comparison by width lets arms differ in
 AGAIN = "run the comparison again"  # the way out of results that cannot be read
 
@@ -146,7 +146,9 @@ class Difference:
     mean: float
     low: float | None  # 95 % interval; None for fewer than two pairs
     high: float | None
-    detectable: float | None  # smallest true difference found with 80 % probability
+    detectable: (
+        float | None
+    )  # true difference that a repetition detects with 80 % probability, by the rule of `detected`
     detected: bool  # p < 0.05: the interval excludes zero, of validation losses also with Holm's correction
     p: float | None = None  # two-sided, of the interval's t; of validation losses adjusted by Holm over the arms
 
@@ -224,9 +226,9 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
     """Compare two arms over the seeds they share: other − reference.
 
     With d the n differences, s their standard deviation (n − 1) and t the 97.5 % quantile of Student's t with n − 1
-    degrees of freedom: interval = mean(d) ± t·s/√n (Student, Biometrika 1908). `detectable` = λ·s/√n, where λ is the
-    noncentrality at which that two-sided 5 % test has 80 % power (see `estimates.detectable`); it takes s for the true
-    spread. One pair has no interval, and a value that is not finite leaves nothing but a mean of nan.
+    degrees of freedom: interval = mean(d) ± t·s/√n (Student, Biometrika 1908). `detectable` is the true difference that
+    a repetition with n pairs finds with 80 % probability by that two-sided 5 % test, s being an estimate
+    (`estimates.detectable`). One pair has no interval, and a value that is not finite leaves only a mean of nan.
     """
     if len(reference) != len(other) or not reference:
         raise ValueError(f"pairs need equally many values, at least one: got {len(reference)} and {len(other)}")
@@ -242,14 +244,32 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
     return Difference(arm, metric, n, mean, low, high, estimates.detectable(n - 1) * error, low > 0 or high < 0, p)
 
 
+def by_holm(family: Sequence[Difference]) -> list[Difference]:
+    """Return differences that are read side by side with Holm's p, and what is detected and detectable by it.
+
+    Those without a p are not tested and stay as they are.
+    """
+    p = [d.p for d in family if d.p is not None]
+    adjusted = iter(zip(estimates.holm(p), estimates.levels(p), strict=True))
+    return [d if d.p is None else _at_level(d, *next(adjusted)) for d in family]
+
+
+def _at_level(d: Difference, p: float, level: float) -> Difference:
+    """Return a difference with Holm's p; `level` is where Holm reads its own p while the others are as they are."""
+    assert d.low is not None
+    assert d.high is not None
+    error = (d.high - d.low) / 2 / estimates.critical(d.n - 1)
+    return replace(d, p=p, detected=p < ALPHA, detectable=estimates.detectable(d.n - 1, level) * error)
+
+
 def complete(comparison: Comparison) -> Comparison:
     """Fill the differences (every arm but the reference, every metric, every frequency bin) and the finding."""
     others = [arm for arm in comparison.arms if arm != comparison.reference]
     found = [d for arm in others for d in differences(comparison, comparison.reference, arm).values()]
     for family in ("heldout_nll", "frequency:"):  # what the finding says of arms, and of their tokens
-        read = {i: d.p for i, d in enumerate(found) if d.metric.startswith(family) and d.p is not None}
-        for i, p in zip(read, estimates.holm(list(read.values())), strict=True):
-            found[i] = replace(found[i], p=p, detected=p < ALPHA)
+        places = [i for i, d in enumerate(found) if d.metric.startswith(family)]
+        for i, d in zip(places, by_holm([found[i] for i in places]), strict=True):
+            found[i] = d
     comparison = replace(comparison, differences=found)
     nothing = f"{comparison.reference} is the only arm, so there is nothing to compare it with."
     return replace(comparison, finding="\n".join(_sentence(comparison, arm) for arm in others) or nothing)
@@ -310,7 +330,7 @@ def _sentence(comparison: Comparison, arm: str) -> str:
     else:
         if d.low > 0 or d.high < 0:
             evidence += f", p = {plain(d.p, 3)} with {len(comparison.arms) - 1} arms (Holm)"
-        smallest = f"smallest detectable difference {plain(d.detectable)}, less with more seeds"
+        smallest = f"{d.n} seeds detect {plain(d.detectable)} in 80 of 100 repetitions, more seeds less"
         said = f"no difference detected at this budget (validation loss {measured}, {evidence}; {smallest})"
     tokens = []  # which of them the arm predicts better and worse: bins whose difference is detected
     for word, sign in (("better", -1), ("worse", 1)):
