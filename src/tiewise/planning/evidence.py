@@ -22,6 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tiewise.core import Late
+from tiewise.core.found import plain, signed
 
 if TYPE_CHECKING:
     from tiewise.planning.surface import SurfaceScore
@@ -42,6 +43,7 @@ TEXT = "builtin"  # on other texts one size alone was trained: what differs ther
 KIND = "decoder"  # what was trained at all these sizes; other kinds have studies of their own (docs/atlas.md)
 SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → what makes the row tied − untied
 SLACK = math.log(1.05)  # sizes as near as this are alike: no two texts have equally many tokens
+NARROW = 0.12  # nats per token: the differences of the atlas have a standard deviation of 0.19
 Row = dict[str, Any]
 EXPECTED, SURPRISE, UNKNOWN = "as expected", "a surprise", "no expectation"
 
@@ -140,7 +142,8 @@ def near(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
 def expectation(sizes: Mapping[str, float], found: float, seeds: int, other: str = "") -> Expectation:
     """Hold a difference over so many seeds against the atlas; `other` says what no row of it has, if anything.
 
-    The interval is that in which a figure of so many seeds is predicted to lie with 95 % probability.
+    The interval is that in which a figure of so many seeds is predicted to lie with 95 % probability. A figure inside
+    it is as expected only if the interval is narrower than ± `NARROW`: a wider one would hold nearly anything.
     """
     unknown = Expectation(UNKNOWN, found, math.nan, math.nan, math.nan)
     if other:
@@ -152,7 +155,11 @@ def expectation(sizes: Mapping[str, float], found: float, seeds: int, other: str
     if made is None or known is None or not holds(sizes):
         return replace(unknown, why="the settings of the atlas do not enclose this run’s")
     e = made.at(logs(clipped(sizes), axes), seeds)
-    verdict = EXPECTED if e.low <= found <= e.high else SURPRISE
+    inside, half = e.low <= found <= e.high, e.high - e.value
+    if inside and half >= NARROW:
+        wide = f"its prediction there is {signed(e.value, 2)} ± {plain(half, 2)} nats per token"
+        return replace(unknown, why=f"{wide}, and only one narrower than ± {NARROW} could agree")
+    verdict = EXPECTED if inside else SURPRISE
     return Expectation(verdict, found, e.value, e.low, e.high, settings=known.settings, held=known.held)
 
 
