@@ -1,19 +1,26 @@
 """The text of an inspection: one standard input for several models, end tokens, tokenizers that cannot be read."""
 
 import io
+import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from scipy import stats
 from tests.inspection.tiny_folders import write_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
+from tiewise.data.corpus import prepare
 from tiewise.data.tokenizer import read_tokens
 from tiewise.inspection.bench import Bench, Effort, Request
 from tiewise.inspection.inspection import subjects_of
+from tiewise.inspection.sections.tokens import tokens
+from tiewise.training.folder import DATA
 
 WORDS = [f"w{i}" for i in range(39)]
 SMALL = Effort(length=2)
@@ -44,6 +51,38 @@ def test_standard_input_is_read_once_for_all_models(subjects, monkeypatch):
     first, second = map(bench.ids, subjects)
     assert len(first) == 360
     np.testing.assert_array_equal(first, second)
+
+
+def test_tokens_of_a_comparison_are_counted_in_the_text_that_it_was_trained_on(tmp_path):
+    """The text has half of the words, unequally often, and an end of text that the tokenizer gets with it."""
+    folder = write_tokenizer(write_model(tmp_path / "m", rows=40, num_attention_heads=2))
+    (subject,) = subjects_of([folder])
+    draw = np.random.default_rng(0)
+    text = [[f"w{min(19, int(i))}" for i in draw.geometric(0.2, 40)] for _ in range(300)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": " ".join(words)}) + "\n" for words in text))
+    run = tmp_path / "run"
+    prepare([str(tmp_path / "text.jsonl")], str(folder), run / DATA, length=2)
+    train = np.fromfile(run / DATA / "train.bin", "<u2")
+    heldout = np.fromfile(run / DATA / "heldout.bin", "<u2")
+    of_run = replace(subject, run=run)
+    bench = Bench(Request(effort=SMALL), (of_run,))
+    assert bench.counts(of_run, 40).tolist() == np.bincount(train, minlength=40).tolist()
+    assert bench.counts(of_run, 30).tolist() == np.bincount(train, minlength=40)[:30].tolist()
+    assert bench.counts(of_run, 45).tolist() == np.bincount(train, minlength=45).tolist()
+    assert bench.ids(of_run).tolist() == heldout.tolist()
+    found = tokens(of_run, bench)
+    by_count = stats.spearmanr(norms(of_run)[np.unique(train)], np.bincount(train)[np.unique(train)]).statistic
+    assert found["norm by frequency, both ends"].value == pytest.approx(by_count, abs=1e-9)
+    lacks = int((np.bincount(train, minlength=40) == 0).sum())
+    assert found["rows whose token the text lacks, both ends"].value == lacks > 0
+    assert found.notes[-1] == "Token counts are those of the text that the model was trained on."
+    given = Bench(Request(texts=(str(tmp_path / "text.jsonl"),), effort=SMALL), (of_run,))
+    assert given.counts(of_run, 40).tolist() == np.bincount(given.ids(of_run), minlength=40).tolist()
+    assert "which need not be that of training" in tokens(of_run, given).notes[-1]
+
+
+def norms(subject):
+    return np.linalg.norm(load_file(subject.folder.path / "model.safetensors")["model.embed_tokens.weight"], axis=1)
 
 
 def test_empty_standard_input_is_one_line(subjects, monkeypatch):

@@ -29,6 +29,7 @@ from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Found, Quantity
+from tiewise.core.text import token_counts
 from tiewise.training.folder import DATA, RESULTS, read_json
 from tiewise.training.results import Comparison
 
@@ -133,6 +134,24 @@ class Bench:
             needs = f"{FEWEST} windows of {effort.length} need {FEWEST * effort.length:,}"
             raise DataError(f"the text has {len(ids):,} tokens, {needs}", "give a longer text, or --length")
         return ids
+
+    def counts(self, subject: Subject, rows: int) -> Ids:
+        """Return how often each token of a table of `rows` rows occurs.
+
+        For a model of a comparison without a text of its own, in the text that it was trained on; otherwise in the text
+        that was given.
+        """
+        if not self.of_training_text(subject):
+            given: Ids = token_counts(self.ids(subject), rows)
+            return given
+        found: Ids = np.zeros(rows, np.int64)
+        known = self.once(("training", subject.run), lambda: self.training_counts(subject.run or Path()))[:rows]
+        found[: len(known)] = known
+        return found
+
+    def of_training_text(self, subject: Subject) -> bool:
+        """Whether `counts` are those of the text that the model was trained on."""
+        return subject.run is not None and not self.request.texts
 
     def windows(self, subject: Subject) -> tuple[Ids, Ids]:
         """(windows to measure on [n, T], windows held out [m, T]), taken in turn from the whole text."""

@@ -34,7 +34,7 @@ _ROWS = 4096  # of a table, taken to fp64 at once
 def bottleneck(subject: Subject, bench: Bench) -> Found:
     """Project the gradient at the logits on the head's columns, by how often the token occurs that is predicted."""
     opened = bench.opened(subject)
-    counts = token_counts(bench.ids(subject), opened.vocab)
+    counts = bench.counts(subject, opened.vocab)
     return bottleneck_of(opened, bench.windows(subject)[0], counts, bench.request.seed)
 
 

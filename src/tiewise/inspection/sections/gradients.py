@@ -45,7 +45,7 @@ MOVED = "Which tokens each path moves"
 def gradients(subject: Subject, bench: Bench) -> Found:
     """Divide the gradient of a text's loss between lookup path and head path, and Adam's step with it."""
     opened = bench.opened(subject)
-    counts = token_counts(bench.ids(subject), opened.vocab)
+    counts = bench.counts(subject, opened.vocab)
     return gradients_of(opened, bench.windows(subject)[0], seed=bench.request.seed, counts=counts)
 
 

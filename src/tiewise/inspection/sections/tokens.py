@@ -32,14 +32,25 @@ NOTABLE, NOTABLE_FROM = 10, 100  # tokens that are named for their contexts, and
 @section(asks="Which rows do tokens have, and what stands on both sides?", place=90)
 def tokens(subject: Subject, bench: Bench) -> Found:
     """Measure norms, directions, unused rows and a plane of every table; with a text, frequency and contexts too."""
-    ids = bench.ids(subject) if bench.reads(subject) else None
-    return tokens_of(subject.folder, ids, bench.request.effort.samples, bench.request.seed)
+    effort, seed = bench.request.effort, bench.request.seed
+    if not bench.reads(subject):
+        return tokens_of(subject.folder, None, effort.samples, seed)
+    rows = min(table.rows for table in views_of(subject.folder)[0].values())
+    found = tokens_of(subject.folder, bench.ids(subject), effort.samples, seed, bench.counts(subject, rows))
+    trained = bench.of_training_text(subject)
+    whose = (
+        "the text that the model was trained on" if trained else "the given text, which need not be that of training"
+    )
+    return replace(found, notes=(*found.notes, f"Token counts are those of {whose}."))
 
 
-def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed: int = 0) -> Found:
+def tokens_of(
+    folder: Folder, ids: Ids | None = None, samples: int = 2000, seed: int = 0, counts: Ids | None = None
+) -> Found:
     """Measure the tables of a checkpoint token by token; only these and its tokenizer's files are read.
 
-    Without a text `ids` [N], in the model's own tokens, what needs one is left out. Two-dimensional views show
+    Without a text `ids` [N], in the model's own tokens, what needs one is left out. `counts` [V] say how often each
+    token occurs in another text, which is better that of training; None counts `ids`. Two-dimensional views show
     `samples` tokens; `seed` is of every draw.
 
     Raises:
@@ -53,11 +64,13 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
     except TiewiseError as error:  # the tables can be measured without their texts
         texts, notes = None, (*notes, f"{error.what}: no texts, no scripts")
     around = None if ids is None else contexts(ids, rows)
-    counts = None if around is None else around.counts
+    if counts is None and around is not None:
+        counts = around.counts
     tokenizer, unused = None if folder.single else read_tokenizer(folder), None
     # rows that no text can produce, where a file says which tokens there are; what the text has is in use
     if tokenizer is not None and tokenizer.max_id >= 0:
         in_text = [] if counts is None else np.flatnonzero(counts).tolist()
+        in_text += [] if around is None else np.flatnonzero(around.counts).tolist()
         unused = np.setdiff1d(np.arange(rows), [*tokenizer.used, *in_text])
     groups = {} if counts is None else {FREQUENCY: Groups(BINS, bin_of(counts))}
     groups |= {} if texts is None else {SCRIPT: by_script(texts, () if unused is None else unused.tolist())}
