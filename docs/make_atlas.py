@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 import tiewise
-from tiewise.core.estimates import Estimate, critical, detectable, holm, mean_interval, p_value
+from tiewise.core.estimates import Estimate, critical, detectable, holm, levels, mean_interval, p_value
 from tiewise.core.found import COLOURS, DIVERGING, count, places, plain, signed
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -81,9 +81,10 @@ def table(rows: Sequence[Row]) -> str:
     axes = AXES[rows[0]["study"]]
     header = [*(axis.replace("_", " ").replace("tokenizer", "V") for axis in axes)]
     if "contrast" in axes:
-        header.append("difference")
+        header.append("difference, last step")
     else:
-        header += [f"{rows[0]['arm']} − {rows[0]['reference']}" if "arm" not in axes else f"− {rows[0]['reference']}"]
+        arm = "" if "arm" in axes else f"{rows[0]['arm']} "
+        header.append(f"{arm}− {rows[0]['reference']}, last step")
     header += ["95 % interval", "sign", "could show", "on training text"]
     lines = [header, ["---", *["---:"] * (len(header) - 1)]]
     for row in rows:
@@ -106,18 +107,24 @@ def transfer(rows: Sequence[Row]) -> str:
     gains = [mean_interval(np.subtract(at["pretrained"], at["untrained"])) for at in found.values()]
     lines = [["model", "task", "untrained", "pretrained", "gain, points", "95 % interval", "sign", "could show"]]
     lines.append(["---", "---", *["---:"] * 6])
-    for (at, starts), gain, p in zip(found.items(), gains, holm([p_value(gain, [0.0]) for gain in gains]), strict=True):
+    for (at, starts), gain, (p, level) in zip(found.items(), gains, tested(gains), strict=True):
         means = [f"{np.mean(accuracies):.1f} %" for accuracies in starts.values()]
         sign = "–" if p >= 0.05 else "better" if gain.value > 0 else "worse"
-        value, interval, least = contrast(gain, p, 1)
+        value, interval, least = contrast(gain, p, level, 1)
         lines.append([*at, *means, value, interval, sign, least])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def contrast(mean: Estimate, p: float, digits: int) -> tuple[str, str, str]:
-    """A difference, bold where its p tells it from none; its interval; what so many seeds find in 80 of 100 cases."""
+def tested(means: Sequence[Estimate]) -> list[tuple[float, float]]:
+    """Return Holm's p of each mean against zero, and the level at which Holm reads its own p."""
+    p = [p_value(mean, [0.0]) for mean in means]
+    return list(zip(holm(p), levels(p), strict=True))
+
+
+def contrast(mean: Estimate, p: float, level: float, digits: int) -> tuple[str, str, str]:
+    """A difference, bold if it is detected; its interval; what a repetition detects in 80 of 100 cases."""
     value = signed(mean.value, digits)
-    least = detectable(mean.rows - 1) * (mean.high - mean.value) / critical(mean.rows - 1)
+    least = detectable(mean.rows - 1, level) * (mean.high - mean.value) / critical(mean.rows - 1)
     interval = f"[{signed(mean.low, digits)}, {signed(mean.high, digits)}]"
     return value if p >= 0.05 else f"**{value}**", interval, plain(least, digits)
 
@@ -135,7 +142,7 @@ def objectives(rows: Sequence[Row]) -> str:
         nll = {name: [float(row["nll"]) for row in here["masked tokens, in order"]] for name, here in at.items()}
         pairs = ("sop", "none"), ("nsp", "none"), ("nsp", "sop")
         gaps.append({f"{one} − {other}": mean_interval(np.subtract(nll[one], nll[other])) for one, other in pairs})
-    adjusted = iter(holm([p_value(gap, [0.0]) for of in gaps for gap in of.values()]))
+    adjusted = iter(tested([gap for of in gaps for gap in of.values()]))
     for ((init, steps), at), of in zip(found.items(), gaps, strict=True):
         where = [init, count(int(steps))]
         for name, here in at.items():
@@ -145,12 +152,47 @@ def objectives(rows: Sequence[Row]) -> str:
             ]
             lines.append([*where, name, *right, *(f"{m.value:.3f} [{m.low:.3f}, {m.high:.3f}]" for m in means), ""])
         for name, gap in of.items():
-            value, interval, least = contrast(gap, next(adjusted), 3)
+            value, interval, least = contrast(gap, *next(adjusted), 3)
             lines.append([*where, name, "", "", "", f"{value} {interval}", least])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-KEPT = {"transfer": transfer, "objectives": objectives}  # tables of benchmarks/results
+def curves(rows: Sequence[Row]) -> str:
+    """Tied against untied at the last step and at the best, which the tuning split chooses, in Markdown."""
+    runs: dict[tuple[int, str], dict[str, list[Row]]] = {}  # tokens and seed → arm → points of its curve
+    for row in rows:
+        runs.setdefault((int(row["train_tokens"]), row["seed"]), {}).setdefault(row["arm"], []).append(row)
+    lines = [["train tokens", "compared", "tied − untied", "95 % interval", "sign", "untied", "tied", "steps"]]
+    lines.append(["---:", "---", *["---:"] * 6])
+    found = []
+    for tokens in sorted({tokens for tokens, _ in runs}):
+        pairs = [arms for (of, _), arms in runs.items() if of == tokens]
+        for which, chosen in (("last step", last_point), ("best step", best_point)):
+            points = {arm: [chosen(pair[arm]) for pair in pairs] for arm in ("untied", "tied")}
+            nll = {arm: [float(point["heldout_nll"]) for point in at] for arm, at in points.items()}
+            steps = sorted({int(point["step"]) for at in points.values() for point in at})
+            gap = mean_interval(np.subtract(nll["tied"], nll["untied"]))
+            found.append((count(tokens), which, gap, [f"{np.mean(nll[arm]):.3f}" for arm in points], steps))
+    for (tokens, which, gap, means, steps), (p, level) in zip(found, tested([of[2] for of in found]), strict=True):
+        value, interval, _ = contrast(gap, p, level, 4)
+        sign = "–" if p >= 0.05 else "worse" if gap.value > 0 else "better"
+        span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+        lines.append([tokens, which, value, interval, sign, *means, span])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def last_point(curve: Sequence[Row]) -> Row:
+    """Return the point of the last step."""
+    return max(curve, key=lambda point: int(point["step"]))
+
+
+def best_point(curve: Sequence[Row]) -> Row:
+    """Return the point at which the loss on the tuning split is least; the held-out loss does not choose it."""
+    return min(curve, key=lambda point: float(point["tune_nll"]))
+
+
+# tables of benchmarks/results
+KEPT = {"transfer": transfer, "objectives": objectives, "atlas_curves": curves}
 
 # figures
 
@@ -277,7 +319,7 @@ def chart(
 # the atlas's figures
 
 BANDS = "Bars: 95 % intervals over seeds. Below zero tying is better."
-HELD = "tied − untied, nats per token of held-out text"
+HELD = "tied − untied after the last step, nats per token of held-out text"
 
 
 def lines_by(rows: Sequence[Row], of: str, along: str, name: str = "{}") -> dict[str, list[Spot]]:
@@ -302,14 +344,19 @@ def gain_by_text(rows: list[Row]) -> str:
     ticks = [(spot.x, thousands(spot.x)) for spot in held]
     lines = {"held-out text": held, "training text": trained}
     return chart(
-        "The gain of tying ends with more text", lines, "tokens of training text", BANDS, up=HELD, points=ticks
+        "Tied less untied after the last step, by amount of text",
+        lines,
+        "tokens of training text",
+        BANDS,
+        up=HELD,
+        points=ticks,
     )
 
 
 def size_text_vocabulary(rows: list[Row]) -> str:
     """Study 1."""
     note = "Rows: width. Columns: tokens of training text. Blue: tied is better; orange: worse; white: not detected."
-    return signs("Where tying pays: tied − untied, nats", rows, "width", "train_tokens", "tokenizer", note)
+    return signs("Tied − untied after the last step, nats", rows, "width", "train_tokens", "tokenizer", note)
 
 
 def rank(rows: list[Row]) -> str:
@@ -325,7 +372,7 @@ def rank(rows: list[Row]) -> str:
         if row["arm"].startswith("factored:")
     ]
     whole = float(here[0]["reference_parameters"])
-    up = "arm − untied, nats per token of held-out text, V = 8,192"
+    up = "arm − untied after the last step, nats per token of held-out text, V = 8,192"
     note = "Bars: 95 % intervals over seeds. Zero is the untied model."
     ticks.append((whole, f"{thousands(whole)}|untied"))
     lines["untied"] = [Spot(whole, 0.0, 0.0, 0.0)]
@@ -338,7 +385,7 @@ def lookup_gradient_scale(rows: list[Row]) -> str:
     lines = lines_by(here, "train_tokens", "alpha", "{} tokens")
     lines = {name: sorted([*line, Spot(1.0, 0.0, 0.0, 0.0)]) for name, line in lines.items()}
     ticks = [(a, f"{a:g}") for a in sorted({float(row["alpha"]) for row in here} | {1.0})]
-    up = "α − 1, nats per token of held-out text"
+    up = "α − 1 after the last step, nats per token of held-out text"
     note = "Bars: 95 % intervals over seeds. Below zero α is better than 1."
     return chart("Scaling the lookup’s gradient by α", lines, "α", note, up=up, points=ticks)
 
