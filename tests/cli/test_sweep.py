@@ -13,6 +13,7 @@ from launched import ended, launch, trains, until
 
 from tiewise import runs
 from tiewise.atlas.grid import StudyGrid
+from tiewise.core.estimates import detectable
 
 SMALL = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": 12, "tokenizer": "bytes"}
 
@@ -49,9 +50,12 @@ def test_every_cell_is_a_comparison_and_a_row(tiewise, grid, tmp_path):
     for row in found:
         record = json.loads((tmp_path / "s" / row["cell"] / "results.json").read_text())
         (d,) = [d for d in record["differences"] if d["arm"] == "tied" and d["metric"] == "heldout_nll"]
-        assert [float(row[name]) for name in ("heldout", "heldout_low", "heldout_high", "detectable")] == [
-            d[name] for name in ("mean", "low", "high", "detectable")
+        assert [float(row[name]) for name in ("heldout", "heldout_low", "heldout_high")] == [
+            d[name] for name in ("mean", "low", "high")
         ]
+        # neither row is detected, so Holm reads each of the two at half of the level that one comparison has
+        assert row["sign"] == "0"
+        assert float(row["detectable"]) == pytest.approx(d["detectable"] * detectable(1, 0.025) / detectable(1, 0.05))
     assert "Why?" in (tmp_path / "s" / "report.html").read_text()
 
     refused(tiewise("sweep", "g.yaml", "--out=s"), "s holds a study already; add --resume to finish it, --overwrite")
