@@ -200,3 +200,59 @@ def test_more_code_than_any_model_has_is_left_unread(tmp_path):
     found = run("B023", path)
     assert found
     assert all("more code than any model has" in finding.evidence for finding in found)
+
+
+NORM_HEAD = """import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class NormHead(nn.Module):
+    def __init__(self, hidden_size, vocab_size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
+
+    def forward(self, hidden_states):
+        return F.linear(hidden_states, nn.functional.normalize(self.weight))
+"""
+NORMALISES = {  # the file, and the class that is named
+    "as Baichuan 2 has it": (NORM_HEAD, "NormHead"),
+    "by its name alone": ("class NormHead:\n    pass\n", "NormHead"),
+    "by what it does": (NORM_HEAD.replace("NormHead", "OutputHead"), "OutputHead"),
+    "its data": (NORM_HEAD.replace("NormHead", "Head").replace("self.weight))", "self.weight.data, dim=-1))"), "Head"),
+    "a model": (NORM_HEAD.replace("NormHead", "XForCausalLM").replace("(self.weight)", "(self.lm_head.weight)"),
+                "XForCausalLM"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NORMALISES)
+def test_b090_names_a_head_that_normalises_its_rows(tmp_path, case):
+    code, name = NORMALISES[case]
+    path = llama(tmp_path / "m", tied=False, config={"model_type": "baichuan"})
+    (path / "modeling_baichuan.py").write_text(code)
+    (found,) = run("B090", path)
+    line = code[: code.index(f"class {name}")].count("\n") + 1
+    assert (found.severity, found.where) == ("info", f"modeling_baichuan.py:{line}")
+    assert found.evidence.startswith(f"{name} divides the rows of the head by their lengths")
+
+
+def test_b090_reads_norm_head_of_the_config(tmp_path):
+    for value, count in ((True, 1), (False, 0), (None, 0), ("yes", 0)):
+        config = {"model_type": "bailing_moe", "norm_head": value}
+        found = run("B090", llama(tmp_path / str(value), tied=False, config=config))
+        assert [one.where for one in found] == ["norm_head"] * count
+
+
+OTHERS = {  # code that normalises something else
+    "a codebook": NORM_HEAD.replace("NormHead", "Codebook"),
+    "the hidden states": NORM_HEAD.replace("NormHead", "LMHead").replace("normalize(self.weight)", "normalize(x)"),
+    "a norm before a head": "class LayerNormHeadless:\n    pass\n\n\nclass Head:\n    pass\n",
+    "nothing that can be read": NORM_HEAD + "def (:",
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_b090_says_nothing_of_other_code(tmp_path, case):
+    path = llama(tmp_path / "m", tied=False)
+    (path / "modeling_x.py").write_text(OTHERS[case])
+    assert run("B090", path) == []

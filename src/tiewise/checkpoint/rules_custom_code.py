@@ -6,7 +6,7 @@ import ast
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Fault, Folder, noting
-from tiewise.checkpoint.rule import Said, Severity, Told, rule
+from tiewise.checkpoint.rule import Said, Severity, Told, dotted, rule
 from tiewise.checkpoint.untrusted import inside, read_whole, short
 from tiewise.core.errors import CheckpointError
 
@@ -27,6 +27,7 @@ _SIGNATURE = "def tie_weights(self, missing_keys=None, recompute_mapping=True):"
 _WORDS = (b"tie", b"get_output_embeddings", b"Config")  # a file with none of these says nothing of tying
 _MODEL = re.compile(r".*(PreTrainedModel|ForCausalLM|ForConditionalGeneration|ForMaskedLM|LMHeadModel)")
 _PLAIN = re.compile(r"PreTrainedModel|.*Mixin|ABC|Module|Generic|Protocol|object")  # bases that bring no keys
+_NORMALISED_HEAD = re.compile(r"\w*Norm(alized|alised)?(LM|Output)?Head")
 _BASE_CONFIG = re.compile(r"Pre[tT]rainedConfig")
 
 
@@ -146,6 +147,46 @@ def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
                 if node.name not in classes:  # the first of a name counts
                     classes[node.name] = _summary(node, name)
     return classes, faults
+
+
+def normalised_heads(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yield (place, sentence) for every sign that the class divides the rows of its head by their lengths."""
+    for level, record in facts.levels.items():
+        if record.get("norm_head") is True:
+            yield (
+                dotted(level, "norm_head"),
+                "norm_head is true: the class divides the rows of the head by their lengths",
+            )
+    folder, left = facts.folder, MOST_IN_ALL
+    for name in folder.files if not folder.single else ():
+        if not name.endswith(".py"):
+            continue
+        with noting([], name):  # B023 reports a file that cannot be read
+            text = read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
+            left -= len(text)
+            if left < 0:
+                return
+            for node in _parsed(text, folder.path / name) if b"Head" in text or b"lm_head" in text else ():
+                if _normalises(node):
+                    how = f"{node.name} divides the rows of the head by their lengths"
+                    yield f"{short(name)}:{node.lineno}", short(how, 200)
+
+
+def _normalises(node: ast.ClassDef) -> bool:
+    """Whether a class is a head that passes its weight to `normalize`, or passes that of its `lm_head`, or says so."""
+    if _NORMALISED_HEAD.fullmatch(node.name):
+        return True
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and _last(call.func) == "normalize" and call.args:
+            weight = call.args[0]
+            if isinstance(weight, ast.Attribute) and weight.attr == "data":
+                weight = weight.value
+            if not isinstance(weight, ast.Attribute) or weight.attr != "weight":
+                continue
+            owner = _last(weight.value)
+            if owner == "lm_head" or (owner == "self" and "head" in node.name.lower()):
+                return True
+    return False
 
 
 def _parsed(text: bytes, path: Path) -> list[ast.ClassDef]:

@@ -6,6 +6,7 @@ from tiewise.checkpoint.claims import FLAG, Claim, architecture
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair, quantisation
 from tiewise.checkpoint.loaders import ERROR, LOST, predict
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, copies, describe, difference, dotted, names, rule, said
+from tiewise.checkpoint.rules_custom_code import normalised_heads
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
@@ -308,14 +309,20 @@ def boundary_numbers(facts: Facts) -> Told:
     """Some families multiply or cap at the vocabulary's ends: Granite embedding_multiplier and logits_scaling, Cohere
     logit_scale, Gemma the square root of the width and a soft cap, OPT and ALBERT a projection, T5 the scale before the
     head. A tied table then serves two scales at once, and a tool that unties, merges or factors without them changes
-    every logit.
-    What to do: nothing here; tiewise's verbs keep these numbers, and refuse what would change the function.
-    Sources: transformers: configs of Granite, Cohere, Gemma, OPT, ALBERT, T5
+    every logit. Baichuan 2 and Bailing (Ling) divide the rows of the head by their lengths before every product, and
+    converters that took the stored rows got other logits (vllm#1022, llama.cpp#3270). Such a class is found by its code
+    in the folder, which is parsed and never run, or by norm_head in the config.
+    What to do: nothing here; tiewise's verbs keep these numbers, and refuse what would change the function. Of a
+    normalised head, write rows of length 1 before another class or tool reads them.
+    Sources: transformers: configs of Granite, Cohere, Gemma, OPT, ALBERT, T5; vllm#1022; vllm#1876; llama.cpp#3270
     """
     if scalars := facts.roles.scalars:
         listed = names([f"{short(key)} = {value:g}" for key, value in scalars.items()])
         fix = "none needed; tie, untie and factor keep them, and other tools should"
         yield short(next(iter(scalars))), f"the model scales or caps at the boundary: {listed}", fix
+    for where, how in normalised_heads(facts):
+        what = f"{how}, so that a token's logit does not depend on the length of its stored row"
+        yield where, what, "none for this class; a tool that takes the rows as they are stored changes every logit"
 
 
 @rule("B018", "warning", "a table of layers for further tokens is the main one, or one of its own", scans=True)
