@@ -5,7 +5,8 @@ The tests of each loss are collected here once more, within `gpu_branch`.
 
 import pytest
 import torch
-from tests.ops.emulation import gpu_branch, peak_bytes
+from benchmarks.gpu_branch import gpu_branch
+from tests.ops.peak_memory import peak_bytes
 from tests.ops.test_cross_entropy import (  # noqa: F401
     OPTIONS,
     V,
@@ -31,12 +32,12 @@ from tiewise.ops.path_gradient import LookupOptions, PathRecord, tied_lookup
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch, request):
+def emulated(request):
     """CPU tensors take a GPU's branch in this file, except where a test chooses by itself."""
     if {"branch", "plain_devices"} & set(request.fixturenames):
         yield
         return
-    with gpu_branch(monkeypatch):
+    with gpu_branch():
         yield
 
 
@@ -50,14 +51,14 @@ OTHERS = [(name, {}, "mean") for name in EVERY if not name.startswith("linear_cr
 
 
 @pytest.mark.parametrize(("name", "chosen", "reduction"), CROSS_ENTROPIES + OTHERS)
-def test_both_branches_compute_the_same(name, chosen, reduction, plain_devices, monkeypatch):
+def test_both_branches_compute_the_same(name, chosen, reduction, plain_devices):
     inputs, t = problem()
     loss, kw = summed(name), {}
     if name == "linear_cross_entropy":
         loss, kw = linear_cross_entropy, options_of(chosen) | {"reduction": reduction}
     up = torch.linspace(-1, 2, len(t), dtype=torch.float64) if reduction == "none" else None
     wanted = gradients(loss, inputs, t, upstream=up, **kw)
-    with gpu_branch(monkeypatch):
+    with gpu_branch():
         found = gradients(loss, inputs, t, upstream=up, **kw)
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-13)
 
@@ -100,7 +101,7 @@ def test_no_loss_holds_more_than_the_budget_of_a_chunk(name, branch, dtype, monk
         h.grad = w.grad = None
 
     if branch == "gpu":
-        with gpu_branch(monkeypatch):
+        with gpu_branch():
             held = peak_bytes(step)
     else:
         held = peak_bytes(step)
@@ -145,12 +146,12 @@ def test_a_tied_step_on_meta_tensors(plain_devices):
 # products that keep their sums
 
 
-def test_a_gpu_whose_products_round_widens_the_table_where_fp32_logits_are_asked_for(plain_devices, monkeypatch):
+def test_a_gpu_whose_products_round_widens_the_table_where_fp32_logits_are_asked_for(plain_devices):
     (h, w, _), t = problem(torch.bfloat16, n=512, v=1000, spread=3.0)
     truth = oracle(h, w, t, reduction="none")
     worst = {}
     for wide in (True, False):
-        with gpu_branch(monkeypatch, wide_products=wide):
+        with gpu_branch(wide_products=wide):
             for logits in (None, "fp32"):
                 got = linear_cross_entropy(h, w, t, reduction="none", logits=logits)
                 worst[wide, logits] = (got - truth).abs().max().item()

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.gpu_branch import gpu_branch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.boundary.tiny_models import Allocations
-from tests.ops.emulation import gpu_branch
 
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops import path_gradient
@@ -216,11 +216,11 @@ def test_a_table_without_rows_or_columns():
         path_norms(torch.ones(V, E, device="meta"), record)
 
 
-def test_recorded_on_a_gpu_the_norms_are_those_of_a_cpu(monkeypatch):
+def test_recorded_on_a_gpu_the_norms_are_those_of_a_cpu():
     """A GPU keeps a row per token, which takes no synchronisation, and finds the distinct tokens when asked."""
     table, body, ids, targets = setup()
     norms = []
-    for branch in (nullcontext(), gpu_branch(monkeypatch)):
+    for branch in (nullcontext(), gpu_branch()):
         leaf, record = table.clone().requires_grad_(), PathRecord()
         with branch:
             for part in torch.arange(N).split(3):
@@ -234,7 +234,7 @@ def test_nothing_is_asked_of_the_gpu_while_the_lookup_path_is_recorded(monkeypat
     table, body, ids, targets = setup()
     leaf, record = table.clone().requires_grad_(), PathRecord()
     loss = ours(leaf, body, ids, targets, LookupOptions(record=record))
-    with gpu_branch(monkeypatch), monkeypatch.context() as patch:
+    with gpu_branch(), monkeypatch.context() as patch:
         patch.setattr(path_gradient, "_distinct", Mock(side_effect=AssertionError("this synchronises")))
         loss.backward()
 

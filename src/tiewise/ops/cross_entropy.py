@@ -128,7 +128,7 @@ def oracle(
     t = targets.reshape(-1)
     valid = t != o.ignore_index
     at = t.where(valid, 0)
-    w = torch.ones(z.shape[1], dtype=z.dtype) if o.class_weight is None else o.class_weight.double()
+    w = z.new_ones(z.shape[1]) if o.class_weight is None else o.class_weight.double()
     lse = z.logsumexp(1)
     hit = w[at] * (lse - z.gather(1, at[:, None])[:, 0])
     each = (1 - o.label_smoothing) * hit + o.z_loss * lse.square()
@@ -251,7 +251,7 @@ class _Fused(torch.autograd.Function):
         known = None
         if ctx.upstream is not None:
             ctx.wanted = (ctx.wanted[0], grad_mode, *ctx.wanted[2:])
-            known = tensors[0].new_tensor(ctx.upstream, dtype=accumulator(ctx.kind))
+            known = tensors[0].new_full((), ctx.upstream, dtype=accumulator(ctx.kind))
         loss, ctx.gradients = reduced(sweep, options, tensors, ctx.kind, ctx.wanted, known)
         return loss
 

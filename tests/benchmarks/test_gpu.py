@@ -1,0 +1,62 @@
+"""The checks that run on a GPU, small on a CPU with a GPU's branch: all right, and a wrong loss is exit 1."""
+
+import json
+import subprocess
+import sys
+
+from benchmarks import gpu
+
+
+def test_the_dry_run_on_a_cpu_finds_every_figure_right(tmp_path, capsys):
+    out = tmp_path / "gpu.json"
+    assert gpu.main(["--device", "cpu", "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    states = {one["check"]: one["state"] for one in record["checks"]}
+    assert list(states) == [check.__name__ for check in gpu.CHECKS]
+    needs_gpu = {"wide_products", "memory", "cuda_graph", "other_kernels"}
+    assert {name for name, state in states.items() if state != "right"} == needs_gpu
+    assert all(one["why"] == "needs a GPU" for one in record["checks"] if one["state"] == "not run")
+    assert sum(len(one["figures"]) for one in record["checks"]) > 500
+    assert "12 right, 4 not run" in capsys.readouterr().out
+
+
+def test_a_wrong_figure_is_exit_1_and_named(tmp_path, capsys, monkeypatch):
+    right = gpu.linear_cross_entropy
+
+    def wrong(*given, **options):
+        return right(*given, **options) * (1.05 if options.get("reduction") == "none" else 1)
+
+    monkeypatch.setattr(gpu, "linear_cross_entropy", wrong)
+    monkeypatch.setattr(gpu, "CHECKS", (gpu.fp32_logits, gpu.autocast))
+    assert gpu.main(["--device", "cpu", "--out", str(tmp_path / "gpu.json")]) == 1
+    said = capsys.readouterr().out
+    assert "wrong    fp32_logits" in said
+    assert "bfloat16 logits=None: worst token, nats" in said
+    assert "1 right, 1 wrong" in said
+
+
+def test_a_check_that_raises_or_gives_nan_is_wrong():
+    place = gpu.Place("cpu", 2, 3, 4)
+
+    def raises(place):
+        raise RuntimeError("CUDA error: out of order")
+
+    assert gpu.run(raises, place).state == "wrong"
+    assert "out of order" in gpu.run(raises, place).why
+    assert gpu.run(lambda place: [gpu.Figure("x", float("nan"), 1.0)], place).state == "wrong"
+    assert gpu.run(lambda place: [], place).state == "wrong"
+    assert gpu.run(lambda place: [gpu.Figure("x", 0.0, 0.0)], place).state == "right"
+
+
+def test_without_a_gpu_or_a_package_one_line_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    assert gpu.main(["--out", str(tmp_path / "gpu.json")]) == 2
+    assert "--device cpu" in capsys.readouterr().err
+    hidden = (
+        "find = u.find_spec; u.find_spec = lambda name, *more: None if name == 'transformers' else find(name, *more)"
+    )
+    command = [sys.executable, "-c", f"import importlib.util as u; {hidden}; import benchmarks.gpu"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "missing transformers: pip install" in run.stderr
+    assert run.stderr.count("\n") == 1
