@@ -354,7 +354,7 @@ def longer(times, row=V - 1, of=None):
 STRONG = [
     ({"tensors": {TABLE: longer(6)}}, TABLE, "padding rows of model.embed_tokens.weight are longer than the median"),
     (UNTIED | {"head": longer(6)}, HEAD, "and row 23 ("),
-    (UNTIED | {"head": longer(6).astype(BF16)}, HEAD, "than any by far"),
+    (UNTIED | {"head": longer(6).astype(BF16)}, HEAD, "far longer than any"),
     (bias("lm_head.bias") | {"tensors": {"lm_head.bias": np.eye(1, V, 21, dtype=np.float32)[0] * 5}}, "lm_head.bias",
      "larger at 1 padding rows (21) than at any token: 5 and 0"),
     (UNTIED | {"tensors": {TABLE: longer(6)}}, None),  # the lookup of an untied model

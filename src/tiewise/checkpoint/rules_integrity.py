@@ -267,22 +267,28 @@ def padding(facts: Facts) -> Told:
     tokenizer, table = facts.tokenizer, facts.roles.counted
     if tokenizer is None or table is None or not 0 <= tokenizer.max_id < table.rows:
         return
-    spare = _rows_without_token(tokenizer, table.rows)
-    if not spare:
+    has_token = _rows_with_token(tokenizer, table.rows)
+    spare, used = np.flatnonzero(~has_token), np.flatnonzero(has_token)
+    if not len(spare):
         return
-    between = sum(row < tokenizer.max_id for row in spare)
+    between = int((spare < tokenizer.max_id).sum())
     what = f"{table.rows:,} rows, ids up to {tokenizer.max_id:,}: {len(spare):,} rows of padding"
     what += f", {between:,} of them between the tokens" if between else ""
     fix = "none; new tokens may use them, and resize_token_embeddings(len(tokenizer)) would cut them off"
     yield short(table.name), what, fix
     if facts.scan and not set(tokenizer.files) & set(PIECES[1:]):  # whose positions may not be the ids
-        yield from _strong_padding(facts, spare, sorted(row for row in tokenizer.used if row < table.rows))
+        yield from _strong_padding(facts, spare, used, tokenizer.max_id)
 
 
-def _rows_without_token(tokenizer: Tokenizer, rows: int) -> list[int]:
-    """Return the rows of a table that no token has; without a vocabulary proper, those behind the last token alone."""
-    first = 0 if tokenizer.base else tokenizer.max_id + 1
-    return [row for row in range(first, rows) if row not in tokenizer.texts]
+def _rows_with_token(tokenizer: Tokenizer, rows: int) -> NDArray[np.bool_]:
+    """Return for each row of a table whether a token has it; without a vocabulary proper, all up to the last token."""
+    found = np.zeros(rows, bool)
+    found[: 0 if tokenizer.base else tokenizer.max_id + 1] = True
+    for ids in (tokenizer.base.values(), tokenizer.added):
+        for number in ids:
+            if number < rows:
+                found[number] = True
+    return found
 
 
 FEWEST_USED = 20  # rows whose lengths say how long a row can be
@@ -293,35 +299,34 @@ def _fence(lengths: NDArray[np.float64]) -> float:
     return float(3 * lengths.max() - 2 * np.median(lengths))
 
 
-def _strong_padding(facts: Facts, spare: list[int], used: list[int]) -> Told:
+def _strong_padding(facts: Facts, spare: NDArray[np.int64], used: NDArray[np.int64], last_id: int) -> Told:
     """Report padding rows of the head that are far longer than every used row, and biases that are larger."""
-    roles, padded, named = facts.roles, np.array(spare), np.array(used)
-    head = roles.output if roles.output is not None or not facts.tied else roles.input
-    last = f"list their ids under suppress_tokens in {_GENERATION}"
-    if facts.tokenizer is not None and spare[-1] > facts.tokenizer.max_id:
-        last += f", or cut them off: {facts.command('resize', f'--vocab {facts.tokenizer.max_id + 1}')}"
-    if not used or roles.headless:
+    roles = facts.roles
+    if roles.headless or not len(used):
         return
-    readable = head is not None and not roles.packed(head) and head.rows > max(spare[-1], used[-1])
-    if head is not None and readable and len(used) >= FEWEST_USED:
-        lengths, sample = row_lengths(head, padded), row_lengths(head, named[:: -(-len(named) // SAMPLED_ROWS)])
+    top = max(spare[-1], used[-1])
+    fix = f"list their ids under suppress_tokens in {_GENERATION}"
+    if spare[-1] > last_id:
+        fix += f", or cut them off: {facts.command('resize', f'--vocab {last_id + 1}')}"
+    head = roles.output if roles.output is not None or not facts.tied else roles.input
+    if head is not None and not roles.packed(head) and head.rows > top and len(used) >= FEWEST_USED:
+        lengths, sample = row_lengths(head, spare), row_lengths(head, used[:: -(-len(used) // SAMPLED_ROWS)])
         longest = int(lengths.argmax())
-        if lengths[longest] > _fence(sample) and lengths[longest] > _fence(row_lengths(head, named)):
+        if lengths[longest] > _fence(sample) and lengths[longest] > _fence(row_lengths(head, used)):
             median = float(np.median(sample))
-            longer = int((lengths > median).sum())
-            what = (
-                f"{longer:,} of {len(spare):,} padding rows of {short(head.name)} are longer than the median used row"
-            )
-            what += f" ({median:.3g}), and row {spare[longest]:,} ({lengths[longest]:.3g}) than any by far"
-            yield Said(short(head.name), f"{what}: nothing keeps it from being sampled", last, severity="warning")
+            longer = f"{int((lengths > median).sum()):,} of {len(spare):,} padding rows of {short(head.name)}"
+            what = f"{longer} are longer than the median used row ({median:.3g}), and row {spare[longest]:,}"
+            what += f" ({lengths[longest]:.3g}) is far longer than any: nothing keeps it from being sampled"
+            yield Said(short(head.name), what, fix, severity="warning")
     for bias in roles.biases:
-        if bias.dtype in FLOATING and bias.shape and bias.shape[-1] > max(spare[-1], used[-1]):
-            values = widened(bias.read()).reshape(-1)
-            above = padded[values[padded] > values[named].max()]
-            if len(above):
-                what = f"{short(bias.name)} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
-                what += f" than at any token: {values[above].max():.3g} and {values[named].max():.3g}"
-                yield Said(short(bias.name), f"{what}; they are sampled first", last, severity="warning")
+        if bias.dtype not in FLOATING or math.prod(bias.shape) != bias.shape[-1] or bias.shape[-1] <= top:
+            continue
+        values = widened(bias.read()).reshape(-1)
+        above = spare[values[spare] > values[used].max()]
+        if len(above):
+            what = f"{short(bias.name)} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
+            what += f" than at any token: {values[above].max():.3g} and {values[used].max():.3g}"
+            yield Said(short(bias.name), f"{what}; they are sampled first", fix, severity="warning")
 
 
 @rule("B033", "error", "vocab_size is the number of rows")
