@@ -204,3 +204,11 @@ def test_an_earlier_result_is_replaced_only_where_asked(here, tree, tmp_path):
     refused(here("tied", *options, "--overwrite"), "seen/report.html is no inspection of tiewise")
     (tmp_path / "other/inspection.json").mkdir(parents=True)
     refused(here("tied", *options[:-1], "other"), "cannot write other/inspection.json")
+
+
+def test_the_last_line_says_how_to_get_what_is_not_there_yet(here):
+    said = here("untied", "--samples=100").out
+    assert said.splitlines()[-1].strip() == "--full prints the tables, --out DIR writes them with figures as a page."
+    said = here("untied", "--samples=100", "--out=page").out
+    assert "--out DIR" not in said
+    assert said.splitlines()[-1].strip() == "--full prints the tables; the page has them, with figures."

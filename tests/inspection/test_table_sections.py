@@ -17,11 +17,13 @@ from tiewise.analysis.table_maps import AlignSettings
 from tiewise.analysis.token_rows import directions, mean_cosine, moments, norms_by_count, plane
 from tiewise.core.errors import CheckpointError, DataError, heard
 from tiewise.core.estimates import Estimate, correlation_interval
+from tiewise.inspection.inspection import inspect
 from tiewise.inspection.sections import tokens
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.tokens import tokens_of
 from tiewise.inspection.sections.which_end import across, found_over_seeds
 from tiewise.inspection.tables_over_seeds import AGAIN, OTHER_SEED, SAME_SEED, Leaning, OverSeeds
+from tiewise.report.faces import notes
 from tiewise.report.figures import panels
 
 ROWS, WIDTH = 400, 8
@@ -389,3 +391,12 @@ def test_a_large_table_is_streamed_without_torch(tmp_path):
     peak, points = map(int, done.stdout.split())
     assert points == 2000
     assert peak < 150 * 2**20
+
+
+def test_a_note_does_not_repeat_the_name_of_its_model(tmp_path):
+    made = factored(tmp_path / "factored:4", gaussian(0, V, 4), gaussian(1, 10, 4), gaussian(2, 4, 10), WORDS[:V])
+    other = llama(tmp_path / "other", gaussian(0, V, 10))
+    found = inspect(made.path, other.path, only=["direct_path", "alignment"], samples=V)
+    said = [line for section in found.sections[1:] for line in notes(section) if "behind its map" in line]
+    assert said
+    assert all(line.count("factored:4") == 1 for line in said)

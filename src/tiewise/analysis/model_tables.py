@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tiewise.checkpoint.claims import module_of
-from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import Dense, read_boundary
 from tiewise.checkpoint.roles import IndexedTensor, find_roles
@@ -202,7 +202,7 @@ def ends_of(folder: Folder) -> Ends:
     one = lookup.table.name == head_end.table.name
     if lookup.map is not None or head_end.map is not None:
         how = f"{'one stored table' if one else 'two stored tables'} {lookup.table.shape[1]} wide"
-        notes.append(f"{short(facts.config.get(SPEC))}: {how}; each end is taken behind its map")
+        notes.append(f"{how}; each end is taken behind its map")
     into = dense_table(lookup)
     # the last part of a mark is the scale, which no angle between rows sees
     if one and lookup.mark[:-1] == head_end.mark[:-1]:

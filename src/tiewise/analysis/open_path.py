@@ -16,7 +16,7 @@ import numpy as np
 
 from tiewise.analysis.model_tables import Array, Ids, StoredTable, TokenTable, dense_table, stored_ends
 from tiewise.checkpoint.claims import BASE_TYPE, module_of, number
-from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.numeric_ends import read_boundary
 from tiewise.checkpoint.stored import FLOATING, Stored, read_float64, rounded
@@ -185,7 +185,7 @@ def open_path(folder: Folder) -> DirectPath:
     bias = None if chosen is None else _vector(chosen, target.rows)
     notes += [] if chosen is None else [f"bias {short(chosen.name)} applied"]
     if boundary is not None:
-        notes.append(f"{short(facts.config.get(SPEC))}: each end is taken behind its map and scale")
+        notes.append("each end is taken behind its map and scale")
         if boundary.spec.softcap is not None:
             if softcap is not None:
                 what = f"{facts.path}: two soft-caps, the boundary's and the family's"

@@ -6,13 +6,18 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tiewise.cli import options as o
 from tiewise.core.errors import RunError
+
+if TYPE_CHECKING:
+    from tiewise.inspection.inspection import Inspection
 
 PAGE, RESULT = "report.html", "inspection.json"
 
@@ -61,22 +66,38 @@ def inspect(
             found = inspected(subjects, request)
     record = found.record()
     if out is not None:
-        from tiewise.core.files import write_result
-        from tiewise.report.figures import write_inspection
-
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make {out}: {error.strerror}", "choose another --out") from None
-        page = write_inspection(found, out, o.command_line())
-        write_result(json.dumps(record, indent=1, allow_nan=False) + "\n", out / RESULT, "--out")
+        page = _write(found, record, out)
         if not quiet:
             o.tell(f"page: {page}")
     if json_:
         return o.print_json(record)
     from tiewise.report.faces import inspection_view
 
-    o.print_view(inspection_view(found, full or bool(names)))
+    o.print_view(inspection_view(found, full or bool(names), written=out is not None))
+
+
+def _write(found: Inspection, record: dict[str, Any], out: Path) -> Path:
+    """Write the page and the result to `out`, and return the page; after an error nothing new is there."""
+    from tiewise.core.files import write_result
+    from tiewise.report.figures import write_inspection
+
+    new_folders = [place for place in (out, *out.parents) if not place.exists()]
+    is_new = not (out / PAGE).exists()
+    try:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make {out}: {error.strerror}", "choose another --out") from None
+        page = write_inspection(found, out, o.command_line())
+        write_result(json.dumps(record, indent=1, allow_nan=False) + "\n", out / RESULT, "--out")
+    except BaseException:
+        with suppress(OSError):
+            if is_new:
+                (out / PAGE).unlink(missing_ok=True)
+            for folder in new_folders:
+                folder.rmdir()
+        raise
+    return page
 
 
 def _check_room(out: Path, overwrite: bool) -> None:

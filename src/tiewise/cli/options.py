@@ -150,7 +150,10 @@ def need(*names: str, extra: str = "torch") -> None:
 
 @contextmanager
 def progress_bar(quiet: bool, reads: bool) -> Iterator[None]:
-    """Show the progress inside on stderr where someone looks: bytes read of each thing, or parts of one work."""
+    """Show the progress inside on stderr where someone looks: bytes read of each thing, or parts of one work.
+
+    Parts take from seconds to minutes each, so the time that has passed is shown, and none that remains.
+    """
     if quiet or not sys.stderr.isatty():
         yield
         return
@@ -162,10 +165,9 @@ def progress_bar(quiet: bool, reads: bool) -> Iterator[None]:
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         progress.DownloadColumn() if reads else progress.TaskProgressColumn(),
-        progress.TransferSpeedColumn() if reads else progress.TimeRemainingColumn(),
+        progress.TransferSpeedColumn() if reads else progress.TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
-        speed_estimate_period=600,  # parts of one work differ: what is left is told by all that was done
     )
     task, begun = bar.add_task("", total=None), time.monotonic()
     of: tuple[str, float] | None = None

@@ -26,6 +26,7 @@ from tiewise.inspection.inspection import Inspection, SectionFound, TieOrNot, me
 
 TITLE = "Tie or not?"
 MORE = "--full prints the tables, --out DIR writes them with figures as a page."
+WRITTEN = "--full prints the tables; the page has them, with figures."
 ABREAST = 3  # models in one table, which fit 80 columns beside a question
 # where a reader would break a cell: before an interval, before what it speaks for, and before what layers share
 BREAKS = re.compile(rf" (?=\[[^ ]+, |→ (?:{ONE}|{TWO})$)|(?=\+share=)")
@@ -139,9 +140,15 @@ def _alike(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-def inspection_view(inspection: Inspection, full: bool = False) -> RenderableType:
-    """Return an inspection as it is printed. Whatever comes from a checkpoint is `Text`, never markup."""
-    return Group(*_printed(inspection, full))
+def inspection_view(inspection: Inspection, full: bool = False, written: bool = False) -> RenderableType:
+    """Return an inspection as it is printed. Whatever comes from a checkpoint is `Text`, never markup.
+
+    Args:
+        inspection: what was measured.
+        full: whether every table is printed.
+        written: whether its page is written, so that the last line does not say how to write one.
+    """
+    return Group(*_printed(inspection, full, WRITTEN if written else MORE))
 
 
 def inspection_html(inspection: Inspection) -> str:
@@ -151,7 +158,7 @@ def inspection_html(inspection: Inspection) -> str:
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
-def _printed(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
+def _printed(inspection: Inspection, full: bool, more: str = MORE) -> Iterator[RenderableType]:
     """The models, the verdict, what can decide, and one sentence for each section; with `full` its tables too."""
 
     def indented(line: str, style: str = "") -> Padding:
@@ -189,7 +196,7 @@ def _printed(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
         yield Text("Not measured", "bold")
         yield from (indented(line if full else line.partition("; ")[0], "dim") for line in left_out)
     if not full:
-        yield Text(MORE, "dim")
+        yield Text(more, "dim")
 
 
 def rich_table(rows: Sequence[Sequence[str]], *, justified: bool = False, show_edge: bool = True) -> Table:
