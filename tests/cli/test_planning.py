@@ -157,5 +157,24 @@ def test_json_holds_everything_once(tiewise):
     assert {"status", "source", "checked", "config", "config_source"} <= gpt2.keys()
 
 
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(60, "status"), (50, "tables, V/D, status"), (40, "tied, tables, V/D, status")]
+)
+def test_a_narrow_terminal_loses_whole_columns_and_no_digit(tiewise, monkeypatch, width, left_out):
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = tiewise("models", "--family=pythia").out
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in said
+    (line,) = [line for line in lines if line.startswith("pythia-70m")]
+    assert {"50,304", "512", "6", "70.4"} <= set(line.split())
+    assert f"also show: {left_out}." in " ".join(said.split())
+    every = tiewise("models").out
+    assert "…" not in every
+    assert all(f" {model.width:,} " in every for model in models())
+
+
 def test_nothing_found_is_said(tiewise):
-    assert "0 models" in tiewise("models", "--family=nobody").out
+    assert "0 models" in tiewise("models", "--family=pythia", "--tied").out
+    said = tiewise("models", "--family=lama")
+    refused(said, "no model's name or type begins with 'lama'; did you mean llama?")

@@ -334,6 +334,12 @@ _BOX, _CONSOLE, _TABLE, _TEXT = (Late(f"rich.{name}") for name in ("box", "conso
 WIDEST = 24  # letters of a choice's column
 SOURCE = 19  # letters of a source
 WIDE = 100  # columns of a terminal that has room for sources
+LESS_NEEDED = (
+    "status",
+    "V/D",
+    "tables",
+    "tied",
+)  # columns of the catalogue that a narrow terminal leaves out, in order
 HEADER = ("model", "V", "D", "L", "V/D", "params", "tables", "tied", "status", "source")
 
 
@@ -384,31 +390,45 @@ def _looked_up(listing: Listing) -> Any:
 
 
 def models_table(found: Sequence[Model], width: int) -> Any:
-    """One row per model and under it how to know better; sources are left out below `WIDE` columns."""
+    """One row per model and under it how to know better; columns that a terminal has no room for are left out whole."""
+    rows = [dict(zip(HEADER, _model_cells(model), strict=True)) for model in found]
+    widths = {name: max(map(len, (name, *(row[name] for row in rows)))) + 2 for name in HEADER}
+    shown = list(HEADER if width >= WIDE else HEADER[:-1])
+    left_out = []
+    for name in LESS_NEEDED:
+        if name in shown and sum(widths[each] for each in shown) - 2 > width:
+            shown.remove(name)
+            left_out.append(name)
     many = f"{len(found)} model{'' if len(found) == 1 else 's'}"
     caption = f"\n{many}; tables: their share of all parameters; ≈: what the name says.\n{BETTER}"
+    if left_out:
+        caption = f"\nA wider terminal, and --json, also show: {', '.join(reversed(left_out))}.{caption}"
     table = _TABLE.Table(box=_BOX.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.caption, table.caption_justify = _TEXT.Text(caption), "left"
-    shown = HEADER if width >= WIDE else HEADER[:-1]
     for name in shown:
         left = name in ("model", "tied", "status", "source")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for m in found:
-        source = re.sub("[;,].*| config class default| configs/models", "", m.source)
-        cells = [
-            m.name,
-            f"{m.vocab:,}" if m.vocab else NONE,
-            f"{m.width:,}",
-            str(m.layers),
-            plain(m.ratio, 1),
-            short(m.size) if m.parameters or not m.size else f"≈ {short(m.size)}",
-            f"{100 * m.table_share:.1f} %" if m.table_share else NONE,
-            {True: "yes", False: "no", None: "?"}[m.tied],
-            m.checked,
-            source if len(source) <= SOURCE else source[: SOURCE - 1].rstrip() + "…",
-        ]
-        table.add_row(*map(_TEXT.Text, cells[: len(shown)]))
+        # a name may break, a figure never
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "model", overflow="fold")
+    for row in rows:
+        table.add_row(*(_TEXT.Text(row[name]) for name in shown))
     return table
+
+
+def _model_cells(model: Model) -> list[str]:
+    """Return what is shown of a model, under `HEADER`."""
+    source = re.sub("[;,].*| config class default| configs/models", "", model.source)
+    return [
+        model.name,
+        f"{model.vocab:,}" if model.vocab else NONE,
+        f"{model.width:,}",
+        str(model.layers),
+        plain(model.ratio, 1),
+        short(model.size) if model.parameters or not model.size else f"≈ {short(model.size)}",
+        f"{100 * model.table_share:.1f} %" if model.table_share else NONE,
+        {True: "yes", False: "no", None: "?"}[model.tied],
+        model.checked,
+        source if len(source) <= SOURCE else source[: SOURCE - 1].rstrip() + "…",
+    ]
 
 
 def short(count: float | None) -> str:
