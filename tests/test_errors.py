@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from tiewise.cli.options import interruptible
-from tiewise.core.errors import Interrupted, _Heard, ctrl_c_behind, ctrl_c_came, listen_for_ctrl_c
+from tiewise.core.errors import Interrupted, _Heard, choices, ctrl_c_behind, ctrl_c_came, listen_for_ctrl_c
 from tiewise.training.trainer import Interrupt
 
 
@@ -108,3 +108,12 @@ def test_a_command_says_how_it_was_left_whatever_became_of_the_press_and_lets_ot
     with pytest.raises(ImportError), interruptible("; nothing was written"):
         of_its_own()
     assert capsys.readouterr().err == ""
+
+
+def test_the_nearest_name_comes_first_and_all_names_after_it():
+    known = ["untied", "tied", "factored"]
+    assert choices("teid", known) == "did you mean tied? choose one of untied, tied, factored"
+    assert choices("TIED", known).startswith("did you mean tied?")
+    assert choices("xyz", known) == "choose one of untied, tied, factored"
+    assert choices("flex", ["torch", "flax"], "known:") == "did you mean flax? known: torch, flax"
+    assert choices("x", ["torch", "flax"]) == "choose torch or flax"

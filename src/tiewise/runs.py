@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tiewise.atlas.grid import GRID, StudyGrid
 from tiewise.atlas.study import TABLE, Study, repeated
 from tiewise.core import ranks
-from tiewise.core.errors import RunError, TiewiseError
+from tiewise.core.errors import RunError, TiewiseError, choices
 from tiewise.internals.passages import Healed, healed, passages
 from tiewise.report.comparison_page import write_report
 from tiewise.report.sweep_page import write_sweep
@@ -172,7 +172,7 @@ def carry_out(
 def _trained_by(launcher: str, jobs: int | str, out: Path, display: Display, settings: Settings | None) -> Workers:
     """Return who trains the runs in `out`, `jobs` at a time; RunError where `settings` or this machine cannot."""
     if launcher not in LAUNCHERS:
-        raise RunError(f"no launcher {launcher!r}", f"choose one of {', '.join(LAUNCHERS)}")
+        raise RunError(f"no launcher {launcher!r}", choices(launcher, LAUNCHERS))
     if launcher != LOCAL and ranks.size() > 1:
         raise RunError(f"launcher {launcher} where {ranks.size()} processes train a run", "start one process")
     if settings is not None and launcher not in (LOCAL, RAY):

@@ -71,6 +71,13 @@ OPTIONS = {
     "--arms=factored": "factored:128, say",
     "--arms=tied,factored:17": "k = 17 exceeds the model width 16; choose k ≤ 16",
     "--arms=": "unknown boundary ''",
+    "--arms=tied,untide": "unknown boundary 'untide' in 'untide'; did you mean untied? choose one of",
+    "--arms=tied+bais": "unknown option 'bais' in 'tied+bais'; did you mean bias? known: bias",
+    "--set=learning_rat=1": "unknown setting 'learning_rat' in --set; did you mean learning_rate? known: arms",
+    "--set=wdith=32": "did you mean width?",
+    "--set=match=with": "match = 'with'; did you mean width? choose one of width, parameters, flops",
+    "--widht=32": "no option --widht; did you mean --set width=VALUE? see ",
+    "--bondary=tied": "no option --bondary; did you mean --boundary?",
     "--seeds=0": "seeds = 0",
     "--jobs=0": "jobs = '0'; give how many runs are trained at a time, 1 or more, or auto",
     "--steps=many": "'--steps'",
@@ -101,6 +108,7 @@ FOLDERS = {
 }
 SWEEP = {
     "": "no grid is named; name a YAML file, or quick",
+    "quik": "no grid 'quik'; did you mean quick? name a YAML file, or one of",
     "nowhere.yaml": "no grid 'nowhere.yaml'; name a YAML file, or one of causes, gain-by-text",
     "--resume --out=none": "none holds no study to resume; leave --resume out, and name a grid",
     "grid.yaml --resume": "--resume takes its grid from the study; give only --out runs/sweep --resume",
@@ -118,6 +126,7 @@ TRAIN = {
 }
 RECIPES = {
     "--recipe lstm corpus": "no recipe 'lstm'",
+    "--recipe=press-wolf-smal corpus": "did you mean press-wolf-small?",
     "corpus": "without --recipe",
     "twice": "is a model, and this command trains new ones; give it your text: --text FILE",
     "--recipe awd": "needs one corpus",
@@ -149,6 +158,10 @@ SHOW = {
 }
 PLAN = {
     "": "no model to plan; give a config.json or its folder",
+    "--like=gpt2 --boundary=teid": "unknown boundary 'teid' in 'teid'; did you mean tied? choose one of untied, tied",
+    "--like=gpt2 --share=al": "did you mean all?",
+    "--like=gpt2 --widht=9": "no option --widht; did you mean --width? see ",
+    "--like=gtp2": "close: gpt2",
     "--like=gpt2 --gated": "--gated of gpt2; the model's class says so",
     ". --like=gpt2": "a config and --like at once",
     "--vocab=10 --width=4": "--layers missing",
@@ -220,6 +233,8 @@ WRONG = [
     ("data", {"hide": "write tiewise data show"}),
     ("data show -t text.txt --tokenizer bpe:300", SHOW),
     ("plan", PLAN),
+    ("models", {"--family=lama": "did you mean llama? `tiewise models` lists all"}),
+    ("inspect twice", {"--only=alignmnet": "there is no section 'alignmnet'; did you mean alignment? sections are"}),
     ("models", {"--sort=age": "cannot sort by 'age'; choose one of", "--min-vocab=x": "--min-vocab"}),
     ("sparkle", {"": "'sparkle'"}),
     ("", CHECKPOINTS),

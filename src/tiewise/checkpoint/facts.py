@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ from tiewise.checkpoint.roles import DRAFT_HEAD, Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES, UNRELATED, TableLikeness, likeness, same_numbers
 from tiewise.checkpoint.untrusted import read_json, short
-from tiewise.core.errors import CheckpointError, SpecError, doing
+from tiewise.core.errors import CheckpointError, SpecError, doing, similar
 from tiewise.core.spec import BoundarySpec
 
 SPEC = "tiewise_boundary"  # of the config: the boundary that this package installed
@@ -355,7 +354,7 @@ def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     families = family_data()["families"]
     own = [kind for kind, record in families.items() if name in record.get("classes", {})]
     if not own:
-        near = get_close_matches(name, [each for record in families.values() for each in record.get("classes", {})])
+        near = similar(name, [each for record in families.values() for each in record.get("classes", {})])
         fix = f"did you mean {' or '.join(near)}?" if near else "write it as transformers does: LlamaForCausalLM"
         what = f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens"
         raise CheckpointError(what, fix)

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from tiewise.cli import options as o
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, choices
 
 FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
@@ -40,7 +40,7 @@ def check(
     if not paths:
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
-        raise typer.BadParameter(f"--fail-on {fail_on}: choose one of {', '.join(FAIL_ON)}")
+        raise typer.BadParameter(f"--fail-on {fail_on}: {choices(fail_on, FAIL_ON)}")
     options: dict[str, Any] = {"base": base, "beside": beside, "target": target, "world": world, "as_class": as_class}
     options |= {"quantise": quantise, "deep": deep, "scan": not headers}
     options |= {"select": o.listed(select), "ignore": o.listed(ignore)}
@@ -76,7 +76,9 @@ def _explain(wanted: str, json_: bool) -> None:
 
     known = rules()
     if wanted != "all" and wanted.upper() not in known:
-        raise CheckpointError(f"no rule {wanted!r}", f"rules are {', '.join(known)}; `--explain all` lists them")
+        raise CheckpointError(
+            f"no rule {wanted!r}", f"{choices(wanted, known, 'rules are')}; `--explain all` lists them"
+        )
     chosen = tuple(known.values()) if wanted == "all" else (known[wanted.upper()],)
     if json_:
         keys = ("id", "severity", "title", "explain", "sources", "deep")

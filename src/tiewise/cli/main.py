@@ -11,13 +11,15 @@ import re
 import sys
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields
 from errno import ENAMETOOLONG
 from importlib import import_module
 from typing import Any
 
 import typer
 
-from tiewise.core.errors import TiewiseError, ctrl_c_behind
+from tiewise.core.errors import TiewiseError, ctrl_c_behind, nearest
 
 gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
@@ -84,6 +86,7 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 def main() -> None:
     """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted."""
     codecs.register_error("tiewise", _stand_in)
+    _watch_stdout()
     for stream in (sys.stdout, sys.stderr):  # terminals of Windows, LANG=C and pipes may lack what we write
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="tiewise")
@@ -95,22 +98,26 @@ def main() -> None:
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code, said = 2, ""
+        stdout_error = _stdout_error()
         if ctrl_c_behind(error):
             code = 130
+        elif isinstance(stdout_error, BrokenPipeError):
+            code = 1
+        elif stdout_error is not None:
+            said = f"cannot write to stdout: {stdout_error.strerror}; make room there, or send the output elsewhere"
         elif isinstance(error, TiewiseError):
             said = str(error)
         elif isinstance(error, UsageError):
             if error.format_message():  # empty where no command was given, and the help says it all
-                said = f"{error.format_message()}; see {error.ctx.command_path if error.ctx else 'tiewise'} --help"
+                usage, command = _usage(error), error.ctx.command_path if error.ctx else "tiewise"
+                said = f"{usage}{' ' if usage.endswith('?') else '; '}see {command} --help"
         elif isinstance(error, OSError) and error.errno == ENAMETOOLONG:  # a text where a name belongs
             said = f"{str(error.filename)[:40]}…: {error.strerror}; check the path"
-        elif isinstance(error, BrokenPipeError):
-            code = 1
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         else:
             raise
         if said:
-            print("tiewise:", " ".join(said.split()), file=sys.stderr)
+            with suppress(OSError):  # where stderr takes nothing either, the exit code says it
+                print("tiewise:", " ".join(said.split()), file=sys.stderr)
     ranks = sys.modules.get("tiewise.core.ranks")
     if "RANK" not in os.environ or ranks is None or not ranks.launched():
         sys.exit(code)
@@ -121,6 +128,64 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+class _WatchedFile(io.FileIO):
+    """A file that keeps the error of the last write that failed."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def _watch_stdout() -> None:
+    """Replace the process's stdout by one that keeps its errors, so that they are told from those of other files."""
+    stream = sys.stdout
+    if stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
+        return  # a test's, a notebook's
+    buffered = stream.buffer
+    if not isinstance(getattr(buffered, "raw", buffered), io.FileIO):
+        return  # a console of Windows
+    raw = _WatchedFile(stream.fileno(), "wb", closefd=False)
+    buffer = raw if isinstance(buffered, io.RawIOBase) else io.BufferedWriter(raw)
+    how: Any = {"encoding": stream.encoding, "errors": stream.errors}
+    how |= {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+    sys.stdout = io.TextIOWrapper(buffer, **how)
+
+
+def _stdout_error() -> OSError | None:
+    """Return why stdout takes no more, or None if it does; after an error nothing is written there again."""
+    with suppress(OSError):  # which is kept
+        sys.stdout.flush()
+    buffer = getattr(sys.stdout, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)
+    if not isinstance(raw, _WatchedFile) or raw.error is None:
+        return None
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return raw.error
+
+
+def _usage(error: Any) -> str:
+    """Return a usage error's message, with the nearest option if it names one that does not exist."""
+    option, message = getattr(error, "option_name", None), str(error.format_message())
+    if option is None or not hasattr(error, "possibilities") or error.ctx is None:
+        return message
+    parameters = error.ctx.command.params
+    known = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
+    if (near := nearest(option, known)) is not None:
+        return f"no option {option}; did you mean {near}?"
+    if any("--set" in parameter.opts for parameter in parameters):
+        from tiewise.training.settings import Settings
+
+        setting = nearest(option.lstrip("-").replace("-", "_"), [field.name for field in fields(Settings)])
+        if setting is not None:
+            return f"no option {option}; did you mean --set {setting}=VALUE?"
+    return message
 
 
 def _typed() -> list[str]:

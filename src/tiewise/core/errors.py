@@ -23,7 +23,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
@@ -37,6 +37,37 @@ class TiewiseError(Exception):
         super().__init__(f"{what}; {fix}" if fix else what)
         self.what = what
         self.fix = fix
+
+
+def similar(name: object, known: Iterable[str], count: int = 3) -> list[str]:
+    """Return the known names that are most like `name`, in whatever case, nearest first.
+
+    >>> similar("Teid", ["untied", "tied", "factored"])
+    ['tied', 'untied']
+    """
+    from difflib import get_close_matches
+
+    by_lower = {each.lower(): each for each in known}
+    return [by_lower[close] for close in get_close_matches(str(name).lower(), by_lower, n=count)]
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like `name`; None if none is like it."""
+    return next(iter(similar(name, known, count=1)), None)
+
+
+def choices(name: object, known: Iterable[str], lead: str = "") -> str:
+    """Return what to do about a name that is not known: the nearest known one, then all of them after `lead`.
+
+    >>> choices("teid", ["untied", "tied", "factored"])
+    'did you mean tied? choose one of untied, tied, factored'
+    """
+    names = list(known)
+    near = nearest(name, names)
+    hint = "" if near is None else f"did you mean {near}? "
+    if not lead and len(names) == 2:
+        return f"{hint}choose {names[0]} or {names[1]}"
+    return f"{hint}{lead or 'choose one of'} {', '.join(names)}"
 
 
 class SpecError(TiewiseError, ValueError):

@@ -15,13 +15,13 @@ import re
 import shutil
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tiewise.core.errors import RunError, TiewiseError
+from tiewise.core.errors import RunError, TiewiseError, choices
 
 T = TypeVar("T")
 _NAMES = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
@@ -174,6 +174,13 @@ def require(
             right = value is None or holds(value)
         if not right:
             raise error(f"{name} = {repr(value)[:80]}", fix)
+
+
+def require_one(record: Any, name: str, known: Collection[str], error: type[TiewiseError] = RunError) -> None:
+    """See that a field of a record is None or one of the known names; else raise the `error`, with the nearest."""
+    value = getattr(record, name)
+    if value is not None and not (isinstance(value, str) and value in known):
+        raise error(f"{name} = {repr(value)[:80]}", choices(value, known))
 
 
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

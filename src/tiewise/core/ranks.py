@@ -22,6 +22,7 @@ from tiewise.core.errors import (
     NotedPress,
     RunError,
     TiewiseError,
+    choices,
     ctrl_c_behind,
     one_line,
     raise_at_ctrl_c,
@@ -95,7 +96,7 @@ def join(fsdp: int = 1, tp: int = 1, tables: str = AUTO) -> None:
 
 def _check(fsdp: int, tp: int, tables: str) -> None:
     if tables not in TABLES:
-        raise RunError(f"--tables {tables}", f"choose one of {', '.join(TABLES)}")
+        raise RunError(f"--tables {tables}", choices(tables, TABLES))
     if tables != AUTO and (fsdp == 1 or tp > 1):
         where = "beside --tp, which spreads them" if tp > 1 else "without --fsdp"
         raise RunError(f"--tables {tables} {where}", "leave it out")

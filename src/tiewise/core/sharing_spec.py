@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tiewise.core.errors import SpecError
+from tiewise.core.errors import SpecError, choices
 from tiewise.core.spec import count, read_option
 
 KINDS = ("none", "attention", "ffn", "all")
@@ -45,7 +45,7 @@ class SharingSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise SpecError(f"unknown sharing {self.kind!r}", f"choose one of {', '.join(KINDS)}")
+            raise SpecError(f"unknown sharing {self.kind!r}", choices(self.kind, KINDS))
         if self.groups < 1:
             raise SpecError(f"groups={self.groups}: must be 1 or more", "groups count the distinct layers that remain")
         for name in ("cycle", "ends", "rank"):
@@ -75,7 +75,7 @@ class SharingSpec:
         kind, colon, arguments = head.partition(":")
         if kind not in KINDS:
             begun = kind.partition(",")[0]
-            known = f"choose one of {', '.join((*KINDS, *SHORT))}"
+            known = choices(kind, (*KINDS, *SHORT))
             fix = f"write {begun}:groups=2 or {begun}+rank=4, say" if begun in KINDS else known
             raise SpecError(f"unknown sharing {kind!r} in {text!r}", fix)
         values: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import quote, unquote
 
-from tiewise.core.errors import SpecError
+from tiewise.core.errors import SpecError, choices
 
 MODEL_TYPE = "tiewise"  # `model_type` of a saved model whose boundary no other tool knows
 KINDS = ("untied", "tied", "factored", "factored-untied", "projected", "residual", "spd")
@@ -74,7 +74,7 @@ class BoundarySpec:
         if self.out_width == self.width:
             object.__setattr__(self, "out_width", None)  # one written form for one meaning
         if self.kind not in KINDS:
-            raise SpecError(f"unknown boundary {self.kind!r}", f"choose one of {', '.join(KINDS)}")
+            raise SpecError(f"unknown boundary {self.kind!r}", choices(self.kind, KINDS))
         if self.kind in ("factored", "factored-untied") and self.width is None:
             raise SpecError(f"{self.kind} needs the table width k", f"write {self.kind}:128, say")
         if self.kind == "residual" and self.rank is None:
@@ -114,7 +114,7 @@ class BoundarySpec:
         head, *options = text.strip().split("+")
         kind, _, arguments = head.partition(":")
         if kind not in KINDS:
-            raise SpecError(f"unknown boundary {kind!r} in {text!r}", f"choose one of {', '.join(KINDS)}")
+            raise SpecError(f"unknown boundary {kind!r} in {text!r}", choices(kind, KINDS))
         values: dict[str, Any] = {}
         for item in filter(None, arguments.split(",")):
             key, equals, value = item.partition("=")
@@ -308,8 +308,7 @@ def read_option(
 ) -> None:
     """Read one `key=value` of the written form `text` by its table; raises SpecError, which names the `docs`."""
     if key not in table:
-        known = ", ".join(table) or "none"
-        raise SpecError(f"unknown {what} {key!r} in {text!r}", f"known: {known}")
+        raise SpecError(f"unknown {what} {key!r} in {text!r}", choices(key, table or ("none",), "known:"))
     name, reader = table[key]
     if name in into:
         raise SpecError(f"{key!r} given twice in {text!r}", f"give it once: see {key} in {docs}")

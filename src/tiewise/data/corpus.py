@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tiewise.core.errors import DataError, RunError, TiewiseError, advance, doing, progress
+from tiewise.core.errors import DataError, RunError, TiewiseError, advance, choices, doing, progress
 from tiewise.core.files import sync, write_whole, written_whole
 from tiewise.core.text import pieces, token_counts
 from tiewise.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
@@ -62,7 +62,7 @@ class PreparedText:
     def split(self, name: str) -> np.ndarray:
         """Return the tokens of "train", "tune" or "heldout", memory-mapped and read-only, uint16[N] or uint32[N]."""
         if name not in SPLITS:
-            raise DataError(f"no split {name!r}", f"choose one of {', '.join(SPLITS)}")
+            raise DataError(f"no split {name!r}", choices(name, SPLITS))
         return np.memmap(self.folder / f"{name}.bin", token_type(self.vocab), mode="r")
 
     @cached_property

@@ -22,7 +22,7 @@ from typing import Any
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.core import Late
-from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError, heard, printable
+from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError, choices, heard, printable
 from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.found import NATS, NEITHER, ONE, TWO, Found, Quantity
@@ -111,7 +111,7 @@ def checked(request: Request) -> Request:
     """Return a request that names sections that there are, and efforts that suffice."""
     for name in request.only:
         if name not in NAMES:
-            fix = f"sections are {', '.join(NAMES)}; evidence is drawn from them"
+            fix = f"{choices(name, NAMES, 'sections are')}; evidence is drawn from them"
             raise DataError(f"there is no section {name!r}", fix)
     effort = request.effort
     for name, least in {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}.items():

@@ -49,7 +49,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from tiewise.boundary.link import divisor
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import SpecError, UnsupportedError
-from tiewise.core.files import require
+from tiewise.core.files import require, require_one
 
 LayerState = tuple[Tensor, ...]
 Step = Callable[[Tensor, Tensor, LayerState], LayerState]
@@ -292,7 +292,7 @@ class RNNConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         sizes = "vocab_size hidden_size num_hidden_layers output_vocab_size embedding_size last_hidden_size"
         require(self, sizes, lambda n: isinstance(n, int) and n >= 1, "sizes are whole numbers, 1 or more", SpecError)
-        require(self, "cell", CELLS.__contains__, f"choose one of {', '.join(CELLS)}", SpecError)
+        require_one(self, "cell", CELLS, SpecError)
         require(self, "lstm_bias", ("one", "two").__contains__, "choose one or two", SpecError)
         if self.cell == "gru" and self.lstm_bias == "one":
             raise SpecError("a GRU with one bias is another function: a gate stands between", "use lstm_bias two")

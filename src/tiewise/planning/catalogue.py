@@ -14,12 +14,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from tiewise.core.errors import PlanError
+from tiewise.core.errors import PlanError, choices, nearest, similar
 from tiewise.core.files import packaged_json
 
 BETTER = "`tiewise check PATH` on the files themselves is better evidence than this catalogue."
@@ -103,17 +102,22 @@ def select(
     A row whose figure is not known does not pass a bound on it.
 
     Raises:
-        PlanError: there is no such sort.
+        PlanError: there is no such sort, or no model of this family.
     """
     if sort is not None and sort not in SORTS:
-        raise PlanError(f"cannot sort by {sort!r}", f"choose one of {', '.join(SORTS)}")
+        raise PlanError(f"cannot sort by {sort!r}", choices(sort, SORTS))
+    begins = family.lower()
+    if not any(model.name.startswith(begins) or model.family.startswith(begins) for model in models()):
+        near = nearest(family, sorted({model.family for model in models()} | {model.name for model in models()}))
+        hint = "" if near is None else f"did you mean {near}? "
+        raise PlanError(f"no model's name or type begins with {family!r}", f"{hint}`tiewise models` lists all")
     least, most = -math.inf if min_size is None else min_size, math.inf if max_size is None else max_size
     sized = min_size is not None or max_size is not None
     found = [
         model
         for model in models()
         if (tied is None or model.tied is tied)
-        and (model.name.startswith(family.lower()) or model.family.startswith(family.lower()))
+        and (model.name.startswith(begins) or model.family.startswith(begins))
         and (model.vocab or 0) >= min_vocab
         and (not sized or (model.size is not None and least <= model.size < most))
     ]
@@ -134,7 +138,7 @@ def find(name: str) -> Model:
     for spelling in (asked, asked.removesuffix("-hf")):
         if spelling in by_name:
             return by_name[spelling]
-    close = get_close_matches(asked, by_name, n=4, cutoff=0.6)
+    close = similar(asked, by_name, count=4)
     shown = name if len(name) <= 60 else name[:57] + "..."
     hint = f"close: {', '.join(by_name[each].name for each in close)}" if close else "`tiewise models` lists them"
     raise PlanError(f"the catalogue has no model {shown!r}", hint)

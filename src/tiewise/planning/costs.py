@@ -14,7 +14,7 @@ from typing import Any
 
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import PlanError
-from tiewise.core.files import packaged_json, require
+from tiewise.core.files import packaged_json, require, require_one
 from tiewise.core.first_loss import POSITIONS, Computed, FirstStep, first_step
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
@@ -47,7 +47,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         require(self, "batch length world tp fsdp", lambda count: count >= 1, "it must be 1 or more", PlanError)
-        require(self, "dtype", DTYPES.__contains__, f"choose one of {', '.join(DTYPES)}", PlanError)
+        require_one(self, "dtype", DTYPES, PlanError)
         require(self, "std", lambda std: 0 < std < float("inf"), "give a positive number", PlanError)
         if self.world % (self.tp * (self.fsdp or 1)):
             cut = f"tp {self.tp}" if self.fsdp is None else f"fsdp {self.fsdp} × tp {self.tp}"

@@ -16,8 +16,8 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from tiewise.core.errors import RunError, one_line
-from tiewise.core.files import require, setting
+from tiewise.core.errors import RunError, choices, one_line
+from tiewise.core.files import require, require_one, setting
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.documents import CONTIGUOUS, RANDOM
 
@@ -36,7 +36,7 @@ def kinds() -> list[str]:
 def find(kind: str) -> Any:
     """Return the `tiewise.training.run.Kind` of this name."""
     if kind not in kinds():
-        raise RunError(f"kind = {kind!r}", f"choose one of {', '.join(kinds())}")
+        raise RunError(f"kind = {kind!r}", choices(kind, kinds()))
     return import_module(f"{_KINDS}.{kind}").KIND
 
 
@@ -93,9 +93,9 @@ class Settings:
         require(self, "length", lambda n: n >= 2, "a block needs two tokens or more to predict one")
         require(self, "learning_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
         require(self, "weight_decay", lambda x: 0 <= x < float("inf"), "use zero or a positive number")
-        require(self, "match", ("width", "parameters", "flops").__contains__, "choose width, parameters or flops")
-        require(self, "split", (RANDOM, CONTIGUOUS).__contains__, f"choose {RANDOM} or {CONTIGUOUS}")
-        require(self, "backend", ("torch", "flax").__contains__, "choose torch or flax")
+        require_one(self, "match", ("width", "parameters", "flops"))
+        require_one(self, "split", (RANDOM, CONTIGUOUS))
+        require_one(self, "backend", ("torch", "flax"))
         if self.model in ("llama", "gpt2") and self.width % self.heads:
             raise RunError(f"{self.heads} heads do not divide width {self.width}", "choose heads that do")
         if self.model == "llama" and self.width // self.heads % 2:
@@ -144,7 +144,7 @@ class Settings:
         for name, value in record.items():
             place = places.get(name, where)
             if name not in hints | of_kind:
-                known = f"known: {', '.join([*hints, *of_kind])}; for those of other models add --recipe NAME"
+                known = f"{choices(name, [*hints, *of_kind], 'known:')}; for those of other models add --recipe NAME"
                 raise RunError(f"unknown setting {name!r} in {place}", known)
             read = setting((hints | of_kind)[name], value, f"{name} in {place}")
             if name in ("arms", "text") and not read:
@@ -175,5 +175,5 @@ def recipes() -> list[str]:
 def recipe(name: str) -> dict[str, Any]:
     """Return the settings of a recipe, its name among them."""
     if name not in recipes():
-        raise RunError(f"no recipe {name!r}", f"choose one of {', '.join(recipes())}")
+        raise RunError(f"no recipe {name!r}", choices(name, recipes()))
     return {**read_yaml(_RECIPES / f"{name}.yaml"), "recipe": name}

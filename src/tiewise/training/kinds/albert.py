@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.undisturbed import seed_generators
 from tiewise.core.errors import DataError, RunError, SpecError
-from tiewise.core.files import require, to_record
+from tiewise.core.files import require, require_one, to_record
 from tiewise.core.first_loss import first_step
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
@@ -74,7 +74,7 @@ class AlbertOptions:
     def checked(self) -> AlbertOptions:
         """Return these options, `share` in its canonical form."""
         for name, choices in _CHOICES.items():
-            require(self, name, choices.__contains__, f"choose one of {', '.join(choices)}")
+            require_one(self, name, choices)
         numbers = " ".join(item.name for item in fields(self) if isinstance(item.default, float))
         require(self, numbers, lambda x: math.isfinite(x) and x >= 0, "use zero or a positive number")
         require(self, "embedding inner", lambda n: n >= 1, "use 1 or more")
