@@ -272,6 +272,7 @@ SILENT = [
     ("B034", {"tied": False, "head": table(V + 9), "config": LATER}),
     # ids of other vocabularies, of rows that are not of the table, and placeholders that the class replaces
     ("B034", {"config": {"codebook_pad_token_id": 2050, "codec_eos_token_id": 900, "image_token_length": 900}}),
+    ("B034", {"config": {"_pad_token_id": 128_002}}),  # Idefics 3 writes its default, which nothing reads
     ("B034", {"config": {"num_image_tokens": 900, "image_token_id": None, "image_token": 900}}),
     ("B034", {"config": {"image_token_id": V + 1, "additional_vocab_size": 2}}),  # Idefics
     ("B034", {"config": {"image_token_index": -200}}),

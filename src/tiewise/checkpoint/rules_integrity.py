@@ -424,8 +424,9 @@ def special_ids_outside(facts: Facts) -> Told:
 
 def _names_tokens(name: Any) -> bool:
     """Whether the value of a config's key is ids of tokens of the vocabulary."""
-    named = isinstance(name, str) and (name in _ID_LISTS or _ID_KEY.search(name) is not None)
-    return named and _OTHER_VOCABULARY.search(name) is None
+    if not isinstance(name, str) or name.startswith("_") or _OTHER_VOCABULARY.search(name):  # _: a class keeps it
+        return False
+    return name in _ID_LISTS or _ID_KEY.search(name) is not None
 
 
 def _outside(name: str, value: Any, room: int, strict: bool) -> list[Any]:
