@@ -1,6 +1,7 @@
 """A full description of a model and of the random generators, to compare before and after."""
 
 import random
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -74,5 +75,18 @@ class Fingerprint:
         return function.__name__, tuple(cell.cell_contents for cell in function.__closure__ or ())
 
 
+@contextmanager
+def left_alone(model):
+    """Compare everything about a model, and the random generators, afterwards with what they are now."""
+    before = Fingerprint(model)
+    yield
+    assert before.changes(Fingerprint(model)) == []
+
+
 def _numbers(tensor):
-    return str(tensor.dtype), tuple(tensor.shape), None if tensor.is_meta else repr(tensor.tolist())
+    kind = str(type(tensor)), str(tensor.dtype), tuple(tensor.shape)
+    here = getattr(tensor, "_local_tensor", tensor)  # of a DTensor what this process has
+    if here.is_meta or type(here) not in (torch.Tensor, torch.nn.Parameter) or here.is_quantized:
+        return kind
+    flat = here.detach().cpu().reshape(-1).contiguous()
+    return *kind, flat.view(torch.uint8).numpy().tobytes()

@@ -11,8 +11,9 @@ import copy
 import pytest
 import torch
 import transformers as tr
+from fingerprint import left_alone
 from shrink import VOCABULARY, parameters_on_meta, shrink
-from tiny_models import assert_same_gradients, left_alone, step
+from tiny_models import assert_same_gradients, step
 from transformers.models.auto import modeling_auto as auto
 
 import tiewise.hf

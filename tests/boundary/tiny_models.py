@@ -1,6 +1,5 @@
 """A tiny random model of each named family, at the sizes that show its particular head or lookup."""
 
-import contextlib
 import copy
 import random
 
@@ -176,22 +175,6 @@ class Allocations(TorchDispatchMode):
 def _here(tree):
     """Tensors of a tree; of DTensors what is on this rank."""
     return [getattr(x, "_local_tensor", x) for x in tree_leaves(tree) if torch.is_tensor(x)]
-
-
-@contextlib.contextmanager
-def left_alone(model):
-    """Hold classes, attributes, Parameters, their values, config and hooks afterwards against what they are now."""
-
-    def state():
-        modules = list(model.modules())
-        hooks = [(dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in modules]
-        parameters = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
-        return [type(m) for m in modules], [set(vars(m)) for m in modules], hooks, parameters, model.config.to_dict()
-
-    before, values = state(), [p.detach().clone() for p in model.parameters()]
-    yield
-    assert state() == before
-    assert all(p.is_meta or torch.equal(p, value) for p, value in zip(model.parameters(), values, strict=True))
 
 
 def trainer(model, folder, rows, callbacks=(), optimizers=(None, None), **settings):

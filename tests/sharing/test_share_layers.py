@@ -9,7 +9,8 @@ import transformers as tr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, V, build, left_alone, sizes, trainer
+from tests.boundary.fingerprint import left_alone
+from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, V, build, sizes, trainer
 
 import tiewise.hf
 from tiewise import install
