@@ -96,7 +96,7 @@ class TopLogits(LazyLogits):
         while (count := found[0].shape[-1]) < width and (bound == found[0][..., -1:]).any():
             found = self.top(min(2 * count, width)) or found
         self.largest = scores, tokens = found
-        return torch.ones(self.shape, dtype=torch.bool).scatter_(-1, tokens, scores < bound)
+        return torch.ones(self.shape, dtype=torch.bool, device="cpu").scatter_(-1, tokens, scores < bound)
 
     def _masked_fill(self, mask: Any, value: Any) -> Tensor | None:
         """These logits where `mask` is False, which must be at tokens that were found, and `value` elsewhere."""
@@ -106,7 +106,9 @@ class TopLogits(LazyLogits):
         hidden = mask.gather(-1, tokens)
         if (~mask).sum() != (~hidden).sum():
             return None
-        return torch.full(self.shape, value, dtype=self.dtype).scatter_(-1, tokens, scores.masked_fill(hidden, value))
+        return torch.full(self.shape, value, dtype=self.dtype, device="cpu").scatter_(
+            -1, tokens, scores.masked_fill(hidden, value)
+        )
 
 
 @contextmanager

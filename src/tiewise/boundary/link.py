@@ -96,12 +96,15 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
     journal.set(head, "weight", table_out)
 
     # maps
-    in_map, out_map = make_maps(spec, d_in) if spec.map_shapes(d_in) else (None, None)
+    drawn_on = torch.device("meta" if table_out.is_meta else "cpu")  # whatever the default device is
+    with drawn_on:
+        in_map, out_map = make_maps(spec, d_in) if spec.map_shapes(d_in) else (None, None)
     if d_out != d_in:
         if spec.kind == "spd":
             fix = "choose factored:k, whose maps are two"
             raise InstallError(f"spd: its two maps are one matrix, and the widths {d_in} and {d_out} differ", fix)
-        out_map = make_maps(spec, d_out)[1]
+        with drawn_on:
+            out_map = make_maps(spec, d_out)[1]
     for module in (in_map, out_map):
         if module is not None:
             module.to(device=table_out.device, dtype=table_out.dtype)

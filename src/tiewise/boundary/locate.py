@@ -232,11 +232,11 @@ class Journal:
 
 
 def ordinary_ids(model: Any, rows: int, shape: tuple[int, int], source: torch.Generator) -> Tensor:
-    """Draw token ids [*shape] of so many rows, the special ones left out."""
+    """Draw token ids [*shape] of so many rows, without the special ones, on the device of `source`."""
     config = model.config.get_text_config().to_dict()
     special = {v for k, v in config.items() if k.endswith("token_id") and isinstance(v, int)}
-    ordinary = torch.tensor([i for i in range(min(rows, 4096)) if i not in special] or [0])
-    return ordinary[torch.randint(len(ordinary), shape, generator=source)]
+    ordinary = torch.tensor([i for i in range(min(rows, 4096)) if i not in special] or [0], device=source.device)
+    return ordinary[torch.randint(len(ordinary), shape, generator=source, device=source.device)]
 
 
 def untraced(model: Any, batch: dict[str, Any], *, training: bool = False) -> Any:

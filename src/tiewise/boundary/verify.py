@@ -154,7 +154,7 @@ def random_batch(model: Any, link: Link) -> Batch:
     predicted = getattr(model.config.get_text_config(), "output_vocab_size", None) or rows["labels"]
     rows["labels"] = min(predicted, rows["labels"])
     drawn = {name: ordinary_ids(model, count, (_ROWS, _LENGTH), source) for name, count in rows.items()}
-    drawn |= {name: torch.arange(_ROWS) % 2 for name in _PAIR_LABELS if name in taken}
+    drawn |= {name: torch.arange(_ROWS, device="cpu") % 2 for name in _PAIR_LABELS if name in taken}
     return {name: ids.to(link.head.weight.device) for name, ids in drawn.items()}
 
 

@@ -86,7 +86,7 @@ class ExactTop:
         v, e = self.table.shape
         self._copied = self._version()
         self.rows = _large_pages(v * e).view(v, e)  # q
-        self.steps, self.rests = torch.empty(v), torch.empty(v)  # s, and no less than ‖r‖
+        self.steps, self.rests = torch.empty(v, device="cpu"), torch.empty(v, device="cpu")  # s, and no less than ‖r‖
         longest = 0.0
         for part in _parts(v):
             w = self.table[part].double()
@@ -94,7 +94,9 @@ class ExactTop:
             q = (w / step).nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-DIGIT, DIGIT)
             self.rows[part], self.steps[part] = q, step[:, 0]
             rest = torch.linalg.vector_norm(w - step * q, dim=1) * (1 + INFLATED)
-            self.rests[part] = rest.float().nextafter(torch.tensor(math.inf))  # the smallest numbers round by halves
+            self.rests[part] = rest.float().nextafter(
+                rest.new_tensor(math.inf, dtype=torch.float32)
+            )  # the smallest numbers round by halves
             longest = max(longest, float(torch.linalg.vector_norm(q, dim=1).max()))
         self.longest = longest * (1 + INFLATED)  # no less than any ‖q‖
         self.largest = float((self.steps.double() * self.longest + self.rests).max())  # no less than any ‖W‖
@@ -137,7 +139,8 @@ class ExactTop:
         if self._version() != self._copied:
             self.refresh()
         flat, k = hidden.detach().reshape(-1, e), min(k, v)
-        y, tokens = torch.empty(len(flat), k, dtype=torch.float64), torch.empty(len(flat), k, dtype=torch.long)
+        y = torch.empty(len(flat), k, dtype=torch.float64, device="cpu")
+        tokens = torch.empty(len(flat), k, dtype=torch.long, device="cpu")
         for part in _parts(len(flat), max(1, AT_ONCE // v)) if len(flat) else ():
             y[part], tokens[part] = self._top(flat[part].double(), k, None if bias is None else bias.double(), scale)
         scores = y if softcap is None else softcap * torch.tanh(y / softcap)
@@ -262,7 +265,7 @@ def exact_dots(rows: Tensor, h: Tensor) -> Tensor:
 def _large_pages(size: int) -> Tensor:
     """An int8 tensor on pages of 2 MB where Linux gives them: a pass over small ones takes a fifth longer."""
     if size < 1 << 22 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.int8)
+        return torch.empty(size, dtype=torch.int8, device="cpu")
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -276,7 +279,7 @@ def _parts(n: int, size: int = ROWS) -> list[slice]:
 @cache
 def whole_products() -> bool:
     """Whether torch multiplies int8 exactly here: without VNNI pairs of products may saturate at 16 bits."""
-    a, b = torch.full((2, 256), DIGIT, dtype=torch.int8), torch.full((64, 256), DIGIT, dtype=torch.int8)
+    a, b = (torch.full((rows, 256), DIGIT, dtype=torch.int8, device="cpu") for rows in (2, 64))
     a[1], b[::2] = -DIGIT, -DIGIT
     try:
         return torch.equal(torch._int_mm(a, b.T).long(), a.long() @ b.T.long())

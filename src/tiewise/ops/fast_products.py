@@ -200,7 +200,8 @@ def _three(rows: int) -> list[tuple[Tensor, Tensor]]:
     """Return the factors of a small loss's three products: positive numbers, whose sums lose nothing."""
     draw = torch.Generator().manual_seed(0)
     h, w, p = (
-        torch.rand(n, d, generator=draw, dtype=torch.float32) for n, d in ((rows, 256), (2048, 256), (rows, 2048))
+        torch.rand(n, d, generator=draw, dtype=torch.float32, device="cpu")
+        for n, d in ((rows, 256), (2048, 256), (rows, 2048))
     )
     return [(h, w.T), (p, w), (p.T, h)]
 
@@ -261,7 +262,8 @@ def remembered(
 def trial(threads: int, deadline: float) -> dict[str, float]:
     """Return the milliseconds of a small loss's products by each way, the least of alternated rounds."""
     three = [(a, b, a.new_empty(len(a), b.shape[1])) for a, b in _three(max(128, 64 * threads))]
-    (h, w, z), targets, c = three[0], torch.zeros(len(three[0][0]), dtype=torch.long), torch.ones(len(three[0][0]))
+    (h, w, z), (rows, _) = three[0], three[0][0].shape
+    targets, c = torch.zeros(rows, dtype=torch.long, device="cpu"), torch.ones(rows, device="cpu")
     w = w.T
 
     def products(way: ProductChoice) -> None:

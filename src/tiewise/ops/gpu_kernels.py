@@ -189,9 +189,11 @@ def agreement(way: Any, o: LossOptions, tensors: Any, kind: torch.dtype, ours: A
     n, v = min(SMALL[0], len(targets)), min(SMALL[1], len(weight))
     draw = torch.Generator().manual_seed(1)
     width = weight.shape[1]
-    table = torch.randn(v, width, generator=draw).mul_(max(1, width) ** -0.5).to(weight)
-    shift = None if bias is None else torch.randn(v, generator=draw).to(bias)
-    classes = None if o.class_weight is None else torch.rand(v, generator=draw).add_(0.5).to(o.class_weight)
+    table = torch.randn(v, width, generator=draw, device="cpu").mul_(max(1, width) ** -0.5).to(weight)
+    shift = None if bias is None else torch.randn(v, generator=draw, device="cpu").to(bias)
+    classes = (
+        None if o.class_weight is None else torch.rand(v, generator=draw, device="cpu").add_(0.5).to(o.class_weight)
+    )
     h, t = _drawn_tokens(n, (v, width), features, o)
     o = replace(o, class_weight=classes)
     runs = [_once(one, o, (h, table, shift, t), kind, _uneven(o, n, features)) for one in (way, ours)]
@@ -202,8 +204,8 @@ def _drawn_tokens(n: int, table: Any, features: Tensor, o: LossOptions) -> tuple
     """Features [n, E] like the caller's, and targets [n] of which about every eighth is ignored, if n allows it."""
     draw = torch.Generator().manual_seed(2)
     v, width = table
-    h = torch.randn(n, width, generator=draw)
-    t = torch.randint(0, v, (n,), generator=draw)
+    h = torch.randn(n, width, generator=draw, device="cpu")
+    t = torch.randint(0, v, (n,), generator=draw, device="cpu")
     t[7::8] = o.ignore_index
     return h.to(features), t.to(features.device)
 
@@ -211,7 +213,10 @@ def _drawn_tokens(n: int, table: Any, features: Tensor, o: LossOptions) -> tuple
 def _uneven(o: LossOptions, n: int, features: Tensor) -> Tensor:
     """By how much each token's loss is multiplied: numbers of both signs [n], or one number of a mean or a sum."""
     wide = torch.float32
-    numbers = torch.linspace(-1, 2, n, dtype=wide) if o.reduction == "none" else torch.tensor(0.37, dtype=wide)
+    if o.reduction == "none":
+        numbers = torch.linspace(-1, 2, n, dtype=wide, device="cpu")
+    else:
+        numbers = torch.tensor(0.37, dtype=wide, device="cpu")
     return numbers.to(features.device)
 
 
@@ -226,7 +231,7 @@ def _sketched(found: list[Tensor]) -> list[Tensor]:
     """The same with the table's gradient [V, E] multiplied by random directions [E, SKETCH], which keeps distances."""
     losses, by_features, by_weight, *by_bias = found
     draw = torch.Generator().manual_seed(3)
-    directions = torch.randn(by_weight.shape[1], SKETCH, generator=draw).to(by_weight)
+    directions = torch.randn(by_weight.shape[1], SKETCH, generator=draw, device="cpu").to(by_weight)
     return [losses, by_features, by_weight @ directions, *by_bias]
 
 

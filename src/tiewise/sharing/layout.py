@@ -84,7 +84,9 @@ def _calls(model: Any, layers: list[nn.Module]) -> dict[int, _Calls]:
     if table is None:
         raise InstallError(f"{kind} has no table of tokens", _FIX)
     generator = torch.Generator().manual_seed(SEED)
-    ids = torch.randint(len(table) // 2, len(table), (_ROWS, _LENGTH), generator=generator).to(table.device)
+    ids = torch.randint(len(table) // 2, len(table), (_ROWS, _LENGTH), generator=generator, device="cpu").to(
+        table.device
+    )
     batch = {"input_ids": ids}
     if getattr(model.config, "is_encoder_decoder", False):
         batch["decoder_input_ids"] = ids
