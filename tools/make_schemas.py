@@ -211,8 +211,10 @@ def receipt() -> Schema:
     """What a rewritten checkpoint comes with.
 
     `loss` only where a text was given to `transplant`; `loaded` only where loading was not skipped (docs/rewrite.md).
+    Where there was nothing to do, the reason alone.
     """
-    return merged(of(engine.Receipt), {"schema": {"const": engine.SCHEMA}})
+    done = merged(of(engine.Receipt), {"schema": {"const": engine.SCHEMA}})
+    return {"anyOf": [done, thing({"verb": TEXT, "source": TEXT, "nothing_to_do": TEXT})]}
 
 
 def merged(schema: Schema, more: dict[str, Schema | tuple[Schema, str]]) -> Schema:

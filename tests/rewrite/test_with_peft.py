@@ -216,3 +216,18 @@ def test_merge_does_not_turn_off_a_flag_that_ties_layers_too(tmp_path):
     with pytest.raises(CheckpointError, match="the flag also ties"):
         merge(tmp_path / "base", tmp_path / "merged", adapter=tmp_path / "adapter")
     assert not (tmp_path / "merged").exists()
+
+
+def test_merge_takes_its_arguments_in_the_order_of_the_command_line_too(bases, tmp_path):
+    base, load = bases(True)
+    adapter = trained(load(), tmp_path / "adapter", lambda adapted: None, target_modules=["q_proj"])
+    one = merge(base, tmp_path / "one", adapter=adapter)
+    other = merge(adapter, tmp_path / "other", base=base)
+    assert (
+        (one.verb, one.source, one.written) == (other.verb, other.source, other.written) == ("merge", base, one.written)
+    )
+    file = "model.safetensors"
+    assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "other" / file).read_bytes()
+    for neither_or_both in ({}, {"base": base, "adapter": adapter}):
+        with pytest.raises(CheckpointError, match=r"call merge\(adapter, to, base=base\)"):
+            merge(base, tmp_path / "none", **neither_or_both)

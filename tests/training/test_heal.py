@@ -125,7 +125,7 @@ def test_the_rate_is_of_the_tables_scale(teacher, tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"teacher": None}, "no teacher; name the folders of both"),
+        ({"teacher": None}, "no teacher; give --teacher DIR"),
         ({"model": None}, "no model to heal"),
         ({"model": "nowhere"}, "no such file or folder"),
         ({"teacher": "nowhere"}, "is no folder with a config.json"),

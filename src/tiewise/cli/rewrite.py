@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from tiewise.cli import options as o
-from tiewise.core.errors import RunError, ending
+from tiewise.core.errors import RunError, TiewiseError, ending
 from tiewise.core.files import to_record
 
 RESULT = "The result is a new folder: source untouched, only changed files written, checked before it appears."
@@ -89,6 +89,14 @@ VERBS: dict[str, tuple[str, o.Options]] = {
 }
 
 
+def _print_nothing(verb: str, source: Path, to: Path, reason: TiewiseError, json_: bool) -> None:
+    """Say that the source is already what the verb would make of it, which is no failure."""
+    if json_:
+        o.print_json({"verb": verb, "source": str(source), "nothing_to_do": str(reason)})
+    else:
+        print(f"{reason.what}: nothing to do, and {to} was not made")
+
+
 def _print_lines(lines: list[tuple[str, str]]) -> None:
     """Print headings and texts as a table."""
     from rich.table import Table
@@ -109,6 +117,7 @@ def _command(verb: str) -> Callable[..., None]:
         # Ctrl-C, SIGTERM and SIGHUP leave nothing, or all where it was finished
         from tiewise import rewrite
         from tiewise.cli.verify_load import verify_load
+        from tiewise.rewrite.change import NothingToDo
         from tiewise.rewrite.file_plan import PROVENANCE
 
         made, texts, heldout = (to / PROVENANCE).exists(), list[str](), options.pop("heldout", None)
@@ -130,10 +139,10 @@ def _command(verb: str) -> Callable[..., None]:
 
         with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True):
             cost = passage_nats(source, texts) if texts else None  # before a result is there that it might not be for
-            if verb == "merge":  # what is rewritten is the base
-                receipt = rewrite.merge(options.pop("base"), to, adapter=source, **options)
-            else:
+            try:
                 receipt = getattr(rewrite, verb)(source, to, **options)
+            except NothingToDo as error:
+                return _print_nothing(verb, source, to, error, json_)
             loss = None if cost is None else cost_change(cost, passage_nats(to, texts), texts)
             check = None if no_verify_load or receipt.dry_run else verify_load(receipt)
         if json_:

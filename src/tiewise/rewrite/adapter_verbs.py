@@ -41,8 +41,18 @@ from tiewise.checkpoint.stored import FLOATING, Reader, Stored, read_header, rou
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, doing
-from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, gathered, hidden_vectors, measure_move
-from tiewise.rewrite.engine import verb
+from tiewise.rewrite.change import (
+    Change,
+    Moved,
+    NewTensor,
+    NothingToDo,
+    Pieces,
+    TableRows,
+    gathered,
+    hidden_vectors,
+    measure_move,
+)
+from tiewise.rewrite.engine import Place, Receipt, verb
 from tiewise.rewrite.file_plan import edited_file
 from tiewise.rewrite.ties import parted
 
@@ -95,15 +105,42 @@ class Merged:
         return self.table().pieces()
 
 
-@verb
-def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False) -> Change:
+def merge(
+    source: Place,
+    to: Place,
+    *,
+    base: Place | None = None,
+    adapter: Place | None = None,
+    dry_run: bool = False,
+    force: bool = False,
+) -> Receipt:
     """Write a LoRA adapter's changes into its base, so that the result does what base and adapter do together.
 
-    On a base whose two ends are one table, an update that acts at one of them unties the result.
+    On a base whose two ends are one table, an update that acts at one of them unties the result. The first argument is
+    the adapter with `base=`, as on the command line, or the base with `adapter=`.
 
     Args:
-        adapter: folder of the PEFT adapter; it is only read.
+        source: folder of the PEFT adapter, or of the base where `adapter` is given; it is only read.
+        to: the folder to make; its parent exists.
+        base: checkpoint folder that the adapter was trained on; it is only read.
+        adapter: folder of the PEFT adapter, where `source` is the base; it is only read.
+        dry_run: foresee and measure everything, write nothing.
+        force: also where it changes the model's function, or breaks a rule of `check`; recorded.
+
+    Raises:
+        CheckpointError: neither or both of `base` and `adapter`, a source that cannot be read or must not be rewritten
+            so, or a destination that cannot be used. Nothing is left at `to` or beside it then.
     """
+    if (base is None) == (adapter is None):
+        what = f"merge of {source} has {'no base' if base is None else 'base and adapter both'}"
+        raise CheckpointError(what, "call merge(adapter, to, base=base), as on the command line")
+    if base is not None:
+        return _merge_into_base(base, to, adapter=source, dry_run=dry_run, force=force)
+    return _merge_into_base(source, to, adapter=adapter, dry_run=dry_run, force=force)
+
+
+def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Change:
+    """Return what becomes of a base when an adapter is merged into it."""
     folder, table = open_folder(adapter), readable(facts, "merge into")[0]
     given, tensors, head = open_adapter(folder, facts), facts.folder.tensors, facts.roles.output or table
     modules = {module: module for module in given.base_modules.values()} | given.base_modules
@@ -140,6 +177,10 @@ def merge(facts: Facts, *, adapter: str | os.PathLike[str], force: bool = False)
     files = folder.read(*TOKENIZER_FILES)
     notes += [f"taken from the adapter: {names(files)}"] if files else []
     return replace(change, put=(*change.put, *body), texts=files, notes=tuple(notes))
+
+
+_merge_change.__name__ = "merge"  # the verb's name in receipts
+_merge_into_base = verb(_merge_change)
 
 
 def _against(
@@ -283,7 +324,7 @@ def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> 
     pairs = ((adapter.input, model.roles.input), (adapter.output, model.roles.output or model.roles.input))
     ends = [(end, end.copy, table) for end, table in pairs if end is not None and end.copy is not None and table]
     if not ends:
-        raise CheckpointError(f"{adapter.path}: it stores no copy of a table of the base", "there is nothing to slim")
+        raise NothingToDo(f"{adapter.path}: it stores no copy of a table of the base", "there is nothing to slim")
     first = end_modules(model)[0] or ""  # a list of rows that names no module is of the input table
     gone = {end.module for end, _, _ in ends if end.kind == COPY}
     _require_rows_will_do(adapter, model, gone)

@@ -25,6 +25,10 @@ DELETE: Final = object()  # the one value of `Change.config` that stands for no 
 Pieces = Iterator[bytes | bytearray | memoryview]
 
 
+class NothingToDo(CheckpointError):
+    """The checkpoint is already what the verb would make of it. No folder was made."""
+
+
 @dataclass(frozen=True)
 class NewTensor:
     """A tensor to be written: a new one, or new content under the name of a stored one."""
@@ -78,6 +82,7 @@ class Change:
     texts: Mapping[str, bytes] = field(default_factory=dict)  # {file beside the tensors: its new content}
     leave: frozenset[str] = frozenset()  # files beside the tensors that stay behind
     notes: tuple[str, ...] = ()  # what the user should know, one sentence each
+    lost: tuple[str, ...] = ()  # shares of tables that the result no longer has, one sentence each
     # looks at the finished result before it gets its name, and yields what is not as it should be
     flaws: Callable[[Path], Iterator[str]] | None = None
 
@@ -150,6 +155,20 @@ def measure_move(outputs: Pair | None, inputs: Pair | None) -> Moved:
     if inputs:
         moved = _largest(inputs, lambda difference: np.linalg.norm(difference, axis=1))
     return Moved(logits, moved, how)
+
+
+def share_lost(pair: Pair) -> float:
+    """Return ‖old − new‖ / ‖old‖, the share of a table that a change takes away, in the Frobenius norm."""
+    old, _ = pair
+    step = max(1, CHUNK_BYTES // (8 * max(1, old.width)))
+    error = norm = 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, old.rows, step):
+            stop = min(start + step, old.rows)
+            before, after = (widened(table.read(start, stop)).astype(np.float64) for table in pair)
+            error += float(np.square(before - after).sum())
+            norm += float(np.square(before).sum())
+    return math.sqrt(error / norm) if norm > 0 else 0.0
 
 
 def _largest(tables: Pair, size: Callable[[NDArray], NDArray]) -> float:

@@ -12,6 +12,7 @@ import html
 import inspect
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,6 +24,7 @@ from typing import Any
 
 from tiewise.checkpoint.adapter import WEIGHTS
 from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.claims import architecture
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, json_object, open_folder
 from tiewise.checkpoint.rule import names
@@ -64,6 +66,8 @@ class Receipt:
     measured_on: str  # what the two were measured on
     notes: tuple[str, ...] = ()  # what the user should know, one sentence each
     dry_run: bool = False  # nothing was written
+    lost: tuple[str, ...] = ()  # shares of tables that the result no longer has, one sentence each
+    next_command: str | None = None  # trains back what was lost; None where nothing was, or heal cannot
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it, with the version of this schema; a number that is none becomes null."""
@@ -82,7 +86,9 @@ class Receipt:
             ("logits at one state", f"largest change {self.logit_change:.3g}"),
             ("input rows", f"largest change {self.input_change:.3g}"),
             ("measured", self.measured_on),
+            *(("lost", share) for share in self.lost),
             *(("note", note) for note in self.notes),
+            *([("next", self.next_command)] if self.next_command is not None else []),
         ]
 
     def _repr_html_(self) -> str:
@@ -100,7 +106,8 @@ COMMON = """
         force: also where it changes the model's function, or breaks a rule of `check`; recorded.
 
     Raises:
-        CheckpointError: nothing to do, a source that cannot be read or must not be rewritten so, or a destination that
+        NothingToDo: the source is already what the verb would make of it.
+        CheckpointError: a source that cannot be read or must not be rewritten so, or a destination that
             cannot be used. Nothing is left at `to` or beside it then.
     """
 
@@ -211,7 +218,17 @@ def rewrite(
         measured_on=change.moved.how,
         notes=(*change.notes, *plan.notes),
         dry_run=dry_run,
+        lost=change.lost,
+        next_command=_healing(facts, to) if change.lost else None,
     )
+
+
+def _healing(facts: Facts, to: Path) -> str | None:
+    """The command that trains back what a rewrite lost; None for models that `heal` does not train."""
+    name = architecture(facts.config) or ""
+    if facts.folder.single or not name.endswith(("ForCausalLM", "LMHeadModel")):
+        return None
+    return f"tiewise heal {shlex.quote(str(to))} --teacher {shlex.quote(str(facts.path))}"
 
 
 def _opened(path: Place) -> Folder:

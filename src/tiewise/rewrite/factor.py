@@ -88,6 +88,7 @@ def factor(
     made: list[Factored] = []
     put: list[NewTensor] = []
     notes: list[str] = []
+    lost: list[str] = []
     moves: list[tuple[float, float]] = []  # of each table: largest change of a logit, and of a row
     for table in ends.tables:
         name, width = short(table.name), table.shape[1]
@@ -104,6 +105,7 @@ def factor(
         squares = np.square(factored.singular)
         least = f"(the least that is possible: {relative(squares[rank:], squares):.4g})"
         notes.append(f"{name}: relative error {relative(errors, norms):.4g} at rank {rank} of {width} {least}")
+        lost.append(f"{name}: {relative(errors, norms):.1%} of its length is beyond rank {rank}")
         for label, its in groups:
             error = f"relative error {relative(errors[its], norms[its]):.4g}"
             notes.append(f"{name}: {int(its.sum()):,} tokens seen {label} times: {error}")
@@ -124,7 +126,8 @@ def factor(
     config["architectures"] = [OWN_PREFIX + name for name in classes]
     how = f"every row of both ends, at {PROBES} random hidden vectors of unit root mean square"
     drop = frozenset(table.name for table in ends.spare)
-    return Change(Moved(moves[-1][0], moves[0][1], how), drop, tuple(put), config, notes=tuple(notes))
+    moved = Moved(moves[-1][0], moves[0][1], how)
+    return Change(moved, drop, tuple(put), config, notes=tuple(notes), lost=tuple(lost))
 
 
 def memory_needed(width: int, rank: int) -> int:

@@ -32,7 +32,7 @@ from tiewise.checkpoint.roles import DRAFT_MAP, MODALITY, NGRAM, PER_LAYER
 from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored, widened
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, refuse, stored_bytes
+from tiewise.rewrite.change import Change, Moved, NewTensor, NothingToDo, Pieces, refuse, stored_bytes
 from tiewise.rewrite.engine import verb
 
 KEPT = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
@@ -214,7 +214,7 @@ def _new_count(
     if multiple is not None:
         wanted = -(-wanted // multiple) * multiple
     if wanted == rows and not again:
-        raise CheckpointError(f"{facts.path}: it has {rows:,} rows already", "there is nothing to do")
+        raise NothingToDo(f"{facts.path}: it has {rows:,} rows already", "there is nothing to do")
     if wanted >= rows:
         return wanted
     if not shrink:

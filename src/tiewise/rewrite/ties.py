@@ -24,7 +24,7 @@ from tiewise.checkpoint.stored import Stored, rounded
 from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Moved, NewTensor, TableRows, measure_move, refuse
+from tiewise.rewrite.change import Change, Moved, NewTensor, NothingToDo, TableRows, measure_move, refuse, share_lost
 from tiewise.rewrite.engine import verb
 
 KEEP = ("input", "output", "mean")
@@ -47,7 +47,7 @@ def tie(facts: Facts, *, keep: str | None = None, force: bool = False) -> Change
     _require_ends(facts, "tie")
     change = joined(facts, keep, force)
     if not change.drop and not change.put and not change.config:
-        raise CheckpointError(f"{facts.path}: it is tied already, and stores one table", "nothing to do")
+        raise NothingToDo(f"{facts.path}: it is tied already, and stores one table", "nothing to do")
     return change
 
 
@@ -61,7 +61,7 @@ def untie(facts: Facts, *, force: bool = False) -> Change:
     _require_ends(facts, "untie")
     change = parted(facts, force)
     if not change.put and not change.config:
-        raise CheckpointError(f"{facts.path}: it is untied already", "nothing to do")
+        raise NothingToDo(f"{facts.path}: it is untied already", "nothing to do")
     return change
 
 
@@ -83,7 +83,7 @@ def dedupe(facts: Facts, *, force: bool = False) -> Change:
     else:
         change = joined(facts, force=force)
     if not change.drop & set(facts.folder.tensors):
-        raise CheckpointError(f"{facts.path}: no table is stored twice", "nothing to do")
+        raise NothingToDo(f"{facts.path}: no table is stored twice", "nothing to do")
     return change
 
 
@@ -99,8 +99,9 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     left = [f"{found.rule}: {found.repair}" for found in findings if not found.safe and found.severity != "info"]
     listed = "; ".join(left[:3]) + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
     if not rules:
-        fix = f"by hand: {listed}" if left else "tiewise check finds nothing wrong"
-        raise CheckpointError(f"{facts.path}: nothing to repair", fix)
+        if not left:
+            raise NothingToDo(f"{facts.path}: nothing to repair", "tiewise check finds nothing wrong")
+        raise CheckpointError(f"{facts.path}: nothing to repair", f"by hand: {listed}")
     change = Change()
     if rules & ENDS:
         change = parted(facts) if facts.truth is False else joined(facts)
@@ -197,15 +198,22 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
         raise CheckpointError(what, "choose with --keep input, output or mean, or keep both with tiewise untie")
     old_input, old_output = TableRows.of(table), TableRows.of(head)
     name, chosen = _table_name(facts), None
+    outputs = inputs = None  # (old, new) of an end that moves
     if keep == "input":
-        moved = measure_move((old_output, old_input), None)
+        outputs = (old_output, old_input)
     elif keep == "output":
         chosen = NewTensor.copy(head, name=name, file=table.path.name)
-        moved = measure_move(None, (old_input, old_output))
+        inputs = (old_input, old_output)
     else:
         mean = TableRows(table.rows, table.shape[1], partial(_mean, table, head))
         chosen = NewTensor.like(table, mean.pieces, name=name)
-        moved = measure_move((old_output, mean), (old_input, mean))
+        outputs, inputs = (old_output, mean), (old_input, mean)
+    moved = measure_move(outputs, inputs)
+    lost = tuple(
+        f"{short(end.name)}: the one table differs from it by {share_lost(pair):.1%} of its length"
+        for end, pair in ((head, outputs), (table, inputs))
+        if pair is not None
+    )
     drop, put = _without_copies(facts, head, chosen)
     # what layers for further tokens hold as copies of an end goes with it
     for other in facts.roles.others:
@@ -213,7 +221,7 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
         if end is not None and facts.same(end, other.tensor):
             follows = replace(chosen or NewTensor.copy(table), name=other.tensor.name, file=other.tensor.path.name)
             put, notes = (*put, follows), (*notes, f"{short(other.tensor.name)} was a copy of it, and still is")
-    return Change(moved, drop, put, config, notes=notes)
+    return Change(moved, drop, put, config, notes=notes, lost=lost)
 
 
 def _packed_head(facts: Facts) -> frozenset[str]:

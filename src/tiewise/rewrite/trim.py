@@ -20,7 +20,7 @@ from tiewise.checkpoint.hf_folder import CONFIG, is_id, json_object, open_folder
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import MOST_BYTES, read_whole, short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, gathered
+from tiewise.rewrite.change import Change, NothingToDo, gathered
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited_file
 from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, sizes_of, unknown_tables, with_rows
@@ -94,7 +94,7 @@ def trim(
                 letters += len(piece)
     kept = _chosen(words, must, seen, size)
     if len(kept) == before:
-        raise CheckpointError(f"{facts.path}: all {before:,} tokens would stay", "give a smaller text, or a size")
+        raise NothingToDo(f"{facts.path}: all {before:,} tokens would stay", "give a smaller text, or a size")
     new = {old: number for number, old in enumerate(sorted(kept))}
     tokenizer = words.without(new)
     wanted = {token: new[number] for token, number in words.ids.items() if number in new}

@@ -54,8 +54,10 @@ def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str
 
     Adam moves each number by about the learning rate in a step, whatever the gradient: 3 % of the numbers' own size.
     """
-    if model is None or teacher is None:
-        raise RunError(f"no {'model to heal' if model is None else 'teacher'}", "name the folders of both")
+    if model is None:
+        raise RunError("no model to heal", "give its folder, and --teacher DIR, the folder of the model it was made of")
+    if teacher is None:
+        raise RunError("no teacher", f"give --teacher DIR (teacher= in Python), the model that {model} was made of")
     facts = Facts(open_folder(path := os.path.abspath(model)))  # whole, for a resume may be elsewhere
     size = math.sqrt(np.square(readable(facts, "heal")[0].read(0, SEEN).astype(np.float64)).mean())
     keys = ("max_position_embeddings", "n_positions")

@@ -1,0 +1,58 @@
+"""What the commands that rewrite a checkpoint print, and how they exit."""
+
+import json
+
+import numpy as np
+import pytest
+from tests.checkpoint.tiny_checkpoints import llama, llama_tensors, table
+
+
+@pytest.mark.parametrize("command", ["repair", "dedupe", "tie", "resize --vocab 24"])
+def test_nothing_to_do_is_no_failure(tiewise, tmp_path, command):
+    llama(tmp_path / "a[1]", True)
+    verb, *options = command.split()
+    said = tiewise(verb, "a[1]", "--to", "b", *options)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("a[1]: ")
+    assert said.out.endswith(": nothing to do, and b was not made\n")
+    assert not (tmp_path / "b").exists()
+    said = tiewise(verb, "a[1]", "--to", "b", *options, "--json")
+    assert (said.code, json.loads(said.out)["verb"]) == (0, verb)
+
+
+def test_what_must_be_repaired_by_hand_is_a_failure(tiewise, tmp_path):
+    llama(tmp_path / "a", True, head=0.02 * table(seed=5))
+    said = tiewise("repair", "a", "--to", "b")
+    assert (said.code, said.out) == (2, "")
+    assert "nothing to repair; by hand: B012" in said.err
+
+
+def test_factor_says_what_was_lost_and_what_comes_next(tiewise, tmp_path):
+    llama(tmp_path / "a", True)
+    said = tiewise("factor", "a", "--rank", 3, "--to", "new dir", "--json")
+    receipt = json.loads(said.out)
+    values = np.linalg.svd(llama_tensors()["model.embed_tokens.weight"].astype(np.float64), compute_uv=False)
+    share = np.sqrt(np.square(values[3:]).sum() / np.square(values).sum())
+    assert receipt["lost"] == [f"model.embed_tokens.weight: {share:.1%} of its length is beyond rank 3"]
+    assert receipt["next_command"] == "tiewise heal 'new dir' --teacher a"
+    shown = tiewise("factor", "a", "--rank", 3, "--to", "c").out
+    assert "tiewise heal c --teacher a" in shown
+
+
+@pytest.mark.parametrize(("keep", "ends"), [("input", "o"), ("output", "i"), ("mean", "oi")])
+def test_tie_says_what_was_lost_and_what_comes_next(tiewise, tmp_path, keep, ends):
+    llama(tmp_path / "a", False, head=table(seed=7))
+    receipt = json.loads(tiewise("tie", "a", "--to", "b", "--keep", keep, "--json").out)
+    lookup, head = (array.astype(np.float64) for array in (table(), table(seed=7)))
+    kept = {"input": lookup, "output": head, "mean": (lookup + head) / 2}[keep]
+    share = {end: np.linalg.norm(x - kept) / np.linalg.norm(x) for end, x in (("i", lookup), ("o", head))}
+    names = {"i": "model.embed_tokens.weight", "o": "lm_head.weight"}
+    wanted = [f"{names[end]}: the one table differs from it by {share[end]:.1%} of its length" for end in ends]
+    assert receipt["lost"] == wanted
+    assert receipt["next_command"] == "tiewise heal b --teacher a"
+
+
+def test_where_nothing_is_lost_nothing_is_to_be_healed(tiewise, tmp_path):
+    llama(tmp_path / "a", True)
+    receipt = json.loads(tiewise("untie", "a", "--to", "b", "--json").out)
+    assert (receipt["lost"], receipt["next_command"]) == ([], None)
