@@ -14,6 +14,7 @@ from fp64_truth import error, problem, truth
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tiewise.core import backends
 from tiewise.core.errors import UnsupportedError
 from tiewise.flax.flax_loss import linear_cross_entropy
 
@@ -324,3 +325,16 @@ def test_a_table_split_over_the_vocabulary_gives_the_same_loss_and_gradients():
 
 if __name__ == "__main__":
     json.dump(split_errors(), sys.stdout)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("chosen", [{}, {"softcap": 3.0}, {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.1}])
+def test_a_chunk_holds_what_its_budget_allows(chosen, dtype, monkeypatch):
+    """By XLA's own account of the memory of the compiled gradient."""
+    budget, n, v = 1_000_000, 2048, 1500
+    monkeypatch.setattr(backends, "CHUNK_ELEMENTS", {"cpu": budget, "cuda": budget})
+    t = jnp.zeros(n, jnp.int32)
+    step = jax.jit(jax.grad(lambda h, w: linear_cross_entropy(h, w, t, **chosen), (0, 1)))
+    compiled = step.lower(jnp.ones((n, 4), dtype), jnp.ones((v, 4), dtype)).compile()
+    held = compiled.memory_analysis().temp_size_in_bytes
+    assert 0.6 * 4 * budget < held < 1.1 * 4 * budget

@@ -101,9 +101,18 @@ def linear_cross_entropy(
     w = None if o.class_weight is None else lax.stop_gradient(jnp.asarray(o.class_weight))
     # a table's gradient is a sum over the batch axes: let all vary over whatever the features vary over
     tensors = jax.tree.map(lambda x: _varying(x, flat), _LossInputs(flat, table, at, bias, w))
-    chunk = chunk_rows(at.size, vocab, "cpu" if jax.default_backend() == "cpu" else "cuda", o.chunk)
+    chunk = chunk_rows(
+        at.size, _numbers_held(vocab, kind, o), "cpu" if jax.default_backend() == "cpu" else "cuda", o.chunk
+    )
     loss = _loss(replace(o, chunk=max(1, min(chunk, at.size)), class_weight=None), tensors)
     return loss.reshape(targets.shape) if o.reduction == "none" else loss
+
+
+def _numbers_held(vocab: int, kind: Any, o: FlaxLossOptions) -> int:
+    """Memory per token in fp32 numbers, as XLA allocates it: logits, a narrow copy, and the soft-cap's derivative."""
+    wide = jnp.dtype(_wide(kind)).itemsize
+    narrow = jnp.dtype(kind).itemsize % wide  # 0 where the products are as wide as their sums
+    return -(-vocab * (wide * (1 if o.softcap is None else 2) + narrow) // 4)
 
 
 def as_array(numbers: Any) -> Any:
