@@ -240,6 +240,7 @@ def kernels(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_kernels, "_distances", {})
     monkeypatch.setattr(gpu_kernels, "BACKENDS", ("auto", "right", "wrong", "first_upstream", "counts_ignored"))
     monkeypatch.setattr(gpu_kernels, "version", lambda package: "1.0")
+    gpu_kernels._installed_version.cache_clear()
     made = {
         name: gpu_kernels.Kernel(
             name, f"{__name__}:{name}", (torch.float32,), ("softcap",), ("1.0",), lambda o, bias: {}
@@ -344,6 +345,7 @@ def test_a_version_that_no_test_runs_is_refused(kernels, monkeypatch):
     with pytest.raises(UnsupportedError, match=r"'right' is tested with right 1\.0, not 1\.1; pip install right==1\.0"):
         gpu_kernels._by_kernel("right", LossOptions(), (h, w, None, t), torch.float32)
     assert gpu_kernels.maintained("auto", LossOptions(backend="auto"), (h, w, None, t), torch.float32, sweep) is None
+    gpu_kernels._installed_version.cache_clear()
     monkeypatch.setattr(gpu_kernels, "version", Mock(side_effect=PackageNotFoundError))
     with pytest.raises(UnsupportedError, match="not a copy without a version"):
         gpu_kernels._by_kernel("right", LossOptions(), (h, w, None, t), torch.float32)

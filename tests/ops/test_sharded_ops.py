@@ -23,7 +23,7 @@ from tests.ops.test_log_prob import PARTS, ours, plain, run
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.ops.log_prob import linear_log_prob, vocabulary_statistics
-from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
+from tiewise.ops.path_gradient import LookupOptions, PathRecord, gather, path_norms, tied_lookup
 from tiewise.ops.vocabulary_shard import VocabularyShard, returned
 
 N, E, CHUNK = 26, 8, 7
@@ -237,6 +237,28 @@ def path_norms_of_all():
         assert (norms.a, math.isnan(norms.cosine)) == (0.0, True)
 
 
+def gathered_records():
+    """Records of unlike lengths, one of them empty, averaged over ranks; without a row anywhere nothing is sent."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert gather(PathRecord()).pieces == []
+    for kind in (torch.float32, torch.float64):
+        record, wanted = PathRecord(), torch.zeros(9, E, dtype=kind)
+        for one in range(1, size):  # rank 0 has recorded nothing; the others one to size − 1 tokens
+            rows = torch.arange(one * E, dtype=kind).view(one, E) + one
+            wanted[:one] += rows / size
+            if one == rank:
+                record.add(torch.arange(one), rows)
+        ids, rows = gather(record).merged()
+        assert (rows.dtype, rows.device.type) == (kind, "cpu")
+        torch.testing.assert_close(torch.zeros(9, E, dtype=kind).index_add_(0, ids, rows), wanted)
+        shard = VocabularyShard(9)
+        local = gather(record, shard)
+        here = torch.zeros(shard.stop - shard.start, E, dtype=kind)
+        for at, part in local.pieces:
+            here.index_add_(0, at, part)
+        torch.testing.assert_close(here, wanted[shard.start : shard.stop])
+
+
 def differentiated_again():
     """Twice from a kept graph, bit for bit; not from a freed one; never twice through; the same figures each time."""
     (table, _, _, _), _, t = problem(97, torch.float32)
@@ -426,7 +448,7 @@ def rank(rank, store, size, cases):
 
 TRAPS = ["smoothing_over_all_rows", "gathered_logits_count_once", "padding_is_a_row_of_all", "uneven_rows_all_move"]
 EXACT = ["differentiated_again", "one_buffer", "rows_of_minus_infinity", "path_norms_of_all", "refusals"]
-EXACT += ["own_tokens", "own_tokens_told"]
+EXACT += ["own_tokens", "own_tokens_told", "gathered_records"]
 LONG = ["every_option", "large_vocabulary", "narrow_types", "log_probabilities"]
 
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -291,6 +291,7 @@ def _by_kernel(name: str, o: LossOptions, tensors: Any, kind: torch.dtype) -> An
     return partial(_swept, name, found)
 
 
+@cache
 def _installed_version(package: str) -> str:
     try:
         return version(package)
