@@ -10,7 +10,10 @@ from test_adapter import BODY, SAVED, E, H, adapter
 from test_onnx import HEAD as MATMUL
 from test_onnx import HELD, made, written
 from test_rules_draft import OTHER, STEPS, draft
+from test_rules_quantised import mlx, packed
 from test_rules_token_tables import GEMMA4, PLE, VOCABULARY, WIDE, of
+from test_rules_types_and_rows import composite as two_sizes
+from test_rules_types_and_rows import longer
 from tiny_checkpoints import V, bpe_tokenizer, llama, llama_config, table, with_rows, write_checkpoint
 from tokenizers import ByteLevelBPETokenizer
 from typer.testing import CliRunner
@@ -44,6 +47,14 @@ def adapted(tensors, tied=True, **config):
         adapter(here / "adapter", tensors, **config)
 
     return make
+
+
+def at_model(how):
+    return lambda here: llama(here / "model", **how)
+
+
+def composite(*sizes, **config):
+    return lambda here: two_sizes(*sizes, **config)(here / "model")
 
 
 def drafted(**how):
@@ -119,6 +130,18 @@ INCIDENTS = [
     ("SpecForge#764, vllm-ascend#9718", drafted(tokenizer=OTHER), "check draft --target model", 1, "B085"),
     ("vllm#42775, #7252", model(), "resize model --vocab 32 --rows zero --to padded", 0, "zero"),
     ("tokenizers#1668, #1686", text, "trim model --text text.txt --to small", 0, "270 of 272 tokens stay"),
+    ("transformers#40130, LlamaFactory#6840", composite(V, V + 8), "check model", 1, "B033", "text_config.vocab_size"),
+    ("transformers#35683, #36491", composite(V, V, image_token_id=V), "check model", 1, "B034", "image_token_id is 24"),
+    ("vllm#45132, #44081", at_model(packed(sidecar={"exclude_modules": ["lm_head*"]})), "check model", 1, "B054"),
+    ("mlxcel#291", at_model(mlx(8, head=True)), "dedupe model --to mended", 0, "lm_head.scales"),
+    ("mlx-vlm#1773", at_model(mlx(16)), "check model", 1, "packed at 8 bits"),
+    ("sglang#27908", drafted(d2t=None, t2d=None, lm_head__weight=None, config={"draft_vocab_size": V}),
+     "check draft --target model", 1, "B084", "no head of 24 rows"),
+    ("peft#2450, #2451", adapted({f"{E}.weight": table()[:0]}, False, **SAVED),
+     "check adapter --base base", 1, "B061", "ZeRO-3"),
+    ("Automodel#3808", model(tensors={TABLE: 0 * table()}), "check model", 1, "B043", "ln 24 = 3.178"),
+    ("vllm#13175, NeMo-RL#237", model(tensors={TABLE: longer(6)}, tokenizer=bpe_tokenizer(20)),
+     "check model --fail-on warning", 1, "B032", "row 23"),
     ("NeMo-RL#403, Automodel#425", model(), "check model --world 16", 0, "B042", "16"),
 ]  # fmt: skip
 
