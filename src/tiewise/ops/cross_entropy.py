@@ -318,11 +318,14 @@ def _(*arguments: Any) -> Any:
 def _remember(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.how, ctx.per_token = inputs[6:], inputs[8] == "none"
     ctx.dtypes = [None if x is None else x.dtype for x in inputs[:3]]
-    ctx.save_for_backward(*(inputs[:5] if ctx.per_token else output[1:]))
+    ignore_index = inputs[8 + _FIELDS.index("ignore_index")]
+    counts = inputs[3] != ignore_index
+    ctx.save_for_backward(*((*inputs[:5], counts) if ctx.per_token else (*output[1:], counts.any())))
 
 
 def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
-    found = ctx.saved_tensors  # of which an operator's own may not be given away
+    *found, counts = ctx.saved_tensors  # of which an operator's own may not be given away
+    upstream = upstream.where(counts, 0)  # as in `_Fused.backward`
     found = _operator(*found, upstream, *ctx.how)[1:] if ctx.per_token else [x * upstream for x in found]
     triples = zip(found, ctx.dtypes, ctx.how[1], strict=True)
     return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * (3 + len(ctx.how)))
