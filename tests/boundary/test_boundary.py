@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tiewise.boundary.boundary import Boundary
 from tiewise.core.errors import SpecError
 from tiewise.core.first_loss import first_step, predicted_nll, sound_std
-from tiewise.core.spec import Vocabularies
+from tiewise.core.spec import BoundarySpec, Vocabularies
 from tiewise.ops.path_gradient import PathRecord, path_norms
 
 V, D, N = 41, 12, 30
@@ -222,7 +222,20 @@ REFUSED = [
     (SpecError, "leaves the input vocabulary", lambda: Vocabularies(3, 2, (0, 3))),
     (IndexError, "token 41 is outside the input vocabulary of 41", lambda: build("tied").embed(torch.tensor([1, 41]))),
     (SpecError, "float32", lambda: build("tied").embed(torch.tensor([0.0, 1.0]))),
+    (SpecError, r"torch\.bool; cast", lambda: build("tied").embed(torch.tensor([False, True]))),
+    (SpecError, r"torch\.complex64; cast", lambda: build("tied").embed(torch.zeros(2, dtype=torch.complex64))),
+    (SpecError, "alpha = nan in tied; give a finite", lambda: Boundary(BoundarySpec("tied", alpha=torch.nan), V, D)),
+    (SpecError, "softcap = inf in tied", lambda: Boundary(BoundarySpec("tied", softcap=torch.inf), V, D)),
 ]
+
+
+def test_a_step_on_the_meta_device_has_the_shapes_of_one_elsewhere():
+    with torch.device("meta"):
+        boundary, ids = Boundary("tied+bias+softcap=5", V, D), torch.zeros(3, 4, dtype=torch.long)
+        loss = boundary(ids, torch.nn.Linear(D, D), ids)
+        loss.backward()
+    assert loss.shape == ()
+    assert {x.grad.shape for x in boundary.parameters()} == {(V, D), (V,)}
 
 
 @pytest.mark.parametrize(("kind", "says", "call"), REFUSED, ids=[says for _, says, _ in REFUSED])
