@@ -41,6 +41,7 @@ SMALL = 64, 512  # tokens and words of the problem on which a kernel is compared
 SKETCH = 16  # directions in which a trial compares the gradients of two tables
 # relative distance of loss and gradients from ours that is but another order of the same sums
 AGREES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+SLACK = 3  # times that distance, at a kernel's first use: few tokens average less of the rounding out
 TF32 = 5e-3  # the same in fp32 where torch may round products to TF32
 
 
@@ -176,7 +177,7 @@ def _require_agreement(name: str, way: Any, o: LossOptions, tensors: Any, kind: 
     if key not in _distances:
         _distances[key] = agreement(way, o, tensors, kind, ours)
     distance = _distances[key]
-    if not distance <= _tolerance(kind):
+    if not distance <= SLACK * _tolerance(kind):
         package = KERNELS[name].package
         what = f"{package} {version(package)} differs from our loss by {distance:.1e} of it on a small problem"
         options = f", {', '.join(used)}" if used else ""
