@@ -98,6 +98,7 @@ FIRES = [
     ("B001", "fatal", "model.safetensors", False, holding("model.safetensors", POINTER), LFS),
     ("B001", "fatal", "config.json", False, holding("config.json", POINTER), LFS),
     ("B001", "warning", "tokenizer.json", False, holding("tokenizer.json", POINTER), LFS),
+    ("B001", "warning", "vocab.txt", False, holding("vocab.txt", "\ufeff[PAD]\nthe\n"), "part of the first token"),
     ("B001", "warning", "tokenizer.model", False, holding("tokenizer.model", POINTER), LFS),
     *(("B001", severity, name, False, encoded(name, encoding), "begins with the byte order mark of UTF-", "as UTF-8 w")
       for name, severity in {"config.json": "fatal", "tokenizer.json": "warning"}.items()

@@ -7,6 +7,7 @@ vocab.json, vocab.txt, a SentencePiece model; then, always, added_tokens.json an
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import re
@@ -254,6 +255,9 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
             fix = "no vocabulary is that large: take it from its source again"
             raise CheckpointError(f"{where}: more than {MOST_TOKENS:,} tokens", fix)
         require_bounded(data, 2 * count, where)
+        if data.startswith(codecs.BOM_UTF8):
+            what = f"{where}: it begins with the byte order mark of UTF-8, which becomes part of the first token"
+            raise CheckpointError(what, "save it as UTF-8 without a byte order mark")
         lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
         return {text.rstrip("\r"): number for number, text in enumerate(lines)}, {}
     if name in PIECES:
