@@ -3,9 +3,11 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -430,3 +432,19 @@ def test_a_hundred_thousand_tokens_in_little_memory(tmp_path):
     result = child("trim", tmp_path / "a", tmp_path / "b", text=str(tmp_path / "t.txt"), size=60_000)
     assert (tmp_path / "b/model.safetensors").stat().st_size > 4 * 60_000 * width
     assert result["peak"] < 400e6, f"{result['peak'] / 1e6:.0f} MB"
+
+
+def test_what_is_measured_is_bounded(tmp_path, monkeypatch):
+    """Of the text's last tenth, pieces are measured until the bound is passed: not all of a text of gigabytes."""
+    text = TEXT[:40_000]
+    folder(tmp_path / "a", gpt2(TEXT))
+    text_file(tmp_path / "text", text)
+    lengths = {}
+    for bound in (500, 10**9):
+        monkeypatch.setattr(import_module("tiewise.rewrite.trim"), "MOST_HELD", bound)
+        notes = trim(tmp_path / "a", tmp_path / "b", text=tmp_path / "text", size=600, dry_run=True).notes
+        (note,) = (note for note in notes if "letters, with tokens" in note)
+        lengths[bound] = int(re.search(r"last ([\d,]+) letters", note)[1].replace(",", ""))
+    longest_piece = len(text) // 50
+    assert 500 <= lengths[500] < 500 + longest_piece
+    assert lengths[10**9] > 2_500
