@@ -150,6 +150,22 @@ class Facts:
                 levels[path] = {key: value for key, value in levels[path].items() if key != "vocab_size"}
         return _vocabulary_sizes(levels.values())
 
+    @property
+    def extra_rows(self) -> int:
+        """Rows that the class gives the input table beyond vocab_size and the head lacks: Mllama's 8 for pictures."""
+        return _EXTRA_ROWS["mllama"] if str(self.text.model_type).startswith("mllama") else 0
+
+    @property
+    def unequal_on_purpose(self) -> str | None:
+        """Why the class has tables of different numbers of rows; None where all should have the same number."""
+        rows = {table.name: table.rows for table in self.roles.tables}
+        listed = ", ".join(f"{short(name)} {count:,}" for name, count in rows.items())
+        if self.extra_rows and len(set(rows.values())) > 1:
+            return f"its class gives the input table {self.extra_rows} rows that the head lacks ({listed})"
+        if len({table.rows for table in self.roles.inputs}) > 1 and set(rows.values()) <= self.text_vocabularies:
+            return f"it has two vocabularies ({listed} rows)"
+        return None
+
     @cached_property
     def quantised(self) -> bool:
         """Whether the config names a quantisation, or an end is stored quantised."""

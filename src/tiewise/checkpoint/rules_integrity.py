@@ -215,6 +215,13 @@ def table_shapes(facts: Facts) -> Told:
         if facts.tied is True or not (SPEC in facts.config or {table.rows, head.rows} <= facts.vocabularies):
             what = f"{describe(table)} and {describe(head)} count different tokens"
             yield short(head.name), what, facts.command("resize", f"--vocab {max(table.rows, head.rows)}")
+    counted, vocabulary = facts.roles.counted, facts.text.vocab_size
+    if facts.extra_rows and counted is not None and vocabulary is not None:
+        asked = vocabulary + facts.extra_rows
+        if counted.rows != asked:
+            what = f"{describe(counted)} has {counted.rows:,} rows, and {asked:,} rows are asked for: vocab_size "
+            what += f"{vocabulary:,} and {facts.extra_rows} of the class's own, which a resize in transformers drops"
+            yield short(counted.name), what, "take the table from before the resize"
     if facts.text.hidden_size is None:
         return
     for end in (end for end in ends if not facts.explains(end)):

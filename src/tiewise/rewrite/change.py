@@ -15,7 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.rules_custom_code import normalised_heads
 from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored, widened
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, progress
 
 PROBES = 64
@@ -92,6 +95,14 @@ def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
     if not force:
         raise CheckpointError(what, f"{fix}; --force does it all the same")
     return (f"forced: {what}",)
+
+
+def require_plain_head(facts: Facts, verb: str, force: bool) -> tuple[str, ...]:
+    """Refuse a head whose class divides each row by its length: logits measured on stored rows are not the model's."""
+    for where, how in normalised_heads(facts):
+        what = f"{facts.path}: {short(where)}: {how}, so that {verb} would measure and make logits of other rows"
+        return refuse(what, "write rows of length 1 and a class without the division first", force)
+    return ()
 
 
 def stored_bytes(tensor: Stored) -> Pieces:

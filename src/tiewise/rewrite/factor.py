@@ -39,7 +39,17 @@ from tiewise.core.errors import CheckpointError, advance, doing
 from tiewise.core.files import size
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.core.text import BINS, bin_of
-from tiewise.rewrite.change import DELETE, PROBES, Change, Moved, NewTensor, TableRows, hidden_vectors, measure_move
+from tiewise.rewrite.change import (
+    DELETE,
+    PROBES,
+    Change,
+    Moved,
+    NewTensor,
+    TableRows,
+    hidden_vectors,
+    measure_move,
+    require_plain_head,
+)
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.ties import flags, keep_layer_ties
 from tiewise.rewrite.tokenizer_file import count_tokens
@@ -65,6 +75,7 @@ def factor(
     """
     if counts is not None and text is not None:
         raise CheckpointError("counts and text both say how often each token occurs", "give one of them")
+    forced = require_plain_head(facts, "factor", force)
     ends = plain_ends(facts, "factor", force=force)
     most = min(largest_rank(table.rows, table.shape[1], 2 if ends.output is None else 1) for table in ends.tables)
     if not 1 <= rank <= most:
@@ -87,7 +98,7 @@ def factor(
 
     made: list[Factored] = []
     put: list[NewTensor] = []
-    notes: list[str] = []
+    notes = list(forced)
     lost: list[str] = []
     moves: list[tuple[float, float]] = []  # of each table: largest change of a logit, and of a row
     for table in ends.tables:

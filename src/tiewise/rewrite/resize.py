@@ -150,6 +150,9 @@ def parts_of_tokens(
     biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
     beside = tuple(other.tensor for other in facts.roles.others if other.by_id)
     rows = tables[0].rows
+    if facts.unequal_on_purpose is not None:
+        what = f"{facts.path}: {facts.unequal_on_purpose}, and {verb} keeps one number of rows at both ends"
+        raise CheckpointError(what, "no verb changes such a vocabulary: keep it, or train another model")
     for part in (*tables, *biases, *beside):
         lacks = part.rows < rows and not (may_lack_rows and part in beside)
         if part.rows > rows or lacks or part.dtype not in FLOATING:

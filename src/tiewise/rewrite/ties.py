@@ -24,7 +24,17 @@ from tiewise.checkpoint.stored import Stored, rounded
 from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Moved, NewTensor, NothingToDo, TableRows, measure_move, refuse, share_lost
+from tiewise.rewrite.change import (
+    Change,
+    Moved,
+    NewTensor,
+    NothingToDo,
+    TableRows,
+    measure_move,
+    refuse,
+    require_plain_head,
+    share_lost,
+)
 from tiewise.rewrite.engine import verb
 
 KEEP = ("input", "output", "mean")
@@ -192,10 +202,13 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
     both = f"{short(table.name)} and {short(head.name)}"
     if table.shape != head.shape:
         what = f"{facts.path}: {both} have shapes {list(table.shape)} and {list(head.shape)}"
+        if facts.unequal_on_purpose is not None:
+            raise CheckpointError(f"{what}: {facts.unequal_on_purpose}", "keep both tables")
         raise CheckpointError(what, "tiewise resize makes the rows equal")
     if keep is None:
         what = f"{facts.path}: {both} are two tables: {_how_they_differ(table, head)}"
         raise CheckpointError(what, "choose with --keep input, output or mean, or keep both with tiewise untie")
+    notes += require_plain_head(facts, "tie", force)
     old_input, old_output = TableRows.of(table), TableRows.of(head)
     name, chosen = _table_name(facts), None
     outputs = inputs = None  # (old, new) of an end that moves

@@ -37,7 +37,7 @@ from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, wide
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, progress
-from tiewise.rewrite.change import Change, Pieces
+from tiewise.rewrite.change import Change, Pieces, require_plain_head
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited_file
 from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, sizes_of, still_to_do, with_rows
@@ -78,6 +78,7 @@ def transplant(
     """
     if atoms < 1:
         raise CheckpointError(f"atoms is {atoms}", "it must be 1 or more")
+    forced = require_plain_head(facts, "transplant", force)
     for other in facts.roles.others:
         what = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
         raise CheckpointError(what, "only models whose two ends alone are indexed by tokens are transplanted")
@@ -122,7 +123,7 @@ def transplant(
         notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
     config |= sizes_of(facts, before, new.rows)
     left = frozenset(filter(facts.folder.has, TOKENIZER_FILES)) - files.keys()
-    return Change(KEPT, put=put, config=config, texts=files, leave=left, notes=(*notes, *others))
+    return Change(KEPT, put=put, config=config, texts=files, leave=left, notes=(*forced, *notes, *others))
 
 
 def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:

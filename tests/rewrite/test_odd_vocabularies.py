@@ -1,0 +1,69 @@
+"""Models whose tables have different numbers of rows, or whose head is not its stored rows."""
+
+import pytest
+import transformers as tr
+from tests.checkpoint import saved_models as sm
+from tests.checkpoint.tiny_checkpoints import llama, table
+
+from tiewise.checkpoint.audit import check
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite import factor, resize, tie, transplant
+
+MLLAMA = "MllamaForConditionalGeneration"
+
+
+@pytest.fixture(scope="module")
+def mllama(tmp_path_factory):
+    """A saved Mllama, whose input table has 8 rows for pictures behind the vocabulary."""
+    path = tmp_path_factory.mktemp("mllama")
+    sm.tiny(MLLAMA, False).save_pretrained(path)
+    return path
+
+
+def test_mllama_is_healthy_and_its_rows_are_left_alone(mllama, tmp_path):
+    assert not [found.rule for found in check(mllama).at_least("warning")]
+    said = "gives the input table 8 rows that the head lacks"
+    (tmp_path / "keep").write_text("1\n")
+    verbs = [
+        lambda: resize(mllama, tmp_path / "b", vocab=128),
+        lambda: resize(mllama, tmp_path / "b", multiple_of=64),
+        lambda: transplant(mllama, tmp_path / "b", tokenizer=mllama),
+        lambda: tie(mllama, tmp_path / "b", force=True),  # its class never ties
+    ]
+    for verb in verbs:
+        with pytest.raises(CheckpointError, match=said):
+            verb()
+
+
+def test_mllama_after_a_resize_in_transformers_cannot_be_loaded(mllama, tmp_path):
+    model = getattr(tr, MLLAMA).from_pretrained(mllama)
+    model.resize_token_embeddings(120)
+    model.save_pretrained(tmp_path / "a")
+    with pytest.raises(RuntimeError):  # its table has 120 rows, and 128 are asked for
+        getattr(tr, MLLAMA).from_pretrained(tmp_path / "a")
+    found = {finding.rule: finding for finding in check(tmp_path / "a").findings}
+    assert found["B030"].severity == "fatal"
+    assert "120 rows, and 128 rows are asked for" in found["B030"].evidence
+
+
+def test_two_vocabularies_are_named(tmp_path):
+    sizes = {"vocab_size": 99, "decoder_vocab_size": 80, "share_encoder_decoder_embeddings": False}
+    sm.tiny("MarianMTModel", False, **sizes).save_pretrained(tmp_path / "a")
+    with pytest.raises(
+        CheckpointError, match=r"it has two vocabularies \(.*99.* rows\)"
+    ):
+        resize(tmp_path / "a", tmp_path / "b", vocab=128)
+
+
+def test_a_head_whose_rows_the_class_normalises_is_not_measured(tmp_path):
+    config = {"model_type": "bailing_moe", "norm_head": True}
+    path = llama(tmp_path / "a", False, head=table(seed=2), config=config)
+    said = "norm_head is true: the class divides the rows of the head by their lengths"
+    for verb in (lambda: tie(path, tmp_path / "b", keep="input"), lambda: factor(path, tmp_path / "b", rank=2)):
+        with pytest.raises(CheckpointError, match=said):
+            verb()
+    receipt = tie(path, tmp_path / "b", keep="input", force=True)
+    assert any(said in note for note in receipt.notes)
+    with pytest.raises(CheckpointError, match=said):
+        transplant(path, tmp_path / "c", tokenizer=path)
+    assert resize(path, tmp_path / "d", vocab=32).written  # new rows may have any length
