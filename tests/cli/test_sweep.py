@@ -60,6 +60,10 @@ def test_every_cell_is_a_comparison_and_a_row(tiewise, grid, tmp_path):
 
     refused(tiewise("sweep", "g.yaml", "--out=s"), "s holds a study already; add --resume to finish it, --overwrite")
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("result.json")}
+    again = tiewise("sweep", "g.yaml", "--out=s", "--resume", "--json")  # the same command, resumed
+    assert len(json.loads(again.out)["rows"]) == 2
+    grid({"train_tokens": [1000, 2000]})
+    refused(tiewise("sweep", "g.yaml", "--out=s", "--resume"), "s holds a study of another grid; give only --out s")
     again = tiewise("sweep", "--out=s", "--resume", "--json")
     assert len(json.loads(again.out)["rows"]) == 2
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps

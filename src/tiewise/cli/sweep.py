@@ -27,7 +27,7 @@ def sweep(
 
     A grid names settings of `run.yaml` that stay, and axes that vary. docs/sweep.md shows one.
     """
-    if resume and (grid is not None or quick or overwrite):
+    if resume and (overwrite or (quick and grid is None)):
         raise RunError("--resume takes its grid from the study", f"give only --out {out} --resume")
     if grid is None and not resume:
         raise RunError("no grid is named", "name a YAML file, or quick, which comes along")
@@ -50,7 +50,7 @@ def sweep(
         try:
             with quiet_threads():
                 asked, display = made.quick() if made and quick else made, Display.on_stderr(quiet=quiet)
-                how: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher}
+                how: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher, "resume": resume}
                 study = carry_out(asked, out, o.command_line(), display, **how)
         except Exception as error:
             said = disk_error(error, out, f"make room there, then {again}")
