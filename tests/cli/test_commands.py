@@ -1,9 +1,12 @@
 """The two commands from end to end: what they print where, what they leave, and that others can read it."""
 
+import inspect
 import json
 import re
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from cli_tiny import TINY
 from transformers import Qwen2Config
 
 import tiewise as tiewise_package
+from tiewise.cli.main import COMMANDS
 from tiewise.cli.options import split_specs
 from tiewise.training.folder import folder_name
 from tiewise.training.results import Comparison
@@ -184,3 +188,51 @@ def test_settings_from_yaml_set_and_options_in_that_order(tiewise, text, tmp_pat
 )
 def test_commas_between_specs_and_within_them(text, arms):
     assert split_specs(text) == arms
+
+
+def test_every_command_takes_what_the_readme_says():
+    commands = {name: module for group in COMMANDS.values() for name, module in group.items()}
+    for name, module in commands.items():
+        function = getattr(import_module(f"tiewise.cli.{module}"), name)
+        assert {"json_", "quiet"} <= set(inspect.signature(function).parameters), name
+    no_calls = {name for name in commands if name not in tiewise_package.__all__}
+    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    named = readme.partition("says and writes. ")[2].partition(" are commands only.")[0]
+    assert set(re.findall(r"`(\w+)`", named)) == no_calls
+    assert all(callable(getattr(tiewise_package, name)) for name in commands.keys() - no_calls)
+
+
+def test_the_readme_has_the_command_of_the_test_suite_that_the_gate_runs():
+    root = Path(__file__).parents[2]
+    for text in ((root / ".ci/run").read_text(), (root / "README.md").read_text(encoding="utf-8")):
+        assert re.search(r"^make test\b", text, re.M)
+
+
+@pytest.mark.parametrize("screen", [True, False])
+@pytest.mark.parametrize("no_open", [True, False])
+def test_explore_opens_a_browser_where_there_is_a_screen_unless_asked_not_to(tiewise, monkeypatch, screen, no_open):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    if screen:
+        monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr(sys, "platform", "linux")
+    said = tiewise("explore", "--out=page.html", "--json", *["--no-open"] * no_open)
+    assert said.code == 0, said.err
+    record = json.loads(said.out)
+    assert record["opened"] == (screen and not no_open)
+    assert [address.rpartition("/")[2] for address in opened] == ["page.html"] * record["opened"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [("v * d, v * d / (2 * v * d + 12 * layers * d * d)", True), ("v * d, 7.0", False)],
+)
+def test_exercise_says_in_json_whether_an_answer_is_right(tiewise, tmp_path, answer, right):
+    """V·D of 2·V·D + 12·L·D², the formula of docs/errata.md, worked out here."""
+    (tmp_path / "answer.py").write_text(f"def saved(v, d, layers):\n    return {answer}\n")
+    said = tiewise("exercise", "1", "answer.py", "--json")
+    record = json.loads(said.out)
+    assert (said.code, record["exercise"], record["right"]) == (int(not right), 1, right)
+    assert (record["wrong"] is None) == right

@@ -15,6 +15,7 @@ def exercise(
     hint: bool = typer.Option(False, "--hint", help="Print the hint too."),
     solution: bool = typer.Option(False, "--solution", help="Print a solution too."),
     json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
 ) -> None:
     """Read an exercise, or have your answer checked: in a process of its own, with limits of time and memory."""
     from tiewise.exercises import EXERCISES, check, of_number
