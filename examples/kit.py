@@ -97,4 +97,7 @@ def make_draft(model: Path, draft: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("give one folder to make: python examples/kit.py FOLDER")
     make(Path(sys.argv[1]))
+    print(f"the examples run in {sys.argv[1]}: cd {sys.argv[1]}")
