@@ -6,6 +6,7 @@ import random
 import pytest
 
 import tiewise
+from tiewise.core.errors import RunError
 
 TINY = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": 6, "tokenizer": "bytes"}
 
@@ -56,3 +57,19 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(settings, says, tmp_path)
         tiewise.compare(tmp_path / "run", quiet=True, **settings)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_in_the_place_of_the_folder_is_told_at_once(text):
+    for call in (tiewise.compare, tiewise.train):
+        with pytest.raises(RunError, match=rf"tiewise.{call.__name__}\(text='{text}'\)"):
+            call(text)
+
+
+def test_arms_are_a_list_or_text_and_boundary_names_them_too(text, tmp_path):
+    settings = {**TINY, "text": text, "seeds": 1, "quiet": True}
+    assert list(tiewise.compare(tmp_path / "a", arms="tied,factored:4", **settings).arms) == ["tied", "factored:4"]
+    assert list(tiewise.compare(tmp_path / "b", boundary="tied", **settings).arms) == ["tied"]
+    with pytest.raises(RunError, match="both arms and boundary"):
+        tiewise.compare(tmp_path / "c", boundary="tied", arms=["tied"], **settings)
+    with pytest.raises(RunError, match="unknown setting 'seedz' in the settings; did you mean seed"):
+        tiewise.compare(tmp_path / "c", text=text, seedz=3)

@@ -90,7 +90,7 @@ def test_type_checkers_are_told_the_same_names():
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_no_main_argument_is_said_to_be_none(name, wrong):
     call, said = CALLS[name]
-    if name in LIVE and isinstance(wrong, nn.Module):
+    if name in {*LIVE, "diff"} and isinstance(wrong, nn.Module):
         said = CheckpointError
     if name == "explore" and isinstance(wrong, nn.Module):  # which it shows, where it has two ends
         said = InstallError
@@ -109,6 +109,7 @@ LIVE = {
     "factor": r"tiewise\.install\(model, \"factored:128\"\)",
     "resize": r"model\.resize_token_embeddings",
     **dict.fromkeys(("transplant", "dedupe", "repair", "slim", "merge", "trim"), "save_pretrained"),
+    **dict.fromkeys(("check", "inspect"), r"save_pretrained\(FOLDER\), then tiewise\."),
 }
 
 
@@ -127,6 +128,7 @@ OTHERS = {
     "a record that is off": (lambda: tiewise.path_norms(TABLE.detach(), None), "track"),
     "a lookup for its table": (lambda: tiewise.tied_lookup(nn.Embedding(4, 3), IDS), "module's weight"),
     "a step as a text": (lambda: tiewise.tie_at("100"), "number of steps"),
+    "a live model for a comparison of two": (lambda: tiewise.diff(nn.Linear(2, 2), "new"), "diff reads a folder"),
     "an unknown end": (lambda: tiewise.tie_at(100, "both"), "input, output, mean"),
     "an unknown state": (lambda: tiewise.untie_at(100, "mean"), "copy, split, reset"),
 }

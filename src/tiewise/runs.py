@@ -13,6 +13,7 @@ from tiewise.atlas.grid import GRID, StudyGrid
 from tiewise.atlas.study import TABLE, Study, repeated
 from tiewise.core import ranks
 from tiewise.core.errors import RunError, TiewiseError, choices
+from tiewise.core.spec import split_specs
 from tiewise.internals.passages import Healed, healed, passages
 from tiewise.report.comparison_page import write_report
 from tiewise.report.sweep_page import write_sweep
@@ -51,15 +52,19 @@ def compare(
             one, or as many as there are threads and memory for, whichever a trial finds faster.
         launcher: "local", or "ray": runs are spread over the cluster of RAY_ADDRESS, or over this machine's cores.
         quiet: no progress on stderr.
-        settings: any setting of `run.yaml`: `arms=["tied", "untied"]`, `text="my.txt"`, `steps=2000`; `recipe="awd"`
-            begins with a recipe's.
+        settings: any setting of `run.yaml`: `arms=["tied", "untied"]` or `arms="tied,untied"`, which `boundary` names
+            too; `text="my.txt"`, `steps=2000`; `recipe="awd"` begins with a recipe's.
 
     Raises:
         TiewiseError: a setting, text or folder that cannot be used; nothing was written.
         Interrupted: after Ctrl-C, with a checkpoint written; `resume=True` goes on from it.
     """
-    folder = Path(out)
+    folder = _folder("compare", out)
     command = _command("compare", folder, settings)
+    if "boundary" in settings:  # as the command's --boundary
+        if "arms" in settings:
+            raise RunError("both arms and boundary are given", "they are one setting: leave one of them out")
+        settings["arms"] = settings.pop("boundary")
     given = _settings(settings, folder, resume)
     display = Display.on_stderr(quiet=quiet)
     if launcher not in (LOCAL, RAY):
@@ -88,7 +93,7 @@ def train(
     Raises:
         TiewiseError, Interrupted: as `compare`.
     """
-    folder = Path(out)
+    folder = _folder("train", out)
     given = _settings(settings if resume else {**settings, "arms": [boundary], "seed": seed}, folder, resume)
     command = _command("train", folder, {**settings, "boundary": boundary, "seed": seed})
     return carry_out(finish_one, given, folder, command, Display.on_stderr(quiet=quiet), overwrite=overwrite)
@@ -118,7 +123,7 @@ def heal(
     Raises:
         TiewiseError, Interrupted: as `compare`.
     """
-    folder = Path(out)
+    folder = _folder("heal", out)
     given = settings if resume else {**healing(model, teacher), "seed": seed, **settings}
     command, display = _command("heal", folder, given), Display.on_stderr(quiet=quiet)
     return carry_out(finish_healing, _settings(given, folder, resume), folder, command, display, overwrite=overwrite)
@@ -187,17 +192,22 @@ def sweep(
     display: Display,
     *,
     overwrite: bool = False,
+    resume: bool = False,
     jobs: int | str = "auto",
     launcher: str = LOCAL,
 ) -> Study:
-    """Compare in every cell of a grid, each in its folder of `out`; None goes on with the study in `out`.
+    """Compare in every cell of a grid, each in its folder of `out`.
 
-    Every cell is begun before any is trained, and what cannot be used leaves `out` as it was. The table is written
-    after every cell. Launchers that write scripts train nothing here: a resumed sweep collects.
+    With `resume`, the study in `out` goes on; a grid must then be the study's, None takes the study's. Every cell is
+    begun before any is trained, and what cannot be used leaves `out` as it was. The table is written after every cell.
+    Launchers that write scripts train nothing here: a resumed sweep collects.
 
     Raises:
         TiewiseError: a grid or a folder that cannot be used. Interrupted: after Ctrl-C, as `compare`.
     """
+    if resume and grid is not None:
+        _refuse_other_grid(grid, out)
+        grid = None
     for settings in grid.cells().values() if grid is not None else [None]:
         _trained_by(launcher, jobs, out, display, settings)  # refuses what it cannot do before anything is prepared
     with locked(out):
@@ -229,6 +239,17 @@ def sweep(
             study.save()
             write_sweep(study, command)
         return study
+
+
+def _refuse_other_grid(grid: StudyGrid, out: Path) -> None:
+    """Raise RunError if `out` holds no study, or one of another grid."""
+    kept = next((file for file in (out / _STAGE / GRID, out / GRID) if file.is_file()), None)
+    if kept is None:
+        raise RunError(f"{out} holds no study to resume", "leave --resume out")
+    if grid.cells() != StudyGrid.named(str(kept)).cells():
+        raise RunError(
+            f"{out} holds a study of another grid", f"give only --out {out} --resume, or choose another --out"
+        )
 
 
 def _begin(grid: StudyGrid, out: Path, display: Display, overwrite: bool) -> None:
@@ -264,11 +285,22 @@ def _put_in_place(out: Path) -> None:
     remove(out / _STAGE)
 
 
+def _folder(name: str, out: str | os.PathLike[str]) -> Path:
+    """Return the folder of a run; a file there is a text that was meant for `text`, more often than not."""
+    folder = Path(out)
+    if folder.is_file():
+        what = f"{folder} is a file, and `out` is the folder that tiewise.{name} writes"
+        raise RunError(what, f"name the text: tiewise.{name}(text={str(folder)!r})")
+    return folder
+
+
 def _settings(given: dict[str, Any], out: Path, resume: bool) -> Settings | None:
     if resume:
         if given:
             raise RunError(f"resume takes its settings from the run in {out}", f"leave {', '.join(given)} out")
         return None
+    if isinstance(given.get("arms"), str):
+        given = {**given, "arms": split_specs(given["arms"])}
     return Settings.of({**(recipe(given["recipe"]) if given.get("recipe") else {}), **given})
 
 

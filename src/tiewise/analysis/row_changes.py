@@ -23,7 +23,7 @@ from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.stored import Stored
-from tiewise.core.errors import CheckpointError, progress
+from tiewise.core.errors import CheckpointError, progress, refuse_live_model
 from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # p: bits of a number behind its leading one
@@ -41,6 +41,8 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
     Raises:
         CheckpointError: a folder without tables that can be read, or tables of two widths.
     """
+    for each in (old, new):
+        refuse_live_model("diff", each)
     folders = open_folder(old), open_folder(new)
     ends = [_tables(Facts(folder)) for folder in folders]
     quantities, listings, notes, answers = list[Quantity](), list[Listing](), list[str](), list[str]()

@@ -24,7 +24,7 @@ from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core import Late, __version__
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, refuse_live_model
 from tiewise.core.files import size, strict
 
 SCHEMA = 1
@@ -154,6 +154,7 @@ def check(
     Raises:
         CheckpointError: nothing at `path` can be read, an id is unknown, or the arguments contradict each other.
     """
+    refuse_live_model("check", path)
     path, select = Path(path), select if isinstance(select, str) else tuple(select)
     if world is not None and (not hasattr(world, "__index__") or world < 1):
         raise CheckpointError(f"world is {world!r}", "give a number of ranks, 1 or more")

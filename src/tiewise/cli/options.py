@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import re
 import shlex
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tiewise.core.errors import RunError, ctrl_c_behind, heard
+from tiewise.core.spec import split_specs as split_specs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,17 +49,6 @@ LAUNCHER = typer.Option(
 )
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress.")
 SOON = 1.0  # seconds without a progress bar: what is over by then needs none
-
-
-def split_specs(text: str) -> list[str]:
-    """Split boundaries or sharings at commas, but for those within one: `name=…` continues what stands before it.
-
-    `untied` is always a boundary: two projected tables of width 300 are `projected:untied,k=300` here.
-
-    >>> split_specs("all:groups=2,ends=1,none")
-    ['all:groups=2,ends=1', 'none']
-    """
-    return re.split(r",(?!\w+=)", re.sub(r"\s*,\s*", ",", text.strip()))
 
 
 def taking(**options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -102,6 +102,13 @@ class CheckpointError(TiewiseError, ValueError):
         super().__init__(printable(what), printable(fix))
 
 
+def refuse_live_model(name: str, source: object) -> None:
+    """Raise CheckpointError if the call `name`, which reads a folder, is given a model in memory."""
+    if hasattr(source, "named_parameters"):
+        what = f"tiewise.{name} reads a folder, and this is a live {type(source).__name__}"
+        raise CheckpointError(what, f"save it first: model.save_pretrained(FOLDER), then tiewise.{name}(FOLDER)")
+
+
 class PlanError(TiewiseError, ValueError):
     """A model, size or choice that cannot be planned."""
 

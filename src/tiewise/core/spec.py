@@ -17,6 +17,7 @@ inverse to each other; `str` prints the shortest form.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -301,6 +302,17 @@ _OPTIONS: _Table = {
     "tie_at": ("tie_at", count),
     "untie_at": ("untie_at", count),
 }
+
+
+def split_specs(text: str) -> list[str]:
+    """Split boundaries or sharings at commas, but for those within one: `name=…` continues what stands before it.
+
+    `untied` is always a boundary: two projected tables of width 300 are `projected:untied,k=300` here.
+
+    >>> split_specs("all:groups=2,ends=1,none")
+    ['all:groups=2,ends=1', 'none']
+    """
+    return re.split(r",(?!\w+=)", re.sub(r"\s*,\s*", ",", text.strip()))
 
 
 def read_option(

@@ -22,7 +22,16 @@ from typing import Any
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.core import Late
-from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError, choices, heard, printable
+from tiewise.core.errors import (
+    CheckpointError,
+    DataError,
+    RunError,
+    TiewiseError,
+    choices,
+    heard,
+    printable,
+    refuse_live_model,
+)
 from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.found import NATS, NEITHER, ONE, TWO, Found, Quantity
@@ -100,6 +109,8 @@ def inspect(
     Raises:
         TiewiseError: a path, text or pair that cannot be used, or nothing that could be measured.
     """
+    for each in (model, other):
+        refuse_live_model("inspect", each)
     effort = Effort(windows, length, tokens, samples, lens_steps, held_out)
     texts = (text,) if isinstance(text, str | os.PathLike) else text
     sources = tuple(os.fspath(source) for source in texts)
