@@ -25,6 +25,8 @@ What losses and trainers ask in the end is answered in chunks of tokens, without
     (p * z).sum(-1)                                            lse − H
     z.argmax(-1), and z.mean(-1) without gradients             by rows of logits, a chunk at a time
 
+`torch.autograd.grad(loss, z)` computes the logits and repeats the loss from them (`gradients`).
+
 H is the entropy, lse the log-sum-exp, of the logits with everything recorded before, such as a temperature. The sweep
 is remembered, and what iteration, `split` and `chunk` make of z takes its tokens from it: trainers ask row by row to
 save memory.
@@ -100,6 +102,7 @@ class Deferred:
         self.whole: Deferred | None = None  # whose tokens these are, all of them or those at `place` [n]
         self.place: Tensor | None = None
         self.swept: tuple[_Targets | None, Any] = None, None  # the targets of a sweep, and what it found
+        self.losses: list[_FusedLoss] = []  # of an origin: the losses that were computed from its logits
         self.memory, self.version = [0], 0  # shared by what would be views: steps in place count it up
         self._real: Tensor | None = None
 
@@ -323,6 +326,8 @@ class Deferred:
                 found = None
             if found is not None:
                 return found
+        if func is torch.autograd.grad:
+            return gradients(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         augmented = name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")  # __imul__ of __mul__, not __invert__
         in_place = augmented or name in ("__setitem__", "__delitem__") or (name[-1:] == "_" and name[-2:] != "__")
@@ -519,7 +524,85 @@ def fused_cross_entropy(
     o = replace(o, ignore_index=ignore_index, label_smoothing=label_smoothing, class_weight=weight, reduction=reduction)
     with torch.set_grad_enabled(input.requires_grad):
         loss = linear_cross_entropy(hidden, table, target, bias, o, shard=input.shard)
-    return loss.to(input.dtype) if loss.dtype == torch.float64 else loss  # as in `_handed`
+    loss = loss.to(input.dtype) if loss.dtype == torch.float64 else loss  # as in `_handed`
+    if (
+        loss.grad_fn is not None
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    ):
+        origin = input.origin()
+        edge = torch.autograd.graph.get_gradient_edge(loss)
+        origin.losses.append(_FusedLoss(edge, input.place, input.dtype, target.clone(), o))
+    return loss
+
+
+# the gradient of a loss with respect to its logits
+
+
+class _FusedLoss(NamedTuple):
+    """A fused loss of deferred logits: where it is in autograd's graph, and how to compute it again from the logits."""
+
+    edge: Any
+    place: Tensor | None  # the tokens that it is of; None: all of them
+    dtype: torch.dtype
+    target: Tensor
+    options: LossOptions
+
+    def gradient(self, logits: Tensor, upstream: Tensor, create_graph: bool) -> Tensor:
+        """Gradient of this loss with respect to all `logits` [..., V], times the gradient `upstream` of the loss."""
+        o = self.options
+        if not self.target.ne(o.ignore_index).any():
+            return torch.zeros_like(logits)
+        logits = logits if create_graph else logits.detach().requires_grad_()
+        with torch.enable_grad():
+            rows = logits.reshape(-1, logits.shape[-1]).to(self.dtype)
+            rows = rows if self.place is None else rows[self.place]
+            named: dict[str, Any] = {
+                "ignore_index": o.ignore_index,
+                "reduction": o.reduction,
+                "label_smoothing": o.label_smoothing,
+            }
+            loss = F.cross_entropy(rows, self.target, o.class_weight, **named)
+        return torch.autograd.grad(loss, logits, upstream.to(loss.dtype), create_graph=create_graph)[0]
+
+
+def gradients(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    *,
+    allow_unused: bool | None = None,
+    materialize_grads: bool = False,
+    **options: Any,
+) -> tuple[Tensor | None, ...]:
+    """Answer `torch.autograd.grad` where deferred logits are among the inputs.
+
+    A fused loss has no logits in its graph. So the logits are computed, each fused loss is repeated from them, and its
+    gradient is multiplied by the gradient of `outputs` with respect to the fused loss.
+    """
+    outputs, inputs = ([x] if isinstance(x, Tensor | Deferred) else list(x) for x in (outputs, inputs))
+    real = [x.real("grad") if isinstance(x, Deferred) else x for x in inputs]
+    losses = [
+        (i, loss)
+        for i, z in enumerate(inputs)
+        if isinstance(z, Deferred) and z.form == LOGITS and z.place is None
+        for loss in z.origin().losses
+    ]
+    if losses and options.get("is_grads_batched"):
+        raise UnsupportedError("is_grads_batched with deferred logits", "ask for one gradient at a time")
+    edges = [loss.edge for _, loss in losses]
+    outputs = [x.real("grad") if isinstance(x, Deferred) else x for x in outputs]
+    found = torch.autograd.grad(outputs, [*real, *edges], grad_outputs, allow_unused=True, **options)
+    answer = list(found[: len(real)])
+    for (i, loss), upstream in zip(losses, found[len(real) :], strict=True):
+        if upstream is not None:
+            own = loss.gradient(real[i], upstream, bool(options.get("create_graph")))
+            answer[i] = own if answer[i] is None else answer[i] + own
+    if materialize_grads:
+        answer = [torch.zeros_like(x) if g is None else g for g, x in zip(answer, real, strict=True)]
+    elif not allow_unused and any(g is None for g in answer):
+        raise RuntimeError("one of the inputs of torch.autograd.grad was not used in the graph: set allow_unused=True")
+    return tuple(answer)
 
 
 ANSWERS: dict[str, Callable[..., Tensor | None]] = {

@@ -28,7 +28,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map
 
 from tiewise.boundary.boundary import draw, make_maps
-from tiewise.boundary.deferred import Counts, Deferred, all_words, fused_cross_entropy
+from tiewise.boundary.deferred import Counts, Deferred, all_words, fused_cross_entropy, gradients
 from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
 from tiewise.boundary.saved import NAME, link_of, swapped
 from tiewise.boundary.sharded_tables import KEPT, local, narrowed, set_aside, shard_of
@@ -331,6 +331,9 @@ class LazyLogits(Tensor):
             loss = fused_cross_entropy(first.deferred, *args[1:], **kwargs)
             if loss is not None:
                 return loss
+        if func is torch.autograd.grad:
+            args, kwargs = tree_map(lambda x: x.deferred if isinstance(x, LazyLogits) else x, (args, kwargs))
+            return gradients(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         args, kwargs = tree_map(lambda x: computed(x, name), (args, kwargs))
         return func(*args, **kwargs)
