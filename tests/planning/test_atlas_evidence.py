@@ -145,6 +145,7 @@ def test_a_plan_says_what_the_nearest_found(atlas):
     assert said.startswith("No evidence of what tying does to the loss: this model has a width 6 times the largest,")
     assert "width 128, 4 layers and V 4,096, tying gained 0.03" in said
     assert "nats per token with 25,000 and lost 0.02" in said
+    assert said.endswith("tokens of text, by the loss of the last step.")
     *_, nearest = plan_rows.lookups(record)
     assert [row[:2] + row[3:] for row in nearest.rows] == [
         ["25,000", "12", "better", "3"],

@@ -27,7 +27,7 @@ OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adamw": "AdamW"}
 OPTIMIZERS |= {"adamw-bf16-master": "AdamW, bf16, fp32 master"}
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
 NATS = "nats per token"
-EVIDENCE_HEADER = ["tokens of text", "times seen", "tied − untied, nats/token [95 %]", "tying is", "seeds"]
+EVIDENCE_HEADER = ["tokens of text", "times seen", "last step: tied − untied, nats/token [95 %]", "tying is", "seeds"]
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
@@ -262,7 +262,7 @@ def evidence(record: Record) -> str:
     nearest = f"{which}, width {row['width']:,}, {row['layers']} layers and V {row['vocab']:,}"
     ends = " and ".join(map(_gained, {row["tokens"]: row for row in (row, atlas["rows"][-1])}.values()))
     said = f"The atlas trained {KIND}s around this size" if atlas["within"] else no
-    return f"{said}. {nearest}, tying {ends} tokens of text."
+    return f"{said}. {nearest}, tying {ends} tokens of text, by the loss of the last step."
 
 
 def _gained(row: Record) -> str:
