@@ -459,22 +459,37 @@ def steps_without_waiting(place: Place, device: str) -> Iterator[tuple[str, Call
             yield f"{str(kind)[6:]} {name}", lambda loss=loss: loss().backward()
 
 
+def waits(step: Callable[[], None], on_gpu: bool) -> str:
+    """Say where a step reads a value from the device; "" if it reads none."""
+    if on_gpu:
+        step()  # what is asked once
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    except RuntimeError as error:
+        return str(error).splitlines()[0][:120]
+    finally:
+        if on_gpu:
+            torch.cuda.set_sync_debug_mode("default")
+    return ""
+
+
 def synchronisations(place: Place) -> list[Figure]:
     """N6: no loss waits for the GPU; on a CPU the same on meta tensors, of which no value can be read."""
     figures = []
-    for name, step in steps_without_waiting(place, place.device if place.on_gpu else "meta"):
-        if place.on_gpu:
-            step()  # what is asked once
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            step()
-            waited = 0.0
-        except RuntimeError as error:
-            waited, name = 1.0, f"{name} ({str(error).splitlines()[0][:120]})"
-        finally:
-            if place.on_gpu:
-                torch.cuda.set_sync_debug_mode("default")
-        figures.append(Figure(name, waited, 0))
+    device = place.device if place.on_gpu else "meta"
+    for name, step in steps_without_waiting(place, device):
+        why = waits(step, place.on_gpu)
+        figures.append(Figure(f"{name} {why}", float(bool(why)), 0))
+    for name in FAMILIES:
+        plain, installed = family(name).train(), family(name).train()
+        tiewise.install(installed)
+        both = [model.to(device) for model in (plain, installed)]
+        given = batch(device)
+        steps = [lambda model=model, given=given: model(**given).loss.backward() for model in both]
+        if not waits(steps[0], place.on_gpu):  # GPT-2 reads a value by itself
+            why = waits(steps[1], place.on_gpu)
+            figures.append(Figure(f"installed {name} {why}", float(bool(why)), 0))
     return figures
 
 
