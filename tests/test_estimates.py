@@ -107,6 +107,15 @@ def test_a_share_over_documents_covers_however_unequal_they_are(documents, sigma
     assert len(hits) > 1000
 
 
+@pytest.mark.parametrize(("n", "fails", "share"), [(5, 0.0, 0.95), (5, 0.2, 0.87), (3, 0.2, 0.90)])
+def test_students_interval_covers_less_where_a_seed_fails(n, fails, share):
+    """As its docstring says: one seed in five, 5 standard deviations off."""
+    draw = np.random.default_rng(n)
+    values = draw.standard_normal((DRAWS, n)) + 5 * (draw.random((DRAWS, n)) < fails)
+    found = [mean_interval(row) for row in values]
+    assert np.mean([e.low <= 5 * fails <= e.high for e in found]) == pytest.approx(share, abs=0.02)
+
+
 def test_a_ratio_of_few_or_one_sided_units_has_no_interval():
     assert math.isnan(ratio_interval([1, 2, 3, 4], [10, 10, 10, 10]).low)
     assert not math.isnan(ratio_interval([1, 2, 3, 4, 5], [10, 10, 10, 10, 10]).low)
