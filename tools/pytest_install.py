@@ -119,7 +119,7 @@ class Installer:
         with self.building():  # `install` may copy or load models itself
             has_head = self._has_head(model)
             try:
-                made = tiewise.install(model)
+                made = tiewise.install(model, batch=batch_of(model))
                 answer = "installed"
                 if self.mode == "uninstalled":
                     made.uninstall()
@@ -133,6 +133,19 @@ class Installer:
             return model.get_output_embeddings() is not None
         except (AttributeError, NotImplementedError):
             return False
+
+
+def batch_of(model: Any) -> dict[str, torch.Tensor] | None:
+    """Return the inputs of one forward if a model needs more than token ids, as Whisper does; None otherwise."""
+    config = model.config
+    if config.model_type != "whisper" or model.main_input_name != "input_features":
+        return None
+    table = model.get_input_embeddings().weight
+    if table is None or table.is_meta:
+        return None
+    features = table.new_ones(2, config.num_mel_bins, 2 * config.max_source_positions)
+    ids = torch.tensor([[3, 4, 5, 6], [4, 5, 6, 7]], device=table.device)
+    return {"input_features": features, "decoder_input_ids": ids, "labels": ids.roll(-1, dims=1)}
 
 
 def patch_models(install: Installer) -> None:
