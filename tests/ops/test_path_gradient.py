@@ -194,7 +194,9 @@ def test_refusals():
         ({"ids": torch.ones(3)}, UnsupportedError, r"ids of type torch\.float32; cast them"),
         ({"ids": torch.ones(3, dtype=torch.long, device="meta")}, UnsupportedError, "ids on meta and a table on cpu"),
         ({"table": torch.ones(V)}, UnsupportedError, r"in a table of shape \(31,\)"),
-        ({"table": torch.ones(0, E)}, IndexError, r"3 token ids for a table of shape \(0, 6\), which has no rows"),
+        ({"table": torch.ones(0, E)}, IndexError, "3 token ids for a table that has no rows"),
+        ({"ids": torch.tensor([1, V])}, IndexError, "token 31 is outside the table of 31 rows"),
+        ({"ids": torch.tensor([1, -1])}, IndexError, "token -1 is outside the table of 31 rows"),
         ({"options": LookupOptions(alpha=torch.nan)}, UnsupportedError, "alpha = nan; give a finite number"),
     ],
 )

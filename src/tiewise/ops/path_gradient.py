@@ -90,7 +90,7 @@ def tied_lookup(
             inside `torch.func` transforms, and (in backward) when asked for a second derivative; with a shard also
             under `torch.compile`.
         ValueError: a table that is not the shard's.
-        IndexError: ids for a table without rows; with a shard, an id outside [0, V) (checked on CPU only).
+        IndexError: an id outside [0, V) (checked on CPU only), or a table without rows.
     """
     if not (isinstance(table, Tensor) and isinstance(ids, Tensor)):
         what = f"tied_lookup() of a {type(table).__name__} and a {type(ids).__name__}"
@@ -106,8 +106,6 @@ def tied_lookup(
     if ids.device != table.device:
         where = f"token ids on {ids.device} and a table on {table.device}"
         raise UnsupportedError(f"tied_lookup() of {where}", "move the ids to the table's device")
-    if not len(table) and ids.numel():
-        raise IndexError(f"{ids.numel()} token ids for a table of shape {tuple(table.shape)}, which has no rows")
     if options.into is not None and (options.stop_both is not None or torch.compiler.is_compiling()):
         fix = "leave into out, here and of the loss"
         raise UnsupportedError("tied_lookup() with into beside stop_both or under torch.compile", fix)
@@ -115,9 +113,22 @@ def tied_lookup(
         return _traceable(table, ids, options)
     if torch._C._are_functorch_transforms_active():
         raise UnsupportedError("tied_lookup() inside a torch.func transform", "use torch.nn.functional.embedding there")
+    _check_ids(ids, len(table))
     if not (torch.is_grad_enabled() and table.requires_grad):
         return F.embedding(ids, table), table
     return _TiedLookup.apply(table, ids, options)
+
+
+def _check_ids(ids: Tensor, rows: int) -> None:
+    """Refuse ids outside [0, rows) with an IndexError: on a CPU, and of any device if there are no rows."""
+    if not ids.numel():
+        return
+    if not rows:
+        raise IndexError(f"{ids.numel()} token ids for a table that has no rows")
+    if ids.device.type == "cpu":  # elsewhere the lookup asserts, without a synchronisation
+        low, high = (int(v) for v in ids.aminmax())
+        if low < 0 or high >= rows:
+            raise IndexError(f"token {low if low < 0 else high} is outside the table of {rows} rows")
 
 
 def _of_shard(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
