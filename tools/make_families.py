@@ -11,6 +11,7 @@ config decides is probed: the flag is taken away everywhere, put back at one lev
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers import AutoConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key, revert_weight_conversion
 from transformers.models.auto import modeling_auto as auto
@@ -55,6 +57,7 @@ MAPPINGS = (
     auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
 )
+BESIDE = ("BarkCoarseModel", "BarkSemanticModel")  # of no mapping: parts that are saved alone too
 TABLE_WIDTH = 24  # of no other axis of a shrunk model
 # settings of a nested level without which a class cannot be built: its default config leaves them empty
 REQUIRED = {
@@ -62,6 +65,8 @@ REQUIRED = {
         "text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40}
     },
 }
+MOST_NUMBERS = 20_000_000  # of a model that is built to be run
+CAUSAL, SEQ2SEQ = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 ABOUT = (
     "Made by tools/make_families.py; do not edit. A family: tie, the flag where it is absent; loose, flags that are no "
     "boolean and are taken nevertheless; levels, families of nested levels where they are not written; sizes, its own "
@@ -72,7 +77,11 @@ ABOUT = (
     "in a file that is loaded, but for this prefix; layer_ties, modules inside numbered layers that the same flag "
     "ties, with # for each number; decides, levels of the config whose flag "
     "rules (the root where not given), of several one that says true is enough; always or never, tied or not "
-    "whatever the flag says."
+    "whatever the flag says; joined, the rest of tied is tied whatever the flag says; head, {tensor of the layers "
+    "between body and head: its other names in files}; only_if, {tensor: [key of the config, value]} that the class "
+    "has with this value alone; wide, {head: its width in hidden widths}; parts, {level of the config: [module, "
+    "auto class]} where the model_type of the level chooses the class: lm, with a head, or body. auto, of a family: "
+    "its classes as such parts. bodies: classes without a head whose names end in LMModel."
 )
 
 
@@ -93,7 +102,7 @@ def main() -> None:
 def class_names() -> list[str]:
     """Every class of the mappings."""
     values = [value for mapping in MAPPINGS for value in mapping.values()]
-    return sorted({name for value in values for name in ([value] if isinstance(value, str) else value)})
+    return sorted({*BESIDE, *(name for value in values for name in ([value] if isinstance(value, str) else value))})
 
 
 def all_families() -> dict[str, Any]:
@@ -110,10 +119,13 @@ def all_families() -> dict[str, Any]:
         if entry is not None:
             family = families.setdefault(model_class.config_class.model_type, {})
             family.setdefault("classes", {})[name] = entry
+    for kind, family in families.items():
+        family |= auto_classes(kind, family.get("classes", {}))
     return {
         "about": ABOUT,
         "transformers": transformers.__version__,
         "tokenless": tokenless,
+        "bodies": bodies(),
         "families": families,
         "not_built": left_out,
     }
@@ -134,10 +146,23 @@ def all_configs() -> tuple[dict[str, Any], list[str]]:
     return families, tokenless
 
 
+def bodies() -> list[str]:
+    """Classes without a head whose names sound like a model with one: LayoutLMModel is LayoutLM's body."""
+    values = [name for name in auto.MODEL_MAPPING_NAMES.values() if isinstance(name, str)]
+    return sorted({name for name in values if name.endswith("LMModel")})
+
+
+def auto_classes(kind: str, classes: dict[str, Any]) -> dict[str, Any]:
+    """The classes that a composite takes for a part of this family: with a head ("lm"), or for its body alone."""
+    causal, seq2seq = (name if name in classes else None for name in (CAUSAL.get(kind), SEQ2SEQ.get(kind)))
+    found = {"lm": causal or seq2seq, "body": seq2seq or causal}
+    return {"auto": found} if causal or seq2seq else {}
+
+
 def written(data: dict[str, Any]) -> str:
     """JSON, one line a family."""
     lines = []
-    for key in ("about", "transformers", "tokenless"):
+    for key in ("about", "transformers", "tokenless", "bodies"):
         lines.append(f"{json.dumps(key)}: {json.dumps(data[key])}")
     for key in ("families", "not_built"):
         rows = (f"{json.dumps(k)}: {_compact(v)}" for k, v in sorted(data[key].items()))
@@ -188,6 +213,8 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
         return _part_entry(model)
     inputs, keys = _inputs(model, modules), allowed_keys(model)
     output = _name(modules, _ask(model, "get_output_embeddings"), matrix=True) or _declared(inputs, keys)
+    if output is None and model_class.__name__ in BESIDE:
+        output = _name(modules, model.lm_head, matrix=True)
     if not inputs and output is None:  # several codebooks, each with a table and a head
         return None
     entry: dict[str, Any] = {"inputs": inputs, "output": output}
@@ -199,8 +226,16 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
     entry["disk"] = _disk(model, [*inputs, *([output] if output else []), *entry["maps"]], entry["bias"])
     entry |= _names(model, [*inputs, *([output] if output else [])], entry["bias"])
     entry["layers"] = _layers(model)
+    entry["parts"] = _parts(model, [*inputs, *([output] if output else [])])
     if output is not None and inputs:
         entry |= _deciding(model_class, config, inputs, output)
+        entry["wide"] = _wide(model, output)
+        if _joined(model_class, config, entry):
+            entry["joined"] = True
+    if output is not None:
+        head = _head(model_class, config, model, [*inputs, output], entry["bias"])
+        entry["head"] = {name: _other_names(model, name) for name in head}
+        entry["only_if"] = _switches(model_class, config, [*head, *entry["bias"]])
     return {key: value for key, value in entry.items() if value not in (None, [], {})}
 
 
@@ -291,6 +326,7 @@ def _declared(inputs: list[str], keys: dict[str, str]) -> str | None:
 def _inputs(model: Any, modules: dict[str, Any]) -> list[str]:
     owners = (model, _ask(model, "get_encoder"), _ask(model, "get_decoder"))
     tables = [_ask(owner, "get_input_embeddings") for owner in owners]
+    tables = [module for module in tables if not isinstance(module, nn.Linear)]  # of patches
     found = [_name(modules, module, matrix=True) for module in tables]
     shared = [module.weight for module in tables if isinstance(module, nn.Embedding)]
     found += [n for n, m in modules.items() if isinstance(m, nn.Embedding) and any(m.weight is w for w in shared)]
@@ -383,6 +419,95 @@ def _layers(model: Any) -> list[str]:
         found |= dict.fromkeys(other.partition(".0.")[0] for other in spelt if ".0." in other)
     told = {name for own in first for name in (prefix + own, own.removeprefix(prefix))} - first.keys()
     return [name for name in found if name not in told]
+
+
+def _other_names(model: Any, tensor: str) -> list[str]:
+    """Names in files that are loaded into a tensor, but for its own and those with the body's prefix."""
+    own = tensor.removesuffix(".weight")
+    loads = _names(model, [], [tensor]).get("loads", {}).get(own, [])
+    bare = {name.removeprefix(f"{model.base_model_prefix}.") for name in loads}
+    return sorted(bare - {own})
+
+
+def _head(model_class: Any, config: Any, model: Any, ends: list[str], biases: list[str]) -> list[str]:
+    """Tensors outside the body, beside the ends, that the logits of a forward pass over token ids depend on."""
+    body = f"{model.base_model_prefix}."
+    if not hasattr(model, model.base_model_prefix):
+        return []
+    known = {f"{module}.weight" for module in ends} | set(biases)
+    outer = [name for name, _ in model.named_parameters() if not name.startswith(body) and name not in known]
+    outer = [name for name in outer if not in_layer(name) and not is_foreign(name)]
+    if not outer or sum(tensor.numel() for tensor in model.parameters()) > MOST_NUMBERS:
+        return []
+    try:
+        built = model_class(config)
+        built(input_ids=torch.arange(4)[None]).logits.sum().backward()
+    except Exception:  # it wants pictures or sounds too
+        return []
+    return [name for name in outer if built.get_parameter(name).grad is not None]
+
+
+def _wide(model: Any, output: str) -> dict[str, int]:
+    """{head: its width in hidden widths} where it is wider than the model: Reformer's reads two streams."""
+    width, hidden = model.get_submodule(output).weight.shape[1], getattr(model.config, "hidden_size", None)
+    whole = isinstance(hidden, int) and width > hidden and width % hidden == 0
+    record = model.config.to_dict()
+    widths = [record[key] for key in record if re.search("emb|hidden|dim|d_model", key) and "position" not in key]
+    return {output: width // hidden} if whole and width not in widths else {}
+
+
+def _parts(model: Any, ends: list[str]) -> dict[str, list[str]]:
+    """{level of the config: [module, "lm" or "body"]} of parts with an end whose class follows their `model_type`."""
+    found = {}
+    for level, config_class in type(model.config).sub_configs.items():
+        part = getattr(model.config, level, None)
+        if config_class is not AutoConfig or part is None:
+            continue
+        modules = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
+        models = [name for name, module in modules.items() if name and module.config is part]
+        models += [name for name, module in modules.items() if name and type(module.config) is type(part)]
+        owner = next((name for name in models if any(end.startswith(f"{name}.") for end in ends)), None)
+        if owner is not None:
+            headed = any(getattr(transformers, name, None) is type(modules[owner]) for name in _language_models())
+            found[level] = [owner, "lm" if headed else "body"]
+    return found
+
+
+def _language_models() -> list[str]:
+    values = [*CAUSAL.values(), *SEQ2SEQ.values()]
+    return [name for value in values for name in ([value] if isinstance(value, str) else value)]
+
+
+def _joined(model_class: Any, config: Any, entry: dict[str, Any]) -> bool:
+    """Whether tensors beside the head are tied whatever the flag says, though the flag does not decide on the head."""
+    ends = {f"{entry['output']}.weight"}
+    others = {target: source for target, source in entry["tied"].items() if target not in ends}
+    if not others or not entry.get("never"):
+        return False
+    record = json.loads(json.dumps(config.to_dict(), default=str))
+    levels = dict.fromkeys((path for path, _ in model_levels(record)), False)
+    model = _build(model_class, model_class.config_class.from_dict(_with_flags(_without_flags(record), levels)))
+    return all(_tensor(model, target) is _tensor(model, source) for target, source in others.items())
+
+
+def _tensor(model: Any, name: str) -> Any:
+    return model.get_parameter_or_buffer(name)
+
+
+def _switches(model_class: Any, config: Any, tensors: list[str]) -> dict[str, list[Any]]:
+    """{tensor: [key, value]}: the one boolean of the config without whose value the class lacks the tensor."""
+    found = {}
+    record = json.loads(json.dumps(config.to_dict(), default=str))
+    switches = [(key, value) for key, value in record.items() if isinstance(value, bool) and key != FLAG]
+    for key, value in switches if tensors else ():
+        other = copy.deepcopy(record)
+        other[key] = not value
+        try:
+            names = set(_build(model_class, model_class.config_class.from_dict(other)).state_dict())
+        except Exception:
+            continue
+        found |= {tensor: [key, value] for tensor in tensors if tensor not in names}
+    return found
 
 
 def _before(renaming: WeightRenaming, name: str) -> set[str]:

@@ -52,7 +52,9 @@ PUBLIC = {
     "bert-base-uncased": (of("bert", "BertForMaskedLM", 30522, 768, pad_token_id=0, type_vocab_size=2),
      "F32", "bert.embeddings.word_embeddings.weight 30522x768, bert.embeddings.token_type_embeddings.weight 2x768, "
      "bert.embeddings.position_embeddings.weight 512x768, cls.predictions.bias 30522, "
-     "cls.seq_relationship.weight 2x768", words(30522), ["pytorch_model.bin", "flax_model.msgpack"]),
+     "cls.seq_relationship.weight 2x768, cls.predictions.transform.dense.weight 768x768, "
+     "cls.predictions.transform.dense.bias 768, cls.predictions.transform.LayerNorm.gamma 768, "
+     "cls.predictions.transform.LayerNorm.beta 768", words(30522), ["pytorch_model.bin", "flax_model.msgpack"]),
     "t5-small": (of("t5", "T5ForConditionalGeneration", 32128, **T5_CONFIG),
      "F32", "shared.weight 32128x512, encoder.block.0.layer.0.SelfAttention.q.weight 512x512", words(32100)),
     "flan-t5-small": (of("t5", "T5ForConditionalGeneration", 32128, tie_word_embeddings=False, **T5_CONFIG),
@@ -90,10 +92,13 @@ PUBLIC = {
      "model.decoder.project_out.weight 512x1024, model.decoder.embed_positions.weight 2050x1024"),
     "albert-base-v2": (of("albert", "AlbertForMaskedLM", 30000, 768, embedding_size=128),
      "F32", "albert.embeddings.word_embeddings.weight 30000x128, predictions.bias 30000, "
-     "albert.encoder.embedding_hidden_mapping_in.weight 768x128, predictions.decoder.bias 30000"),
+     "albert.encoder.embedding_hidden_mapping_in.weight 768x128, predictions.decoder.bias 30000, "
+     "predictions.dense.weight 128x768, predictions.dense.bias 128, predictions.LayerNorm.weight 128, "
+     "predictions.LayerNorm.bias 128"),
     "xlm-roberta-base": (of("xlm-roberta", "XLMRobertaForMaskedLM", 250002, 768, type_vocab_size=1),
      "F32", "roberta.embeddings.word_embeddings.weight 250002x768, lm_head.bias 250002, "
-     "roberta.embeddings.position_embeddings.weight 514x768, lm_head.dense.weight 768x768"),
+     "roberta.embeddings.position_embeddings.weight 514x768, lm_head.dense.weight 768x768, "
+     "lm_head.dense.bias 768, lm_head.layer_norm.weight 768, lm_head.layer_norm.bias 768"),
     "phi-2": (of("phi", "PhiForCausalLM", 51200, 2560, tie_word_embeddings=False, eos_token_id=50256),
      "F16", "model.embed_tokens.weight 51200x2560, lm_head.weight 51200x2560, lm_head.bias 51200",
      words(50257, (50294, "  "))),

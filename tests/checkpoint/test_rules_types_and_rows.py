@@ -81,9 +81,14 @@ def generation(**config):
     return {"files": {"generation_config.json": config}}
 
 
+NORM = ("LayerNorm.weight", "LayerNorm.bias")
+
+
 def albert(maps=False, **config):
     """How to write an ALBERT whose table is half as wide as the model."""
-    tensors = {"albert.embeddings.word_embeddings.weight": table()}
+    tensors = {"albert.embeddings.word_embeddings.weight": table(), "predictions.bias": np.zeros(V, np.float32)}
+    tensors |= {"predictions.dense.weight": table(D if maps else 16, 16)}
+    tensors |= {f"predictions.{name}": np.ones(D, np.float32) for name in ("dense.bias", *NORM)}
     tensors |= {"albert.encoder.embedding_hidden_mapping_in.weight": table(16, D)} if maps else {}
     return lambda path: write_checkpoint(path, ALBERT | config, tensors)
 

@@ -22,7 +22,7 @@ from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.rules_onnx import OnnxFacts, read_onnx
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
-from tiewise.checkpoint.untrusted import inside, short
+from tiewise.checkpoint.untrusted import following_links, inside, short
 from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError, refuse_live_model
 from tiewise.core.files import size, strict
@@ -133,6 +133,7 @@ def check(
     world: int | None = None,
     as_class: str | None = None,
     quantise: str | os.PathLike[str] | None = None,
+    follow_links: bool = False,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
 ) -> Audit:
@@ -148,6 +149,7 @@ def check(
         world: ranks that the tables are to be spread over: B042 says what of them each gets.
         as_class: of a folder: the class of transformers that loads it, where it is not the one that its config names.
         quantise: a JSON file with the config of a quantisation that is to come: B051 and B053 judge it beforehand.
+        follow_links: read through links that lead outside the folder too; without it they are refused.
         select: ids or prefixes of the rules to run, or one of them; none given: all.
         ignore: ids or prefixes of rules to leave out, or one.
 
@@ -155,6 +157,27 @@ def check(
         CheckpointError: nothing at `path` can be read, an id is unknown, or the arguments contradict each other.
     """
     refuse_live_model("check", path)
+    options: dict[str, Any] = {"deep": deep, "scan": scan, "base": base, "beside": beside, "target": target}
+    options |= {"world": world, "as_class": as_class, "quantise": quantise, "select": select, "ignore": ignore}
+    with following_links(follow_links):
+        return _audit(path, **options)
+
+
+def _audit(
+    path: str | os.PathLike[str],
+    *,
+    deep: bool,
+    scan: bool,
+    base: str | os.PathLike[str] | None,
+    beside: str | os.PathLike[str] | None,
+    target: str | os.PathLike[str] | None,
+    world: int | None,
+    as_class: str | None,
+    quantise: str | os.PathLike[str] | None,
+    select: Iterable[str],
+    ignore: Iterable[str],
+) -> Audit:
+    """Audit a checkpoint, with the arguments of `check`."""
     path, select = Path(path), select if isinstance(select, str) else tuple(select)
     if world is not None and (not hasattr(world, "__index__") or world < 1):
         raise CheckpointError(f"world is {world!r}", "give a number of ranks, 1 or more")

@@ -89,6 +89,14 @@ class ClassEnds:
     decides: tuple[str, ...] = ("",)  # levels of the config that decide; of several, one that says true is enough
     always: bool = False  # tied whatever the flag says
     never: bool = False  # never tied whatever the flag says
+    joined: bool = False  # all of `tied` but the head is tied whatever the flag says, though the head never is
+    # {tensor between the body and the head: its other names in a file, but for the prefix}
+    head: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # {tensor: (key of the config, value)}: the class has the tensor with this value alone
+    only_if: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    wide: Mapping[str, int] = field(default_factory=dict)  # {head: its width in hidden widths} where that is not one
+    # {level of the config: (module, "lm" or "body")} of parts whose class follows the level's `model_type`
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -108,6 +116,7 @@ class ClassEnds:
         several = ("inputs", "biases", "positions", "maps")
         made: dict[str, Any] = {key: tuple(map(rename, getattr(self, key))) for key in several}
         made["output"] = None if self.output is None else rename(self.output)
+        made["wide"] = {rename(head): times for head, times in self.wide.items()}
         return replace(self, **made, tied={tensor(target): tensor(source) for target, source in self.tied.items()})
 
     def loaded_as(self, name: str) -> str | None:
@@ -124,6 +133,23 @@ class ClassEnds:
             return bare
         return next((own for own in (f"{self.prefix}.{name}", name) if own in known), None)
 
+    def head_tensor(self, name: str) -> str | None:
+        """The tensor between body and head that transformers loads what a file calls `name` into; None for none."""
+        spelt = {other: own for own, names in self.head.items() for other in (own, *names)}
+        if name.endswith(".weight"):  # written without its ending, as the names of modules are
+            spelt |= {f"{other}.weight": own for other, own in spelt.items() if own.endswith(".weight")}
+        return spelt.get(name, spelt.get(name.removeprefix(f"{self.prefix}.")))
+
+    def has(self, tensor: str, config: Mapping[str, Any]) -> bool:
+        """Whether the class has a tensor with the switches of a config."""
+        if tensor not in self.only_if:
+            return True
+        path, value = self.only_if[tensor]
+        level: Any = config
+        for key in path.split("."):
+            level = level.get(key) if isinstance(level, Mapping) else None
+        return not isinstance(level, bool) or level is value
+
 
 @dataclass(frozen=True)
 class Family:
@@ -135,6 +161,7 @@ class Family:
     sizes: Mapping[str, str] = field(default_factory=dict)  # its own keys for `vocab_size` and `hidden_size`
     scalars: Mapping[str, float] = field(default_factory=dict)  # numbers at the boundary where they are absent
     classes: Mapping[str, ClassEnds] = field(default_factory=dict)  # its model classes with tables of tokens, by name
+    auto: Mapping[str, str] = field(default_factory=dict)  # its class as the "lm" or the "body" of a composite
 
 
 @lru_cache(maxsize=1)
@@ -160,6 +187,137 @@ def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | 
         return classes[architecture]
     anywhere = (record.get("classes", {}) for record in family_data()["families"].values())
     return next((_ends(those[architecture]) for those in anywhere if architecture in those), None)
+
+
+def config_ends(config: Mapping[str, Any]) -> ClassEnds | None:
+    """Return what is known of the class that a config names, with the parts that the config chooses; None if unknown.
+
+    VisionEncoderDecoder has the ends of its decoder's class, which the `model_type` of the level `decoder` chooses.
+    """
+    return _with_parts(config, class_ends(family_type(config), architecture(config)))
+
+
+def family_ends(config: Mapping[str, Any]) -> ClassEnds | None:
+    """Return what `config_ends` returns, of the family's main class if the class that the config names is unknown."""
+    kind, name = family_type(config), architecture(config)
+    return _with_parts(config, class_ends(kind, name) or class_ends(kind, None))
+
+
+def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds | None:
+    """Put the classes that a config chooses in the place of a composite's default parts; None if one is unknown."""
+    levels, defaults = dict(model_levels(config)), family(family_type(config)).levels
+    for path, (module, how) in ({} if ends is None else ends.parts).items():
+        default = defaults.get(path)
+        if ends is None or default is None:
+            continue
+        chosen = family_type(levels.get(path, {})) or default
+        if chosen == default:
+            ends = _with_head(ends, f"{module}.", path, part_ends(chosen, how))
+            continue
+        old, new = part_ends(default, how), part_ends(chosen, how)
+        if new is None and chosen not in family_data()["tokenless"]:
+            return None
+        ends = _exchanged(ends, f"{module}.", path, old or ClassEnds(), new or ClassEnds())
+    return ends
+
+
+def part_ends(kind: str, how: str) -> ClassEnds | None:
+    """Return the ends of a family's class as a part of a composite: "lm" with its head, "body" without."""
+    known = family(kind)
+    ends = known.classes.get(known.auto.get(how, "")) or class_ends(kind, None)
+    if ends is None or how == "lm":
+        return ends
+    bare = ends.renamed(lambda name: name.removeprefix(f"{ends.prefix}."))
+    layers = tuple(layer.removeprefix(f"{ends.prefix}.") for layer in ends.layers)
+    # a table that the part ties to another of its own, by the flag of its own level, is not looked for
+    inputs = tuple(name for name in bare.inputs if f"{name}.weight" not in bare.tied)
+    return ClassEnds(inputs, positions=bare.positions, maps=bare.maps, layers=layers)
+
+
+def _exchanged(ends: ClassEnds, at: str, path: str, old: ClassEnds, new: ClassEnds) -> ClassEnds:
+    """Return a composite's ends with the class `new` instead of `old` at the modules `at` and the level `path`."""
+
+    def others(names: Iterable[str]) -> list[str]:
+        return [name for name in names if not name.startswith(at)]
+
+    def placed(names: Iterable[str]) -> list[str]:
+        return [at + name for name in names]
+
+    made: dict[str, Any] = {}
+    for key in ("inputs", "biases", "positions", "maps", "layers"):
+        made[key] = tuple(dict.fromkeys((*others(getattr(ends, key)), *placed(getattr(new, key)))))
+    for key in ("head", "only_if", "wide"):
+        kept = {name: value for name, value in getattr(ends, key).items() if not name.startswith(at)}
+        made[key] = kept | {at + name: _below(key, value, at, path) for name, value in getattr(new, key).items()}
+    kept = {target: source for target, source in ends.tied.items() if not source.startswith(at)}
+    made["tied"] = kept | {at + target: at + source for target, source in new.tied.items()}
+    made["disk"], made["loads"] = _names_in_files(ends, at, old, new)
+    if ends.output is not None and ends.output.startswith(at):
+        made["output"] = None if new.output is None else at + new.output
+        inner = [f"{path}.{level}".rstrip(".") for level in new.decides]
+        made["decides"] = tuple(dict.fromkeys((*(level for level in ends.decides if level != path), *inner)))
+        made |= {"always": new.always, "never": new.never, "joined": new.joined}
+    elif ends.output is not None:  # a head of the composite's own, tied to a table of the part
+        source = ends.tied.get(f"{ends.output}.weight", "")
+        if source.startswith(at) and new.inputs:
+            made["tied"] |= {f"{ends.output}.weight": f"{at}{new.inputs[0]}.weight"}
+    return replace(ends, **made)
+
+
+def _with_head(ends: ClassEnds, at: str, path: str, part: ClassEnds | None) -> ClassEnds:
+    """Add the layers between body and head of a part at the modules `at`; a composite's own data do not name them."""
+    if part is None or ends.output is None or not ends.output.startswith(at):
+        return ends
+    added = {
+        key: {at + name: _below(key, value, at, path) for name, value in getattr(part, key).items()}
+        for key in ("head", "only_if")
+    }
+    return replace(ends, head={**ends.head, **added["head"]}, only_if={**ends.only_if, **added["only_if"]})
+
+
+def _names_in_files(
+    ends: ClassEnds, at: str, old: ClassEnds, new: ClassEnds
+) -> tuple[dict[str, str], dict[str, Sequence[str]] | None]:
+    """Return `disk` and `loads` of a composite with the class `new` instead of `old` at the modules `at`.
+
+    A file that calls the old part's table `x.embed_tokens` calls that of the new one `x.wte`.
+    """
+    pairs = dict(zip(old.inputs, new.inputs, strict=False)) | dict(zip(old.biases, new.biases, strict=False))
+    if old.output is not None and new.output is not None:
+        pairs[old.output] = new.output
+
+    def respelt(own: str, others: Iterable[str]) -> tuple[str, list[str]]:
+        before = own.removeprefix(at)
+        after = pairs[before]
+        return at + after, [other.removesuffix(before) + after for other in others if other.endswith(before)]
+
+    def stays(own: str) -> bool:
+        return not own.startswith(at)
+
+    disk = {own: name for own, name in ends.disk.items() if stays(own)}
+    for own, name in ends.disk.items():
+        if not stays(own) and own.removeprefix(at) in pairs:
+            after, moved = respelt(own, [name])
+            disk |= {after: moved[0]} if moved else {}
+    if ends.loads is None and new.loads is None:
+        return disk, None
+    loads: dict[str, Sequence[str]] = {own: names for own, names in (ends.loads or {}).items() if stays(own)}
+    for own, names in (ends.loads or {}).items():
+        if not stays(own) and own.removeprefix(at) in pairs:
+            after, spelt = respelt(own, names)
+            loads[after] = spelt
+    for name in (*new.inputs, *new.biases, *((new.output,) if new.output is not None else ())):
+        inner = [at + other for other in (new.loads or {}).get(name, ())]
+        outer = [f"{ends.prefix}.{at}{name}"] if ends.prefix else []
+        loads[at + name] = list(dict.fromkeys((*loads.get(at + name, ()), *inner, *outer)))
+    return disk, loads
+
+
+def _below(key: str, value: Any, at: str, path: str) -> Any:
+    """Return what one class says of a tensor, as a composite with this class at the modules `at` says it."""
+    if key == "only_if":
+        return (f"{path}.{value[0]}", value[1])
+    return tuple(at + name for name in value) if key == "head" else value
 
 
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
@@ -215,6 +373,7 @@ class Claims:
     known: bool = False  # the family is in the architecture data
     # the class ties (True) or never ties (False) whatever the flag says; None where the flag rules
     fixed: bool | None = None
+    joined: bool = False  # the class ties its other tensors whatever the flag says
 
     @property
     def deciding(self) -> Claim:
@@ -231,15 +390,22 @@ class Claims:
         """Whether the config, read as its class reads it, ties the two ends; None where that cannot be known."""
         return self.deciding.effective if self.fixed is None else self.fixed
 
+    @property
+    def ties_others(self) -> bool | None:
+        """Whether the class ties what it may tie beside its head: input tables, biases; None where not known."""
+        return True if self.joined or self.fixed else self.deciding.effective
+
 
 def read_claims(config: Mapping[str, Any] | None) -> Claims:
     """Read every level of a config. Any JSON value is taken; what makes no sense counts as absent."""
     if not isinstance(config, Mapping):
         return Claims()
     kind, levels, claims = family_type(config), dict(model_levels(config)), []
-    ends = class_ends(kind, architecture(config)) or class_ends(kind, None)
-    # by the data, else the outermost one that has the flag, else the root
-    deciding = (next((path for path, level in levels.items() if FLAG in level), ""),) if ends is None else ends.decides
+    ends, default = family_ends(config), class_ends(kind, architecture(config)) or class_ends(kind, None)
+    if default is not None:  # the composite's own, if a part of it is unknown
+        deciding = (ends or default).decides
+    else:  # the outermost level that has the flag, else the root
+        deciding = (next((path for path, level in levels.items() if FLAG in level), ""),)
     for path in dict.fromkeys((*levels, *deciding)):
         level = levels.get(path, {})  # absent: the class takes its own default
         own, flag = family(family_type(level) or family(kind).levels.get(path)), level.get(FLAG)
@@ -256,8 +422,12 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
         )
         claims.append(claim)
     fixed = None if ends is None or not (ends.always or ends.never) else ends.always
-    t5_like = kind in ("mt5", "switch_transformers") or bool(fixed and ends is not None and "shared" in ends.inputs)
-    return Claims(tuple(claims), t5_like=t5_like, known=kind in family_data()["families"], fixed=fixed)
+    t5_like = kind in ("mt5", "switch_transformers") or bool(
+        fixed and ends is not None and any(ends_with(table, "shared") for table in ends.inputs)
+    )
+    known = kind in family_data()["families"] and (ends is not None or default is None)
+    joined = ends is not None and ends.joined
+    return Claims(tuple(claims), t5_like=t5_like, known=known, fixed=fixed, joined=joined)
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:

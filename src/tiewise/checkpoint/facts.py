@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import (
     OWN_TYPE,
+    PACKED,
     Claim,
     Claims,
+    ClassEnds,
     architecture,
     count,
     family_data,
@@ -23,6 +25,7 @@ from tiewise.checkpoint.claims import (
     in_layer,
     is_foreign,
     model_levels,
+    module_of,
     read_claims,
 )
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, json_object, noting, read_tokenizer
@@ -38,8 +41,9 @@ SPEC = "tiewise_boundary"  # of the config: the boundary that this package insta
 UNTRAINED = 10
 _WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
-_EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1}  # of the input table, beyond vocab_size: an image, a start
-_EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length")
+# of the input table, beyond vocab_size: an image, a start; of ImageGPT's head, which never writes the start
+_EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1, "imagegpt": -1}
+_EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length", "num_codebooks", "codebook_vocab_size")
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
 # in a draft's class; Eagle 2 and 2.5 are vision-language models too
 _DRAFT = re.compile(
@@ -208,7 +212,9 @@ class Facts:
 
     def explains(self, table: Stored) -> bool:
         """Whether a table is as wide as the model, or as something that the config or a stored map says."""
-        width = table.shape[1]
+        width, roles = table.shape[1], self.roles
+        if table is roles.output and roles.known is not None and roles.known.wide and self.text.hidden_size is not None:
+            return width == self.text.hidden_size * next(iter(roles.known.wide.values()))
         named = (item for level in self.levels.values() for item in level.items())
         said = (value for key, value in named if any(word in key for word in _WIDTH_KEYS) and type(value) is int)
         mapped = any(width in tensor.shape for tensor in self.roles.maps)  # maps may follow one another
@@ -251,7 +257,7 @@ class Facts:
     def fresh(self) -> tuple[tuple[str, str], ...]:
         """(tensor that starts anew, the stored one that it would be tied to) of an untied model, beside its head."""
         roles = self.roles
-        if self.claims.tied is not False or self.is_own or roles.headless or not self.complete:
+        if self.claims.ties_others is not False or self.is_own or roles.headless or not self.complete:
             return ()
         stored = {tensor.name for tensor in (*roles.inputs, *roles.biases)} - set(roles.unread)
         head = {roles.output_name, roles.unread.get(roles.output_name or "")}
@@ -260,6 +266,69 @@ class Facts:
             for target, source in roles.ties.items()
             if target not in head and target not in stored and source in stored
         )
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """Tensors of the ends, of the head's bias and of its layers that start anew: neither stored nor tied to one.
+
+        As the class calls them. Empty where the class is unknown, or where something was not read.
+        """
+        roles, known = self.roles, self.roles.known
+        if known is None or roles.headless or self.is_own or not self.complete or roles.opaque:
+            return ()
+        modules = [*known.inputs, *([known.output] if known.output is not None else [])]
+        looked_for = [*(f"{module}.weight" for module in modules), *known.biases, *known.head]
+        there = self._loaded(known)
+        ties = [
+            {target, source}
+            for target, source in known.tied.items()
+            if (self.claims.tied if target == f"{known.output}.weight" else self.claims.ties_others) is not False
+        ]
+        for _ in ties:  # a tie fills the one from the other, in both directions
+            there |= {name for pair in ties if not pair.isdisjoint(there) for name in pair}
+        there.add("final_logits_bias")  # starts as zeros, and few files hold it
+        return tuple(name for name in looked_for if name not in there and known.has(name, self.config))
+
+    def _loaded(self, known: ClassEnds) -> set[str]:
+        """Names that a class gives to the tensors that transformers loads from the file."""
+        found = set[str]()
+        for name in self.folder.tensors:
+            module, parameter = module_of(name)
+            end = known.loaded_as(module) if parameter == "weight" or parameter in PACKED else None
+            found |= {f"{end}.weight"} if end is not None and end not in known.biases else set()
+            found |= {own for own in (known.loaded_as(name), known.head_tensor(name)) if own is not None}
+        return found
+
+    @property
+    def missing_tables(self) -> list[str]:
+        """Those of `missing` that are input tables, where another one is stored."""
+        known = self.roles.known
+        if known is None or self.roles.read_input is None or self.half_read:
+            return []
+        told = {target for target, _ in self.fresh}
+        return [name for name in self.missing if module_of(name)[0] in known.inputs and self.named(name) not in told]
+
+    @property
+    def missing_biases(self) -> list[str]:
+        """Those of `missing` that are biases of the head, where a table is stored."""
+        known = self.roles.known
+        if known is None or (self.roles.read_input is None and self.roles.read_output is None):
+            return []
+        told = {target for target, _ in self.fresh}
+        return [name for name in self.missing if name in known.biases and self.named(name) not in told]
+
+    @property
+    def missing_head(self) -> list[str]:
+        """Those of `missing` that stand between the body and the head, where a table is stored."""
+        known = self.roles.known
+        if known is None or (self.roles.read_input is None and self.roles.read_output is None):
+            return []
+        return [name for name in self.missing if name in known.head]
+
+    def named(self, tensor: str) -> str:
+        """Return the name that a saved file gives to a tensor of the class."""
+        disk, (module, parameter) = {} if self.roles.known is None else self.roles.known.disk, module_of(tensor)
+        return disk.get(tensor, f"{disk.get(module, module)}.{parameter}")
 
     @cached_property
     def truth(self) -> bool | None:
@@ -360,6 +429,8 @@ def _vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
         named = (value for key, value in level.items() if "vocab" in key and not _NO_VOCABULARY.search(key))
         kind, number = str(level.get("model_type")), {key: count(level.get(key)) or 0 for key in _EXTRA_KEYS}
         extra = {rows for name, rows in _EXTRA_ROWS.items() if kind.startswith(name)}
+        if kind == "kyutai_speech_to_text":  # text and codebooks share one table
+            extra.add(number["num_codebooks"] * number["codebook_vocab_size"] + 1)
         extra |= {0, number["additional_vocab_size"], number["prompt_types"] * number["prompt_length"]}
         found |= {size + rows for size in map(count, named) if size is not None for rows in extra}
     return frozenset(found)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from tiewise.checkpoint.claims import architecture, family, family_data, unwrapped
+from tiewise.checkpoint.claims import OWN_TYPE, architecture, family, family_data, unwrapped
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.hf_folder import SINGLE
 from tiewise.checkpoint.stored import BITS, TORCH_TYPES
@@ -42,6 +42,7 @@ PLAIN = {
     NO_HEAD: "The class has no token head.",
     NOT_SERVED: "No class of it is known for this kind of model.",
 }
+WITH_OWN = "transformers with tiewise.hf"
 STATES = (NONE, SAME, DIFFERENT, ALONE, NEITHER)
 
 
@@ -105,6 +106,10 @@ VERIFIED = {
 }
 
 
+_OWN_HELP = {  # what teaches transformers tiewise's own model types, by how they begin, the longest first
+    "tiewise-": "import tiewise.models",
+    "tiewise": "import tiewise.hf",
+}
 _CANONICAL = "The class saves its shared table under the head's name: its own code decides."
 _ELSEWHERE = "Layers under {} are not read, as the class looks for them under {}: all of them are drawn at random."
 _ANEW = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
@@ -136,7 +141,10 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
     of_any = True if any(claim.written for claim in claims.levels) and claims.fixed is not False else claims.tied
     kind = claims.levels[0].model_type or ""
     four = _transformers(facts, TRANSFORMERS_4, of_text and claims.fixed is not False)
-    own = four, _transformers(facts, TRANSFORMERS_5, claims.tied)
+    own: tuple[LoaderOutcome, ...] = four, _transformers(facts, TRANSFORMERS_5, claims.tied)
+    if facts.is_own:  # stock transformers raises, and this package's classes load it
+        taught = replace(TRANSFORMERS_5, name=WITH_OWN)
+        own = *own, _transformers(facts, taught, claims.tied)
     if facts.as_class is not None:
         return own
     return (
@@ -211,9 +219,11 @@ def _state(facts: Facts, compares: bool = False) -> str:
 
 
 def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
-    roles, opened, recent = facts.roles, facts.folder.opened, loader is TRANSFORMERS_5
-    if facts.is_own and not recent:
-        return _outcome(loader, ERROR, "It does not know the type `tiewise`.")
+    roles, opened, recent = facts.roles, facts.folder.opened, loader.versions == TRANSFORMERS_5.versions
+    kind = str(facts.config.get("model_type"))
+    if kind.startswith(OWN_TYPE) and loader.name != WITH_OWN:
+        helps = next(line for start, line in _OWN_HELP.items() if kind.startswith(start))
+        return _outcome(loader, ERROR, f"It does not know the type `{short(kind)}` without `{helps}`.")
     if opened is None:
         return _outcome(loader, ERROR, f"It finds no {SINGLE} and no index of shards.")
     if opened.endswith((".bin", ".bin.index.json")):
@@ -241,11 +251,20 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
         return _outcome(loader, DEPENDS, _CANONICAL)
     if facts.half_read and flag is not False:
         return _outcome(loader, DEPENDS, f"{short(facts.half_read[0].name)} is not read; another end takes its place.")
+    if facts.missing_tables:
+        gone = short(facts.named(facts.missing_tables[0]))
+        return _outcome(loader, RANDOM_TABLE, f"{gone} is not stored, and nothing ties it: it is drawn at random.")
     made = _from_matrix(facts, loader, flag)
     if facts.foreign_layers is not None and roles.known is not None and made.outcome not in LOST:
         return _outcome(loader, RANDOM_LAYERS, _ELSEWHERE.format(facts.foreign_layers, roles.known.layers[0]))
+    if facts.missing_head and made.outcome not in LOST:
+        gone = short(facts.named(facts.missing_head[0]))
+        return _outcome(loader, RANDOM_HEAD, f"The layers before the head are drawn at random: {gone} is not stored.")
     if anew and made.outcome not in LOST:
         return _outcome(loader, NEW_BIAS, _ANEW.format(*anew[0]))
+    if facts.missing_biases and made.outcome not in LOST:
+        gone = short(facts.named(facts.missing_biases[0]))
+        return _outcome(loader, NEW_BIAS, f"The head's bias starts anew: {gone} is not stored.")
     # the tests load this class with these flags, its own names and plain tables of one type
     flags = {claim.level: claim.written for claim in facts.claims.levels if claim.written is not None}
     odd = roles.unread or facts.quantised or facts.folder.single or facts.is_own

@@ -192,8 +192,8 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
     config = config if isinstance(config, Mapping) else {}
     modules = StoredModules(tensors)
     kind, name = claims.family_type(config), claims.architecture(config)
-    known, tokenless = claims.class_ends(kind, name), claims.without_tokens(kind, name)
-    source, here = BY_DATA, _by_data(modules, known or claims.class_ends(kind, None))
+    known, tokenless = claims.config_ends(config), claims.without_tokens(kind, name)
+    source, here = BY_DATA, _by_data(modules, known or claims.family_ends(config))
     if not modules.hits(here):
         source, here = BY_NAMES, _by_names(modules)
     if not modules.hits(here) and not tokenless:
@@ -209,7 +209,8 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
     head = modules.tables.get(output or "")
 
     headless = tokenless or (known is not None and known.output is None)
-    if known is None and name is not None and _HEADLESS.search(name) and not _HEADED.search(name):
+    body = name in claims.family_data()["bodies"]
+    if known is None and name is not None and _HEADLESS.search(name) and (body or not _HEADED.search(name)):
         # a plain `…Model` that stores a head has one: Qwen2.5-Omni was published so
         headless = headless or head is None or not name.endswith("Model")
 

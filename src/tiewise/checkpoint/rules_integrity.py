@@ -475,6 +475,10 @@ def head_biases(facts: Facts) -> Told:
         if target not in biases and target.endswith("bias"):
             what = f"{short(source)} is stored alone, and an untied model of this class starts {short(target)} anew"
             yield Said(short(target), what, f"store it as {short(target)} too", severity="error")
+    if lost := facts.missing_biases:  # several are names of one
+        what = f"{' or '.join(map(facts.named, lost))} is not stored: transformers starts the head's bias anew"
+        fix = "take the bias from the source, or store zeros if the model was trained without one"
+        yield Said(facts.named(lost[0]), what, fix, severity="error")
     generates = any(name.endswith("ForCausalLM") for name in items_of(str, facts.config.get("architectures")))
     rows = {table.rows for table in roles.tables} | facts.vocabularies
     # beside these, vectors under a name of the head's bias, whatever their length

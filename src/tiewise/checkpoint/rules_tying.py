@@ -1,11 +1,25 @@
-"""What both ends store, what the config says, who believes which: B010 to B016, B018, B020 to B022, B080, B090."""
+"""What both ends store, what the config says, who believes which: B010 to B016, B018 to B022, B080, B090."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tiewise.checkpoint.claims import FLAG, Claim, architecture
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair, quantisation
-from tiewise.checkpoint.loaders import ERROR, LOST, predict
-from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, copies, describe, difference, dotted, names, rule, said
+from tiewise.checkpoint.loaders import ERROR, LOST, LoaderOutcome, predict
+from tiewise.checkpoint.rule import (
+    CONFIG_FIX,
+    Said,
+    Severity,
+    Told,
+    copies,
+    describe,
+    difference,
+    dotted,
+    names,
+    rule,
+    said,
+)
 from tiewise.checkpoint.rules_custom_code import normalised_heads
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
@@ -37,6 +51,10 @@ def no_input(facts: Facts) -> Told:
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
             fix = f"store it as {target} too, or write the flag as true if it was trained so"
             yield Said(target, what, fix, severity="error")
+    for name in map(facts.named, facts.missing_tables):
+        what = f"{name} is not stored, and nothing ties it to {short(facts.roles.inputs[0].name)}"
+        what += ": this second input table is drawn at random"
+        yield name, what, f"take {name} from the source of the checkpoint"
     if text.vocab_size is None or not facts.complete or roles.input is not None:
         return
     if (roles.headless and roles.known is None) or (facts.quantised and roles.opaque):
@@ -210,12 +228,29 @@ def only_head_stored(facts: Facts) -> Told:
     roles = facts.roles
     if roles.output is None or roles.input is not None or not facts.complete or facts.unplaced or roles.named_like_head:
         return
+    if roles.headless and roles.input_name is None:
+        return  # a class without a lookup: a CTC head has no input table beside it
     wanted = roles.input_name or "the input table's own name"
     what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {short(wanted)}"
     plain = roles.input_name is not None and not roles.output_end.quantised
     safe = plain and facts.claims.tied is True and not facts.claims.t5_like
     fix = f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
     yield short(roles.output.name), what, facts.command("repair") if safe else fix, safe
+
+
+@rule("B019", "error", "the layers between the body and the head are stored")
+def head_layers(facts: Facts) -> Told:
+    """BERT and its kin put a dense layer and a norm between the body and the head's table. A file may have the table
+    and lack these layers: DeBERTa's publisher calls them `lm_predictions.lm_head` (transformers#15216), and a body
+    that was saved alone has none. transformers then draws them at random, and the loss of a masked language model is
+    near chance though both tables are right. The data of transformers' classes says which layers a head has.
+    What to do: store them under the names that the class gives them, or load the body with a class without a head.
+    Sources: transformers#15216; transformers#15673
+    """
+    if lost := [facts.named(name) for name in facts.missing_head]:
+        what = f"tensors of the head's layers are not stored, and so drawn at random: {names(lost)}"
+        fix = "store them under the names that the class gives them, or load the folder with a class without a head"
+        yield short(lost[0]), what, fix
 
 
 def _speaking(facts: Facts) -> list[Claim]:
@@ -267,16 +302,26 @@ def levels_disagree(facts: Facts) -> Told:
     level of the class that owns the head, vLLM and mlx-lm read the text level, and each was wrong for some model: VLMs
     spoke gibberish where the nested true was not lifted to the root (transformers#43429, #43455, #45857), and vLLM
     dropped a real head where the root said true and the text level false (vllm#51063).
+    An error where the class itself reads other than the tensors say; a warning where only other loaders go wrong, or
+    where the tensors were not compared; a note where every loader has a version that is right. T5Gemma's own config
+    class writes such a pair for an untied model.
     What to do: `tiewise repair` writes what the tensors say at every level.
     Sources: transformers#43429; transformers#43455; transformers#45857; vllm#51063; vllm#33359
     """
     written = [claim for claim in _speaking(facts) if claim.written is not None]
-    if len({claim.written for claim in written}) < 2:
+    if len({claim.written for claim in written}) < 2 or facts.roles.headless:
         return
     listed = ", ".join(f"{dotted(claim.level)} = {said(claim.written)}" for claim in written)
     tell = {True: "say tied", False: "say untied", None: "were not compared or do not tell"}[facts.truth]
     wrong = next((claim for claim in written if claim.written is not facts.truth), written[-1])
-    yield dotted(wrong.level), f"{listed}; the tensors {tell}", *_mend(facts)
+    # two stored tables are loaded as they are where the class reads false, whether or not they are equal
+    both = facts.claims.tied is False and facts.complete and facts.roles.output is not None
+    if both or (facts.truth is not None and facts.truth is facts.claims.tied):
+        severity: Severity = "info" if _severity_of(predict(facts)) in (None, "info") else "warning"
+    else:
+        severity = "warning" if facts.truth is None else "error"
+    repair, safe = _mend(facts)
+    yield Said(dotted(wrong.level), f"{listed}; the tensors {tell}", repair, safe, severity)
 
 
 @rule("B022", "error", "a T5-like model has one input table, and its flag is not taken for a switch")
@@ -293,7 +338,7 @@ def t5_ends(facts: Facts) -> Told:
     if not facts.claims.t5_like or not facts.complete:
         return
     roles, claim = facts.roles, facts.claims.deciding
-    if claim.written is False and roles.output is None and roles.input is not None:
+    if claim.written is False and roles.output is None and roles.input is not None and not roles.headless:
         what = f"{FLAG} is false and no head is stored; this family reads false also as 'do not scale before the head'"
         fix = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
         yield FLAG, what, fix
@@ -344,25 +389,41 @@ def loaders_disagree(facts: Facts) -> Told:
     llama.cpp mostly by which tensors are stored, mlx-lm by the flag with defaults of its own, and each has models that
     go their own way. One folder can so be two models, or a random one. The table of loaders in the report says for each
     what it will do, for which versions, and whether that was run or read in its source and threads. A note where a
-    server refuses to load it, a warning where a loader makes another model, an error where transformers fails or any
-    draws something at random. Where another rule names the cause, repairing that settles this too. Some cases are the
-    loader's own: llama.cpp passes over a separate head of Gemma 2 (llama.cpp#9065), and only transformers knows
-    tiewise's factored tables.
+    server refuses to load it or another version of the loader is right, a warning where a loader makes another model or
+    an older version draws something at random, an error where no version of transformers loads it or a loader draws
+    something at random in every version. Where another rule names the cause, repairing that settles this too. Some
+    cases are the loader's own: llama.cpp passes over a separate head of Gemma 2 (llama.cpp#9065), and no stock loader
+    knows tiewise's factored tables.
     What to do: repair the causes; where only the loader is to blame, use another, or make one table (`tiewise tie`).
     Sources: vllm#51063; vllm#51665; transformers#42507; llama.cpp#9065; llama.cpp#13328
     """
     outcomes = predict(facts)
     wrong = [outcome for outcome in outcomes if outcome.right is False]
-    if not wrong:
+    severity = _severity_of(outcomes)
+    if severity is None:
         return
-    mended = {outcome.loader for outcome in outcomes if outcome.right}
-    # a server that refuses says so, and harms nobody: many lack a state that a sound checkpoint of the class may have
-    silent = [one for one in wrong if one.outcome != ERROR or one.loader == "transformers"]
-    lost = any(one.outcome in LOST for one in silent) and not facts.is_own
-    note = facts.is_own or mended.issuperset(outcome.loader for outcome in silent)  # another version of each is right
     listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
     what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
     rest = f"; {wrong[0].loader} {wrong[0].versions}: {wrong[0].sentence}" if len(wrong) == len(outcomes) else ""
     fix = f"repair the other findings{rest or ', or load it with the rest'}"
     fix = f"export it dense: {facts.command('densify')}" if facts.is_own else fix
-    yield Said(facts.path.name, what, fix, severity="error" if lost else "info" if note else "warning")
+    yield Said(facts.path.name, what, fix, severity=severity)
+
+
+def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:
+    """How bad it is what loaders make of a checkpoint; None if none goes wrong.
+
+    An error if a loader draws something at random in every version, or transformers refuses; a warning if only an
+    older or newer version of a loader does, or one makes another model; else a note.
+    """
+    wrong = [outcome for outcome in outcomes if outcome.right is False]
+    if not wrong:
+        return None
+    mended = {outcome.loader for outcome in outcomes if outcome.right}
+    # a server that refuses says so, and harms nobody: many lack a state that a sound checkpoint of the class may have
+    silent = [outcome for outcome in wrong if outcome.outcome != ERROR or outcome.loader == "transformers"]
+    lost = [outcome for outcome in silent if outcome.outcome in LOST]
+    if any(outcome.loader not in mended for outcome in lost):
+        return "error"
+    unmended = any(outcome.loader not in mended for outcome in silent)
+    return "warning" if lost or unmended else "info"

@@ -9,6 +9,8 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +61,24 @@ def refuse_pointer(path: str | os.PathLike[str], beginning: bytes) -> None:
         raise CheckpointError(what, "run `git lfs pull` in the repository, or download the file itself")
 
 
+_FOLLOWED: ContextVar[bool] = ContextVar("links out of a folder are followed", default=False)
+
+
+@contextmanager
+def following_links(follow: bool = True) -> Iterator[None]:
+    """Let `inside` follow links that lead out of a folder for the length of the block, if `follow`."""
+    before = _FOLLOWED.set(follow or _FOLLOWED.get())
+    try:
+        yield
+    finally:
+        _FOLLOWED.reset(before)
+
+
 def inside(folder: Path, name: str) -> Path:
     """Return the file `name` of a checkpoint folder, after checking that it lies there.
 
-    Links are followed within the folder, and into the `blobs` beside the `snapshots` of a Hugging Face cache.
+    Links are followed within the folder, and into the `blobs` beside the `snapshots` of a Hugging Face cache; those
+    that lead elsewhere only within `following_links`.
     """
     fix = "nothing outside a checkpoint is read: put the file itself there"
     if not name or "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
@@ -79,7 +95,8 @@ def inside(folder: Path, name: str) -> Path:
     homes = [home]
     if home.parent.name == "snapshots" and (home.parent.parent / "blobs").is_dir():
         homes.append(home.parent.parent / "blobs")
-    if not any(real.is_relative_to(place) for place in homes):
+    if not _FOLLOWED.get() and not any(real.is_relative_to(place) for place in homes):
+        fix = "if you trust it: --follow-links (from Python: follow_links=True); else put the file itself there"
         raise CheckpointError(f"{path}: a link that leads outside the folder", fix)
     return path
 

@@ -23,6 +23,7 @@ def check(
     quantise: Path = typer.Option(None, metavar="FILE", help="JSON config of a quantisation to come: does it fit?"),
     deep: bool = typer.Option(False, "--deep", help="Read every row: NaN, empty and duplicate rows, equal tensors."),
     headers: bool = typer.Option(False, "--headers", help="Read headers only; equal tables are not told apart."),
+    follow_links: bool = o.FOLLOW_LINKS,
     select: str = typer.Option(None, metavar="IDS", help="Only these rules: B012,B02."),
     ignore: str = typer.Option(None, metavar="IDS", help="Not these rules."),
     fail_on: str = typer.Option("error", metavar="|".join(FAIL_ON), help="Exit 1 from this severity on."),
@@ -42,7 +43,7 @@ def check(
     if fail_on not in FAIL_ON:
         raise typer.BadParameter(f"--fail-on {fail_on}: {choices(fail_on, FAIL_ON)}")
     options: dict[str, Any] = {"base": base, "beside": beside, "target": target, "world": world, "as_class": as_class}
-    options |= {"quantise": quantise, "deep": deep, "scan": not headers}
+    options |= {"quantise": quantise, "deep": deep, "scan": not headers, "follow_links": follow_links}
     options |= {"select": o.listed(select), "ignore": o.listed(ignore)}
     from tiewise.checkpoint.audit import SCHEMA, audit_view
     from tiewise.checkpoint.audit import check as audit

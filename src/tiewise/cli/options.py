@@ -47,6 +47,7 @@ LAUNCHER = typer.Option(
     help="Where runs are trained. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores. slurm, "
     "sky: prepare, write the script that trains them to --out, print it, and say how to collect.",
 )
+FOLLOW_LINKS = typer.Option(False, "--follow-links", help="Read through links that lead outside the folder too.")
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress.")
 SOON = 1.0  # seconds without a progress bar: what is over by then needs none
 

@@ -25,6 +25,7 @@ AFTER: o.Options = {
     "dry_run": (bool, typer.Option(False, "--dry-run", help="Say what would be done, and write nothing.")),
     "force": (bool, typer.Option(False, "--force", help="Also where it changes the model's function.")),
     "no_verify_load": (bool, typer.Option(False, "--no-verify-load", envvar="TIEWISE_NO_VERIFY_LOAD", help=NO_LOAD)),
+    "follow_links": (bool, o.FOLLOW_LINKS),
     "json_": (bool, o.JSON),
     "quiet": (bool, o.QUIET),
 }
@@ -113,9 +114,19 @@ def _print_lines(lines: list[tuple[str, str]]) -> None:
 def _command(verb: str) -> Callable[..., None]:
     """Return the command that carries out a verb and prints its receipt."""
 
-    def command(source: Path, to: Path, *, json_: bool, quiet: bool, no_verify_load: bool, **options: Any) -> None:
+    def command(
+        source: Path,
+        to: Path,
+        *,
+        json_: bool,
+        quiet: bool,
+        no_verify_load: bool,
+        follow_links: bool,
+        **options: Any,
+    ) -> None:
         # Ctrl-C, SIGTERM and SIGHUP leave nothing, or all where it was finished
         from tiewise import rewrite
+        from tiewise.checkpoint.untrusted import following_links
         from tiewise.cli.verify_load import verify_load
         from tiewise.rewrite.change import NothingToDo
         from tiewise.rewrite.file_plan import PROVENANCE
@@ -137,7 +148,7 @@ def _command(verb: str) -> Callable[..., None]:
             done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"
             return f"; {source} is as it was and {to} {done}"
 
-        with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True):
+        with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True), following_links(follow_links):
             cost = passage_nats(source, texts) if texts else None  # before a result is there that it might not be for
             try:
                 receipt = getattr(rewrite, verb)(source, to, **options)

@@ -1,0 +1,268 @@
+"""Classes whose parts a config chooses, and classes with one end: as transformers saves them, and with tensors lost.
+
+The oracle is transformers: a folder is healthy if it loads without a missing key, every tensor as it was saved; what a
+load draws at random is what its `missing_keys` name.
+"""
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import tiny_classes as made
+import torch
+import transformers as tr
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import llama, llama_tensors
+
+from tiewise.checkpoint import loaders
+from tiewise.checkpoint.audit import check
+from tiewise.rewrite import factor
+
+FILE, FLAG, UNTIED = "model.safetensors", "tie_word_embeddings", {"tie_word_embeddings": False}
+
+HEALTHY = {
+    **{f"image {name} {flag}": partial(made.image_to_text, name, **flag)
+       for name in ("trocr", "mbart", "gpt2", "roberta", "bert", "electra", "rembert", "opt")
+       for flag in ({}, UNTIED)},
+    **{f"sound {name} {flag}": partial(made.sound_to_text, name, **flag)
+       for name in ("mbart", "bert") for flag in ({}, UNTIED)},
+    **{f"text {first} {second} {flag}": partial(made.text_to_text, first, second, **flag)
+       for first, second in (("bert", "bert"), ("roberta", "gpt2"), ("electra", "roberta"), ("mbart", "bert"))
+       for flag in ({}, UNTIED)},
+    **{f"{name} {text}": partial(made.blip, name, text)
+       for name in ("Blip2", "InstructBlip", "InstructBlipVideo") for text in ("opt", "t5", "llama")},
+    **{name: partial(made.t5_like, name)
+       for name in ("T5EncoderModel", "UMT5EncoderModel", "MT5EncoderModel", "T5Model", "T5ForTokenClassification",
+                    "SwitchTransformersModel", "Pop2PianoForConditionalGeneration")},
+    **{name: partial(made.recogniser, name)
+       for name in ("Wav2Vec2ForCTC", "HubertForCTC", "WavLMForCTC", "Data2VecAudioForCTC", "UniSpeechForCTC",
+                    "SEWForCTC")},
+    **{name: partial(made.reformer, name) for name in ("ReformerModelWithLMHead", "ReformerForMaskedLM")},
+    **{name: partial(made.bark, name) for name in ("BarkSemanticModel", "BarkCoarseModel")},
+    "T5Gemma": made.t5gemma,
+    "T5Gemma untied": partial(made.t5gemma, **UNTIED),
+}  # fmt: skip
+
+
+def save(folder, model):
+    """Save a model and return its stored tensors and config."""
+    model.save_pretrained(folder)
+    return load_file(folder / FILE), json.loads((folder / "config.json").read_text())
+
+
+def put(folder, tensors, config):
+    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, folder / FILE, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def missing(folder, model_class):
+    """Keys that transformers draws at random or starts anew."""
+    return set(model_class.from_pretrained(folder, output_loading_info=True)[1]["missing_keys"])
+
+
+def current(audit):
+    """The installed transformers' row of the table."""
+    return next(row for row in audit.outcomes if (row.loader, row.versions) == ("transformers", tr.__version__))
+
+
+def healthy(folder, model):
+    """Check that transformers loads a folder exactly, and that no finding is above a note."""
+    again, info = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    loaded = again.state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in model.state_dict().items())
+    for scan in (True, False):
+        audit = check(folder, scan=scan)
+        assert audit.at_least("warning") == ()
+        assert current(audit).right is not False
+    return audit
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_finding_on_what_transformers_saves_and_reloads(tmp_path, name):
+    torch.manual_seed(0)
+    model = HEALTHY[name]()
+    model.save_pretrained(tmp_path)
+    healthy(tmp_path, model)
+
+
+HEADLESS = ["T5EncoderModel", "UMT5EncoderModel", "MT5EncoderModel", "T5Model", "UMT5Model", "MT5Model"]
+HEADLESS += ["T5ForTokenClassification"]
+
+
+@pytest.mark.parametrize("name", HEADLESS)
+@pytest.mark.parametrize("kept", ["shared.weight", "encoder.embed_tokens.weight"])
+def test_a_headless_t5_may_say_untied(tmp_path, name, kept):
+    """The text encoders of image and video generators: the flag is false in the file, the table has either name."""
+    model = made.t5_like(name)
+    tensors, config = save(tmp_path, model)
+    stored = next(key for key in tensors if key.endswith("shared.weight"))
+    table = tensors.pop(stored)
+    put(tmp_path, tensors | {stored.removesuffix("shared.weight") + kept: table}, config | {FLAG: False})
+    healthy(tmp_path, model)
+
+
+NAMES = {  # of the decoder's table, as each family's class calls it
+    "trocr": "decoder.model.decoder.embed_tokens.weight",
+    "gpt2": "decoder.transformer.wte.weight",
+    "roberta": "decoder.roberta.embeddings.word_embeddings.weight",
+}
+
+
+@pytest.mark.parametrize("decoder", NAMES)
+def test_the_decoders_own_name_is_the_tables(tmp_path, decoder):
+    tensors, config = save(tmp_path, made.image_to_text(decoder))
+    assert check(tmp_path).record()["names"]["input"] == NAMES[decoder]
+    assert current(check(tmp_path)).outcome == loaders.TIED
+    del tensors[NAMES[decoder]]
+    put(tmp_path, tensors, config)
+    assert NAMES[decoder] in missing(tmp_path, tr.VisionEncoderDecoderModel)
+    assert {"B010", "B080"} <= {finding.rule for finding in check(tmp_path).at_least("error")}
+    assert current(check(tmp_path)).outcome == loaders.RANDOM_TABLE
+
+
+def test_a_part_of_an_unknown_family_is_not_judged(tmp_path):
+    tensors, config = save(tmp_path, made.image_to_text("gpt2"))
+    config["decoder"]["model_type"] = "nobody"
+    put(tmp_path, tensors, config)
+    audit = check(tmp_path)
+    assert audit.at_least("warning") == ()
+    assert {row.outcome for row in audit.outcomes if row.loader == "transformers"} == {loaders.DEPENDS}
+
+
+LOST = [  # how it is made, what is taken away, the rule that says so, what transformers makes of it
+    (made.t5gemma, ["model.decoder.embed_tokens.weight"], "B010", loaders.RANDOM_TABLE),
+    (made.t5gemma, ["model.encoder.embed_tokens.weight"], "B010", loaders.RANDOM_TABLE),
+    (partial(made.t5gemma, **UNTIED), ["model.encoder.embed_tokens.weight"], "B010", loaders.RANDOM_TABLE),
+    *((partial(made.text_to_text, "bert", second), [name], "B010", loaders.RANDOM_TABLE)
+      for second, tables in (("bert", "bert.embeddings.word_embeddings"), ("gpt2", "transformer.wte"))
+      for name in (f"decoder.{tables}.weight", "encoder.embeddings.word_embeddings.weight")),
+    (partial(made.masked, "bert"), made.BERT_HEAD, "B019", loaders.RANDOM_HEAD),
+    (partial(made.masked, "bert"), made.BERT_HEAD[:1], "B019", loaders.RANDOM_HEAD),
+    (partial(made.masked, "deberta"), made.BERT_HEAD, "B019", loaders.RANDOM_HEAD),
+    (partial(made.masked, "distilbert"), ["vocab_transform.weight"], "B019", loaders.RANDOM_HEAD),
+    (partial(made.image_to_text, "bert"), [f"decoder.{name}" for name in made.BERT_HEAD], "B019", loaders.RANDOM_HEAD),
+    (partial(made.masked, "bert"), ["cls.predictions.bias"], "B035", loaders.NEW_BIAS),
+    (made.phi, ["lm_head.bias"], "B035", loaders.NEW_BIAS),
+    (partial(made.phi, tie_word_embeddings=True), ["lm_head.bias"], "B035", loaders.NEW_BIAS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "gone", "rule", "outcome"), LOST)
+def test_what_is_lost_is_an_error(tmp_path, make, gone, rule, outcome):
+    model = make()
+    tensors, config = save(tmp_path, model)
+    healthy(tmp_path, model)
+    for name in gone:
+        del tensors[name]
+    put(tmp_path, tensors, config)
+    assert set(gone) <= missing(tmp_path, type(model))
+    for scan in (True, False):
+        audit = check(tmp_path, scan=scan)
+        found = [finding for finding in audit.at_least("error") if finding.rule == rule]
+        assert any(name in finding.evidence for finding in found for name in gone), audit.findings
+        assert current(audit).outcome == outcome
+        assert current(audit).right is False
+    assert {finding.rule for finding in audit.at_least("error")} == {rule, "B080"}
+
+
+def renamed(tensors, *changes):
+    """Tensors under names in which texts are exchanged."""
+    for old, new in changes:
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+PUBLISHED = [("cls.predictions.transform.", "lm_predictions.lm_head."), ("cls.predictions.", "lm_predictions.lm_head.")]
+
+
+def test_deberta_under_its_publishers_names(tmp_path):
+    tensors, config = save(tmp_path, made.masked("deberta"))
+    put(tmp_path, renamed(tensors, *PUBLISHED), config)
+    assert len(missing(tmp_path, tr.DebertaForMaskedLM)) >= 5
+    audit = check(tmp_path)
+    assert {"B019", "B035", "B080"} == {finding.rule for finding in audit.at_least("error")}
+    assert current(audit).outcome == loaders.RANDOM_HEAD
+
+
+def test_deberta_whose_config_chooses_those_names(tmp_path):
+    model = made.masked("deberta", legacy=False)
+    model.save_pretrained(tmp_path)
+    healthy(tmp_path, model)
+
+
+def test_a_body_under_the_class_of_a_masked_model(tmp_path):
+    tensors, config = save(tmp_path, tr.BertModel(made.TEXT_CONFIGS["bert"]()))
+    put(tmp_path, tensors, config | {"architectures": ["BertForMaskedLM"]})
+    assert {"cls.predictions.bias", *made.BERT_HEAD} <= missing(tmp_path, tr.BertForMaskedLM)
+    assert {"B019", "B035", "B080"} == {finding.rule for finding in check(tmp_path).at_least("error")}
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_the_old_names_of_a_norm_are_loaded(tmp_path, old):
+    tensors, config = save(tmp_path, made.masked("bert"))
+    changes = [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")] if old else []
+    put(tmp_path, renamed(tensors, *changes), config)
+    assert missing(tmp_path, tr.BertForMaskedLM) == set()
+    assert check(tmp_path).at_least("warning") == ()
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_bias_that_a_switch_of_the_config_takes_away(tmp_path, has):
+    tensors, config = save(tmp_path, made.modernbert(decoder_bias=has))
+    assert ("decoder.bias" in tensors) is has
+    assert check(tmp_path).at_least("warning") == ()
+    tensors.pop("decoder.bias", None)
+    put(tmp_path, tensors, config)
+    assert ("decoder.bias" in missing(tmp_path, tr.ModernBertForMaskedLM)) is has
+    assert bool(check(tmp_path).at_least("error")) is has
+
+
+def test_no_stock_loader_opens_a_factored_model(tmp_path):
+    """A child without tiewise's classes is refused; here they are registered by other tests."""
+    model = tr.LlamaForCausalLM(made.TEXT_CONFIGS["llama"]())
+    model.save_pretrained(tmp_path / "plain")
+    factor(tmp_path / "plain", tmp_path / "factored", rank=4, force=True)
+    audit = check(tmp_path / "factored")
+    stock = [row for row in audit.outcomes if row.loader == "transformers"]
+    assert {row.outcome for row in stock} == {loaders.ERROR}
+    assert all("import tiewise.hf" in row.sentence for row in stock)
+    taught = next(row for row in audit.outcomes if row.loader == "transformers with tiewise.hf")
+    assert taught.right
+    assert [finding.severity for finding in audit.findings if finding.rule == "B080"] == ["error"]
+    load = "import sys, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+    for before, works in (("", False), ("import tiewise.hf; ", True)):
+        line = [sys.executable, "-c", before + load, str(tmp_path / "factored")]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) is works, done.stderr
+        assert works or "does not recognize" in done.stderr
+
+
+def command(*arguments):
+    """Run the command line and return its exit code."""
+    line = [sys.executable, "-m", "tiewise", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, check=False).returncode
+
+
+def test_links_out_of_the_folder_are_followed_if_asked(tmp_path):
+    path = llama(tmp_path / "model")
+    (path / FILE).rename(tmp_path / "elsewhere.safetensors")
+    (path / FILE).symlink_to(tmp_path / "elsewhere.safetensors")
+    assert "--follow-links" in check(path).at_least("fatal")[0].repair
+    assert check(path, follow_links=True).at_least("warning") == ()
+    assert check(path).at_least("fatal")  # it holds for that one call
+    untie = ["untie", path, "--to", tmp_path / "made", "--quiet"]
+    assert [command("check", path), command("check", path, "--follow-links")] == [1, 0]
+    assert [command(*untie), command(*untie, "--follow-links")] == [2, 0]
+    assert not (tmp_path / "made" / FILE).is_symlink()
+    assert set(load_file(tmp_path / "made" / FILE)) == {*llama_tensors(), "lm_head.weight"}
+
+
+def test_a_name_that_leads_out_is_refused_even_so(tmp_path):
+    path = llama(tmp_path / "model", shards=2)
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    index["weight_map"] = dict.fromkeys(index["weight_map"], "../elsewhere.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "does not lie in the folder" in check(path, follow_links=True).at_least("fatal")[0].evidence

@@ -1,0 +1,117 @@
+"""Tiny models of classes whose parts a config chooses, or that are no decoders: 24 tokens, width 16."""
+
+import transformers as tr
+
+ROWS, WIDTH = 24, 16
+BODY = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+STACKS = {f"{side}_{key}": 2 for side in ("encoder", "decoder") for key in ("layers", "attention_heads")}
+STACKS |= {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "d_model": WIDTH, "max_position_embeddings": 40}
+T5 = {"d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": ROWS}
+T5 |= {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
+IMAGE = BODY | {"image_size": 32, "patch_size": 16}
+SOUND = BODY | {"conv_dim": (8, 8), "conv_stride": (2, 2), "conv_kernel": (3, 3), "num_feat_extract_layers": 2}
+SOUND |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+
+TEXT_CONFIGS = {
+    "bert": lambda **flag: tr.BertConfig(**BODY, vocab_size=ROWS, **IDS, **flag),
+    "roberta": lambda **flag: tr.RobertaConfig(**BODY, vocab_size=ROWS, **IDS, **flag),
+    "electra": lambda **flag: tr.ElectraConfig(**BODY, embedding_size=WIDTH, vocab_size=ROWS, **IDS, **flag),
+    "gpt2": lambda **flag: tr.GPT2Config(n_embd=WIDTH, n_layer=2, n_head=2, vocab_size=ROWS, **IDS, **flag),
+    "trocr": lambda **flag: tr.TrOCRConfig(
+        d_model=WIDTH, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=24, vocab_size=ROWS, **IDS, **flag
+    ),
+    "mbart": lambda **flag: tr.MBartConfig(**STACKS, vocab_size=ROWS, **IDS, **flag),
+    "rembert": lambda **flag: tr.RemBertConfig(**BODY, vocab_size=ROWS, **IDS, **flag),
+    "opt": lambda **flag: tr.OPTConfig(
+        hidden_size=WIDTH, word_embed_proj_dim=WIDTH, num_hidden_layers=2, num_attention_heads=2, ffn_dim=24,
+        vocab_size=ROWS, **IDS, **flag
+    ),
+    "llama": lambda **flag: tr.LlamaConfig(**BODY, vocab_size=ROWS, **IDS, **flag),
+    "t5": lambda **flag: tr.T5Config(**T5, **flag),
+}  # fmt: skip
+
+
+def image_to_text(decoder, **flag):
+    """A VisionEncoderDecoder with this family's decoder."""
+    vision, text = tr.ViTConfig(**IMAGE), TEXT_CONFIGS[decoder](**flag)
+    return tr.VisionEncoderDecoderModel(tr.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text))
+
+
+def sound_to_text(decoder, **flag):
+    """A SpeechEncoderDecoder with this family's decoder."""
+    sound, text = tr.Wav2Vec2Config(**SOUND, vocab_size=ROWS), TEXT_CONFIGS[decoder](**flag)
+    return tr.SpeechEncoderDecoderModel(tr.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(sound, text))
+
+
+def text_to_text(encoder, decoder, **flag):
+    """An EncoderDecoder of two families."""
+    parts = TEXT_CONFIGS[encoder](), TEXT_CONFIGS[decoder](**flag)
+    return tr.EncoderDecoderModel(tr.EncoderDecoderConfig.from_encoder_decoder_configs(*parts))
+
+
+def blip(name, text, **flag):
+    """A BLIP-2 or InstructBLIP with this family's language model."""
+    queries = BODY | {"encoder_hidden_size": WIDTH, "vocab_size": 30}
+    record = {"vision_config": IMAGE, "qformer_config": queries, "text_config": TEXT_CONFIGS[text](**flag)}
+    model_class = getattr(tr, f"{name}ForConditionalGeneration")
+    return model_class(model_class.config_class(**record, num_query_tokens=4, image_token_id=3))
+
+
+def recogniser(name):
+    """A model that writes letters for sounds, and looks none up."""
+    model_class = getattr(tr, name)
+    return model_class(model_class.config_class(**SOUND, vocab_size=ROWS))
+
+
+def reformer(name):
+    """A Reformer: the head reads two streams, and is twice as wide as the model."""
+    settings = {"hidden_size": WIDTH, "attention_head_size": 8, "num_attention_heads": 2, "feed_forward_size": 24}
+    settings |= {"axial_pos_embds_dim": (8, 8), "axial_pos_shape": (4, 4), "attn_layers": ["local", "local"]}
+    config = tr.ReformerConfig(**settings, vocab_size=ROWS, is_decoder=name.endswith("LMHead"), **IDS)
+    return getattr(tr, name)(config)
+
+
+def t5_like(name):
+    """A T5, mT5, UMT5 or Pop2Piano, with or without a head."""
+    model_class = getattr(tr, name)
+    return model_class(model_class.config_class(**T5))
+
+
+def t5gemma(**flag):
+    """A T5Gemma, whose encoder and decoder have tables of their own."""
+    stack = BODY | IDS | {"head_dim": 8, "num_key_value_heads": 2, "vocab_size": ROWS}
+    config = tr.T5GemmaConfig(encoder=stack, decoder=stack, vocab_size=ROWS, **flag)
+    return tr.T5GemmaForConditionalGeneration(config)
+
+
+def bark(name):
+    """A part of Bark: it reads one vocabulary and writes another."""
+    model_class = getattr(tr, name)
+    sizes = {"input_vocab_size": 32, "output_vocab_size": ROWS, "block_size": 32}
+    return model_class(model_class.config_class(hidden_size=WIDTH, num_layers=2, num_heads=2, **sizes))
+
+
+BERT_HEAD = [f"cls.predictions.transform.{name}" for name in
+             ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")]  # fmt: skip
+
+
+def masked(family, **settings):
+    """A masked language model, between whose body and table lie a dense layer and a norm."""
+    if family == "distilbert":
+        config = tr.DistilBertConfig(dim=WIDTH, n_layers=2, n_heads=2, hidden_dim=24, vocab_size=ROWS, **settings)
+        return tr.DistilBertForMaskedLM(config)
+    config_class = {"bert": tr.BertConfig, "deberta": tr.DebertaConfig}[family]
+    model_class = {"bert": tr.BertForMaskedLM, "deberta": tr.DebertaForMaskedLM}[family]
+    return model_class(config_class(**BODY, vocab_size=ROWS, pad_token_id=0, **settings))
+
+
+def modernbert(**settings):
+    """A ModernBERT, whose config says whether its head has a bias."""
+    ids = IDS | {"cls_token_id": 1, "sep_token_id": 2}
+    return tr.ModernBertForMaskedLM(tr.ModernBertConfig(**BODY, vocab_size=ROWS, **ids, **settings))
+
+
+def phi(**flag):
+    """A Phi, whose head has a bias."""
+    return tr.PhiForCausalLM(tr.PhiConfig(**BODY, vocab_size=ROWS, **IDS, **flag))
