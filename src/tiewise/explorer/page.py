@@ -199,6 +199,12 @@ def facts() -> dict[str, Any]:
     }
 
 
+def _ends_alone(entry: dict[str, Any]) -> dict[str, Any]:
+    """What a class does at its ends, without what the rules of the page do not ask."""
+    beside = ("head", "only_if", "wide")
+    return {key: value for key, value in entry.items() if key not in beside} | {"layers": ()}
+
+
 def verdict_table() -> dict[str, Any]:
     """What rules B010 to B016 need to know of families, some 100 kB; classes with ends alike share one of `ends`."""
     data = family_data()
@@ -206,15 +212,18 @@ def verdict_table() -> dict[str, Any]:
     families: dict[str, Any] = {}
     for kind, known in data["families"].items():
         classes = {
-            name: places.setdefault(json.dumps(entry | {"layers": ()}, sort_keys=True), len(places))
+            name: places.setdefault(json.dumps(_ends_alone(entry), sort_keys=True), len(places))
             for name, entry in known.get("classes", {}).items()
         }
-        families[kind] = {key: known[key] for key in ("tie", "loose", "levels", "sizes", "scalars") if key in known}
+        families[kind] = {
+            key: known[key] for key in ("tie", "loose", "levels", "sizes", "scalars", "auto") if key in known
+        }
         families[kind] |= {"classes": classes} if classes else {}
     norms = sorted({json.dumps(asdict(ending)) for ending in FAMILIES.values()})
     return {
         "transformers": data["transformers"],
         "tokenless": data["tokenless"],
+        "bodies": data["bodies"],
         "not_built": data["not_built"],
         "families": families,
         "ends": [json.loads(entry) for entry in places],

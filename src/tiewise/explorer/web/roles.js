@@ -1,8 +1,8 @@
 // Which stored tensor plays which part at the vocabulary's two ends: checkpoint/roles.py, on the table that Python
 // gives the page.
 import {
-  architectureOf, classEnds, countOf, endsWith, familyType, inLayer, isObject, lastPart, loadedAs, modelLevels,
-  moduleOf, renamed, spellings, withoutTokens
+  architectureOf, configEnds, countOf, endsWith, familyEnds, familyType, inLayer, isObject, lastPart, loadedAs,
+  modelLevels, moduleOf, renamed, spellings, withoutTokens
 } from "./claims.js";
 
 export const TABLE_TYPES = ["F64", "F32", "F16", "BF16"];
@@ -147,9 +147,9 @@ function partner(modules, ends) {
 export function findRoles(tensors, givenConfig, data) {
   const config = isObject(givenConfig) ? givenConfig : {}, modules = new StoredModules(tensors, data),
     { tables: at } = modules;
-  const kind = familyType(config), name = architectureOf(config), known = classEnds(kind, name, data),
+  const kind = familyType(config), name = architectureOf(config), known = configEnds(config, data),
     tokenless = withoutTokens(kind, name, data);
-  let source = "architecture data", here = byData(modules, known ?? classEnds(kind, null, data));
+  let source = "architecture data", here = byData(modules, known ?? familyEnds(config, data));
   if (!modules.hits(here)) [source, here] = ["usual names", byNames(modules)];
   if (!modules.hits(here) && !tokenless) [source, here] = ["shapes", byShapes(modules, config)];
 
@@ -166,7 +166,8 @@ export function findRoles(tensors, givenConfig, data) {
   let headless = tokenless || (known !== null && known.output === null);
   if (known === null && name !== null
     && /(Model|Classification|Answering\w*|Choice|Prediction|Retrieval|Reward\w*|Encoder|Regression)$/.test(name)
-    && !/LMHead|LMModel|DoubleHeads|EncoderDecoderModel|MTModel/.test(name)) headless ||= head === null
+    && (data.bodies.includes(name)
+      || !/LMHead|LMModel|DoubleHeads|EncoderDecoderModel|MTModel/.test(name))) headless ||= head === null
       || !name.endsWith("Model");
 
   const all = [...modules.tensors], position = new RegExp(data.position),

@@ -1,6 +1,8 @@
 // Do the two ends share one table: by config, by bytes, and by rules B010 to B016 of `tiewise check`
 // (checkpoint/rules_tying.py), word for word.
-import { FLAG, architectureOf, countOf, inLayer, isObject, lastPart, modelLevels, readClaims } from "./claims.js";
+import {
+  FLAG, architectureOf, countOf, inLayer, isObject, isOwn, lastPart, loadedAs, modelLevels, moduleOf, readClaims
+} from "./claims.js";
 import { count } from "./numbers.js";
 import { TABLE_TYPES, findRoles } from "./roles.js";
 import { short } from "./stored.js";
@@ -53,11 +55,12 @@ const flagAt = (level) => (level ? `${short(level)}.${FLAG}` : FLAG);
 /** Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name. */
 function unplacedOf(folder, roles, data) {
   const beside = new RegExp(data.beside_ends); // per-layer and n-gram tables: roles.py
-  const EXTRA = { mllama: 8, moshi: 1, musicgen: 1 }; // rows of the input table: an image, a start
+  const EXTRA = { mllama: 8, moshi: 1, musicgen: 1, imagegpt: -1 }; // rows of the input table: an image, a start
   const rows = new Set([roles.input, roles.output].filter(Boolean).map((table) => table.shape[0]));
   for (const [, level] of isObject(folder.config) ? modelLevels(folder.config) : [["", {}]]) {
     const number = (key) => countOf(level[key]) ?? 0, kind = String(level.model_type);
     const extra = [0, number("additional_vocab_size"), number("prompt_types") * number("prompt_length")];
+    if (kind === "kyutai_speech_to_text") extra.push(number("num_codebooks") * number("codebook_vocab_size") + 1);
     for (const [name, more] of Object.entries(EXTRA)) if (kind.startsWith(name)) extra.push(more);
     for (const [key, value] of Object.entries(level)) {
       const counts = key.includes("vocab") && !/type_vocab|multiple/.test(key) && countOf(value) !== null;
@@ -70,7 +73,7 @@ function unplacedOf(folder, roles, data) {
     && !known.has(name) && !inLayer(name) && !roles.isForeign(name) && !beside.test(name.replace(/\.weight$/, "")));
 }
 
-/** What is known before any table is read: { folder, claims, roles, quantised, text, unplaced }. */
+/** What is known before any table is read: { folder, claims, roles, quantised, text, missing, unplaced }. */
 export function factsOf(folder, data) {
   const claims = readClaims(folder.config, data), roles = findRoles(folder.tensors, folder.config, data);
   const quantised = (isObject(folder.config) && "quantization_config" in folder.config) || roles.inputQuantised
@@ -78,13 +81,38 @@ export function factsOf(folder, data) {
   const parts = ["text_config", "decoder", "generator", "llm_config", "language_config"];
   const text = claims.levels.find((claim) => parts.includes(lastPart(claim.level)) && claim.vocab !== null)
     ?? claims.deciding;
-  return { folder, claims, roles, quantised, text, unplaced: unplacedOf(folder, roles, data) };
+  const missing = missingTables({ claims, roles, folder }, data);
+  return { folder, claims, roles, quantised, text, missing, unplaced: unplacedOf(folder, roles, data) };
 }
 
 /** Whether the two stored tables can be compared byte by byte. */
 export const comparable = ({ roles: { input, output } }) => Boolean(input && output)
   && String(input.shape) === String(output.shape)
   && input.shape.length === 2 && TABLE_TYPES.includes(input.dtype) && TABLE_TYPES.includes(output.dtype);
+
+/** Names of input tables that start anew beside a stored one: neither stored nor tied to a stored tensor. */
+function missingTables({ claims, roles, folder }, data) {
+  const { known } = roles;
+  if (known === null || roles.headless || isOwn(folder.config) || !folder.complete || roles.opaque.length) return [];
+  if (roles.readInput === null || roles.inputs.some((table) => roles.unread.has(table.name))) return [];
+  const there = new Set();
+  for (const { name } of folder.tensors) {
+    const [module, parameter] = moduleOf(name), bias = loadedAs(known, name);
+    const end = ["weight", ...data.packed].includes(parameter) ? loadedAs(known, module) : null;
+    if (end !== null && !known.bias.includes(end)) there.add(`${end}.weight`);
+    if (bias !== null) there.add(bias);
+  }
+  const ties = Object.entries(known.tied).filter(([target]) =>
+    (target === `${known.output}.weight` ? claims.tied : claims.tiesOthers) !== false);
+  for (const _ of ties) // a tie fills the one from the other, in both directions
+    for (const pair of ties) if (pair.some((one) => there.has(one))) pair.forEach((one) => there.add(one));
+  const stored = new Set([...roles.inputs, ...roles.biases].map((tensor) => tensor.name));
+  const told = new Set(claims.tiesOthers === false
+    ? Object.entries(roles.ties).filter(([target, source]) => !stored.has(target) && stored.has(source))
+      .map(([target]) => target) : []);
+  return known.inputs.filter((module) => !there.has(`${module}.weight`))
+    .map((module) => `${known.disk[module] ?? module}.weight`).filter((name) => !told.has(name));
+}
 
 /**
  * Findings of B010 to B016, the most severe first: [{ rule, severity, where, evidence, repair, safe }].
@@ -114,12 +142,15 @@ export function tyingFindings(name, facts, alike) {
     const names = [...roles.inputs, ...roles.biases].map((tensor) => tensor.name);
     const stored = new Set(names.filter((one) => !roles.unread.has(one)));
     const head = [roles.outputName, roles.unread.get(roles.outputName ?? "")];
-    const anew = tied === false && !roles.headless && folder.complete;
+    const anew = claims.tiesOthers === false && !roles.headless && folder.complete;
     for (const [target, source] of anew ? Object.entries(roles.ties) : [])
       if (!head.includes(target) && !stored.has(target) && stored.has(source) && !target.endsWith("bias"))
         say("B010", "error", target,
           `${source} is stored alone, and an untied model of this class draws ${target} at random`,
           `store it as ${target} too, or write the flag as true if it was trained so`);
+    for (const lost of facts.missing)
+      say("B010", "fatal", lost, `${lost} is not stored, and nothing ties it to ${short(roles.inputs[0].name)}`
+        + ": this second input table is drawn at random", `take ${lost} from the source of the checkpoint`);
     if (text.vocab === null || !folder.complete || roles.input !== null) return;
     if ((roles.headless && roles.known === null) || (quantised && roles.opaque.length)) return;
     if (roles.output !== null && (!like.length || roles.namedLikeHead)) return;
@@ -197,6 +228,7 @@ export function tyingFindings(name, facts, alike) {
   const onlyHead = () => {
     if (roles.output === null || roles.input !== null || !folder.complete || unplaced.length
       || roles.namedLikeHead) return;
+    if (roles.headless && roles.inputName === null) return; // a CTC head has no lookup beside it
     const wanted = short(roles.inputName ?? "the input table's own name");
     const what = `only ${described(roles.output)} is stored, and no input table: loaders look for ${wanted}`;
     const safe = roles.inputName !== null && !roles.outputQuantised && tied === true && !claims.t5Like;
