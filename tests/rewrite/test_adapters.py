@@ -226,3 +226,21 @@ def test_a_tokenizer_with_more_tokens_than_rows_is_refused(tmp_path):
     (path / "tokenizer.json").write_text(json.dumps(bpe_tokenizer(V, [(V + 2, "<new>", True)])))
     with pytest.raises(CheckpointError, match=rf"names token {V + 2}.*resize .* --vocab {V + 3} "):
         merge(llama(tmp_path / "base"), tmp_path / "b", adapter=path)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {f"{E}.weight": np.zeros(0, np.float32), f"{H}.weight": np.zeros(0, np.float32)},
+        low_rank(DOWN, D, 2 * D) | {f"{DOWN}.lora_A.weight": np.zeros(0, np.float32)},
+    ],
+)
+def test_tensors_without_numbers_are_named(tmp_path, tensors):
+    """peft#2450: saved under ZeRO-3 without gathering. A resize of the base would not help."""
+    base, empty = llama(tmp_path / "base"), adapter(tmp_path / "a", tensors, **SAVED)
+    for verb in (
+        lambda: merge(base, tmp_path / "b", adapter=empty),
+        lambda: slim(empty, tmp_path / "b", base=base),
+    ):
+        with pytest.raises(CheckpointError, match=r"hold no numbers \(.* F32 \[0\]\).*ZeRO-3.*zero_to_fp32.py"):
+            verb()

@@ -1,13 +1,17 @@
 """Models whose tables have different numbers of rows, or whose head is not its stored rows."""
 
 import pytest
+import torch
 import transformers as tr
+from rewrite_models import tensors
 from tests.checkpoint import saved_models as sm
 from tests.checkpoint.tiny_checkpoints import llama, table
+from tokenizers import Tokenizer
+from trimmed_words import gpt2, prose
 
 from tiewise.checkpoint.audit import check
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite import factor, resize, tie, transplant
+from tiewise.rewrite import factor, resize, tie, transplant, trim, untie
 
 MLLAMA = "MllamaForConditionalGeneration"
 
@@ -23,7 +27,6 @@ def mllama(tmp_path_factory):
 def test_mllama_is_healthy_and_its_rows_are_left_alone(mllama, tmp_path):
     assert not [found.rule for found in check(mllama).at_least("warning")]
     said = "gives the input table 8 rows that the head lacks"
-    (tmp_path / "keep").write_text("1\n")
     verbs = [
         lambda: resize(mllama, tmp_path / "b", vocab=128),
         lambda: resize(mllama, tmp_path / "b", multiple_of=64),
@@ -49,9 +52,7 @@ def test_mllama_after_a_resize_in_transformers_cannot_be_loaded(mllama, tmp_path
 def test_two_vocabularies_are_named(tmp_path):
     sizes = {"vocab_size": 99, "decoder_vocab_size": 80, "share_encoder_decoder_embeddings": False}
     sm.tiny("MarianMTModel", False, **sizes).save_pretrained(tmp_path / "a")
-    with pytest.raises(
-        CheckpointError, match=r"it has two vocabularies \(.*99.* rows\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"it has two vocabularies \(.*99.* rows\)"):
         resize(tmp_path / "a", tmp_path / "b", vocab=128)
 
 
@@ -67,3 +68,44 @@ def test_a_head_whose_rows_the_class_normalises_is_not_measured(tmp_path):
     with pytest.raises(CheckpointError, match=said):
         transplant(path, tmp_path / "c", tokenizer=path)
     assert resize(path, tmp_path / "d", vocab=32).written  # new rows may have any length
+
+
+BIAS = "lm_head.bias"
+
+
+def phi(path, tied, words):
+    """Save a Phi, whose head has a bias, with a tokenizer."""
+    rows = words.get_vocab_size()
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    sm.tiny("PhiForCausalLM", tied, vocab_size=rows, **ids).save_pretrained(path)
+    words.save(str(path / "tokenizer.json"))
+    return tensors(path)[BIAS]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_bias_of_a_head_stays_with_its_tokens(tmp_path, tied):
+    """Other tools drop it with a tied head (transformers#35625)."""
+    words = gpt2(prose(20_000))
+    bias = phi(tmp_path / "a", tied, words)
+    if tied:
+        untie(tmp_path / "a", tmp_path / "b")
+    else:
+        tie(tmp_path / "a", tmp_path / "b", keep="input")
+    assert torch.equal(tensors(tmp_path / "b")[BIAS], bias)
+
+    (tmp_path / "text").write_text(prose(2_000), encoding="utf-8")
+    trim(tmp_path / "a", tmp_path / "c", text=tmp_path / "text")
+    left = Tokenizer.from_file(str(tmp_path / "c" / "tokenizer.json")).get_vocab()
+    old = words.get_vocab()
+    made = tensors(tmp_path / "c")[BIAS]
+    assert len(made) == len(left) < len(bias)
+    assert all(made[number] == bias[old[token]] for token, number in left.items())
+
+    other = gpt2(prose(20_000, 100_000), 600)
+    (tmp_path / "words").mkdir()
+    other.save(str(tmp_path / "words" / "tokenizer.json"))
+    transplant(tmp_path / "a", tmp_path / "d", tokenizer=tmp_path / "words")
+    made = tensors(tmp_path / "d")[BIAS]
+    shared = other.get_vocab().keys() & old.keys()
+    assert len(shared) > 300
+    assert all(made[other.get_vocab()[token]] == bias[old[token]] for token in shared)

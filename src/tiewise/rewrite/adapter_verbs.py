@@ -143,6 +143,7 @@ def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Chang
     """Return what becomes of a base when an adapter is merged into it."""
     folder, table = open_folder(adapter), readable(facts, "merge into")[0]
     given, tensors, head = open_adapter(folder, facts), facts.folder.tensors, facts.roles.output or table
+    _require_numbers(given)
     modules = {module: module for module in given.base_modules.values()} | given.base_modules
     for what, fix in _against(given, facts, folder, modules):
         raise CheckpointError(f"{given.path}: {what}", fix)
@@ -181,6 +182,16 @@ def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Chang
 
 _merge_change.__name__ = "merge"  # the verb's name in receipts
 _merge_into_base = verb(_merge_change)
+
+
+def _require_numbers(given: AdapterFacts) -> None:
+    """Raise where a tensor of an adapter holds no numbers, as after a save under ZeRO-3 without gathering."""
+    empty = [tensor for tensor in given.tensors.values() if 0 in tensor.shape]
+    if empty:
+        what = f"{given.path}: {len(empty):,} of its {len(given.tensors):,} tensors hold no numbers"
+        what += f" ({describe(empty[0])}): they were saved under ZeRO-3 without gathering"
+        fix = "consolidate the shards of that training run (zero_to_fp32.py), or train it again"
+        raise CheckpointError(what, fix)
 
 
 def _against(
@@ -320,6 +331,7 @@ def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> 
     """
     model = Facts(open_folder(base))
     adapter = open_adapter(facts.folder, model)
+    _require_numbers(adapter)
     readable(model, "slim an adapter of")
     pairs = ((adapter.input, model.roles.input), (adapter.output, model.roles.output or model.roles.input))
     ends = [(end, end.copy, table) for end, table in pairs if end is not None and end.copy is not None and table]
