@@ -268,3 +268,11 @@ def test_one_file_without_a_config(tmp_path):
     receipt = resize(tmp_path / "a" / "model.safetensors", tmp_path / "b", vocab=30)
     assert any("no config.json" in note for note in receipt.notes)
     assert {value.shape[0] for name, value in tensors(tmp_path / "b").items() if value.dim() == 2} == {30, 8}
+
+
+def test_shrinking_keeps_every_token_that_a_list_names(tmp_path):
+    ids = {"suppress_tokens": [3, 20], "forced_decoder_ids": [[1, 18]], "codebook_pad_token_id": 23}
+    path = llama(tmp_path / "a", True, files={"generation_config.json": ids})
+    with pytest.raises(CheckpointError, match="name token 20; choose 21 or more"):
+        resize(path, tmp_path / "b", vocab=20, shrink=True)
+    resize(path, tmp_path / "b", vocab=21, shrink=True)

@@ -1,6 +1,7 @@
 """`transplant`: shared rows bit for bit, the rest as it says, by the library's tokenizers and transformers' models."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.token_bytes import read_token_bytes
 from tiewise.core.errors import CheckpointError, heard
 from tiewise.rewrite import factor, transplant
-from tiewise.rewrite.transplant import pursue, spelled
+from tiewise.rewrite.transplant import pursue, renamed, spelled
 
 OLD = ["Ġ", "a", "b", "c", "g", "i", "n", "q", "u", "Ġa", "qu", "ab", "Ġab", "ing", "Ġing"]
 
@@ -307,3 +308,26 @@ def test_blocks_change_nothing_and_tell_how_far_they_are(size, monkeypatch):
     np.testing.assert_allclose(found[1], whole[1], rtol=1e-9)
     assert said[-1] == ("rows", 7, 7)
     assert len(said) == (7 if size == 1 else 1)
+
+
+def test_lists_and_maps_of_ids_lose_what_the_new_vocabulary_lacks():
+    record = {
+        "eos_token_id": [3, 4],
+        "suppress_tokens": [3, 9, 4],
+        "begin_suppress_tokens": [9],
+        "bad_words_ids": [[3, 4], [3, 9]],
+        "forced_decoder_ids": [[1, 3], [2, 9], [3, None]],
+        "vocabulary_map": {"<image>": 4, "gone": 9},
+        "codebook_pad_token_id": 9,
+        "vision_config": {"pad_token_id": 9},
+        "suppress_none": None,
+    }
+    new = SimpleNamespace(roles={})
+    assert renamed(record, new, {3: 30, 4: 40}) == {
+        "eos_token_id": [30, 40],
+        "suppress_tokens": [30, 40],
+        "begin_suppress_tokens": None,
+        "bad_words_ids": [[30, 40]],
+        "forced_decoder_ids": [[1, 30], [3, None]],
+        "vocabulary_map": {"<image>": 40},
+    }

@@ -36,6 +36,7 @@ from trimmed_words import (
 )
 
 from tiewise.checkpoint.audit import check
+from tiewise.core.errors import CheckpointError
 from tiewise.core.text import pieces
 from tiewise.rewrite import trim
 from tiewise.rewrite.tokenizer_file import TokenizerFile
@@ -448,3 +449,32 @@ def test_what_is_measured_is_bounded(tmp_path, monkeypatch):
     longest_piece = len(text) // 50
     assert 500 <= lengths[500] < 500 + longest_piece
     assert lengths[10**9] > 2_500
+
+
+def test_maps_follow_and_ids_of_another_vocabulary_stay(tmp_path):
+    """hf-trim#4: a map from texts to ids that trimming left behind; and a codec's ids, which are no tokens."""
+    pieces_ = ["a", "b", "c", "ab", "bc", "ca", "<image>", "<eos>"]
+    words = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces_)},
+                                 [("a", "b"), ("b", "c"), ("c", "a")]))  # fmt: skip
+    words.add_special_tokens(["<image>", "<eos>"])
+    config = {"vocabulary_map": {"<image>": 6}, "image_token_id": 6, "bos_token_id": None, "eos_token_id": 7}
+    config |= {"codebook_pad_token_id": 2050, "codebook_eos_token_id": 5}
+    vision = {"vision_config": {"model_type": "clip_vision_model", "pad_token_id": 5, "eos_token_id": 49407}}
+    folder(tmp_path / "a", words, config=config | vision)
+    (tmp_path / "keep").write_text("ab\n")
+    trim(tmp_path / "a", tmp_path / "b", keep=tmp_path / "keep")
+    left = opened(tmp_path / "b").get_vocab()
+    assert left == {"a": 0, "b": 1, "c": 2, "ab": 3, "<image>": 4, "<eos>": 5}
+    made = config_of(tmp_path / "b")
+    assert made["vocabulary_map"] == {"<image>": 4}
+    assert (made["image_token_id"], made["eos_token_id"]) == (4, 5)
+    assert (made["codebook_pad_token_id"], made["codebook_eos_token_id"]) == (2050, 5)
+    assert made["vision_config"] == vision["vision_config"]
+
+
+def test_a_map_that_names_every_token_is_refused(tmp_path):
+    words = gpt2(TEXT)
+    folder(tmp_path / "a", words, config={"vocabulary_map": words.get_vocab()})
+    text_file(tmp_path / "text")
+    with pytest.raises(CheckpointError, match=r"config\.json: vocabulary_map names every token"):
+        trim(tmp_path / "a", tmp_path / "b", text=tmp_path / "text")

@@ -447,13 +447,18 @@ def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
         found.append((path, level))
         below = []
         for key, part in level.items() if depth < MOST_DEPTH else ():
-            if not isinstance(key, str) or not isinstance(part, Mapping) or any(word in key for word in _FOREIGN):
+            if not isinstance(key, str) or not isinstance(part, Mapping) or is_foreign_level(key):
                 continue
             speaks = FLAG in part or "vocab_size" in part or bool(part.get("model_type"))
             if key in _PARTS or (key.endswith("_config") and speaks):
                 below.append((f"{path}.{key}" if path else key, part, depth + 1))
         waiting = below + waiting
     return found
+
+
+def is_foreign_level(key: str) -> bool:
+    """Whether a level of a config, by its key, is of a part without text: `vision_config`."""
+    return any(word in key for word in _FOREIGN)
 
 
 def family_type(level: Mapping[str, Any]) -> str | None:

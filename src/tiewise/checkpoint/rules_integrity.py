@@ -369,9 +369,7 @@ def vocab_size(facts: Facts) -> Told:
 
 _ID_KEY = re.compile(r"(^|_)token_(ids?|index|indices)$")
 _ID_LISTS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids", "forced_decoder_ids")
-_OTHER_VOCABULARY = re.compile(
-    r"codebook|codec|t2u"
-)  # in keys of ids that speech models look up in tables of their own
+OTHER_VOCABULARY = re.compile(r"codebook|codec|t2u")  # in keys of ids that speech models look up in tables of their own
 _STRICT = tuple(f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "decoder_start"))
 _SPECIAL = (*_STRICT, *(f"{name}_token_id" for name in ("sep", "cls", "mask", "forced_bos", "forced_eos")))
 # families whose classes replace the placeholders of pictures and sounds before they look ids up (transformers 5.23)
@@ -431,7 +429,7 @@ def special_ids_outside(facts: Facts) -> Told:
 
 def _names_tokens(name: Any) -> bool:
     """Whether the value of a config's key is ids of tokens of the vocabulary."""
-    if not isinstance(name, str) or name.startswith("_") or _OTHER_VOCABULARY.search(name):  # _: a class keeps it
+    if not isinstance(name, str) or name.startswith("_") or OTHER_VOCABULARY.search(name):  # _: a class keeps it
         return False
     return name in _ID_LISTS or _ID_KEY.search(name) is not None
 

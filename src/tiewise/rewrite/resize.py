@@ -33,6 +33,7 @@ from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored, widened
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Moved, NewTensor, NothingToDo, Pieces, refuse, stored_bytes
+from tiewise.rewrite.config_ids import ids_named
 from tiewise.rewrite.engine import verb
 
 KEPT = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
@@ -225,10 +226,8 @@ def _new_count(
         raise CheckpointError(f"{facts.path}: {wanted:,} tokens are fewer than its {rows:,} rows", fix)
     needed = max(given, facts.tokenizer.max_id + 1 if facts.tokenizer is not None else 0)
     for record in (facts.config, facts.generation):  # which name tokens, at any level
-        for path, found in leaves_of(record) if isinstance(record, Mapping) else ():
-            if path.endswith(("token_id", "token_ids", "token_index")):
-                ids = found if isinstance(found, list) else [found]
-                needed = max([needed, *(n + 1 for n in ids if type(n) is int and n < rows)])
+        ids = ids_named(record) if isinstance(record, Mapping) else ()
+        needed = max([needed, *(number + 1 for number in ids if number < rows)])
     if wanted < needed:
         fix = f"choose {needed:,} or more"
         raise CheckpointError(f"{facts.path}: its tokenizer and config name token {needed - 1:,}", fix)

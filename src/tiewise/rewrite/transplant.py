@@ -38,9 +38,10 @@ from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, progress
 from tiewise.rewrite.change import Change, Pieces, require_plain_head
+from tiewise.rewrite.config_ids import values_with_ids, with_ids
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited_file
-from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, sizes_of, still_to_do, with_rows
+from tiewise.rewrite.resize import KEPT, parts_of_tokens, sizes_of, still_to_do, with_rows
 
 GENERATION = "generation_config.json"
 AT_ONCE = 256  # rows that are made at a time
@@ -185,13 +186,16 @@ def _by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -> st
 def renamed(record: Any, new: TokenBytes, becomes: dict[int, int]) -> dict[str, Any]:
     """{dotted path: new value} of every token id in a config; None where the new vocabulary has no such token."""
     found = dict[str, Any]()
-    for path, value in leaves_of(record):
+    for path, value in values_with_ids(record):
         key = path.rpartition(".")[2]
         if key.endswith(("token_id", "token_ids", "token_index")) and value is not None:
             ids = value if isinstance(value, list) else [value]
             role = [new.roles[key[:-3]]] if key[:-3] in new.roles else []
             made = role + [becomes[n] for n in ids[len(role) :] if type(n) is int and n in becomes]
             found[path] = (made if isinstance(value, list) else made[0]) if made else None
+        elif value is not None:  # lists and maps lose the entries whose tokens are gone
+            made = with_ids(path, value, becomes.get)
+            found[path] = made if made else None
     return found
 
 

@@ -16,22 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import CONFIG, is_id, json_object, open_folder
+from tiewise.checkpoint.hf_folder import CONFIG, json_object, open_folder
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import MOST_BYTES, read_whole, short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, NothingToDo, gathered
+from tiewise.rewrite.config_ids import values_with_ids, with_ids
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.file_plan import edited_file
-from tiewise.rewrite.resize import KEPT, leaves_of, parts_of_tokens, sizes_of, unknown_tables, with_rows
+from tiewise.rewrite.resize import KEPT, parts_of_tokens, sizes_of, unknown_tables, with_rows
 from tiewise.rewrite.tokenizer_file import Noted, TokenizerFile, encoded, loaded
 
 HELD = 0.1  # of the text, at its end, is what the measured choice does not see
 MOST_HELD = 4 << 20  # characters that are measured at most
 SHOWN = 8  # tokens in one line
 CONFIGS = ("generation_config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
-NAMES_TOKENS = re.compile(r"token_(ids?|index)$|suppress_tokens$|(bad|force)_words_ids$|(^|\.)(lang|task)_to_id\.")
-IN_PAIRS = {"forced_decoder_ids": 1, "sequence_bias": 0}  # lists of [place, id] and of [ids, number]: which is of ids
 OTHER_TOKENIZERS = re.compile(r"\.(model(\.v\d+)?|spm|tiktoken)$|^tekken\.json$")  # which nothing here rewrites
 
 
@@ -71,6 +70,11 @@ def trim(
         except RecursionError:
             what = f"{facts.folder.path / name}: it is nested deeper than any config"
             raise CheckpointError(what, "take it from its source again") from None
+    for name, record in records.items():
+        for path, value in values_with_ids(record):
+            if isinstance(value, Mapping) and len(value) >= len(words.ids):
+                what = f"{facts.folder.path / name}: {path} names every token, those of pictures among them"
+                raise CheckpointError(what, "it does not say which may go: this model is not trimmed")
     must = words.closed(words.always | named.keys() | (set() if keep is None else _kept_by(Path(keep), words)))
     for number in must.union(words.ids.values()):
         if not 0 <= number < before:
@@ -207,17 +211,9 @@ def _measured(words: TokenizerFile, kept: set[int], held: list[tuple[str, list[i
 
 def _config_changes(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:
     """{dotted path: new value} of what names tokens in a config; negative numbers name none."""
-
-    def each(part: Any) -> Any:
-        return list(map(each, part)) if isinstance(part, list) else new[part] if is_id(part) else part
-
     changes: dict[str, Any] = {}
-    for path, value in leaves_of(record):
-        place, after = IN_PAIRS.get(path.rpartition(".")[2]), value
-        if place is not None and isinstance(value, list) and all(isinstance(pair, list) for pair in value):
-            after = [[each(part) if at == place else part for at, part in enumerate(pair)] for pair in value]
-        elif NAMES_TOKENS.search(path):
-            after = each(value)
+    for path, value in values_with_ids(record):
+        after = with_ids(path, value, new.__getitem__)
         changes |= {path: after} if after != value else {}
     if isinstance(decoder := record.get("added_tokens_decoder"), dict):
         digits = {key for key in decoder if key.isascii() and key.isdigit() and len(key) < 19}
