@@ -141,6 +141,7 @@ def test_several_texts_from_files_and_standard_input(tiewise, text, tmp_path):
 def test_minutes_and_tuning(tiewise, compare, text, tmp_path, monkeypatch):
     monkeypatch.setattr("tiewise.training.short_trials.CALIBRATION_STEPS", (2, 3))
     monkeypatch.setattr("tiewise.training.short_trials.RATE_FACTORS", (1.0,))
+    monkeypatch.setattr("tiewise.training.least_time.refuse_impossible_minutes", lambda settings: None)
     tiny = [item for item in TINY if not item.startswith("--steps")]
     arms = ["--arms=tied,untied", "--seeds=1"]
     said = tiewise("compare", "-t", text, *tiny, *arms, "--minutes=0.005", "--tune", "--out=a")

@@ -228,6 +228,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     o.need_torch()
     from tiewise.core import ranks
     from tiewise.core.files import disk_error, quiet_threads
+    from tiewise.training.least_time import refuse_impossible_minutes
 
     def begin() -> None:
         nonlocal begun
@@ -243,6 +244,8 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
         with quiet_threads():
             ranks.join(asked["fsdp"], asked["tp"], asked["tables"])
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
+            if settings is not None and ranks.size() == 1 and launcher == "local":
+                refuse_impossible_minutes(settings)
             o.hush_libraries()
             from tiewise.runs import carry_out, finish_healing
             from tiewise.training.compare import Display, finish, finish_element, finish_one

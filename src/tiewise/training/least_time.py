@@ -1,0 +1,81 @@
+"""The least time that a comparison takes on any machine of this size, known before torch and the text are loaded.
+
+`--minutes` is divided among runs by short trials (`short_trials`), which take a minute themselves. A request that no
+processor of today could serve is refused here first, from the settings alone. What is not known counts as nothing, so a
+request that passes may still be refused by the trials.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+from tiewise.core.errors import RunError
+from tiewise.training.settings import DECODER, Settings
+
+START = 2.0  # seconds to import torch and transformers
+BUILTIN = 3.0  # seconds to parse the modules of the standard library and to train a tokenizer on their docstrings
+RUN = 0.05  # seconds to build, save and report one run
+OPERATIONS = 1.5e11  # of one core in a second, in matrix products in fp32; small models reach a third of that
+LEAST_STEPS, TRIAL_STEPS = 20, 5  # of a run, and of a tuning run
+TRIALS = 9  # tuning runs of an arm
+POINTS, POINT_BLOCKS = 20, 32  # of a curve: how many, and blocks of the held-out text behind each
+# The built-in text in tokens of at most 4,096 kinds, of any Python: what is held out, and what chooses among trials.
+BUILTIN_HELD_OUT, BUILTIN_TUNE = 45_000, 20_000
+
+
+def refuse_impossible_minutes(settings: Settings) -> None:
+    """Raise RunError if `settings` give fewer minutes than their runs take in the best case; a GPU is not judged."""
+    if settings.minutes is None or _may_have_gpu():
+        return
+    arms = len(settings.arms)
+    runs, trials = settings.seeds * arms, TRIALS * arms if settings.tune else 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    work = runs * _operations(settings, trial=False) + trials * _operations(settings, trial=True)
+    seconds = START + BUILTIN * _is_builtin(settings) + (runs + trials) * RUN + work / (cores * OPERATIONS)
+    if 60 * settings.minutes < seconds:
+        tuning = f"{trials} tuning runs and " if trials else ""
+        what = f"--minutes {settings.minutes:g} does not hold {tuning}{runs} runs of {LEAST_STEPS} steps"
+        least = math.ceil(seconds / 6) / 10
+        needed = f"{cores} core{' needs' if cores == 1 else 's need'} {least:g} minutes at the very least"
+        fix = f"give --minutes {10 * least:g} or more, or fewer arms and seeds"
+        raise RunError(f"{what}: {needed}, and usually several times that", fix)
+
+
+def _operations(settings: Settings, trial: bool) -> float:
+    """Return the operations of one run, or of a tuning run: 2 per weight and token that is read, 6 that is trained."""
+    if settings.run_kind != DECODER:
+        return 0.0
+    body = settings.layers * 12 * settings.width**2 if settings.model in ("llama", "gpt2") else 0
+    vocab = _least_vocabulary(settings.tokenizer)
+    is_known = _is_builtin(settings) and 0 < vocab <= 4096
+    held_out, tune = (BUILTIN_HELD_OUT, BUILTIN_TUNE) if is_known else (0, 0)
+    point = min(held_out, POINT_BLOCKS * settings.length)
+    if trial:
+        read, steps = point + min(tune, settings.measured), TRIAL_STEPS
+    else:
+        curve = (1 + POINTS) * point
+        read, steps = curve + 2 * min(held_out, settings.measured), LEAST_STEPS
+    trained = steps * settings.batch * settings.accumulate * settings.length
+    return (2.0 * read + 6.0 * trained) * (settings.width * vocab + body)
+
+
+def _is_builtin(settings: Settings) -> bool:
+    """Return whether the runs read the built-in text alone."""
+    return tuple(settings.text) == ("builtin",)
+
+
+def _least_vocabulary(tokenizer: str) -> int:
+    """Return the rows of the head that the tokenizer's name promises; 0 if it promises none."""
+    if tokenizer == "bytes":
+        return 256
+    kind, _, size = tokenizer.partition(":")
+    return int(size) if kind == "bpe" and size.isdecimal() else 0
+
+
+def _may_have_gpu() -> bool:
+    """Return whether torch might find an accelerator here."""
+    found = (path for pattern in ("nvidia*", "dri", "kfd", "accel*") for path in Path("/dev").glob(pattern))
+    return sys.platform != "linux" or next(found, None) is not None

@@ -1,0 +1,65 @@
+"""Minutes that no machine could make do with are refused from the settings alone; all others are left to the trials."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tiewise.core.errors import RunError
+from tiewise.training import least_time, short_trials
+from tiewise.training.least_time import refuse_impossible_minutes
+from tiewise.training.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Two cores and no accelerator."""
+    monkeypatch.setattr(least_time.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(least_time, "_may_have_gpu", lambda: False)
+
+
+def test_the_bare_command_tuned_in_eighteen_seconds_is_refused_with_what_it_needs():
+    with pytest.raises(RunError, match=r"--minutes 0\.3 does not hold 27 tuning runs and 9 runs of 20") as refused:
+        refuse_impossible_minutes(Settings(minutes=0.3, tune=True))
+    # 5 s to start, 36 · 0.05 s, and by hand: runs read 2·45,000 + 21·2,048 tokens and train 20·512, trials 22,048 and
+    # 2,560; 2 and 6 operations for each of 4,096·128 + 24·128² weights; 1.5e11 in a second of each core
+    weights = 4096 * 128 + 24 * 128**2
+    work = 9 * (2 * 133_008 + 6 * 10_240) + 27 * (2 * 22_048 + 6 * 2_560)
+    assert 18 < 5 + 36 * 0.05 + work * weights / 3e11 < 24
+    assert "2 cores need 0.4 minutes at the very least" in str(refused.value)
+    assert refused.value.fix == "give --minutes 4 or more, or fewer arms and seeds"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"minutes": 0.5, "tune": True}, {"minutes": 0.4}, {"tune": True}, {"minutes": 0.2, "text": ("a.txt",)}]
+)
+def test_what_might_do_is_left_to_the_trials(settings):
+    refuse_impossible_minutes(Settings(**settings))
+
+
+def test_a_machine_that_may_have_an_accelerator_is_not_judged(monkeypatch):
+    monkeypatch.setattr(least_time, "_may_have_gpu", lambda: True)
+    refuse_impossible_minutes(Settings(minutes=0.001, tune=True))
+
+
+def test_it_counts_the_runs_that_there_will_be():
+    assert short_trials.per_arm() == least_time.TRIALS
+    assert short_trials.LEAST == least_time.LEAST_STEPS
+    assert short_trials.short_steps(Settings(steps=short_trials.LEAST)) == least_time.TRIAL_STEPS
+
+
+def test_the_command_refuses_before_it_loads_torch_or_the_text(tmp_path):
+    program = """
+import sys, atexit
+from tiewise.cli.main import main
+from tiewise.training import least_time
+least_time._may_have_gpu = lambda: False
+sys.argv = ["tiewise", "compare", "--minutes", "0.01", "--tune"]
+atexit.register(lambda: print({"torch", "transformers", "datasets", "tokenizers"} & set(sys.modules), flush=True))
+main()
+"""
+    said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (said.returncode, said.stdout) == (2, "set()\n")
+    assert said.stderr.startswith("tiewise: --minutes 0.01 does not hold 27 tuning runs and 9 runs of 20 steps: ")
+    assert said.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
