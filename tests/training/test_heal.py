@@ -13,8 +13,8 @@ import tiewise
 from tiewise.core.errors import TiewiseError
 from tiewise.data.corpus import Blocks, load_prepared
 from tiewise.internals.passages import cost_change, passage_nats, passages
-from tiewise.rewrite import factor, transplant
-from tiewise.training.kinds.heal import KIND, HealTrainer, healing
+from tiewise.rewrite import factor, resize, transplant
+from tiewise.training.kinds.heal import KIND, HealTrainer, healing, shared_rows
 from tiewise.training.settings import Settings
 
 TINY = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "tokenizer": "bpe:300"}
@@ -83,6 +83,46 @@ def test_the_loss_is_the_divergence_of_plain_logits(narrow, teacher, source, tmp
         theirs, ours = (m.get_input_embeddings().get_parameter(name).grad for m in (plain, student.model))
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-8)
     assert all(p.grad is None for name, p in student.model.named_parameters() if "layers" in name)
+
+
+@pytest.mark.parametrize("padded", ["student", "teacher"])
+def test_padding_rows_of_one_model_are_left_out_of_both_softmaxes(teacher, source, tmp_path, padded):
+    """trl#2215, torchtune#2119: one tokenizer, and tables that are padded to different lengths."""
+    noisy = tmp_path / "noisy"
+    shutil.copytree(teacher, noisy)
+    name = "model.embed_tokens.weight"
+    save_file(weights(teacher) | {name: weights(teacher)[name].flip(1).contiguous()}, noisy / "model.safetensors")
+    resize(noisy if padded == "student" else teacher, tmp_path / "long", vocab=320)  # drawn rows: they would be seen
+    model, original = (tmp_path / "long", teacher) if padded == "student" else (noisy, tmp_path / "long")
+    trainer, student, text = made(model, original, source, tmp_path / "made")
+    assert isinstance(trainer, HealTrainer)
+    ids = torch.stack([Blocks(text.split("train"), 16)[i]["input_ids"] for i in range(4)])
+    loss = trainer.loss_of(student.model, {"input_ids": ids, "labels": ids})
+    loss.backward()
+    both = [AutoModelForCausalLM.from_pretrained(path).double() for path in (original, model)]
+    rows = len(weights(teacher)[name])
+    p, q = (m(input_ids=ids).logits[:, :-1, :rows].log_softmax(-1) for m in both)
+    expected = (p.exp() * (p - q)).sum(-1).mean()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    grads = [m.get_input_embeddings().weight.grad for m in (both[1], student.model)]
+    torch.testing.assert_close(grads[1].double(), grads[0], rtol=1e-4, atol=1e-8)
+    said = KIND.described(Settings.of(trained_settings(model, original, source)).checked(), text)
+    assert f"over the {rows} rows that both have" in said
+
+
+def trained_settings(model, teacher, source):
+    return {**healing(model, teacher), "seed": 1, "text": [str(source)], "steps": 5, "batch": 4}
+
+
+def test_a_token_without_a_row_in_one_model_is_refused(teacher, source, tmp_path):
+    short = tmp_path / "short"
+    shutil.copytree(teacher, short)
+    name, rows = "model.embed_tokens.weight", len(weights(teacher)["model.embed_tokens.weight"])
+    save_file(weights(teacher) | {name: weights(teacher)[name][:-1].clone()}, short / "model.safetensors")
+    settings = Settings.of(trained_settings(teacher, short, source)).checked()
+    with pytest.raises(TiewiseError, match=rf"short has {rows - 1} rows, and the tokenizer .* has token {rows - 1}"):
+        shared_rows(settings)
 
 
 def test_micro_batches_make_the_step_of_one_batch(narrow, teacher, source, tmp_path):

@@ -1,6 +1,7 @@
 """Healing: a rewritten model learns back what it lost, from the model that it was made of.
 
-    same vocabulary      KL(teacher ‖ student) of every next token, fused: no logits of either exist
+    same vocabulary      KL(teacher ‖ student) of every next token, fused: no logits of either exist; where one of the
+                         two has padding rows that the other lacks, over the rows that both have
     another vocabulary   cross-entropy on the text, for the teacher says nothing of these tokens
 
 Only the tables and their maps learn, or the whole model. Everything else is a decoder's run.
@@ -67,11 +68,26 @@ def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str
     return {**found, "learning_rate": float(f"{RATE * size:.1e}"), "length": min([LENGTH, *filter(None, limits)])}
 
 
-def one_vocabulary(settings: Settings) -> bool:
-    """Whether model and teacher have the same tokens, and as many rows."""
-    ours, theirs = (Facts(open_folder(path)) for path in (settings.model, settings.own.teacher))
-    words = [(facts.tokenizer.base, facts.tokenizer.added) for facts in (ours, theirs) if facts.tokenizer is not None]
-    return len(words) == 2 and words[0] == words[1] and readable(ours, HEAL)[0].rows == readable(theirs, HEAL)[0].rows
+def shared_rows(settings: Settings) -> int | None:
+    """Return how many rows model and teacher both have, where they have the same tokens; None where they do not.
+
+    Rows beyond the shared ones are padding, which one of the two may have been given.
+
+    Raises:
+        RunError: a token's row is not among the shared ones.
+    """
+    models = {"model": settings.model, "teacher": settings.own.teacher}
+    facts = {name: Facts(open_folder(path)) for name, path in models.items()}
+    words = [one.tokenizer for one in facts.values() if one.tokenizer is not None]
+    if len(words) != 2 or (words[0].base, words[0].added) != (words[1].base, words[1].added):
+        return None
+    rows = {name: readable(one, HEAL)[0].rows for name, one in facts.items()}
+    shared = min(rows.values())
+    if len(set(rows.values())) > 1 and words[0].max_id >= shared:
+        shorter = min(rows, key=rows.__getitem__)
+        what = f"{models[shorter]} has {shared:,} rows, and the tokenizer of both has token {words[0].max_id:,}"
+        raise RunError(what, f"tiewise resize the {shorter} first")
+    return shared
 
 
 class Heal(Decoders):
@@ -107,8 +123,13 @@ class Heal(Decoders):
 
     def described(self, settings: Settings, text: PreparedText) -> str:
         """Say also what is learnt, and from what."""
-        how = "by its teacher's probabilities (KL)"
-        if not one_vocabulary(settings):
+        how, shared = "by its teacher's probabilities (KL)", shared_rows(settings)
+        rows = [readable(Facts(open_folder(path)), HEAL)[0].rows for path in (settings.model, settings.own.teacher)]
+        if shared is not None and shared < max(rows):
+            how += (
+                f" over the {shared:,} rows that both have: rows beyond are padding, and are left out of both softmaxes"
+            )
+        if shared is None:
             how = "by cross-entropy on the text: its teacher has another vocabulary and says nothing of these tokens"
         what = "the tables learn" if settings.own.what == TABLES else "the whole model learns"
         return f"{super().described(settings, text)}; {what}, {how}"
@@ -143,11 +164,12 @@ class Heal(Decoders):
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """A decoder's, with a teacher where both have one vocabulary."""
-        if not one_vocabulary(job.settings):
+        shared = shared_rows(job.settings)
+        if shared is None:
             return super().trainer(job, installed)
         rows = Blocks(job.text.split("train"), job.settings.length)
         found = HealTrainer(installed, **self.given(job, installed, rows))
-        found.teacher = _loaded(job.settings.own.teacher)
+        found.teacher, found.shared = _loaded(job.settings.own.teacher), shared
         found.teacher.model.requires_grad_(False).eval().to(found.args.device)
         return found
 
@@ -160,17 +182,23 @@ class HealTrainer(TiewiseTrainer):
     """Has the distribution of a teacher learnt in place of the text."""
 
     teacher: Installed
+    shared: int  # rows that both tables have; further ones are padding
 
     def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """KL(teacher ‖ student), the mean over all tokens that have a next one."""
+        """KL(teacher ‖ student) over the shared rows, the mean over all tokens that have a next one."""
         ids = inputs["input_ids"]
         with torch.no_grad(), self.teacher.deferred():
             theirs = head_of(self.teacher.model(input_ids=ids, use_cache=False).logits[:, :-1])
         with self.installed.deferred():
             features, table, bias, options = head_of(model(input_ids=ids, use_cache=False).logits[:, :-1])
-        more = {"bias": bias, "teacher_bias": theirs[2], "options": options, "teacher_options": theirs[3]}
-        loss = linear_divergence(features, table, theirs[0], theirs[1], beta=0.0, **more)
+        more = {"bias": self._cut(bias), "teacher_bias": self._cut(theirs[2])}
+        more |= {"options": options, "teacher_options": theirs[3]}
+        loss = linear_divergence(features, self._cut(table), theirs[0], self._cut(theirs[1]), beta=0.0, **more)
         return self.share_of_step(loss, kwargs.get("num_items_in_batch"))
+
+    def _cut(self, rows: Any) -> Any:
+        """The shared rows of a table or a bias; the same tensor where it has no others."""
+        return rows if rows is None or len(rows) == self.shared else rows[: self.shared]
 
 
 KIND = Heal()
