@@ -8,7 +8,7 @@ import pytest
 import saved_models as saved
 import transformers as tr
 
-from tiewise.checkpoint.claims import FLAG, MOST_LEVELS, read_claims
+from tiewise.checkpoint.claims import FLAG, MOST_LEVELS, SCALARS, read_claims, read_scalars
 
 QUICK = ["LlamaForCausalLM", "GPT2LMHeadModel", "GemmaForCausalLM", "OPTForCausalLM", "MarianMTModel"]
 NESTED = ["LlavaForConditionalGeneration", "Gemma3ForConditionalGeneration", "Blip2ForConditionalGeneration"]
@@ -50,6 +50,71 @@ def test_levels_and_values():
     assert list(levels) == ["", "thinker_config", "thinker_config.text_config", "decoder"]
     text = levels["thinker_config.text_config"]
     assert (text.written, text.vocab_size, levels["decoder"].hidden_size) == (True, 7, 4)
+
+
+# {key and content of a level: whether it configures a model of tokens}
+LEVELS = {
+    ("text_config", "flag"): True,
+    ("text_config", "size"): True,
+    ("text_config", "type"): True,
+    ("text_config", "other"): False,
+    ("thinker_config", "type"): True,
+    ("vision_config", "size"): False,
+    ("visual_config", "flag"): False,
+    ("audio_config", "flag"): False,
+    ("image_config", "type"): False,
+    ("speech_config", "size"): False,
+    ("video_config", "size"): False,
+    ("codec_config", "size"): False,
+    ("vq_config", "size"): False,
+    ("backbone_config", "type"): False,
+    ("quantization_config", "flag"): False,
+    ("decoder", "other"): True,
+    ("encoder", "other"): True,
+    ("generator", "other"): True,
+    ("question_encoder", "other"): True,
+    ("llm_config", "other"): True,
+    ("language_config", "other"): True,
+    ("text_model", "flag"): False,
+    ("rope_scaling", "type"): False,
+}
+CONTENTS = {"flag": {FLAG: False}, "size": {"vocab_size": 5}, "type": {"model_type": "llama"}, "other": {"dropout": 0}}
+
+
+@pytest.mark.parametrize(("key", "content"), LEVELS)
+def test_which_levels_configure_a_model_of_tokens(key, content):
+    levels = [claim.level for claim in read_claims({"model_type": "nobody", key: CONTENTS[content]}).levels]
+    assert levels == (["", key] if LEVELS[key, content] else [""])
+    inner = [claim.level for claim in read_claims({"text_config": {"vocab_size": 3, key: CONTENTS[content]}}).levels]
+    assert (f"text_config.{key}" in inner) is LEVELS[key, content]
+
+
+# {key: (value at which the model computes as without it, one at which it does not)}, by the code of each family
+NUMBERS = {
+    **dict.fromkeys(("embedding_multiplier", "embedding_scale", "scale_emb"), (1.0, 12.0)),
+    **dict.fromkeys(("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier_scale"), (1.0, 0.0625)),
+    **dict.fromkeys(("final_logit_softcapping", "output_logit_soft_cap", "logits_soft_cap"), (0.0, 30.0)),
+    "dim_model_base": (0.0, 256.0),
+    **dict.fromkeys(("scale_embedding", "scale_decoder_outputs", "mup_enabled", "rescale_embeddings"), (False, True)),
+    "logits_mup_width_multiplier": (1.0, 4.0),
+    # modeling_phi3_small.py multiplies the rows unless `mup_embedding_multiplier` is 0, and divides logits by the width
+    "mup_width_multiplier": (1.0, 8.0),
+    "mup_embedding_multiplier": (0.0, 10.0),
+}
+
+
+def test_every_number_at_the_boundary_has_a_neutral_value():
+    assert set(NUMBERS) == set(SCALARS)
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_number_counts_unless_it_is_neutral(key):
+    neutral, other = NUMBERS[key]
+    assert read_scalars([("", {key: neutral})]) == {}
+    assert read_scalars([("", {key: other})]) == {key: float(other)}
+    assert read_scalars([("text_config", {key: other})]) == {f"text_config.{key}": float(other)}
+    if key == "mup_embedding_multiplier":
+        assert read_scalars([("", {key: 1.0})]) == {key: 1.0}
 
 
 OWN = {"model_type": "tiewise", "base_model_type": "gpt2", "architectures": ["TiewiseGPT2LMHeadModel"]}

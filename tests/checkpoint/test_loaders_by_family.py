@@ -1,5 +1,6 @@
 """What is known of loaders family by family: mlx-lm as it was run, SGLang and vLLM as their sources were read."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import transformers
+from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import V, llama_config, table, write_checkpoint
 
 from tiewise.checkpoint import loaders
@@ -64,6 +67,72 @@ def test_what_a_loader_makes_of_a_family(tmp_path, loader, kind, flag, head, out
 def test_mlx_was_run_with_the_flag_at_every_level(tmp_path):
     levels = {"text_config": llama_config(False, model_type="mistral")}
     assert made_by("mlx-lm", folder(tmp_path, "mistral3", True, **levels)) == [("0.2x", "tied", True)]
+
+
+def bare(tensors):
+    """Under the names of a body that was saved alone."""
+    return {name.removeprefix("model."): array for name, array in tensors.items()}
+
+
+def longer(tensors):
+    """Behind the body's prefix once more."""
+    return {name if name == HEAD else f"model.{name}": array for name, array in tensors.items()}
+
+
+def cut(*names):
+    """With tables that have fewer rows than the config says."""
+    return lambda tensors: tensors | {name: tensors[name][: V - 4] for name in names}
+
+
+NULL = {"tie_word_embeddings": None}
+# flag, what is done to the tensors, settings of the config, whether mlx-lm loads it
+STRICT = {
+    "tied": (True, dict, {}, True),
+    "untied": (False, dict, {}, True),
+    "tied, bare names": (True, bare, {}, False),
+    "untied, bare names": (False, bare, {}, False),
+    "tied, prefix twice": (True, longer, {}, False),
+    "untied, prefix twice": (False, longer, {}, False),
+    "head cut": (False, cut(HEAD), {}, False),
+    "table cut": (True, cut(TABLE), {}, False),
+    "both cut": (False, cut(TABLE, HEAD), {}, False),
+    "stale vocab_size": (True, dict, {"vocab_size": V + 8}, False),
+    "null, no head": (True, dict, NULL, False),
+    "null, a head": (False, dict, NULL, True),
+}
+
+
+def strict(path, case):
+    """Write a tiny Llama that mlx-lm can load, changed as the case says."""
+    flag, change, settings, _ = STRICT[case]
+    config = transformers.LlamaConfig(
+        vocab_size=V, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        tie_word_embeddings=flag,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    tensors = change(load_file(path / "model.safetensors"))
+    save_file({n: np.ascontiguousarray(a) for n, a in tensors.items()}, path / "model.safetensors", {"format": "pt"})
+    written = json.loads((path / "config.json").read_text()) | settings
+    (path / "config.json").write_text(json.dumps(written))
+    return path
+
+
+@pytest.mark.parametrize("case", STRICT)
+def test_mlx_loads_strictly(tmp_path, case):
+    ((_, outcome, _),) = made_by("mlx-lm", strict(tmp_path, case))
+    assert outcome == (("tied" if STRICT[case][0] else "untied") if STRICT[case][3] else "load error")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", STRICT)
+def test_mlx_itself_loads_strictly(tmp_path, case):
+    utils = pytest.importorskip("mlx_lm.utils")
+    strict(tmp_path, case)
+    if STRICT[case][3]:
+        utils.load_model(tmp_path, lazy=False)
+    else:
+        with pytest.raises(ValueError, match=r"[Pp]arameter|shape"):
+            utils.load_model(tmp_path, lazy=False)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma", "gemma2", "command-r", "cohere2", "lfm2moe", "phi2", "qwen2moe"])

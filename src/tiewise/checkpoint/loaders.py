@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from tiewise.checkpoint.claims import OWN_TYPE, architecture, family, family_data, unwrapped
+from tiewise.checkpoint.claims import FLAG, OWN_TYPE, architecture, family, family_data, unwrapped
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.hf_folder import SINGLE
 from tiewise.checkpoint.stored import BITS, TORCH_TYPES
@@ -179,6 +179,8 @@ def mlx(facts: Facts, kind: str) -> LoaderOutcome:
     data, fixed = mlx_data(), facts.claims.fixed
     levels = [claim for claim in facts.claims.levels if not claim.level or claim.level in TEXT_PARTS]
     written = {claim.written for claim in levels}
+    if len(levels) == 1:  # of a composite it asks the text part's flag, where the root may say anything
+        written = {_as_python_reads(facts.levels[""].get(FLAG, ABSENT))}
     letters = data["families"].get(kind)
     if letters is None or len(written) > 1:  # run was the flag at every level, or at none
         made = _server(facts, MLX, (written <= {None} or True in written) if fixed is None else fixed)
@@ -186,8 +188,36 @@ def mlx(facts: Facts, kind: str) -> LoaderOutcome:
     words = tuple(MLX_LETTERS[letter] for letter in letters.split()[(True, False, None).index(written.pop())])
     run = replace(MLX, versions=data["version"], source=f"run on {data['date']}", tied=words, untied=words)
     made = _server(facts, run, True)
+    if made.outcome not in (ERROR, NOT_SERVED, NO_HEAD) and (why := _not_in_mlx(facts)) is not None:
+        made = _outcome(replace(run, source="load_model of its utils.py: strict"), ERROR, why)
     as_run = made.outcome in words and made.sentence == PLAIN[made.outcome] and not facts.quantised
     return replace(made, predicted=not as_run)
+
+
+ABSENT = object()
+
+
+def _as_python_reads(flag: Any) -> bool | None:
+    """How `if args.tie_word_embeddings` takes a flag, null as false; None if the config does not have it."""
+    return None if flag is ABSENT else bool(flag)
+
+
+def _not_in_mlx(facts: Facts) -> str | None:
+    """Why mlx-lm's strict loading stops: an end of another name or shape than the model of its family has."""
+    roles = facts.roles
+    if (misfit := _misfit(facts)) is not None:
+        return misfit
+    if roles.known is None:
+        return None
+    ends = [name for name in (*roles.known.inputs, roles.known.output) if name is not None]
+    saved = {f"{roles.known.disk.get(name, name)}.weight" for name in ends}
+    for table in roles.tables:
+        bare = {name.removeprefix(f"{roles.known.prefix}.") for name in saved}
+        longer = {f"{roles.known.prefix}.{name}" for name in saved}
+        if table.name not in saved and table.name in bare | longer:
+            names = " or ".join(sorted(saved))
+            return f"It loads strictly, and its model has no {short(table.name)} ({names} is its name)."
+    return None
 
 
 @lru_cache(maxsize=1)
