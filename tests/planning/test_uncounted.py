@@ -2,6 +2,8 @@
 
 import json
 import re
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -173,3 +175,11 @@ def test_the_formula_counts_the_types_that_it_is_listed_for(family):
     with torch.device("meta"):
         model = next(kind for kind in kinds if type(config) in kind._model_mapping).from_config(config)
     assert read(config.to_dict()).total == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.02)
+
+
+@pytest.mark.slow
+def test_the_listed_types_are_those_that_the_tool_finds():
+    """Builds every type of transformers on the meta device: a minute or two."""
+    root = Path(__file__).parents[2]
+    made = runpy.run_path(str(root / "tools" / "make_estimated_families.py"))["families"]()
+    assert known_types() == made, "run python tools/make_estimated_families.py"
