@@ -205,8 +205,9 @@ def test_old_tokens_keep_their_logits_and_the_model_is_saved(name, spec, tied, t
         assert torch.equal(_logits(loaded, inputs), _logits(model, inputs))
     installed = install(model, spec)
     assert [len(table) for table in installed.tables()] == [V - 1, V - 1]
+    counted = installed.counts.fused
     assert_identical_steps(model, loaded, inputs)
-    assert installed.counts.fused == 1
+    assert installed.counts.fused == counted + 1
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
