@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers as tr
 from fingerprint import Fingerprint, left_alone
+from shrink import shrink
 from tiny_models import _BERT, _LLAMA, V, batch, build, sizes
 from torch import nn
 
@@ -135,6 +136,18 @@ def test_install_and_uninstall_change_no_generator_mode_or_gradient(name):
     assert [m["training"] for k, m in after.items() if "training" in m] == [
         m["training"] for k, m in before.items() if "training" in m
     ]
+
+
+def test_the_flag_of_a_class_that_ties_nothing_stays():
+    torch.manual_seed(0)
+    config = shrink(tr.BigBirdPegasusForCausalLM)
+    assert config.tie_word_embeddings
+    model = tr.BigBirdPegasusForCausalLM(config)
+    installed = tiewise.install(model)
+    assert str(installed.spec) == "untied"
+    assert model.config.to_dict() == config.to_dict()
+    installed.uninstall()
+    assert model.config.tie_word_embeddings
 
 
 def test_a_refused_second_install_leaves_handles_valid():

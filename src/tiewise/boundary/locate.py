@@ -281,7 +281,10 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
             journal.set(model, "_tied_weights_keys", {**own, key: f"{name}.weight"})
     else:
         shared = any(table(target) is table(source) for target, source in neighbours.items())
-        flag = getattr(model.config, FLAG, False) if loading else shared  # what is being built may not have tied yet
+        flag = shared
+        # a model that is being built may not have tied yet; in a class that ties nothing the flag has no meaning
+        if loading or not allowed:
+            flag = getattr(model.config, FLAG, False)
         if flag and key in allowed:
             kept = {target: source for target, source in own.items() if target != key}
             journal.set(model, "_tied_weights_keys", kept)
