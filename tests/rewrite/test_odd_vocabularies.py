@@ -9,6 +9,7 @@ from tests.checkpoint.tiny_checkpoints import llama, table
 from tokenizers import Tokenizer
 from trimmed_words import gpt2, prose
 
+from tiewise import diff
 from tiewise.checkpoint.audit import check
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import factor, resize, tie, transplant, trim, untie
@@ -68,6 +69,9 @@ def test_a_head_whose_rows_the_class_normalises_is_not_measured(tmp_path):
     with pytest.raises(CheckpointError, match=said):
         transplant(path, tmp_path / "c", tokenizer=path)
     assert resize(path, tmp_path / "d", vocab=32).written  # new rows may have any length
+    noted = [note for note in diff(path, tmp_path / "d").notes if said in note]
+    assert len(noted) == 2
+    assert all("only directions (cosine) count" in note for note in noted)
 
 
 BIAS = "lm_head.bias"

@@ -22,7 +22,9 @@ from tiewise.analysis.model_tables import StoredTable
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.rules_custom_code import normalised_heads
 from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, progress, refuse_live_model
 from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
 
@@ -46,6 +48,9 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
     folders = open_folder(old), open_folder(new)
     ends = [_tables(Facts(folder)) for folder in folders]
     quantities, listings, notes, answers = list[Quantity](), list[Listing](), list[str](), list[str]()
+    for folder in folders:
+        for where, how in normalised_heads(Facts(folder)):
+            notes.append(f"{folder.path}: {short(where)}: {how}, so of the output table only directions (cosine) count")
     same = all(each["output"] is each["input"] for each in ends)
     for end in ("input",) if same else ("input", "output"):
         before, after = (each[end] for each in ends)

@@ -107,7 +107,7 @@ class Merged:
 
 def merge(
     source: Place,
-    to: Place,
+    to: Place | None = None,
     *,
     base: Place | None = None,
     adapter: Place | None = None,
@@ -131,6 +131,9 @@ def merge(
         CheckpointError: neither or both of `base` and `adapter`, a source that cannot be read or must not be rewritten
             so, or a destination that cannot be used. Nothing is left at `to` or beside it then.
     """
+    for given in (source, base, adapter):
+        if hasattr(given, "named_parameters"):
+            return _merge_into_base(given, to, adapter=adapter)  # which refuses a live model
     if (base is None) == (adapter is None):
         what = f"merge of {source} has {'no base' if base is None else 'base and adapter both'}"
         raise CheckpointError(what, "call merge(adapter, to, base=base), as on the command line")
