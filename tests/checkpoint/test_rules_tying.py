@@ -205,6 +205,38 @@ def test_what_a_loader_loses_is_an_error_and_named(tmp_path, config, tensors, ru
     assert any(words in finding.evidence for finding in found), found
 
 
+def test_two_models_in_one_file(tmp_path):
+    """TRL's wrapper saves: the policy, and the value model beside it."""
+    path = write_checkpoint(tmp_path, llama_config(), named("policy.") | named("value_model."))
+    (found,) = [finding for finding in check(path).findings if finding.rule == "B010"]
+    assert found.severity == "fatal"
+    assert "policy.model.embed_tokens.weight is not a name" in found.evidence
+    assert "value_model.model.embed_tokens.weight is such a table too" in found.evidence
+
+
+def test_a_table_that_was_trained_with_scales(tmp_path):
+    """MiniCPM as Llama: the table is stored times 12, no head, no flag; a tie would be wrong."""
+    for times, certain in ((1, True), (12, False)):
+        path = llama(tmp_path / str(times), config={FLAG: None}, tensors={TABLE: times * table()})
+        found = {finding.rule: finding for finding in check(path).findings}
+        assert found["B011"].severity == "fatal"
+        assert ("wrong logits" in found["B011"].evidence) is not certain
+        assert ("times as large" in found["B011"].evidence) is not certain
+        assert found["B020"].safe is certain
+    assert "times as large" not in check(path, scan=False).findings[0].evidence
+
+
+@pytest.mark.parametrize("head", [None, OTHER])
+def test_vllm_draws_the_head_of_nemotron_parse(tmp_path, head):
+    """vllm#53019: its class fills the head only from a stored one, whatever the flag."""
+    config = {"model_type": "nemotron_parse", "architectures": ["NemotronParseForConditionalGeneration"], FLAG: True}
+    config |= {"is_encoder_decoder": True, "decoder": {"vocab_size": V, "d_model": D, FLAG: True}}
+    tensors = {"decoder.embed_tokens.weight": table()} | ({} if head is None else {HEAD: head})
+    audit = check(write_checkpoint(tmp_path, config, tensors))
+    (row,) = [row for row in audit.outcomes if row.loader == "vLLM"]
+    assert (row.outcome, row.right) == (("random head", False) if head is None else ("untied", True))
+
+
 @pytest.mark.parametrize("file", ["consolidated.safetensors", "model.fp16.safetensors"])
 def test_a_file_that_transformers_does_not_open(tmp_path, file):
     path = llama(tmp_path, False)

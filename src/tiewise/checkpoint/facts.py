@@ -31,7 +31,14 @@ from tiewise.checkpoint.claims import (
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, json_object, noting, read_tokenizer
 from tiewise.checkpoint.roles import DRAFT_HEAD, Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
-from tiewise.checkpoint.table_scans import SAME_VALUES, UNRELATED, TableLikeness, likeness, same_numbers
+from tiewise.checkpoint.table_scans import (
+    SAME_VALUES,
+    UNRELATED,
+    TableLikeness,
+    likeness,
+    root_mean_square,
+    same_numbers,
+)
 from tiewise.checkpoint.untrusted import read_json, short
 from tiewise.core.errors import CheckpointError, SpecError, doing, similar
 from tiewise.core.spec import BoundarySpec
@@ -39,6 +46,7 @@ from tiewise.core.spec import BoundarySpec
 SPEC = "tiewise_boundary"  # of the config: the boundary that this package installed
 # a head unrelated to the table whose rows are this many times shorter looks like one that training never reached
 UNTRAINED = 10
+SCALED = 10  # an input table is scaled up if its values are so many times as large as those of the layers
 _WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
 # of the input table, beyond vocab_size: an image, a start; of ImageGPT's head, which never writes the start
@@ -329,6 +337,20 @@ class Facts:
         """Return the name that a saved file gives to a tensor of the class."""
         disk, (module, parameter) = {} if self.roles.known is None else self.roles.known.disk, module_of(tensor)
         return disk.get(tensor, f"{disk.get(module, module)}.{parameter}")
+
+    @cached_property
+    def scaled_up(self) -> float | None:
+        """How many times larger the input table's values are than those of its layers, by their root mean squares.
+
+        None up to `SCALED` times, for packed tables, and without a scan.
+        """
+        table = self.roles.counted
+        layers = (tensor for name, tensor in self.folder.tensors.items() if in_layer(name) and name.endswith(".weight"))
+        matrix = next((one for one in layers if len(one.shape) == 2 and one.dtype in FLOATING), None)
+        if not self.scan or table is None or matrix is None or (of_layer := root_mean_square(matrix)) == 0:
+            return None
+        ratio = root_mean_square(table) / of_layer
+        return ratio if ratio > SCALED else None
 
     @cached_property
     def truth(self) -> bool | None:

@@ -70,6 +70,8 @@ VLLM_BEFORE = Loader("vLLM", "before August 2026", "vllm#51063", _BY_FLAG, (RAND
 VLLM_AFTER = Loader("vLLM", "since August 2026", "vllm#51665", (TIED, TIED, KEPT, *_LOUD), _AS_STORED, True)
 # models whose class has no head of its own to load one into: cohere2_moe is one more
 VLLM_HEADLESS = Loader("vLLM", "since August 2026", "vllm#51665, vllm#53170", _NO_HEAD, _NO_HEAD, True)
+# the one class that fills its head only from a stored one, though its flag says tied
+VLLM_OWN_HEAD = Loader("vLLM", "before #53020", "vllm#53019, vllm#53020", _DRAWN, _DRAWN)
 SGLANG = replace(TRANSFORMERS_4, name="SGLang", versions="at bf7a0e2", source="models/llama.py, load_weights")
 
 
@@ -147,10 +149,11 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
         own = *own, _transformers(facts, taught, claims.tied)
     if facts.as_class is not None:
         return own
+    newer = VLLM_HEADLESS if kind in ("gemma2", "cohere", "cohere2", "mpt") else VLLM_AFTER
+    vllm = (_server(facts, VLLM_BEFORE, of_any), _server(facts, newer, of_any))
     return (
         *own,
-        _server(facts, VLLM_BEFORE, of_any),
-        _server(facts, VLLM_HEADLESS if kind in ("gemma2", "cohere", "cohere2", "mpt") else VLLM_AFTER, of_any),
+        *((_from_matrix(facts, VLLM_OWN_HEAD, True),) if kind == "nemotron_parse" else vllm),
         _server(facts, LLAMA_CPP_BY_FAMILY.get(kind, LLAMA_CPP), claims.tied),
         mlx(facts, kind),
         *sglang(facts, kind),

@@ -45,6 +45,9 @@ def no_input(facts: Facts) -> Told:
         lost = facts.tied is not True or roles.read_output is None
         what += ": the table is drawn at random" if lost else ": the head takes its place"
         fix = f"store it as {wanted}, and every tensor that is named like it likewise"
+        if twins := _tables_of_others(facts, table.name, wanted):
+            what += f"; {names(twins)} is such a table too, so that the file holds several models"
+            fix = f"write each model to a folder of its own; {fix}"
         yield Said(wanted, what, fix, severity="fatal" if lost else "error")
     for target, source in facts.fresh:
         if not target.endswith("bias"):
@@ -68,6 +71,13 @@ def no_input(facts: Facts) -> Told:
     yield roles.input_name or "input table", what, fix
 
 
+def _tables_of_others(facts: Facts, table: str, wanted: str) -> list[str]:
+    """Return the input tables of other models in the file: `wanted` behind another prefix, `value_model.` say."""
+    if not table.endswith(f".{wanted}"):
+        return []
+    return [name for name in facts.folder.tensors if name.endswith(f".{wanted}") and name != table]
+
+
 @rule("B011", "fatal", "an untied model stores its output head")
 def no_output(facts: Facts) -> Told:
     """The config says that the two ends do not share a table, and the head is not there. transformers 4 and 5 draw it
@@ -75,8 +85,9 @@ def no_output(facts: Facts) -> Told:
     tied it since; llama.cpp ties it; mlx-lm refuses. A VLM whose nested config says tied while its root says untied is
     the usual cause (Qwen3-VL-Embedding#89), a save that dropped the head of a diverged pair the dangerous one.
     What to do: if the model was trained tied, write the flag as true at every level. If not, the head is lost: take the
-    checkpoint from its source again.
-    Sources: Qwen3-VL-Embedding#89; vllm#51063; transformers#43429
+    checkpoint from its source again. A table that is much larger than the layers was trained with scales of its own, as
+    MiniCPM's is: converted to Llama's class, tying it gives wrong logits in every loader (llama.cpp#5276).
+    Sources: llama.cpp#5276; Qwen3-VL-Embedding#89; vllm#51063; transformers#43429
     """
     claims, roles = facts.claims, facts.roles
     if facts.tied is not False or claims.t5_like or roles.headless or not facts.complete:
@@ -96,6 +107,10 @@ def no_output(facts: Facts) -> Told:
         return
     what += f"; one of these may be it: {names(like)}" if like else ""
     fix = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
+    if facts.scaled_up is not None:
+        what += f"; the table's values are {facts.scaled_up:.0f} times as large as those of its layers, so that the"
+        what += " model may have been trained with scales that this class lacks (MiniCPM), and a tie gives wrong logits"
+        fix = f"look up how it was trained, and load it with its own class; {fix}"
     if below := [claim for claim in claims.levels if claim.written is True and claims.fixed is None]:
         what, fix = f"{what}; {dotted(below[0].level)} is true", facts.command("repair")
     yield roles.output_name or "output head", what, fix, bool(below)
@@ -263,7 +278,8 @@ def _mend(facts: Facts) -> tuple[str, bool]:
     other_meaning = facts.claims.t5_like or (bool(facts.layer_ties) and facts.truth is not facts.tied)
     if facts.untrained_head:
         return f"settle the two tables first: {facts.command('tie', '--keep input')}", False
-    if facts.truth is None or other_meaning:
+    scaled = facts.roles.output is None and facts.claims.tied is False and facts.scaled_up is not None
+    if facts.truth is None or other_meaning or scaled:
         return f"{CONFIG_FIX}: write the flag that training used at every level", False
     return facts.command("repair"), True
 

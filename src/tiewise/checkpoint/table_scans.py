@@ -234,6 +234,15 @@ def row_lengths(table: Stored, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(np.isfinite(lengths), lengths, 0.0)
 
 
+SAMPLED_ROWS = 256
+
+
+def root_mean_square(table: Stored) -> float:
+    """Return the root mean square of a floating matrix, by sampled rows; rows that are not finite count as 0."""
+    rows = np.linspace(0, table.shape[0] - 1, min(SAMPLED_ROWS, table.shape[0])).astype(np.int64)
+    return float(np.sqrt(np.mean(np.square(row_lengths(table, rows))) / table.shape[1])) if rows.size else 0.0
+
+
 MOST_HOLLOW = 2**17  # bytes on disk of a file that is a header alone, in blocks of any file system
 
 

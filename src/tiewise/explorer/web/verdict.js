@@ -132,8 +132,13 @@ export function tyingFindings(name, facts, alike) {
     if (roles.input !== null && roles.readInput === null) {
       const wanted = roles.unread.get(roles.input.name), lost = tied !== true || roles.readOutput === null;
       const how = lost ? "the table is drawn at random" : "the head takes its place";
-      say("B010", lost ? "fatal" : "error", wanted, `${strange(roles.input, wanted)}: ${how}`,
-        `store it as ${wanted}, and every tensor that is named like it likewise`);
+      const own = roles.input.name, others = !own.endsWith(`.${wanted}`) ? [] : folder.tensors.map((one) => one.name)
+        .filter((one) => one.endsWith(`.${wanted}`) && one !== own);
+      const several = others.length
+        ? `; ${listed(others)} is such a table too, so that the file holds several models` : "";
+      say("B010", lost ? "fatal" : "error", wanted, `${strange(roles.input, wanted)}: ${how}${several}`,
+        `${several && "write each model to a folder of its own; "}store it as ${wanted}, and every tensor that is `
+        + "named like it likewise");
     }
     for (const table of roles.readInput === null ? [] : roles.inputs.filter((one) => roles.unread.has(one.name))) {
       const wanted = roles.unread.get(table.name);
