@@ -40,6 +40,7 @@ HEALTHY = {
        for name in ("Wav2Vec2ForCTC", "HubertForCTC", "WavLMForCTC", "Data2VecAudioForCTC", "UniSpeechForCTC",
                     "SEWForCTC")},
     **{name: partial(made.reformer, name) for name in ("ReformerModelWithLMHead", "ReformerForMaskedLM")},
+    **{name: partial(made.musicgen, name) for name in ("Musicgen", "MusicgenMelody")},
     **{name: partial(made.bark, name) for name in ("BarkSemanticModel", "BarkCoarseModel")},
     "T5Gemma": made.t5gemma,
     "T5Gemma untied": partial(made.t5gemma, **UNTIED),

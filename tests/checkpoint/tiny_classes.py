@@ -85,6 +85,15 @@ def t5gemma(**flag):
     return tr.T5GemmaForConditionalGeneration(config)
 
 
+def musicgen(name):
+    """A model that writes codes of sounds and reads a text, each in a vocabulary of its own."""
+    codes = BODY | {"ffn_dim": 24, "vocab_size": 16, "num_codebooks": 2, "pad_token_id": 16, "bos_token_id": 16}
+    sound = {"model_type": "encodec", "codebook_size": 16, "hidden_size": 8, "num_filters": 2, "codebook_dim": 8}
+    model_class = getattr(tr, f"{name}ForConditionalGeneration")
+    parts = {"text_encoder": T5 | {"model_type": "t5"}, "audio_encoder": sound, "decoder": codes}
+    return model_class(model_class.config_class(**parts))
+
+
 def bark(name):
     """A part of Bark: it reads one vocabulary and writes another."""
     model_class = getattr(tr, name)

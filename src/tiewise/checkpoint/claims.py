@@ -339,7 +339,7 @@ OWN_TYPE, BASE_TYPE = "tiewise", "base_model_type"  # what checkpoints of this p
 OWN_PREFIX = "Tiewise"  # of their class names
 MOST_DEPTH, MOST_LEVELS = 4, 64
 _FOREIGN = ("vision", "visual", "audio", "image", "speech", "video", "codec", "vq_", "backbone_config", "quantization")
-_PARTS = ("decoder", "encoder", "generator", "question_encoder", "llm_config", "language_config")
+_PARTS = ("decoder", "encoder", "text_encoder", "generator", "question_encoder", "llm_config", "language_config")
 
 
 @dataclass(frozen=True)
