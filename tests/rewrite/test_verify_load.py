@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
+import transformers as tr
 from rewrite_models import saved
 from safetensors.numpy import load_file, save_file
 from tests.checkpoint import saved_models as sm
+from tests.checkpoint import tiny_classes as classes
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, table, write_checkpoint, write_sparse
 from trimmed_words import gpt2, prose
 
@@ -76,6 +79,26 @@ def test_what_stays_the_same_is_verified(tmp_path, in_process, name):
     outcome, sentence = words(made)
     assert outcome == "verified"
     assert "the same logits of the rows that both have" in sentence
+
+
+def test_numbers_that_a_class_draws_at_every_run_are_the_same_for_both(tmp_path, in_process):
+    hashed = {"attn_layers": ["lsh", "lsh"], "num_buckets": 4, "lsh_attn_chunk_length": 8, "num_hashes": 1}
+    config = classes.reformer("ReformerModelWithLMHead").config.to_dict() | hashed | {"axial_pos_embds": False}
+    model = tr.ReformerModelWithLMHead(tr.ReformerConfig.from_dict(config)).eval()
+    ids = torch.arange(20)[None]
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    model.save_pretrained(tmp_path / "a")
+    outcome, sentence = words(resize(tmp_path / "a", tmp_path / "b", vocab=64))
+    assert (outcome, "the same logits" in sentence) == ("verified", True), sentence
+
+
+def test_a_class_that_names_no_table_is_loaded_and_not_compared(tmp_path, in_process):
+    text = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "project_dim": 16}
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+    config = tr.AltCLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    tr.AltCLIPModel(config).save_pretrained(tmp_path / "a")
+    outcome, sentence = words(resize(tmp_path / "a", tmp_path / "b", vocab=96))
+    assert (outcome, "AltCLIPModel names no table of tokens" in sentence) == ("verified", True), sentence
 
 
 def test_the_tokens_that_a_trim_keeps_are_found_by_their_rows(tmp_path, in_process):
