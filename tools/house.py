@@ -1,7 +1,7 @@
 """Count structural faults of the package: names that mean two things, folders that import each other.
 
-    python tools/house.py            prints every measure next to its limit
-    python tools/house.py --hold     the same, and exits with 1 if a measure exceeds its limit: `make check` does this
+python tools/house.py            prints every measure next to its limit
+python tools/house.py --hold     the same, and exits with 1 if a measure exceeds its limit: `make check` does this
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ def main() -> None:
     """Answer one request."""
     request = json.loads(sys.stdin.read())
     _limit(request["memory"], request["seconds"])
+    _silence()
     reply = compared(request["paths"], request["rows"])
     print(f"\n{json.dumps(reply, allow_nan=False)}", flush=True)
 
@@ -32,14 +33,19 @@ def _limit(memory: int, seconds: int) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (4 * seconds, 4 * seconds))
 
 
+def _silence() -> None:
+    """Keep transformers from writing progress and warnings to the terminal."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
 def compared(paths: list[str], rows: str | None) -> dict[str, Any]:
     """Load the source, then the result; compare missing tensors and, where `rows` says which should stay, logits."""
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.set_grad_enabled(False)
     reply: dict[str, Any] = {"version": transformers.__version__, "tokens": TOKENS}
     try:
         source, missing = _load(paths[0])
@@ -61,7 +67,8 @@ def compared(paths: list[str], rows: str | None) -> dict[str, Any]:
         return reply | {"not_run": "no token is left to compare"}
     before, after = (torch.tensor([pair[side] for pair in ids])[None] for side in (0, 1))
     try:
-        was, now = _logits(source, before), _logits(result, after)
+        with torch.no_grad():
+            was, now = _logits(source, before), _logits(result, after)
     except Exception as error:
         return reply | {"not_run": f"{type(source).__name__} does not run on token ids alone ({_one_line(error)})"}
     places = torch.tensor(kept)
