@@ -1,6 +1,7 @@
 """Terminals of few letters: every command ends as it does in UTF-8, and says the same in what the encoding has."""
 
 import io
+import json
 import shutil
 import sys
 
@@ -19,7 +20,7 @@ SAID = {  # a command line of each command, its exit code, and a letter of its o
     "heal": (["heal", "no…where", "--teacher=tied"], 2, "…"),
     "sweep": (["sweep", "no…where"], 2, "…"),
     "data": (["data", "show", "-t", "dots.txt", "--tokenizer=bpe:300"], 0, "…"),
-    "vocab": (["vocab", "hot", "-t", "text.txt", "--tokenizer=words.json", "--size=40"], 0, "–"),
+    "vocab": (["vocab", "hot", "-t", "lines.jsonl:text", "--tokenizer=words.json", "--size=40"], 0, "–"),
     "plan": (["plan", "--like", "gpt2"], 0, "·"),
     "models": (["models", "--untied"], 0, "≈"),
     "inspect": (["inspect", "wrong", "--only=direct_path,tokens", "--samples=50"], 0, "−"),
@@ -47,6 +48,9 @@ def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("letters")
     text = (folder / write_text(folder)).read_text()
     (folder / "dots.txt").write_text(text.replace(" a", " … a"), encoding="utf-8")
+    # enough documents of about one length for an interval, which is printed with a dash
+    lines = [json.dumps({"text": text[start : start + 200]}) for start in range(0, 40_000, 200)]
+    (folder / "lines.jsonl").write_text("\n".join(lines), encoding="utf-8")
     make_tokenizer("bytes").backend_tokenizer.save(str(folder / "words.json"))
     write_model(folder / "tied")
     table = load_file(folder / "tied/model.safetensors")["model.embed_tokens.weight"]
