@@ -49,7 +49,7 @@ def folders(tmp_path_factory):
     text = (folder / write_text(folder)).read_text()
     (folder / "dots.txt").write_text(text.replace(" a", " … a"), encoding="utf-8")
     # enough documents of about one length for an interval, which is printed with a dash
-    lines = [json.dumps({"text": text[start : start + 200]}) for start in range(0, 40_000, 200)]
+    lines = [json.dumps({"text": f"{number} {text[:200]}"}) for number in range(200)]
     (folder / "lines.jsonl").write_text("\n".join(lines), encoding="utf-8")
     make_tokenizer("bytes").backend_tokenizer.save(str(folder / "words.json"))
     write_model(folder / "tied")
