@@ -101,6 +101,14 @@ def test_a_class_that_names_no_table_is_loaded_and_not_compared(tmp_path, in_pro
     assert (outcome, "AltCLIPModel names no table of tokens" in sentence) == ("verified", True), sentence
 
 
+def test_a_discriminator_gives_no_logits_over_the_vocabulary(tmp_path, in_process):
+    sizes = {"embedding_size": 16, "hidden_size": 16, "intermediate_size": 24}
+    config = tr.ElectraConfig(vocab_size=64, num_hidden_layers=1, num_attention_heads=2, **sizes)
+    tr.ElectraForPreTraining(config).save_pretrained(tmp_path / "a")
+    outcome, sentence = words(resize(tmp_path / "a", tmp_path / "b", vocab=96))
+    assert (outcome, "ElectraForPreTraining gives no logits over" in sentence) == ("verified", True), sentence
+
+
 def test_the_tokens_that_a_trim_keeps_are_found_by_their_rows(tmp_path, in_process):
     tokenizer = gpt2(prose(20_000))
     path, rows = tmp_path / "a", tokenizer.get_vocab_size()

@@ -71,6 +71,8 @@ def compared(paths: list[str], rows: str | None) -> dict[str, Any]:
             was, now = _logits(source, before), _logits(result, after)
     except Exception as error:
         return reply | {"not_run": f"{type(source).__name__} does not run on token ids alone ({_one_line(error)})"}
+    if was.shape[-1] <= max(row for row, _ in kept):  # a discriminator's: one number for each token of the text
+        return reply | {"not_run": f"{type(source).__name__} gives no logits over the vocabulary"}
     places = torch.tensor(kept)
     return reply | _change(was[..., places[:, 0]], now[..., places[:, 1]])
 
