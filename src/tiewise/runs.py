@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiewise.atlas.grid import GRID, StudyGrid
 from tiewise.atlas.study import TABLE, Study, repeated
@@ -26,6 +26,11 @@ from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Gone
 from tiewise.training.workers import Workers
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tiewise.training.setting_types import ComparisonSettings, SharedSettings, TrainingSettings
+
 REPORT, HEALED = "report.html", "healed.json"
 MOST_HELD_OUT = 1_000_000  # tokens that passages are taken from
 _STAGE = ".starting"  # in a study's folder, while its cells are prepared
@@ -40,7 +45,7 @@ def compare(
     jobs: int | str = "auto",
     launcher: str = LOCAL,
     quiet: bool = False,
-    **settings: Any,
+    **settings: Unpack[ComparisonSettings],
 ) -> Comparison:
     """Train a model under several tying choices and say which is better here, and whether the difference is real.
 
@@ -60,12 +65,13 @@ def compare(
         Interrupted: after Ctrl-C, with a checkpoint written; `resume=True` goes on from it.
     """
     folder = _folder("compare", out)
-    command = _command("compare", folder, settings)
-    if "boundary" in settings:  # as the command's --boundary
-        if "arms" in settings:
+    record: dict[str, Any] = {**settings}
+    command = _command("compare", folder, record)
+    if "boundary" in record:  # as the command's --boundary
+        if "arms" in record:
             raise RunError("both arms and boundary are given", "they are one setting: leave one of them out")
-        settings["arms"] = settings.pop("boundary")
-    given = _settings(settings, folder, resume)
+        record["arms"] = record.pop("boundary")
+    given = _settings(record, folder, resume)
     display = Display.on_stderr(quiet=quiet)
     if launcher not in (LOCAL, RAY):
         raise RunError(f"launcher = {launcher!r}", f"choose {LOCAL} or {RAY}; scripts are written by the command")
@@ -80,7 +86,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
-    **settings: Any,
+    **settings: Unpack[TrainingSettings],
 ) -> SingleRun:
     """Train one model with a boundary, by the same code as `compare`; `.model` is its folder.
 
@@ -94,7 +100,7 @@ def train(
         TiewiseError, Interrupted: as `compare`.
     """
     folder = _folder("train", out)
-    given = _settings(settings if resume else {**settings, "arms": [boundary], "seed": seed}, folder, resume)
+    given = _settings({**settings} if resume else {**settings, "arms": [boundary], "seed": seed}, folder, resume)
     command = _command("train", folder, {**settings, "boundary": boundary, "seed": seed})
     return carry_out(finish_one, given, folder, command, Display.on_stderr(quiet=quiet), overwrite=overwrite)
 
@@ -108,7 +114,7 @@ def heal(
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
-    **settings: Any,
+    **settings: Unpack[SharedSettings],
 ) -> Healed:
     """Have a rewritten model learn back what it lost, from the model that it was made of.
 
@@ -124,7 +130,7 @@ def heal(
         TiewiseError, Interrupted: as `compare`.
     """
     folder = _folder("heal", out)
-    given = settings if resume else {**healing(model, teacher), "seed": seed, **settings}
+    given: dict[str, Any] = {**settings} if resume else {**healing(model, teacher), "seed": seed, **settings}
     command, display = _command("heal", folder, given), Display.on_stderr(quiet=quiet)
     return carry_out(finish_healing, _settings(given, folder, resume), folder, command, display, overwrite=overwrite)
 

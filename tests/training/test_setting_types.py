@@ -1,0 +1,32 @@
+"""Type checkers see every setting that a run takes, and no other."""
+
+import subprocess
+import sys
+from typing import get_type_hints
+
+import pytest
+
+from tiewise.training.setting_types import ComparisonSettings
+from tiewise.training.settings import DECODER, Settings, find, kinds
+
+NAMED = {"seed", "teacher"}  # parameters of train and heal
+
+
+def test_every_setting_of_every_kind_is_a_keyword():
+    taken = set(get_type_hints(Settings)) - {"own"}
+    for kind in kinds():
+        options = None if kind == DECODER else find(kind).options
+        taken |= set(get_type_hints(options)) if options else set()
+    assert set(ComparisonSettings.__annotations__) | NAMED == taken | {"boundary"}
+
+
+@pytest.mark.slow
+def test_a_type_checker_refuses_a_misspelt_setting(tmp_path):
+    calls = tmp_path / "calls.py"
+    right = "tiewise.compare('out', text='a.txt', arms='tied', seeds=3)"
+    calls.write_text(f"import tiewise\n\n{right}\ntiewise.compare('out', seedz=3)\n")
+    done = subprocess.run([sys.executable, "-m", "mypy", str(calls)], capture_output=True, text=True, cwd=tmp_path)
+    errors = [line for line in done.stdout.splitlines() if "error" in line and line.startswith("calls.py")]
+    assert len(errors) == 1, done.stdout + done.stderr
+    assert "calls.py:4" in errors[0]
+    assert "seedz" in errors[0]
