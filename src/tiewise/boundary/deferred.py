@@ -525,15 +525,17 @@ def fused_cross_entropy(
     with torch.set_grad_enabled(input.requires_grad):
         loss = linear_cross_entropy(hidden, table, target, bias, o, shard=input.shard)
     loss = loss.to(input.dtype) if loss.dtype == torch.float64 else loss  # as in `_handed`
-    if (
-        loss.grad_fn is not None
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-    ):
-        origin = input.origin()
-        edge = torch.autograd.graph.get_gradient_edge(loss)
-        origin.losses.append(_FusedLoss(edge, input.place, input.dtype, target.clone(), o))
+    if not torch.compiler.is_compiling():  # first, since Dynamo traces no question about a graph
+        _note_loss(input, loss, target, o)
     return loss
+
+
+def _note_loss(logits: Deferred, loss: Tensor, target: Tensor, options: LossOptions) -> None:
+    """Remember a fused loss for `gradients`, if autograd recorded it."""
+    if loss.grad_fn is None or torch._C._are_functorch_transforms_active():
+        return
+    edge = torch.autograd.graph.get_gradient_edge(loss)
+    logits.origin().losses.append(_FusedLoss(edge, logits.place, logits.dtype, target.clone(), options))
 
 
 # the gradient of a loss with respect to its logits
