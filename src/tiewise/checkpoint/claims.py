@@ -396,6 +396,12 @@ class Claims:
         return True if self.joined or self.fixed else self.deciding.effective
 
 
+def of_tiewise(config: Mapping[str, Any]) -> bool:
+    """Whether transformers opens a model only with our code: factored tables, and RNNs and ALBERTs of ours."""
+    kind = config.get("model_type")
+    return isinstance(kind, str) and (kind == OWN_TYPE or kind.startswith(f"{OWN_TYPE}-"))
+
+
 def read_claims(config: Mapping[str, Any] | None) -> Claims:
     """Read every level of a config. Any JSON value is taken; what makes no sense counts as absent."""
     if not isinstance(config, Mapping):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from tiewise.checkpoint.claims import FLAG, OWN_TYPE, architecture, family, family_data, unwrapped
+from tiewise.checkpoint.claims import FLAG, architecture, family, family_data, of_tiewise, unwrapped
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.hf_folder import SINGLE
 from tiewise.checkpoint.stored import BITS, TORCH_TYPES
@@ -254,7 +254,7 @@ def _state(facts: Facts, compares: bool = False) -> str:
 def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     roles, opened, recent = facts.roles, facts.folder.opened, loader.versions == TRANSFORMERS_5.versions
     kind = str(facts.config.get("model_type"))
-    if kind.startswith(OWN_TYPE) and loader.name != WITH_OWN:
+    if of_tiewise(facts.config) and loader.name != WITH_OWN:
         helps = next(line for start, line in _OWN_HELP.items() if kind.startswith(start))
         return _outcome(loader, ERROR, f"It does not know the type `{short(kind)}` without `{helps}`.")
     if opened is None:

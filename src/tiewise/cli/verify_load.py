@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from tiewise.checkpoint.claims import OWN_TYPE, architecture
+from tiewise.checkpoint.claims import architecture, of_tiewise
 from tiewise.checkpoint.facts import quantisation
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
 from tiewise.checkpoint.rule import names
@@ -80,8 +80,8 @@ def _reason_against(verb: str, folders: list[Folder]) -> str | None:
         config = folder.config
         if folder.single or config is None:
             return "there is no config.json"
-        if config.get("model_type") == OWN_TYPE:
-            return "tiewise's own boundary is not a class of transformers"
+        if of_tiewise(config):
+            return "a model of tiewise's own type is not a class of transformers"
         if "auto_map" in config:
             return "its classes come as custom code, which is not run"
         if folder.has(ADAPTER_CONFIG):

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.adapter import WEIGHTS
-from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.claims import OWN_TYPE, architecture
+from tiewise.checkpoint.audit import check, errors_of_result
+from tiewise.checkpoint.claims import architecture
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, json_object, open_folder
 from tiewise.checkpoint.rule import names
@@ -279,9 +279,7 @@ def verify(source: Facts, change: Change, plan: FilePlan, made: Path, force: boo
             done += tensor.nbytes
         if not force:  # no rule is broken, of those that need no tables, that the source does not break
             broken = {finding.rule for finding in check(source.path, scan=False).at_least("error")}
-            # that no stock loader opens a factored table is what `factor` is for, and its notes say so
-            broken |= {"B080"} if result.config and result.config.get("model_type") == OWN_TYPE else set()
-            for worse in check(made, scan=False).at_least("error"):
+            for worse in errors_of_result(check(made, scan=False), result.config):
                 if worse.rule not in broken:
                     what = f"the result was not kept: {worse.rule} at {worse.where}: {worse.evidence}"
                     raise CheckpointError(what, "--force keeps it all the same")

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig
 
-from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.audit import check, errors_of_result
 from tiewise.checkpoint.hf_folder import CONFIG, TOKENIZER_FILES, Folder
 from tiewise.checkpoint.stored import BITS
 from tiewise.checkpoint.untrusted import require_memory
@@ -66,7 +66,7 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
                     copy(saved.place / name, made / name)
             for path in (*made.iterdir(), made):
                 sync(path)
-        for finding in check(made).at_least("error"):
+        for finding in errors_of_result(check(made), index.config):
             what = f"{saved.place}: the result was not kept: {finding.rule} at {finding.where}: {finding.evidence}"
             raise CheckpointError(what, "the save itself is as it was")
         become(made, real)
