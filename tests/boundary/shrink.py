@@ -60,6 +60,7 @@ EXCEPTIONS = {
     "MiMoV2FlashForCausalLM": {"head_dim": 16, "v_head_dim": 16, "swa_head_dim": 16, "swa_v_head_dim": 16},
     "XmodForCausalLM": _XMOD,
     "XmodForMaskedLM": _XMOD,
+    "WhisperForConditionalGeneration": {"begin_suppress_tokens": [3, 4]},
     "ReformerForMaskedLM": _REFORMER,
     "ReformerModelWithLMHead": _REFORMER | {"is_decoder": True},
 }

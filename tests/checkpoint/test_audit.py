@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_tensors, table, write_index, write_sparse
+from tiny_checkpoints import (
+    ONE,
+    D,
+    V,
+    bpe_tokenizer,
+    llama,
+    llama_config,
+    llama_tensors,
+    table,
+    write_index,
+    write_sparse,
+)
 from typer.testing import CliRunner
 
 from tiewise.checkpoint import rule as rule_module
@@ -179,7 +190,7 @@ def test_a_seventy_billion_folder_needs_only_its_headers(tmp_path):
         if shard == 0:
             tensors[TABLE] = ("BF16", (128256, 8192))
         file = f"model-{shard + 1:05d}-of-00030.safetensors"
-        total += write_sparse(tmp_path / file, tensors)
+        total += write_sparse(tmp_path / file, tensors, {TABLE: ONE["BF16"]} if shard == 0 else {})
         weight_map |= dict.fromkeys(tensors, file)
     write_index(tmp_path, weight_map, total)
     audit = check(tmp_path)

@@ -4,18 +4,19 @@ import json
 
 import pytest
 from saved_models import classes_for, tiny
-from tiny_checkpoints import write_sparse
+from tiny_checkpoints import ONE, write_sparse
 
 from tiewise.checkpoint.audit import check
 
 
 def publish(path, config, dtype, tensors, tokenizer=None, beside=()):
-    """Write a folder whose tensors are holes: "name 12x3, other 4 F8_E4M3", of that type where none is said."""
+    """Write a folder whose tensors are holes behind a 1: "name 12x3, other 4 F8_E4M3"; `dtype` is the usual type."""
     shaped = {}
     for tensor in tensors.split(", "):
         name, shape, *own = tensor.split()
         shaped[name] = (*own, dtype)[0], [int(size) for size in shape.split("x")]
-    write_sparse(path / "model.safetensors", shaped)
+    begun = {name: ONE[kind] for name, (kind, _) in shaped.items() if kind in ONE}
+    write_sparse(path / "model.safetensors", shaped, begun)
     (path / "config.json").write_text(json.dumps(config))
     if tokenizer is not None:
         (path / "tokenizer.json").write_text(json.dumps(tokenizer))

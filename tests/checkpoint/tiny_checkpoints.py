@@ -63,6 +63,9 @@ def write_index(path, weight_map, total):
     return path
 
 
+ONE = {"F32": b"\x00\x00\x80\x3f", "BF16": b"\x80\x3f", "F16": b"\x00\x3c"}  # the bytes of 1.0
+
+
 def write_sparse(path, tensors, data=()):
     """Write a safetensors file by hand: {name: (dtype, shape)}, one behind the other; how many bytes they take.
 

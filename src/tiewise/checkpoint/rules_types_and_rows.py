@@ -17,7 +17,7 @@ from tiewise.checkpoint.hf_folder import Tokenizer, json_object
 from tiewise.checkpoint.roles import End
 from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, names, numbers, rule, said
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES
-from tiewise.checkpoint.table_scans import all_zero, duplicates, is_hollow, outlying, scan_rows
+from tiewise.checkpoint.table_scans import all_zero, duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import inside, items_of, read_whole, short
 from tiewise.core.errors import CheckpointError, doing
 from tiewise.core.files import size
@@ -135,12 +135,12 @@ def zero_tables(facts: Facts) -> Told:
     vocabulary's size, and no gradient reaches either table (Automodel#3808: 12.0066 for 163,840 tokens). It comes from
     a save before the weights were loaded, or of parameters that were offloaded. An input table of zeros alone makes all
     tokens alike. A head of zeros alone is how some recipes start training, and is only noted. Reading stops at the
-    first number that is not zero. A file of which only the header was written is a stand-in and is passed over.
+    first number that is not zero.
     What to do: take the checkpoint from its source again, or save it once its weights are loaded.
     Sources: Automodel#3808
     """
     tables = [table for table in facts.roles.pair if table.dtype in FLOATING]
-    zero = [table for table in tables if not is_hollow(table) and all_zero(table)]
+    zero = [table for table in tables if all_zero(table)]
     if not zero:
         return
     fix = "take the checkpoint from its source again, or save it once its weights are loaded"

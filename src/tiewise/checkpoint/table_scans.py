@@ -14,7 +14,6 @@ equality is asked for.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -234,22 +233,13 @@ def row_lengths(table: Stored, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(np.isfinite(lengths), lengths, 0.0)
 
 
-SAMPLED_ROWS = 256
+MEAN_ROWS = 256  # rows, spread over the table, that a root mean square is taken over
 
 
 def root_mean_square(table: Stored) -> float:
     """Return the root mean square of a floating matrix, by sampled rows; rows that are not finite count as 0."""
-    rows = np.linspace(0, table.shape[0] - 1, min(SAMPLED_ROWS, table.shape[0])).astype(np.int64)
+    rows = np.linspace(0, table.shape[0] - 1, min(MEAN_ROWS, table.shape[0])).astype(np.int64)
     return float(np.sqrt(np.mean(np.square(row_lengths(table, rows))) / table.shape[1])) if rows.size else 0.0
-
-
-MOST_HOLLOW = 2**17  # bytes on disk of a file that is a header alone, in blocks of any file system
-
-
-def is_hollow(table: Stored) -> bool:
-    """Whether the table's file has nothing on disk behind its header: a stand-in of the right size, no saved model."""
-    status = os.stat(table.path)
-    return status.st_size > 2**20 and 512 * status.st_blocks < min(table.start, status.st_size) + MOST_HOLLOW
 
 
 def all_zero(table: Stored) -> bool:
