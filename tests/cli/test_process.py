@@ -122,7 +122,7 @@ def test_two_runs_at_a_time_write_two_checkpoints_at_ctrl_c_and_end_at_the_secon
         for number in numbers:
             process.send_signal(number)
         [(code, _, err)] = ended([process])
-        assert (code, "Traceback" in err) == (expected, False)
+        assert (code, "Traceback" in err) == (expected, False), err
         assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
     assert not list(tmp_path.glob("run/*/*/result.json"))  # so the workers ended before their work did
 

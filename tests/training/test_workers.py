@@ -4,9 +4,14 @@ import heapq
 import os
 import pickle
 import signal
+import socket
+import sys
 import time
 from dataclasses import replace
+from functools import partial
 from io import StringIO
+from multiprocessing import Pipe
+from subprocess import PIPE, Popen
 
 import psutil
 import pytest
@@ -280,3 +285,17 @@ def test_minutes_count_with_the_workers(job, tiny, tmp_path, monkeypatch, many, 
 def test_what_was_prepared_is_opened_by_a_worker_and_not_copied(text):
     assert len(pickle.dumps(text)) < 300
     assert pickle.loads(pickle.dumps(text)) == text
+
+
+def test_a_worker_that_nobody_reads_ends_without_a_traceback():
+    """The process that started it was killed, and its end is not noticed yet: a write fails before a read does."""
+    ours, theirs = Pipe()
+    command = f"from tiewise.training.workers import serve; serve({theirs.fileno()})"
+    process = Popen([sys.executable, "-c", command], pass_fds=[theirs.fileno()], stderr=PIPE)
+    theirs.close()
+    assert ours.recv() == ("ready",)
+    with socket.socket(fileno=os.dup(ours.fileno())) as end:
+        end.shutdown(socket.SHUT_RD)
+    ours.send_bytes(pickle.dumps(partial(str, 1)))
+    assert process.communicate(timeout=900)[1] == b""
+    assert process.returncode == 1

@@ -259,16 +259,22 @@ def serve(descriptor: int) -> None:
                 asked.put(connection.recv_bytes())
         os._exit(1)  # in the middle of a step, as a kill would
 
+    def send(message: tuple[Any, ...]) -> None:
+        try:
+            connection.send(message)
+        except OSError:  # the process that reads it is gone, which `receive` may not have noticed yet
+            os._exit(1)
+
     Thread(target=receive, daemon=True).start()
-    connection.send(("ready",))
+    send(("ready",))
     while True:
         try:
             call: Callable[[], Any] = pickle.loads(asked.get())
-            with heard(lambda what, n, of: connection.send(("at", what, n, of))):
+            with heard(lambda what, n, of: send(("at", what, n, of))):
                 answer = "found", pickle.dumps(call())
         except BaseException as error:
             answer = "error", pickle.dumps(_portable(error))
-        connection.send(answer)
+        send(answer)
 
 
 def _portable(error: BaseException) -> BaseException:
