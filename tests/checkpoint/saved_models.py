@@ -65,7 +65,9 @@ def ends(model):
     owners = [model, ask(model, "get_encoder"), ask(model, "get_decoder")]
     tables = [ask(owner, "get_input_embeddings") for owner in owners]
     head = ask(model, "get_output_embeddings")
-    return [t for t in tables if getattr(t, "weight", None) is not None], head if hasattr(head, "weight") else None
+    # a Linear there is the projection of patches of a picture (Pix2Struct): it reads no ids
+    tables = [t for t in tables if getattr(t, "weight", None) is not None and not isinstance(t, torch.nn.Linear)]
+    return tables, head if hasattr(head, "weight") else None
 
 
 def ask(owner, method):
