@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tiewise.checkpoint.adapter import COPY, DELTA, LORA, PREFIX, AdapterFacts, EndUpdate
 from tiewise.checkpoint.claims import ends_with, family_type
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG
 from tiewise.checkpoint.rule import Said, Told, describe, dotted, names, rule
-from tiewise.checkpoint.stored import FLOATING
+from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import doing
@@ -71,6 +72,26 @@ def _modules(ends: list[EndUpdate]) -> str:
     return " and ".join(short(end.module) for end in ends)
 
 
+class EmptyTensors(NamedTuple):
+    """Tensors of an adapter that hold no numbers: the first of them, what is wrong, and what to do."""
+
+    first: Stored
+    evidence: str
+    repair: str
+
+
+def empty_tensors(facts: AdapterFacts) -> EmptyTensors | None:
+    """Return the tensors without numbers that a save under ZeRO-3 leaves; None if every tensor has some."""
+    empty = [tensor for tensor in facts.tensors.values() if 0 in tensor.shape]
+    if not empty:
+        return None
+    what = f"{len(empty):,} of its {len(facts.tensors):,} tensors hold no numbers ({describe(empty[0])})"
+    what += ": they were saved under ZeRO-3 without gathering"
+    return EmptyTensors(
+        empty[0], what, "consolidate the shards of that training run (zero_to_fp32.py), or train it again"
+    )
+
+
 @rule("B061", "error", "an adapter's tables have the shape of the base's", kind="adapter")
 def adapter_shapes(facts: AdapterFacts) -> Told:
     """An adapter whose table has other rows or another width than the base's was trained on another base, or after a
@@ -80,12 +101,10 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
     consolidate the shards of the training run, or train again.
     Sources: unsloth-zoo#923; transformers#32852; peft#2450; peft#2451
     """
-    empty = [tensor for tensor in facts.tensors.values() if 0 in tensor.shape]
-    if empty:
-        module = next(module for module, parts in facts.parts.items() if empty[0] in parts.values())
-        what = f"{len(empty):,} of its {len(facts.tensors):,} tensors hold no numbers ({describe(empty[0])})"
-        fix = "consolidate the shards of that training run (zero_to_fp32.py), or train it again"
-        yield short(module), f"{what}: they were saved under ZeRO-3 without gathering", fix
+    empty = empty_tensors(facts)
+    if empty is not None:
+        module = next(module for module, parts in facts.parts.items() if empty.first in parts.values())
+        yield short(module), empty.evidence, empty.repair
     if facts.base is None:
         return
     roles, name = facts.base.roles, facts.config.get("base_model_name_or_path")

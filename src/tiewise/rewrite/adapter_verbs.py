@@ -37,6 +37,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, TOKENIZER_FILES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rule import describe, names
+from tiewise.checkpoint.rules_adapter import empty_tensors
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored, read_header, rounded, widened
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
@@ -189,12 +190,9 @@ _merge_into_base = verb(_merge_change)
 
 def _require_numbers(given: AdapterFacts) -> None:
     """Raise where a tensor of an adapter holds no numbers, as after a save under ZeRO-3 without gathering."""
-    empty = [tensor for tensor in given.tensors.values() if 0 in tensor.shape]
-    if empty:
-        what = f"{given.path}: {len(empty):,} of its {len(given.tensors):,} tensors hold no numbers"
-        what += f" ({describe(empty[0])}): they were saved under ZeRO-3 without gathering"
-        fix = "consolidate the shards of that training run (zero_to_fp32.py), or train it again"
-        raise CheckpointError(what, fix)
+    empty = empty_tensors(given)
+    if empty is not None:
+        raise CheckpointError(f"{given.path}: {empty.evidence}", empty.repair)
 
 
 def _against(

@@ -146,9 +146,8 @@ class Difference:
     mean: float
     low: float | None  # 95 % interval; None for fewer than two pairs
     high: float | None
-    detectable: (
-        float | None
-    )  # true difference that a repetition detects with 80 % probability, by the rule of `detected`
+    # true difference that a repetition detects with 80 % probability, by the rule of `detected`
+    detectable: float | None
     detected: bool  # p < 0.05: the interval excludes zero, of validation losses also with Holm's correction
     p: float | None = None  # two-sided, of the interval's t; of validation losses adjusted by Holm over the arms
 
