@@ -14,7 +14,7 @@ from tiewise.core.errors import TiewiseError
 from tiewise.data.corpus import Blocks, load_prepared
 from tiewise.internals.passages import cost_change, passage_nats, passages
 from tiewise.rewrite import factor, resize, transplant
-from tiewise.training.kinds.heal import KIND, HealTrainer, healing, shared_rows
+from tiewise.training.kinds.heal import KIND, HealTrainer, healing, shared_vocabulary
 from tiewise.training.settings import Settings
 
 TINY = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "tokenizer": "bpe:300"}
@@ -122,7 +122,7 @@ def test_a_token_without_a_row_in_one_model_is_refused(teacher, source, tmp_path
     save_file(weights(teacher) | {name: weights(teacher)[name][:-1].clone()}, short / "model.safetensors")
     settings = Settings.of(trained_settings(teacher, short, source)).checked()
     with pytest.raises(TiewiseError, match=rf"short has {rows - 1} rows, and the tokenizer .* has token {rows - 1}"):
-        shared_rows(settings)
+        shared_vocabulary(settings)
 
 
 def test_micro_batches_make_the_step_of_one_batch(narrow, teacher, source, tmp_path):

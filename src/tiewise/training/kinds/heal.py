@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -68,8 +68,15 @@ def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str
     return {**found, "learning_rate": float(f"{RATE * size:.1e}"), "length": min([LENGTH, *filter(None, limits)])}
 
 
-def shared_rows(settings: Settings) -> int | None:
-    """Return how many rows model and teacher both have, where they have the same tokens; None where they do not.
+class SharedVocabulary(NamedTuple):
+    """Rows that model and teacher both have, and whether one of them has padding rows beyond."""
+
+    rows: int
+    has_padding: bool
+
+
+def shared_vocabulary(settings: Settings) -> SharedVocabulary | None:
+    """Return the rows that model and teacher both have, if they have the same tokens; None if they do not.
 
     Rows beyond the shared ones are padding, which one of the two may have been given.
 
@@ -83,11 +90,12 @@ def shared_rows(settings: Settings) -> int | None:
         return None
     rows = {name: readable(one, HEAL)[0].rows for name, one in facts.items()}
     shared = min(rows.values())
-    if len(set(rows.values())) > 1 and words[0].max_id >= shared:
+    has_padding = max(rows.values()) > shared
+    if has_padding and words[0].max_id >= shared:
         shorter = min(rows, key=rows.__getitem__)
         what = f"{models[shorter]} has {shared:,} rows, and the tokenizer of both has token {words[0].max_id:,}"
         raise RunError(what, f"tiewise resize the {shorter} first")
-    return shared
+    return SharedVocabulary(shared, has_padding)
 
 
 class Heal(Decoders):
@@ -123,12 +131,11 @@ class Heal(Decoders):
 
     def described(self, settings: Settings, text: PreparedText) -> str:
         """Say also what is learnt, and from what."""
-        how, shared = "by its teacher's probabilities (KL)", shared_rows(settings)
-        rows = [readable(Facts(open_folder(path)), HEAL)[0].rows for path in (settings.model, settings.own.teacher)]
-        if shared is not None and shared < max(rows):
-            how += (
-                f" over the {shared:,} rows that both have: rows beyond are padding, and are left out of both softmaxes"
-            )
+        shared = shared_vocabulary(settings)
+        how = "by its teacher's probabilities (KL)"
+        if shared is not None and shared.has_padding:
+            how += f" over the {shared.rows:,} rows that both have: "
+            how += "rows beyond are padding, and are left out of both softmaxes"
         if shared is None:
             how = "by cross-entropy on the text: its teacher has another vocabulary and says nothing of these tokens"
         what = "the tables learn" if settings.own.what == TABLES else "the whole model learns"
@@ -164,12 +171,12 @@ class Heal(Decoders):
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """A decoder's, with a teacher where both have one vocabulary."""
-        shared = shared_rows(job.settings)
+        shared = shared_vocabulary(job.settings)
         if shared is None:
             return super().trainer(job, installed)
         rows = Blocks(job.text.split("train"), job.settings.length)
         found = HealTrainer(installed, **self.given(job, installed, rows))
-        found.teacher, found.shared = _loaded(job.settings.own.teacher), shared
+        found.teacher, found.shared = _loaded(job.settings.own.teacher), shared.rows
         found.teacher.model.requires_grad_(False).eval().to(found.args.device)
         return found
 
