@@ -25,7 +25,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python tools/make_reference.py --hold
 	$(BIN)/python tools/make_schemas.py --hold
-	$(BIN)/python tools/house.py --hold
+	$(BIN)/python tools/code_density.py --check
 
 docs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/run_docs.py

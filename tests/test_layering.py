@@ -1,6 +1,7 @@
-"""Imports point downward: no upward arrow, no cycle, no internal import hidden inside a function."""
+"""Hard rules of the package: imports point downward, without a cycle, and no class name is defined twice."""
 
 import ast
+from collections import defaultdict
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -93,3 +94,13 @@ def test_folders_do_not_import_each_other():
                 arrows.add((path.parent.relative_to(ROOT).as_posix(), target.relative_to(ROOT).as_posix()))
     mutual = {tuple(sorted(arrow)) for arrow in arrows if arrow[::-1] in arrows}
     assert not mutual, "one of the two holds what both need: move that down"
+
+
+def test_no_class_name_is_defined_twice():
+    files_of = defaultdict(list)
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                files_of[node.name].append(path.relative_to(ROOT).as_posix())
+    twice = {name: files for name, files in files_of.items() if len(files) > 1}
+    assert not twice, "one name for two things: rename one of them"
