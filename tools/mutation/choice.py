@@ -1,0 +1,181 @@
+"""Choice of the mutants and of the tests that each one meets.
+
+Lines are drawn uniformly over those that a quick test executes and that an operator can change. Each drawn line gets
+one mutant: an operator is drawn first, then one of its changes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutation.coverage_data import PACKAGE, Coverage, mask_of
+from mutation.operators import ExecutableLine, Source, edits_of
+
+SECONDS_A_MUTANT = 45.0
+FIRST_SECONDS = 6.0
+FILES_A_MUTANT = 12
+TESTS_A_MUTANT = 200
+ALWAYS = 10  # the most specific tests, which run whatever they cost
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one line, named by file, number and the texts before and after."""
+
+    file: str
+    line: int
+    operator: str
+    original: str
+    mutated: str
+
+    @property
+    def key(self) -> tuple[str, int, str, str]:
+        """Identity of a mutant in a file of results."""
+        return self.file, self.line, self.original, self.mutated
+
+    @property
+    def change(self) -> str:
+        """The two texts without their indentation."""
+        return f"`{self.original.strip()}` → `{self.mutated.strip()}`"
+
+
+@dataclass
+class Draw:
+    """The mutants of a seed, the tests of each, and counts of lines."""
+
+    mutants: list[Mutant]
+    tests: dict[Mutant, list[str]]
+    counts: dict[str, int]
+
+
+def draw(root: Path, coverage: Coverage, seed: int, count: int) -> Draw:
+    """Draw `count` mutants; a larger count continues the same draw."""
+    sources = {path: Source((root / path).read_text(encoding="utf-8")) for path in package_files(root)}
+    counts: Counter[str] = Counter()
+    lines: list[tuple[str, ExecutableLine]] = []
+    for file, source in sources.items():
+        for line in edits_of(source):
+            counts["executable lines"] += 1
+            is_executed = has_tests(line, file, coverage)
+            counts["lines that run at import"] += line.at_import
+            counts["lines that no quick test executes"] += not is_executed
+            if is_executed and line.edits:
+                lines.append((file, line))
+    counts["lines drawn from"] = len(lines)
+    chance = random.Random(seed)
+    chance.shuffle(lines)
+    result = Draw([], {}, dict(counts))
+    for file, line in lines:
+        if len(result.mutants) == count:
+            break
+        mutant = _mutant(file, line, sources[file], chance)
+        if mutant is not None:
+            result.mutants.append(mutant)
+            result.tests[mutant] = choose(tests_of(line, file, coverage), coverage)
+    return result
+
+
+def package_files(root: Path) -> list[str]:
+    """Return the paths of the package's modules, relative to the root."""
+    return sorted(path.relative_to(root).as_posix() for path in (root / PACKAGE).rglob("*.py"))
+
+
+def _mutant(file: str, line: ExecutableLine, source: Source, chance: random.Random) -> Mutant | None:
+    """Draw an operator that can change the line, then one of its changes."""
+    by_operator = defaultdict(list)
+    for edit in line.edits:
+        by_operator[edit.operator].append(edit)
+    names = sorted(by_operator)
+    chance.shuffle(names)
+    for name in names:
+        edits = by_operator[name]
+        chance.shuffle(edits)
+        for edit in edits:
+            if source.is_change(edit):
+                return Mutant(file, edit.line, name, *source.apply(edit))
+    return None
+
+
+def has_tests(line: ExecutableLine, file: str, coverage: Coverage) -> bool:
+    """Return True if `tests_of` has a test for the line."""
+    if line.at_import:
+        return coverage.executed[file] != 0
+    return coverage.executed[file] & mask_of(range(line.line, line.last + 1)) != 0
+
+
+def tests_of(line: ExecutableLine, file: str, coverage: Coverage) -> dict[str, int]:
+    """Return the tests that meet a line, each with its tier: lower tiers run first.
+
+    Tier 0 has the tests that execute the line. If a fixture or a function with a cache executes it, only its first user
+    has it in the coverage. The other tests of that test file then follow in tier 1. A line that runs at import belongs
+    to the tests that execute the lines which use its name. All tests that execute the file follow in tier 1.
+    """
+    mask = mask_of(range(line.line, line.last + 1))
+    if line.at_import:
+        users = mask_of(line.used_on)
+        direct = coverage.callers(file, users) | coverage.preparers(file, users)
+        others = set(coverage.called.get(file, {})) | set(coverage.prepared.get(file, {}))
+    else:
+        prepared = coverage.preparers(file, mask)
+        direct = coverage.callers(file, mask) | prepared
+        shared = direct if line.is_cached else prepared
+        files = {test.partition("::")[0] for test in shared}
+        others = {test for test in coverage.seconds if test.partition("::")[0] in files}
+    tiers = dict.fromkeys(others, 1)
+    tiers.update(dict.fromkeys(direct, 0))
+    return tiers
+
+
+def choose(tests: dict[str, int], coverage: Coverage) -> list[str]:
+    """Return at most 45 CPU seconds of tests, the most specific first.
+
+    A test is specific if it executes few lines of the package. The first ones are always chosen; the others are spread
+    over test functions and files.
+    """
+
+    def rank(test: str) -> tuple[int, int, float, str]:
+        return tests[test], coverage.breadth.get(test, 0), coverage.seconds.get(test, 0.0), test
+
+    ranked = sorted(tests, key=rank)
+    chosen = ranked[:ALWAYS]
+    seconds = sum(coverage.seconds.get(test, 0.0) for test in chosen)
+    while len(chosen) > 1 and seconds > SECONDS_A_MUTANT:
+        seconds -= coverage.seconds.get(chosen.pop(), 0.0)
+    files = {test.partition("::")[0] for test in chosen}
+    for test in _in_turn(ranked):
+        if len(chosen) >= TESTS_A_MUTANT:
+            break
+        file = test.partition("::")[0]
+        cost = coverage.seconds.get(test, 0.0)
+        is_affordable = seconds + cost <= SECONDS_A_MUTANT and (file in files or len(files) < FILES_A_MUTANT)
+        if test not in chosen and is_affordable:
+            chosen.append(test)
+            files.add(file)
+            seconds += cost
+    return chosen
+
+
+def _in_turn(ranked: list[str]) -> list[str]:
+    """Order tests so that each test function gives its first case before any gives a second."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for position, test in enumerate(ranked):
+        function = test.partition("[")[0]
+        turns.append((seen[function], position, test))
+        seen[function] += 1
+    return [test for _, _, test in sorted(turns)]
+
+
+def stages(tests: list[str], coverage: Coverage) -> list[list[str]]:
+    """Divide chosen tests into a first stage of a few seconds and the rest."""
+    first: list[str] = []
+    seconds = 0.0
+    for test in tests:
+        seconds += coverage.seconds.get(test, 0.0)
+        if first and seconds > FIRST_SECONDS:
+            break
+        first.append(test)
+    return [stage for stage in (first[:ALWAYS], tests[len(first[:ALWAYS]) :]) if stage]
