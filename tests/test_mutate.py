@@ -256,7 +256,13 @@ def count(most):
     return number
 """,
     "tests/test_areas.py": """
+import sys
+
 from tiewise.areas import area, count, label
+
+
+def test_that_ends_tracing():
+    sys.settrace(None)
 
 
 def test_area():
@@ -278,7 +284,7 @@ AREAS = "src/tiewise/areas.py"
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A small package with its coverage; `label` has no assertion."""
+    """A small package with its coverage; `label` has no assertion, and the first test ends the tracing."""
     pytest.importorskip("pytest_cov")
     root = tmp_path_factory.mktemp("project")
     for name, text in PROJECT.items():

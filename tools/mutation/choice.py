@@ -42,6 +42,17 @@ class Mutant:
         return f"`{self.original.strip()}` → `{self.mutated.strip()}`"
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A line that can be drawn, with its place in the order and its source of random choices."""
+
+    order: float
+    file: str
+    source: Source
+    line: ExecutableLine
+    chance: random.Random
+
+
 @dataclass
 class Draw:
     """The mutants of a seed, the tests of each, and counts of lines."""
@@ -52,29 +63,35 @@ class Draw:
 
 
 def draw(root: Path, coverage: Coverage, seed: int, count: int) -> Draw:
-    """Draw `count` mutants; a larger count continues the same draw."""
-    sources = {path: Source((root / path).read_text(encoding="utf-8")) for path in package_files(root)}
+    """Draw `count` mutants; a larger count continues the same draw.
+
+    Each line gets a random number from the seed, its file and its text, and the lowest numbers are drawn. Lines that
+    are added elsewhere, or executed by new tests, therefore leave most of the draw as it was.
+    """
     counts: Counter[str] = Counter()
-    lines: list[tuple[str, ExecutableLine]] = []
-    for file, source in sources.items():
+    candidates: list[Candidate] = []
+    for file in package_files(root):
+        source = Source((root / file).read_text(encoding="utf-8"))
+        repeated: Counter[bytes] = Counter()
         for line in edits_of(source):
-            counts["executable lines"] += 1
+            text = source.lines[line.line - 1]
+            repeated[text] += 1
             is_executed = has_tests(line, file, coverage)
+            counts["executable lines"] += 1
             counts["lines that run at import"] += line.at_import
             counts["lines that no quick test executes"] += not is_executed
             if is_executed and line.edits:
-                lines.append((file, line))
-    counts["lines drawn from"] = len(lines)
-    chance = random.Random(seed)
-    chance.shuffle(lines)
+                chance = random.Random(f"{seed} {file} {text.decode()} {repeated[text]}")
+                candidates.append(Candidate(chance.random(), file, source, line, chance))
+    counts["lines drawn from"] = len(candidates)
     result = Draw([], {}, dict(counts))
-    for file, line in lines:
+    for candidate in sorted(candidates, key=lambda one: one.order):
         if len(result.mutants) == count:
             break
-        mutant = _mutant(file, line, sources[file], chance)
+        mutant = _mutant(candidate)
         if mutant is not None:
             result.mutants.append(mutant)
-            result.tests[mutant] = choose(tests_of(line, file, coverage), coverage)
+            result.tests[mutant] = choose(tests_of(candidate.line, candidate.file, coverage), coverage)
     return result
 
 
@@ -83,19 +100,19 @@ def package_files(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in (root / PACKAGE).rglob("*.py"))
 
 
-def _mutant(file: str, line: ExecutableLine, source: Source, chance: random.Random) -> Mutant | None:
+def _mutant(candidate: Candidate) -> Mutant | None:
     """Draw an operator that can change the line, then one of its changes."""
     by_operator = defaultdict(list)
-    for edit in line.edits:
+    for edit in candidate.line.edits:
         by_operator[edit.operator].append(edit)
     names = sorted(by_operator)
-    chance.shuffle(names)
+    candidate.chance.shuffle(names)
     for name in names:
         edits = by_operator[name]
-        chance.shuffle(edits)
+        candidate.chance.shuffle(edits)
         for edit in edits:
-            if source.is_change(edit):
-                return Mutant(file, edit.line, name, *source.apply(edit))
+            if candidate.source.is_change(edit):
+                return Mutant(candidate.file, edit.line, name, *candidate.source.apply(edit))
     return None
 
 

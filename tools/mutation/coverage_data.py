@@ -110,9 +110,14 @@ def _cpu_seconds() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Record the CPU seconds of a test and of the child processes that it waited for."""
-    before = _cpu_seconds()
+    """Record the CPU seconds of a test and of the child processes that it waited for.
+
+    A test that sets a trace function ends coverage for all later tests, so the one of coverage is set again.
+    """
+    before, tracer = _cpu_seconds(), sys.gettrace()
     result = yield
+    if sys.gettrace() is not tracer:
+        sys.settrace(tracer)
     if SECONDS_VARIABLE in os.environ:
         worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
         with open(f"{os.environ[SECONDS_VARIABLE]}.{worker}", "a", encoding="utf-8") as file:

@@ -1,9 +1,9 @@
 """Process that runs tests on mutants: `python serve.py COPY MODULE …`.
 
-Each line of its input is a job as JSON. The process imports the modules once and forks a child for each job,
-which spares those imports. It never imports the package or the tests, so that each child imports the mutant. COPY is a copy of the
-project that this process alone uses. Limits count the CPU seconds of the child and its descendants, since other
-programs may slow the machine.
+Each line of its input is a job as JSON. The process imports the modules once and forks a child for each job, which
+spares those imports. It never imports the package or the tests, so that each child imports the mutant. COPY is a copy
+of the project that this process alone uses. Limits count the CPU seconds of the child and its descendants, since
+other programs may slow the machine.
 """
 
 from __future__ import annotations
