@@ -187,14 +187,14 @@ def asymmetry(boundary: Boundary, ids: Tensor) -> float:
 #     d hidden  = slope @ table                                          [N, E]
 #     d table   = slope.T @ hidden                                       [V, E]
 #
-# and each of these is a sum over tokens, or has a row for each. So a few tokens at a time will do.
+# and each of these is a sum over tokens, or has a row for each. So a few tokens at a time will do,
+# with the same three matrix products that the plain way takes: logits, d hidden and d table.
 
 
 def linear_cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
-    """Return the mean cross-entropy of `hidden @ table.T`, computed in chunks of tokens.
+    """Return the mean cross-entropy of `hidden @ table.T`, `chunk` tokens at a time.
 
     Shapes are hidden [..., E], table [V, E] and targets [...], which are token ids or IGNORED.
-    The loss does not depend on `chunk`, the tokens at a time, except for rounding.
     """
     chunk = chunk or max(1, LOGITS_AT_ONCE // len(table))
     flat = hidden.reshape(-1, hidden.shape[-1])
@@ -209,24 +209,24 @@ class FusedCrossEntropy(torch.autograd.Function):
     def forward(ctx, hidden: Tensor, table: Tensor, targets: Tensor, chunk: int, training: bool):
         """Return the loss [], and keep the gradients of `hidden` and `table` if `training`."""
         wide = torch.promote_types(hidden.dtype, torch.float32)  # bf16 and fp16 are summed in fp32
-        rows = table.to(wide)  # fp32 stays as it is; the library needs no fp32 copy of a bf16 table
+        wide_table = table.to(wide)  # no copy of an fp32 table; the library copies none
         counted = targets != IGNORED
         count = counted.sum().clamp(min=1)  # if no label counts, the loss is 0 / 1, not 0 / 0
         targets = targets.where(counted, 0)  # any valid row will do, since its weight is 0
-        loss = rows.new_zeros(())
-        hidden_grad, table_grad = torch.zeros_like(hidden, dtype=wide), torch.zeros_like(rows)
+        loss = wide_table.new_zeros(())
+        hidden_grad, table_grad = torch.zeros_like(hidden, dtype=wide), torch.zeros_like(wide_table)
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             states, target = hidden[part].to(wide), targets[part, None]
             weight = counted[part].to(wide) / count  # each token's share of the mean; 0 if ignored
-            logits = states @ rows.T  # [chunk, V], the only logits that ever exist
+            logits = states @ wide_table.T  # [chunk, V], the only logits that ever exist
             log_sum = logits.logsumexp(1, keepdim=True)
             loss += (weight * (log_sum - logits.gather(1, target)).squeeze(1)).sum()
             if training:
                 slope = logits.sub_(log_sum).exp_()  # softmax, in the memory of the logits
                 slope.scatter_add_(1, target, -torch.ones_like(log_sum))
                 slope.mul_(weight[:, None])  # rows of ignored labels become 0
-                hidden_grad[part] = slope @ rows
+                hidden_grad[part] = slope @ wide_table
                 table_grad.addmm_(slope.T, states)  # every chunk adds to the same [V, E] buffer
         ctx.gradients = hidden_grad.to(hidden.dtype), table_grad.to(table.dtype)
         return loss
@@ -486,6 +486,7 @@ def paired_interval(differences: list[float], error_rate: float = 0.05) -> Inter
     """Return the mean of differences with Student's interval, mean ± t·s/√n."""
     # Why differences of pairs, and not two means with an error bar each? Easy batches are easy for
     # both arms of a seed. What they share cancels in the difference, and need not be averaged out.
+    # The interval is over seeds. Another held-out text would move the mean further than it says.
     values = torch.tensor(differences, dtype=torch.float64)
     center, standard_error = values.mean().item(), values.std().item() / math.sqrt(len(values))
     half_width = student_quantile(len(values) - 1, error_rate) * standard_error
@@ -587,10 +588,9 @@ def main(argv: list[str] | None = None) -> None:
     print("\n".join(verdict(runs, arm) for arm in others), table_of(runs), sep="\n\n", end="\n\n")
     for arm in others:
         best, last = difference(runs, arm, "best_loss"), difference(runs, arm, "last_loss")
-        print(f"{arm} - {reference}: {best} at the best step, {last} after the last step")
+        print(f"{arm} - {reference}: {best} at the best step, which decides; {last} after the last step")
     print(f"Losses are nats per token. A uniform guess has ln V = {math.log(corpus.vocab):.3f}.")
-    print("Head path: its share of both paths' norms. Cosine: of both paths, nan for two tables.")
-    print("Asymmetry: of the direct path from the lookup to the head; 0 is a mirror.")
+    print("Head path: share of both paths' norms. Cosine: between the paths. Asymmetry: of the direct path.")
 
 
 if __name__ == "__main__":
