@@ -1,4 +1,3 @@
-import gc
 import io
 import os
 import subprocess
@@ -13,7 +12,6 @@ from cli_tiny import TINY, write_text
 from tiewise.cli.main import main
 
 import_module("tiewise.training.compare")
-gc.freeze()  # every Trainer collects garbage, and what torch and transformers hold at import never is any
 
 
 @dataclass

@@ -1,4 +1,3 @@
-import gc
 import random
 import signal
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, RunRecord
 
 LENGTH = 16
-gc.freeze()  # every Trainer collects garbage, and what torch and transformers hold at import never is any
 
 
 def prose(paragraphs, known=150, each=40):
