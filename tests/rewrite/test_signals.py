@@ -1,8 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP at every moment of a rewrite: the result is there whole, or nothing is."""
 
-import itertools
-import linecache
-import os
+import json
 import signal
 import subprocess
 import sys
@@ -13,10 +11,8 @@ import pytest
 from rewrite_models import listing, untimed
 from tests.checkpoint.tiny_checkpoints import llama
 
-from tiewise.rewrite import engine, file_plan, new_folder, untie
-
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-SHOWN = (new_folder.__file__, engine.__file__, file_plan.__file__, sys.modules["tiewise.core.errors"].__file__)
+INTERRUPTED = Path(__file__).with_name("interrupted_rewrite.py")
 
 # A verb that stops once everything is written, and would go on for a minute.
 SLOW = """
@@ -29,59 +25,21 @@ main()
 """
 
 
-def traced(source, to, heard):
-    """Rewrite, and call `heard` at every line of the engine, each time the same ones."""
-
-    def line(frame, event, argument):
-        if frame.f_code.co_filename not in SHOWN:
-            return None
-        # Python looks for signals at calls and loops, and never at a bare `try:`
-        if event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() != "try:":
-            heard()
-        return line
-
-    sys.settrace(line)
-    try:
-        untie(source, to)
-    finally:
-        sys.settrace(None)
-
-
-def ended_at(moment, number, source, to):
-    """Rewrite in a process of its own, which gets a signal at one of these lines; return its exit code."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    left = itertools.count(moment, -1)
-    next(left)
-    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    code = 0
-    try:
-        traced(source, to, lambda: next(left) or os.kill(os.getpid(), number))
-    except KeyboardInterrupt:
-        code = 130
-    except SystemExit as error:
-        code = error.code
-    finally:
-        os._exit(code)
-
-
 @pytest.mark.parametrize("step", [17, pytest.param(4, marks=pytest.mark.slow)], ids=["some", "many"])
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
 def test_a_signal_at_any_moment_leaves_all_or_nothing(tmp_path, number, step):
-    source = llama(tmp_path / "a")
-    lines, codes = [], set()
-    traced(source, tmp_path / "whole", lambda: lines.append(1))
-    whole = untimed(tmp_path / "whole")
-    assert len(lines) > 150
-    for moment in range(1, len(lines), step):
-        to = tmp_path / f"b{moment}"
-        codes.add(ended_at(moment, number, source, to))
-        left = {path.name for path in tmp_path.iterdir()} - {"a", "whole"}
-        assert left <= {to.name}, (moment, left)
-        if left:
-            assert untimed(to) == whole, moment
-            to.rename(tmp_path.parent / f"{tmp_path.name}-{to.name}")
+    llama(tmp_path / "folder/a")
+    command = [sys.executable, INTERRUPTED, tmp_path / "folder", str(int(number)), str(step)]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    results = tmp_path / "folder-results"
+    whole = untimed(results / "whole")
+    assert report["lines"] > 150
+    assert len(report["moments"]) == len(range(1, report["lines"], step))
+    for moment, ended in report["moments"].items():
+        assert set(ended["left"]) <= {f"b{moment}"}, moment
+        if ended["left"]:
+            assert untimed(results / f"b{moment}") == whole, moment
+    codes = {ended["code"] for ended in report["moments"].values()}
     # before there is anything to clean up, and after, SIGTERM and SIGHUP end the process as they always do
     assert CODES[number] in codes
     assert codes <= {CODES[number], -number}
