@@ -68,7 +68,7 @@ def test_gradients_are_those_without_us_however_it_is_trained(train, name):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_gradient_checkpointing(name, reentrant):
     model, plain, installed = pair(name)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
     assert_same_step(model, plain, batch(model))
     assert installed.counts.materialised == 0
 

@@ -51,7 +51,7 @@ def test_a_batch_without_the_other_label_is_refused_by_name(family):
 
 
 def test_a_product_past_the_head_is_named():
-    sizes = {"embedding_size": 16, "true_hidden_size": 16, "intra_bottleneck_size": 16}
+    sizes = {"embedding_size": 8, "true_hidden_size": 16, "intra_bottleneck_size": 16}
     with pytest.raises(InstallError, match="computes its loss past its output head"):
         install(_build("MobileBert", **sizes))
 

@@ -72,15 +72,22 @@ def test_a_signal_that_is_ignored_goes_on_being_ignored(tmp_path, number):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+# starts a program with these dispositions: nohup, or the background of a shell, may have started the suite with others
+DISPOSED = """
+import json, os, signal, sys
+for number, handler in json.loads(sys.argv[1]).items():
+    signal.signal(int(number), handler)
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[2]])
+"""
+
+
 def begun(folder, ignored=None):
     """The command, once everything that it writes lies in its hidden folder."""
 
-    def dispose():  # whatever this suite was begun under: nohup ignores one of them, the background of a shell another
-        for number in CODES:
-            signal.signal(number, signal.SIG_IGN if number == ignored else signal.SIG_DFL)
-
-    command, options = [sys.executable, "-c", SLOW], {"cwd": folder, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, preexec_fn=dispose, **options)
+    handlers = {number: signal.SIG_IGN if number == ignored else signal.SIG_DFL for number in CODES}
+    disposed = json.dumps({int(number): int(handler) for number, handler in handlers.items()})
+    command = [sys.executable, "-c", DISPOSED, disposed, SLOW]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
     while not list(Path(folder).glob(".b.tiewise-*/tiewise.json")):
         assert process.poll() is None, process.stderr.read()

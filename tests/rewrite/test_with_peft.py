@@ -14,6 +14,16 @@ from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import merge, slim
 
 peft = pytest.importorskip("peft", exc_type=ImportError)
+pytestmark = [
+    # peft asks for the flag by transformers' former name
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    # the adapters part the ends of tied bases, name missing ends and have odd shapes on purpose; peft warns of each
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True` and a tied layer is part of the adapter"),
+    pytest.mark.filterwarnings("ignore:You have requested `ensure_weight_tying`, but no tied modules are added"),
+    pytest.mark.filterwarnings("ignore:Adapter 'default'. 4 LoRA tensor.s. have invalid shape"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning"),
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False but the target module is `Conv1D`:UserWarning"),
+]
 V, D = 97, 16
 IDS = torch.arange(V)[None]
 
