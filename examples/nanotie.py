@@ -2,12 +2,12 @@
 
 A language model touches its vocabulary twice. The input embedding turns a token into a vector,
 the output head turns a vector into one score for every token. Each has a table with one row per
-token, and in a small model these two tables are most of the parameters. Should they be one?
-This file builds the five usual answers, trains them without wasted memory, and decides.
-Read it from top to bottom; tests use it as the oracle for the library.
+token, and in a small model these two are most of the parameters. Should they be one table?
+This file builds five answers, trains them and decides. It is also the tests' oracle.
 
-    python examples/nanotie.py                      a minute on two cores: a verdict, then a table
-    python examples/nanotie.py book.txt --seeds 8   your text, and more evidence
+    python examples/nanotie.py                       a minute on two cores: verdict, then table
+    python examples/nanotie.py book.txt --seeds 8    your text, and more evidence
+    python examples/nanotie.py page.txt --steps 250  little text, read often: shows decision 9
     python examples/nanotie.py --arms untied,tied,factored:16,projected:32,residual:8
 
 Design decisions
