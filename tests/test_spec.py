@@ -95,3 +95,19 @@ def test_a_factor_wider_than_the_model_is_refused_with_the_model_width():
 def test_scales_follow_the_width():
     assert BoundarySpec.parse("tied+input_scale=sqrt_d+output_scale=1/sqrt_d").scales(64) == (8.0, 0.125)
     assert BoundarySpec.parse("tied+input_scale=2.5").scales(64) == (2.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        ("tied", {}),
+        ("factored:8", {"in_map.weight": (32, 8), "out_map.weight": (8, 32)}),
+        ("factored-untied:in=4,out=8", {"in_map.weight": (32, 4), "out_map.weight": (8, 32)}),
+        ("projected", {"out_map.weight": (32, 32)}),
+        ("projected:48", {"in_map.weight": (32, 48), "out_map.weight": (48, 32)}),
+        ("residual:2", {"out_map.p": (32, 2), "out_map.q": (2, 32)}),
+        ("spd", {"out_map.factor": (32, 32)}),
+    ],
+)
+def test_shapes_of_the_maps_in_a_model_of_width_32(text, shapes):
+    assert BoundarySpec.parse(text).map_shapes(32) == shapes

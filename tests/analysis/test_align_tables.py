@@ -73,6 +73,16 @@ def test_nothing_held_out_fits_and_scores_all_rows_as_published(rows):
     assert leans["orthogonal"].input.value == pytest.approx(expected, abs=1e-9)
 
 
+def test_scores_do_not_depend_on_the_size_of_the_rows():
+    """Powers of two scale without rounding; trained tables have rows far below length 1."""
+    a, b = tables()
+    pairs, settings = one_vocabulary(400, 400), AlignSettings(ranks=(3,), **QUICK)
+    large, small = align(a, b, pairs, settings), align(a * 2.0**-12, b * 2.0**-9, pairs, settings)
+    assert len(large.scores) > 5
+    for one, other in zip(large.scores, small.scores, strict=True):
+        assert other.estimate.value == pytest.approx(one.estimate.value, abs=1e-9), one.measure
+
+
 def test_measures_without_a_map_equal_the_dense_computation():
     a, b = tables(d2=12, noise=3.0)
     found = align(a, b, one_vocabulary(400, 400), AlignSettings(**QUICK))

@@ -47,6 +47,14 @@ def test_a_factored_table_is_met_behind_its_maps(tmp_path, scale):
     assert (ends.shared.width, ends.input.width) == (4, WIDTH)
 
 
+def test_maps_of_other_libraries_are_left_out_and_named(tmp_path):
+    ends = ends_of(opt(tmp_path / "m", gaussian(30, 4), gaussian(10, 4, 1), gaussian(4, 10, 2)))
+    assert ends.input.width == 4
+    assert ends.notes == (
+        "model.decoder.project_in.weight stands between a table and the body: tables are taken as stored",
+    )
+
+
 @pytest.mark.parametrize("model", [factored, opt])
 def test_a_table_before_and_after_its_maps(model, tmp_path):
     table, into, out = (gaussian(*shape, seed) for seed, shape in enumerate(((30, 4), (10, 4), (4, 10))))

@@ -75,6 +75,18 @@ def test_rounding_alone_has_no_rank(tmp_path):
     assert again["rank"].value == 0
 
 
+@pytest.mark.parametrize(("strength", "rank"), [(0.5, 0), (1.5, 1)])
+def test_a_direction_counts_from_just_above_the_rounding(tmp_path, strength, rank):
+    """Rounding to bf16 has a largest singular value of about σ (√V + √D), where σ² is a twelfth of a unit's square."""
+    rng = np.random.default_rng(0)
+    before = rng.uniform(2**-5, 2**-4, size=(V, D)).astype(np.float32)  # of these, the unit in the last place is 2⁻¹²
+    edge = 2**-12 / 12**0.5 * (V**0.5 + D**0.5)
+    left, right = rng.choice([-1.0, 1.0], V), rng.choice([-1.0, 1.0], D)
+    change = strength * edge * np.outer(left, right) / (V * D) ** 0.5
+    after = np.clip(before + change, 2**-5, 2**-4 * 0.999).astype(ml_dtypes.bfloat16)
+    assert diff(*pair(tmp_path, before, after))["rank"].value == rank
+
+
 def test_ends_by_themselves_and_a_table_that_grew(tmp_path):
     before = table(V, D)
     head = {"old": table(V, D, 2), "new": np.concatenate([table(V, D, 2), table(3, D, 5)])}
