@@ -18,14 +18,14 @@ Design decisions
  4. The [N, V] logits never exist. A chunk's logits become gradients at once, in the forward pass.
  5. A tied table receives two gradients in one [V, E] buffer. The head writes first, the lookup
     adds its few rows in place. The autograd graph alone fixes this order.
- 6. Sums are fp32 (fp64 for fp64 inputs), and inputs are never changed. A batch in which every
-    label is ignored has loss 0 and gradient 0, not nan.
- 7. Tables start as N(0, 1/D), so that the first loss is near ln V, that of a uniform guess.
+ 6. The loss sums in fp32 (fp64 for fp64 inputs) and never changes its inputs. A batch in which
+    every label is ignored has loss 0 and gradient 0, not nan.
+ 7. Tables start as N(0, 1/D), so that the first loss is near ln V, the loss of a uniform guess.
  8. Seeds are pairs: all arms of a seed get the same batches, and bodies with the same numbers.
  9. Every run is measured at its best step and after its last. On a small text, two tables overfit
     sooner than one. If tied is ahead after the last step only, untied was trained for too long.
 10. An interval decides, not a mean. If it contains zero, the verdict is "undecided", which is not
-    "no difference"; the verdict then states the size of an effect that could have been seen.
+    "no difference"; the verdict then states the size of an effect that is likely to be missed.
 
 Counterparts in the library
 
@@ -34,7 +34,7 @@ Counterparts in the library
     linear_cross_entropy        tiewise.linear_cross_entropy: also soft-cap, smoothing, fast kernels
     tied_lookup, path_norms     tiewise.tied_lookup, tiewise.path_norms
     asymmetry                   tiewise.inspect, section "direct path"
-    LanguageModel               any Hugging Face model after tiewise.install, which verifies itself
+    LanguageModel               tiewise.install puts a boundary into any Hugging Face model
     train, compare, verdict     tiewise.train, tiewise.compare
     paired_interval             tiewise.training.results.paired
     not in this file            tiewise.plan for sizes; tiewise.check, tiewise.repair for checkpoints
@@ -54,18 +54,18 @@ from statistics import mean
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 # Letters: B batch, T time, N = B·T tokens, V vocabulary, D width of the body, E width of a table.
 WIDTH, LAYERS, HEADS, LENGTH = 64, 2, 4, 64  # of the decoder; LENGTH is T
 VOCAB, UNKNOWN = 2048, 0  # words that have a row, and the row of all other words
 BATCH, LEARNING_RATE = 16, 4e-3  # windows of LENGTH tokens in a step; the rate's maximum
-MEASUREMENTS, MEASURED_WINDOWS = 6, 64  # of a run; of a split at each of them
+MEASUREMENTS, MEASURED_WINDOWS = 6, 64  # times that a run is measured (about), and on how much
 IGNORED = -100  # label of a position that does not count, as in torch.nn.functional.cross_entropy
 LOGITS_AT_ONCE = 2**20  # entries of a chunk's logits: 4 MB in fp32, about a processor's cache
 
 
 # ---- The boundary: five ways to touch the vocabulary -------------------------------------------
-#
 #     embed(ids)     = in_map(table_in[ids])           [...]    -> [..., D]
 #     logits(hidden) = out_map(hidden) @ table_out.T   [..., D] -> [..., V]
 #
@@ -73,10 +73,11 @@ LOGITS_AT_ONCE = 2**20  # entries of a chunk's logits: 4 MB in fp32, about a pro
 #     untied       two [V, D]  -        -           2·V·D          77.2 million
 #     tied         one [V, D]  -        -           V·D            38.6 million, half is saved
 #     factored:k   one [V, k]  k -> D   D -> k      V·k + 2·k·D     6.6 million for k = 128
-#     projected:E  one [V, E]  E -> D*  D -> E      V·E + 2·E·D*   15.5 million for E = 300
+#     projected:E  one [V, E]  E -> D   D -> E      V·E + 2·E·D    15.5 million for E = 300
 #     residual:r   one [V, D]  -        I + s·P·Q   V·D + 2·r·D    38.6 million for r = 32
 #
-#     * If E = D, the map behind the lookup is left out. From ALBERT (factored), Press & Wolf 2017.
+#     factored: ALBERT, k < D. projected: Press & Wolf 2017, any E; no in_map if E = D, otherwise
+#     the same modules as factored.
 
 KINDS = ("untied", "tied", "factored", "projected", "residual")
 
@@ -109,7 +110,7 @@ class Boundary(nn.Module):
         # Why the same object, and not a second table with equal values? A copy is equal until the
         # first optimizer step: one copy would get the lookup's gradient, the other the head's.
         # One Parameter gets their sum, has one pair of Adam moments, and is listed once by
-        # parameters(), if twice in the state dict. This line is where tying saves V·D parameters.
+        # parameters(). The state dict has both names. This line is where tying saves V·D parameters.
         self.table_out = self.table_in if self.tied else new_table(vocab, width, width)
         self.in_map, self.out_map = nn.Identity(), nn.Identity()
         if kind == "factored" or (kind == "projected" and table_width != width):
@@ -130,8 +131,8 @@ class Boundary(nn.Module):
 
     def forward(self, ids: Tensor, body: nn.Module, targets: Tensor) -> Tensor:
         """Return the mean loss of `targets`, in nats per token, with `body` in the middle."""
-        # The lookup hands the table on, and the head uses what it is handed. So autograd runs the
-        # head's backward before the lookup's, which can then add to a finished gradient.
+        # The lookup returns the table as a second output, and the head uses that. So the head's
+        # gradient of the table arrives at the lookup's backward, finished, for it to add to.
         rows, table = tied_lookup(self.table_in, ids, self.record)
         hidden = self.out_map(body(self.in_map(rows)))
         return linear_cross_entropy(hidden, table if self.tied else self.table_out, targets)
@@ -171,24 +172,21 @@ def asymmetry(boundary: Boundary, ids: Tensor) -> float:
     """Return ‖M − Mᵀ‖ / ‖M‖ of the direct path M between the tokens `ids`."""
     # M[a, b] is the logit of token b after token a if the body passes its input through. Why is M
     # symmetric when tied? Without maps M = W_E · W_Uᵀ. If both are one table, M[a, b] is the product
-    # of rows a and b in any order: "New York" scores as high as "York New", and the body has to
-    # learn which comes first. Independent tables give √2; a matrix in between also breaks the mirror.
+    # of rows a and b, equal for (a, b) and (b, a): "New York" scores as high as "York New", and the
+    # body has to learn the order. Independent tables give √2. With an out_map, M is not symmetric.
     direct_path = boundary.logits(boundary.embed(ids))[:, ids]
     return ((direct_path - direct_path.T).norm() / direct_path.norm()).item()
 
 
 # ---- The loss, without its logits --------------------------------------------------------------
-#
 # For 8,192 tokens and GPT-2's vocabulary the logits take 1.6 GB in fp32, their gradient as much
 # again. But for a mean over `count` tokens all that anyone needs of them is
-#
 #     loss      = Σ (log Σ exp(logits) − logit of the target) / count
 #     slope     = (softmax(logits) − onehot(target)) / count             d loss / d logits
 #     d hidden  = slope @ table                                          [N, E]
 #     d table   = slope.T @ hidden                                       [V, E]
-#
-# and each of these is a sum over tokens, or has a row for each. So a few tokens at a time will do,
-# with the same three matrix products that the plain way takes: logits, d hidden and d table.
+# Loss and d table are sums over tokens; slope and d hidden have a row for each token. So a few tokens
+# at a time will do, with the plain way's three matrix products: logits, d hidden and d table.
 
 
 def linear_cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
@@ -198,7 +196,7 @@ def linear_cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, chunk: 
     """
     chunk = chunk or max(1, LOGITS_AT_ONCE // len(table))
     flat = hidden.reshape(-1, hidden.shape[-1])
-    training = torch.is_grad_enabled()  # forward() cannot ask: autograd switches gradients off in it
+    training = torch.is_grad_enabled()  # False in the forward() below, always
     return FusedCrossEntropy.apply(flat, table, targets.reshape(-1), chunk, training)
 
 
@@ -219,36 +217,36 @@ class FusedCrossEntropy(torch.autograd.Function):
             part = slice(start, start + chunk)
             states, target = hidden[part].to(wide), targets[part, None]
             weight = counted[part].to(wide) / count  # each token's share of the mean; 0 if ignored
-            logits = states @ wide_table.T  # [chunk, V], the only logits that ever exist
+            logits = states @ wide_table.T  # [chunk, V], the only logits in training
             log_sum = logits.logsumexp(1, keepdim=True)
             loss += (weight * (log_sum - logits.gather(1, target)).squeeze(1)).sum()
             if training:
                 slope = logits.sub_(log_sum).exp_()  # softmax, in the memory of the logits
-                slope.scatter_add_(1, target, -torch.ones_like(log_sum))
+                slope.scatter_add_(1, target, -torch.ones_like(log_sum))  # minus the one-hot target
                 slope.mul_(weight[:, None])  # rows of ignored labels become 0
                 hidden_grad[part] = slope @ wide_table
                 table_grad.addmm_(slope.T, states)  # every chunk adds to the same [V, E] buffer
-        ctx.gradients = hidden_grad.to(hidden.dtype), table_grad.to(table.dtype)
+        ctx.gradients, ctx.dtypes = (hidden_grad, table_grad), (hidden.dtype, table.dtype)
         return loss
 
     @staticmethod
     def backward(ctx, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Scale both gradients by `upstream`, the derivative of whatever became of the loss."""
         # Why were they not computed here, where gradients belong? Because the logits would have to
-        # be kept from one pass to the other. The price: the buffers can be given away only once.
+        # be kept from one pass to the other. The price: autograd gets the buffers, so only once.
         if ctx.gradients is None:
             raise RuntimeError("this loss was already differentiated; compute it again")
-        (hidden_grad, table_grad), ctx.gradients = ctx.gradients, None
-        return hidden_grad.mul_(upstream), table_grad.mul_(upstream), None, None, None
+        gradients, ctx.gradients = ctx.gradients, None
+        # A scaler's upstream lifts what fp16 would round to zero, so scale first and round then.
+        scaled = [grad.mul_(upstream).to(dtype) for grad, dtype in zip(gradients, ctx.dtypes, strict=True)]
+        return *scaled, None, None, None
 
 
 # ---- The two gradient paths of a tied table ----------------------------------------------------
-#
 #     lookup path   a row gets the gradient of every position where its token is read
 #     head path     a row is multiplied by every hidden state, and gets a gradient from each
-#
 # The table's gradient is their sum, by the chain rule. Plain autograd makes a [V, E] tensor for
-# each and a third for the sum. But the lookup path is zero in all rows that were not read.
+# each. But the lookup path is zero in all rows that were not read, and the head path in none.
 
 
 def tied_lookup(table: Tensor, ids: Tensor, record: list | None = None) -> tuple[Tensor, Tensor]:
@@ -274,8 +272,8 @@ class TiedLookup(torch.autograd.Function):
     def backward(ctx, rows_grad: Tensor | None, table_grad: Tensor | None):
         """Add the lookup path to the head path, in the head path's own buffer."""
         # Why may this change its argument? Both outputs come from this node, so autograd calls it
-        # once, after everything that used them. By then `table_grad` is complete: the buffer that
-        # the loss gave away, and nobody else's. No hook and no global state has to guess that.
+        # once, after all that used either output. Then `table_grad` is complete. It is the buffer
+        # that the loss gave to autograd, and nothing else refers to it.
         if rows_grad is None:  # a body that ignores its input
             return table_grad, None, None
         if table_grad is None:  # untied: the head has another table
@@ -301,11 +299,13 @@ class PathNorms:
 def path_norms(boundary: Boundary) -> PathNorms:
     """Measure both paths, after backward() and before gradients are clipped or cleared.
 
-    If tied, set `boundary.record = []` before the forward pass: the gradient alone is the sum.
+    If tied, set `boundary.record = []` before the forward pass: a sum does not show its parts.
     """
     if not boundary.tied:
         lookup, head = (t.grad.norm().item() for t in (boundary.table_in, boundary.table_out))
         return PathNorms(lookup, head, math.hypot(lookup, head), math.nan)
+    if boundary.record is None:
+        raise ValueError("the lookup path was not recorded; set boundary.record = [] before the forward pass")
     total = boundary.table_in.grad
     lookup_path = torch.zeros_like(total)
     for ids, rows in boundary.record:
@@ -358,11 +358,10 @@ class LanguageModel(nn.Module):
 
     def __init__(self, spec: str, vocab: int, seed: int) -> None:
         super().__init__()
-        # Why two seeds? With one, the numbers that a table takes would shift those of all that is
-        # drawn after it, and no two arms would have the same body.
+        # Why the body first? Arms draw different numbers of values for their tables. Drawn first,
+        # these would leave every arm of a seed with another body.
         torch.manual_seed(seed)
         self.body = Decoder()
-        torch.manual_seed(10_000 + seed)
         self.boundary = Boundary(spec, vocab, WIDTH)
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
@@ -441,8 +440,9 @@ def train(spec: str, corpus: Corpus, seed: int, steps: int) -> Run:
     """Train one arm with one seed."""
     model = LanguageModel(spec, corpus.vocab, seed)
     run = Run(parameters=sum(parameter.numel() for parameter in model.parameters()))
-    optimizer = torch.optim.AdamW(model.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, steps, pct_start=0.1, cycle_momentum=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    warm_up = max(1, steps // 10)  # the rate climbs for a tenth of the steps, and falls to 0 in all of them
+    schedule = LambdaLR(optimizer, lambda step: min(1, (step + 1) / warm_up) * (1 - step / steps))
     for step, (ids, targets) in enumerate(batches(corpus.train, seed, steps)):
         if step % max(1, steps // MEASUREMENTS) == 0:
             run.measure(step, model, corpus)
@@ -455,7 +455,7 @@ def train(spec: str, corpus: Corpus, seed: int, steps: int) -> Run:
         run.curve.append(loss.item())
     run.measure(steps, model, corpus)
     run.paths = path_norms(model.boundary)  # the gradients of the last step are still there
-    run.asymmetry = asymmetry(model.boundary, torch.arange(min(500, corpus.vocab)))
+    run.asymmetry = asymmetry(model.boundary, torch.arange(1, min(501, corpus.vocab)))
     return run
 
 
@@ -524,8 +524,8 @@ def verdict(runs: dict[str, list[Run]], arm: str) -> str:
         return (
             f"Undecided: the 95 % interval of {arm} - {reference}, {best.low:+.3f} to {best.high:+.3f} "
             f"nats/token with {seeds} seeds, contains zero.\n"
-            f'This is not "no difference": only an effect of about {(best.high - best.low) / 2:.3f} '
-            "nats/token, half the interval's width, could have been seen."
+            f'This is not "no difference": {seeds} seeds are likely to miss an effect of less than '
+            f"{(best.high - best.low) / 2:.3f} nats/token, half the interval's width."
         )
     better, worse = (reference, arm) if best.mean > 0 else (arm, reference)
     least, most = sorted((abs(best.low), abs(best.high)))
@@ -558,7 +558,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Corpus]
     parser.add_argument("text", nargs="?", help="a text file; default: Python's own manual")
     parser.add_argument("--arms", default="untied,tied", help="boundaries; the first is compared with")
     parser.add_argument("--seeds", type=int, default=5, help="pairs of runs, 2 or more")
-    parser.add_argument("--steps", type=int, default=120, help="batches of each run, 1 or more")
+    parser.add_argument("--steps", type=int, default=100, help="batches of each run, 1 or more")
     arguments = parser.parse_args(argv)
     arguments.arms = list(dict.fromkeys(arguments.arms.split(",")))
     if len(arguments.arms) < 2 or arguments.seeds < 2 or arguments.steps < 1:
@@ -589,7 +589,7 @@ def main(argv: list[str] | None = None) -> None:
     for arm in others:
         best, last = difference(runs, arm, "best_loss"), difference(runs, arm, "last_loss")
         print(f"{arm} - {reference}: {best} at the best step, which decides; {last} after the last step")
-    print(f"Losses are nats per token. A uniform guess has ln V = {math.log(corpus.vocab):.3f}.")
+    print(f"Losses: nats/token; a uniform guess has {math.log(corpus.vocab):.3f}. The 95 % hold for all arms together.")
     print("Head path: share of both paths' norms. Cosine: between the paths. Asymmetry: of the direct path.")
 
 
