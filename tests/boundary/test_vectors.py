@@ -208,6 +208,13 @@ def test_broken_lines_are_counted_and_the_first_named(tmp_path, caplog):
     assert found[:4].isnan().all()
 
 
+def test_lines_are_counted_from_the_header_on(tmp_path, caplog):
+    path = tmp_path / "v"
+    path.write_text("3 3\n" + "a 1 2 3\nb 1 2 x\nc 1 2 3\n")
+    _, lines = said(caplog, path, ["a", "b", "c"])
+    assert lines[0] == " (word2vec text): 1 broken lines skipped: 3"
+
+
 def test_values_that_are_no_numbers_in_binary_files(tmp_path, caplog):
     found, lines = said(caplog, write_word2vec(tmp_path / "v", {**ABC, "d": [1.0, np.nan, 2.0]}), ["d", "a"])
     assert found[1].tolist() == ABC["a"]

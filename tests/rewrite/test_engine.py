@@ -289,6 +289,16 @@ def test_a_result_that_is_not_as_planned_or_breaks_a_rule_is_not_kept(tmp_path, 
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_result_that_lacks_the_new_tensor_is_not_kept(tmp_path, monkeypatch):
+    path, write = llama(tmp_path / "a"), file_plan.write_tensors
+    monkeypatch.setattr(
+        file_plan, "write_tensors", lambda target, tensors, *rest: write(target, [*tensors][:-1], *rest)
+    )
+    with pytest.raises(CheckpointError, match=r"the result was not kept: .* is not stored as planned"):
+        untie(path, tmp_path / "b", force=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
 def test_somebody_else_takes_the_name(tmp_path, monkeypatch):
     path = llama(tmp_path / "a")
     monkeypatch.setattr(engine, "verify", lambda *given: llama(tmp_path / "b"))

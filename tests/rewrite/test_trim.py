@@ -215,6 +215,22 @@ def test_merges_and_scores_drawn_at_random(tmp_path_factory, draw, letters, seed
     same_where_kept(old, new, short_texts(letters, 5))
 
 
+def test_the_piece_of_the_least_score_stays(tmp_path):
+    """The library scores an unknown letter 10 below the least score: -50 with `aa`, and -19 without it.
+
+    The known pieces of `xabcd` score -36 together, so that only without `aa` its cut starts with an unknown letter.
+    """
+    scores = {"<unk>": 0.0, "a": -1.0, "b": -9.0, "c": -9.0, "d": -9.0, "abcd": 0.0, "xa": -9.0, "aa": -40.0}
+    old = Tokenizer(models.Unigram(list(scores.items()), unk_id=0))
+    old.save(str(tmp_path / "tokenizer.json"))
+    words = TokenizerFile(tmp_path)
+    ids = old.get_vocab()
+    assert ids["aa"] in words.always
+    cuts = [old, of_these(words, set(ids.values())), of_these(words, set(ids.values()) - {ids["aa"]})]
+    known, unknown = ["xa", "b", "c", "d"], ["x", "abcd"]
+    assert [cut.encode("xabcd").tokens for cut in cuts] == [known, known, unknown]
+
+
 def test_a_set_that_is_not_closed_cuts_otherwise(tmp_path):
     """The property above can fail: of some random merges, without the ancestors."""
     differing = 0
