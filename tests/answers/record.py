@@ -1,110 +1,205 @@
-"""Run the recorded command lines and keep what they answer: `python -m tests.answers.record` writes `recorded/` anew.
+"""Run the recorded cases and keep their answers: one file in `recorded/` for each command.
 
-An answer is the exit code, the names of the files that appeared, and every leaf of the JSON by its path. Long lists are
-kept as their length with two sums or their first entries, a sentence as the fact that there is one. What the machine or
-the hour decides is left out (`VOLATILE`).
+    python -m tests.answers.record                          # all of them
+    python -m tests.answers.record --only "check tied" "plan gpt2"
+
+An answer has, for each command line of the case: the exit code; standard output and standard error as a person reads
+them; every leaf of the JSON by its path; and a description of each file that was written.
 """
 
-import contextlib
-import io
+import argparse
 import json
-import math
-import os
-import re
 import shlex
+import shutil
 import sys
 import tempfile
-from fnmatch import fnmatch
-from importlib.resources import files
+import time
 from pathlib import Path
-from unittest import mock
 
-import jsonschema
-
-from tests.answers import cases, inputs
-from tiewise.cli.main import COMMANDS, main
+from tests.answers import describe, inputs, python_names, running, texts
+from tests.answers.cases import CASES
 
 RECORDED = Path(__file__).parent / "recorded"
-# command → the published schema that its answer is held against
-SCHEMAS = {"plan": "plan", "check": "audit", "inspect": "inspection", "compare": "results", "train": "run"}
-SCHEMAS |= {name: "receipt" for name, module in COMMANDS["Checkpoints"].items() if module == "rewrite"}
-LONG = 8  # a list of more numbers than this is kept as sums
-# what differs from hour to hour, machine to machine or version to version, or is words that may be put better any day;
-# and how many singular values rounding leaves of tables of rank 4: processors differ, their sum does not
-VOLATILE = re.compile(
-    r"/(seconds|tokens_per_second|peak_memory\w*|started|finished|date|versions?|host|machine|commit|cpu|pid|hash|sha256"
-    r"|command|processor)(/|$)|/sections/\w+/found/[^/]*/(answer|(curves|points)/\d+/why)$"
-    r"|/alignment/found/factored:4/curves/[01]/[xy]$"
-)
+SHORT = 110  # an entry of at most so many characters is printed on one line
+MOVED = ("tie", "untie", "dedupe", "repair", "trim", "slim")  # verbs that copy numbers and compute none
 
 
-def answers(group, folder):
-    """{name: answer} of one group of cases, run one after the other in `folder`, which holds the inputs."""
-    return {name: answer(shlex.split(line), folder) for name, line in group.items()}
+class Place:
+    """A folder for the inputs, each made once, and for the folders in which cases run."""
+
+    def __init__(self, root):
+        self.root = Path(root).resolve()
+        self.store = self.root / "inputs"
+        self.store.mkdir(parents=True, exist_ok=True)
+        self.count = 0
+
+    def give(self, names, folder):
+        """Copy inputs into a folder."""
+        for name in names:
+            if not (self.store / name).exists():
+                inputs.make(name, self)
+            stored, to = self.store / name, folder / name
+            if stored.is_dir():
+                shutil.copytree(stored, to, symlinks=True)
+            else:
+                shutil.copy2(stored, to)
+
+    def new_folder(self, names):
+        """Return a new folder that holds some inputs."""
+        self.count += 1
+        folder = self.root / f"case-{self.count}" / "here"
+        folder.mkdir(parents=True)
+        self.give(names, folder)
+        return folder
+
+    def drop(self, folder):
+        """Remove the folder of a case."""
+        shutil.rmtree(folder.parent)
 
 
-def answer(arguments, folder):
-    """What one command line answers in `folder`: {"exit", "files", "said"}."""
-    before = set(_files(folder))
-    arguments = [next((str(p.relative_to(folder)) for p in folder.glob(a) if "*" in a), a) for a in arguments]
-    code, out = run([*arguments, "--json"], folder)
-    said = json.loads(out) if out.strip() else {}
-    if code in (0, 1) and (name := SCHEMAS.get(arguments[0])) and not {"audits", "rules"} & set(said):
-        (path,) = (files("tiewise") / "schemas").glob(f"{name}-*.json")
-        jsonschema.validate(said, json.loads(path.read_text(encoding="utf-8")))
-    new = sorted(set(_files(folder)) - before)
-    return {"exit": code, "files": new, "said": dict(sorted(leaves(said).items()))}
+def answer(case, place, check_json=None):
+    """Run a case and return its answer.
+
+    Args:
+        case: the case.
+        place: where inputs are and folders can be made.
+        check_json: called with a command and its JSON.
+    """
+    if case.function:
+        return describe.leaves(python_names.FUNCTIONS[case.function]())
+    folders = [place.new_folder(case.inputs()) for _ in ("text", "json")]
+    try:
+        result = {}
+        for number, line in enumerate(case.lines, 1):
+            label = line if len(case.lines) == 1 else f"{number}: {line}"
+            result[label] = _answer_line(case, line, folders, check_json)
+        return result
+    finally:
+        for folder in folders:
+            place.drop(folder)
 
 
-def run(arguments, folder):
-    """(exit code, stdout) of one command line in this process."""
-    out = io.StringIO()
-    with (
-        contextlib.chdir(folder),
-        mock.patch.object(sys, "argv", ["tiewise", *arguments]),
-        mock.patch.dict(os.environ),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            return end.code, out.getvalue()
-    raise AssertionError("a command ends by SystemExit")
+def _answer_line(case, line, folders, check_json):
+    """Run one command line twice: as a person reads it, and with --json."""
+    before = [describe.files(folder) for folder in folders]
+    arguments = shlex.split(line)
+    as_text = running.run(_expanded(arguments, folders[0]), folders[0], case.environment)
+    result = {"exit": as_text.code}
+    result["stdout"] = describe.text_leaf(texts.normalised(as_text.out, folders[0]))
+    result["stderr"] = describe.text_leaf(texts.normalised(as_text.err, folders[0]))
+    written = _new_files(folders[0], before[0])
+    if written:
+        result["files"] = {name: _described(case, folders[0], name) for name in written}
+    if not case.json:
+        return result
+    again = running.run([*_expanded(arguments, folders[1]), "--json"], folders[1], case.environment)
+    if again.code != as_text.code:
+        result["json exit"] = again.code
+    if again.out.strip():
+        record = json.loads(texts.normalised(again.out, folders[1]))
+        result["json"] = dict(sorted(describe.leaves(record).items()))
+        if check_json is not None and again.code in (0, 1):
+            check_json(arguments[0], json.loads(again.out))
+    if _new_files(folders[1], before[1]) != written:
+        result["json files"] = _new_files(folders[1], before[1])
+    return result
 
 
-def leaves(value, path=""):
-    """{path: leaf} of a JSON value."""
-    if VOLATILE.search(path):
-        return {}
-    if isinstance(value, dict):
-        return {p: leaf for key, part in value.items() for p, leaf in leaves(part, f"{path}/{key}").items()}
-    if isinstance(value, list) and len(value) > LONG and all(isinstance(item, int | float | None) for item in value):
-        numbers = [float(item) for item in value if item is not None]
-        return {f"{path}[]": [len(value), math.fsum(numbers), math.fsum(map(abs, numbers))]}
-    if isinstance(value, list) and len(value) > LONG:
-        return {f"{path}/length": len(value)} | leaves(value[:2], path)
-    if isinstance(value, list):
-        return {p: leaf for i, part in enumerate(value) for p, leaf in leaves(part, f"{path}/{i}").items()}
-    return {path: value if not isinstance(value, str) or _is_name(value) else "words"}
+def _expanded(arguments, folder):
+    """Replace an argument with a star by the first path that it matches."""
+    return [
+        min((str(path.relative_to(folder)) for path in folder.glob(argument)), default=argument)
+        if "*" in argument and not argument.startswith("-")
+        else argument
+        for argument in arguments
+    ]
 
 
-def _is_name(text):
-    """Whether a string is a name and no sentence, path or figure in words, which may be put better any day."""
-    return len(text) <= 40 and text.count(" ") <= 2 and "/" not in text and not re.search(r"\d\.\d", text)
+def _new_files(folder, before):
+    return [name for name, state in describe.files(folder).items() if before.get(name) != state]
 
 
-def _files(folder):
-    hidden = ("*/tensorboard/*", "*/checkpoint-*/*", "*events.out*")
-    found = (str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    return [name for name in found if not any(fnmatch(name, pattern) for pattern in hidden)]
+def _described(case, folder, name):
+    moved = case.command in MOVED and case.tolerance != "trained" and "mean" not in case.name
+    each_tensor = case.tolerance != "trained"
+    return describe.file_leaf(folder / name, folder, moved=moved, each_tensor=each_tensor)
+
+
+def recorded(command, folder=RECORDED):
+    """Return {case: answer} of the recorded cases of one command."""
+    path = folder / f"{command}.json"
+    return describe.flat(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def as_recorded(result, digits=15):
+    """Return an answer as it is after it was written and read."""
+    return describe.flat(json.loads(json.dumps(describe.rounded(describe.nested(result), digits))))
+
+
+def write(answers, folder=RECORDED):
+    """Write {command: {case: answer}}, one file for each command."""
+    folder.mkdir(exist_ok=True)
+    digits = 9 if folder == RECORDED else 15
+    for command, result in answers.items():
+        text = _printed(describe.rounded(describe.nested(result), digits))
+        (folder / f"{command}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _printed(value, indent=0):
+    """Return JSON with short entries on one line, and one line for each line of a text."""
+    line = json.dumps(value, ensure_ascii=False)
+    blank, end = " " * (indent + 1), " " * indent
+    if isinstance(value, dict) and (len(line) + indent > SHORT or not indent):
+        entries = [
+            f"{blank}{json.dumps(key, ensure_ascii=False)}: {_printed(part, indent + 1)}" for key, part in value.items()
+        ]
+        return "{\n" + ",\n".join(entries) + f"\n{end}}}"
+    if isinstance(value, list) and len(value) > 1 and isinstance(value[0], str):
+        return "[\n" + ",\n".join(blank + json.dumps(item, ensure_ascii=False) for item in value) + f"\n{end}]"
+    return line
+
+
+def selected(only):
+    """Return the cases of these names; all where no name is given."""
+    unknown = set(only) - set(CASES)
+    if unknown:
+        sys.exit(f"no case {', '.join(sorted(unknown))}; tests/answers/cases.py lists them")
+    return {name: case for name, case in CASES.items() if not only or name in only}
+
+
+def main():
+    """Record answers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="names of cases; the others stay")
+    parser.add_argument("--into", type=Path, default=RECORDED, metavar="FOLDER", help="where the answers are written")
+    parser.add_argument("--quick", action="store_true", help="leave the slow cases out")
+    arguments = parser.parse_args()
+    chosen = selected(arguments.only)
+    if arguments.quick:
+        chosen = {name: case for name, case in chosen.items() if not case.slow}
+    answers = {}
+    with tempfile.TemporaryDirectory() as root:
+        place = Place(root)
+        for name, case in chosen.items():
+            begin = time.process_time()
+            answers.setdefault(case.command, {})[name] = answer(case, place)
+            print(f"{time.process_time() - begin:6.2f} s  {name}", file=sys.stderr, flush=True)
+    if arguments.into == RECORDED:
+        _merge(answers)
+    write(answers, arguments.into)
+
+
+def _merge(answers):
+    """Add the recorded answers of cases that did not run, in the order of the table; drop those without a case."""
+    for command in {case.command for case in CASES.values()}:
+        merged = recorded(command) | answers.get(command, {})
+        answers[command] = {
+            name: merged[name] for name, case in CASES.items() if case.command == command and name in merged
+        }
+    for path in RECORDED.glob("*.json"):
+        if path.stem not in answers:
+            path.unlink()
 
 
 if __name__ == "__main__":
-    RECORDED.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place).resolve()
-        inputs.make(folder)
-        record = {"exact": answers(cases.EXACT, folder), "trained": answers(cases.TRAINED, folder)}
-    for group, found in record.items():
-        (RECORDED / f"{group}.json").write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n")
+    main()

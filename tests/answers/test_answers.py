@@ -1,48 +1,44 @@
-"""What every command, every section and every kind of run answers on fixed inputs stays as it was recorded.
+"""Every command, section, kind of run, rule, verb, option and public function answers as recorded.
 
-`python -m tests.answers.record` records anew where an answer is meant to change; of one leaf that is meant to go, the
-line in `recorded/` goes.
+`python -m tests.answers.record --only NAME…` records cases anew whose answer is meant to change.
 """
 
-import json
-import math
+import functools
+import shlex
 
 import pytest
 
-from tests.answers import cases, inputs, record
+from tests.answers import package, record
+from tests.answers.cases import CASES
+from tests.answers.compare import COMMITTED, MOST, differences
+
+recorded = functools.cache(record.recorded)
 
 
-@pytest.fixture
-def place(tmp_path):
-    inputs.make(tmp_path)
-    return tmp_path
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    """The folder of the inputs, which each process makes once."""
+    return record.Place(tmp_path_factory.mktemp("answers"))
 
 
-FP32 = 1e-6  # of figures that go through a model: processors round them differently. Whole numbers are equal
+def _parameters():
+    marks = {True: [pytest.mark.slow], False: []}
+    return [pytest.param(case, id=name, marks=marks[case.slow]) for name, case in CASES.items()]
 
 
-def same(was, found, tolerance):
-    numbers = [isinstance(x, int | float) and not isinstance(x, bool) for x in (was, found)]
-    if all(numbers) and (tolerance > FP32 or isinstance(was, float) or isinstance(found, float)):
-        return math.isclose(was, found, rel_tol=tolerance, abs_tol=tolerance)
-    if isinstance(was, list) and isinstance(found, list):
-        return len(was) == len(found) and all(same(*pair, tolerance) for pair in zip(was, found, strict=True))
-    return was == found
+@pytest.mark.parametrize("case", _parameters())
+def test_answer(case, place):
+    was = recorded(case.command).get(case.name, {})
+    now = record.as_recorded(record.answer(case, place, package.check_schema))
+    lines = list(differences(was, now, COMMITTED[case.tolerance]))
+    if lines:
+        more = [f"… and {len(lines) - MOST} more"] if len(lines) > MOST else []
+        again = f"if this is meant: python -m tests.answers.record --only {shlex.quote(case.name)}"
+        pytest.fail("\n".join([f"{case.name} answers differently:", *lines[:MOST], *more, again]), pytrace=False)
 
 
-def differences(group, found, tolerance):
-    """One line for each leaf, exit code or file that is not as recorded; those that are new are no difference."""
-    for name, was in json.loads((record.RECORDED / f"{group}.json").read_text()).items():
-        old, new = (x["said"] | dict.fromkeys(x["files"], "a file") | {"exit": x["exit"]} for x in (was, found[name]))
-        for path, leaf in old.items():
-            if path not in new or not same(leaf, new[path], tolerance):
-                yield f"{name}:{path} = {leaf!r} is now {new.get(path, 'gone')!r}"
-
-
-def test_what_is_counted_read_and_rewritten(place):
-    assert list(differences("exact", record.answers(cases.EXACT, place), FP32)) == []
-
-
-@pytest.mark.slow
-def test_what_is_trained_or_run(place):
-    assert list(differences("trained", record.answers(cases.TRAINED, place), 1e-3)) == []
+def test_every_recorded_answer_has_a_case():
+    files = {path.stem for path in record.RECORDED.glob("*.json")}
+    assert files == {case.command for case in CASES.values()}
+    names = {name for command in files for name in recorded(command)}
+    assert names == set(CASES)

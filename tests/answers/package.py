@@ -1,0 +1,107 @@
+"""List what the package offers, for the test that asks for a case of each. No other file here imports internals.
+
+The cases run `python -m tiewise` or public names of `import tiewise`. This file changes when modules move; the recorded
+answers do not.
+"""
+
+import json
+import pkgutil
+from importlib import import_module
+from importlib.resources import files
+
+import jsonschema
+import typer
+
+# command → the published schema of its JSON
+SCHEMAS = {"plan": "plan", "check": "audit", "inspect": "inspection", "compare": "results", "train": "run"}
+OTHER_ANSWERS = {"audits", "rules", "nothing_to_do", "submit"}  # keys of answers of other forms, without a schema
+
+
+def commands():
+    """Return the names of all commands."""
+    from tiewise.cli.main import COMMANDS
+
+    return [name for panel in COMMANDS.values() for name in panel]
+
+
+def options():
+    """Return {(command, option): other spellings of the same value}, from the command objects."""
+    from tiewise.cli.main import command_line
+
+    names = {}
+    for name in commands():
+        command = typer.main.get_command(command_line([name])).commands[name]
+        for parameter in command.params:
+            if parameter.param_type_name != "option":
+                continue
+            for spellings in (parameter.opts, parameter.secondary_opts):
+                if spellings:
+                    names[name, spellings[0]] = tuple(spellings)
+    return names
+
+
+def verbs():
+    """Return the names of the commands that rewrite a checkpoint."""
+    from tiewise.cli.rewrite import VERBS
+
+    return list(VERBS)
+
+
+def sections():
+    """Return the names of the sections of `inspect`."""
+    from tiewise.inspection.inspection import NAMES
+
+    return list(NAMES)
+
+
+def kinds():
+    """Return the names of the kinds of run."""
+    from tiewise.training import kinds as package
+
+    return [module.name for module in pkgutil.iter_modules(package.__path__)]
+
+
+def rules():
+    """Return the codes of the rules of `check`."""
+    from tiewise.checkpoint.rule import rules as every
+
+    return list(every())
+
+
+def recipes():
+    """Return the names of the recipes."""
+    return sorted(path.name.removesuffix(".yaml") for path in (files("tiewise") / "recipes").iterdir())
+
+
+def settings():
+    """Return the names of all settings of runs, which `--set` takes."""
+    from tiewise.training.setting_types import ComparisonSettings
+
+    return sorted(ComparisonSettings.__annotations__.keys() | _inherited(ComparisonSettings))
+
+
+def _inherited(settings_type):
+    names = set()
+    for base in getattr(settings_type, "__orig_bases__", ()):
+        names |= set(getattr(base, "__annotations__", {})) | _inherited(base)
+    return names
+
+
+def spec_options():
+    """Return the written forms of all kinds, arguments and options of boundaries and of sharing."""
+    spec, sharing = import_module("tiewise.core.spec"), import_module("tiewise.core.sharing_spec")
+    names = {f"boundary kind {kind}" for kind in spec.KINDS}
+    names |= {f"{kind}:{name}" for kind, table in spec._ARGUMENTS.items() for name in table}
+    names |= {f"+{name}" for name in spec._OPTIONS}
+    names |= {f"scale {name}" for name in spec.SCALES}
+    names |= {f"sharing kind {kind}" for kind in (*sharing.KINDS, *sharing.SHORT)}
+    return names | {f"sharing {name}" for name in ("groups", "cycle", "ends", "rank")}
+
+
+def check_schema(command, answer):
+    """Raise if the JSON of a command is not as its published schema says."""
+    name = "receipt" if command in verbs() else SCHEMAS.get(command)
+    if name is None or OTHER_ANSWERS & set(answer) or (command == "compare" and "finding" not in answer):
+        return
+    (path,) = (file for file in (files("tiewise") / "schemas").iterdir() if file.name.startswith(f"{name}-"))
+    jsonschema.validate(answer, json.loads(path.read_text(encoding="utf-8")))

@@ -1,0 +1,115 @@
+"""The comparison of answers reports what is gone, changed or new, and nothing that rounding explains."""
+
+import dataclasses
+
+import pytest
+
+from tests.answers import describe, texts
+from tests.answers.compare import COMMITTED, ONE_MACHINE, differences
+
+EXACT, TRAINED, WORDS = (COMMITTED[name] for name in ("exact", "trained", "words"))
+ANSWER = {
+    "check tied": {
+        "exit": 0,
+        "stdout": ["2 tables of 1,024 rows", "cosine 0.123"],
+        "files": {"new/config.json": {"/vocab_size": 24}},
+        "json": {"/loss": 1.5, "/name": "tied", "/rows": 24},
+    }
+}
+
+
+def changed(*path, to):
+    """Return the answer with one entry changed, added, or removed where `to` is None."""
+    answer = {name: dict(line) for name, line in ANSWER.items()}
+    for name in ("json", "files"):
+        answer["check tied"][name] = dict(answer["check tied"][name])
+    part = answer
+    for key in path[:-1]:
+        part = part[key]
+    if to is None:
+        del part[path[-1]]
+    else:
+        part[path[-1]] = to
+    return answer
+
+
+LINE = "check tied"
+CHANGES = [
+    ((LINE, "exit"), 1, "check tied exit: was 0"),
+    ((LINE, "json", "/loss"), 1.6, "check tied json /loss: was 1.5"),
+    ((LINE, "json", "/loss"), None, "check tied json /loss: gone"),
+    ((LINE, "json", "/new"), 3, "check tied json /new: new"),
+    ((LINE, "json", "/name"), "untied", "check tied json /name: was tied"),
+    ((LINE, "json", "/rows"), 25, "check tied json /rows: was 24"),
+    ((LINE, "json", "/rows"), True, "check tied json /rows: was 24"),
+    ((LINE, "stdout"), ["2 tables of 1,024 rows"], "check tied stdout: 2 lines, is 1 lines"),
+    ((LINE, "stdout"), ["2 tables of 1,024 rows", "cosine 0.223"], "check tied stdout line 2: was cosine 0.123"),
+    ((LINE, "stdout"), ["2 tables of 1,024 lines", "cosine 0.123"], "check tied stdout line 1: was 2 tables"),
+    ((LINE, "files", "new/config.json"), None, "check tied files new/config.json: gone"),
+    ((LINE, "files", "new/other"), "a file", "check tied files new/other: new"),
+    ((LINE, "files", "new/config.json"), {"/vocab_size": 25}, "check tied files new/config.json /vocab_size: was 24"),
+]
+
+
+@pytest.mark.parametrize(("path", "to", "message"), CHANGES)
+@pytest.mark.parametrize("tolerance", [EXACT, WORDS, ONE_MACHINE["exact"], ONE_MACHINE["trained"]])
+def test_a_change_is_one_difference(path, to, message, tolerance):
+    lines = list(differences(ANSWER, changed(*path, to=to), tolerance))
+    assert lines
+    assert lines[0].startswith(message)
+
+
+def test_the_same_answer_has_no_difference():
+    for tolerance in (EXACT, TRAINED, WORDS):
+        assert list(differences(ANSWER, changed(LINE, "exit", to=0), tolerance)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "passes"),
+    [
+        ((LINE, "json", "/loss"), 1.5 * (1 + 9e-6), {"exact", "trained"}),
+        ((LINE, "json", "/loss"), 1.5 * (1 + 2e-5), {"trained"}),
+        ((LINE, "json", "/loss"), 1.5 * 1.02, set()),
+        ((LINE, "stdout"), ["2  tables of 1,024 rows", "cosine 0.124"], {"exact", "trained"}),
+        ((LINE, "stdout"), ["2 tables of 1,024 rows", "cosine 0.126"], set()),
+        ((LINE, "stdout"), ["2 tables of 1,025 rows", "cosine 0.123"], {"trained"}),
+    ],
+)
+def test_figures_have_a_tolerance(path, to, passes):
+    equal = {
+        name for name, tolerance in COMMITTED.items() if not list(differences(ANSWER, changed(*path, to=to), tolerance))
+    }
+    assert equal == passes
+
+
+def test_one_machine_allows_less():
+    strict = ONE_MACHINE["exact"]
+    assert list(differences({"x": 1.5}, {"x": 1.5 * (1 + 1e-8)}, strict))
+    assert not list(differences({"x": 1.5}, {"x": 1.5 * (1 + 1e-10)}, strict))
+    assert list(differences({"stdout": ["0.123"]}, {"stdout": ["0.124"]}, strict))
+    assert not list(differences({"x": 1.5}, {"x": 1.5006}, ONE_MACHINE["trained"]))
+    assert dataclasses.is_dataclass(strict)
+
+
+@pytest.mark.parametrize("place", [0, 7, 40])
+def test_a_long_list_is_compared_by_all_of_its_entries(place):
+    numbers = [0.1 * n for n in range(50)]
+    moved = [*numbers[:place], numbers[place] + 0.5, *numbers[place + 1 :]]
+    swapped = [*numbers[1:], numbers[0]]
+    for other in (moved, swapped):
+        assert list(differences(describe.leaves({"x": numbers}), describe.leaves({"x": other}), EXACT))
+    records = [{"name": f"n{n}", "value": n} for n in range(50)]
+    renamed = [*records[:place], {"name": "other", "value": place}, *records[place + 1 :]]
+    assert list(differences(describe.leaves({"x": records}), describe.leaves({"x": renamed}), EXACT))
+
+
+def test_numbers_are_parted_from_words():
+    split = texts.parts("B012: 1,024 of w7, −0.5 ± 1e-3 and 30%")
+    assert [texts.value(number) for number in split.numbers] == [1024, -0.5, 1e-3, 30]
+    assert split.words == "B012: # of w7, # ± # and #%"
+
+
+def test_what_the_run_decides_becomes_a_placeholder(tmp_path):
+    folder = tmp_path / "here"
+    text = f"\x1b[1m{folder}/a in 3.2 s at 2026-01-02 03:04, torch {texts.version('torch')}"
+    assert texts.normalised(text, folder) == "FOLDER/a in TIME at DATE, torch VERSION"

@@ -1,0 +1,85 @@
+"""Normalise text output, and split it into words and numbers so that numbers compare with a tolerance."""
+
+import math
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# a number, with thousands separators and either minus sign; "B012" and "w7" are words
+NUMBER = re.compile(r"(?<![\w.])[-−+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
+SPEED = re.compile(r"tokens/s {2,}.*\d.*")
+SPACES = re.compile(r"[ ─━]+")
+HUGE = 1e100  # larger numbers are not summed
+LIBRARIES = ("torch", "transformers", "tiewise", "jax", "flax", "numpy", "safetensors")
+# what the clock, the machine or the temporary folder decide
+PLACEHOLDERS = (
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?"), "DATE"),  # when it ran
+    (re.compile(r"\d+(\.\d+)? (s|seconds|min|minutes|h)\b"), "TIME"),  # how long it took
+    (re.compile(r"\b[0-9a-f]{40,64}\b"), "HASH"),  # of files that hold a date
+)
+
+
+def normalised(text, folder):
+    """Replace by placeholders what differs from run to run."""
+    text = ESCAPES.sub("", text)
+    for path, name in ((folder.parent / "temporary", "TEMPORARY"), (folder, "FOLDER"), (folder.parent, "ABOVE")):
+        text = text.replace(str(path), name)
+    text = re.sub(r"TEMPORARY/[\w-]+", "TEMPORARY/NAME", text)
+    for library in LIBRARIES:
+        try:
+            text = re.sub(rf"(?i)\b({library}[ =/\-]+){re.escape(version(library))}", r"\1VERSION", text)
+        except PackageNotFoundError:
+            continue
+    for pattern, placeholder in PLACEHOLDERS:
+        text = pattern.sub(placeholder, text)
+    return without_speed(text)
+
+
+def without_speed(text):
+    """Replace the row of a table that says how many tokens a second were trained."""
+    return SPEED.sub("tokens/s SPEED", text)
+
+
+def words(text):
+    """Return the words of a text: a short way to write a list of names."""
+    return text.split()
+
+
+def lines(text):
+    """Return the lines of a text without the blanks at their ends."""
+    return [line.rstrip() for line in text.rstrip().split("\n")] if text.strip() else []
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Words of a text with a placeholder for each number, and the numbers as written."""
+
+    words: str
+    numbers: tuple[str, ...]
+
+
+def parts(text):
+    """Split a text; runs of blanks and rules count as one, because a table is as wide as its longest number."""
+    return Parts(SPACES.sub(" ", NUMBER.sub("#", text)), tuple(NUMBER.findall(text)))
+
+
+def value(number):
+    """Return the value of a written number."""
+    return float(number.replace(",", "").replace("−", "-"))
+
+
+def last_place(number):
+    """Return one unit of the last written place of a number; 0 of a whole number."""
+    mantissa, _, exponent = number.lower().partition("e")
+    _, point, decimals = mantissa.partition(".")
+    if not point and not exponent:
+        return 0.0
+    return math.pow(10.0, int(exponent or 0) - len(decimals))
+
+
+def sums(numbers):
+    """Return length, sum, sum of magnitudes and sum weighted by position: what a long list is kept as."""
+    finite = [float(number) for number in numbers if abs(number) < HUGE]
+    weighted = math.fsum((place + 1) / len(finite) * number for place, number in enumerate(finite))
+    return [len(numbers), math.fsum(finite), math.fsum(map(abs, finite)), weighted]
