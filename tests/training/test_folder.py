@@ -267,10 +267,15 @@ def test_the_reason_is_the_systems_where_it_is_of_the_disk(tmp_path, error, code
 @pytest.mark.skipif(not FULL.exists(), reason="a system without /dev/full")
 def test_a_threads_writing_error_prints_nothing_and_another_error_does(monkeypatch):
     seen = []
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: seen.append(arguments.exc_type))
+
+    def hook(arguments):
+        seen.append(arguments.exc_type)
+
+    monkeypatch.setattr(threading, "excepthook", hook)
     with quiet_threads():
         for work in (lambda: FULL.write_text("x"), lambda: {}["x"]):
             thread = threading.Thread(target=work)
             thread.start()
             thread.join()
     assert seen == [KeyError]
+    assert threading.excepthook is hook

@@ -185,6 +185,13 @@ def test_a_resumed_run_is_the_uninterrupted_one(variant, held, job, interrupted,
     assert {p.name for p in (tmp_path / "cut").iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
 
 
+def test_a_run_is_stored_with_the_steps_that_its_epochs_have(corpus, words, tmp_path, lines):
+    chosen = settings(epochs=3, steps=1000, text=(str(corpus),))
+    out = lines.begin(chosen, tmp_path / "out")
+    of_epoch = -(-(len(words.split("train")) // BATCH - 1) // LENGTH)
+    assert Settings.load(out / FILE).steps == 3 * of_epoch
+
+
 def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, tmp_path, monkeypatch):
     """Validation losses that are told: best at the second epoch, worse after; the rate is a quarter from then on."""
     told, kept = iter([3.0, 2.0, 2.5, 2.0, 9.0]), []
