@@ -13,6 +13,7 @@ from typing import Any
 
 from mutation.choice import Mutant
 
+SHOWN = ("seed", "commit", "recheck of", "limit")  # of the first line
 NORMAL_QUANTILE = 1.959963984540054  # for an interval of 95 %
 
 
@@ -122,9 +123,9 @@ def summary(file: ResultFile) -> str:
     killed = sum(result.outcome == "killed" for result in results)
     low, high = wilson(killed, len(results))
     share = killed / max(len(results), 1)
-    lines = ["# Mutation score", ""]
-    lines += [f"Run: {json.dumps(file.header)}", ""]
+    lines = ["# Mutation score", "", "Printed by `python tools/mutate.py --summary` from a file of results.", ""]
     lines += ["| measure | value |", "|---|---|"]
+    lines += [f"| {name} | {file.header[name]} |" for name in SHOWN if name in file.header]
     lines += [f"| mutants | {len(results)} |", f"| killed | {killed} |", f"| survived | {len(results) - killed} |"]
     lines += [f"| score | {share:.3f} |", f"| 95 % Wilson interval | {low:.3f} to {high:.3f} |"]
     lines += [f"| source line gone | {len(file.results) - len(results)} |"]
