@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import io
+import logging
 import os
 import random
 import signal
@@ -97,6 +98,7 @@ def _isolated(folder, environment):
         contextlib.chdir(folder),
         mock.patch.dict(os.environ, ENVIRONMENT | environment),
         mock.patch.object(tempfile, "tempdir", str(temporary)),
+        mock.patch.object(logging.getLogger(), "handlers", []),  # pytest's, which keep warnings from stderr
         warnings.catch_warnings(),
     ):
         for name in DROPPED:
