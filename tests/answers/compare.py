@@ -108,7 +108,7 @@ def _are_sums(value):
 
 def _same_sums(was, now, tolerance):
     """Compare sums by the sum of magnitudes: terms of either sign cancel."""
-    allowed = tolerance.relative * max(was[2], now[2]) + tolerance.absolute
+    allowed = tolerance.relative * max(was[2], now[2]) + tolerance.absolute * max(1, was[0])
     return all(abs(old - new) <= allowed for old, new in zip(was[1:], now[1:], strict=True))
 
 
@@ -135,7 +135,7 @@ def _same_number(was, now, tolerance):
     if difference <= unit * 1.001:
         return True
     size = max(abs(texts.value(was)), abs(texts.value(now)))
-    return difference <= tolerance.relative * size
+    return difference <= max(tolerance.relative * size, tolerance.absolute)
 
 
 def _short(value):

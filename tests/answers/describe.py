@@ -19,7 +19,7 @@ VOLATILE = re.compile(
     r"/(seconds|tokens_per_second|peak_memory\w*|started|finished|date|versions?|host|machine|commit|cpu|pid|hash|sha256"
     r"|processor|threads|transformers_version|python|torch|platform)(/|$)"
     # how many singular values rounding leaves of tables of rank 4: processors differ, their sum does not
-    r"|/alignment/found/factored:4/curves/[01]/[xy]$"
+    r"|/alignment/found/(factored:4|model-factored)/curves/[01]/[xy]$"
 )
 # Written files whose bytes differ from run to run; their names are recorded.
 NAMES_ONLY = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.answers.texts import words
+from tests.answers.texts import sums, words
 
 V, E, N = 40, 8, 12
 KINDS = ("tied", "untied", "factored:4", "factored-untied:in=3,out=5", "projected:6", "residual:2", "spd")
@@ -72,14 +72,13 @@ def _facts(tensor):
     """Return shape, sums and first numbers of a tensor."""
     if tensor is None:
         return None
-    flat = tensor.detach().double().flatten()
-    sums = {"sum": float(flat.sum()), "magnitude": float(flat.abs().sum())}
-    return {"shape": list(tensor.shape), **sums, "first": [float(x) for x in flat[:3]]}
+    flat = tensor.detach().double().flatten().tolist()
+    return {"shape": list(tensor.shape), "sums": sums(flat), "first": flat[:3]}
 
 
 def _sums(tensor):
-    """Return sum and sum of magnitudes of a gradient."""
-    return None if tensor is None else [float(tensor.double().sum()), float(tensor.double().abs().sum())]
+    """Return the sums of a gradient."""
+    return None if tensor is None else sums(tensor.double().flatten().tolist())
 
 
 def _message(call):

@@ -16,6 +16,7 @@ LIBRARIES = ("torch", "transformers", "tiewise", "jax", "flax", "numpy", "safete
 PLACEHOLDERS = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?"), "DATE"),  # when it ran
     (re.compile(r"\d+(\.\d+)? (s|seconds|min|minutes|h)\b"), "TIME"),  # how long it took
+    (re.compile(r"gradient left: [\d.e-]+"), "gradient left: RESIDUE"),  # where rounding ends an optimisation
     (re.compile(r"\b[0-9a-f]{40,64}\b"), "HASH"),  # of files that hold a date
 )
 
