@@ -344,6 +344,7 @@ CASES |= cases(
         "inspect broken": "inspect broken",
         "inspect no model": "inspect",
         "inspect odd effort": "inspect untied --samples=0",
+        "inspect other page": "inspect untied --samples=20 --out other-page",
         "inspect pairs odd": "inspect untied --tokens 'new'",
         "diff": "diff tied tuned",
         "diff top": "diff untied equal --top=3 -q",
@@ -540,7 +541,7 @@ CASES |= cases(
 CASES |= cases(
     {
         "inspect pairs": f"inspect model-tied --tokens 'new, york; san, diego' {EFFORT} --out page",
-        "inspect comparison": f"inspect run-decoder {EFFORT} -o decoder-page",
+        "inspect comparison": f"inspect run-decoder {EFFORT}",
         "compare options": f"compare {DECODER} --split=contiguous --model=gpt2 --arms=tied,untied --no-tune "
         f"--seeds=2 --set=accumulate=2 --set=learning_rate=0.01 {ONE_JOB} -o out",
         "compare two jobs": f"compare {DECODER} --arms=tied,untied --seeds=2 --jobs=2 -o out",

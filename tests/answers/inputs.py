@@ -109,6 +109,12 @@ def _broken(path):
     (path / "config.json").write_text("{")
 
 
+def _other_page(path):
+    """A folder with a page that is no inspection."""
+    path.mkdir()
+    (path / "report.html").write_text("<p>ours</p>")
+
+
 def _tuned(path):
     llama(path, rows=26, tensors={"model.embed_tokens.weight": with_rows(5, of=table(26))})
 
@@ -266,6 +272,7 @@ BUILDERS = {
     "adapter": _empty_adapter,
     "broken": _broken,
     "tuned": _tuned,
+    "other-page": _other_page,
     "trimmable": _trimmable,
     "other-words": _other_words,
     "model.gguf": lambda path: path.write_bytes(gguf_writer.model(tokens=7)),
