@@ -1,6 +1,7 @@
 """The comparison of answers reports what is gone, changed or new, and nothing that rounding explains."""
 
 import dataclasses
+import sys
 
 import pytest
 
@@ -113,3 +114,5 @@ def test_what_the_run_decides_becomes_a_placeholder(tmp_path):
     folder = tmp_path / "here"
     text = f"\x1b[1m{folder}/a in 3.2 s at 2026-01-02 03:04, torch {texts.version('torch')}"
     assert texts.normalised(text, folder) == "FOLDER/a in TIME at DATE, torch VERSION"
+    assert texts.normalised(f"exec srun {sys.executable} -m tiewise", folder) == "exec srun PYTHON -m tiewise"
+    assert texts.normalised("4 cores need 3 min", folder) == "CORES need TIME"

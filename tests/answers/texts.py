@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -16,6 +17,7 @@ LIBRARIES = ("torch", "transformers", "tiewise", "jax", "flax", "numpy", "safete
 PLACEHOLDERS = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?"), "DATE"),  # when it ran
     (re.compile(r"\d+(\.\d+)? (s|seconds|min|minutes|h)\b"), "TIME"),  # how long it took
+    (re.compile(r"\b\d+ cores? need"), "CORES need"),  # of this machine
     (re.compile(r"gradient left: [\d.e-]+"), "gradient left: RESIDUE"),  # where rounding ends an optimisation
     (re.compile(r"\b[0-9a-f]{40,64}\b"), "HASH"),  # of files that hold a date
 )
@@ -27,6 +29,7 @@ def normalised(text, folder):
     for path, name in ((folder.parent / "temporary", "TEMPORARY"), (folder, "FOLDER"), (folder.parent, "ABOVE")):
         text = text.replace(str(path), name)
     text = re.sub(r"TEMPORARY/[\w-]+", "TEMPORARY/NAME", text)
+    text = text.replace(sys.executable, "PYTHON")  # batch scripts name the interpreter that made them
     for library in LIBRARIES:
         try:
             text = re.sub(rf"(?i)\b({library}[ =/\-]+){re.escape(version(library))}", r"\1VERSION", text)
