@@ -44,6 +44,8 @@ def leaves(value, path=""):
         return {}
     if isinstance(value, dict):
         return _leaves_of_parts(value.items(), path) if value else {path: "{}"}
+    if isinstance(value, texts.Sums):
+        return {path: value}
     if isinstance(value, list):
         return _list_leaves(value, path)
     return {path: value}

@@ -116,3 +116,12 @@ def test_what_the_run_decides_becomes_a_placeholder(tmp_path):
     assert texts.normalised(text, folder) == "FOLDER/a in TIME at DATE, torch VERSION"
     assert texts.normalised(f"exec srun {sys.executable} -m tiewise", folder) == "exec srun PYTHON -m tiewise"
     assert texts.normalised("4 cores need 3 min", folder) == "CORES need TIME"
+
+
+def test_sums_are_compared_by_the_magnitude_of_their_terms():
+    """Terms of either sign cancel, so that rounding moves a sum by a large share of itself."""
+    terms = [1.0, -1.0, 1e-6]
+    rounded, other = [1.0, -1.0, 3e-6], [1.0, -1.0, 1e-3]
+    was, near, far = (describe.leaves({"x": texts.sums(numbers)}) for numbers in (terms, rounded, other))
+    assert not list(differences(was, near, EXACT))
+    assert list(differences(was, far, EXACT))

@@ -82,8 +82,12 @@ def last_place(number):
     return math.pow(10.0, int(exponent or 0) - len(decimals))
 
 
+class Sums(list):
+    """Sums of a list of numbers, which are compared together and not one by one."""
+
+
 def sums(numbers):
     """Return length, sum, sum of magnitudes and sum weighted by position: what a long list is kept as."""
     finite = [float(number) for number in numbers if abs(number) < HUGE]
     weighted = math.fsum((place + 1) / len(finite) * number for place, number in enumerate(finite))
-    return [len(numbers), math.fsum(finite), math.fsum(map(abs, finite)), weighted]
+    return Sums([len(numbers), math.fsum(finite), math.fsum(map(abs, finite)), weighted])
