@@ -127,6 +127,7 @@ CASES |= cases(
         "plan built": "plan model-gpt2 --build",
         "plan built like": "plan --like gpt2 --build",
         "plan page": "plan --like gpt2 --plot page.html",
+        "plan page of a published size": "plan --like albert-base-v2 --plot page.html -q",
         "plan page again": "plan --like gpt2 --plot text.txt --overwrite -q",
         "plan page exists": "plan --like gpt2 --plot text.txt",
         **{f"plan {name}": f"plan {name}" for name in MODELS},
@@ -157,7 +158,7 @@ CASES |= cases({f"plan like {name}": f"plan --like {name}" for name in FAMILIES}
 RULES = sorted({name[:4] for name in FAULTS if re.match(r"b\d{3}", name)})
 CASES |= cases({f"check explain {rule}": f"check --explain {rule}" for rule in RULES}, tolerance="words")
 # what else a faulty checkpoint is checked with
-MORE_OPTIONS = dict.fromkeys(("b060", "b061", "b062", "b063", "b064"), "--base tied")
+MORE_OPTIONS = dict.fromkeys(("b060", "b061", "b061-row", "b061-narrow", "b062", "b063", "b064"), "--base tied")
 MORE_OPTIONS |= {
     "b083": "--target with-tokenizer",
     "b084": "--target with-tokenizer",
@@ -364,7 +365,7 @@ CASES |= cases(
     }
 )
 # the JSON has the size of the page, which holds how long the runs took
-CASES |= cases({"explore run": "explore run-decoder -o page.html --no-open"}, json=False)
+CASES |= cases({"explore run": "explore run-decoder -o page.html --no-open"}, json=False, tolerance="trained")
 
 # texts
 
@@ -478,6 +479,10 @@ CASES |= cases(
         "compare config": f"compare --config settings.yaml -b tied,untied --seeds=2 {ONE_JOB} -q -o out",
         "compare slurm": f"compare {DECODER} --arms=tied,untied --seeds=2 --launcher=slurm -o out",
         "compare sky": f"compare {DECODER} --arms=tied,untied --seeds=2 --launcher=sky -o out",
+        "compare more jobs than runs": [
+            f"compare {DECODER} --arms=tied,untied --seeds=1 --launcher={launcher} --jobs=9 -o {launcher}-out"
+            for launcher in ("slurm", "sky")
+        ],
         "compare element of a run": [
             f"compare {DECODER} --arms=tied,untied --seeds=1 --launcher=slurm -o out",
             "compare --out out --resume --element 1 -q",

@@ -85,9 +85,11 @@ def same(was, now, tolerance):
         return was == now or (not tolerance.verbatim and _same_text(was, now, tolerance))
     if isinstance(was, list) and isinstance(now, list):
         return _same_list(was, now, tolerance)
-    if _is_float(was) and _is_float(now):
+    if type(was) is not type(now):  # also 1 and 1.0, which JSON prints differently
+        return False
+    if _is_float(was):
         return _close(was, now, tolerance)
-    return type(was) is type(now) and was == now
+    return was == now
 
 
 def _same_list(was, now, tolerance):
@@ -130,12 +132,19 @@ def _same_text(was, now, tolerance):
 def _same_number(was, now, tolerance):
     if was == now:
         return True
-    unit = max(texts.last_place(was), texts.last_place(now)) if tolerance.rounds else 0.0
     difference = abs(texts.value(was) - texts.value(now))
-    if difference <= unit * 1.001:
-        return True
     size = max(abs(texts.value(was)), abs(texts.value(now)))
+    places = texts.last_place(was), texts.last_place(now)
+    if _is_shorter(was, now) and size > 10 * tolerance.absolute:
+        return difference <= min(filter(None, places)) * 1.001
+    if tolerance.rounds and difference <= max(places) * 1.001:
+        return True
     return difference <= max(tolerance.relative * size, tolerance.absolute)
+
+
+def _is_shorter(was, now):
+    """Return whether one of two plain numbers has fewer decimals: another format, or zeros at its end are left out."""
+    return "e" not in (was + now).lower() and texts.last_place(was) != texts.last_place(now)
 
 
 def _short(value):

@@ -32,7 +32,7 @@ NAMES_ONLY = {
 }
 # Files that are not even named: their names hold a date, a host or a process id.
 HIDDEN = ("*/tensorboard/*", "*/checkpoint-*/*", "*events.out*")
-READABLE_PAGE = 4_000  # the same of a page
+READABLE_PAGE = 12_000  # the same of a page
 READABLE_JSON = 1_500  # the same of a written JSON file, which often repeats what the command prints
 NUMPY_TYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1"}
 NUMPY_TYPES |= {"U32": "u4", "BOOL": "u1", "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn}
@@ -195,7 +195,16 @@ def page_leaf(page, *, trained):
     page_text = text_of_page(visible_text)
     if trained:
         page_text = {"words": digest(visible_text)["words"]}
+    else:
+        result |= {f"sizes {place}": sizes(ids.sub("ID", script)) for place, script in enumerate(short_scripts)}
+        result["sizes"] = sizes(visible_text)
     return {"text": page_text, "tags": digest(tags)} | result
+
+
+def sizes(text):
+    """Return sums of the logarithms of a text's numbers, which show a change of a small one next to large ones."""
+    numbers = map(texts.value, texts.parts(text).numbers)
+    return texts.sums([math.copysign(math.log1p(1000 * abs(number)), number) for number in numbers])
 
 
 def text_of_page(visible_text):

@@ -296,6 +296,8 @@ FAULTS = {
     "b054": _left_alone,
     "b060": _adapter(ON_HEAD),
     "b061": _adapter({EMBEDDING: table(V + 2)}, **SAVED),
+    "b061-row": _adapter({}, trainable_token_indices=[1, V]),
+    "b061-narrow": _adapter({EMBEDDING: table(V - 2)}, **SAVED),
     "b062": _adapter(ELSEWHERE),
     "b063": _adapter({EMBEDDING: with_rows(7)}, **SAVED),
     "b064": _adapter({}, target_modules=".*_proj"),

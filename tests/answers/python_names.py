@@ -3,8 +3,11 @@
 Each function returns a JSON-able value, whose leaves are recorded. Inputs come from numpy, the same on every machine.
 """
 
+import hashlib
+import json
 import tempfile
 import warnings
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -381,6 +384,17 @@ def names():
     return {name: type(getattr(tiewise, name)).__name__ for name in dir(tiewise) if not name.startswith("_")}
 
 
+def packaged_files():
+    """Return a digest of each data file of the package by its name; the order of JSON's entries counts."""
+    digests = {}
+    for path in sorted(Path(str(files("tiewise"))).rglob("*")):
+        if path.suffix in (".json", ".yaml", ".csv", ".md"):
+            text = path.read_text(encoding="utf-8")
+            content = json.dumps(json.loads(text)) if path.suffix == ".json" else text
+            digests[path.name] = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return digests
+
+
 FUNCTIONS = {
     "losses": losses,
     "loss_refusals": loss_refusals,
@@ -397,8 +411,9 @@ FUNCTIONS = {
     "products": products,
     "plans": plans,
     "names": names,
+    "packaged_files": packaged_files,
 }
 TOLERANCES = dict.fromkeys(FUNCTIONS, "exact") | dict.fromkeys(
-    ("loss_refusals", "specs", "schedules", "names"), "words"
+    ("loss_refusals", "specs", "schedules", "names", "packaged_files"), "words"
 )
 SLOW = ()

@@ -42,6 +42,7 @@ CHANGES = [
     ((LINE, "json", "/new"), 3, "check tied json /new: new"),
     ((LINE, "json", "/name"), "untied", "check tied json /name: was tied"),
     ((LINE, "json", "/rows"), 25, "check tied json /rows: was 24"),
+    ((LINE, "json", "/rows"), 24.0, "check tied json /rows: was 24"),
     ((LINE, "json", "/rows"), True, "check tied json /rows: was 24"),
     ((LINE, "stdout"), ["2 tables of 1,024 rows"], "check tied stdout: 2 lines, is 1 lines"),
     ((LINE, "stdout"), ["2 tables of 1,024 rows", "cosine 0.223"], "check tied stdout line 2: was cosine 0.123"),
@@ -92,6 +93,17 @@ def test_one_machine_allows_less():
     assert dataclasses.is_dataclass(strict)
 
 
+@pytest.mark.parametrize("tolerance", [*COMMITTED.values(), *ONE_MACHINE.values()])
+def test_a_number_with_fewer_digits_is_a_difference(tolerance):
+    for line in ("1.23", "1.2345", "1"):
+        assert list(differences({"stdout": ["1.234"]}, {"stdout": [line]}, tolerance))
+
+
+@pytest.mark.parametrize("line", ["1.2", "1.21", "1.19"])
+def test_zeros_at_the_end_need_not_be_printed(line):
+    assert list(differences({"stdout": ["1.20"]}, {"stdout": [line]}, TRAINED)) == []
+
+
 @pytest.mark.parametrize("place", [0, 7, 40])
 def test_a_long_list_is_compared_by_all_of_its_entries(place):
     numbers = [0.1 * n for n in range(50)]
@@ -116,6 +128,8 @@ def test_what_the_run_decides_becomes_a_placeholder(tmp_path):
     assert texts.normalised(text, folder) == "FOLDER/a in TIME at DATE, torch VERSION"
     assert texts.normalised(f"exec srun {sys.executable} -m tiewise", folder) == "exec srun PYTHON -m tiewise"
     assert texts.normalised("4 cores need 3 min", folder) == "CORES need TIME"
+    text = f"pip install 'tiewise[torch]=={texts.version('tiewise')}'"
+    assert texts.normalised(text, folder) == "pip install 'tiewise[torch]==VERSION'"
 
 
 def test_sums_are_compared_by_the_magnitude_of_their_terms():
@@ -125,3 +139,13 @@ def test_sums_are_compared_by_the_magnitude_of_their_terms():
     was, near, far = (describe.leaves({"x": texts.sums(numbers)}) for numbers in (terms, rounded, other))
     assert not list(differences(was, near, EXACT))
     assert list(differences(was, far, EXACT))
+
+
+@pytest.mark.parametrize("script", ["range = [0, 0.9]", "range = [0, 2]"])
+def test_a_small_number_of_a_page_counts_next_to_large_ones(script):
+    page = "<p>1,234,567,890 and 2</p><script>const total = 1234567890; range = [0, 1]</script>"
+    other = page.replace("range = [0, 1]", script)
+    pages = [describe.page_leaf(text, trained=False) for text in (page, other)]
+    assert list(differences(*pages, EXACT))
+    in_text = describe.page_leaf(page.replace("and 2", "and 3"), trained=False)
+    assert list(differences(pages[0], in_text, EXACT))

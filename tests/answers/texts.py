@@ -32,7 +32,7 @@ def normalised(text, folder):
     text = text.replace(sys.executable, "PYTHON")  # batch scripts name the interpreter that made them
     for library in LIBRARIES:
         try:
-            text = re.sub(rf"(?i)\b({library}[ =/\-]+){re.escape(version(library))}", r"\1VERSION", text)
+            text = re.sub(rf"(?i)\b({library}(?:\[\w+\])?[ =/\-]+){re.escape(version(library))}", r"\1VERSION", text)
         except PackageNotFoundError:
             continue
     for pattern, placeholder in PLACEHOLDERS:
