@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tiewise.core.files import size, sync, write_whole, written_whole
+from tiewise.core.files import cache_folder, size, sync, write_whole, written_whole
 
 
 def interrupted(path):
@@ -62,3 +62,13 @@ def test_a_folder_that_no_system_syncs_passes_and_a_file_does_not(tmp_path, monk
 )
 def test_size(value, text):
     assert size(value) == text
+
+
+@pytest.mark.parametrize(("variable", "folder"), [(None, "home/.cache"), ("", "home/.cache"), ("other", "other")])
+def test_an_empty_variable_of_the_cache_is_as_none(tmp_path, monkeypatch, variable, folder):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", variable)
+    assert cache_folder() == tmp_path / folder / "tiewise"

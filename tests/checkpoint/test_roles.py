@@ -124,7 +124,8 @@ ENDS = [
      {"model.decoder.embed_tokens.weight": (7, 4), "lm_head.weight": (7, 4), "final_logits_bias": (1, 7)},
      MARIAN, H, {"biases": "final_logits_bias"}),
     *((f"{wrap}{E} {wrap}{H}", LLAMA, {}, f"{wrap}{E}", f"{wrap}{H}", {"source": BY_DATA, "input_name": f"{E}.weight"})
-      for wrap in ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.")),
+      for wrap in ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "_fsdp_wrapped_module.",
+                   "_fsdp_wrapped_module._checkpoint_wrapped_module.")),
     (f"{' '.join(PEFT)} base_model.model.lm_head.original_module", {"model_type": "llama"}, {}, *PEFT, {}),
     (f"thinker.{E} thinker.{H}", of("qwen2_5_omni", "Qwen2_5OmniModel"), {}, f"thinker.{E}", f"thinker.{H}",
      {"headless": False}),  # a model that stores a head has one

@@ -208,6 +208,18 @@ def test_ctrl_c_while_a_dataclass_is_made(tmp_path):
     assert pressed(tmp_path, IN_TEXT, 1, "check", "model") == ""
 
 
+@pytest.mark.parametrize("line", ["exercise 1", "exercise 1 --json", "models"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_closes_early_ends_the_command_with_exit_1_and_no_message(tmp_path, line, unbuffered):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command, environment = [sys.executable, "-m", "tiewise", *line.split()], {"PYTHONUNBUFFERED": unbuffered}
+    how = {"cwd": tmp_path, "env": os.environ | environment, "stdout": writer, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, **how)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 @pytest.mark.slow
 def test_ctrl_c_while_the_libraries_are_imported(tmp_path, text):
     process = begun(tmp_path, tmp_path / text)

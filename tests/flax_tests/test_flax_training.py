@@ -25,6 +25,23 @@ def test_a_deterministic_text_is_learnt():
     assert losses.mean() < 0.5
 
 
+def test_a_point_of_the_curve_is_the_mean_over_the_steps_since_the_one_before():
+    recipe = OptaxRecipe(steps=80, batch=4, length=T, learning_rate=3e-2)
+    model = FlaxRNN("tied", V, 8, 1, rngs=nnx.Rngs(0))
+    steps, ahead = Fitting(model, CYCLE, recipe).steps(), batches(CYCLE, recipe)
+    for _ in range(2):
+        losses, points = [], []
+        for _ in range(4):
+            ids = next(ahead)
+            logits = np.asarray(model.logits(ids[:, :-1]), np.float64)
+            at_target = np.take_along_axis(logits, ids[:, 1:, None], 2)[..., 0]
+            losses.append((np.log(np.exp(logits).sum(-1)) - at_target).mean())
+            points.append(next(steps))
+        assert points[:3] == [None] * 3
+        assert points[3].train_nll == pytest.approx(np.mean(losses), abs=1e-6)
+        assert abs(np.mean(losses) - np.median(losses)) > 1e-5
+
+
 def test_losses_of_a_split_do_not_depend_on_how_it_is_batched():
     model = FlaxRNN("untied", V, 8, 1, rngs=nnx.Rngs(0))
     losses, targets = token_losses(model, CYCLE, T)

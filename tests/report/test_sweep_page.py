@@ -52,6 +52,13 @@ def test_an_undetected_setting_between_two_signs_does_not_hide_the_change(study)
     assert only == "from better to worse between train tokens 20,000 and 320,000"
 
 
+def test_the_answer_names_two_changes_and_counts_the_others(study):
+    first = answer(study)[0]
+    assert first.count("from better to worse") == 2
+    assert len(turns(study, "tied − untied")) == 5
+    assert first.endswith(", and at 3 other places.")
+
+
 def test_maps_have_a_colour_where_a_sign_is_detected_and_the_number_everywhere(study):
     maps = list(sign_maps(study))
     assert [one.name for one in maps] == ["tied − untied, tokenizer bpe:512", "tied − untied, tokenizer bpe:4096"]
