@@ -35,6 +35,7 @@ ONE_MACHINE = {
     "exact": Tolerance(1e-9, 1e-12, rounds=False),
     "trained": Tolerance(1e-3, 1e-6),
 }
+UNROUNDED = 12  # a number with more digits was not rounded for a reader
 TEXTS = ("stdout", "stderr", "text")  # leaves that are lists of lines
 MOST = 40  # differences that a message lists
 
@@ -144,7 +145,14 @@ def _same_number(was, now, tolerance):
 
 def _is_shorter(was, now):
     """Return whether one of two plain numbers has fewer decimals: another format, or zeros at its end are left out."""
+    if _is_unrounded(was) and _is_unrounded(now):
+        return False  # one digit more or less is how Python writes the nearest number
     return "e" not in (was + now).lower() and texts.last_place(was) != texts.last_place(now)
+
+
+def _is_unrounded(number):
+    """Return whether a number is written in full, as in a CSV file."""
+    return sum(map(str.isdecimal, number)) > UNROUNDED
 
 
 def _short(value):
