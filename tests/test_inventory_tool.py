@@ -214,6 +214,6 @@ def test_two_tests_that_get_one_name_are_two():
 
 def test_addresses_and_temporary_paths_are_left_out_of_names():
     clean = INVENTORY["without_places"]
-    folder = Path(os.sep) / "work" / "tree"
+    folder = Path(os.sep) / "srv" / "tree"
     assert clean("test_a[<A at 0x7f00aa11>-0x1]", folder) == "test_a[<A at 0x…>-0x1]"
-    assert clean("test_a[/work/tree/tests/x.py-3]", folder) == "test_a[…/tests/x.py-3]"
+    assert clean("test_a[/srv/tree/tests/x.py-3]", folder) == "test_a[…/tests/x.py-3]"

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+from revisions import RevisionError, worktree  # noqa: E402
 from tests.answers.compare import ONE_MACHINE, differences  # noqa: E402
 from tests.answers.describe import flat  # noqa: E402
 
@@ -60,16 +61,8 @@ def tree_of(revision):
     if revision == ".":
         yield ROOT
         return
-    with tempfile.TemporaryDirectory() as root:
-        tree = Path(root) / "tree"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        added = subprocess.run([*git, "add", "--detach", str(tree), revision], capture_output=True, text=True)
-        if added.returncode:
-            raise CannotRun(f"no revision {revision!r}: {added.stderr.strip()}")
-        try:
-            yield tree
-        finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], capture_output=True)
+    with worktree(revision, ROOT) as tree:
+        yield tree
 
 
 def run_python(arguments, package, setup):
@@ -144,7 +137,7 @@ def main():
     setup = Setup(ROOT if arguments.current else Path(), tuple(arguments.only), arguments.quick)
     try:
         lines = compared(arguments.old, arguments.new, setup, renames)
-    except CannotRun as error:
+    except (CannotRun, RevisionError) as error:
         print(f"compare_answers: {error}", file=sys.stderr)
         sys.exit(2)
     print("\n".join(lines) if lines else "no difference")

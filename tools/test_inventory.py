@@ -32,10 +32,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from revisions import RevisionError, worktree
 
 COLLECTED = "TEST_INVENTORY"  # environment variable: the file that the plugin writes
 REASONS = Path("tests") / "removed.md"
@@ -169,27 +172,6 @@ def without_places(test: str, folder: Path) -> str:
         test = test.replace(place, "…")
     temporary = re.escape(tempfile.gettempdir())
     return ADDRESS.sub("0x…", re.sub(rf"{temporary}/[^\s\]]*", "…", test))
-
-
-def git(*arguments: str, cwd: Path | None = None) -> str:
-    """Run git and return its output."""
-    done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True)
-    if done.returncode:
-        raise InventoryError(f"git {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout.strip()
-
-
-@contextmanager
-def worktree(revision: str) -> Iterator[Path]:
-    """Check a revision out into a temporary worktree, and remove that at the end."""
-    commit = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-    with tempfile.TemporaryDirectory(prefix="test-inventory-") as place:
-        folder = Path(place) / "tree"
-        git("worktree", "add", "--detach", str(folder), commit)
-        try:
-            yield folder
-        finally:
-            git("worktree", "remove", "--force", str(folder))
 
 
 def collect(folder: Path) -> Suites:
@@ -368,7 +350,7 @@ def main() -> int:
     """Run the tool; print an error as one message."""
     try:
         return run(read_arguments())
-    except InventoryError as error:
+    except (InventoryError, RevisionError) as error:
         print(f"test_inventory: {error}", file=sys.stderr)
         return FAILED
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mutation.choice import Mutant
+from tiewise.core import estimates
 
 SHOWN = ("seed", "commit", "recheck of", "limit")  # of the first line
-NORMAL_QUANTILE = 1.959963984540054  # for an interval of 95 %
 
 
 @dataclass(frozen=True)
@@ -105,16 +104,10 @@ class ResultFile:
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Return the 95 % Wilson interval of a share.
-
-    With share p, n trials and the normal quantile z: (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n).
-    """
+    """Return the 95 % Wilson interval of a share; all of 0 to 1 without a trial."""
     if trials == 0:
         return 0.0, 1.0
-    share, spread = successes / trials, NORMAL_QUANTILE**2 / trials
-    middle = share + spread / 2
-    half = NORMAL_QUANTILE * math.sqrt(share * (1 - share) / trials + spread / trials / 4)
-    return (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+    return estimates.wilson(successes / trials, trials)
 
 
 def summary(file: ResultFile) -> str:
