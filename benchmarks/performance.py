@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import gpu_page
+
 RESULTS = Path(__file__).parent / "results" / "loss"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 SQUARE, READ, PRODUCTS = "square product", "read of memory", "three products"
@@ -123,6 +125,7 @@ def page(measured: list[Measured]) -> str:
         for kind in KINDS:
             if some := [m for m in mine if kind in m.kinds]:
                 parts += [times(some, kind), beside(some, kind)]
+    parts.append(gpu_page.section(gpu_page.RESULTS))
     return "\n".join(parts)
 
 

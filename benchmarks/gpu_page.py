@@ -1,0 +1,68 @@
+"""The section of `docs/performance.md` about GPUs, rendered from the files in `benchmarks/results/gpu/`.
+
+`checks-CARD.json` is written by `benchmarks.gpu`, `times-CARD.json` by `benchmarks.gpu_times`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "gpu"
+HEAD = """## GPU
+
+`PYTHONPATH=src python -m benchmarks.gpu` checks losses, gradients, memory, synchronisations and installed models
+against fp64. `PYTHONPATH=src python -m benchmarks.gpu_times` measures the loss with both gradients beside its peers.
+Times are multiples of the three bare matrix products of the same type; memory is the peak above the state before.
+"""
+Record = dict[str, Any]
+
+
+def section(folder: Path) -> str:
+    """Return the section of all cards that were measured."""
+    cards = sorted(path.stem.removeprefix("checks-") for path in folder.glob("checks-*.json"))
+    if not cards:
+        return f"{HEAD}\nThe loss has never run on a GPU.\n"
+    parts = [HEAD]
+    for card in cards:
+        checks, times = read(folder / f"checks-{card}.json"), read(folder / f"times-{card}.json")
+        parts += [correctness(checks), *(table(one) for one in times["measurements"])]
+    return "\n".join(parts)
+
+
+def read(path: Path) -> Record:
+    """Read one file of results."""
+    record: Record = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def correctness(record: Record) -> str:
+    """Return the sentences about one card's checks: how many were right, and which were not run and why."""
+    versions, checks = record["versions"], record["checks"]
+    states = [check["state"] for check in checks]
+    figures = sum(len(check["figures"]) for check in checks)
+    lines = [
+        f"### {record['device']}, torch {versions['torch']}, transformers {versions['transformers']}\n",
+        f"{states.count('right')} of {len(checks)} checks are right ({figures} figures), "
+        f"{states.count('wrong')} wrong, {states.count('not run')} not run.\n",
+    ]
+    lines += [f"* `{check['check']}`: {check['why']}\n" for check in checks if check["state"] != "right"]
+    return "\n".join(lines)
+
+
+def table(measurement: Record) -> str:
+    """Return the table of one shape and type: every row's time, memory and error."""
+    shape = " × ".join(f"{size}" for size in measurement["shape"])
+    kind = {"bfloat16": "bf16", "float32": "fp32"}[measurement["dtype"]]
+    products = f"{measurement['products_ms']:.1f}"
+    lines = [
+        f"| {kind}, {shape}; three products {products} ms | × products | ms | extra MB | error of the table |",
+        "|---|---|---|---|---|",
+    ]
+    for row in measurement["rows"]:
+        lines.append(
+            f"| {row['name']} | {row['ratio']:.2f} | {row['milliseconds']:.1f} | {row['megabytes']:,.0f} "
+            f"| {row['error']:.0e} |"
+        )
+    return "\n".join([*lines, ""])
