@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 from tiewise.core.errors import DataError
-from tiewise.flax.flax_models import FlaxRNN
+from tiewise.flax.flax_models import FlaxDecoder
 from tiewise.flax.flax_training import Fitting, OptaxRecipe, batches, token_losses
 
 V, T = 7, 6
@@ -13,7 +13,7 @@ CYCLE = np.arange(700) % V  # each token names the next: an nll of zero can be r
 
 
 def test_a_deterministic_text_is_learnt():
-    model = FlaxRNN("tied", V, 8, 1, rngs=nnx.Rngs(0))
+    model = FlaxDecoder("tied", V, 8, 1, 2, rngs=nnx.Rngs(0))
     fitting = Fitting(model, CYCLE, OptaxRecipe(steps=60, batch=4, length=T, learning_rate=3e-2))
     curve = [point for point in fitting.steps() if point is not None]
     assert [point.step for point in curve] == list(range(3, 61, 3))
@@ -27,7 +27,7 @@ def test_a_deterministic_text_is_learnt():
 
 def test_a_point_of_the_curve_is_the_mean_over_the_steps_since_the_one_before():
     recipe = OptaxRecipe(steps=80, batch=4, length=T, learning_rate=3e-2)
-    model = FlaxRNN("tied", V, 8, 1, rngs=nnx.Rngs(0))
+    model = FlaxDecoder("tied", V, 8, 1, 2, rngs=nnx.Rngs(0))
     steps, ahead = Fitting(model, CYCLE, recipe).steps(), batches(CYCLE, recipe)
     for _ in range(2):
         losses, points = [], []
@@ -43,7 +43,7 @@ def test_a_point_of_the_curve_is_the_mean_over_the_steps_since_the_one_before():
 
 
 def test_losses_of_a_split_do_not_depend_on_how_it_is_batched():
-    model = FlaxRNN("untied", V, 8, 1, rngs=nnx.Rngs(0))
+    model = FlaxDecoder("untied", V, 8, 1, 2, rngs=nnx.Rngs(0))
     losses, targets = token_losses(model, CYCLE, T)
     logits = np.asarray(model.logits(CYCLE[: 116 * T].reshape(116, T)[:, :-1]), np.float64)
     at_target = np.take_along_axis(logits.reshape(-1, V), targets[:, None], 1).ravel()

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 import tiewise.hf  # noqa: F401, factored checkpoints load through it
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
 from tiewise.flax import flax_training
-from tiewise.flax.flax_models import FlaxRNN
+from tiewise.flax.flax_models import FlaxDecoder
 from tiewise.flax.flax_training import OptaxRecipe
 from tiewise.training.compare import finish
 from tiewise.training.folder import newest_checkpoint
@@ -175,7 +175,7 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tiny, trained, tmp_path,
 def begun(seed, width=8):
     """A training run of seconds, no step taken."""
     recipe = OptaxRecipe(steps=60, batch=4, length=6, learning_rate=3e-2)
-    return flax_training.Fitting(FlaxRNN("untied", 7, width, 1, rngs=nnx.Rngs(seed)), np.arange(700) % 7, recipe)
+    return flax_training.Fitting(FlaxDecoder("untied", 7, width, 1, 2, rngs=nnx.Rngs(seed)), np.arange(700) % 7, recipe)
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):

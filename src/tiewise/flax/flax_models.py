@@ -1,11 +1,10 @@
-"""A small decoder and a recurrent language model in NNX, both around an `NNXBoundary`.
+"""A small decoder in NNX around an `NNXBoundary`.
 
     model = FlaxDecoder("tied", vocab=4096, width=128, layers=4, heads=4, rngs=nnx.Rngs(0))
     loss = model.loss(ids, targets)         # [B, T] each; the table threaded from the lookup to the head
     logits = model.logits(ids)              # [B, T, V]
 
-Their parameters, under the names that `named` gives, are those of transformers' Llama and of tiewise's recurrent model;
-so are the shapes and arithmetic of their layers.
+`named` gives its parameters the names of transformers' Llama. Shapes and arithmetic of the layers are the same, too.
 """
 
 from __future__ import annotations
@@ -25,53 +24,10 @@ from tiewise.flax.parameter_files import exactly, flat
 ROPE_BASE = 10_000.0
 NORM_EPSILON = 1e-6
 STD = 0.02  # of a decoder's matrices, as transformers draws them
+EMBEDDING, HEAD, BODY = "model.embed_tokens", "lm_head", "model"  # names in transformers' Llama
 
 
-class LanguageModel(nnx.Module):
-    """A boundary around a body; what the two models share."""
-
-    boundary: NNXBoundary
-    layers: nnx.List
-    lookup: str  # PyTorch's name of the embedding
-    head: str  # of the head
-    within: str  # what stands before the body's names there
-
-    def body(self, rows: Array) -> Array:
-        """[B, T, D] -> [B, T, D]."""
-        for layer in self.layers:
-            rows = layer(rows)
-        return rows
-
-    def loss(self, ids: Any, targets: Any, probe: Array | None = None, **options: Any) -> Array:
-        """Cross-entropy of `targets` [B, T] behind `ids` [B, T], the penalty of the spec included; options as
-        `linear_cross_entropy`."""
-        return self.boundary(ids, self.body, targets, probe, **options) + self.boundary.penalty()
-
-    def logits(self, ids: Any) -> Array:
-        """Map tokens [B, T] to logits [B, T, V]."""
-        return self.boundary.logits(self.body(self.boundary.embed(ids)))
-
-    def named(self) -> dict[str, Array]:
-        """Return name → array of every parameter as a PyTorch checkpoint has them, a tied table once."""
-        return {self._torch_name(name): value for name, value in flat(nnx.state(self, nnx.Param)).items()}
-
-    def load_named(self, params: Mapping[str, Any]) -> None:
-        """Take over a PyTorch checkpoint's parameters; CheckpointError where one is missing, unknown or misshapen."""
-        spare = f"{self.head}.weight" if self.boundary.pure.tied else ""
-        given = {name: value for name, value in params.items() if name != spare}
-        shapes = {name: value.shape for name, value in self.named().items()}
-        leaves = map(jnp.asarray, exactly(given, shapes, "the checkpoint", "build the same model").values())
-        nnx.update(self, jax.tree.unflatten(jax.tree.structure(nnx.state(self, nnx.Param)), leaves))
-
-    def _torch_name(self, name: str) -> str:
-        part, _, rest = name.partition(".")
-        if part != "boundary":
-            return f"{self.within}.{name}"
-        end = self.lookup if rest.startswith(("table_in", "in_map")) else self.head
-        return f"{end}.weight" if rest.startswith("table") else f"{end}.{rest}"
-
-
-class FlaxDecoder(LanguageModel):
+class FlaxDecoder(nnx.Module):
     """Llama's decoder: pre-norm blocks with rotary attention and a gated feed-forward layer.
 
     `inner` is the width of the feed-forward layer; None takes 8/3·D, rounded to a multiple of 8.
@@ -79,8 +35,6 @@ class FlaxDecoder(LanguageModel):
     Raises:
         SpecError: sizes that do not divide, or that the spec cannot have.
     """
-
-    lookup, head, within = "model.embed_tokens", "lm_head", "model"
 
     def __init__(
         self, spec: Spec, vocab: int, width: int, layers: int, heads: int, inner: int | None = None, *, rngs: nnx.Rngs
@@ -95,20 +49,30 @@ class FlaxDecoder(LanguageModel):
 
     def body(self, rows: Array) -> Array:
         """[B, T, D] -> [B, T, D]."""
-        return self.norm(super().body(rows))
+        for layer in self.layers:
+            rows = layer(rows)
+        return self.norm(rows)
 
+    def loss(self, ids: Any, targets: Any, probe: Array | None = None, **options: Any) -> Array:
+        """Cross-entropy of `targets` [B, T] behind `ids` [B, T], the penalty of the spec included; options as
+        `linear_cross_entropy`."""
+        return self.boundary(ids, self.body, targets, probe, **options) + self.boundary.penalty()
 
-class FlaxRNN(LanguageModel):
-    """LSTM layers between lookup and head, the state starting at zero: `tiewise.models.rnn` without dropout.
+    def logits(self, ids: Any) -> Array:
+        """Map tokens [B, T] to logits [B, T, V]."""
+        return self.boundary.logits(self.body(self.boundary.embed(ids)))
 
-    `tied` is the tied recurrent model of Press & Wolf 2017 and Inan et al. 2017; its H is `width`.
-    """
+    def named(self) -> dict[str, Array]:
+        """Return name → array of every parameter as a PyTorch checkpoint has them, a tied table once."""
+        return {_torch_name(name): value for name, value in flat(nnx.state(self, nnx.Param)).items()}
 
-    lookup, head, within = "embed", "head", "rnn"
-
-    def __init__(self, spec: Spec, vocab: int, width: int, layers: int, *, rngs: nnx.Rngs) -> None:
-        self.layers = nnx.List([LSTM(width, rngs=rngs) for _ in range(layers)])
-        self.boundary = NNXBoundary(spec, vocab, width, rngs=rngs)
+    def load_named(self, params: Mapping[str, Any]) -> None:
+        """Take over a PyTorch checkpoint's parameters; CheckpointError where one is missing, unknown or misshapen."""
+        spare = f"{HEAD}.weight" if self.boundary.pure.tied else ""
+        given = {name: value for name, value in params.items() if name != spare}
+        shapes = {name: value.shape for name, value in self.named().items()}
+        leaves = map(jnp.asarray, exactly(given, shapes, "the checkpoint", "build the same model").values())
+        nnx.update(self, jax.tree.unflatten(jax.tree.structure(nnx.state(self, nnx.Param)), leaves))
 
 
 class Linear(nnx.Module):
@@ -173,29 +137,13 @@ class DecoderBlock(nnx.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class LSTM(nnx.Module):
-    """One LSTM layer with one bias, gates in the order i, f, g, o; everything starts uniform in ± 1/√H."""
-
-    def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:
-        def draw(*shape: int) -> nnx.Param:
-            return nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-(width**-0.5), maxval=width**-0.5))
-
-        self.weight_ih, self.weight_hh, self.bias_ih = draw(4 * width, width), draw(4 * width, width), draw(4 * width)
-
-    def __call__(self, x: Array) -> Array:
-        """[B, T, H] -> [B, T, H], from a state of zeros."""
-        recurrent = self.weight_hh[...].T
-        entered = x @ self.weight_ih[...].T + self.bias_ih[...]
-
-        def step(state: tuple[Array, Array], at: Array) -> tuple[tuple[Array, Array], Array]:
-            h, c = state
-            i, f, g, o = jnp.split(at + h @ recurrent, 4, axis=-1)
-            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-            h = jax.nn.sigmoid(o) * jnp.tanh(c)
-            return (h, c), h
-
-        zero = jnp.zeros_like(x[:, 0])
-        return lax.scan(step, (zero, zero), entered.swapaxes(0, 1))[1].swapaxes(0, 1)
+def _torch_name(name: str) -> str:
+    """Return the name that transformers' Llama gives to a parameter."""
+    part, _, rest = name.partition(".")
+    if part != "boundary":
+        return f"{BODY}.{name}"
+    module = EMBEDDING if rest.startswith(("table_in", "in_map")) else HEAD
+    return f"{module}.weight" if rest.startswith("table") else f"{module}.{rest}"
 
 
 def _rotated(x: Array) -> Array:

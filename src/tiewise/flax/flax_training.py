@@ -27,7 +27,7 @@ from flax import nnx
 
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.flax.flax_models import LanguageModel
+from tiewise.flax.flax_models import FlaxDecoder
 from tiewise.flax.flax_paths import path_norms, probe
 from tiewise.flax.parameter_files import flat
 
@@ -87,7 +87,7 @@ class Fitting:
     The model is trained in place.
     """
 
-    def __init__(self, model: LanguageModel, tokens: np.ndarray, recipe: OptaxRecipe) -> None:
+    def __init__(self, model: FlaxDecoder, tokens: np.ndarray, recipe: OptaxRecipe) -> None:
         self.model, self.tokens, self.recipe = model, tokens, recipe
         optimizer = adamw(recipe.steps, recipe.learning_rate, recipe.weight_decay)
         self.optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
@@ -144,7 +144,7 @@ class Fitting:
 
 
 @nnx.jit
-def _step(model: LanguageModel, optimizer: nnx.Optimizer, ids: Any) -> Any:
+def _step(model: FlaxDecoder, optimizer: nnx.Optimizer, ids: Any) -> Any:
     """One step; nll, ‖A‖², ‖B‖², A·B [4]."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
@@ -162,7 +162,7 @@ def _step(model: LanguageModel, optimizer: nnx.Optimizer, ids: Any) -> Any:
 
 
 def token_losses(
-    model: LanguageModel, tokens: np.ndarray, length: int, blocks: int | None = None
+    model: FlaxDecoder, tokens: np.ndarray, length: int, blocks: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(loss of each predicted token in nats, the token) of blocks spread evenly over a split, each [blocks · (T − 1)].
 
@@ -187,5 +187,5 @@ def token_losses(
 
 
 @nnx.jit
-def _losses(model: LanguageModel, ids: Any) -> Any:
+def _losses(model: FlaxDecoder, ids: Any) -> Any:
     return model.boundary(ids[:, :-1], model.body, ids[:, 1:], reduction="none")
