@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.core.errors import PlanError
-from tiewise.planning.catalogue import SORTS, find, models, neighbours, select, tying_by_size
+from tiewise.planning.catalogue import SORTS, find, models, neighbours, select
 from tiewise.planning.read_config import READERS
 
 ROWS = models()
@@ -130,14 +130,18 @@ def test_neighbours_are_nearest_by_factors_of_v_d_and_l():
 
 
 def test_below_8b_they_tie_is_a_poor_rule():
-    rule = tying_by_size(8e9)
-    assert [*rule.values()][:4] == [42, 23, 15, 29]
-    assert rule["right"] == pytest.approx(71 / 109)
+    smaller, larger = {"max_size": 8e9}, {"min_size": 8e9}
+    counts = [len(select(tied, **side)) for side in (smaller, larger) for tied in (True, False)]
+    assert counts == [42, 23, 15, 29]
+    known = [(m.size, m.tied) for m in ROWS if m.size and m.tied is not None]
+    assert len(known) == sum(counts) == 109
+
+    def right(limit):
+        return sum((size < limit) is tied for size, tied in known)
+
+    assert right(8e9) == 42 + 29
     # what docs/plan.md says besides: no limit is right for more than 72 %, and always "tied" for 52 %
-    limits = {m.size for m in ROWS if m.size}
-    assert max(limits, key=lambda size: tying_by_size(size)["right"]) == find("llama-7b").size
-    assert max(tying_by_size(size)["right"] for size in limits) == pytest.approx(79 / 109)
-    assert tying_by_size(1e15)["right"] == pytest.approx(57 / 109)
-    # counted here by hand, row by row
-    assert rule["below_tied"] == sum(1 for m in ROWS if m.tied and m.size and m.size < 8e9)
-    assert rule["above_untied"] == sum(1 for m in ROWS if m.tied is False and m.size and m.size >= 8e9)
+    limits = {size for size, _ in known}
+    assert max(limits, key=right) == find("llama-7b").size
+    assert max(map(right, limits)) == 79
+    assert right(1e15) == 57

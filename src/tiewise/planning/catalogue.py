@@ -160,16 +160,5 @@ def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: 
     return sorted((model for model in models() if model.vocab and model.name not in skipped), key=distance)[:count]
 
 
-def tying_by_size(threshold: float) -> dict[str, float]:
-    """Count the rows on both sides of `threshold` parameters whose size and tying are known.
-
-    `right` is the share that the rule gets right by which smaller ones tie and larger ones do not.
-    """
-    known = [(model.size < threshold, model.tied) for model in models() if model.size and model.tied is not None]
-    names = {"below_tied": (True, True), "below_untied": (True, False), "above_tied": (False, True)}
-    found = {name: known.count(what) for name, what in (names | {"above_untied": (False, False)}).items()}
-    return found | {"right": (found["below_tied"] + found["above_untied"]) / len(known)}
-
-
 def _plain(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
