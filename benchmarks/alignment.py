@@ -15,11 +15,11 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.measure import peak_megabytes
-from tiewise.analysis.align_tables import Alignment, align
-from tiewise.analysis.model_tables import one_vocabulary
-from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import heard
+from tiewise.inspection.tables.align_tables import Alignment, align
+from tiewise.inspection.tables.model_tables import one_vocabulary
+from tiewise.inspection.tables.table_maps import AlignSettings
 
 SETTINGS = AlignSettings(maps=("identity", "orthogonal"), permutations=1, sampled=20_000)
 

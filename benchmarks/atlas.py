@@ -1,7 +1,7 @@
 """Put finished studies into the atlas: `python -m benchmarks.atlas runs/gain-by-text runs/rank …`.
 
 Every row of each study's `sweep.csv`, under the name of its grid and beside the settings that say how near it is to
-another model, goes into `src/tiewise/catalogue/atlas.csv`; what that file held of these studies is replaced.
+another model, goes into `src/tiewise/planning/data/atlas.csv`; what that file held of these studies is replaced.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import re
 import sys
 from pathlib import Path
 
-from tiewise.atlas import study
-from tiewise.atlas.grid import GRID, StudyGrid
+from tiewise.planning import catalogue
+from tiewise.training.study import study
+from tiewise.training.study.grid import GRID, StudyGrid
 
-ATLAS = Path(study.__file__).parents[1] / "catalogue" / "atlas.csv"
+ATLAS = Path(catalogue.__file__).parent / "data" / "atlas.csv"
 # of a cell's settings: what a neighbour is near in, whether the study varies it or not
 NEAR = ("kind", "model", "text", "tokenizer", "width", "layers", "heads", "match", "steps", "batch", "length")
 

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tiewise.atlas.grid import StudyGrid
 from tiewise.training.compare import Display, finish, start
 from tiewise.training.folder import METRICS, read_lines
 from tiewise.training.kinds.decoder import KIND, measure
+from tiewise.training.study.grid import StudyGrid
 from tiewise.training.trainer import Job, logging_window
 
 STUDY, TOKENS = "gain-by-text", (25_000, 12_500)

@@ -23,13 +23,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tiewise.analysis.bigram_counts import Chain
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import NATS, Quantity
-from tiewise.data.corpus import load_prepared
+from tiewise.inspection.running.loaded import Opened, open_model
+from tiewise.inspection.running.stack import find_stack
 from tiewise.inspection.sections.first_mlp import first_mlp_of
-from tiewise.internals.loaded import Opened, open_model
-from tiewise.internals.stack import find_stack
+from tiewise.inspection.tables.bigram_counts import Chain
+from tiewise.training.data.corpus import load_prepared
 from tiewise.training.folder import RESULTS, read_json
 from tiewise.training.results import Comparison
 

@@ -17,9 +17,9 @@ import numpy as np
 import scipy
 
 import tiewise
-from tiewise.analysis.bigram_counts import irreversibility
 from tiewise.core.estimates import holm
-from tiewise.data.corpus import load_prepared
+from tiewise.inspection.tables.bigram_counts import irreversibility
+from tiewise.training.data.corpus import load_prepared
 from tiewise.training.folder import RESULTS, read_json
 from tiewise.training.results import Comparison, differences
 

@@ -38,11 +38,11 @@ from torch import Tensor  # noqa: E402
 
 import tiewise  # noqa: E402
 from benchmarks.gpu_branch import gpu_branch  # noqa: E402
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle  # noqa: E402
+from tiewise.boundary.ops.log_prob import linear_log_prob  # noqa: E402
+from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup  # noqa: E402
+from tiewise.boundary.ops.soft_targets import linear_divergence  # noqa: E402
 from tiewise.core.backends import CHUNK_ELEMENTS  # noqa: E402
-from tiewise.ops.cross_entropy import linear_cross_entropy, oracle  # noqa: E402
-from tiewise.ops.log_prob import linear_log_prob  # noqa: E402
-from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup  # noqa: E402
-from tiewise.ops.soft_targets import linear_divergence  # noqa: E402
 
 # relative distance of a loss or gradient from fp64 of the same, rounded inputs
 NEAR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from tiewise.ops import devices
+from tiewise.boundary.ops import devices
 
 
 @contextmanager

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.ops.cross_entropy import linear_cross_entropy
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
 
 SHAPES = ((8192, 32_000, 2048), (16_384, 50_304, 768), (8192, 128_256, 4096))
 PRODUCTS = "three products"

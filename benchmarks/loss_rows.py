@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.performance import NUMBERS, PRODUCTS, READ, SHAPES, SIDE, SQUARE
-from tiewise.flax.flax_loss import linear_cross_entropy as flax_cross_entropy
-from tiewise.ops.cross_entropy import linear_cross_entropy
-from tiewise.ops.log_prob import linear_log_prob
-from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
-from tiewise.ops.soft_targets import linear_divergence
+from tiewise.boundary.flax.loss import linear_cross_entropy as flax_cross_entropy
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
+from tiewise.boundary.ops.log_prob import linear_log_prob
+from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
+from tiewise.boundary.ops.soft_targets import linear_divergence
 
 try:
     from cut_cross_entropy import linear_cross_entropy as cut_cross_entropy

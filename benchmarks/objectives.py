@@ -25,12 +25,12 @@ import csv
 import sys
 from pathlib import Path
 
+from tiewise.boundary.hf import load
 from tiewise.boundary.install import installed
-from tiewise.hf import load
-from tiewise.models.open_albert import OpenAlbertConfig  # and an ALBERT is loaded by its name
 from tiewise.training.compare import all_runs, make_jobs, opened
 from tiewise.training.folder import read_json
 from tiewise.training.kinds.albert import FOUND, measure_pretrained, measured_rows
+from tiewise.training.models.open_albert import OpenAlbertConfig  # and an ALBERT is loaded by its name
 
 KEPT = Path(__file__).parent / "results" / "objectives.csv"
 IN_ORDER = "masked tokens, in order"

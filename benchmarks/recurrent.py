@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.measure import alternate, ratio, spread
 from tiewise.boundary.install import install
-from tiewise.models import RNNConfig, detached
+from tiewise.training.models import RNNConfig, detached
 from tiewise.training.optimizers import AveragedSGD
 
 SHAPES = ((20, 35, 200, 10_000, 0.2), (20, 35, 200, 33_278, 0.2), (20, 35, 650, 10_000, 0.5))

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measure import alternate, ratio, spread
-from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
-from tiewise.sharing.share import share_layers
+from tiewise.boundary.sharing.share import share_layers
 from tiewise.training.compare import environment
+from tiewise.training.models import OpenAlbertConfig, OpenAlbertForPreTraining
 
 SHARINGS = ("none", "attention", "ffn", "all")
 SHAPES = ((4, 128, 256, 12, 64, 8192), (1, 16, 768, 12, 128, 8192))

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.column_spans import SubspaceDistance, subspace_distance
-from tiewise.ops.soft_targets import AugmentedOptions, augmented_cross_entropy
+from tiewise.boundary.ops.soft_targets import AugmentedOptions, augmented_cross_entropy
 
 
 class Model(nn.Module):

@@ -32,13 +32,13 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 import tiewise.models  # noqa: F401  (an ALBERT is loaded by its name)
-from tiewise.data.corpus import load_prepared
-from tiewise.data.documents import paragraphs
-from tiewise.data.sentence_pairs import MARKS
-from tiewise.data.sources import builtin_texts
-from tiewise.data.training_rows import Masking, PairRows, split_sentences
-from tiewise.hf import load
+from tiewise.boundary.hf import load
 from tiewise.training.compare import make_jobs, opened, seeded
+from tiewise.training.data.corpus import load_prepared
+from tiewise.training.data.documents import paragraphs
+from tiewise.training.data.sentence_pairs import MARKS
+from tiewise.training.data.sources import builtin_texts
+from tiewise.training.data.training_rows import Masking, PairRows, split_sentences
 from tiewise.training.run import kind_of
 from tiewise.training.trainer import Job
 

@@ -38,11 +38,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tiewise.boundary.install import install
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
+from tiewise.boundary.ops.path_gradient import tied_lookup
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
 from tiewise.boundary.parallel_plan import keep_tables, spread_over
 from tiewise.boundary.sharded_tables import shard
-from tiewise.ops.cross_entropy import linear_cross_entropy
-from tiewise.ops.path_gradient import tied_lookup
-from tiewise.ops.vocabulary_shard import VocabularyShard
 from tiewise.planning.costs import BOTH, KEPT, SPLIT, Setting, WorldLayout, layouts
 from tiewise.planning.plan import plan
 from tiewise.planning.read_config import Sizes

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.linalg import svds
 
-from tiewise.data.word_corpus import lines, word_files
+from tiewise.training.data.word_corpus import lines, word_files
 
 WINDOW, SMOOTH, START, LEAST = 5, 0.75, 0.1, 2  # a word that stands once has no vector
 

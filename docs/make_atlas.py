@@ -1,6 +1,6 @@
 """The figures and tables of docs/atlas.md: `python docs/make_atlas.py` writes docs/atlas-*.svg, and the page's tables.
 
-They come from the rows of `tiewise/catalogue/atlas.csv`, which `python -m benchmarks.atlas` gathers, and from
+They come from the rows of `tiewise/planning/data/atlas.csv`, which `python -m benchmarks.atlas` gathers, and from
 `benchmarks/results`. A table stands in the page between <!-- rows of STUDY --> and <!-- end -->.
 """
 
@@ -20,7 +20,7 @@ from tiewise.core.estimates import Estimate, critical, detectable, holm, levels,
 from tiewise.core.found import COLOURS, DIVERGING, count, places, plain, signed
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-ATLAS = Path(tiewise.__file__).parent / "catalogue" / "atlas.csv"
+ATLAS = Path(tiewise.__file__).parent / "planning" / "data" / "atlas.csv"
 PAGE = Path(__file__).with_name("atlas.md")
 INK, SOFT, RULE = "#22252b", "#5d626d", "#e4e2dd"
 # of each study: what its table says of where a row stands

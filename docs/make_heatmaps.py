@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from tiewise.core.found import DIVERGING
-from tiewise.data.sources import builtin_texts
+from tiewise.training.data.sources import builtin_texts
 
 WORDS = ("of", "the", "is", "not", "a", "class")
 CELL, LEFT, TOP, GAP = 44, 52, 84, 62

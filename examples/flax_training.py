@@ -11,11 +11,11 @@ from pathlib import Path
 
 from flax import nnx
 
-from tiewise.data.corpus import prepare
-from tiewise.flax.find_tied import find_tied
-from tiewise.flax.flax_models import FlaxDecoder, count_parameters
-from tiewise.flax.flax_training import Fitting, OptaxRecipe, TrainingPoint, token_losses
-from tiewise.flax.parameter_files import write
+from tiewise.boundary.flax.find_tied import find_tied
+from tiewise.boundary.flax.models import FlaxDecoder, count_parameters
+from tiewise.boundary.flax.parameter_files import write
+from tiewise.boundary.flax.training import Fitting, OptaxRecipe, TrainingPoint, token_losses
+from tiewise.training.data.corpus import prepare
 
 OUT = Path("runs/flax")
 VOCAB, WIDTH = 2048, 64

@@ -22,7 +22,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 import tiewise
-from tiewise.data.sources import builtin_texts
+from tiewise.training.data.sources import builtin_texts
 
 SIZES = {"width": 64, "layers": 2, "heads": 4, "length": 128, "batch": 8, "steps": 120}
 

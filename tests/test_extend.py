@@ -27,9 +27,9 @@ NEW_FILE = re.compile(r"# (src/\S+)\n")
 # tests that go through a registry or compare it with a list
 REGISTRY_TESTS = """
 tests/test_layering.py
-tests/test_spec.py
+tests/core/test_spec.py
 tests/test_wrong_types.py
-tests/test_run_docs.py::test_every_measured_number_of_the_book_is_in_its_source
+tests/tools/test_run_docs.py::test_every_measured_number_of_the_book_is_in_its_source
 tests/boundary/test_boundary.py
 tests/checkpoint/test_audit.py::test_the_table_of_rules_is_the_catalogue_and_every_rule_explains_itself
 tests/checkpoint/test_audit.py::test_a_rule_is_one_file_and_no_other_changed_line
@@ -38,8 +38,8 @@ tests/cli/test_encodings.py
 tests/cli/test_light_install.py
 tests/inspection/test_inspection.py
 tests/report/test_faces.py
-tests/rewrite/test_densify.py
-tests/training/test_kind.py
+tests/checkpoint/rewrite/test_densify.py
+tests/training/kinds/test_kind.py
 tests/training/test_setting_types.py
 """
 
@@ -122,7 +122,7 @@ class Clone:
 def test_the_page_adds_five_things():
     page = PAGE.read_text(encoding="utf-8")
     folders = [Path(path).parent.name for path in new_files(page)]
-    assert folders == ["sections", "checkpoint", "rewrite", "kinds"]
+    assert folders == ["sections", "rules", "rewrite", "kinds"]
     assert "src/tiewise/core/spec.py" in {change.path for change in changes(page)}
     assert all(change.old and change.old != change.new for change in changes(page))
 
@@ -203,7 +203,7 @@ def test_the_kind_trains(extended, tmp_path):
 
 OPTION = """
 import torch, transformers, tiewise
-from tiewise.flax.flax_boundary import PureBoundary
+from tiewise.boundary.flax.boundary import PureBoundary
 hot, plain = (tiewise.Boundary(spec, 11, 8) for spec in ("tied+temperature=4", "tied"))
 plain.load_state_dict(hot.state_dict())
 hidden, targets = torch.randn(5, 8), torch.arange(5)

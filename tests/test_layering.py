@@ -1,7 +1,10 @@
-"""Hard rules of the package: imports point downward, without a cycle, and no class name is defined twice."""
+"""Rules of the package's structure: imports point downward, modules form no cycle, a class name is defined once."""
 
 import ast
+import re
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -9,97 +12,153 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
-FLOORS = {
-    "core": 0,
-    "exercises": 1,
-    "flax": 1,
-    "ops": 1,
-    "checkpoint": 1,
-    "rewrite": 2,
-    "boundary": 2,
-    "sharing": 2.5,  # uses the saved types of boundary, and hf registers it
-    "hf": 3,
-    "models": 3,
-    "data": 3,
+LEVELS = {
+    "core": 1,
+    "checkpoint": 2,
     "planning": 3,
-    "analysis": 4,
-    "training": 4.5,  # predicts its first losses as `plan` does
-    "sharded": 3.5,
-    "atlas": 5,
-    "internals": 5,
+    "boundary": 4,
+    "training": 5,
     "inspection": 6,
     "report": 7,
-    "explorer": 7.5,
-    "runs": 7.5,
-    "cli": 8,
-    "__main__": 9,
+    "lab": 8,
+    "cli": 9,
+    "__main__": 10,
 }
+ALIASES = {"flax": "boundary", "hf": "boundary", "models": "training"}  # public modules that only import names
 FILES = sorted(ROOT.rglob("*.py"))
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
+# a string that names a module, such as Late("tiewise.core.files"), and not a sentence that mentions one
+MODULE_NAME = re.compile(r"tiewise(?:\.\w+)+")
 
 
-def _imports(tree: ast.AST, package: tuple[str, ...]) -> list[tuple[str, bool]]:
-    """(dotted module below tiewise, whether inside a function) of every import of ours."""
-    found = []
+@dataclass(frozen=True)
+class Import:
+    """One import of a module of tiewise, by a statement or by a string."""
 
-    def visit(node: ast.AST, inside: bool) -> None:
-        for child in ast.iter_child_nodes(node):
-            below = inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            if isinstance(child, ast.Import):
-                names = [alias.name for alias in child.names]
-            elif isinstance(child, ast.ImportFrom):
-                base = resolve_name("." * child.level + (child.module or ""), ".".join(["tiewise", *package]))
-                own = [] if base == "tiewise" else [base]  # `from tiewise import core` is of the folder alone
-                names = own + [f"{base}.{alias.name}" for alias in child.names]
-            else:
-                names = []
-            ours = (name for name in names if f"{name}.".startswith("tiewise."))
-            found.extend((name.removeprefix("tiewise."), inside) for name in ours)
-            visit(child, below)
+    name: str  # dotted, below tiewise
+    is_inside_function: bool
+    is_string: bool
 
-    visit(tree, False)
-    return found
+    @property
+    def unit(self) -> str:
+        """The package or module directly below tiewise."""
+        return self.name.split(".")[0]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def imports_of(path: Path) -> list[Import]:
+    """Return every import of tiewise's modules in one file."""
+    package = ".".join(["tiewise", *path.relative_to(ROOT).parts[:-1]])
+    return list(_imports_below(ast.parse(path.read_text(encoding="utf-8")), package, False))
+
+
+def _imports_below(node: ast.AST, package: str, inside: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        for name in _statement_names(child, package):
+            if name.startswith("tiewise."):
+                yield Import(name.removeprefix("tiewise."), inside, False)
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            module = _module_in(child.value)
+            if module:
+                yield Import(module, inside, True)
+        below = inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from _imports_below(child, package, below)
+
+
+def _statement_names(node: ast.AST, package: str) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    base = resolve_name("." * node.level + (node.module or ""), package)
+    names = [f"{base}.{alias.name}" for alias in node.names]
+    return names if base == "tiewise" else [base, *names]  # `from tiewise import core` imports core alone
+
+
+def _module_in(text: str) -> str:
+    """Return the module that a string names, dotted below tiewise; "" if it names none."""
+    if not MODULE_NAME.fullmatch(text):
+        return ""
+    name = text.removeprefix("tiewise.")
+    is_module = name in MODULES or f"{name}.__init__" in MODULES
+    return name if is_module else ""
+
+
+def test_a_module_that_a_string_names_is_an_import(tmp_path):
+    tree = ast.parse('faces = Late("tiewise.report.faces")\nmessage = "use tiewise.hf.load"\nkey = "tiewise.json"')
+    found = list(_imports_below(tree, "tiewise.inspection", False))
+    assert found == [Import("report.faces", False, True)]
+
+
+def test_a_relative_import_is_resolved():
+    tree = ast.parse("from ..core import files\ndef load():\n    import tiewise.hf")
+    found = list(_imports_below(tree, "tiewise.inspection", False))
+    assert found == [Import("core", False, False), Import("core.files", False, False), Import("hf", True, False)]
+
+
+def test_the_package_has_the_units_that_the_design_names():
+    units = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in FILES}
+    assert units == {*LEVELS, *ALIASES, "__init__"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_downward(path):
-    parts = path.relative_to(ROOT).parts
-    unit = parts[0].removesuffix(".py")
+    unit = path.relative_to(ROOT).parts[0].removesuffix(".py")
     if unit == "__init__":
         return
-    assert unit in FLOORS, f"{unit} has no floor: give it one in docs/architecture.md and here"
-    for name, inside in _imports(ast.parse(path.read_text()), parts[:-1]):
-        target = name.split(".")[0]
-        assert target in FLOORS, f"{unit} imports the root, which imports everything: name the module"
-        assert target == unit or FLOORS[target] < max(FLOORS[unit], 1), f"{unit} may not import tiewise.{name}"
-        late = unit in ("cli", "__main__")  # a command loads what it needs; its start is clean of Ctrl-C's traceback
-        assert not inside or late, f"{path.name} imports tiewise.{name} inside a function"
+    for one in imports_of(path):
+        if unit in ALIASES:
+            assert one.unit == ALIASES[unit], f"{path.name} is an alias of {ALIASES[unit]} and imports it alone"
+            continue
+        assert one.unit in LEVELS, f"{unit} imports tiewise.{one.name}: name the module in its package"
+        assert one.unit == unit or LEVELS[one.unit] < LEVELS[unit], f"{unit} may not import tiewise.{one.name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_are_at_the_top_of_a_file(path):
+    unit = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    if unit in ("cli", "__main__"):  # a command loads what it needs, and Ctrl-C during its start shows no traceback
+        return
+    late = [one.name for one in imports_of(path) if one.is_inside_function and not one.is_string]
+    assert late == []
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_an_alias_only_imports_names(name):
+    statements = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8")).body
+    docstring, *rest = statements
+    assert isinstance(docstring, ast.Expr)
+    assert all(isinstance(statement, ast.ImportFrom) for statement in rest)
 
 
 def test_no_cycle_between_modules():
-    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in FILES}
     arrows = {}
-    for name, path in modules.items():
-        imported = {n for n, _ in _imports(ast.parse(path.read_text()), path.relative_to(ROOT).parts[:-1])}
-        arrows[name] = imported & modules.keys() - {name}
+    for name, path in MODULES.items():
+        imported = {one.name for one in imports_of(path) if not one.is_string}
+        arrows[name] = imported & MODULES.keys() - {name}
     TopologicalSorter(arrows).prepare()  # its error names the cycle
 
 
-def test_folders_do_not_import_each_other():
+def test_two_subfolders_do_not_import_each_other():
+    """A package and its own subfolders may; that modules form no cycle suffices there."""
     arrows = set()
     for path in FILES:
-        for name, _ in _imports(ast.parse(path.read_text()), path.relative_to(ROOT).parts[:-1]):
-            target = ROOT.joinpath(*name.split("."))
+        for one in imports_of(path):
+            target = ROOT.joinpath(*one.name.split("."))
             target = target if target.is_dir() else target.parent
-            if target.is_dir() and ROOT not in (target, path.parent) and target != path.parent:
-                arrows.add((path.parent.relative_to(ROOT).as_posix(), target.relative_to(ROOT).as_posix()))
-    mutual = {tuple(sorted(arrow)) for arrow in arrows if arrow[::-1] in arrows}
-    assert not mutual, "one of the two holds what both need: move that down"
+            if target.is_dir() and ROOT not in (target, path.parent):
+                arrows.add((path.parent.relative_to(ROOT), target.relative_to(ROOT)))
+    mutual = {arrow for arrow in arrows if arrow[::-1] in arrows and not _is_nested(*arrow)}
+    assert not mutual, "move what both need into a third place"
+
+
+def _is_nested(a: Path, b: Path) -> bool:
+    return a == b or a in b.parents or b in a.parents
 
 
 def test_no_class_name_is_defined_twice():
     files_of = defaultdict(list)
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 files_of[node.name].append(path.relative_to(ROOT).as_posix())
     twice = {name: files for name, files in files_of.items() if len(files) > 1}

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import tiewise
+from tiewise.boundary.ops.path_gradient import PathRecord
 from tiewise.core import errors
 from tiewise.core.errors import (
     CheckpointError,
@@ -18,7 +19,6 @@ from tiewise.core.errors import (
     TiewiseError,
     UnsupportedError,
 )
-from tiewise.ops.path_gradient import PathRecord
 
 TABLE, IDS = nn.Parameter(torch.zeros(4, 3)), torch.zeros(2, dtype=torch.long)
 PATH = "expected str, bytes or os.PathLike object, not"  # what Python says of no path, and it says it well

@@ -125,7 +125,7 @@ def left(source: str, number: Held, page: Path, text: str) -> list[tuple[str, ..
         return numbers_of(page, mine, tuple(keys))
     if name.startswith("$ "):
         return numbers_of(ROOT, said_by(name[2:]), tuple(keys))
-    places = (ROOT / "docs", ROOT / "benchmarks", ROOT / "src" / "tiewise" / "catalogue", ROOT, page.parent)
+    places = (ROOT / "docs", ROOT / "benchmarks", ROOT / "src" / "tiewise" / "planning" / "data", ROOT, page.parent)
     path = next((path / name for path in places if (path / name).is_file()), None)
     return numbers_of(path, path.read_text(encoding="utf-8"), tuple(keys)) if path else []
 

@@ -1,6 +1,6 @@
 """Write the model types whose parameters the generic formula counts, and those that have other parts.
 
-    python tools/make_estimated_families.py     writes src/tiewise/catalogue/estimated_families.json; two minutes
+    python tools/make_estimated_families.py     writes src/tiewise/planning/data/estimated_families.json; two minutes
 
 Every type of the installed transformers that has token tables and no reader in tiewise is built on the meta device, as
 its class completes an empty config, and once more with another layer. The formula counts a type if its total differs
@@ -26,7 +26,7 @@ from tiewise.planning.config import Config
 from tiewise.planning.model_families import READERS
 from tiewise.planning.read_config import formula
 
-PATH = Path(tiewise.__file__).parent / "catalogue" / "estimated_families.json"
+PATH = Path(tiewise.__file__).parent / "planning" / "data" / "estimated_families.json"
 MOST = 0.02  # of the class's own count
 HEADS = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM", "SpeechSeq2Seq", "PreTraining")
 BUILT = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tiewise.exercises import EXERCISES
+from tiewise.cli.exercises import EXERCISES
 
 PAGE = Path(__file__).parents[1] / "docs" / "exercises.md"
 BEGIN = f"""# Exercises

@@ -1,4 +1,4 @@
-"""Make src/tiewise/catalogue/first_losses.json: the first losses of the catalogue's models, tied and untied.
+"""Make src/tiewise/planning/data/first_losses.json: the first losses of the catalogue's models, tied and untied.
 
     .venv/bin/python tools/make_first_losses.py
 
@@ -12,13 +12,13 @@ import json
 from pathlib import Path
 
 from tiewise.core.errors import PlanError
-from tiewise.core.first_loss import FirstStep
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.catalogue import models
 from tiewise.planning.costs import first_step_of
+from tiewise.planning.first_loss import FirstStep
 from tiewise.planning.plan import described
 
-TARGET = Path(__file__).parents[1] / "src" / "tiewise" / "catalogue" / "first_losses.json"
+TARGET = Path(__file__).parents[1] / "src" / "tiewise" / "planning" / "data" / "first_losses.json"
 
 
 def first_steps() -> list[FirstStep]:

@@ -15,17 +15,27 @@ from pathlib import Path
 import typer
 
 import tiewise
-from tiewise.checkpoint.rule import rules
+from tiewise.checkpoint.rules.rule import rules
 from tiewise.cli.main import COMMANDS, command_line
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
 ROOMS = {  # modules that `import tiewise` offers names of, in the order in which a reader meets them
-    "Comparing and training": ("runs", "training", "planning", "inspection", "explorer"),
-    "The boundary in a model": ("boundary", "hf", "core.spec", "sharing", "core.sharing_spec"),
-    "Losses, lookups, products": ("ops", "core.backends"),
-    "Checkpoints": ("checkpoint", "rewrite", "analysis"),
-    "Many processes": ("sharded",),
+    "Comparing and training": ("lab", "training", "planning", "inspection.inspection", "report"),
+    "The boundary in a model": (
+        "boundary.boundary",
+        "boundary.hf",
+        "boundary.install",
+        "boundary.param_groups",
+        "boundary.parallel_plan",
+        "boundary.probe",
+        "boundary.sharing",
+        "core.sharing_spec",
+        "core.spec",
+    ),
+    "Losses, lookups, products": ("boundary.ops", "core.backends"),
+    "Checkpoints": ("checkpoint", "inspection.tables"),
+    "Many processes": ("boundary.sharded",),
     "Errors": ("core.errors",),
 }
 

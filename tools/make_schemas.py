@@ -1,6 +1,6 @@
 """Write a JSON Schema for everything that a command prints with `--json` or keeps beside its results.
 
-    python tools/make_schemas.py           writes src/tiewise/schemas/NAME-VERSION.json
+    python tools/make_schemas.py           writes src/tiewise/report/schemas/NAME-VERSION.json
     python tools/make_schemas.py --hold    writes nothing, and exits with 1 where one is not what it would write
 
 What is a dataclass is described by its hints, and by the comments behind its fields. What a plan says is a mapping
@@ -22,16 +22,16 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import tiewise
 from tiewise.checkpoint import audit, claims
+from tiewise.checkpoint.rewrite import engine
 from tiewise.core.found import Found
 from tiewise.inspection import bench
 from tiewise.inspection import inspection as inspected
 from tiewise.planning.architecture import Architecture, Count, TokenTables
 from tiewise.planning.catalogue import models
 from tiewise.planning.costs import Setting
-from tiewise.rewrite import engine
 from tiewise.training import results
 
-HOME = Path(tiewise.__file__).parent / "schemas"
+HOME = Path(tiewise.__file__).parent / "report" / "schemas"
 SCALARS = {str: "string", int: "integer", bool: "boolean", float: "number", Path: "string", types.NoneType: "null"}
 LIKE = (
     "gpt2",

@@ -63,14 +63,14 @@ def kinds():
 
 def rules():
     """Return the codes of the rules of `check`."""
-    from tiewise.checkpoint.rule import rules as every
+    from tiewise.checkpoint.rules.rule import rules as every
 
     return list(every())
 
 
 def recipes():
     """Return the names of the recipes."""
-    return sorted(path.name.removesuffix(".yaml") for path in (files("tiewise") / "recipes").iterdir())
+    return sorted(path.name.removesuffix(".yaml") for path in (files("tiewise") / "training" / "recipes").iterdir())
 
 
 def settings():
@@ -103,5 +103,5 @@ def check_schema(command, answer):
     name = "receipt" if command in verbs() else SCHEMAS.get(command)
     if name is None or OTHER_ANSWERS & set(answer) or (command == "compare" and "finding" not in answer):
         return
-    (path,) = (file for file in (files("tiewise") / "schemas").iterdir() if file.name.startswith(f"{name}-"))
+    (path,) = (file for file in (files("tiewise") / "report" / "schemas").iterdir() if file.name.startswith(f"{name}-"))
     jsonschema.validate(answer, json.loads(path.read_text(encoding="utf-8")))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from benchmarks.decoding import table_of, trained, wrong
 
-from tiewise.ops.exact_top import ExactTop
+from tiewise.boundary.ops.exact_top import ExactTop
 
 
 @pytest.mark.parametrize("k", [1, 20])

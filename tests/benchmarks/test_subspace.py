@@ -11,7 +11,7 @@ from benchmarks.subspace import Training, measure, numbered
 from scipy.linalg import subspace_angles
 
 from tiewise.core.errors import DataError
-from tiewise.data.sources import builtin_texts
+from tiewise.training.data.sources import builtin_texts
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from tiewise.boundary.install import install, installed
+from tiewise.boundary.ops.path_gradient import gather
 from tiewise.core.errors import InstallError, UnsupportedError
-from tiewise.ops.path_gradient import gather
 
 FAMILIES = ("llama", "gpt2", "gemma2", "bert", "t5")
 SPECS = ("tied", "untied", "factored:6", "residual:2")

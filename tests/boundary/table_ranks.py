@@ -34,11 +34,11 @@ from transformers.distributed import DistributedConfig
 import tiewise.hf  # noqa: F401, registers the type
 from tiewise.boundary.install import install, installed
 from tiewise.boundary.parallel_plan import keep_tables, parallel_plan
+from tiewise.boundary.sharded.export import export_sharded
+from tiewise.boundary.sharded.save_load import load_sharded, save_sharded
 from tiewise.boundary.sharded_tables import shard
 from tiewise.checkpoint.audit import check
 from tiewise.core.errors import InstallError, UnsupportedError
-from tiewise.sharded.export import export_sharded
-from tiewise.sharded.save_load import load_sharded, save_sharded
 
 WIDTH = 32
 SIZES = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 4}  # which four ranks divide

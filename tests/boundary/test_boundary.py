@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from tiewise.boundary.boundary import Boundary
+from tiewise.boundary.ops.path_gradient import PathRecord, path_norms
 from tiewise.core.errors import SpecError
-from tiewise.core.first_loss import first_step, predicted_nll, sound_std
 from tiewise.core.spec import BoundarySpec, Vocabularies
-from tiewise.ops.path_gradient import PathRecord, path_norms
+from tiewise.planning.first_loss import first_step, predicted_nll, sound_std
 
 V, D, N = 41, 12, 30
 SPECS = ["untied", "tied", "factored:5", "factored-untied:in=4,out=6", "residual:3,s=0.5", "spd"]
@@ -185,7 +185,7 @@ def test_a_token_that_is_not_predicted_meets_nothing():
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_the_first_loss_is_the_predicted_one(kind):
-    """Of hidden states that know nothing; around a body see tests/training/test_decoder.py."""
+    """Of hidden states that know nothing; around a body see tests/training/kinds/test_decoder.py."""
     torch.manual_seed(1)
     d, v, n = 128, 3000, 400
     boundary = Boundary(kind.replace(":7", ":100"), v, d)

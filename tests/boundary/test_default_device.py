@@ -8,9 +8,9 @@ import torch
 from tiny_models import batch, build, step
 
 import tiewise
+from tiewise.boundary.ops import chunked, exact_top, fast_products, gpu_kernels
+from tiewise.boundary.sharing.share import share_layers
 from tiewise.core.backends import LossOptions
-from tiewise.ops import chunked, exact_top, fast_products, gpu_kernels
-from tiewise.sharing.share import share_layers
 
 SPECS = (None, "untied", "factored:4", "projected:4", "residual:3", "spd", "tied+bias", "tied+pad=0", "tied+init=0.1")
 

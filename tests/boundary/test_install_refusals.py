@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tiewise.boundary.install import install, installed
+from tiewise.boundary.ops.path_gradient import path_norms
+from tiewise.boundary.sharing.share import share_layers
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
-from tiewise.ops.path_gradient import path_norms
-from tiewise.sharing.share import share_layers
 
 
 class LogitsOfItsOwn(tr.LlamaForCausalLM):

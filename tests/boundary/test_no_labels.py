@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tr
-from tests.models.albert_tools import TINY
-from tests.models.rnn_tools import tiny
-from tests.models.rnn_tools import words as words_of_rnn
+from tests.training.models.albert_tools import TINY
+from tests.training.models.rnn_tools import tiny
+from tests.training.models.rnn_tools import words as words_of_rnn
 from tiny_models import V, batch, build, trainer, variant
 from transformers.trainer_pt_utils import LabelSmoother
 
 from tiewise.boundary.install import install
-from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
+from tiewise.training.models import OpenAlbertConfig, OpenAlbertForPreTraining
 
 ITEMS = [None, 0, torch.tensor(0), 5]
 FAMILIES = ("llama", "gpt2", "gemma2", "t5", "bart", "bert", "albert", "open_albert", "rnn")

@@ -17,16 +17,16 @@ from torch import nn
 
 import tiewise
 from tiewise.boundary.locate import locate
+from tiewise.boundary.sharing.layout import find_stacks
+from tiewise.boundary.sharing.share import share_layers
 from tiewise.boundary.undisturbed import kept_generators, undisturbed
 from tiewise.core.errors import InstallError, SpecError, TiewiseError
+from tiewise.inspection.running.loaded import open_model
 from tiewise.inspection.sections.bottleneck import bottleneck_of
 from tiewise.inspection.sections.gradients import gradients_of
 from tiewise.inspection.sections.lens import lens_of
 from tiewise.inspection.sections.precision import precision_of
 from tiewise.inspection.sections.refinement import refinement_of
-from tiewise.internals.loaded import open_model
-from tiewise.sharing.layout import find_stacks
-from tiewise.sharing.share import share_layers
 
 _WHISPER = sizes(f"vocab_size={V} d_model=16 encoder_layers=1 decoder_layers=2 num_mel_bins=8 max_source_positions=10")
 _WHISPER |= sizes("encoder_attention_heads=2 decoder_attention_heads=2 encoder_ffn_dim=24 decoder_ffn_dim=24")

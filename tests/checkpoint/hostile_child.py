@@ -28,8 +28,8 @@ from onnx_writer import model as onnx_model
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.rewrite import merge, slim
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite import merge, slim
 
 ADAPTERS = ("adapter", "copies", "rows")
 VERBS = {"merge": ADAPTERS, "slim": ("adapter", "copies")}  # rows are slim already

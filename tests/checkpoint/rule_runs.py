@@ -6,8 +6,8 @@ from tiny_checkpoints import written
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rule import rules
-from tiewise.rewrite import repair
+from tiewise.checkpoint.rewrite import repair
+from tiewise.checkpoint.rules.rule import rules
 
 # 24 rows are no multiple of 64; what loaders make of whatever else is found; some of these families scale
 ALWAYS = {"B042", "B080", "B090"}

@@ -1,7 +1,6 @@
 """Tiny models of transformers, saved as it saves them, with what they really use told apart by values."""
 
 import logging
-import sys
 import warnings
 from contextlib import contextmanager
 from io import StringIO
@@ -11,10 +10,8 @@ import numpy as np
 import torch
 import transformers as tr
 from safetensors import safe_open
-from transformers.models.auto import modeling_auto as auto
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "boundary"))
 from shrink import parameters_on_meta, shrink
+from transformers.models.auto import modeling_auto as auto
 
 FLAG = "tie_word_embeddings"
 TASKS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ")

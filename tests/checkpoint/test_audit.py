@@ -28,9 +28,9 @@ from tiny_checkpoints import (
 )
 from typer.testing import CliRunner
 
-from tiewise.checkpoint import rule as rule_module
 from tiewise.checkpoint.audit import audit_view, check
-from tiewise.checkpoint.rule import SEVERITIES, rules
+from tiewise.checkpoint.rules import rule as rule_module
+from tiewise.checkpoint.rules.rule import SEVERITIES, rules
 from tiewise.cli.main import command_line
 from tiewise.core.errors import CheckpointError, heard
 
@@ -208,7 +208,7 @@ def test_a_notebook_shows_what_the_command_prints(tmp_path):
 
 
 RULE = '''
-from tiewise.checkpoint.rule import Said, rule
+from tiewise.checkpoint.rules.rule import Said, rule
 
 @rule("B099", "warning", "nobody names a tensor Wanda")
 def wanda(facts):
@@ -222,8 +222,8 @@ def wanda(facts):
 
 
 def test_a_rule_is_one_file_and_no_other_changed_line(tmp_path, monkeypatch):
-    (tmp_path / "rules_wanda.py").write_text(RULE)
-    folder = import_module("tiewise.checkpoint")
+    (tmp_path / "wanda.py").write_text(RULE)
+    folder = import_module("tiewise.checkpoint.rules")
     monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
     monkeypatch.setattr(rule_module, "_REGISTERED", dict(rule_module._REGISTERED))
     path = llama(tmp_path / "model", rows=64)
@@ -237,7 +237,7 @@ def test_a_rule_is_one_file_and_no_other_changed_line(tmp_path, monkeypatch):
         said = ("nobody names a tensor Wanda", "What to do: choose another.", "Sources: somebody#1, somebody else")
         assert all(words in explained for words in said)
     finally:
-        sys.modules.pop("tiewise.checkpoint.rules_wanda", None)
+        sys.modules.pop("tiewise.checkpoint.rules.wanda", None)
 
 
 def test_nothing_heavy_is_imported(tmp_path):

@@ -18,7 +18,7 @@ from tiny_checkpoints import llama, llama_tensors
 
 from tiewise.checkpoint import loaders
 from tiewise.checkpoint.audit import check
-from tiewise.rewrite import factor
+from tiewise.checkpoint.rewrite import factor
 
 FILE, FLAG, UNTIED = "model.safetensors", "tie_word_embeddings", {"tie_word_embeddings": False}
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from tests.inspection.tiny_folders import write_model
 
 from tiewise.cli.main import COMMANDS, main
-from tiewise.data.tokenizer import make_tokenizer
+from tiewise.training.data.tokenizer import make_tokenizer
 
 RUN = ["-t", "text.txt", *TINY, "--seeds=2", "--arms=tied,untied", "--out=made"]
 SAID = {  # a command line of each command, its exit code, and a letter of its output that ASCII lacks

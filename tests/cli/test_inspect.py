@@ -14,7 +14,7 @@ from tests.inspection.tiny_folders import write_model
 from tests.report.opened_page import BROWSER, FLAGS, Visit
 from transformers import LlamaForCausalLM
 
-from tiewise.sharing.share import share_layers
+from tiewise.boundary.sharing.share import share_layers
 
 RUNNING = ["bigrams", "gradients", "bottleneck", "precision", "lens", "refinement"]
 

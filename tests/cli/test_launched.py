@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from tiewise.boundary.install import install
-from tiewise.data.corpus import load_prepared
+from tiewise.training.data.corpus import load_prepared
 from tiewise.training.kinds.decoder import measure
 
 pytestmark = pytest.mark.slow

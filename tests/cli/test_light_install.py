@@ -11,10 +11,10 @@ from safetensors.numpy import load_file, save_file
 from tests.inspection.tiny_folders import write_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tiewise.analysis import token_texts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.cli.main import COMMANDS
 from tiewise.inspection.inspection import NAMES
+from tiewise.inspection.tables import token_texts
 
 TORCH, PLOTS = "pip install 'tiewise[torch]'", "pip install 'tiewise[plots]'"
 WORK = [

@@ -11,9 +11,9 @@ import yaml
 from cli_tiny import refused, write_text
 from launched import ended, launch, trains, until
 
-from tiewise import runs
-from tiewise.atlas.grid import StudyGrid
+from tiewise import lab
 from tiewise.core.estimates import detectable
+from tiewise.training.study.grid import StudyGrid
 
 SMALL = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": 12, "tokenizer": "bytes"}
 
@@ -103,7 +103,7 @@ def test_scripts_of_every_cell_are_written_and_a_resumed_sweep_collects(tiewise,
 
 @pytest.mark.parametrize("moment", [1, 3])
 def test_stopped_while_it_is_put_in_place_it_goes_on(tiewise, grid, tmp_path, monkeypatch, moment):
-    real, calls = runs.replace_path, []
+    real, calls = lab.replace_path, []
 
     def replaced(*paths):
         calls.append(paths)
@@ -111,7 +111,7 @@ def test_stopped_while_it_is_put_in_place_it_goes_on(tiewise, grid, tmp_path, mo
             raise KeyboardInterrupt
         real(*paths)
 
-    monkeypatch.setattr(runs, "replace_path", replaced)
+    monkeypatch.setattr(lab, "replace_path", replaced)
     said = tiewise("sweep", grid(), "--out=s", "--jobs=1", "-q")
     assert (said.code, said.out) == (130, "")
     assert said.err == "tiewise: interrupted; tiewise sweep --out s --resume goes on\n"

@@ -134,18 +134,18 @@ def test_explore_writes_a_page_with_its_script_styles_and_facts(wheel, model):
     page = (wheel.folder / "explored.html").read_text(encoding="utf-8")
     (_, facts), (_, code) = scripts_of(page)
     assert json.loads(facts)["at"] == "checkpoint"
-    for source in sorted((PACKAGE / "explorer/web").glob("*.js")):
+    for source in sorted((PACKAGE / "report/explorer/web").glob("*.js")):
         functions = re.findall(
             r"^(?:export )?(?:async )?function \w+\(", source.read_text(encoding="utf-8"), re.MULTILINE
         )
         assert [one for one in functions if one.removeprefix("export ") not in code] == [], source.name
-    for style in ("report/templates/report.css", "explorer/web/page.css"):
+    for style in ("report/templates/report.css", "report/explorer/web/page.css"):
         assert (PACKAGE / style).read_text(encoding="utf-8").strip() in page
 
 
 def test_exercises_are_listed_printed_and_checked(wheel):
     listed = wheel.tiewise("exercise").splitlines()
-    texts = sorted((PACKAGE / "exercises").glob("*.md"))
+    texts = sorted((PACKAGE / "cli/exercises").glob("*.md"))
     assert len([line for line in listed if re.match(r" *\d+  ", line)]) == len(texts)
     assert "saved(v, d, layers)" in wheel.tiewise("exercise 1")
     (wheel.folder / "right.py").write_text(

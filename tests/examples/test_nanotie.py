@@ -25,9 +25,9 @@ import torch.nn.functional as F
 import transformers
 
 import tiewise
-from tiewise.core.first_loss import predicted_nll
+from tiewise.boundary.ops.path_gradient import PathRecord, path_norms
 from tiewise.core.spec import KINDS as KINDS_OF_LIBRARY
-from tiewise.ops.path_gradient import PathRecord, path_norms
+from tiewise.planning.first_loss import predicted_nll
 from tiewise.training.results import paired
 
 V, D, N = 41, 12, 30

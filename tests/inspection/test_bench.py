@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
-from tiewise.data.corpus import prepare
-from tiewise.data.tokenizer import read_tokens
 from tiewise.inspection.bench import Bench, Effort, Request
 from tiewise.inspection.inspection import subjects_of
 from tiewise.inspection.sections.tokens import tokens
+from tiewise.training.data.corpus import prepare
+from tiewise.training.data.tokenizer import read_tokens
 from tiewise.training.folder import DATA
 
 WORDS = [f"w{i}" for i in range(39)]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.stats
-from tests.analysis.tiny_tables import llama
+from tests.inspection.tables.tiny_tables import llama
 
-from tiewise.analysis.align_tables import CKA, CKA_CURVE, CKA_LINE, toward
-from tiewise.analysis.table_maps import AlignSettings
 from tiewise.core.errors import RunError
 from tiewise.core.estimates import Estimate
 from tiewise.inspection.bench import Bench
+from tiewise.inspection.tables.align_tables import CKA, CKA_CURVE, CKA_LINE, toward
+from tiewise.inspection.tables.table_maps import AlignSettings
 from tiewise.inspection.tables_over_seeds import AGAIN, ONE_MODEL, OTHER_SEED, SAME_SEED, over_pairs, over_seeds
 from tiewise.training.folder import folder_name, write_json
 from tiewise.training.results import Comparison, RunResult

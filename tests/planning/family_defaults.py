@@ -1,4 +1,4 @@
-"""Writes src/tiewise/catalogue/class_defaults.json from the installed transformers: `python family_defaults.py`.
+"""Writes src/tiewise/planning/data/class_defaults.json from the installed transformers: `python family_defaults.py`.
 
 What is recorded: for each model type that tiewise reads, the class defaults of the keys that its readers ask for, and
 the class's own names for usual ones.
@@ -14,7 +14,7 @@ import tiewise
 from tiewise.planning.config import Config
 from tiewise.planning.read_config import READERS, fresh_table
 
-PATH = Path(tiewise.__file__).parent / "catalogue" / "class_defaults.json"
+PATH = Path(tiewise.__file__).parent / "planning" / "data" / "class_defaults.json"
 # Names that the classes take but do not list: an older field, or their own for what others call otherwise.
 BESIDES = {
     "bloom": {"hidden_size": "n_embed"},

@@ -8,14 +8,14 @@ import re
 import numpy as np
 import pytest
 from rich.console import Console
-from tests.inspection.test_first_mlp import opened
-from tests.inspection.test_gradients import paths
-from tests.inspection.test_gradients_over_training import arm
-from tests.inspection.test_path_sections import checkpoint, text
-from tests.inspection.test_refinement import trajectory
-from tests.inspection.test_table_sections import over_seeds
+from tests.inspection.running.one_layer_models import one_layer
+from tests.inspection.sections.test_first_mlp import opened
+from tests.inspection.sections.test_gradients import paths
+from tests.inspection.sections.test_gradients_over_training import arm
+from tests.inspection.sections.test_path_sections import checkpoint, text
+from tests.inspection.sections.test_refinement import trajectory
+from tests.inspection.sections.test_table_sections import over_seeds
 from tests.inspection.test_tables_over_seeds import planted, write_run
-from tests.internals.one_layer_models import one_layer
 
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
 from tiewise.inspection.bench import Request

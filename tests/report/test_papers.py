@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.report.comparison_sample import ALBERT_ARMS, NLL, SHARINGS, albert_comparison, sample_comparison
 
-from tiewise.core.ledger import results
 from tiewise.core.spec import BoundarySpec
+from tiewise.planning.ledger import results
 from tiewise.report import papers
 from tiewise.report.comparison_found import beside_papers
 from tiewise.report.papers import AGREES, DISAGREES, OPEN, beside_figures, beside_table_4, direction, sharing_orders

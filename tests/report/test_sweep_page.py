@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.atlas.planted_study import AXES, gain, planted
 from tests.report.opened_page import EVIL, Page, Visit, browser, pytestmark  # noqa: F401 - a fixture, and the skip
+from tests.training.study.planted_study import AXES, gain, planted
 
-from tiewise.atlas.grid import StudyGrid
 from tiewise.report.sweep_page import answer, by_rank, curves, fitted, render, sign_maps, table, turns, write_sweep
+from tiewise.training.study.grid import StudyGrid
 
 RANKS = ("untied", "tied", "factored:8", "factored:16")
 

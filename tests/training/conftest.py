@@ -6,8 +6,8 @@ import pytest
 
 from tiewise.core.errors import Interrupted, TiewiseError
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.corpus import prepare
 from tiewise.training.compare import Display, start
+from tiewise.training.data.corpus import prepare
 from tiewise.training.folder import locked
 from tiewise.training.run import train
 from tiewise.training.settings import Settings

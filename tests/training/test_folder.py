@@ -201,7 +201,7 @@ import sys
 sys.modules["fcntl"] = None
 from pathlib import Path
 import filelock
-from tiewise.rewrite import untie
+from tiewise.checkpoint.rewrite import untie
 from tiewise.core.errors import RunError
 from tiewise.training.folder import locked
 assert filelock.FileLock is filelock.SoftFileLock

@@ -23,7 +23,7 @@ from tiewise.training.compare import Display
 from tiewise.training.kinds.seq2seq import Seq2SeqOptions
 from tiewise.training.trainer import RunRecord
 
-FLAX, STEPS = "tiewise.training.kinds.flax", "tiewise.flax.flax_training"
+FLAX, STEPS = "tiewise.training.kinds.flax", "tiewise.boundary.flax.training"
 
 
 def die(*arguments, **named):

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
+from tiewise.boundary.ops import fast_products as fp
 from tiewise.core.errors import RunError
-from tiewise.ops import fast_products as fp
 from tiewise.training import compare
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.kinds import decoder

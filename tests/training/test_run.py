@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.training.conftest import differing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tiewise.core.first_loss import sound_std
-from tiewise.data.corpus import Blocks
+from tiewise.planning.first_loss import sound_std
 from tiewise.training import trainer
+from tiewise.training.data.corpus import Blocks
 from tiewise.training.kinds import decoder
 from tiewise.training.kinds.decoder import measure
 from tiewise.training.run import direct_path, finished, train

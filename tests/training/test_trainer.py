@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from tiewise.data.corpus import Blocks
 from tiewise.training import trainer
+from tiewise.training.data.corpus import Blocks
 from tiewise.training.kinds.decoder import KIND
 from tiewise.training.trainer import TiewiseTrainer
 

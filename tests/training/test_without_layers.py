@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import tiewise
 from tiewise.core.errors import RunError
-from tiewise.data.corpus import load_prepared
+from tiewise.training.data.corpus import load_prepared
 from tiewise.training.folder import DATA
 from tiewise.training.results import gaps
 from tiewise.training.settings import Settings

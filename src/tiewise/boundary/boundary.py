@@ -9,7 +9,7 @@
     loss = boundary(ids, body, targets)     # all of it: body maps [.., D] to [.., D]
 
 The last form threads the table from the lookup to the head, so that a tied table has one gradient buffer (see
-`tiewise.ops.path_gradient`); the single verbs are as exact and use one more. Tied means that `table_out` is
+`tiewise.boundary.ops.path_gradient`); the single verbs are as exact and use one more. Tied means that `table_out` is
 `table_in`: one Parameter, once in `parameters()` and in the optimizer, under both names in the state dict.
 
 The side note that catches everyone: a table is [V, E] at both ends, one row per token. The head multiplies by its
@@ -30,13 +30,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
+from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, tied_lookup, without_row
 from tiewise.boundary.vectors import start_from_rows
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import SpecError
-from tiewise.core.first_loss import sound_std, starting_nll
 from tiewise.core.spec import BoundarySpec, Vocabularies
-from tiewise.ops.cross_entropy import linear_cross_entropy
-from tiewise.ops.path_gradient import LookupOptions, PathRecord, tied_lookup, without_row
+from tiewise.planning.first_loss import sound_std, starting_nll
 
 Body = Callable[[Tensor], Tensor]
 

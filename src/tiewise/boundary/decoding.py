@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tiewise.boundary.deferred import Deferred, head_of
 from tiewise.boundary.link import LazyLogits, Link
-from tiewise.ops.exact_top import ExactTop
+from tiewise.boundary.ops.exact_top import ExactTop
 
 
 class TopLogits(LazyLogits):

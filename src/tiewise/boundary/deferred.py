@@ -44,12 +44,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tiewise.boundary.ops.chunked import compute_dtype
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
+from tiewise.boundary.ops.log_prob import VocabularyStatistics, vocabulary_statistics
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, brought, exchanged, gathered
 from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.chunked import compute_dtype
-from tiewise.ops.cross_entropy import linear_cross_entropy
-from tiewise.ops.log_prob import VocabularyStatistics, vocabulary_statistics
-from tiewise.ops.vocabulary_shard import VocabularyShard, brought, exchanged, gathered
 
 # what deferred logits have become
 LOGITS, LOG_P, P, P_LOG_P, P_LOGITS = "logits", "log p", "p", "p · log p", "p · logits"

@@ -27,6 +27,8 @@ from tiewise.boundary.decoding import decoding
 from tiewise.boundary.deferred import Counts
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
+from tiewise.boundary.ops.exact_top import ExactTop
+from tiewise.boundary.ops.path_gradient import PathRecord, gather, path_norms
 from tiewise.boundary.saved import ENTRY, NAME, declare_family, link_of, on_meta
 from tiewise.boundary.sharded_tables import KEPT, held, require_same_tables, require_whole_table, reshard, spread, units
 from tiewise.boundary.undisturbed import generator_states, restore_generators
@@ -36,8 +38,6 @@ from tiewise.boundary.watch import unwatch
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
-from tiewise.ops.exact_top import ExactTop
-from tiewise.ops.path_gradient import PathRecord, gather, path_norms
 
 # choices of `Installed.tie` and `Installed.untie`
 KEEP, STATE = ("input", "output", "mean"), ("copy", "split", "reset")

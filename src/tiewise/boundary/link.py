@@ -30,12 +30,12 @@ from torch.utils._pytree import tree_map
 from tiewise.boundary.boundary import draw, make_maps
 from tiewise.boundary.deferred import Counts, Deferred, all_words, fused_cross_entropy, gradients
 from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
+from tiewise.boundary.ops.path_gradient import LookupOptions, several, tied_lookup, without_row
 from tiewise.boundary.saved import NAME, link_of, swapped
 from tiewise.boundary.sharded_tables import KEPT, local, narrowed, set_aside, shard_of
 from tiewise.boundary.watch import watch
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
-from tiewise.ops.path_gradient import LookupOptions, several, tied_lookup, without_row
 
 BACKWARD_HOOK = "a backward hook on its output head"
 

@@ -7,7 +7,7 @@
 
 Nothing in a checkpoint is executed: family classes come from transformers, by the names it registered. Plain tied and
 untied models keep their own type and only carry the spec as one more entry, which other loaders pass over. What else
-a model may be saved with (`tiewise.sharing`) is an `Entry` of its own.
+a model may be saved with (`tiewise.boundary.sharing`) is an `Entry` of its own.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
 
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, mapped
 from tiewise.core.errors import InstallError, TiewiseError, UnsupportedError
-from tiewise.ops.vocabulary_shard import VocabularyShard, mapped
 
 ASIDE = "_tiewise_parallel_forward"
 KEPT = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own

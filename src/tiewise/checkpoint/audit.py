@@ -17,9 +17,9 @@ from tiewise.checkpoint.facts import Facts, config_for, read_quantisation
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rule import SEVERITIES, Finding, Rule, difference, matching, names, rules, said
-from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
-from tiewise.checkpoint.rules_onnx import OnnxFacts, read_onnx
+from tiewise.checkpoint.rules.gguf import GgufFacts, open_gguf
+from tiewise.checkpoint.rules.onnx import OnnxFacts, read_onnx
+from tiewise.checkpoint.rules.rule import SEVERITIES, Finding, Rule, difference, matching, names, rules, said
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.checkpoint.untrusted import following_links, inside, short

@@ -73,7 +73,7 @@ def check(
 
 def _explain(wanted: str, json_: bool) -> None:
     from tiewise.checkpoint.audit import rule_view
-    from tiewise.checkpoint.rule import rules
+    from tiewise.checkpoint.rules.rule import rules
 
     known = rules()
     if wanted != "all" and wanted.upper() not in known:

@@ -13,7 +13,7 @@ from tiewise.cli import options as o
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
-    from tiewise.data.training_rows import PairRows
+    from tiewise.training.data.training_rows import PairRows
 
 
 def data(
@@ -42,9 +42,9 @@ def data(
         raise RunError(f"{count} rows of seed {seed}", "use 1 row or more, and a seed of 0 or more")
     o.need("torch", "transformers")
     o.hush_libraries()
-    from tiewise.data.corpus import prepare
-    from tiewise.data.sentence_pairs import Packing
-    from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
+    from tiewise.training.data.corpus import prepare
+    from tiewise.training.data.sentence_pairs import Packing
+    from tiewise.training.data.training_rows import Masking, PairRows, mark, split_sentences
 
     masks, packing = Masking(share=masking, longest=ngram), Packing(length, objective, ratio)
     with TemporaryDirectory() as folder:
@@ -99,7 +99,7 @@ def vocab(
     o.need("torch", "transformers", "datasets")
     o.hush_libraries()
     from tiewise.core.estimates import FEWEST_UNITS
-    from tiewise.data.hot_tokens import LAYOUTS, hot_tokens
+    from tiewise.training.data.hot_tokens import LAYOUTS, hot_tokens
 
     texts = text or ["builtin"]
     if to is not None and to.suffix not in LAYOUTS:  # said before gigabytes are read

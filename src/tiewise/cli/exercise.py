@@ -18,7 +18,7 @@ def exercise(
     quiet: bool = o.QUIET,
 ) -> None:
     """Read an exercise, or have your answer checked: in a process of its own, with limits of time and memory."""
-    from tiewise.exercises import EXERCISES, check, of_number
+    from tiewise.cli.exercises import EXERCISES, check, of_number
 
     if file is not None:
         wrong = check(number, file)

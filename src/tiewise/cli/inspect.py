@@ -127,7 +127,7 @@ def explore(
     quiet: bool = o.QUIET,
 ) -> None:
     """See tying with your own eyes: one page, offline, to edit matrices, drag sizes and drop a checkpoint on."""
-    from tiewise.explorer.page import explore as made
+    from tiewise.report.explorer.page import explore as made
 
     if text:
         o.need_torch()
@@ -159,8 +159,8 @@ def diff(
 
     Only the tables are read. A fine-tuned model, an adapter that was merged, a resized table: what of it changed?
     """
-    from tiewise.analysis.row_changes import diff as compared
     from tiewise.core.files import strict
+    from tiewise.inspection.tables.row_changes import diff as compared
 
     with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
         found = compared(old, new, top=top)

@@ -125,11 +125,11 @@ def _command(verb: str) -> Callable[..., None]:
         **options: Any,
     ) -> None:
         # Ctrl-C, SIGTERM and SIGHUP leave nothing, or all where it was finished
-        from tiewise import rewrite
+        from tiewise.checkpoint import rewrite
+        from tiewise.checkpoint.rewrite.change import NothingToDo
+        from tiewise.checkpoint.rewrite.file_plan import PROVENANCE
         from tiewise.checkpoint.untrusted import following_links
         from tiewise.cli.verify_load import verify_load
-        from tiewise.rewrite.change import NothingToDo
-        from tiewise.rewrite.file_plan import PROVENANCE
 
         made, texts, heldout = (to / PROVENANCE).exists(), list[str](), options.pop("heldout", None)
         if heldout is not None:  # a text that cannot be read is refused before anything is written
@@ -138,9 +138,9 @@ def _command(verb: str) -> Callable[..., None]:
             o.need_torch()
             o.hush_libraries()
             from tiewise.core.text import pieces
-            from tiewise.data.documents import ended
-            from tiewise.data.sources import open_sources
-            from tiewise.internals.passages import cost_change, passage_nats, passages
+            from tiewise.inspection.running.passages import cost_change, passage_nats, passages
+            from tiewise.training.data.documents import ended
+            from tiewise.training.data.sources import open_sources
 
             texts = passages(text for text, _ in pieces(ended(open_sources(heldout))))
 

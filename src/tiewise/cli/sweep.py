@@ -36,13 +36,13 @@ def sweep(
     o.need_torch()
     again = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
     with o.interruptible(lambda: f"; {again} goes on" if any(out.glob("**/grid.yaml")) else ""):
-        from tiewise.atlas.grid import StudyGrid
         from tiewise.core.files import disk_error, quiet_threads
+        from tiewise.training.study.grid import StudyGrid
 
         made = None if grid is None else StudyGrid.named(grid)
         o.hush_libraries()
+        from tiewise.lab import sweep as carry_out
         from tiewise.report.sweep_page import PAGE, sweep_view
-        from tiewise.runs import sweep as carry_out
         from tiewise.training.compare import Display
         from tiewise.training.workers import settle
 

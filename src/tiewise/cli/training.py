@@ -15,7 +15,7 @@ from tiewise.cli import options as o
 from tiewise.core.errors import Interrupted, RunError, TiewiseError, ctrl_c_behind
 
 if TYPE_CHECKING:
-    from tiewise.internals.passages import Healed
+    from tiewise.inspection.running.passages import Healed
     from tiewise.training.results import SingleRun
     from tiewise.training.settings import Settings
 
@@ -206,7 +206,7 @@ def kernels(
     if action not in (None, "build"):
         raise typer.BadParameter(f"{action}: `tiewise kernels` says what is there, `tiewise kernels build` compiles it")
     o.need("torch")
-    from tiewise.ops import fast_products as compiled
+    from tiewise.boundary.ops import fast_products as compiled
 
     if action:
         compiled.build()
@@ -247,7 +247,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
             if settings is not None and ranks.size() == 1 and launcher == "local":
                 refuse_impossible_minutes(settings)
             o.hush_libraries()
-            from tiewise.runs import carry_out, finish_healing
+            from tiewise.lab import carry_out, finish_healing
             from tiewise.training.compare import Display, finish, finish_element, finish_one
             from tiewise.training.workers import settle
 

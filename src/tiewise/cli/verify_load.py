@@ -19,11 +19,11 @@ from typing import Any, Literal
 from tiewise.checkpoint.claims import architecture, of_tiewise
 from tiewise.checkpoint.facts import quantisation
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
-from tiewise.checkpoint.rule import names
+from tiewise.checkpoint.rewrite import Receipt
+from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
-from tiewise.rewrite import Receipt
 
 MOST_BYTES = 2_000_000_000  # of tensors, of the source and of the result
 MOST_SECONDS = 180

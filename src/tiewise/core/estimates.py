@@ -133,7 +133,7 @@ def correlation_interval(value: float, rows: int) -> Estimate:
     """Return a correlation of n rows with its interval by Fisher's z, tanh(artanh r ± 1.96/√(n−3)); n > 3.
 
     It assumes that the rows are independent and both values jointly normal. With heavy tails it is too narrow: for
-    elliptical t with 4 degrees of freedom it covers 71 to 84 % (tests/test_estimates.py).
+    elliptical t with 4 degrees of freedom it covers 71 to 84 % (tests/core/test_estimates.py).
     """
     if not -1 < value < 1:
         return Estimate(value, value, value, rows)

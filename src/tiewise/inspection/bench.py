@@ -34,12 +34,12 @@ from tiewise.training.folder import DATA, RESULTS, read_json
 from tiewise.training.results import Comparison
 
 if TYPE_CHECKING:
-    from tiewise.internals.loaded import Opened
+    from tiewise.inspection.running.loaded import Opened
 
 FULL = find_spec("torch") is not None and find_spec("transformers") is not None  # else tables alone are read
 LACKS = "needs torch and transformers: pip install 'tiewise[torch]'"
-_CORPUS, _TOKENIZER = Late("tiewise.data.corpus"), Late("tiewise.data.tokenizer")
-_LOADED = Late("tiewise.internals.loaded")
+_CORPUS, _TOKENIZER = Late("tiewise.training.data.corpus"), Late("tiewise.training.data.tokenizer")
+_LOADED = Late("tiewise.inspection.running.loaded")
 FEWEST = 10  # windows: eight to measure on, two to hold out
 STDIN = "-"
 BYTES = 64  # of standard input that are kept for each token that is read: no text needs so many

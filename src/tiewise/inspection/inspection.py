@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from itertools import accumulate, pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
-from tiewise.core import Late
 from tiewise.core.errors import (
     CheckpointError,
     DataError,
@@ -36,6 +34,7 @@ from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.found import NATS, NEITHER, ONE, TWO, Found, Quantity
 from tiewise.inspection.bench import LACKS, SECTIONS, Bench, Effort, NotHere, Request, Section, Subject, comparison_of
+from tiewise.inspection.tables.token_texts import find_tokens
 from tiewise.training.folder import FINAL, RESULTS, seed_folder
 from tiewise.training.results import ALPHA, gaps
 from tiewise.training.settings import FILE as RUN
@@ -49,7 +48,6 @@ FINISH = "finish it with `tiewise compare --resume`"
 NO_INTERVAL = "no verdict: the losses' difference has no interval; train more seeds"
 # sections that can be asked for, told by their files' names alone: to import some of them needs torch
 NAMES = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
-_VIEW = Late("tiewise.report.faces")  # needs rich, which an inspection does not
 
 
 def sections() -> tuple[Section, ...]:
@@ -223,6 +221,8 @@ def measure(q: Quantity) -> str:
 class Inspection:
     """All sections, in their order. In a notebook it shows what the command prints; its `repr` is the answers alone."""
 
+    html_view: ClassVar[Callable[[Inspection], str] | None] = None  # `tiewise.report.faces` sets it when it is imported
+
     subjects: tuple[Subject, ...]
     request: Request
     sections: tuple[SectionFound, ...]
@@ -238,8 +238,9 @@ class Inspection:
             lines.append(f"  {section.name}: {'; '.join(said)}")
         return "\n".join([*lines, "  .found(name): one section; .record(): all, for JSON"])
 
-    def _repr_html_(self) -> str:
-        return str(_VIEW.inspection_html(self))
+    def _repr_html_(self) -> str | None:
+        """Return the view that `tiewise.report` registered; None makes a notebook print `repr`."""
+        return None if Inspection.html_view is None else Inspection.html_view(self)
 
     def section(self, name: str) -> SectionFound | None:
         """Return one section, or None where it is not part of this inspection."""

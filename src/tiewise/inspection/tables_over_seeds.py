@@ -33,13 +33,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.align_tables import CKA, HELD_OUT, NEIGHBOURS, Lean, align
-from tiewise.analysis.model_tables import Ends, TokenTable, ends_of, one_vocabulary
-from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError, progress
 from tiewise.core.estimates import Estimate, jackknife, mean_interval
 from tiewise.inspection.bench import comparison_of
+from tiewise.inspection.tables.align_tables import CKA, HELD_OUT, NEIGHBOURS, Lean, align
+from tiewise.inspection.tables.model_tables import Ends, TokenTable, ends_of, one_vocabulary
+from tiewise.inspection.tables.table_maps import CENTRED, ORTHOGONAL, AlignSettings
 from tiewise.training.folder import FINAL, seed_folder
 
 Place = tuple[str, int, str]  # arm, seed, and which end: `input` and `output`, or `table` where there is one

@@ -19,10 +19,10 @@ from math import prod
 from typing import Any
 
 from tiewise.core.errors import PlanError, SpecError
-from tiewise.core.first_loss import FreshBody
 from tiewise.core.found import rounded
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec, largest_rank
+from tiewise.planning.first_loss import FreshBody
 
 # Every component that a plan may show, in the order in which it is shown.
 COMPONENTS = (

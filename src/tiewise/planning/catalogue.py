@@ -1,6 +1,6 @@
 """Public language models: vocabulary, width, depth, and whether they tie; each row says how far it was checked.
 
-`catalogue/models.json` has one model a line. A row's `config` holds the sizes of its class in transformers' own keys,
+`data/models.json` has one model a line. A row's `config` holds the sizes of its class in transformers' own keys,
 so that a model can be planned like it; `parameters` is what transformers 5.23 counts when it builds that config on the
 meta device, with the token head and without towers for other senses. `class_default` names the figures that equal the
 default of transformers' config class, where all three sizes do.
@@ -85,7 +85,7 @@ SORTS = {**{name: name for name in ("name", "size", "vocab", "width", "layers", 
 @cache
 def models() -> tuple[Model, ...]:
     """All rows, in the catalogue's order."""
-    rows = packaged_json("catalogue/models.json")
+    rows = packaged_json("planning/data/models.json")
     return tuple(Model(**{**row, "class_default": tuple(row.get("class_default", ()))}) for row in rows)
 
 

@@ -1,6 +1,6 @@
 """A Hugging Face config as a family's class would complete it: the file's values, then the class's own defaults.
 
-`catalogue/class_defaults.json` records, per model type, the class defaults of transformers 5.23 for the keys that are
+`data/class_defaults.json` records, per model type, the class defaults of transformers 5.23 for the keys that are
 read here, and the class's other names for them (`n_embd` is GPT-2's `hidden_size`).
 """
 
@@ -22,7 +22,7 @@ LANGUAGE_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGe
 @cache
 def recorded() -> dict[str, dict[str, dict[str, Any]]]:
     """Per model type: `defaults` (key -> value) and `names` (usual name -> the class's own)."""
-    found: dict[str, dict[str, dict[str, Any]]] = packaged_json("catalogue/class_defaults.json")
+    found: dict[str, dict[str, dict[str, Any]]] = packaged_json("planning/data/class_defaults.json")
     return found
 
 

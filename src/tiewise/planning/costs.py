@@ -15,10 +15,10 @@ from typing import Any
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import PlanError
 from tiewise.core.files import packaged_json, require, require_one
-from tiewise.core.first_loss import POSITIONS, Computed, FirstStep, first_step
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import Architecture, Budget
+from tiewise.planning.first_loss import POSITIONS, Computed, FirstStep, first_step
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 # Numbers kept per trained parameter, in the weights' dtype: torch's optimizers keep state as the parameter is.
@@ -289,7 +289,7 @@ def kept_losses() -> dict[str, Computed]:
     They are kept under all that they depend on, so that anything else is computed; `tools/make_first_losses.py` writes
     the file.
     """
-    return {depends_on: (nll, own) for depends_on, nll, own in packaged_json("catalogue/first_losses.json")}
+    return {depends_on: (nll, own) for depends_on, nll, own in packaged_json("planning/data/first_losses.json")}
 
 
 def first_loss(

@@ -4,7 +4,7 @@
     expectation({"width": 64, …}, found=-0.02, seeds=3)  what their surface predicts there, and whether that was found
     score()                                              how well it predicts those of them that it was not shown
 
-`catalogue/atlas.csv` holds the rows of every study (docs/sweep.md says its columns). Those count here that differ in
+`data/atlas.csv` holds the rows of every study (docs/sweep.md says its columns). Those count here that differ in
 sizes alone: everything else is as the bare `tiewise compare` has it. Beyond the hull of their logarithms there is no
 evidence, which is said. A factor counts the same in each size, up or down.
 """
@@ -69,7 +69,7 @@ def rows() -> tuple[Row, ...]:
     `difference` is tied − untied with its interval `low`, `high` and standard error, in nats per token of held-out
     text: below zero tying is better. `sign` is −1 or 1 where that is detected; `command` repeats it.
     """
-    text = (pkgutil.get_data("tiewise", "catalogue/atlas.csv") or b"").decode()
+    text = (pkgutil.get_data("tiewise", "planning/data/atlas.csv") or b"").decode()
     found: dict[tuple[Any, ...], Row] = {}
     for row in csv.DictReader(io.StringIO(text)):
         sign = SIGNS.get((row["arm"], row["reference"]), 0)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tiewise.core.first_loss import ACTIVATIONS, FreshBody
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.planning.architecture import (
     AppliedLayers,
@@ -29,6 +28,7 @@ from tiewise.planning.architecture import (
     norm,
 )
 from tiewise.planning.config import Config
+from tiewise.planning.first_loss import ACTIVATIONS, FreshBody
 
 # Decoders
 

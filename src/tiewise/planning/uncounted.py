@@ -38,7 +38,7 @@ TOWER = re.compile(r"vision|visual|image|img|video|audio|speech|vit_|qformer|per
 @cache
 def known_types() -> dict[str, list[str]]:
     """Model types of transformers 5.23 without a reader: estimated, not_counted, and those without a token head."""
-    found: dict[str, list[str]] = packaged_json("catalogue/estimated_families.json")
+    found: dict[str, list[str]] = packaged_json("planning/data/estimated_families.json")
     return found
 
 

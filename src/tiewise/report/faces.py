@@ -23,6 +23,7 @@ from rich.text import Text
 from tiewise.core.found import NEITHER, NONE, ONE, TWO, Found, Listing, plain
 from tiewise.inspection.bench import SECTIONS
 from tiewise.inspection.inspection import Inspection, SectionFound, TieOrNot, measure
+from tiewise.inspection.inspection import inspect as inspect  # `tiewise.inspect` comes from here, with its view
 
 TITLE = "Tie or not?"
 MORE = "--full prints the tables, --out DIR writes them with figures as a page."
@@ -156,6 +157,9 @@ def inspection_html(inspection: Inspection) -> str:
     console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
     console.print(*list(_printed(inspection, full=False))[:-1], sep="\n")
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+Inspection.html_view = staticmethod(inspection_html)
 
 
 def _printed(inspection: Inspection, full: bool, more: str = MORE) -> Iterator[RenderableType]:

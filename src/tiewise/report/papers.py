@@ -20,8 +20,8 @@ from typing import Any
 
 from tiewise.core.estimates import holm
 from tiewise.core.found import NONE, Listing, plain, signed
-from tiewise.core.ledger import ALBERT_AVERAGE, Result, results
 from tiewise.core.sharing_spec import KINDS
+from tiewise.planning.ledger import ALBERT_AVERAGE, Result, results
 from tiewise.training.results import ALPHA, Comparison, Difference, RunResult, interval, over_seeds, paired
 
 Beside = tuple[list[str], Listing]  # what is said, and the table under it

@@ -15,12 +15,12 @@ import plotly.graph_objects as go
 
 from tiewise.core.files import size, write_result
 from tiewise.core.found import Curve, Listing, count, rounded
-from tiewise.core.ledger import ALBERT_AVERAGE, results
 from tiewise.core.sharing_spec import KINDS, SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import plan_rows
 from tiewise.planning.architecture import COMPONENTS, Budget, budget
 from tiewise.planning.catalogue import BETTER
+from tiewise.planning.ledger import ALBERT_AVERAGE, results
 from tiewise.planning.plan import Plan
 from tiewise.planning.plan_rows import Record
 from tiewise.planning.read_config import Sizes, from_sizes, read

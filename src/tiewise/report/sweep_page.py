@@ -16,7 +16,6 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
-from tiewise.atlas.study import Study, SweepRow
 from tiewise.core.files import write_result
 from tiewise.core.found import NATS, Curve, Grid, Listing, Quantity, count, plain, signed
 from tiewise.planning.surface import Surface, enclosed, fit, leave_one_out, scored
@@ -24,6 +23,7 @@ from tiewise.report.comparison_found import DEMO, difference
 from tiewise.report.faces import rich_table
 from tiewise.report.figures import heat_map, lines, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet
+from tiewise.training.study.study import Study, SweepRow
 
 PAGE = "report.html"
 NOTE = (

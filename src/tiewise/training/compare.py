@@ -26,14 +26,14 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from tiewise.boundary.ops.fast_products import LARGE, ProductChoice, kernels_state, product_choice, same_here
 from tiewise.boundary.undisturbed import kept_generators
 from tiewise.core import __version__, ranks
 from tiewise.core.errors import RunError, heard
 from tiewise.core.files import from_record
 from tiewise.core.text import Bigram, asymmetric_bigrams
-from tiewise.data.corpus import PreparedText, load_prepared
-from tiewise.ops.fast_products import LARGE, ProductChoice, kernels_state, product_choice, same_here
 from tiewise.planning.evidence import FREE, MADE, Expectation, expectation
+from tiewise.training.data.corpus import PreparedText, load_prepared
 from tiewise.training.folder import (
     DATA,
     ENVIRONMENT,

@@ -33,6 +33,7 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
 from tiewise.boundary.install import Installed, install, tie_at, untie_at
+from tiewise.boundary.ops.fast_products import fast_products
 from tiewise.boundary.parallel_plan import AXIS, keep_tables, spread_over
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.sharded_tables import fill, shard
@@ -44,12 +45,11 @@ from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedErr
 from tiewise.core.files import from_record, to_record
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.text import BINS, bin_of
-from tiewise.data.corpus import PreparedText, prepare
-from tiewise.ops.fast_products import fast_products
 from tiewise.planning.architecture import budget
 from tiewise.planning.costs import FSDP, KEPT, Setting, keeps
 from tiewise.planning.costs import ranks as costs_of_ranks
 from tiewise.planning.read_config import Sizes, from_sizes
+from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.folder import (
     METRICS,
     RESULT,

@@ -19,13 +19,13 @@ import yaml
 from tiewise.core.errors import RunError, choices, one_line
 from tiewise.core.files import require, require_one, setting
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.documents import CONTIGUOUS, RANDOM
+from tiewise.training.data.documents import CONTIGUOUS, RANDOM
 
 FILE = "run.yaml"
 DECODER = "decoder"
 NO_YAML = (yaml.YAMLError, ValueError, RecursionError)  # the others of a 13th month, and of brackets without end
 _KINDS = f"{__package__}.kinds"
-_RECIPES = Path(__file__).parents[1] / "recipes"
+_RECIPES = Path(__file__).parent / "recipes"
 
 
 def kinds() -> list[str]:

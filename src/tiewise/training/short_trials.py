@@ -34,9 +34,9 @@ from typing import Any
 import psutil
 import torch
 
+from tiewise.boundary.ops.fast_products import fast_products
 from tiewise.core import ranks
 from tiewise.core.errors import Interrupted, RunError
-from tiewise.ops.fast_products import fast_products
 from tiewise.training.folder import folder_name, read_json, remove, write_json
 from tiewise.training.run import Outcome, kind_of, train
 from tiewise.training.settings import Settings

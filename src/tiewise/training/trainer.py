@@ -24,13 +24,13 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
+from tiewise.boundary.ops.fast_products import ProductChoice
+from tiewise.boundary.sharded.save_load import load_sharded, save_sharded
 from tiewise.boundary.sharded_tables import reshard, units
 from tiewise.core import ranks
 from tiewise.core.errors import NotedPress, RunError, ctrl_c_came, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.corpus import PreparedText
-from tiewise.ops.fast_products import ProductChoice
-from tiewise.sharded.save_load import load_sharded, save_sharded
+from tiewise.training.data.corpus import PreparedText
 from tiewise.training.folder import METRICS, add_line, keep_lines
 from tiewise.training.settings import Settings
 

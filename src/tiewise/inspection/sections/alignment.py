@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tiewise.analysis.align_tables import align
-from tiewise.analysis.model_tables import ends_of, left_out, one_vocabulary
-from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.found import Curve, Found, Quantity
 from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.inspection.tables.align_tables import align
+from tiewise.inspection.tables.model_tables import ends_of, left_out, one_vocabulary
+from tiewise.inspection.tables.table_maps import AlignSettings
 
 
 @section(asks="Are input and output table alike?", place=40)

@@ -8,7 +8,7 @@ A model is asked as its family is pretrained; the draws are those of a seed, ali
 
     next token    windows of the text as it stands; position i predicts token i + 1
     hidden        rows [CLS] A [SEP] B [SEP] of whole sentences in order, their tokens masked as in pretraining
-                  (`tiewise.data.training_rows`): an encoder knows no text that begins anywhere
+                  (`tiewise.training.data.training_rows`): an encoder knows no text that begins anywhere
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tiewise.core.estimates import mean_interval
 from tiewise.core.files import size
 from tiewise.core.found import NATS, Curve, Found, Quantity
 from tiewise.core.text import token_counts
-from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
-from tiewise.data.tokenizer import Ids, make_tokenizer, windows
-from tiewise.data.training_rows import IGNORED, Masking, PairRows
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
-from tiewise.internals.loaded import Opened, leaves_model
-from tiewise.internals.stack import AppliedStack, LayerCall, Repeat, find_stack, one_block, relative
+from tiewise.inspection.running.loaded import Opened, leaves_model
+from tiewise.inspection.running.stack import AppliedStack, LayerCall, Repeat, find_stack, one_block, relative
+from tiewise.training.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
+from tiewise.training.data.tokenizer import Ids, make_tokenizer, windows
+from tiewise.training.data.training_rows import IGNORED, Masking, PairRows
 
 MOST = 24
 TRAINING = 16  # bytes of fp32 training by parameter: weight, gradient, AdamW's two moments

@@ -22,10 +22,10 @@ from tiewise.core.errors import no_numbers, progress
 from tiewise.core.estimates import ratio
 from tiewise.core.found import Found, Quantity
 from tiewise.core.text import BINS, bin_of, token_counts
-from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
-from tiewise.internals.loaded import Opened, leaves_model
-from tiewise.internals.two_paths import TextLoss
+from tiewise.inspection.running.loaded import Opened, leaves_model
+from tiewise.inspection.running.two_paths import TextLoss
+from tiewise.training.data.tokenizer import Ids
 
 _ROWS = 4096  # of a table, taken to fp64 at once
 

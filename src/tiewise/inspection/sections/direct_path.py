@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tiewise.analysis import path_matrix
-from tiewise.analysis.open_path import NONE, open_path
-from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError, doing, progress
 from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
 from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.inspection.tables import path_matrix
+from tiewise.inspection.tables.open_path import NONE, open_path
+from tiewise.inspection.tables.token_texts import read_as
 
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
 ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"

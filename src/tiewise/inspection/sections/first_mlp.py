@@ -3,7 +3,7 @@
     h = x + MLP₀(norm(x))        x the input row as the body receives it, attention and positions left out
 
 What h enters is the same direct path as without it: final norm, output rows, bias, soft-cap. One input table is
-exchanged for another, whose rows are computed a few at a time, so every measure of `tiewise.analysis` applies to both.
+exchanged for another, whose rows are computed a few at a time, so every measure of `inspection.tables` applies to both.
 
 Where each family keeps the block is said in `BLOCKS`. Every entry is held against transformers' own class: with one
 layer, whose attention gives nothing, its logits are those of the path through this block. No other is guessed at.
@@ -19,17 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tiewise.analysis.bigram_counts import Chain, pair_counts
-from tiewise.analysis.bigram_paths import SHOWN, heat_maps, path_loss
-from tiewise.analysis.model_tables import Array, Behind
-from tiewise.analysis.open_path import DirectPath, open_path
-from tiewise.analysis.path_matrix import find_pairs, sampled, sampled_asymmetry, word_orders
 from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError, doing
 from tiewise.core.found import NATS, NONE, Found, Grid, Listing, Quantity, count, plain
 from tiewise.inspection.bench import Bench, Subject, section
-from tiewise.internals.loaded import Opened
+from tiewise.inspection.running.loaded import Opened
+from tiewise.inspection.tables.bigram_counts import Chain, pair_counts
+from tiewise.inspection.tables.bigram_paths import SHOWN, heat_maps, path_loss
+from tiewise.inspection.tables.model_tables import Array, Behind
+from tiewise.inspection.tables.open_path import DirectPath, open_path
+from tiewise.inspection.tables.path_matrix import find_pairs, sampled, sampled_asymmetry, word_orders
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
 

@@ -19,15 +19,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError, no_numbers, progress
 from tiewise.core.estimates import ratio
 from tiewise.core.found import NATS, ONE, Curve, Found, Listing, Quantity, count, plain, visible
 from tiewise.core.text import BINS, bin_of, token_counts
-from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
-from tiewise.internals.loaded import Opened, leaves_model
-from tiewise.internals.two_paths import NEXT, AdamPaths, PathSplit, RowSums, TextLoss, cosine_null, parted, row_sums
+from tiewise.inspection.running.loaded import Opened, leaves_model
+from tiewise.inspection.running.two_paths import (
+    NEXT,
+    AdamPaths,
+    PathSplit,
+    RowSums,
+    TextLoss,
+    cosine_null,
+    parted,
+    row_sums,
+)
+from tiewise.inspection.tables.token_texts import read_as
+from tiewise.training.data.tokenizer import Ids
 
 PERMUTATIONS = 19
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

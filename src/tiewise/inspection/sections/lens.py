@@ -26,10 +26,10 @@ from torch import Tensor
 from tiewise.core.errors import DataError, UnsupportedError, progress
 from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import NATS, NONE, Curve, Found, Listing, Quantity, plain
-from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
-from tiewise.internals.loaded import Opened, leaves_model
-from tiewise.internals.stack import AppliedStack, find_stack
+from tiewise.inspection.running.loaded import Opened, leaves_model
+from tiewise.inspection.running.stack import AppliedStack, find_stack
+from tiewise.training.data.tokenizer import Ids
 
 RATE = 0.15  # Adam's rate is RATE / √D: about the share by which a step may change a state
 BETAS = (0.9, 0.99)

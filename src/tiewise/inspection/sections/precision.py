@@ -19,10 +19,10 @@ from torch import Tensor
 from tiewise.core.errors import progress
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import NATS, Found, Listing, Quantity
-from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, section
-from tiewise.internals.loaded import Opened, leaves_model
-from tiewise.internals.two_paths import TextLoss, parted
+from tiewise.inspection.running.loaded import Opened, leaves_model
+from tiewise.inspection.running.two_paths import TextLoss, parted
+from tiewise.training.data.tokenizer import Ids
 
 BLOCK = 32  # values of Q4_0 that share a scale
 LOOKUP, HEAD, BOTH = "lookup", "head", "both"

@@ -31,10 +31,9 @@ from tiewise.boundary.undisturbed import kept_generators
 from tiewise.core.errors import advance, doing
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
-from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
-from tiewise.internals.loaded import Opened, leaves_model
-from tiewise.internals.stack import (
+from tiewise.inspection.running.loaded import Opened, leaves_model
+from tiewise.inspection.running.stack import (
     AppliedStack,
     LayerCall,
     Repeat,
@@ -45,6 +44,7 @@ from tiewise.internals.stack import (
     shared_fractions,
     states_of,
 )
+from tiewise.training.data.tokenizer import Ids
 
 Values = dict[str, NDArray]  # quantity → its values per window, [windows] or [n, windows]
 

@@ -8,18 +8,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from tiewise.analysis.align_tables import Score
-from tiewise.analysis.bigram_counts import Contexts, contexts
-from tiewise.analysis.model_tables import Array, Ids, StoredTable, views_of
-from tiewise.analysis.path_matrix import sampled
-from tiewise.analysis.token_rows import directions, gaussian_shares, moments, norms_by_count, plane, saying_little
-from tiewise.analysis.token_texts import Groups, Texts, by_script, read_texts, token_names
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import TiewiseError, doing
 from tiewise.core.estimates import Estimate, Z, mean_interval
 from tiewise.core.found import NATS, NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
 from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
+from tiewise.inspection.tables.align_tables import Score
+from tiewise.inspection.tables.bigram_counts import Contexts, contexts
+from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, views_of
+from tiewise.inspection.tables.path_matrix import sampled
+from tiewise.inspection.tables.token_rows import (
+    directions,
+    gaussian_shares,
+    moments,
+    norms_by_count,
+    plane,
+    saying_little,
+)
+from tiewise.inspection.tables.token_texts import Groups, Texts, by_script, read_texts, token_names
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NAMED = 6  # tokens of a view that carry their text

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tiewise.analysis.align_tables import (
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.core.errors import CheckpointError
+from tiewise.core.estimates import Estimate
+from tiewise.core.found import NEITHER, Found, Listing, Quantity, count, plain
+from tiewise.inspection.bench import Bench, NotHere, Subject, section
+from tiewise.inspection.tables.align_tables import (
     CKA,
     CKA_CURVE,
     NEIGHBOURS,
@@ -16,13 +21,8 @@ from tiewise.analysis.align_tables import (
     spelled,
     toward,
 )
-from tiewise.analysis.model_tables import Ends, Pairs, by_text, ends_of, texts_of
-from tiewise.analysis.table_maps import CENTRED, CURVE, FEWEST, IDENTITY, ORTHOGONAL, AlignSettings
-from tiewise.checkpoint.hf_folder import Folder
-from tiewise.core.errors import CheckpointError
-from tiewise.core.estimates import Estimate
-from tiewise.core.found import NEITHER, Found, Listing, Quantity, count, plain
-from tiewise.inspection.bench import Bench, NotHere, Subject, section
+from tiewise.inspection.tables.model_tables import Ends, Pairs, by_text, ends_of, texts_of
+from tiewise.inspection.tables.table_maps import CENTRED, CURVE, FEWEST, IDENTITY, ORTHOGONAL, AlignSettings
 from tiewise.inspection.tables_over_seeds import AGAIN, ENDS, SAME_SEED, Leaning, OverSeeds, over_pairs, over_seeds
 
 KIN = 0.05  # a cosine as they stand that two tables of unrelated starts do not reach

@@ -26,13 +26,13 @@ from tiewise.boundary.install import Installed, install
 from tiewise.boundary.undisturbed import seed_generators
 from tiewise.core.errors import DataError, RunError, SpecError
 from tiewise.core.files import require, require_one, to_record
-from tiewise.core.first_loss import first_step
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.corpus import PreparedText, prepare
-from tiewise.data.sentence_pairs import OBJECTIVES, Packing
-from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
-from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
+from tiewise.planning.first_loss import first_step
+from tiewise.training.data.corpus import PreparedText, prepare
+from tiewise.training.data.sentence_pairs import OBJECTIVES, Packing
+from tiewise.training.data.training_rows import Masking, PairRows, mark, split_sentences
+from tiewise.training.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training.optimizers import Lamb, lamb_groups
 from tiewise.training.results import MASKED
 from tiewise.training.run import TABLES, Kind, MeasuredSplit, check_rows, evaluating, measured_shares

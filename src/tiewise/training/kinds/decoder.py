@@ -22,9 +22,9 @@ from tiewise.boundary.install import Installed
 from tiewise.boundary.parallel_plan import body_plan
 from tiewise.core import ranks
 from tiewise.core.errors import PlanError, RunError, one_line
-from tiewise.core.first_loss import first_step, small_decoder, sound_std
-from tiewise.data.corpus import Blocks, PreparedText
+from tiewise.planning.first_loss import first_step, small_decoder, sound_std
 from tiewise.planning.read_config import read
+from tiewise.training.data.corpus import Blocks, PreparedText
 from tiewise.training.run import Kind, MeasuredSplit, build_drawn, causal_model, evaluating, measured, prepared_blocks
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer

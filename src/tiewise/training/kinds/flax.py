@@ -20,12 +20,12 @@ import torch
 from flax import nnx
 from safetensors.numpy import save
 
+from tiewise.boundary.flax.models import FlaxDecoder
+from tiewise.boundary.flax.parameter_files import read
+from tiewise.boundary.flax.training import Fitting, OptaxRecipe, token_losses
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
 from tiewise.core.files import sync, write_whole
-from tiewise.flax.flax_models import FlaxDecoder
-from tiewise.flax.flax_training import Fitting, OptaxRecipe, token_losses
-from tiewise.flax.parameter_files import read
 from tiewise.training.folder import METRICS, add_line, keep_lines, read_json, replace_path, write_json
 from tiewise.training.kinds.decoder import Decoders
 from tiewise.training.settings import DECODER, Settings

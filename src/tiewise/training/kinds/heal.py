@@ -20,16 +20,16 @@ import numpy as np
 import torch
 from torch import nn
 
-import tiewise.hf
+import tiewise.boundary.hf
 from tiewise.boundary.deferred import head_of
 from tiewise.boundary.install import Installed, installed
+from tiewise.boundary.ops.soft_targets import linear_divergence
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.core.errors import DataError, RunError
-from tiewise.data.corpus import Blocks, PreparedText
-from tiewise.ops.soft_targets import linear_divergence
+from tiewise.training.data.corpus import Blocks, PreparedText
 from tiewise.training.kinds.decoder import Decoders
 from tiewise.training.run import prepared_blocks
 from tiewise.training.settings import Settings
@@ -182,7 +182,7 @@ class Heal(Decoders):
 
 
 def _loaded(path: str) -> Installed:
-    return installed(tiewise.hf.load(path, dtype=torch.float32, local_files_only=True))
+    return installed(tiewise.boundary.hf.load(path, dtype=torch.float32, local_files_only=True))
 
 
 class HealTrainer(TiewiseTrainer):

@@ -27,13 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tiewise.boundary.install import Installed
+from tiewise.boundary.ops.soft_targets import AugmentedOptions, augmented_cross_entropy
 from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.core.files import require, written_whole
-from tiewise.data.corpus import PreparedText
-from tiewise.data.documents import RANDOM
-from tiewise.data.word_corpus import prepare_words, unknown_share
-from tiewise.models.rnn import RNNConfig, detached
-from tiewise.ops.soft_targets import AugmentedOptions, augmented_cross_entropy
+from tiewise.training.data.corpus import PreparedText
+from tiewise.training.data.documents import RANDOM
+from tiewise.training.data.word_corpus import prepare_words, unknown_share
+from tiewise.training.models.rnn import RNNConfig, detached
 from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import SHAPE, Kind, MeasuredSplit, build_drawn, causal_model
 from tiewise.training.settings import Settings, recipe

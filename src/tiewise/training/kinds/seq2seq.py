@@ -37,11 +37,11 @@ from tiewise.boundary.install import Installed
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import RunError, SpecError
 from tiewise.core.files import require
-from tiewise.core.first_loss import first_step, sound_std
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.corpus import PreparedText
-from tiewise.data.tokenizer import windows
-from tiewise.data.training_rows import mark
+from tiewise.planning.first_loss import first_step, sound_std
+from tiewise.training.data.corpus import PreparedText
+from tiewise.training.data.tokenizer import windows
+from tiewise.training.data.training_rows import mark
 from tiewise.training.results import MASKED
 from tiewise.training.run import Kind, MeasuredSplit, build_drawn, evaluating, measured_shares, prepared_blocks
 from tiewise.training.settings import Settings

@@ -1,0 +1,341 @@
+"""The one owner of a model's table or tables: `NNXBoundary` for Flax NNX, `LinenBoundary` for Linen.
+
+    boundary = NNXBoundary("factored:64+bias", vocab=10_000, width=256, rngs=nnx.Rngs(0))
+
+    rows = boundary.embed(ids)              # [..] -> [.., D]
+    logits = boundary.logits(hidden)        # [.., D] -> [.., V]
+    loss = boundary.loss(hidden, targets)   # the same, fused, without logits
+    loss = boundary(ids, body, targets)     # all of it, the table threaded: body maps [.., D] to [.., D]
+
+Both call `PureBoundary`, the same as functions of a flat mapping of parameters, for a program without Flax:
+
+    pure = PureBoundary.of("factored:64+bias", vocab=10_000, width=256)
+    params = pure.initial(jax.random.key(0))        # {"table_in": [V, 64], "in_map.weight": …, "bias": [V]}
+    loss = pure.model_loss(params, ids, body, targets)
+
+Names and shapes of parameters are those of PyTorch's `Boundary`. Tied means that there is no second table: the tree has
+one leaf `table_in`, and so has the optimizer's state. Maps stand between a table and the body, as there: `in_map`
+behind the lookup [.., E] -> [.., D], `out_map` before the head [.., D] -> [.., E].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array, lax
+
+from tiewise.boundary.flax.loss import FlaxLossOptions, as_array, check_range, linear_cross_entropy
+from tiewise.boundary.flax.paths import enter
+from tiewise.core.errors import SpecError
+from tiewise.core.spec import BoundarySpec, Vocabularies
+from tiewise.planning.first_loss import sound_std, starting_nll
+
+Spec = BoundarySpec | str
+Params = Mapping[str, Array]  # by the names that PyTorch's boundary has: `table_in`, `in_map.weight`, `out_map.p`, …
+Body = Callable[[Array], Array]
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class PureBoundary:
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`. Made by `PureBoundary.of`."""
+
+    spec: BoundarySpec
+    vocab: Vocabularies
+    width: int
+
+    @classmethod
+    def of(cls, spec: Spec, vocab: Vocabularies | int, width: int) -> PureBoundary:
+        """Read the spec and check that these sizes can have it.
+
+        Raises:
+            SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
+        """
+        chosen = BoundarySpec.parse(spec)
+        pure = cls(chosen, vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab), width)
+        if chosen != chosen.plainly():
+            fix = "give the schedule to a training run; build the boundary without it"
+            raise SpecError(f"{chosen} changes during training", fix)
+        rows = pure.vocab.rows(pure.tied)
+        if chosen.pad is not None and chosen.pad >= rows:
+            raise SpecError(f"pad={chosen.pad} is outside the table of {rows} rows", "lower it")
+        pure.shapes()
+        return pure
+
+    @property
+    def tied(self) -> bool:
+        """Whether both ends use one table."""
+        return self.spec.tables == 1
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name → shape of every parameter; SpecError where the widths do not allow them."""
+        in_width, out_width = self.spec.table_widths(self.width)
+        found: dict[str, tuple[int, ...]] = {"table_in": (self.vocab.rows(self.tied), in_width)}
+        found |= {} if self.tied else {"table_out": (self.vocab.outputs, out_width)}
+        return found | self.spec.map_shapes(self.width) | ({"bias": (self.vocab.outputs,)} if self.spec.bias else {})
+
+    def draw(self, name: str, key: Array) -> Array:
+        """Draw one parameter: tables N(0, σ²), σ = `init` of the spec or `sound_std`, maps N(0, 1/from).
+
+        Zero are biases, a padding row, P of a correction and the definite map's factor.
+        """
+        shape = self.shapes()[name]
+        if name in ("bias", "out_map.p", "out_map.factor", "out_map.bias"):
+            return jnp.zeros(shape)
+        drawn = jax.random.normal(key, shape)
+        if not name.startswith("table"):
+            return drawn * shape[1] ** -0.5
+        drawn = (self.spec.init or sound_std(self.width)) * drawn
+        return drawn if self.spec.pad is None else drawn.at[self.spec.pad].set(0)
+
+    def initial(self, key: Array) -> dict[str, Array]:
+        """Draw every parameter."""
+        names = self.shapes()
+        keys = jax.random.split(key, len(names))
+        return {name: self.draw(name, part) for name, part in zip(names, keys, strict=True)}
+
+    def with_rows(self, params: Params, rows: Any) -> dict[str, Array]:
+        """Give the input table (and a tied output) pretrained rows [V, E]; rows of nan keep their drawn values.
+
+        Raises:
+            SpecError: rows of another shape.
+        """
+        table, rows = params["table_in"], jnp.asarray(rows)
+        if rows.shape != table.shape:
+            fix = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
+            raise SpecError(f"{self.spec}: vectors {rows.shape} do not fit the table {table.shape}", fix)
+        keeps = jnp.isnan(rows)
+        keeps = keeps if self.spec.pad is None else keeps.at[self.spec.pad].set(True)
+        return {**params, "table_in": jnp.where(keeps, table, rows.astype(table.dtype))}
+
+    def predicted_nll(self) -> float:
+        """Expected loss (nats) of the first step around a body of two Llama layers, on targets drawn uniformly."""
+        return starting_nll(self.spec, self.vocab, self.width)
+
+    def embed(self, params: Params, ids: Any) -> Array:
+        """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map).
+
+        Raises:
+            SpecError: token ids that are no integers.
+            IndexError: a token outside the input vocabulary; a row of nan where ids are traced.
+        """
+        return self._embed(params, ids, None)[0]
+
+    def logits(self, params: Params, hidden: Array) -> Array:
+        """Map hidden states [.., D] to logits [.., V_out], all of them."""
+        rows = self._output_rows(self._entered(params))
+        z = self._features(params, hidden) @ rows.T * self.spec.scales(self.width)[1]
+        z = z + params["bias"] if self.spec.bias else z
+        cap = self.spec.softcap
+        return z if cap is None else cap * jnp.tanh(z / cap)
+
+    def loss(self, params: Params, hidden: Array, targets: Any, **options: Any) -> Array:
+        """Cross-entropy of `logits(hidden)` against `targets`, fused; options of `linear_cross_entropy`.
+
+        The penalty is not included.
+        """
+        return self._loss(params, hidden, self._entered(params), targets, options)
+
+    def model_loss(
+        self, params: Params, ids: Any, body: Body, targets: Any, probe: Array | None = None, **options: Any
+    ) -> Array:
+        """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
+
+        The gradient of `probe` (`paths.probe()`) holds the norms of both paths. Untied, the head path
+        is the other table's and the probe sees the lookup path alone.
+        """
+        rows, after = self._embed(params, ids, probe)
+        return self._loss(params, body(rows), after if self.tied else self._entered(params), targets, options)
+
+    def penalty(self, params: Params) -> Array:
+        """λ‖P‖₂ + c/2 ‖P‖²_F of a `projected` spec's P, to be added to the loss; 0 where the spec has neither."""
+        spec = self.spec
+        if not (spec.penalty or spec.decay) or "out_map.weight" not in params:
+            return jnp.zeros(())
+        squares = (params["out_map.weight"] ** 2).sum()
+        if not spec.penalty:
+            return spec.decay / 2 * squares
+        safe = jnp.where(squares > 0, squares, 1)  # the norm has no derivative at zero, where its gradient is zero
+        return spec.penalty * jnp.where(squares > 0, jnp.sqrt(safe), 0) + spec.decay / 2 * squares
+
+    def dense(self, params: Params) -> tuple[Array, Array]:
+        """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
+
+        Raises:
+            SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
+        """
+        self.spec.require_tables_alone()
+        into, out = self.spec.scales(self.width)
+        read = _through_in_map(params, params["table_in"][: self.vocab.inputs])
+        written = self._output_rows(params["table_in" if self.tied else "table_out"])
+        if any(name.startswith("out_map.") for name in params):
+            written = written @ self._features(params, jnp.eye(self.width, dtype=written.dtype)).T
+        return read * into, written * out
+
+    def _embed(self, params: Params, ids: Any, probe: Array | None) -> tuple[Array, Array]:
+        ids = as_array(ids)
+        if not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
+        check_range(ids, self.vocab.inputs, "token {} is outside the input vocabulary of {}")
+        ids = jnp.asarray(ids)
+        table = self._table(params, "table_in")
+        if self.vocab.inputs < table.shape[0]:  # rows of output tokens alone are no tokens to read
+            ids = jnp.where(ids < self.vocab.inputs, ids, table.shape[0])
+        rows, after = enter(table, ids, probe, stopped=self.spec.pad, alpha=self.spec.alpha)
+        return _through_in_map(params, rows) * self.spec.scales(self.width)[0], after
+
+    def _table(self, params: Params, name: str) -> Array:
+        return lax.stop_gradient(params[name]) if self.spec.freeze and name == "table_in" else params[name]
+
+    def _entered(self, params: Params) -> Array:
+        """Return the output table, guarded where its padding row must get no gradient."""
+        table, pad = self._table(params, "table_in" if self.tied else "table_out"), self.spec.pad
+        return table if pad is None else enter(table, jnp.zeros(0, jnp.int32), stopped=pad)[1]
+
+    def _output_rows(self, table: Array) -> Array:
+        """[V_out, E]: the output tokens' rows, in their order."""
+        index = self.vocab.output_index() if self.tied else None
+        return table[: self.vocab.outputs] if index is None else table[jnp.asarray(index)]
+
+    def _features(self, params: Params, hidden: Array) -> Array:
+        """[.., D] -> [.., E], through the map before the head; hidden states themselves where there is none."""
+        if hidden.shape[-1] != self.width:
+            what = f"hidden states {hidden.shape} meet a boundary of width {self.width}"
+            raise SpecError(what, f"give hidden states [.., {self.width}]")
+        if "out_map.weight" in params:
+            mapped = hidden @ params["out_map.weight"].T
+            return mapped + params["out_map.bias"] if "out_map.bias" in params else mapped
+        if "out_map.p" in params:
+            return hidden + self.spec.strength * (hidden @ params["out_map.q"].T) @ params["out_map.p"].T
+        if "out_map.factor" in params:
+            c = _cholesky(params["out_map.factor"])
+            return (hidden @ c) @ c.T
+        return hidden
+
+    def _loss(self, params: Params, hidden: Array, table: Array, targets: Any, options: dict[str, Any]) -> Array:
+        chosen = FlaxLossOptions(scale=self.spec.scales(self.width)[1], softcap=self.spec.softcap)
+        features, rows = self._features(params, hidden), self._output_rows(table)
+        return linear_cross_entropy(features, rows, targets, params.get("bias"), chosen, **options)
+
+
+def _through_in_map(params: Params, rows: Array) -> Array:
+    """[.., E] -> [.., D], through the map behind the lookup; the rows themselves where there is none."""
+    if "in_map.weight" in params:
+        return rows @ params["in_map.weight"].T
+    if "out_map.factor" in params:
+        c = _cholesky(params["out_map.factor"])
+        wide = jnp.promote_types(rows.dtype, jnp.float32)  # x (C Cᵀ)⁻¹ by two triangular systems, in fp32 at least
+        columns = rows.reshape(-1, rows.shape[-1]).T.astype(wide)
+        half = jax.scipy.linalg.solve_triangular(c.astype(wide), columns, lower=True)
+        solved = jax.scipy.linalg.solve_triangular(c.astype(wide), half, lower=True, trans=1)
+        return solved.T.reshape(rows.shape).astype(rows.dtype)
+    return rows
+
+
+def _cholesky(factor: Array) -> Array:
+    """C [D, D], lower triangular, its diagonal the exponential of the parameter's."""
+    return jnp.tril(factor, -1) + jnp.diag(jnp.exp(jnp.diag(factor)))
+
+
+def _verb(of: Callable[Concatenate[PureBoundary, Params, Given], Made]) -> Callable[Concatenate[Any, Given], Made]:
+    """A function of `PureBoundary` as a method of whoever has one, and the parameters."""
+
+    def verb(self: Any, *args: Given.args, **options: Given.kwargs) -> Made:
+        return of(self.pure, self.parameters(), *args, **options)
+
+    itself, _, *rest = signature(of).parameters.values()
+    verb.__dict__["__signature__"] = signature(of).replace(parameters=[itself, *rest])
+    verb.__doc__ = of.__doc__
+    return verb
+
+
+class _Verbs:
+    """The verbs of a boundary, for whoever has `pure` functions and a flat mapping of parameters."""
+
+    pure: PureBoundary
+    embed, logits, loss = _verb(PureBoundary.embed), _verb(PureBoundary.logits), _verb(PureBoundary.loss)
+    __call__, penalty, dense = _verb(PureBoundary.model_loss), _verb(PureBoundary.penalty), _verb(PureBoundary.dense)
+
+    def predicted_nll(self) -> float:
+        """Expected loss (nats) of the first step; see `PureBoundary.predicted_nll`."""
+        return self.pure.predicted_nll()
+
+
+class _Map(nnx.Module):
+    """Parameters of one map, by their last name."""
+
+
+class NNXBoundary(_Verbs, nnx.Module):
+    """Boundary for NNX, its parameters drawn from the `params` stream of `rngs`.
+
+    Attributes:
+        table_in: [V, E] Param; the output table too where tied.
+        table_out, bias, in_map, out_map: [V, E] and [V_out] Params and modules with the maps', where the spec has them.
+
+    Raises:
+        SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
+    """
+
+    def __init__(self, spec: Spec, vocab: int | Vocabularies, width: int, *, rngs: nnx.Rngs) -> None:
+        self.pure = PureBoundary.of(spec, vocab, width)
+        self.load({name: self.pure.draw(name, rngs.params()) for name in self.pure.shapes()})
+
+    def load_rows(self, rows: Any) -> None:
+        """Start the input table (and a tied output) from pretrained rows [V, E]; see `PureBoundary.with_rows`."""
+        self.table_in[...] = self.pure.with_rows(self.parameters(), rows)["table_in"]
+
+    def load(self, params: Params) -> None:
+        """Take over every parameter; `tiewise.boundary.flax.parameter_files.load` gives and checks them."""
+        for name in self.pure.shapes():
+            holder, leaf = self._place(name)
+            setattr(holder, leaf, nnx.Param(params[name]))
+
+    def parameters(self) -> dict[str, Array]:
+        """Return name → array of every parameter, as a safetensors file holds them."""
+        places = {name: self._place(name) for name in self.pure.shapes()}
+        return {name: getattr(holder, leaf)[...] for name, (holder, leaf) in places.items()}
+
+    def _place(self, name: str) -> tuple[Any, str]:
+        head, _, leaf = name.rpartition(".")
+        if head and not hasattr(self, head):
+            setattr(self, head, _Map())
+        return (getattr(self, head) if head else self), leaf
+
+
+class LinenBoundary(_Verbs, linen.Module):
+    """Boundary for Linen: the same parameters under `params`, maps nested (`params["out_map"]["weight"]`).
+
+    Raises:
+        SpecError: at `init`, as `NNXBoundary`.
+    """
+
+    spec: Spec
+    vocab: int | Vocabularies  # V; both where input and output differ
+    width: int  # D
+
+    @property
+    def pure(self) -> PureBoundary:  # type: ignore[override]
+        """The functions that all verbs call."""
+        return PureBoundary.of(self.spec, self.vocab, self.width)
+
+    def setup(self) -> None:
+        """Declare every parameter, each once; a map's are one tree."""
+        pure = self.pure
+
+        def draw(key: Array, names: Any) -> Any:
+            return jax.tree.map(lambda name: pure.draw(name, key), names)
+
+        trees = unflatten_dict({name: name for name in pure.shapes()}, sep=".")
+        self._flat = flatten_dict({head: self.param(head, draw, names) for head, names in trees.items()}, sep=".")
+
+    def parameters(self) -> dict[str, Array]:
+        """The same, of a bound module."""
+        return dict(self._flat)

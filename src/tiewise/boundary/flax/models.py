@@ -1,0 +1,186 @@
+"""A small decoder in NNX around an `NNXBoundary`.
+
+    model = FlaxDecoder("tied", vocab=4096, width=128, layers=4, heads=4, rngs=nnx.Rngs(0))
+    loss = model.loss(ids, targets)         # [B, T] each; the table threaded from the lookup to the head
+    logits = model.logits(ids)              # [B, T, V]
+
+`named` gives its parameters the names of transformers' Llama. Shapes and arithmetic of the layers are the same, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+from jax import Array, lax
+
+from tiewise.boundary.flax.boundary import NNXBoundary, Spec
+from tiewise.boundary.flax.parameter_files import exactly, flat
+from tiewise.core.errors import SpecError
+
+ROPE_BASE = 10_000.0
+NORM_EPSILON = 1e-6
+STD = 0.02  # of a decoder's matrices, as transformers draws them
+EMBEDDING, HEAD, BODY = "model.embed_tokens", "lm_head", "model"  # names in transformers' Llama
+
+
+class FlaxDecoder(nnx.Module):
+    """Llama's decoder: pre-norm blocks with rotary attention and a gated feed-forward layer.
+
+    `inner` is the width of the feed-forward layer; None takes 8/3·D, rounded to a multiple of 8.
+
+    Raises:
+        SpecError: sizes that do not divide, or that the spec cannot have.
+    """
+
+    def __init__(
+        self, spec: Spec, vocab: int, width: int, layers: int, heads: int, inner: int | None = None, *, rngs: nnx.Rngs
+    ) -> None:
+        if width % (2 * heads):
+            raise SpecError(f"width {width} does not divide into {heads} heads of even width", "change one of them")
+        inner = inner or max(8, round(width * 8 / 3 / 8) * 8)
+        # the body is drawn first, so that arms of one seed share it whatever their boundaries draw
+        self.layers = nnx.List([DecoderBlock(width, heads, inner, rngs=rngs) for _ in range(layers)])
+        self.norm = RMSNorm(width)
+        self.boundary = NNXBoundary(spec, vocab, width, rngs=rngs)
+
+    def body(self, rows: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        for layer in self.layers:
+            rows = layer(rows)
+        return self.norm(rows)
+
+    def loss(self, ids: Any, targets: Any, probe: Array | None = None, **options: Any) -> Array:
+        """Cross-entropy of `targets` [B, T] behind `ids` [B, T], the penalty of the spec included; options as
+        `linear_cross_entropy`."""
+        return self.boundary(ids, self.body, targets, probe, **options) + self.boundary.penalty()
+
+    def logits(self, ids: Any) -> Array:
+        """Map tokens [B, T] to logits [B, T, V]."""
+        return self.boundary.logits(self.body(self.boundary.embed(ids)))
+
+    def named(self) -> dict[str, Array]:
+        """Return name → array of every parameter as a PyTorch checkpoint has them, a tied table once."""
+        return {_torch_name(name): value for name, value in flat(nnx.state(self, nnx.Param)).items()}
+
+    def load_named(self, params: Mapping[str, Any]) -> None:
+        """Take over a PyTorch checkpoint's parameters; CheckpointError where one is missing, unknown or misshapen."""
+        spare = f"{HEAD}.weight" if self.boundary.pure.tied else ""
+        given = {name: value for name, value in params.items() if name != spare}
+        shapes = {name: value.shape for name, value in self.named().items()}
+        leaves = map(jnp.asarray, exactly(given, shapes, "the checkpoint", "build the same model").values())
+        nnx.update(self, jax.tree.unflatten(jax.tree.structure(nnx.state(self, nnx.Param)), leaves))
+
+
+class Linear(nnx.Module):
+    """`x @ weightᵀ`, weight [to, from], drawn N(0, 0.02²); no bias."""
+
+    def __init__(self, width_from: int, width_to: int, *, rngs: nnx.Rngs) -> None:
+        self.weight = nnx.Param(STD * jax.random.normal(rngs.params(), (width_to, width_from)))
+
+    def __call__(self, x: Array) -> Array:
+        """[.., from] -> [.., to]."""
+        return x @ self.weight[...].T
+
+
+class RMSNorm(nnx.Module):
+    """`weight · x / √(mean x² + ε)`; weight [D] starts at one."""
+
+    def __init__(self, width: int) -> None:
+        self.weight = nnx.Param(jnp.ones(width))
+
+    def __call__(self, x: Array) -> Array:
+        """[.., D] -> [.., D]."""
+        return self.weight[...] * x * lax.rsqrt((x**2).mean(-1, keepdims=True) + NORM_EPSILON)
+
+
+class CausalAttention(nnx.Module):
+    """Causal self-attention with rotary positions, as Llama's (arXiv:2302.13971 §2.2)."""
+
+    def __init__(self, width: int, heads: int, *, rngs: nnx.Rngs) -> None:
+        self.heads = heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (Linear(width, width, rngs=rngs) for _ in range(4))
+
+    def __call__(self, x: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        b, t, d = x.shape
+        q, k, v = (p(x).reshape(b, t, self.heads, d // self.heads) for p in (self.q_proj, self.k_proj, self.v_proj))
+        mixed = jax.nn.dot_product_attention(_rotated(q), _rotated(k), v, is_causal=True)
+        return self.o_proj(mixed.reshape(b, t, d))
+
+
+class GatedMLP(nnx.Module):
+    """Gated feed-forward layer, `down(silu(gate x) · up x)`."""
+
+    def __init__(self, width: int, inner: int, *, rngs: nnx.Rngs) -> None:
+        self.gate_proj, self.up_proj = Linear(width, inner, rngs=rngs), Linear(width, inner, rngs=rngs)
+        self.down_proj = Linear(inner, width, rngs=rngs)
+
+    def __call__(self, x: Array) -> Array:
+        """[.., D] -> [.., D]."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderBlock(nnx.Module):
+    """Attention and feed-forward, each behind its norm and added to its input."""
+
+    def __init__(self, width: int, heads: int, inner: int, *, rngs: nnx.Rngs) -> None:
+        self.input_layernorm, self.post_attention_layernorm = RMSNorm(width), RMSNorm(width)
+        self.self_attn, self.mlp = CausalAttention(width, heads, rngs=rngs), GatedMLP(width, inner, rngs=rngs)
+
+    def __call__(self, x: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def _torch_name(name: str) -> str:
+    """Return the name that transformers' Llama gives to a parameter."""
+    part, _, rest = name.partition(".")
+    if part != "boundary":
+        return f"{BODY}.{name}"
+    module = EMBEDDING if rest.startswith(("table_in", "in_map")) else HEAD
+    return f"{module}.weight" if rest.startswith("table") else f"{module}.{rest}"
+
+
+def _rotated(x: Array) -> Array:
+    """Turn each pair (j, j + d/2) of [B, T, heads, d] by its position times base^(−2j/d)."""
+    t, d = x.shape[1], x.shape[3]
+    angle = jnp.arange(t)[:, None] * ROPE_BASE ** (-jnp.arange(0, d, 2) / d)
+    cos, sin = (jnp.concatenate([f(angle)] * 2, -1)[:, None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+    first, second = jnp.split(x, 2, axis=-1)
+    return x * cos + jnp.concatenate([-second, first], -1) * sin
+
+
+class TiedIO(linen.Module):
+    """The smallest tied model: `embedding[ids] @ embedding.T`, the direct path of a table that is declared once.
+
+    `flax.linen.Embed` would own a matrix of its own, and two calls of `self.param` would make two.
+    """
+
+    vocab_size: int  # V
+    d_model: int  # D
+
+    @linen.compact
+    def __call__(self, token_ids: Array) -> Array:
+        """Map tokens [T] to logits [T, V]."""
+        table = self.param("embedding", linen.initializers.normal(STD), (self.vocab_size, self.d_model))
+        return table[token_ids] @ table.T
+
+
+def tied_io_embed(seed: int, token_ids: Any, vocab_size: Any, d_model: Any) -> Array:
+    """Initialise `TiedIO` from `PRNGKey(seed)` and apply it to the tokens.
+
+    Tokens [T], V and D may be of any number type, and are cast; returned are the logits, flattened to [T · V].
+    """
+    ids = jnp.asarray(token_ids).astype(jnp.int32)
+    module = TiedIO(int(vocab_size), int(d_model))
+    return module.apply(module.init(jax.random.PRNGKey(int(seed)), ids), ids).reshape(-1)
+
+
+def count_parameters(model: nnx.Module) -> int:
+    """Count a model's parameters, a tied table once."""
+    return sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -1,0 +1,191 @@
+"""Training a small Flax model with Optax, and the losses that a comparison reports of it.
+
+    fitting = Fitting(model, tokens, OptaxRecipe(steps=300))
+    for point in fitting.steps():               # one step each; a point of the curve where one is due
+        ...                                     # stop, and keep `fitting.arrays()` and `fitting.record()` to go on
+
+`token_losses` gives the loss of every predicted token of a split, from which means,
+perplexity, bits per byte and frequency bins follow. The recipe is that of the PyTorch comparison: AdamW (β 0.9, 0.98),
+clipped at norm 1, cosine with a tenth of the steps as warm-up, decay on matrices alone; blocks of T tokens in an order
+drawn from the seed, each of which predicts T − 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from functools import lru_cache, partial
+from itertools import islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from tiewise.boundary.flax.models import FlaxDecoder
+from tiewise.boundary.flax.parameter_files import flat
+from tiewise.boundary.flax.paths import path_norms, probe
+from tiewise.core.backends import PathNorms
+from tiewise.core.errors import CheckpointError, DataError
+
+POINTS = 20  # of a curve
+
+
+@dataclass(frozen=True)
+class OptaxRecipe:
+    """Numbers of a run; letters as in `tiewise.core`."""
+
+    steps: int = 300
+    batch: int = 8  # B, blocks per step
+    length: int = 128  # T, tokens per block
+    learning_rate: float = 3e-3  # at its peak
+    weight_decay: float = 0.1  # of matrices
+    seed: int = 1  # of the order of blocks
+
+
+@lru_cache(8)  # one object for all seeds, so that a step is compiled once for them
+def adamw(steps: int, peak: float, weight_decay: float) -> optax.GradientTransformation:
+    """Return the recipe's optimizer."""
+    warm = max(1, steps // 10)
+    rate = optax.warmup_cosine_decay_schedule(0.0, peak, warm, max(steps, warm + 1))
+    decayed = optax.adamw(rate, b2=0.98, weight_decay=weight_decay, mask=partial(jax.tree.map, lambda x: x.ndim > 1))
+    return optax.chain(optax.clip_by_global_norm(1.0), decayed)
+
+
+def batches(tokens: np.ndarray, recipe: OptaxRecipe) -> Iterator[np.ndarray]:
+    """Yield [B, T] tokens without end: every whole batch of a permutation of the blocks, then another permutation."""
+    blocks = len(tokens) // recipe.length
+    if blocks < recipe.batch:
+        what = f"{len(tokens)} tokens hold no batch of {recipe.batch} blocks of {recipe.length}"
+        raise DataError(what, "give more text, or smaller batches")
+    rows = tokens[: blocks * recipe.length].reshape(blocks, recipe.length)
+    random = np.random.default_rng(recipe.seed)
+    while True:
+        order = random.permutation(blocks)
+        for start in range(0, blocks - recipe.batch + 1, recipe.batch):
+            yield rows[np.sort(order[start : start + recipe.batch])].astype(np.int32)
+
+
+@dataclass(frozen=True)
+class TrainingPoint:
+    """One moment of training: mean training nll, without a spec's penalty, and mean path norms since the point before.
+
+    The cosine is nan where each path has its own table.
+    """
+
+    step: int
+    train_nll: float
+    paths: PathNorms
+
+
+class Fitting:
+    """A training run that may stop between two steps: `arrays` and `record` are all that it needs to go on.
+
+    The model is trained in place.
+    """
+
+    def __init__(self, model: FlaxDecoder, tokens: np.ndarray, recipe: OptaxRecipe) -> None:
+        self.model, self.tokens, self.recipe = model, tokens, recipe
+        optimizer = adamw(recipe.steps, recipe.learning_rate, recipe.weight_decay)
+        self.optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+        self.step = 0  # steps taken
+        self.seconds, self.timed = 0.0, 0  # of so many steps: the first of a process, which compiles, is not timed
+        self._window: list[np.ndarray] = []  # nll, ‖A‖², ‖B‖², A·B of each step since the last point of the curve
+
+    def steps(self) -> Iterator[TrainingPoint | None]:
+        """Take the steps that are left; yield after each, with a point of the curve where one is due.
+
+        Raises:
+            DataError: fewer tokens than one batch of blocks holds.
+        """
+        window, began = max(1, self.recipe.steps // POINTS), self.step
+        ahead = islice(batches(self.tokens, self.recipe), self.step, None)
+        while self.step < self.recipe.steps:
+            start = time.perf_counter()
+            self._window.append(np.asarray(_step(self.model, self.optimizer, next(ahead))))
+            if self.step > began:
+                self.seconds += time.perf_counter() - start
+                self.timed += 1
+            self.step += 1
+            yield self._point() if self.step % window == 0 or self.step == self.recipe.steps else None
+
+    def arrays(self) -> dict[str, Any]:
+        """Return name → array of parameters, the optimizer's state and the steps since the last point."""
+        held = {f"{head}.{name}": x for head, part in self._parts() for name, x in flat(nnx.state(part)).items()}
+        return {**held, "window": np.reshape(np.array(self._window, np.float32), (-1, 4))}
+
+    def record(self) -> dict[str, Any]:
+        """Return the numbers beside the arrays, for JSON."""
+        return {"step": self.step, "seconds": self.seconds, "timed": self.timed}
+
+    def take_up(self, arrays: Mapping[str, Any], record: Mapping[str, Any], where: str) -> None:
+        """Go on from what `arrays` and `record` returned at `where`; CheckpointError for another model's."""
+        own, given = ({name: x.shape for name, x in a.items() if name != "window"} for a in (self.arrays(), arrays))
+        if own != given:
+            what = f"{where} is of another model or optimizer"
+            raise CheckpointError(what, "use the versions that wrote it, or remove it to start again")
+        self._window = list(np.asarray(arrays["window"]))
+        self.step, self.seconds, self.timed = record["step"], record["seconds"], record["timed"]
+        for head, part in self._parts():
+            state = nnx.state(part)
+            leaves = [arrays[f"{head}.{name}"] for name in flat(state)]
+            nnx.update(part, jax.tree.unflatten(jax.tree.structure(state), leaves))
+
+    def _parts(self) -> tuple[tuple[str, Any], ...]:
+        return ("model", self.model), ("optimizer", self.optimizer)
+
+    def _point(self) -> TrainingPoint:
+        window, self._window = self._window, []
+        paths = np.mean([astuple(path_norms(x[1:])) for x in window], 0).tolist()
+        return TrainingPoint(self.step, float(np.mean([x[0] for x in window])), PathNorms(*paths))
+
+
+@nnx.jit
+def _step(model: FlaxDecoder, optimizer: nnx.Optimizer, ids: Any) -> Any:
+    """One step; nll, ‖A‖², ‖B‖², A·B [4]."""
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params: Any, probe: Any) -> Any:
+        whole = nnx.merge(graph, params, rest)
+        value = whole.loss(ids[:, :-1], ids[:, 1:], probe)
+        return value, value - whole.boundary.penalty()
+
+    (_, nll), (grads, seen) = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, probe())
+    optimizer.update(model, grads)
+    if not model.boundary.pure.tied:  # the paths end in two tables, as PyTorch's runs have it
+        squares = ((grads["boundary"][name][...] ** 2).sum() for name in ("table_in", "table_out"))
+        seen = jnp.stack([*squares, jnp.nan])
+    return jnp.hstack([nll, seen])
+
+
+def token_losses(
+    model: FlaxDecoder, tokens: np.ndarray, length: int, blocks: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(loss of each predicted token in nats, the token) of blocks spread evenly over a split, each [blocks · (T − 1)].
+
+    T is `length`, and at most `blocks` are taken. The spec's penalty is not in the losses.
+
+    Raises:
+        DataError: the split holds no block.
+    """
+    available = len(tokens) // length
+    if not available:
+        raise DataError(f"{len(tokens)} tokens hold no block of {length}", "give more text, or another length")
+    chosen = min(available, blocks or available)
+    where = np.arange(chosen) * available // chosen
+    ids = tokens[: available * length].reshape(available, length)[where].astype(np.int32)
+    size = max(1, min(chosen, 4096 // length))
+    found = []
+    for start in range(0, chosen, size):
+        part = ids[start : start + size]
+        filled = np.pad(part, ((0, size - len(part)), (0, 0)))  # one shape, one compilation
+        found.append(np.asarray(_losses(model, filled))[: len(part)])
+    return np.concatenate(found).ravel(), ids[:, 1:].ravel()
+
+
+@nnx.jit
+def _losses(model: FlaxDecoder, ids: Any) -> Any:
+    return model.boundary(ids[:, :-1], model.body, ids[:, 1:], reduction="none")

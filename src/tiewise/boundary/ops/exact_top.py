@@ -1,0 +1,287 @@
+"""The k largest logits and their tokens, exactly, from an int8 copy of the table that is read instead of the table.
+
+One token's logits cost one pass over the table [V, E], and a pass costs what the memory takes to deliver it. `ExactTop`
+reads a quarter of fp32's bytes, bounds how far each logit can be from what it saw, and computes only what may matter.
+
+**What exact means.** The logit of token v is z_v = Σ_j h_j W_vj, the real number, rounded once to fp64: `math.fsum` of
+the products, each of which fp64 holds exactly. So it depends on no order of adding, no processor, no number of threads.
+y_v = scale · z_v + bias_v, in fp64, decides; equal ones go by the lower token. A score is y_v, or c · tanh(y_v / c), in
+fp32. A product in fp32, as a plain head computes it, may order two logits otherwise that lie closer than its rounding.
+
+**Selecting.** With steps s_v and σ, int8 rows q_v and two int8 digits a, b of the query, ĥ = σ (a + b / 256):
+
+    W_v = s_v q_v + r_v            W_v·h = s_v q_v·ĥ  +  r_v·h  +  s_v q_v·(h − ĥ)
+                                           seen          ≤ ‖r_v‖‖h‖   ≤ s_v max‖q‖ ‖h − ĥ‖         (Cauchy–Schwarz)
+
+q_v·a and q_v·b are whole numbers below 2³¹, computed exactly; turning them into fp32 adds the relative error u = 2⁻²⁴,
+and so does each of the few operations behind it: `INFLATED` is sixteen times that. The k tokens with the largest seen
+logit minus bound are computed in fp64; none whose seen logit plus its bound lies below their least can be among the k
+largest. ‖r_v‖ is computed from what r_v is, so nothing depends on how well q_v was rounded.
+
+**Deciding.** Those left are computed in fp64, within (E + 8) 2⁻⁵² of ‖W_v‖‖h‖, and selected again; the handful left
+then is rounded correctly (`exact_dots`). Where the first bound keeps everything (rows that differ by less than int8
+sees), where a number is not finite or too large for fp32, or where nothing computes int8 products, fp64 reads the
+whole table: about three times a plain product's time, and never wrong. `counts` says how often.
+
+Memory: V · E + 8 · V bytes beside the table.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiewise.boundary.ops.fast_products import kernels
+from tiewise.core.errors import UnsupportedError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # fp64 holds the product of any two of their numbers
+DIGIT = 127  # largest int8 that has its negative
+WIDEST = 65_536  # E up to which a sum of products of a byte and an int8 stays below 2³¹
+INFLATED = 2.0**-20
+TINY = 1e-37  # more than all that underflows in fp32
+LARGEST = 1e36  # logits beyond are not bounded in fp32
+AT_ONCE = 1 << 22  # elements of a block of logits
+ROWS = 128  # rows that fp64 takes at a time: with 2,048 columns they stay in the cache
+
+
+@dataclass
+class TopCounts:
+    """Queries; those for which fp64 read the whole table; rows that it read for all the others."""
+
+    queries: int = 0
+    whole: int = 0
+    rows: int = 0
+
+
+class ExactTop:
+    """Exact largest logits over a table [V, E] (fp32, bf16 or fp16, on the CPU), kept beside a copy of it in int8.
+
+    The copy follows the table: it is made anew when torch's version counter says that the table was changed. What that
+    does not see (`table.data.mul_(2)`, changes under `inference_mode`) needs `refresh()`.
+
+    Raises:
+        UnsupportedError: a table that is not [V, E], of another type or on another device.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        if not torch.is_tensor(table):
+            raise UnsupportedError(f"exact decoding from a {type(table).__name__}", "give it the head's table [V, E]")
+        if table.dim() != 2 or table.device.type != "cpu" or table.dtype not in DTYPES or not table.numel():
+            what = f"exact decoding from a {table.dtype} table {tuple(table.shape)} on {table.device}"
+            raise UnsupportedError(what, "give it a table [V, E] in fp32, bf16 or fp16 on the CPU")
+        self.table = table.detach()
+        self.counts = TopCounts()
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the table as it is now."""
+        v, e = self.table.shape
+        self._copied = self._version()
+        self.rows = _large_pages(v * e).view(v, e)  # q
+        self.steps, self.rests = torch.empty(v, device="cpu"), torch.empty(v, device="cpu")  # s, and no less than ‖r‖
+        longest = 0.0
+        for part in _parts(v):
+            w = self.table[part].double()
+            step = (w.abs().amax(1, keepdim=True) / DIGIT).float()
+            q = (w / step).nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-DIGIT, DIGIT)
+            self.rows[part], self.steps[part] = q, step[:, 0]
+            rest = torch.linalg.vector_norm(w - step * q, dim=1) * (1 + INFLATED)
+            self.rests[part] = rest.float().nextafter(
+                rest.new_tensor(math.inf, dtype=torch.float32)
+            )  # the smallest numbers round by halves
+            longest = max(longest, float(torch.linalg.vector_norm(q, dim=1).max()))
+        self.longest = longest * (1 + INFLATED)  # no less than any ‖q‖
+        self.largest = float((self.steps.double() * self.longest + self.rests).max())  # no less than any ‖W‖
+
+    def argmax(self, hidden: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        """Tokens [...] of the largest logits of hidden states [..., E]; arguments as for `top`."""
+        return self.top(hidden, 1, bias, scale)[1][..., 0]
+
+    @torch.no_grad()
+    def top(
+        self, hidden: Tensor, k: int, bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the k largest logits of each hidden state and their tokens, largest first, equal ones by token.
+
+        Logits that are not a number come first, as in `torch.topk`.
+
+        Args:
+            hidden: [..., E], fp32, bf16 or fp16.
+            k: how many; all where the table has fewer.
+            bias: [V].
+            scale: factor on the product, before the bias.
+            softcap: c of c · tanh(y / c). The order is that of y: nothing is tied by a cap that is reached.
+
+        Returns:
+            Scores [..., k] in fp32 and tokens [..., k].
+
+        Raises:
+            ValueError: shapes that do not meet, an option out of range.
+            UnsupportedError: hidden states of another type or on another device.
+        """
+        v, e = self.table.shape
+        if hidden.dtype not in DTYPES or hidden.device.type != "cpu":
+            what = f"exact decoding of {hidden.dtype} hidden states on {hidden.device}"
+            raise UnsupportedError(what, "give them in fp32, bf16 or fp16 on the CPU")
+        if hidden.shape[-1:] != (e,) or (bias is not None and bias.shape != (v,)):
+            given = f"hidden states {tuple(hidden.shape)}" + ("" if bias is None else f", a bias {tuple(bias.shape)}")
+            raise ValueError(f"{given} do not meet a table [V, E] = {[v, e]}")
+        if k < 1 or not math.isfinite(scale) or not (softcap is None or 0 < softcap < math.inf):
+            raise ValueError(f"need k ≥ 1, a finite scale and a finite softcap > 0, not {k}, {scale}, {softcap}")
+        if self._version() != self._copied:
+            self.refresh()
+        flat, k = hidden.detach().reshape(-1, e), min(k, v)
+        y = torch.empty(len(flat), k, dtype=torch.float64, device="cpu")
+        tokens = torch.empty(len(flat), k, dtype=torch.long, device="cpu")
+        for part in _parts(len(flat), max(1, AT_ONCE // v)) if len(flat) else ():
+            y[part], tokens[part] = self._top(flat[part].double(), k, None if bias is None else bias.double(), scale)
+        scores = y if softcap is None else softcap * torch.tanh(y / softcap)
+        shape = (*hidden.shape[:-1], k)
+        return scores.float().view(shape), tokens.view(shape)
+
+    def _top(self, hidden: Tensor, k: int, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+        """y and tokens [n, k] of `hidden` [n, E] and a bias, both in fp64."""
+        v = len(self.table)
+        norms = torch.linalg.vector_norm(hidden, dim=1)
+        least, most = (0.0, 0.0) if bias is None else (float(x) for x in bias.aminmax())
+        highest = norms * self.largest * abs(scale) + max(-least, most)
+        digits, sigma, lost = two_digits(hidden)
+        seen = self._seen(digits, sigma)
+        found = []
+        for i, h in enumerate(hidden):
+            tokens = None
+            length = float(norms[i])
+            if seen is not None and k <= v // 4 and length < LARGEST and highest[i] < LARGEST:  # neither is nan
+                over_rest = length * (1 + 4 * INFLATED)
+                over_step = self.longest * (float(lost[i]) + 4 * INFLATED * length)
+                y, slack = seen[i], (self.rests * over_rest).add_(self.steps, alpha=over_step).add_(TINY)
+                if scale != 1.0 or bias is not None:
+                    y, slack = y.double() * scale, slack.double() * abs(scale)
+                    y = y if bias is None else y + bias
+                    slack += (y.abs() if bias is None else y.abs() + bias.abs()) * INFLATED
+                low = y - slack
+                best = low.max(0, keepdim=True).indices if k == 1 else low.topk(k, sorted=False).indices
+                z, unsure = self._products(h, length, best, bias, scale)
+                needed = (z - unsure).min().to(y.dtype).nextafter(y.new_tensor(-math.inf))
+                tokens = (slack.add_(y) >= needed).nonzero()[:, 0]
+                if len(tokens) > v // 4:  # fp64 reads rows in their order faster than here and there
+                    tokens = None
+                else:
+                    self.counts.rows += k
+            found.append(self._decided(h, length, k, bias, scale, tokens))
+        y, tokens = (torch.stack(each) for each in zip(*found, strict=True))
+        return y, tokens
+
+    def _seen(self, digits: Tensor, sigma: Tensor) -> Tensor | None:
+        """s σ q·(a + b / 256) [n, V] of int8 `digits` [n, 2, E], right but for the rounding to fp32; None: not here."""
+        e = self.rows.shape[1]
+        if e > WIDEST:
+            return None
+        compiled = kernels("avx512_vnni")
+        if compiled is not None:
+            return compiled.seen_in_int8(self.rows, self.steps, digits, sigma)
+        if not whole_products() or e == 1:  # of one column torch's product is wrong
+            return None
+        dots = torch._int_mm(digits.view(-1, e), self.rows.T).view(*digits.shape[:2], len(self.rows)).double()
+        return (self.steps * (sigma[:, None] * (dots[:, 0] + dots[:, 1] / 256))).float()
+
+    def _decided(
+        self, h: Tensor, length: float, k: int, bias: Tensor | None, scale: float, tokens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The k largest among `tokens`, in their order; None: among all."""
+        self.counts.queries += 1
+        self.counts.whole += tokens is None
+        self.counts.rows += 0 if tokens is None else len(tokens)
+        # what is not finite is so in any order of adding; all else is told apart within its bound, then exactly
+        y, unsure = self._products(h, length, tokens, bias, scale)
+        finite = y.isfinite()
+        low, unsure = (y - unsure).where(finite, -math.inf), unsure.where(finite, 0.0)
+        kept = (y + unsure >= low.topk(k).values[-1]).nonzero()[:, 0]
+        kept = torch.cat((kept[finite[kept]], (~finite).nonzero()[:, 0])).sort().values
+        tokens, y, finite = kept if tokens is None else tokens[kept], y[kept], finite[kept]
+        sure = tokens[finite]
+        exact = torch.cat([exact_dots(self.table[sure[part]], h) for part in _parts(len(sure))]) * scale
+        y[finite] = exact if bias is None else exact + bias[sure]
+        y, order = y.sort(descending=True, stable=True)
+        return y[:k], tokens[order[:k]]
+
+    def _products(
+        self, h: Tensor, length: float, tokens: Tensor | None, bias: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """y [C] of `tokens` (None: all) in fp64, and how far from it what is exact may lie."""
+        which = slice(None) if tokens is None else tokens
+        sizes = self.steps[which].double() * self.longest + self.rests[which]
+        parts = _parts(len(sizes)) if tokens is None else tokens.split(ROWS)
+        added: Any = 0.0 if bias is None else bias[which]
+        y = torch.cat([self.table[part].double() @ h for part in parts]) * scale + added
+        lost = (self.table.shape[1] + 8) * 2.0**-52 * length * abs(scale)
+        return y, sizes * lost + (y.abs() + abs(added)) * 2.0**-50
+
+    def _version(self) -> tuple[int, int]:
+        return self.table.data_ptr(), 0 if self.table.is_inference() else self.table._version
+
+
+def two_digits(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Int8 digits (a, b) [n, 2, E], σ [n], and ‖h − σ (a + b / 256)‖ [n] of `hidden` [n, E] in fp64."""
+    sigma = hidden.abs().amax(1, keepdim=True) / DIGIT
+    a = (hidden / sigma).nan_to_num_(0.0, 0.0, 0.0).round_()
+    b = ((hidden - sigma * a) * (256 / sigma)).nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-DIGIT, DIGIT)
+    lost = torch.linalg.vector_norm(hidden - sigma * (a + b / 256), dim=1)
+    return torch.stack((a, b), 1).to(torch.int8), sigma[:, 0], lost
+
+
+def exact_dots(rows: Tensor, h: Tensor) -> Tensor:
+    """Σ_j rows[v, j] · h[j] [C] of finite `rows` [C, E] and `h` [E], each rounded once: what `math.fsum` gives.
+
+    Numbers are added in pairs, each pair's rounding error too (Knuth's TwoSum, which is exact). What the errors' sum
+    itself may lose is bounded; where that could change the result, `math.fsum` decides.
+    """
+    x = rows.double() * h.double()  # exact: 24 + 24 bits
+    if len(x) < 4:  # less work than the sums below
+        return x.new_tensor([math.fsum(row) for row in x.tolist()])
+    products, sizes, errors = x, x.abs().sum(1), x.new_zeros(len(x))
+    while x.shape[1] > 1:
+        half = x.shape[1] // 2
+        one, two, odd = x.split((half, half, x.shape[1] % 2), 1)
+        x = one + two
+        rounded = x - one
+        errors += ((one - (x - rounded)) + (two - rounded)).sum(1)
+        x = torch.cat((x, odd), 1)
+    lost = sizes * ((rows.shape[1] + 64) * 32 * 2.0**-106)
+    low, high = x[:, 0] + (errors - lost), x[:, 0] + (errors + lost)
+    for i in (low != high).nonzero()[:, 0].tolist():
+        low[i] = math.fsum(products[i].tolist())
+    return low
+
+
+def _large_pages(size: int) -> Tensor:
+    """An int8 tensor on pages of 2 MB where Linux gives them: a pass over small ones takes a fifth longer."""
+    if size < 1 << 22 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.int8, device="cpu")
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.int8)
+
+
+def _parts(n: int, size: int = ROWS) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, max(n, 1), size)]
+
+
+@cache
+def whole_products() -> bool:
+    """Whether torch multiplies int8 exactly here: without VNNI pairs of products may saturate at 16 bits."""
+    a, b = (torch.full((rows, 256), DIGIT, dtype=torch.int8, device="cpu") for rows in (2, 64))
+    a[1], b[::2] = -DIGIT, -DIGIT
+    try:
+        return torch.equal(torch._int_mm(a, b.T).long(), a.long() @ b.T.long())
+    except (AttributeError, RuntimeError):
+        return False

@@ -1,0 +1,298 @@
+"""One table, two gradients, one buffer.
+
+A tied table W has two gradients: the lookup path's (A, a few rows) and the head path's (B, every row).
+Plain autograd builds a dense [V, E] tensor for each and a third for their sum. Here the lookup hands the table on:
+
+    rows, W' = tied_lookup(W, ids)      # forward: rows = W[ids], W' = W (a view)
+    loss = head(body(rows), W')         # the head uses W', so the graph orders the backward: head first, lookup last
+
+    backward of `tied_lookup`, called once with both gradients complete:
+        gradient of W = gradient of W'          (head path: the loss's own buffer)
+        gradient of W[ids] += gradient of rows  (lookup path: in place, distinct rows only)
+
+Nothing is shared on the side: if the rows are detached, or the head is not used, the other path still arrives.
+Several lookups of one table chain (`tied_lookup(W', more_ids)`). The method orders nodes by the autograd graph alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from tiewise.boundary.ops import devices
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, returned
+from tiewise.core.backends import PathNorms
+from tiewise.core.errors import UnsupportedError
+
+
+@dataclass
+class PathRecord:
+    """The lookup path's rows since the last `clear`: kept apart until the optimizer step.
+
+    Each piece has the tokens of a backward pass and their rows: on a CPU one per distinct token; elsewhere, where
+    finding these takes a synchronisation, one per token until pieces are merged.
+    """
+
+    pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def add(self, ids: Tensor, rows: Tensor) -> None:
+        """Add the gradient rows [n, E] of the tokens `ids` [n]; pieces merge so that memory stays bounded."""
+        self.pieces.append((ids, rows))
+        if len(self.pieces) > 8:
+            self.pieces = [self.merged()]
+
+    def merged(self) -> tuple[Tensor, Tensor]:
+        """Return (distinct tokens [U], their summed rows of the lookup path [U, E])."""
+        ids, rows = (torch.cat(parts) for parts in zip(*self.pieces, strict=True))
+        return _distinct(ids, rows)
+
+    def clear(self) -> None:
+        """Forget everything, as `zero_grad` does for gradients."""
+        self.pieces.clear()
+
+
+@dataclass(frozen=True)
+class LookupOptions:
+    """What the gradient of a lookup respects."""
+
+    stop_lookup: int | None = None  # row whose lookup path alone is stopped: `padding_idx` of torch
+    stop_both: int | None = None  # row that receives no gradient from either path
+    alpha: float = 1.0  # factor on the lookup path
+    record: PathRecord | None = None  # where the lookup path's rows are kept for `path_norms`
+    into: Tensor | None = None  # [V, E] that the rows are added to; the `into` of the loss, and without `stop_both`
+
+
+_NONE = LookupOptions()
+
+
+def tied_lookup(
+    table: Tensor, ids: Tensor, options: LookupOptions = _NONE, *, shard: VocabularyShard | None = None
+) -> tuple[Tensor, Tensor]:
+    """Look up `ids` [...] in `table` [V, E] and hand the table on.
+
+    With a `shard` the table is this rank's rows [V_r, E]; ids, and the rows that `options` stop, are those of the whole
+    vocabulary, and every rank gets all rows [..., E]. A record then holds local rows, for `path_norms` with the shard;
+    where ranks have `own_tokens`, the sum of all of theirs.
+
+    Returns:
+        rows [..., E] and the table to use from here on. The second may feed only lookups through `tied_lookup`, matrix
+        products and `linear_cross_entropy`: their gradients are written once and owned by nobody else, which is
+        what makes adding the lookup path in place safe. A regulariser takes the original `table`.
+
+    Raises:
+        UnsupportedError: no tensors, ids that are no whole numbers, a table that is no matrix or on another device,
+            inside `torch.func` transforms, and (in backward) when asked for a second derivative; with a shard also
+            under `torch.compile`.
+        ValueError: a table that is not the shard's.
+        IndexError: an id outside [0, V) (checked on CPU only), or a table without rows.
+    """
+    if not (isinstance(table, Tensor) and isinstance(ids, Tensor)):
+        what = f"tied_lookup() of a {type(table).__name__} and a {type(ids).__name__}"
+        raise UnsupportedError(what, "give the table [V, E] (a module's weight) and token ids, both as tensors")
+    if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+        raise UnsupportedError(f"tied_lookup() of token ids of type {ids.dtype}", "cast them to torch.long")
+    if table.dim() != 2:
+        raise UnsupportedError(f"tied_lookup() in a table of shape {tuple(table.shape)}", "give a table [V, E]")
+    if not -math.inf < options.alpha < math.inf:
+        raise UnsupportedError(f"tied_lookup() with alpha = {options.alpha}", "give a finite number")
+    if shard is not None:
+        return _of_shard(table, ids, options, shard)
+    if ids.device != table.device:
+        where = f"token ids on {ids.device} and a table on {table.device}"
+        raise UnsupportedError(f"tied_lookup() of {where}", "move the ids to the table's device")
+    if options.into is not None and (options.stop_both is not None or torch.compiler.is_compiling()):
+        fix = "leave into out, here and of the loss"
+        raise UnsupportedError("tied_lookup() with into beside stop_both or under torch.compile", fix)
+    if torch.compiler.is_compiling():
+        return _traceable(table, ids, options)
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError("tied_lookup() inside a torch.func transform", "use torch.nn.functional.embedding there")
+    _check_ids(ids, len(table))
+    if not (torch.is_grad_enabled() and table.requires_grad):
+        return F.embedding(ids, table), table
+    return _TiedLookup.apply(table, ids, options)
+
+
+def _check_ids(ids: Tensor, rows: int) -> None:
+    """Refuse ids outside [0, rows) with an IndexError: on a CPU, and of any device if there are no rows."""
+    if not ids.numel():
+        return
+    if not rows:
+        raise IndexError(f"{ids.numel()} token ids for a table that has no rows")
+    if ids.device.type == "cpu":  # elsewhere the lookup asserts, without a synchronisation
+        low, high = (int(v) for v in ids.aminmax())
+        if low < 0 or high >= rows:
+            raise IndexError(f"token {low if low < 0 else high} is outside the table of {rows} rows")
+
+
+def _of_shard(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        raise UnsupportedError("a vocabulary over several ranks under torch.compile", "look up eagerly")
+    shard.check(table)
+    flat, n = ids.reshape(-1), ids.numel()
+    room = shard.room(flat)
+    flat = shard.everyone(flat, room)
+    if flat.device.type == "cpu" and len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < shard.total:
+        raise IndexError(f"an id is outside the vocabulary of {shard.total}")
+    at, here = shard.own(flat)
+    local = replace(o, stop_lookup=shard.row(o.stop_lookup), stop_both=shard.row(o.stop_both))
+    rows, table = tied_lookup(table, here, local)
+    whole = rows.new_zeros(len(flat), rows.shape[1]).index_copy(0, at, rows)
+    return returned(whole, shard, room, n).view(*ids.shape, whole.shape[1]), table
+
+
+def without_row(table: Tensor, row: int | None) -> Tensor:
+    """Hand the table on as `tied_lookup` does, with no rows looked up and no gradient for `row`."""
+    if row is None or not (torch.is_grad_enabled() and table.requires_grad):
+        return table
+    return tied_lookup(table, torch.empty(0, dtype=torch.long, device=table.device), LookupOptions(stop_both=row))[1]
+
+
+def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: VocabularyShard | None = None) -> PathNorms:
+    """Norms of both paths and their cosine, from the summed gradient [V, E] and the recorded rows of the lookup path.
+
+    B equals the gradient outside the recorded rows, and the gradient minus A on them, so nothing cancels. Call it after
+    the last backward of a step and before clipping; under a GradScaler all norms carry its scale. With several
+    processes, `gather(record)` first; with a `shard`, whose rows' both are, every rank gets the norms of the whole.
+
+    Raises:
+        UnsupportedError: no gradient yet, no record, or a gradient that is sharded.
+    """
+    if not isinstance(gradient, Tensor):
+        raise UnsupportedError(f"path_norms of a {type(gradient).__name__}", "give table.grad, after backward()")
+    if not isinstance(record, PathRecord):
+        fix = "turn recording on before the forward: record = installed.track()"
+        raise UnsupportedError(f"path_norms with a {type(record).__name__} for the lookup path's record", fix)
+    if hasattr(gradient, "full_tensor"):
+        fix = "give gradient.full_tensor(), on every process, and gather(record)"
+        raise UnsupportedError(f"path_norms of a sharded gradient ({type(gradient).__name__})", fix)
+    if gradient.is_meta:
+        raise UnsupportedError("path_norms of a gradient on the meta device", "give a gradient that has numbers")
+    wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+
+    def squares(x: Tensor) -> Tensor:  # of each row; a whole table of doubles would take longer than its norm
+        return torch.linalg.vector_norm(x, dim=1, dtype=wide).double().square_()
+
+    each = squares(gradient)
+    total = each.sum()
+    a2, b2, ab = torch.zeros_like(total), total, torch.zeros_like(total)
+    if record.pieces:
+        ids, rows = record.merged()
+        ids, rows = ids.to(gradient.device), rows.to(gradient.device, wide)
+        rest = gradient[ids].to(wide).sub_(rows)
+        each[ids] = 0
+        a2, b2 = squares(rows).sum(), each.sum() + squares(rest).sum()
+        ab = torch.linalg.vecdot(rows, rest).double().sum()
+    sums = torch.stack([a2, b2, total, ab])  # over rows, so that those of ranks add
+    *found, product = (sums if shard is None else shard.sum(sums)).tolist()
+    a, b, whole = (math.sqrt(x) for x in found)
+    return PathNorms(a, b, whole, product / (a * b) if a and b else math.nan)
+
+
+def several(group: Any = None) -> bool:
+    """Whether several processes train together, as a group of torch or all of them."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+
+
+def gather(record: PathRecord, shard: VocabularyShard | None = None, *, group: Any = None) -> PathRecord:
+    """Average the lookup path's rows over the processes of a group, as DDP averages gradients; of a `shard` its own."""
+    if not several(group):
+        return record
+    mine = record.merged() if record.pieces else None
+    sizes: list[Any] = [None] * dist.get_world_size(group)
+    size = None if mine is None else (*mine[1].shape, mine[1].dtype, mine[1].device.type)
+    dist.all_gather_object(sizes, size, group=group)
+    pieces = [] if not any(sizes) else _exchanged(mine, sizes, group)
+    if shard is not None:
+        pieces = [(rows, r[at]) for i, r in pieces for at, rows in [shard.own(i)]]
+    return PathRecord(pieces)
+
+
+def _exchanged(mine: tuple[Tensor, Tensor] | None, sizes: list[Any], group: Any) -> list[tuple[Tensor, Tensor]]:
+    """Tokens and rows of every process, divided by their number, on the device of this one's rows.
+
+    `sizes` has the rows, width, type and kind of device of each process; None where its record is empty.
+    """
+    _, width, dtype, kind = next(one for one in sizes if one is not None)
+    counts = [0 if one is None else one[0] for one in sizes]
+    home = _device_of_rank(kind) if mine is None else mine[1].device
+    carrier = _carrier(home, str(dist.get_backend(group)))
+    ids = torch.zeros(max(counts), dtype=torch.long, device=carrier)
+    rows = torch.zeros(max(counts), width, dtype=dtype, device=carrier)
+    if mine is not None:
+        ids[: len(mine[0])], rows[: len(mine[1])] = mine
+    all_ids, all_rows = ([torch.empty_like(x) for _ in sizes] for x in (ids, rows))
+    dist.all_gather(all_ids, ids, group=group)
+    dist.all_gather(all_rows, rows, group=group)
+    triples = zip(all_ids, all_rows, counts, strict=True)
+    return [(i[:n].to(home), r[:n].to(home) / len(sizes)) for i, r, n in triples if n]
+
+
+def _device_of_rank(kind: str) -> torch.device:
+    """Device of this process, of a kind: where the gradients are of a process that has recorded nothing."""
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def _carrier(home: torch.device, backend: str) -> torch.device:
+    """Device whose tensors the collectives of a group with this backend take."""
+    if backend == "gloo":
+        return torch.device("cpu")
+    return _device_of_rank("cuda") if backend == "nccl" else home
+
+
+class _TiedLookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.options = table.shape, options
+        return F.embedding(ids, table), table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: Any, row_grad: Tensor | None, table_grad: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if torch.is_grad_enabled():
+            fix = "look up with torch.nn.functional.embedding where create_graph=True is needed"
+            raise UnsupportedError("the one-buffer lookup has no second derivative", fix)
+        options: LookupOptions = ctx.options
+        if row_grad is not None:
+            ids = ctx.saved_tensors[0].reshape(-1)
+            rows = row_grad.reshape(len(ids), ctx.shape[1])
+            if options.alpha != 1.0:
+                rows = rows * options.alpha
+            for stopped in (options.stop_lookup, options.stop_both):
+                if stopped is not None:
+                    rows = rows.masked_fill((ids == stopped)[:, None], 0)
+            if options.record is not None:
+                ids, rows = _distinct(ids, rows) if devices.is_cpu(rows) else (ids, rows)
+                options.record.add(ids, rows)
+            into = options.into
+            if into is None:  # an expanded gradient has no memory of its own to add into
+                table_grad = row_grad.new_zeros(ctx.shape) if table_grad is None else table_grad.contiguous()
+                into = table_grad
+            into.index_add_(0, ids, rows.to(into.dtype))
+        if options.stop_both is not None and table_grad is not None:
+            table_grad[options.stop_both] = 0
+        return table_grad, None, None
+
+
+def _distinct(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    distinct, where = ids.unique(return_inverse=True)
+    wide = rows if rows.dtype == torch.float64 else rows.float()
+    return distinct, wide.new_zeros(len(distinct), rows.shape[1]).index_add_(0, where, wide)
+
+
+def _traceable(table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
+    """Compute the same gradients in ops that Dynamo traces: two buffers, and nothing recorded."""
+    if options.stop_both is not None:
+        stopped = torch.arange(table.shape[0], device=table.device) == options.stop_both
+        table = torch.where(stopped[:, None], table.detach(), table)
+    rows = F.embedding(ids, table, padding_idx=options.stop_lookup)
+    if options.alpha != 1.0:
+        rows = options.alpha * rows + (1 - options.alpha) * rows.detach()
+    return rows, table

@@ -1,0 +1,193 @@
+"""A save as it lies in a folder: an index, and a file of each process.
+
+    sharded.json                         what there is, which process holds which part of it, and the files' SHA-256
+    sharded-3f9c02aa-00000.safetensors   the parts of process 0, and so on
+
+The index names its files and is written last, under a name that stays: it makes the rest a save, and the files of two
+saves lie beside each other until the second one has it. Nothing is pickled, and all is read as a stranger's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiewise.boundary.sharded.held_state import held, local, make_up, overlaps, shape_of
+from tiewise.checkpoint.rewrite.new_folder import cannot_write
+from tiewise.checkpoint.stored import CHUNK_BYTES, Header, Reader, read_header
+from tiewise.checkpoint.untrusted import inside, open_regular, read_json, short
+from tiewise.core import ranks
+from tiewise.core.errors import CheckpointError, RunError
+from tiewise.core.files import from_record
+
+INDEX = "sharded.json"
+VERSION = 1
+_OURS = re.compile(r"\.?sharded(-[0-9a-f]{8}-\d{5}\.safetensors|\.json)(\.\d+\.partial)?")
+TYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+}
+NAMES = {kind: name for name, kind in TYPES.items()}
+AGAIN = "take the save before it, or a copy of this one"
+
+
+@dataclass(frozen=True)
+class ShardPart:
+    """What one process has written of a tensor."""
+
+    process: int
+    held: list[list[list[int]]]
+
+
+@dataclass(frozen=True)
+class WholeTensor:
+    """One tensor: its type and shape [..] over all processes, how it was placed, and the number of its layout."""
+
+    dtype: str
+    shape: list[int]
+    placed: str
+    layout: int
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One process's file."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """All of a save but the tensors' bytes; what of it is None the model or the call did not have."""
+
+    version: int
+    notes: dict[str, Any]
+    files: list[ShardFile]  # by process
+    layouts: list[list[ShardPart]]  # the parts of a tensor, for all tensors that are cut alike
+    tensors: dict[str, WholeTensor]  # "model/NAME", "optimizer/exp_avg/NAME"
+    aliases: dict[str, str]  # name in the model → the name that the same tensor is kept under
+    values: dict[str, Any]  # of the optimizer's state what is no tensor
+    groups: list[dict[str, Any]] | None
+    architecture: str | None
+    config: dict[str, Any] | None
+    generation_config: dict[str, Any] | None
+
+
+class Saved:
+    """A save as it lies in a folder, opened as a stranger's."""
+
+    def __init__(self, place: Path) -> None:
+        """Read and check the index; RunError where a field of it is not what it should be."""
+        self.place = place
+        self._headers: dict[int, Header] = {}
+        path = inside(place, INDEX)
+        if not path.exists():
+            cut = place.is_dir() and any(_OURS.fullmatch(name) for name in os.listdir(place))
+            how = "the save was cut short before it was whole" if cut else f"no save lies there (no {INDEX})"
+            raise CheckpointError(f"{place}: {how}", "give the folder of one that is whole")
+        record = read_json(os.fspath(path))
+        if not isinstance(record, dict) or record.get("version") != VERSION:
+            raise CheckpointError(f"{path}: it is of no version that is known here", "is a newer tiewise needed?")
+        self.index = from_record(Index, record, os.fspath(path), AGAIN)
+        whole: set[Any] = set()
+        for name, kept in self.index.tensors.items():
+            if kept.dtype not in TYPES or not 0 <= kept.layout < len(self.index.layouts):
+                raise CheckpointError(f"{path}: {short(name)} is of no known type or layout", AGAIN)
+            if (what := (kept.layout, *kept.shape)) not in whole:
+                parts = self.index.layouts[kept.layout]
+                if not make_up(kept.shape, [part.held for part in parts]):
+                    raise CheckpointError(f"{path}: {short(name)} has parts that do not make it up", AGAIN)
+                if any(not 0 <= part.process < len(self.index.files) for part in parts):
+                    raise CheckpointError(f"{path}: {short(name)} lies in no file that it names", AGAIN)
+                whole.add(what)
+        known = {name.removeprefix("model/") for name in self.index.tensors}
+        if not known.issuperset(self.index.aliases.values()):
+            raise CheckpointError(f"{path}: an alias of a tensor that is not kept", AGAIN)
+
+    def verify(self) -> None:
+        """See that the files are what was written; of several processes each takes some."""
+        for file in self.index.files[ranks.rank() :: ranks.size()]:
+            path = inside(self.place, file.name)
+            if not path.exists() or path.stat().st_size != file.size or sha256(path) != file.sha256:
+                how = "it is not what was written" if path.exists() else "it is gone"
+                raise CheckpointError(f"{path}: {how}", AGAIN)
+
+    def name_of(self, name: str) -> str:
+        """Return the name that a tensor of the model is kept under, both with `model/` before it."""
+        own = name.removeprefix("model/")
+        return f"model/{self.index.aliases.get(own, own)}"
+
+    def fill(self, name: str, tensor: Tensor) -> None:
+        """Fill what this process holds of a tensor from those parts of the kept one that it needs."""
+        kept, mine, wanted = self.index.tensors[name], local(tensor), held(tensor)
+        made = torch.empty(mine.shape, dtype=mine.dtype)
+        for part in self.index.layouts[kept.layout]:
+            axes = [overlaps(*runs) for runs in zip(part.held, wanted, strict=True)]
+            if all(axes):
+                self._copy(name, kept, part, axes, made)
+        mine.copy_(made)
+
+    def _copy(
+        self, name: str, kept: WholeTensor, part: ShardPart, axes: list[list[tuple[int, int, int]]], made: Tensor
+    ) -> None:
+        """Copy the overlap of a part with `made`; of the file only rows are read that the overlap has."""
+        if part.process not in self._headers:
+            self._headers[part.process] = read_header(inside(self.place, self.index.files[part.process].name))
+        stored, shape = self._headers[part.process].tensors.get(name), shape_of(part.held)
+        if stored is None or (stored.dtype, stored.shape) != (kept.dtype, shape):
+            path = self._headers[part.process].path
+            raise CheckpointError(f"{path}: {short(name)} is not stored there as {kept.dtype} {list(shape)}", AGAIN)
+        with Reader(stored) as reader:
+            for source, target, count in axes[0] if axes else [(0, 0, 1)]:
+                step = max(1, CHUNK_BYTES // max(1, reader.row_bytes))
+                for done in range(0, count, step):
+                    rows = min(step, count - done)
+                    raw = bytearray(rows * reader.row_bytes)
+                    reader.into(memoryview(raw), (source + done) * reader.row_bytes)
+                    block = torch.frombuffer(raw, dtype=made.dtype).view(rows, *shape[1:])
+                    goal = made.view(1) if not axes else made[target + done : target + done + rows]
+                    for cut in itertools.product(*axes[1:]):
+                        here = [slice(to, to + n) for _, to, n in cut]
+                        goal[(slice(None), *here)] = block[(slice(None), *(slice(at, at + n) for at, _, n in cut))]
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a file."""
+    digest = hashlib.sha256()
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+        while piece := file.read(CHUNK_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Make an OSError in the block a CheckpointError, which says in one line why nothing can be written there."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(place, error) from None
+
+
+def sweep(place: Path) -> None:
+    """Remove files of saves that the index does not name: of one that was cut short, or of the one before it."""
+    named = {INDEX}
+    with suppress(OSError, CheckpointError, RunError):  # beside an index that cannot be read all stays as it is
+        if (place / INDEX).exists():
+            named |= {file.name for file in Saved(place).index.files}
+        for path in place.iterdir():
+            if _OURS.fullmatch(path.name) and path.name not in named:
+                path.unlink()

@@ -1,0 +1,238 @@
+"""`share_layers`: layers of a Hugging Face model that use the same parameters, by Parameter identity.
+
+    shared = share_layers(model, "ffn")          # one ffn for all; "attention", "all", "all:groups=3", "sandwich"
+    model.save_pretrained(path)                  # each shared tensor once; AutoModel loads it after `import tiewise.hf`
+    shared.separate()                            # every layer has its own again, with the values of now
+
+No module is replaced: every layer keeps its object, index, caches and hooks, and refers to the Parameters of the
+first layer that it shares with. An optimizer over `model.parameters()` sees each once, and gradients of all
+applications add up in it. See docs/sharing.md.
+
+With a rank, layers that share a matrix differ by one of low rank: y = x (W + B_l A_l)ᵀ + b, with W shared and A_l, B_l
+own: the relaxed sharing of Bae et al. 2024 (arXiv:2410.20672, §2.3). A trained model is converted by the truncated SVD
+of what its layers differ by, W_l − W ≈ U_r S_r V_rᵀ: B_l = U_r S_r, A_l = V_rᵀ. At full rank nothing is lost. Where
+W_l = W, B_l is zero and A_l is not, so that gradients flow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from tiewise.boundary.locate import Journal, own_config
+from tiewise.boundary.saved import ENTRIES, Entry, declare_family, forget, swapped
+from tiewise.boundary.sharing.layout import ENTRY, Layout, find_stacks, groups_of, make_layout
+from tiewise.core.errors import InstallError, SpecError
+from tiewise.core.sharing_spec import SharingSpec
+
+VALUES = ("first", "mean")
+
+
+class Shared:
+    """Handle of a model's shared layers; `share_layers(model)` on the same model gives another one of the same."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @property
+    def layout(self) -> Layout | None:
+        """What is shared with what, as the config says; None where nothing is."""
+        entry = getattr(self.model.config, ENTRY, None)
+        return None if entry is None else Layout.read(entry)
+
+    @property
+    def spec(self) -> SharingSpec:
+        """What layers share."""
+        return SharingSpec() if self.layout is None else self.layout.spec
+
+    @property
+    def parameters(self) -> int:
+        """Unique parameters of the whole model, low-rank differences included."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def differences(self) -> int:
+        """Those of them that are low-rank differences."""
+        relaxed = [module for module in self.model.modules() if is_relaxed(module)]
+        return sum(module.delta_in.numel() + module.delta_out.numel() for module in relaxed)
+
+    @torch.no_grad()
+    def separate(self) -> None:
+        """Give every layer parameters of its own with the values that it has now, and the model its own type."""
+        layout = self.layout
+        if layout is None:
+            return
+        for stack, shared in layout.stacks.items():
+            layers = _layers(self.model, stack, shared)
+            for name, sources in shared.items():
+                path, _, leaf = name.rpartition(".")
+                for first, *others in groups_of(sources):
+                    for layer in (first, *others):
+                        owner = layers[layer].get_submodule(path)
+                        old = getattr(owner, leaf)
+                        own = old.clone()
+                        if is_relaxed(owner):
+                            difference = owner.delta_out @ owner.delta_in
+                            own += difference.T if isinstance(owner, Conv1D) else difference
+                            del owner.delta_in, owner.delta_out
+                            owner.__class__ = owner.plain_class
+                        elif layer == first:
+                            continue  # it keeps the parameter
+                        setattr(owner, leaf, nn.Parameter(own, requires_grad=old.requires_grad))
+            del layers._tied_weights_keys
+        forget(self.model, ENTRY)
+        _refresh_keys(self.model, Journal())
+
+
+def share_layers(model: Any, spec: SharingSpec | str | None = None, *, values: str | None = None) -> Shared:
+    """Make layers of a Hugging Face model share parameters, in place.
+
+    Args:
+        model: any encoder, decoder or encoder-decoder of transformers that runs on token ids.
+        spec: what is shared, in the written form of `SharingSpec`; None keeps what the model has, "none" separates it.
+        values: what a shared parameter starts from, the "first" layer's values or the "mean" over the layers that
+            share it. Unless said, the mean where there are low-rank differences (it leaves the least to them), the
+            first where there are none.
+
+    Raises:
+        SpecError: the spec cannot be had in a model of so many layers.
+        InstallError: the model has no layers that can share; the model is as it was.
+    """
+    if not isinstance(model, PreTrainedModel):
+        fix = "share the layers of a model of transformers, loaded and before it is wrapped or compiled"
+        raise InstallError(f"a {type(model).__name__} is no model whose layers are known", fix)
+    if values not in (None, *VALUES):
+        raise SpecError(f"unknown values {values!r}", f"choose one of {', '.join(VALUES)}")
+    shared = Shared(model)
+    old = shared.spec
+    wanted = old if spec is None else SharingSpec.parse(spec)
+    if wanted == old:
+        return shared
+    layout = None if wanted.kind == "none" else make_layout(find_stacks(model), wanted)
+    shared.separate()
+    if layout is not None:
+        journal = Journal()
+        try:
+            _apply(model, layout, journal, values or ("mean" if wanted.rank else "first"))
+            config = own_config(model, journal)
+            journal.set(config, ENTRY, layout.record())
+            declare_family(model, config, journal)
+            _refresh_keys(model, journal)
+        except BaseException:
+            journal.undo()
+            share_layers(model, old)
+            raise
+    return shared
+
+
+def build_shared(model: Any, record: Any) -> None:
+    """Make a model come up with the shared layers that its config has on `record`."""
+    journal = Journal()
+    _apply(model, Layout.read(record), journal, values=None)
+    _refresh_keys(model, journal)
+
+
+ENTRIES[ENTRY] = Entry(build_shared)
+
+
+def _refresh_keys(model: Any, journal: Journal) -> None:
+    journal.set(model, "all_tied_weights_keys", model.get_expanded_tied_weights_keys(all_submodels=True))
+
+
+@torch.no_grad()
+def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> None:
+    """Share as a layout says; `values` None while a checkpoint is being loaded, which brings the values."""
+    rank = layout.spec.rank
+    for stack, shared in layout.stacks.items():
+        layers = _layers(model, stack, shared)
+        keys: dict[str, str] = {}
+        for name, sources in shared.items():
+            path, _, leaf = name.rpartition(".")
+            for group in groups_of(sources):
+                owners = [layers[layer].get_submodule(path) for layer in group]
+                if rank and not (leaf == "weight" and all(isinstance(each, nn.Linear | Conv1D) for each in owners)):
+                    raise InstallError(f"config.json: {ENTRY}: {name[:80]} is of no linear map", "save it again")
+                own = [getattr(owner, leaf) for owner in owners]
+                chosen = first = own[0]
+                if values == "mean":
+                    if not first.is_floating_point():
+                        raise InstallError(f"parameters of type {first.dtype} have no mean", 'choose values="first"')
+                    wide = torch.promote_types(first.dtype, torch.float32)
+                    mean = sum((one.to(wide) for one in own[1:]), first.to(wide)) / len(own)
+                    chosen = nn.Parameter(mean.to(first.dtype), requires_grad=first.requires_grad)
+                for owner, before in zip(owners, own, strict=True):
+                    journal.set(owner, leaf, chosen)
+                    if rank:
+                        _relax(owner, rank, None if values is None else before - chosen, journal)
+                keys |= {f"{layer}.{name}": f"{group[0]}.{name}" for layer in group[1:]}
+        journal.set(layers, "_tied_weights_keys", keys)
+
+
+def _layers(model: nn.Module, stack: str, shared: dict[str, tuple[int, ...]]) -> Any:
+    """Return the list of layers that a layout calls `stack`, in the model that was saved or in a part of it."""
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    near = [name for name in lists if name.endswith(f".{stack}") or stack.endswith(f".{name}")]
+    layers = lists.get(stack if stack in lists or len(near) != 1 else near[0], ())
+    has = [{name for name, _ in layer.named_parameters(remove_duplicate=False)} for layer in layers]
+    fits = all(
+        len(sources) == len(has) and all(name in has[layer] for group in groups_of(sources) for layer in group)
+        for name, sources in shared.items()
+    )
+    if not (layers and fits):
+        what = f"{type(model).__name__}: its layers are not those of {stack!r} that its config says are shared"
+        raise InstallError(what, "load it with the class it was saved from")
+    return layers
+
+
+# differences of low rank
+
+
+class _Relaxed:
+    """A linear map [..., in] → [..., out] through the shared matrix and the layer's own difference."""
+
+    delta_in: Tensor
+    delta_out: Tensor
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        shared: Tensor = super().forward(hidden)  # type: ignore[misc]
+        return shared + F.linear(F.linear(hidden, self.delta_in), self.delta_out)
+
+
+class RelaxedLinear(_Relaxed, nn.Linear):
+    """A linear map with weight [out, in]."""
+
+
+class RelaxedConv1D(_Relaxed, Conv1D):
+    """GPT-2's linear map, with weight [in, out]."""
+
+
+def _relax(module: Any, rank: int, difference: Tensor | None, journal: Journal) -> None:
+    """Give an nn.Linear or Conv1D its own difference, of rank at most `rank`.
+
+    `difference` is what its own weight was more than the shared one, in the weight's orientation; None while a
+    checkpoint is being loaded, which brings the values.
+    """
+    turned = isinstance(module, Conv1D)
+    weight = module.weight.T if turned else module.weight
+    rank = min(rank, *weight.shape)
+    delta_in, delta_out = weight.new_zeros(rank, weight.shape[1]), weight.new_zeros(weight.shape[0], rank)
+    if difference is not None:
+        wide = difference.to(torch.promote_types(difference.dtype, torch.float32))
+        left, size, right = torch.linalg.svd(wide.T if turned else wide, full_matrices=False)
+        delta_in.copy_(right[:rank])
+        delta_out.copy_(left[:, :rank] * size[:rank])
+    elif not weight.is_meta:
+        nn.init.normal_(delta_in, std=weight.shape[1] ** -0.5)
+    for name, value in (("delta_in", delta_in), ("delta_out", delta_out)):
+        journal.set(module, name, nn.Parameter(value, requires_grad=module.weight.requires_grad))
+    journal.set(module, "__class__", swapped(module.__class__, RelaxedConv1D if turned else RelaxedLinear))
+
+
+def is_relaxed(module: nn.Module) -> bool:
+    """Whether a module has a difference of its own."""
+    return isinstance(module, _Relaxed)

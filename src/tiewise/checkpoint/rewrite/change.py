@@ -1,0 +1,195 @@
+"""What a verb wants done to a checkpoint, before anything is written, and how far that moves logits and input rows.
+
+Logits are h·tableᵀ at 64 random hidden vectors h of unit root mean square, the same on every run, for every row of the
+vocabulary; the tables are read in pieces. Scale and cap of the family come after and are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.rules.custom_code import normalised_heads
+from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored, widened
+from tiewise.checkpoint.untrusted import short
+from tiewise.core.errors import CheckpointError, progress
+
+PROBES = 64
+SEED = 20_250_903
+DELETE: Final = object()  # the one value of `Change.config` that stands for no value
+
+Pieces = Iterator[bytes | bytearray | memoryview]
+
+
+class NothingToDo(CheckpointError):
+    """The checkpoint is already what the verb would make of it. No folder was made."""
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """A tensor to be written: a new one, or new content under the name of a stored one."""
+
+    name: str
+    dtype: str  # of the safetensors format ("BF16")
+    shape: tuple[int, ...]
+    file: str  # name of the file that shall hold it: that of the tensor that it comes from
+    write: Callable[[], Pieces] = field(repr=False)  # its bytes in order, a few MB at a time; never for a dry run
+
+    @classmethod
+    def like(cls, old: Stored, write: Callable[[], Pieces], **other: Any) -> NewTensor:
+        """One of the name, type, shape and file of a stored tensor, or of `other` ones."""
+        own = {"name": old.name, "dtype": old.dtype, "shape": old.shape, "file": old.path.name}
+        return cls(**{**own, **other}, write=write)
+
+    @classmethod
+    def copy(cls, old: Stored, **other: Any) -> NewTensor:
+        """The same with its bytes."""
+        return cls.like(old, lambda: stored_bytes(old), **other)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return math.prod(self.shape) * BITS[self.dtype] // 8
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far a change moves the model, as measured on its tables."""
+
+    logits: float  # largest absolute change of a logit
+    input_rows: float  # largest Euclidean length by which a row of the input table moves
+    how: str  # what was measured, or why nothing needed to be
+
+
+UNMOVED = Moved(0.0, 0.0, "nothing: the bytes of both tables stay as they were")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One rewrite of a checkpoint."""
+
+    moved: Moved = UNMOVED
+    drop: frozenset[str] = frozenset()  # names of tensors that go, from whatever file holds them
+    put: tuple[NewTensor, ...] = ()  # tensors that come; one whose name is stored replaces that tensor at its place
+    # dotted path in config.json → new value, or `DELETE`; the levels above the last key must exist
+    config: Mapping[str, Any] = field(default_factory=dict)
+    drop_copies: frozenset[tuple[str, str]] = frozenset()  # (file, name) that go while the tensor stays elsewhere
+    reindex: bool = False  # the index is written anew although no shard changes
+    texts: Mapping[str, bytes] = field(default_factory=dict)  # {file beside the tensors: its new content}
+    leave: frozenset[str] = frozenset()  # files beside the tensors that stay behind
+    notes: tuple[str, ...] = ()  # what the user should know, one sentence each
+    lost: tuple[str, ...] = ()  # shares of tables that the result no longer has, one sentence each
+    # looks at the finished result before it gets its name, and yields what is not as it should be
+    flaws: Callable[[Path], Iterator[str]] | None = None
+
+
+def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
+    """Raise where an operation would change the model's function; with `force`, return the reason as a note."""
+    if not force:
+        raise CheckpointError(what, f"{fix}; --force does it all the same")
+    return (f"forced: {what}",)
+
+
+def require_plain_head(facts: Facts, verb: str, force: bool) -> tuple[str, ...]:
+    """Refuse a head whose class divides each row by its length: logits measured on stored rows are not the model's."""
+    for where, how in normalised_heads(facts):
+        what = f"{facts.path}: {short(where)}: {how}, so that {verb} would measure and make logits of other rows"
+        return refuse(what, "write rows of length 1 and a class without the division first", force)
+    return ()
+
+
+def stored_bytes(tensor: Stored) -> Pieces:
+    """Yield the bytes of a stored tensor."""
+    with Reader(tensor) as reader:
+        for start in range(0, tensor.nbytes, CHUNK_BYTES):
+            piece = bytearray(min(CHUNK_BYTES, tensor.nbytes - start))
+            reader.into(memoryview(piece), start)
+            yield piece
+
+
+def gathered(part: Stored, rows: Sequence[int]) -> Pieces:
+    """Yield the bytes of some rows of a tensor, which ascend, a few MB at a time."""
+    wanted = np.array(rows, np.int64)
+    with Reader(part) as reader:
+        for start, stop in reader.spans():
+            first, last = np.searchsorted(wanted, (start, stop))
+            if first < last:
+                yield reader.rows(start, stop)[wanted[first:last] - start].tobytes()
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """A table as the model meets it, maps applied: `read(start, stop)` gives rows [start, stop), [., width]."""
+
+    rows: int
+    width: int
+    read: Callable[[int, int], NDArray]
+
+    @classmethod
+    def of(cls, tensor: Stored) -> TableRows:
+        """A stored table [V, D]."""
+        return cls(tensor.rows, tensor.shape[1], tensor.read)
+
+    def pieces(self) -> Pieces:
+        """Yield its bytes."""
+        step = max(1, CHUNK_BYTES // (8 * max(1, self.width)))
+        for start in range(0, self.rows, step):
+            yield self.read(start, min(start + step, self.rows)).tobytes()
+
+
+Pair = tuple[TableRows, TableRows]  # old and new
+
+
+def hidden_vectors(width: int) -> NDArray[np.float32]:
+    """Return the random hidden vectors [64, width], each of root mean square 1."""
+    made = np.random.default_rng(SEED).standard_normal((PROBES, width))
+    return (made / np.sqrt(np.square(made).mean(axis=1, keepdims=True))).astype(np.float32)
+
+
+def measure_move(outputs: Pair | None, inputs: Pair | None) -> Moved:
+    """Measure how far both ends move; None for an end whose bytes stay."""
+    ends = [end for end, pair in (("output", outputs), ("input", inputs)) if pair]
+    if not ends:
+        return UNMOVED
+    how, logits, moved = f"every row of the {' and the '.join(ends)} table", 0.0, 0.0
+    if outputs:
+        probes = hidden_vectors(width := outputs[0].width).T
+        logits = _largest(outputs, lambda difference: np.abs(difference @ probes))
+        how += f", at {PROBES} random hidden vectors of unit root mean square and width {width}"
+    if inputs:
+        moved = _largest(inputs, lambda difference: np.linalg.norm(difference, axis=1))
+    return Moved(logits, moved, how)
+
+
+def share_lost(pair: Pair) -> float:
+    """Return ‖old − new‖ / ‖old‖, the share of a table that a change takes away, in the Frobenius norm."""
+    old, _ = pair
+    step = max(1, CHUNK_BYTES // (8 * max(1, old.width)))
+    error = norm = 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, old.rows, step):
+            stop = min(start + step, old.rows)
+            before, after = (widened(table.read(start, stop)).astype(np.float64) for table in pair)
+            error += float(np.square(before - after).sum())
+            norm += float(np.square(before).sum())
+    return math.sqrt(error / norm) if norm > 0 else 0.0
+
+
+def _largest(tables: Pair, size: Callable[[NDArray], NDArray]) -> float:
+    old, new = tables
+    step = max(1, CHUNK_BYTES // (4 * max(1, old.width)))
+    largest = np.float64(0.0)
+    with np.errstate(invalid="ignore", over="ignore"):  # a table may hold infinities; the result then says so
+        for start in range(0, old.rows, step):
+            stop = min(start + step, old.rows)
+            moved = widened(old.read(start, stop)) - widened(new.read(start, stop))
+            largest = np.maximum(largest, size(moved).max(initial=0.0))
+            progress("measuring the change", stop, old.rows)
+    return float(largest)

@@ -1,0 +1,112 @@
+"""Open a checkpoint to run it: weights in fp32, evaluation mode, both ends found. Nothing is unpickled or executed."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+import tiewise.training.models  # noqa: F401  # teaches the auto classes our own models
+from tiewise.boundary.hf import model_class
+from tiewise.boundary.locate import ModelEnds, locate
+from tiewise.boundary.undisturbed import kept_generators, undisturbed
+from tiewise.checkpoint.hf_folder import Folder, open_folder
+from tiewise.checkpoint.untrusted import require_memory
+from tiewise.core.errors import CheckpointError, DataError, TiewiseError, one_line
+from tiewise.training.data.tokenizer import Ids
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TOKENS_AT_ONCE = 2048
+LOGITS_AT_ONCE = 2**26
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint that can be run."""
+
+    folder: Folder  # what lies on disk
+    model: PreTrainedModel  # in evaluation mode (no dropout), on the CPU, in fp32
+    ends: ModelEnds  # its lookups and its head
+
+    @property
+    def vocab(self) -> int:
+        """V: rows of the table that is looked up."""
+        return int(self.ends.source.weight.shape[0])
+
+    @property
+    def longest(self) -> int | None:
+        """Positions that the model has, where its config limits them."""
+        found = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return found if isinstance(found, int) and found > 0 else None
+
+    def at_once(self, length: int) -> int:
+        """How many windows of a length are run at once: states and logits of a few thousand tokens are held."""
+        return max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // self.vocab) // length)
+
+    def checked(self, windows: Ids) -> Tensor:
+        """Return windows of ids [n, T] that the model can be run on.
+
+        Raises:
+            DataError: none, of fewer than two tokens, longer than the model has positions, ids without a row.
+        """
+        if windows.ndim != 2 or not len(windows) or windows.shape[1] < 2:
+            raise DataError(f"windows of shape {windows.shape}", "give at least one window of two tokens or more")
+        rows = min(self.vocab, len(self.ends.head.weight))
+        if int(windows.max()) >= rows or int(windows.min()) < 0:
+            raise DataError(f"token {int(windows.max())} in tables of {rows:,} rows", "use the tokenizer of this model")
+        if self.longest is not None and windows.shape[1] > self.longest:
+            what = f"windows of {windows.shape[1]} tokens, and the model has {self.longest} positions"
+            raise DataError(what, f"give windows of at most {self.longest}")
+        return torch.from_numpy(np.ascontiguousarray(windows, dtype=np.int64))
+
+
+def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Opened:
+    """Load a Hugging Face folder with transformers' own class, or a boundary's where it was saved with one.
+
+    Raises:
+        CheckpointError: not a folder with config.json and safetensors, too large for the memory that is free, or
+            transformers cannot load it.
+        InstallError: its config names no class of transformers, or the model has no token head.
+    """
+    folder = open_folder(path)
+    if folder.config is None:
+        raise CheckpointError(f"{folder.path}: no config.json that can be read", "give a Hugging Face folder")
+    if not folder.tensors:
+        fix = "convert the weights to safetensors first; pickled files are never opened"
+        raise CheckpointError(f"{folder.path}: no safetensors in it", fix)
+    require_memory(sum(math.prod(t.shape) for t in folder.tensors.values()) * dtype.itemsize, f"running {folder.path}")
+    try:
+        config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
+        options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
+        with kept_generators():  # tensors that the folder lacks are drawn
+            model = model_class(config, folder.path).from_pretrained(folder.path, config=config, **options)
+    except TiewiseError:
+        raise
+    except Exception as error:  # transformers raises whatever its hundreds of config classes do
+        mismatch = "ignore_mismatched_sizes" in str(error)  # which is an option of its own, and no reason
+        reason = "a stored tensor has another shape than its config says" if mismatch else one_line(error)
+        what = f"{folder.path}: transformers cannot load it ({reason})"
+        raise CheckpointError(what, "`tiewise check` says what is wrong with it") from None
+    model.eval()
+    return Opened(folder, model, locate(model))
+
+
+def leaves_model(measure: Callable[Concatenate[Opened, P], R]) -> Callable[Concatenate[Opened, P], R]:
+    """Decorate a measure of an opened model: afterwards model and random generators are as they were."""
+
+    @wraps(measure)
+    def measured(opened: Opened, *args: P.args, **kwargs: P.kwargs) -> R:
+        with undisturbed(opened.model):
+            return measure(opened, *args, **kwargs)
+
+    return measured

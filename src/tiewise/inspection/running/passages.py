@@ -1,0 +1,153 @@
+"""What a text costs a model, passage by passage: models with different tokenizers are compared in bits per byte.
+
+A passage is a few hundred characters of one document. Its cost is −log p of all its tokens, the first of them read
+after the model's start token alone; so each model is asked for the same bytes, however it cuts them, and they pair up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from tiewise.boundary.undisturbed import undisturbed
+from tiewise.core.errors import DataError, progress
+from tiewise.core.estimates import Estimate, jackknife, ratio
+from tiewise.core.files import to_record
+from tiewise.inspection.running.loaded import open_model
+from tiewise.training.data.tokenizer import make_tokenizer, plain_engine
+
+SHORTEST, LARGEST = 100, 400  # characters of a passage: a fortieth of the text, within these
+FEWEST, MOST = 10, 200  # passages
+READ = 4_000_000  # characters of a text that passages are taken from
+LONGEST = 1024  # tokens read at once, where a model has more positions
+Nats = NDArray[np.float64]
+
+
+def passages(texts: Iterable[str]) -> list[str]:
+    """Cut texts into passages, at white space, and return at most 200 of them, evenly apart.
+
+    Raises:
+        DataError: they are too short for ten.
+    """
+    held, total = list[str](), 0
+    for text in texts:
+        held.append(text)
+        total += len(text)
+        if total > READ:
+            break
+    size, found = max(SHORTEST, min(LARGEST, total // (4 * FEWEST))), list[str]()
+    for text in held:
+        start = 0
+        while len(text) - start >= size:
+            space = max(text.rfind(white, start + size // 2, start + size) for white in " \n")
+            stop = space if space > 0 else start + size
+            found.append(text[start:stop])
+            start = stop
+    if len(found) < FEWEST:
+        what = f"{total:,} characters of text are too few to measure a loss on"
+        raise DataError(what, f"give {2 * FEWEST * SHORTEST:,} or more")
+    count = min(MOST, len(found))
+    return [found[number * len(found) // count] for number in range(count)]
+
+
+@torch.no_grad()
+def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
+    """Return −log p of each passage [n] by the model in a folder, with the tokenizer beside it.
+
+    Raises:
+        CheckpointError, InstallError: as `open_model`.
+        DataError: no tokenizer in the folder that can be read, or one that names tokens without a row.
+    """
+    opened, tokenizer = open_model(path), make_tokenizer(os.fspath(path))
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    length = min(LONGEST, opened.longest or LONGEST) - 1
+    windows, owners = list[list[int]](), list[int]()
+    encoded = plain_engine(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
+    for number, encoding in enumerate(encoded):
+        cut = [[start, *encoding.ids[at : at + length]] for at in range(0, len(encoding.ids), length)]
+        windows += cut
+        owners += [number] * len(cut)
+    largest = max(map(max, windows))
+    if largest >= opened.vocab:
+        what = f"the tokenizer in {opened.folder.path} names token {largest}, the table has {opened.vocab:,} rows"
+        raise DataError(what, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)")
+    costs, step = np.zeros(len(texts)), opened.at_once(max(map(len, windows)))
+    for at in range(0, len(windows), step):
+        group = windows[at : at + step]
+        # padded behind, where a causal model does not look
+        ids = torch.tensor([window + [start] * (max(map(len, group)) - len(window)) for window in group])
+        with undisturbed(opened.model):
+            logits = opened.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").double()
+        for owner, window, each in zip(owners[at : at + step], group, losses, strict=True):
+            costs[owner] += float(each[: len(window) - 1].sum())
+        progress("measuring the loss", at + len(group), len(windows))
+    return costs
+
+
+@dataclass(frozen=True)
+class CostChange:
+    """What one model costs on passages, and another, in bits per byte."""
+
+    before: float
+    after: float
+    more: Estimate  # after − before, with its delete-one interval over passages
+
+    def said(self) -> str:
+        """In a line."""
+        interval = f"{self.more.value:+.4f}, 95 % interval {self.more.low:+.4f} to {self.more.high:+.4f}"
+        return f"{self.before:.4f} → {self.after:.4f} bits per byte ({interval}, {self.more.rows} passages)"
+
+
+def cost_change(before: Nats, after: Nats, texts: Sequence[str]) -> CostChange:
+    """Compare what passages cost two models, in nats [n]."""
+    bits = math.log(2) * np.array([len(text.encode()) for text in texts])
+
+    def per_byte(nats: Nats, units: Sequence[int]) -> float:
+        return float(nats[list(units)].sum() / bits[list(units)].sum())
+
+    every = range(len(texts))
+    more = jackknife(lambda units: per_byte(after - before, units), every)
+    return CostChange(per_byte(before, every), per_byte(after, every), more)
+
+
+@dataclass(frozen=True)
+class Healed:
+    """What a rewrite had lost on held-out text, and what came back."""
+
+    model: str  # folder of the healed model
+    lost: CostChange  # from the teacher to the model as it was given
+    left: CostChange  # from the teacher to the healed model
+    share: Estimate  # of the loss that came back, with its delete-one interval over passages
+
+    def record(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return to_record(self)
+
+    def said(self) -> str:
+        """In a sentence."""
+        figures = f"{self.lost.after:.4f} → {self.left.after:.4f} bits per byte, the teacher {self.lost.before:.4f}"
+        if not self.lost.more.low > 0:
+            return f"nothing measurable was lost: {figures} ({self.share.rows} held-out passages)"
+        interval = f"95 % interval {self.share.low:.0%} to {self.share.high:.0%}, {self.share.rows} held-out passages"
+        return f"{self.share.value:.0%} of the loss came back ({interval}): {figures}"
+
+
+def healed(model: str | os.PathLike[str], before: str, teacher: str, texts: Sequence[str]) -> Healed:
+    """Measure a healed model, what it was before, and its teacher. Raises as `passage_nats`."""
+    original, was, found = (passage_nats(path, texts) for path in (teacher, before, model))
+
+    def share(units: Sequence[int]) -> float:
+        its = list(units)
+        return ratio(float((was - found)[its].sum()), float((was - original)[its].sum()))
+
+    lost, left = cost_change(original, was, texts), cost_change(original, found, texts)
+    return Healed(os.fspath(model), lost, left, jackknife(share, range(len(texts))))

@@ -1,0 +1,298 @@
+"""A model as a stack: its layers in the order of application, and what it makes of the last one's output.
+
+    stack = find_stack(opened)
+    states = stack.states(ids)           # residual stream before each layer, and after the last
+    stack.to_logits(states[-1])          # the model's own logits
+
+No family is known by name. Layers are observed: modules of one list, each reading what the one before it wrote. What
+follows the last layer (norm, maps, scale, bias, soft-cap) is not rebuilt: the model's own forward is run with every
+layer replaced by one that returns the given states. That its logits depend on nothing else is checked on a random
+batch.
+
+    calls = stack.calls(ids)             # one `LayerCall` per application
+    repeats(keys(calls))                 # runs of applications that use the same parameters again
+    one_block(calls)                     # the run that is all of them, where a model repeats one block and no more
+
+Layers are the same where they use the same Parameter objects in the same places, whatever modules hold them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tiewise.boundary.link import computed
+from tiewise.boundary.locate import SEED, ordinary_ids
+from tiewise.boundary.undisturbed import undisturbed
+from tiewise.core.errors import UnsupportedError, one_line
+from tiewise.inspection.running.loaded import Opened, leaves_model
+
+LOGITS = 2**24  # of states that are read, held at once
+TOLERANCE = 1e-5  # of the largest logit, in fp32
+_ROWS, _LENGTH = 2, 7
+_FIX = "this measure needs one stack of layers between a table of tokens and a token head"
+
+
+@dataclass(frozen=True)
+class AppliedStack:
+    """Layers as they are applied, and the model's own way from the last one's output to logits."""
+
+    opened: Opened  # the model that runs
+    applications: tuple[LayerCall, ...]  # L in order, of a random batch; a repeated layer stands once for each
+    causal: bool  # whether the logits of a position do not depend on what stands after it
+    width: int  # D, of the residual stream
+    token: int  # an id without a special meaning: stands in the input where only shapes matter
+
+    @torch.no_grad()
+    def calls(self, ids: Tensor, **given: Tensor) -> list[LayerCall]:
+        """Run ids [B, T]; the L applications, each ready to be called again.
+
+        `given` is what else the model's forward takes, as a mask. Where the family can, logits are computed for the
+        last position only.
+        """
+        with _recorded({one.name: one.module for one in self.applications}) as calls:
+            _logits(self.opened.model, ids, logits_to_keep=1, **given)
+        return calls
+
+    def states(self, ids: Tensor) -> list[Tensor]:
+        """Residual stream of ids [B, T]: L + 1 tensors [B, T, D], before each application and after the last."""
+        return states_of(self.calls(ids))
+
+    def parts(self, count: int) -> Iterator[slice]:
+        """Slices of `count` positions whose logits are held at once."""
+        size = max(1, LOGITS // self.opened.vocab)
+        yield from (slice(i, min(i + size, count)) for i in range(0, count, size))
+
+    def to_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of the model if its last layer had written `hidden` [..., D]; differentiable in `hidden`."""
+        flat = hidden.reshape(-1, 1, hidden.shape[-1])  # one position each: no limit on how many
+        ids = torch.full((len(flat), 1), self.token, device=hidden.device)
+        with ExitStack() as held:
+            for layer in {id(one.module): one for one in self.applications}.values():
+                if own := vars(layer.module).get("forward"):
+                    held.callback(setattr, layer.module, "forward", own)
+                made = (flat, *([None] * (layer.returns - 1))) if layer.returns else flat
+                layer.module.forward = lambda *_, made=made, **__: made  # which computes nothing
+                held.callback(delattr, layer.module, "forward")
+            logits = _logits(self.opened.model, ids)
+        return logits.reshape(*hidden.shape[:-1], -1)
+
+
+@leaves_model
+def find_stack(opened: Opened) -> AppliedStack:
+    """Find the layers of a model and its way from the last of them to the logits, by running it.
+
+    Raises:
+        UnsupportedError: no single chain of layers, or logits that depend on more than the last layer's output.
+    """
+    model, kind = opened.model, type(opened.model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedError(f"{kind} has an encoder and a decoder, which read different texts", _FIX)
+    ids = ordinary_ids(model, opened.vocab, (_ROWS, _LENGTH), torch.Generator().manual_seed(SEED))
+    ids = ids.to(opened.ends.source.weight.device)
+    # every member of every list of modules, as they are called
+    listed = {
+        f"{name}.{i}" if name else str(i): member
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        for i, member in enumerate(module)
+    }
+    try:
+        with torch.no_grad(), _recorded(listed) as calls:
+            logits = _logits(model, ids)
+    except Exception as error:  # a family that wants more than ids raises anything
+        raise UnsupportedError(f"{kind} does not run on token ids alone ({one_line(error)})", _FIX) from None
+    if not logits.isfinite().all():
+        raise UnsupportedError(f"{kind}: its logits are not all numbers", "`tiewise check --deep` names the rows")
+    layers = _chain(kind, calls, (_ROWS, _LENGTH))
+    # causal, where another last token leaves all earlier logits where they are
+    other = ids.clone()
+    other[:, -1] = ids[:, 0]
+    other[ids[:, 0] == ids[:, -1], -1] = ids.max()
+    with torch.no_grad():
+        moved = (_logits(model, other) - logits)[:, :-1].abs().max()
+    causal = bool(moved <= TOLERANCE * logits.abs().max())
+    stack = AppliedStack(opened, tuple(layers), causal, width=layers[-1].wrote.shape[-1], token=int(ids[0, 0]))
+    # what the last layer wrote gives the same logits again
+    try:
+        with torch.no_grad():
+            again = stack.to_logits(layers[-1].wrote)
+    except Exception as error:  # whatever a family's forward does without its layers
+        raise UnsupportedError(f"{kind} does not run without its layers ({one_line(error)})", _FIX) from None
+    if again.shape != logits.shape:
+        raise UnsupportedError(f"{kind}: logits {list(logits.shape)} become {list(again.shape)} on other shapes", _FIX)
+    apart = float((again - logits).abs().max() / logits.abs().max().clamp_min(torch.finfo(logits.dtype).tiny))
+    if not apart <= TOLERANCE:
+        what = f"{kind}: logits depend on more than the last layer's output (relative difference {apart:.1e})"
+        raise UnsupportedError(what, _FIX)
+    return stack
+
+
+def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
+    """Logits of a forward without a cache; `options` are given where the family's forward names them."""
+    known = inspect.signature(model.forward).parameters
+    given = {key: value for key, value in {"use_cache": False, **options}.items() if key in known}
+    with undisturbed(model):
+        output = model(input_ids=ids, **given)
+    return computed(next(value for key, value in output.items() if "logits" in key))
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of a module that takes a tensor of floats and returns one. Tensors are copies: models work in place."""
+
+    name: str  # of the module in its model
+    module: nn.Module
+    args: tuple[Any, ...]  # what it was called with, but for what it read
+    kwargs: dict[str, Any]  # and by name
+    place: int | str  # of what it read: in `args` or in `kwargs`
+    read: Tensor  # the first tensor of floats that it was given
+    wrote: Tensor  # what it returned, or the first element of the tuple that it returned
+    returns: int  # length of that tuple, 0 for a bare tensor
+    inside: bool  # whether it was called by another recorded module
+
+    def again(self, state: Tensor) -> Tensor:
+        """Apply the module to another state [B, T, D]; masks, positions and the rest as they were."""
+        args, kwargs = dict(enumerate(self.args)), dict(self.kwargs)
+        (args if isinstance(self.place, int) else kwargs)[self.place] = state.clone()  # type: ignore[index]
+        output = self.module(*args.values(), **kwargs)
+        made: Tensor = output[0] if isinstance(output, tuple) else output
+        return made
+
+
+def states_of(calls: list[LayerCall]) -> list[Tensor]:
+    """Residual stream around a stack's applications: L + 1 tensors [B, T, D]."""
+    return [calls[0].read, *(call.wrote for call in calls)]
+
+
+def relative(new: Tensor, old: Tensor) -> Tensor:
+    """Mean over tokens of ‖new − old‖ / ‖old‖: [B] of two states [B, T, D]; 0 where neither is anything."""
+    size = torch.linalg.vector_norm(old, dim=-1)
+    change = torch.linalg.vector_norm(new - old, dim=-1)
+    return torch.where(change == 0, change, change / size).mean(-1)
+
+
+@contextmanager
+def _recorded(modules: Mapping[str, nn.Module]) -> Iterator[list[LayerCall]]:
+    """Record the calls of some modules in the order in which they end."""
+    calls: list[LayerCall] = []
+    names = {id(module): name for name, module in modules.items()}
+    begun: list[tuple[int | str, Tensor] | None] = []
+
+    def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = (*enumerate(args), *kwargs.items())
+        read = ((place, x) for place, x in given if isinstance(x, Tensor) and x.is_floating_point())
+        begun.append(next(((place, x.detach().clone()) for place, x in read), None))
+
+    def end(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        found, returns = begun.pop(), len(output) if isinstance(output, tuple) else 0
+        wrote = output[0] if returns else output
+        if found is not None and isinstance(wrote, Tensor):
+            place, read = found
+            rest = tuple(None if i == place else x for i, x in enumerate(args))
+            named = {name: None if name == place else x for name, x in kwargs.items()}
+            name, wrote = names[id(module)], wrote.detach().clone()
+            calls.append(LayerCall(name, module, rest, named, place, read, wrote, returns, bool(begun)))
+
+    with ExitStack() as held:
+        for module in {id(module): module for module in modules.values()}.values():
+            held.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            held.callback(module.register_forward_hook(end, with_kwargs=True).remove)
+        yield calls
+
+
+def _chain(kind: str, calls: list[LayerCall], shape: tuple[int, int]) -> list[LayerCall]:
+    """Calls of the members `<list>.<index>` of one list that hand states [*shape, D] on."""
+    lists: dict[str, list[LayerCall]] = {}
+    for call in calls:
+        if not call.inside and call.read.shape == call.wrote.shape and call.read.shape[:-1] == shape:
+            lists.setdefault(call.name.rpartition(".")[0], []).append(call)
+    if not lists:
+        raise UnsupportedError(f"{kind}: no list of layers reads and writes states [batch, length, width]", _FIX)
+    if len(lists) > 1:
+        raise UnsupportedError(f"{kind}: several lists of layers, {' and '.join(sorted(lists))}", _FIX)
+    (found,) = lists.values()
+    for i, (before, after) in enumerate(pairwise(found), 1):
+        if not torch.equal(before.wrote, after.read):
+            raise UnsupportedError(f"{kind}: layer {i} does not read what layer {i - 1} wrote", _FIX)
+    return found
+
+
+# which applications are one and the same layer, and repeat
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """`times` applications of the same block of `period` layers, the first of them at `first` (counted from 0)."""
+
+    first: int
+    period: int
+    times: int
+
+    @property
+    def end(self) -> int:
+        """The application after the last."""
+        return self.first + self.period * self.times
+
+
+def keys(calls: Iterable[LayerCall]) -> list[Key]:
+    """Return for every application what it is made of: equal where the same Parameters stand in the same places."""
+    found = []
+    for call in calls:
+        named = tuple((name, id(value)) for name, value in call.module.named_parameters(remove_duplicate=False))
+        found.append(named or (id(call.module),))
+    return found
+
+
+def repeats(found: list[Key]) -> list[Repeat]:
+    """Find runs in which a block of applications follows itself, from the left, the shortest block first."""
+    runs, start = [], 0
+    while start < len(found):
+        for period in range(1, (len(found) - start) // 2 + 1):
+            block, times = found[start : start + period], 1
+            while block == found[start + times * period : start + (times + 1) * period]:
+                times += 1
+            if times > 1:
+                runs.append(Repeat(start, period, times))
+                start = runs[-1].end
+                break
+        else:
+            start += 1
+    return runs
+
+
+def one_block(calls: list[LayerCall]) -> Repeat:
+    """Return the shortest block that all applications repeat.
+
+    Raises:
+        UnsupportedError: there is none; the reason names what the layers share instead.
+    """
+    found, count = keys(calls), len(calls)
+    for period in range(1, count // 2 + 1):
+        if found == found[:period] * (count // period):
+            return Repeat(0, period, count // period)
+    what = "every layer has parameters of its own" if count > 1 else "one layer, applied once"
+    if any(shared_fractions(calls)):
+        what = f"its {count} layers share parameters in part only, and are no one block that is applied again and again"
+    raise UnsupportedError(what, "give a model that repeats whole layers")
+
+
+def shared_fractions(calls: Iterable[LayerCall]) -> list[float]:
+    """For every application, the fraction of its parameters (by elements) that an earlier one has used already."""
+    seen: set[int] = set()
+    fractions = []
+    for call in calls:
+        sizes = {id(parameter): parameter.numel() for parameter in call.module.parameters()}
+        known = sum(size for key, size in sizes.items() if key in seen)
+        fractions.append(known / max(sum(sizes.values()), 1))
+        seen |= sizes.keys()
+    return fractions

@@ -1,0 +1,269 @@
+"""The two gradients of one table on a text, held apart; their norms row by row; and Adam's step divided between them.
+
+    lookups  →  leaf a  ┐  one storage, two leaves:    loss.backward gives ∂L/∂a = A, the lookup path [V, E]
+    head     →  leaf b  ┘                                                  ∂L/∂b = B, the head path [V, E]
+
+A tied table's gradient is A + B. The values are the table's own memory, nothing is copied, and the model is given its
+parameters back afterwards, with the `.grad` they had.
+
+Adam's step is linear in its first moment, and the moment of a sum is the sum of moments (Kingma & Ba, arXiv:1412.6980,
+algorithm 1). Two tables have a v each:
+
+    u = m̂ / (√v̂ + ε)      m of A + B = m_A + m_B      →      u = u_A + u_B, exactly, with the v of the sum
+
+The loss is the one that a model's family is trained with. It is found by asking the model, not by its name: a model
+predicts the next token where no position sees a later one.
+
+    next token    position i predicts token i + 1
+    hidden        15 % of a window's tokens are replaced by the mask token and predicted (no random replacements)
+    second half   the encoder reads the first half of a window, the decoder predicts the second
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tiewise.boundary.locate import ModelEnds
+from tiewise.checkpoint.hf_folder import read_tokenizer
+from tiewise.core.errors import DataError, UnsupportedError
+from tiewise.core.estimates import ratio
+from tiewise.inspection.running.loaded import Opened
+from tiewise.training.data.tokenizer import Ids
+
+NEXT, HIDDEN, HALF = "next token", "hidden", "second half"
+HIDDEN_SHARE = 0.15  # of a window's tokens, as BERT hides (arXiv:1810.04805, §3.1)
+_MASKS = ("[MASK]", "<mask>")
+_MOST_LOGITS = 1 << 26  # in one forward: 256 MB of fp32
+_PROBED = 8  # tokens on which a model is asked what it sees
+_ROWS = 4096  # of a table, taken to fp64 at once
+Floats = NDArray[np.float64]
+
+
+class TextLoss:
+    """Negative log-likelihood of windows of a text [n, T], and how many tokens each predicts.
+
+    Raises:
+        DataError: windows that this model cannot be run on, or a masked model without a mask token in its tokenizer.
+        UnsupportedError: an encoder-decoder that cannot shift its own labels.
+    """
+
+    def __init__(self, opened: Opened, windows: Ids, seed: int = 0) -> None:
+        self.model: Any = opened.model
+        self.windows = opened.checked(windows)
+        self.kind = _kind(opened, self.windows)
+        length = self.windows.shape[1]
+        hidden = max(1, round(HIDDEN_SHARE * length))
+        self.per_window = {NEXT: length - 1, HIDDEN: hidden, HALF: length - length // 2}[self.kind]
+        if self.kind == HIDDEN:
+            known = read_tokenizer(opened.folder)
+            tokens = {} if known is None else {**known.base, **{text: number for number, text in known.added.items()}}
+            if (mask := next((tokens[text] for text in _MASKS if text in tokens), None)) is None:
+                what = f"{opened.folder.path}: the model predicts hidden tokens, and its tokenizer has no "
+                raise DataError(what + " or ".join(_MASKS), "put the model's own tokenizer beside it")
+            self._mask = mask
+            draws = np.random.default_rng(seed).random(windows.shape)  # the lowest of each window are hidden
+            self._hidden = torch.from_numpy(draws.argsort(1).argsort(1) < hidden)
+        self.at_once = max(1, _MOST_LOGITS // (length * len(opened.ends.head.weight)))  # windows in one forward
+
+    def predicted(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """(logits [n, V], tokens [n]) of what the windows `which` [b] predict, window by window: n = b·`per_window`."""
+        ids = self.windows[which]
+        if self.kind == NEXT:
+            logits, targets = self.model(input_ids=ids).logits[:, :-1], ids[:, 1:]
+        elif self.kind == HIDDEN:
+            hidden = self._hidden[which]
+            logits = self.model(input_ids=ids.masked_fill(hidden, self._mask)).logits[hidden]
+            targets = ids[hidden]
+        else:
+            first, targets = ids[:, : ids.shape[1] // 2], ids[:, ids.shape[1] // 2 :]
+            shifted = self.model.prepare_decoder_input_ids_from_labels(labels=targets)
+            logits = self.model(input_ids=first, decoder_input_ids=shifted).logits
+        return logits.flatten(0, -2), targets.flatten()
+
+    def total(self, which: Tensor) -> Tensor:
+        """Sum of −ln p over the tokens that the windows `which` [b] predict: a scalar, in nats."""
+        return F.cross_entropy(*self.predicted(which), reduction="sum")
+
+
+def _kind(opened: Opened, windows: Tensor) -> str:
+    """What the model predicts; asked with random upstream gradients on the first tokens of one window."""
+    model: Any = opened.model
+    if model.config.is_encoder_decoder:
+        if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            what = f"{type(model).__name__} does not say how its decoder's input is made from labels"
+            raise UnsupportedError(what, "give a decoder-only or an encoder-only model")
+        return HALF
+    looked_up: list[Tensor] = []
+
+    def watch(module: Any, given: Any, rows: Tensor) -> Tensor:
+        looked_up.append(rows.detach().requires_grad_())
+        return looked_up[-1].clone()
+
+    with torch.enable_grad(), model.get_input_embeddings().register_forward_hook(watch):
+        logits = model(input_ids=windows[:1, :_PROBED]).logits
+    if not logits.isfinite().all():
+        raise DataError(f"{opened.folder.path}: logits that are no numbers", "`tiewise check --deep` names the rows")
+    # where no position sees a later one, the last token's gradient from the logits before it is 0 and not merely small
+    earlier = logits[:, :-1]
+    upstream = torch.randn(earlier.shape, generator=torch.Generator().manual_seed(0)).to(earlier)
+    return HIDDEN if torch.autograd.grad(earlier, looked_up[0], upstream)[0][:, -1].any() else NEXT
+
+
+@dataclass(frozen=True)
+class BatchGradient:
+    """Gradients of the mean loss of some windows."""
+
+    a: Tensor  # of the input table through the lookups [V_in, E]
+    b: Tensor  # of the output table through the head [V_out, E]
+    nll: float  # the mean loss, nats per predicted token
+    rows_l2: float  # L2 norm of the gradient at the lookups' outputs [b, T, D], before rows of one token are added up
+    rows_l1: float  # its L1 norm
+
+
+@dataclass(frozen=True)
+class TwoLeaves:
+    """The ends of a model while they are `parted`."""
+
+    a: nn.Parameter
+    b: nn.Parameter
+    looked_up: list[Tensor]  # what the lookups gave in the forward of now
+
+    def gradient(self, loss: TextLoss, which: Tensor) -> BatchGradient:
+        """Differentiate the mean loss per predicted token of the windows `which` [b], a few windows at a time."""
+        a, b = torch.zeros_like(self.a), torch.zeros_like(self.b)
+        nll = squares = absolute = 0.0
+        tokens = loss.per_window * len(which)
+        for piece in which.split(loss.at_once):
+            self.looked_up.clear()
+            part = loss.total(piece) / tokens
+            found = torch.autograd.grad(part, [self.a, self.b, *self.looked_up])
+            a += found[0]
+            b += found[1]
+            nll += float(part.detach())
+            squares += sum(float(torch.linalg.vector_norm(x)) ** 2 for x in found[2:])
+            absolute += sum(float(torch.linalg.vector_norm(x, 1)) for x in found[2:])
+        self.looked_up.clear()
+        return BatchGradient(a, b, nll, squares**0.5, absolute)
+
+
+@contextmanager
+def parted(ends: ModelEnds) -> Iterator[TwoLeaves]:
+    """Within this context lookups and head have separate leaves; then the model is as it was."""
+    table, output = ends.source.weight, ends.head.weight
+    lookups = list({id(module): module for _, module in ends.lookups if module.weight is table}.values())
+    leaves = TwoLeaves(nn.Parameter(table.detach()), nn.Parameter(output.detach()), [])
+
+    def keep(module: nn.Module, arguments: object, rows: Tensor) -> None:
+        if rows.requires_grad:
+            leaves.looked_up.append(rows)
+
+    with ExitStack() as held:
+        for module in lookups:
+            held.callback(module.register_forward_hook(keep).remove)
+        for end, own, leaf in (*((module, table, leaves.a) for module in lookups), (ends.head, output, leaves.b)):
+            held.callback(setattr, end, "weight", own)
+            end.weight = leaf
+        yield leaves
+
+
+@dataclass(frozen=True)
+class PathSplit:
+    """Norms of two parts A and B, gradients or steps, and the shares of B; nan where there is no number."""
+
+    a: float  # ‖A‖, Frobenius
+    b: float
+    total: float  # ‖A + B‖ of one table; √(‖A‖² + ‖B‖²) of two
+    cosine: float  # between A and B; nan for two tables
+    b_l1: float  # sum of |B|
+    share_b: float  # ‖B‖ / (‖A‖ + ‖B‖)
+    energy_b: float  # ‖B‖² / (‖A‖² + ‖B‖²)
+    share_b_l1: float  # the share of norms by L1
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """Sums over each row of A and B, [V] each."""
+
+    a2: Floats  # ‖A_r‖²
+    b2: Floats
+    ab: Floats  # A_r·B_r; nan for two tables
+    a1: Floats  # sum of |A_r|
+    b1: Floats
+
+    @property
+    def share_b(self) -> Floats:
+        """‖B_r‖ / (‖A_r‖ + ‖B_r‖) of every row [V]; nan where both are zero."""
+        a, b = np.sqrt(self.a2), np.sqrt(self.b2)
+        both = a + b
+        return np.divide(b, both, out=np.full_like(b, np.nan), where=both > 0)
+
+    def split(self, rows: NDArray | slice = slice(None)) -> PathSplit:
+        """Sum over all rows, or over some."""
+        a2, b2, ab, a1, b1 = (float(x[rows].sum()) for x in (self.a2, self.b2, self.ab, self.a1, self.b1))
+        a, b = math.sqrt(a2), math.sqrt(b2)
+        apart = math.isnan(ab)
+        total = math.sqrt(a2 + b2 if apart else max(0.0, a2 + b2 + 2 * ab))
+        cosine = ab / (a * b) if a and b and not apart else math.nan
+        return PathSplit(a, b, total, cosine, b1, ratio(b, a + b), ratio(b2, a2 + b2), ratio(b1, a1 + b1))
+
+
+def row_sums(a: Tensor, b: Tensor, one_table: bool) -> RowSums:
+    """Count A [V, E] and B [V', E'] row by row in fp64; a shorter table's missing rows are zero."""
+    rows = max(len(a), len(b))
+    found = np.zeros((5, rows))
+    for start in range(0, rows, _ROWS):
+        x, y = (t[start : start + _ROWS].double() for t in (a, b))
+        for place, values in enumerate((x.square(), y.square(), x * y if one_table else x, x.abs(), y.abs())):
+            found[place, start : start + len(values)] = values.sum(1).numpy()
+    if not one_table:
+        found[2] = np.nan
+    return RowSums(*found)
+
+
+def cosine_null(a: Tensor, b: Tensor, rows: Tensor, seed: int, permutations: int) -> tuple[float, float]:
+    """(lowest, highest) cosine of A and B, rows of A permuted among `rows` [U]; outside of these A must be zero."""
+    source = torch.Generator().manual_seed(seed)
+    own, other = F.embedding(rows, a), F.embedding(rows, b)
+    norms = float(torch.linalg.vector_norm(own)) * float(torch.linalg.vector_norm(b))
+    if not norms:
+        return math.nan, math.nan
+    found = []
+    for _ in range(permutations):
+        order = torch.randperm(len(rows), generator=source)
+        pieces = zip(order.split(_ROWS), other.split(_ROWS), strict=True)
+        found.append(sum(float((own[piece] * against).sum()) for piece, against in pieces) / norms)
+    return min(found), max(found)
+
+
+class AdamPaths:
+    """Moments of both paths. `add` a step's gradients; `step` gives the update per unit of learning rate."""
+
+    def __init__(self, a: Tensor, b: Tensor, one_table: bool, betas: tuple[float, float], eps: float) -> None:
+        self.betas, self.eps, self.one_table, self.steps = betas, eps, one_table, 0
+        self._m = torch.zeros_like(a), torch.zeros_like(b)
+        self._v = (torch.zeros_like(a),) if one_table else (torch.zeros_like(a), torch.zeros_like(b))
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        """Take in the gradients of one step."""
+        self.steps += 1
+        for moment, gradient in zip(self._m, (a, b), strict=True):
+            moment.lerp_(gradient, 1 - self.betas[0])
+        for square, gradient in zip(self._v, (a + b,) if self.one_table else (a, b), strict=True):
+            square.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
+
+    def step(self) -> tuple[Tensor, Tensor]:
+        """(u_A, u_B) with bias correction: what weights lose per unit of learning rate. Ends this object's use."""
+        first, second = (1 - beta**self.steps for beta in self.betas)
+        below = [v.div_(second).sqrt_().add_(self.eps) for v in self._v]
+        a, b = (m.div_(first) for m in self._m)
+        return a.div_(below[0]), b.div_(below[-1])

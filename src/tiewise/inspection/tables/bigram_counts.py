@@ -1,0 +1,260 @@
+"""Counts of consecutive tokens, and what no direct path can avoid paying on them.
+
+With Q[i, j] the share of pairs (i, then j) and π its row sums, the best nll of p(j|i) ∝ exp(S_ij + b_j) is
+
+    any S          entropy            H = −Σ Q log(Q / π_i)
+    symmetric S    H + irreversibility   I = Σ Q log(2Q / (Q + Qᵀ)),   0 ≤ I ≤ ln 2
+
+whatever the width of S. The nll is convex in (S, b), and at p(j|i) = (Q_ij + Q_ji) / 2π_i, whose logits are symmetric
+up to a shift of rows, its gradient is zero where rows and columns of Q have the same sums. `Chain.of` closes a text
+into a ring, so that they have.
+
+I is also ln 2 less what is left to guess of a pair's direction once its two tokens are known. Guessing from the same
+counts looks too easy (a pair seen once never comes back the other way), so I from counts is biased upward; guessing
+parts of the text from the other parts is biased downward. `irreversibility` gives both, and what counts of this size
+show where directions are tossed by a coin. `contexts` divides it between tokens: for one with predecessors p and
+successors s, both of n occurrences,
+
+    JS_t = ½ KL(p ‖ (p+s)/2) + ½ KL(s ‖ (p+s)/2),      0 (the same) ≤ JS_t ≤ ln 2 (no neighbour on both sides)
+
+is what a neighbour says of its own side (Lin 1991). Weighted by occurrences, its mean over tokens is I: with Q[t, b] =
+π_t s_b and Q[b, t] = π_t p_b the two sums are one. The coin's is an exact expectation here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tiewise.core.errors import DataError
+from tiewise.core.estimates import Estimate, mean_interval
+from tiewise.inspection.tables.model_tables import Array, Ids
+
+TOSSES = 10  # draws of the coin
+PARTS = 10  # of a text, each guessed from the others
+EXACT_UP_TO = 1000  # occurrences of a pair whose tosses are summed one by one; above, the χ² limit
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Counts of pairs, sparse."""
+
+    keys: Ids  # before · vocabulary + after of every pair seen, ascending [n]
+    counts: Ids  # how often [n]
+    vocabulary: int  # V
+
+    @classmethod
+    def of(cls, ids: ArrayLike, vocabulary: int) -> Chain:
+        """Count a text [N] closed into a ring: its first token follows its last."""
+        text = np.asarray(ids).astype(np.int64)
+        outside = text[(text < 0) | (text >= vocabulary)]
+        if len(outside):
+            what = f"token {int(outside[0])} is outside a vocabulary of {vocabulary:,}"
+            raise DataError(what, "use the tokenizer that belongs to the table")
+        if len(text) < 2:
+            raise DataError(f"a text of {len(text)} tokens has no pairs", "give a longer text")
+        return cls.along(np.append(text, text[0]), vocabulary)
+
+    @classmethod
+    def along(cls, tokens: Ids, vocabulary: int) -> Chain:
+        """Count the pairs of a piece of text, which is not closed."""
+        keys, counts = np.unique(tokens[:-1] * vocabulary + tokens[1:], return_counts=True)
+        return cls(keys, counts, vocabulary)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs counted: N for N tokens."""
+        return int(self.counts.sum())
+
+    @property
+    def before(self) -> Ids:
+        """First token of each pair [n]."""
+        return self.keys // self.vocabulary
+
+    @property
+    def after(self) -> Ids:
+        """Second token of each pair [n]."""
+        return self.keys % self.vocabulary
+
+    @property
+    def tokens(self) -> Ids:
+        """How often each token stands first [V]."""
+        return np.bincount(self.before, self.counts, self.vocabulary).astype(np.int64)
+
+    @property
+    def reversed_keys(self) -> Ids:
+        """Keys of the same pairs the other way round [n]."""
+        return self.after * self.vocabulary + self.before
+
+    def counted(self, keys: Ids) -> Ids:
+        """How often each of some keys was counted."""
+        place = np.searchsorted(self.keys, keys) % len(self.keys)
+        return np.where(self.keys[place] == keys, self.counts[place], 0)
+
+    @property
+    def entropy(self) -> float:
+        """H in nats per token, of the counts as they are (too low where pairs are rare)."""
+        share = self.counts / self.tokens[self.before]
+        return float(-(self.counts * np.log(share)).sum() / self.pairs)
+
+    @property
+    def irreversibility(self) -> float:
+        """I in nats per token, of the counts as they are (too high where pairs are rare)."""
+        both = self.counts + self.counted(self.reversed_keys)
+        return float((self.counts * np.log(2 * self.counts / both)).sum() / self.pairs)
+
+    def dense(self) -> Array:
+        """Return Q [V, V], for small vocabularies."""
+        made = np.zeros((self.vocabulary, self.vocabulary))
+        made[self.before, self.after] = self.counts / self.pairs
+        return made
+
+
+def frequent(chain: Chain, most: int, also: Sequence[int] = ()) -> Ids:
+    """Ids of the `most` most frequent tokens of a text, then those of `also` that the text has."""
+    tokens = chain.tokens
+    ranked = np.argsort(-tokens, kind="stable")[:most]
+    if np.count_nonzero(tokens[ranked]) < 2:
+        raise DataError("a text of one token, again and again", "give a text with more")
+    return np.array([number for number in dict.fromkeys([*ranked.tolist(), *also]) if tokens[number]], np.int64)
+
+
+@dataclass(frozen=True)
+class Irreversibility:
+    """I in nats per token, between two estimates that err in opposite directions."""
+
+    plug_in: float  # from the counts as they are; on average too high
+    held_out: Estimate  # each part's directions guessed from the other parts' counts, over parts; on average too low
+    # mean plug-in of these counts with every pair's directions tossed by a fair coin: what no irreversibility at all
+    # would look like
+    coin: float
+    coin_spread: float  # its standard deviation over the tosses
+
+
+def irreversibility(ids: ArrayLike, vocabulary: int, parts: int = PARTS, seed: int = 0) -> Irreversibility:
+    """Estimate I of the process that a text [N] was drawn from, by 2 to 10 contiguous parts; `seed` tosses the coins.
+
+    Raises:
+        DataError: a text of fewer than 10 tokens per part, or an id outside the vocabulary.
+    """
+    whole, sliced = ring_and_parts(ids, vocabulary, parts)
+    held_out = mean_interval([guessed(whole, part).sum() / part.pairs for part in sliced])
+    back = whole.counted(whole.reversed_keys)
+    once = (whole.before < whole.after) | ((whole.before > whole.after) & (back == 0))
+    both, generator = (whole.counts + back)[once], np.random.default_rng(seed)
+    tosses = (generator.binomial(both, 0.5) for _ in range(TOSSES))
+    coins = [float(one_way_nats(there, both - there).sum() / whole.pairs) for there in tosses]
+    return Irreversibility(whole.irreversibility, held_out, float(np.mean(coins)), float(np.std(coins, ddof=1)))
+
+
+def ring_and_parts(ids: ArrayLike, vocabulary: int, parts: int) -> tuple[Chain, Iterator[Chain]]:
+    """(counts of a whole text, counts of each part: its pairs and the one that leads out of it, together the ring)."""
+    text = np.asarray(ids)
+    if not 2 <= parts <= 10 or len(text) < 10 * parts:
+        raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 to 10 parts")
+    edges = pairwise(np.linspace(0, len(text), parts + 1).astype(int).tolist())
+    pieces = (np.append(text[start:stop], text[stop % len(text)]).astype(np.int64) for start, stop in edges)
+    return Chain.of(text, vocabulary), (Chain.along(piece, vocabulary) for piece in pieces)
+
+
+def guessed(whole: Chain, part: Chain) -> Array:
+    """Nats by which the pairs of a part beat a coin [n], directions guessed from the rest with half a pair each way.
+
+    `part` is a part of the text that `whole` counts; the sum over its pairs is I of the part.
+    """
+    there = whole.counted(part.keys) - part.counts
+    back = whole.counted(part.reversed_keys) - part.counted(part.reversed_keys)
+    share = (there + 0.5) / (there + back + 1.0)
+    share[part.before == part.after] = 0.5
+    nats: Array = np.log(2 * share) * part.counts
+    return nats
+
+
+def one_way_nats(there: Ids, back: Ids) -> Array:
+    """What pairs counted so often, and so often the other way round, add to the text's I times its pairs [n]."""
+    both = np.maximum(there + back, 1)
+    nats: Array = there * np.log(2 * np.maximum(there, 1) / both) + back * np.log(2 * np.maximum(back, 1) / both)
+    return nats
+
+
+def pair_counts(chain: Chain, pairs: ArrayLike) -> tuple[Ids, Array, Array]:
+    """(how often b follows a, p(b | a), what both orders together add to I) of pairs (a, b) [n, 2]; nan without a."""
+    before, after = np.asarray(pairs, np.int64).reshape(-1, 2).T
+    there, back = (chain.counted(a * chain.vocabulary + b) for a, b in ((before, after), (after, before)))
+    tokens = chain.tokens[before]
+    share = np.divide(there, tokens, out=np.full(len(there), np.nan), where=tokens > 0)
+    return there, share, one_way_nats(there, back) / chain.pairs
+
+
+def one_way_pairs(chain: Chain, top: int = 12) -> Ids:
+    """Pairs [n, 2] that add most to I, the likelier order first."""
+    back = chain.counted(chain.reversed_keys)
+    nats = np.where(chain.counts > back, one_way_nats(chain.counts, back), 0.0)  # each pair once, by its likelier order
+    best = np.argsort(-nats, kind="stable")[:top]
+    best = best[nats[best] > 0]
+    return np.column_stack([chain.before[best], chain.after[best]])
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Each token's divergence in nats, [V]; NaN for tokens that the text does not have."""
+
+    counts: Ids  # occurrences
+    plug_in: Array  # JS from the counts as they are; on average too high
+    coin: Array  # its expectation where directions are tossed
+    coin_deviation: Array  # standard deviation of the same
+    # sides guessed from the other parts of the text; on average too low, and below 0 where guesses mislead
+    held_out: Array
+    by_part: Array  # mean of the same over the occurrences of each part [parts]
+
+    def weighted(self, values: Array) -> float:
+        """Mean over occurrences."""
+        seen = self.counts > 0
+        return float((values[seen] * self.counts[seen]).sum() / self.counts.sum())
+
+
+def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
+    """Measure every token of a text [N], closed into a ring."""
+    chain, sliced = ring_and_parts(ids, vocabulary, parts)
+    back = chain.counted(chain.reversed_keys)
+    counts = chain.tokens
+    scale = np.divide(0.5, counts, out=np.full(vocabulary, np.nan), where=counts > 0)
+    plug_in = _spread(chain, chain.counts * np.log(2 * chain.counts / (chain.counts + back)))
+    once = (chain.before < chain.after) | ((chain.before > chain.after) & (back == 0))
+    sizes, place = np.unique((chain.counts + back)[once], return_inverse=True)
+    by_size, values = np.array([tossed(int(m)) for m in sizes]).reshape(-1, 2), np.zeros((2, len(chain.keys)))
+    values[:, once] = by_size[place].T
+    coin, noise = (_spread(chain, of_pairs) for of_pairs in values)
+    held_out, by_part = np.zeros(vocabulary), []
+    for part in sliced:
+        nats = guessed(chain, part)
+        held_out += _spread(part, nats)
+        by_part.append(nats.sum() / part.pairs)
+    spread = np.sqrt(noise) * scale
+    return Contexts(counts, plug_in * scale, coin * scale, spread, held_out * scale, np.array(by_part))
+
+
+def _spread(chain: Chain, values: NDArray) -> Array:
+    """Sum a value of each pair seen into both of its tokens [V]."""
+    both = np.concatenate([chain.before, chain.after])
+    return np.bincount(both, np.tile(values, 2), chain.vocabulary).astype(np.float64)
+
+
+def tossed(m: int) -> tuple[float, float]:
+    """Mean and variance of x log(2x/m) + (m−x) log(2(m−x)/m), x binomial with m tosses of a fair coin.
+
+    Twice this is the likelihood-ratio statistic of a fair coin, χ² with one degree of freedom for large m.
+    """
+    if m > EXACT_UP_TO:
+        return 0.5 + 1 / (4 * m), 0.5 + 1 / (2 * m)
+    x = np.arange(m + 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log((m - x[:-1]) / (x[:-1] + 1.0)))]) - m * math.log(2)
+    share, one = np.exp(logs), x * np.log(2 * np.maximum(x, 1) / m)
+    value = one + one[::-1]
+    mean = float(share @ value)
+    return mean, max(0.0, float(share @ np.square(value - mean)))

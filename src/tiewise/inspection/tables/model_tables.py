@@ -1,0 +1,340 @@
+"""The tables of a checkpoint, read a few rows at a time, as its model meets them, and which rows of two are one token.
+
+A table [V, E] is read in the same way wherever it lies: in memory, in a file, or behind a map that makes its rows. A
+factored table is looked at twice: its stored rows [V, k], and what its maps make of them at each end [V, D].
+
+Rows are paired by the token's text, never by its place: two tokenizers give one text two ids, and one id two texts. By
+index only where both tables belong to one vocabulary: the two ends of one model, or the same texts in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tiewise.checkpoint.claims import module_of
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_tokenizer
+from tiewise.checkpoint.numeric_ends import Dense, read_boundary
+from tiewise.checkpoint.roles import IndexedTensor, find_roles
+from tiewise.checkpoint.rules.rule import names
+from tiewise.checkpoint.stored import FLOATING, Reader, Stored, read_float64, widened
+from tiewise.checkpoint.table_scans import scan_rows
+from tiewise.checkpoint.untrusted import short
+from tiewise.core.errors import CheckpointError, DataError, doing
+
+CHUNK_VALUES = 2**20  # 8 MB in fp64
+Array = NDArray[np.float64]
+Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class TokenTable(ABC):
+    """Rows of a table as floating numbers, whatever they are stored in; `name` is for messages."""
+
+    name: str = "table"
+    rows: int
+    width: int
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) in fp64."""
+
+    def spans(self, rows: int | None = None, beside: int = 0, least: int = 1) -> Iterator[tuple[int, int]]:
+        """Row ranges of a few MB each, in order; of the first `rows` rows only, where given.
+
+        `beside`: values that the caller holds for every row read, where they are more than the row's own; `least`: rows
+        of a range, however wide.
+        """
+        end = self.rows if rows is None else min(rows, self.rows)
+        step = max(least, CHUNK_VALUES // max(1, self.width, beside))
+        for start in range(0, end, step):
+            yield start, min(start + step, end)
+
+    def take(self, ids: ArrayLike, dtype: type[np.floating] = np.float64) -> NDArray:
+        """Return the rows of some tokens [n, E], in any order, as a fresh array of `dtype`."""
+        chosen = np.atleast_1d(np.asarray(ids, np.int64))
+        outside = chosen[(chosen < 0) | (chosen >= self.rows)]
+        if len(outside):
+            raise DataError(f"token {int(outside[0])} is outside the table's {self.rows:,} rows", "check the tokens")
+        return self._take(chosen, dtype) if len(chosen) else np.empty((0, self.width), dtype)
+
+    @abstractmethod
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+        """Return at least one row, all of them in the table, as a fresh array of `dtype`."""
+
+
+class HeldTable(TokenTable):
+    """A table in memory."""
+
+    def __init__(self, values: ArrayLike) -> None:
+        self.values = np.asarray(values)
+        if self.values.ndim != 2 or not np.issubdtype(self.values.dtype, np.floating):
+            what = f"an array of {self.values.dtype} and shape {list(self.values.shape)} is no table of floating values"
+            raise CheckpointError(what, "give one row per token: [V, E]")
+        self.rows, self.width = self.values.shape
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop)."""
+        return self.values[start:stop].astype(np.float64)
+
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+        return self.values[ids].astype(dtype, copy=False)
+
+
+class StoredTable(TokenTable):
+    """A table in a checkpoint's file, read by positioned reads; CheckpointError if it is no matrix of floats."""
+
+    def __init__(self, tensor: Stored) -> None:
+        if len(tensor.shape) != 2 or tensor.dtype not in FLOATING:
+            what = f"{tensor.path}: {short(tensor.name)} is {tensor.dtype} of shape {list(tensor.shape)}"
+            raise CheckpointError(what, "give a checkpoint whose tables are stored as plain floating numbers")
+        self.tensor = tensor
+        self.name = short(tensor.name)
+        self.rows, self.width = tensor.shape
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop)."""
+        return self.tensor.read(start, stop).astype(np.float64)
+
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+        with Reader(self.tensor) as reader:
+            found = reader.take(ids)
+        return widened(found).astype(dtype, copy=False)
+
+
+class Behind(TokenTable):
+    """Rows [V, D] that `make` makes of another table's [V, k], fp64 to fp64, a few at a time and each by itself."""
+
+    def __init__(
+        self, table: TokenTable, make: Callable[[Array], Array], width: int, name: str = "", turns: bool = True
+    ) -> None:
+        self.table, self.make = table, make
+        self.name, self.rows, self.width = name or table.name, table.rows, width
+        self.turns = turns  # whether rows change their direction, as by a scale alone they do not
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) in fp64."""
+        return self.make(self.table.read(start, stop))
+
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+        made = np.empty((len(ids), self.width), dtype)
+        step = max(1, CHUNK_VALUES // max(self.width, self.table.width))
+        for start in range(0, len(ids), step):
+            made[start : start + step] = self.make(self.table.take(ids[start : start + step]))
+        return made
+
+
+AnyTable = TokenTable | Stored | NDArray
+
+
+def as_table(given: AnyTable) -> TokenTable:
+    """Open a stored tensor, or take an array; a table stays what it is."""
+    if isinstance(given, TokenTable):
+        return given
+    return StoredTable(given) if isinstance(given, Stored) else HeldTable(given)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Both ends of one model."""
+
+    folder: Folder  # where they lie
+    input: TokenTable  # the input table [V, D]
+    output: TokenTable  # the output table [V', D']; the same object as `input` where the model is tied
+    # the one stored table [V, E] that both ends read, directly or through maps; None where there are two
+    shared: TokenTable | None
+    stored: tuple[Stored, ...]  # the stored tensors behind them, one or two, the input's first
+    notes: tuple[str, ...] = ()  # what a reader must know of these tables
+    beside: tuple[IndexedTensor, ...] = ()  # what else token ids index
+
+    @property
+    def tied(self) -> bool:
+        """Whether both ends meet the same rows."""
+        return self.input is self.output
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the stored tensors of the input and of the output."""
+        return short(self.stored[0].name), short(self.stored[-1].name)
+
+    @property
+    def tables(self) -> tuple[tuple[str, TokenTable], ...]:
+        """(which end, table): `input` and `output`, or the one `table` of a tied model."""
+        return (("table", self.input),) if self.tied else (("input", self.input), ("output", self.output))
+
+    def unusable(self) -> Mask:
+        """Mark rows that say nothing of their token [V]: zero, repeated or not finite, in either table. Reads both."""
+        mask = np.zeros(max(self.input.rows, self.output.rows), bool)
+        for tensor in self.stored:
+            with doing(f"rows of {short(tensor.name)}", tensor.nbytes):
+                found = scan_rows(tensor)
+            for rows in (found.not_finite, found.zero, *found.repeated):
+                mask[list(rows)] = True
+        return mask
+
+
+def ends_of(folder: Folder) -> Ends:
+    """Find the two ends of a checkpoint. A boundary that this package stored is met through its maps and scales.
+
+    Raises:
+        CheckpointError: no input table, no output head, or a table that is quantised.
+    """
+    facts, notes = Facts(folder), list[str]()
+    if not facts.is_own:
+        table, head = stored_ends(facts)
+        if facts.roles.maps:
+            stands = f"{short(facts.roles.maps[0].name)} stands between a table and the body"
+            notes.append(f"{stands}: tables are taken as stored")
+        if head is not None and facts.tied:
+            notes.append("the config says tied, and two different tables are stored: both are taken as stored")
+        source = StoredTable(table)
+        target, shared = (source, source) if head is None else (StoredTable(head), None)
+        tensors = (table,) if head is None else (table, head)
+        return Ends(folder, source, target, shared, tensors, tuple(notes), facts.roles.others)
+    boundary = read_boundary(facts)
+    lookup, head_end = boundary.lookup, boundary.head
+    one = lookup.table.name == head_end.table.name
+    if lookup.map is not None or head_end.map is not None:
+        how = f"{'one stored table' if one else 'two stored tables'} {lookup.table.shape[1]} wide"
+        notes.append(f"{how}; each end is taken behind its map")
+    into = dense_table(lookup)
+    # the last part of a mark is the scale, which no angle between rows sees
+    if one and lookup.mark[:-1] == head_end.mark[:-1]:
+        return Ends(folder, into, into, into, (lookup.table,), tuple(notes))
+    shared, stored = (StoredTable(lookup.table), (lookup.table,)) if one else (None, (lookup.table, head_end.table))
+    return Ends(folder, into, dense_table(head_end), shared, stored, tuple(notes))
+
+
+def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
+    """(input table, output table or None where the model is tied), as they are stored."""
+    roles, path = facts.roles, facts.path
+    if roles.input is None:
+        raise CheckpointError(f"{path}: no input table is stored", "`tiewise check` says what is")
+    if roles.input_end.quantised or roles.output_end.quantised:
+        raise CheckpointError(f"{path}: a table is quantised", "give the checkpoint that it was made from")
+    if roles.output is not None:
+        same = facts.ends is not None and facts.ends.equal
+        return roles.input, None if same else roles.output
+    if roles.headless:
+        raise CheckpointError(f"{path}: a model without an output head", "give one with a token head")
+    if facts.tied is False:
+        raise CheckpointError(f"{path}: it says untied and stores no head", "`tiewise check` says how to repair it")
+    return roles.input, None
+
+
+def dense_table(dense: Dense) -> TokenTable:
+    """Return one end of a stored boundary as its model meets it: rows through map and scale, made as they are read."""
+    table = StoredTable(dense.table)
+    if not dense.changed:
+        return table
+    made = dense.map or (lambda rows: rows)
+    return Behind(table, lambda rows: made(rows) * dense.scale, dense.width, turns=dense.map is not None)
+
+
+OUTWARD = "project_out"  # OPT's; every other map that families have between table and body is the input's
+
+
+def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
+    """Return every table that there is to look at, by its name, stored ones first, and notes of what to know of them.
+
+    An untied model has "input" and "output", a tied one "both ends"; each that has a map to the body is there once more
+    "after its map", a factored boundary's or a family's own linear one. Further tables of the same shape, as those for
+    further tokens are, go by their role and module.
+    """
+    ends = ends_of(folder)
+    met = {"both ends": ends.input} if ends.tied else dict(ends.tables)
+    stored = [StoredTable(tensor) for tensor in ends.stored]
+    found: dict[str, TokenTable] = dict(zip(("both ends",) if len(stored) == 1 else met, stored, strict=True))
+    for other in ends.beside:
+        if other.by_id and other.tensor.dtype in FLOATING and other.tensor.shape == stored[0].tensor.shape:
+            found[f"{other.role} {short(other.module)}"] = StoredTable(other.tensor)
+    shown = {table.tensor.name for table in found.values() if isinstance(table, StoredTable)}
+    notes = (*ends.notes, *left_out([other for other in ends.beside if other.tensor.name not in shown]))
+    mapped = {end: table for end, table in met.items() if isinstance(table, Behind) and table.turns}
+    if mapped:
+        return found | {f"{end} after its map": table for end, table in mapped.items()}, notes
+    for tensor in find_roles(folder.tensors, folder.config).maps:  # [out, in]; one that fits no table is left out
+        module, parameter = module_of(tensor.name)
+        outward = module.rpartition(".")[2] == OUTWARD
+        table = stored[-1 if outward else 0]
+        if parameter == "weight" and tensor.shape[0 if outward else 1] == table.width:
+            matrix = read_float64(tensor) if outward else read_float64(tensor).T
+            bias = None if outward else folder.tensors.get(f"{module}.bias")
+            shift = np.zeros(matrix.shape[1])
+            if bias is not None and bias.shape == shift.shape:
+                shift = read_float64(bias)
+            make = lambda rows, matrix=matrix, shift=shift: rows @ matrix + shift  # noqa: E731 - each its own
+            mapped[f"{'output' if outward else 'input'} after its map"] = Behind(table, make, matrix.shape[1])
+    between = ("position rows and norms between a table and its map are left out",) if mapped else ()
+    return found | mapped, (*notes, *between)
+
+
+def left_out(beside: Collection[IndexedTensor]) -> tuple[str, ...]:
+    """A note that names what token ids index and a section passes by; none where there is nothing."""
+    more = [f"{other.tensor.name} ({other.role})" for other in beside]
+    return (f"token ids index more, which is left out: {names(more)}",) if more else ()
+
+
+def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
+    """Return the text of each of `rows` rows as a checkpoint's tokenizer files give it; None where none has the id.
+
+    Raises:
+        CheckpointError: no folder, no tokenizer file in it that holds texts, or one that cannot be read.
+    """
+    opened = folder if isinstance(folder, Folder) else open_folder(folder)
+    where, found = opened.path, None if opened.single else read_tokenizer(opened)
+    if found is None:
+        raise CheckpointError(f"{where}: no tokenizer.json, vocab.json or vocab.txt", "copy it from its source")
+    if found.faults:
+        raise CheckpointError(f"{where}: {found.faults[0].what}", found.faults[0].fix)
+    if set(found.files) & set(PIECES[1:]):
+        what = f"{where}: a SentencePiece model whose positions need not be ids"
+        raise CheckpointError(what, "add its tokenizer.json")
+    texts = {**{number: text for text, number in found.base.items()}, **found.added}
+    return [texts.get(row) for row in range(rows)]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows that belong together: row a[i] of one table and row b[i] of the other, int64 [n], sorted by a."""
+
+    a: Ids
+    b: Ids
+    how: str  # `one vocabulary` or `by token text`
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def without(self, mask_a: Mask, mask_b: Mask | None = None) -> Pairs:
+        """Leave out pairs whose row is marked in its table's mask [V]: zero, repeated, unused."""
+        keep = ~mask_a[self.a] if mask_b is None else ~(mask_a[self.a] | mask_b[self.b])
+        return Pairs(self.a[keep], self.b[keep], self.how)
+
+
+def one_vocabulary(rows_a: int, rows_b: int) -> Pairs:
+    """Pair rows by index: two tables of one model. A longer table's further rows (padding) are left out."""
+    rows = np.arange(min(rows_a, rows_b), dtype=np.int64)
+    return Pairs(rows, rows, "one vocabulary")
+
+
+def by_text(texts_a: Sequence[str | None], texts_b: Sequence[str | None]) -> Pairs:
+    """Pair rows whose tokens have the same text, None for no token; of a text that stands twice, the first row counts.
+
+    Raises:
+        CheckpointError: the two have no token in common.
+    """
+    first_a, first_b = ({text: row for row, text in reversed(list(enumerate(texts)))} for texts in (texts_a, texts_b))
+    common = sorted((row, first_b[text]) for text, row in first_a.items() if text is not None and text in first_b)
+    if not common:
+        raise CheckpointError(
+            f"the two vocabularies ({len(texts_a):,} and {len(texts_b):,} rows) have no token in common",
+            "give the tokenizer of each table; byte-level and SentencePiece vocabularies spell tokens differently",
+        )
+    rows = np.array(common, np.int64)
+    return Pairs(rows[:, 0], rows[:, 1], "by token text")

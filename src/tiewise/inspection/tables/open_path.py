@@ -1,0 +1,229 @@
+"""The direct path of a checkpoint: its two tables, and what its class does between them.
+
+Tables are opened, not read; only vectors (a norm's weight, a bias) are. What stands before the head is known exactly
+for `FAMILIES`: every entry is held against transformers' own class without layers, whose logits are the direct path.
+For a family that is not there nothing is assumed: its tables are multiplied as they are stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tiewise.checkpoint.claims import BASE_TYPE, module_of, number
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.numeric_ends import read_boundary
+from tiewise.checkpoint.stored import FLOATING, Stored, read_float64, rounded
+from tiewise.checkpoint.untrusted import short
+from tiewise.core.errors import CheckpointError, DataError
+from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, TokenTable, dense_table, stored_ends
+
+NONE, RMS, LAYER = "none", "rms", "layer"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What stands between the body and the head."""
+
+    kind: str = NONE  # "none"; "rms", x / √(mean x² + eps); "layer", (x − mean x) / √(var x + eps)
+    eps: float = 0.0  # as above
+    gain: Array | None = None  # multiplied by element [E]; None for ones. Without a kind it is applied all the same
+    shift: Array | None = None  # added by element [E], after the gain; None for zeros
+
+
+@dataclass(frozen=True)
+class DirectPath:
+    """Both tables and everything that acts between them."""
+
+    input: TokenTable  # input table [V, E]
+    output: TokenTable  # output table [V', E]; the same object where the model is tied
+    norm: Norm = Norm()  # the model's final norm, applied to the scaled input row
+    input_scale: float = 1.0  # times every input row
+    output_scale: float = 1.0  # times every logit
+    bias: Array | None = None  # added to the logits, after the scale [V']
+    softcap: float | None = None  # c · tanh(logit / c); None without
+    notes: tuple[str, ...] = ()  # what was applied, what the model does besides and is left out
+
+    def __post_init__(self) -> None:
+        if self.input.width != self.output.width:
+            what = f"the input table is {self.input.width} wide, the output table {self.output.width}"
+            raise DataError(what, "only tables of one width have a direct path")
+        for vector in (self.norm.gain, self.norm.shift):
+            if vector is not None and vector.shape != (self.input.width,):
+                raise DataError(f"a norm of shape {vector.shape}", f"the tables are {self.input.width} wide")
+        if self.bias is not None and self.bias.shape != (self.output.rows,):
+            raise DataError(f"a bias of shape {self.bias.shape}", f"the output table has {self.output.rows:,} rows")
+
+    @property
+    def tied(self) -> bool:
+        """Whether both ends are one table."""
+        return self.input is self.output
+
+    @property
+    def rows(self) -> int:
+        """Tokens that both tables have: the first ones, where one table is longer."""
+        return min(self.input.rows, self.output.rows)
+
+    @property
+    def linear(self) -> DirectPath:
+        """The path without the division by each row's size: gain and scales alone, as W_E diag(g) W_Uᵀ."""
+        return replace(self, norm=replace(self.norm, kind=NONE))
+
+    @property
+    def weights(self) -> Array:
+        """What multiplies element by element between `base` rows and output rows [E]."""
+        scale = self.output_scale * (self.input_scale if self.norm.kind == NONE else 1.0)
+        return np.full(self.input.width, scale) * (1.0 if self.norm.gain is None else self.norm.gain)
+
+    def base(self, rows: Array) -> Array:
+        """Return input rows [n, E] as they are before `weights`: raw in a linear path, else scaled and normalised."""
+        if self.norm.kind == NONE:
+            return rows
+        rows = rows * self.input_scale
+        if self.norm.kind == LAYER:
+            rows = rows - rows.mean(1, keepdims=True)
+        return rows / np.sqrt(np.square(rows).mean(1, keepdims=True) + self.norm.eps)
+
+    def left(self, rows: Array) -> Array:
+        """Return the A of input rows [n, E]; the norm's shift, the same for every token, is left out."""
+        return self.base(rows) * self.weights
+
+    def logits(self, dots: Array, output_rows: Array, which: slice | Ids) -> Array:
+        """Return the head's logits of dot products of A with some output rows, `which` of the output table.
+
+        They have what the norm's shift adds, whatever the input token is, the bias and the soft-cap.
+        """
+        if self.norm.shift is not None:
+            dots = dots + output_rows @ self.norm.shift * self.output_scale
+        if self.bias is not None:
+            dots = dots + self.bias[which]
+        return dots if self.softcap is None else self.softcap * np.tanh(dots / self.softcap)
+
+
+@dataclass(frozen=True)
+class FinalNorm:
+    """How a family ends."""
+
+    norm: str = "norm"  # the final norm's module, beside the input table
+    kind: str = RMS  # as `Norm`
+    eps_key: str = "rms_norm_eps"  # of the config; "" where the class fixes it
+    eps: float = 1e-6  # the class's own, where the config has no key
+    stored: bool = True  # whether the norm has a weight
+    plus_one: bool = False  # whether the stored weight is the gain less one
+    root_width: bool = False  # whether input rows are multiplied by √E, rounded to their type
+    scalars: tuple[str, ...] = ()  # keys of the config that this class applies at its two ends
+
+
+_GEMMA = FinalNorm(plus_one=True, root_width=True)
+_CAPPED = replace(_GEMMA, scalars=("final_logit_softcapping",))
+
+FAMILIES: Mapping[str, FinalNorm] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), FinalNorm()),
+    **dict.fromkeys(("phi3", "olmo2", "olmoe", "mixtral"), FinalNorm(eps=1e-5)),
+    **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "falcon"), FinalNorm("ln_f", LAYER, "layer_norm_epsilon", 1e-5)),
+    "glm": FinalNorm(eps=1.5625e-7),
+    "gemma": _GEMMA,
+    "gemma2": _CAPPED,
+    "gemma3_text": _CAPPED,
+    "granite": FinalNorm(scalars=("embedding_multiplier", "logits_scaling")),
+    "olmo": FinalNorm(kind=LAYER, eps_key="", eps=1e-5, stored=False),
+    "cohere": FinalNorm(kind=LAYER, eps_key="layer_norm_eps", eps=1e-5, scalars=("logit_scale",)),
+    "gpt_neox": FinalNorm("final_layer_norm", LAYER, "layer_norm_eps", 1e-5),
+    "opt": FinalNorm("final_layer_norm", LAYER, "", 1e-5),
+    "phi": FinalNorm("final_layernorm", LAYER, "layer_norm_eps", 1e-5),
+    "stablelm": FinalNorm("norm", LAYER, "layer_norm_eps", 1e-5),
+    "starcoder2": FinalNorm("norm", LAYER, "norm_epsilon", 1e-5),
+}
+
+
+def open_path(folder: Folder) -> DirectPath:
+    """Open the direct path; `notes` say what of the model it applies and what it leaves out.
+
+    Raises:
+        CheckpointError: a table is missing, quantised or mapped to another width, or the final norm is not stored.
+    """
+    facts = Facts(folder)
+    roles, boundary = facts.roles, read_boundary(facts) if facts.is_own else None
+    if boundary is not None:  # that this package stored: tables are met behind its maps and scales
+        table, source = boundary.lookup.table, dense_table(boundary.lookup)
+        target = source if boundary.lookup.mark == boundary.head.mark else dense_table(boundary.head)
+    else:
+        table, head = stored_ends(facts)
+        if roles.maps:
+            what = f"{facts.path}: {short(roles.maps[0].name)} stands between a table and the body"
+            raise CheckpointError(what, "give a model whose tables are as wide as its body")
+        source = StoredTable(table)
+        target = source if head is None else StoredTable(head)
+    level = facts.levels.get(facts.text.level, facts.config)
+    family = level.get(BASE_TYPE if facts.is_own else "model_type")
+    scalars = {key.rpartition(".")[2]: value for key, value in roles.scalars.items()}
+    ending = FAMILIES.get(family) if isinstance(family, str) else None
+    norm, known = Norm(), {}
+    if ending is None:
+        named = short(family) if isinstance(family, str) else "of no stated type"
+        notes = [f"the final norm of a model {named} is not known: none is applied"]
+    else:
+        norm = _norm(facts, ending, level, table, source.width)
+        known = {key: value for key, value in scalars.items() if key in ending.scalars}
+        notes = ["no final norm" if norm.kind == NONE else f"{norm.kind} norm applied, eps {norm.eps:g}"]
+    input_scale = _root(source.width, table) if ending is not None and ending.root_width else 1.0
+    input_scale *= known.get("embedding_multiplier", 1.0)
+    output_scale = known.get("logit_scale", 1.0) / (known.get("logits_scaling") or 1.0)
+    softcap = known.get("final_logit_softcapping") or None
+    notes += [f"input rows times {input_scale:g}"] if input_scale != 1 else []
+    notes += [f"logits times {output_scale:g}"] if output_scale != 1 else []
+    notes += [f"soft-cap {softcap:g} applied"] if softcap else []
+    notes += [f"{key} = {value:g} of the config is not applied" for key, value in scalars.items() if key not in known]
+    own = f"{module_of(roles.output_name or '')[0]}.bias"
+    fitting = [one for one in roles.biases if one.shape in ((target.rows,), (1, target.rows))]
+    chosen = min(fitting, key=lambda one: one.name != own, default=None)  # the head's own, else the first
+    bias = None if chosen is None else _vector(chosen, target.rows)
+    notes += [] if chosen is None else [f"bias {short(chosen.name)} applied"]
+    if boundary is not None:
+        notes.append("each end is taken behind its map and scale")
+        if boundary.spec.softcap is not None:
+            if softcap is not None:
+                what = f"{facts.path}: two soft-caps, the boundary's and the family's"
+                raise CheckpointError(what, "its direct path is not measured")
+            softcap = boundary.spec.softcap
+            notes.append(f"soft-cap {softcap:g} applied")
+    if roles.positions:
+        notes.append("position rows are left out")
+    return DirectPath(source, target, norm, input_scale, output_scale, bias, softcap, tuple(notes))
+
+
+def _root(width: int, table: Stored) -> float:
+    """√E as Gemma multiplies rows by it: rounded to the type of the table, so 34.0 for 1,152 in bf16."""
+    exact = np.array([math.sqrt(width)])
+    return float(rounded(exact, table.dtype)[0]) if table.dtype in FLOATING else float(exact[0])
+
+
+def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stored, width: int) -> Norm:
+    """The final norm, with its stored vectors."""
+    eps = number(level.get(ending.eps_key)) if ending.eps_key else None
+    norm = Norm(ending.kind, ending.eps if eps is None or eps < 0 else eps)
+    if not ending.stored:
+        return norm
+    if level.get("do_layer_norm_before") is False:  # OPT-350M normalises inside its layers only
+        return Norm()
+    prefix = module_of(module_of(table.name)[0])[0]
+    name = f"{prefix}.{ending.norm}" if prefix else ending.norm
+    weight = facts.folder.tensors.get(f"{name}.weight")
+    if weight is None:
+        what = f"{facts.path}: the final norm {short(name)}.weight is not stored"
+        raise CheckpointError(what, "`tiewise check` says what is missing")
+    shift = facts.folder.tensors.get(f"{name}.bias")
+    gain = _vector(weight, width) + (1.0 if ending.plus_one else 0.0)
+    return replace(norm, gain=gain, shift=None if shift is None else _vector(shift, width))
+
+
+def _vector(tensor: Stored, size: int) -> Array:
+    if tensor.shape not in ((size,), (1, size)):
+        what = f"{tensor.path}: {short(tensor.name)} has shape {list(tensor.shape)}, not [{size}]"
+        raise CheckpointError(what, "`tiewise check` says what does not fit")
+    return read_float64(tensor).reshape(size)

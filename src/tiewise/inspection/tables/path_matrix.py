@@ -1,0 +1,298 @@
+"""The direct path: what a model would say of the next token from its two tables alone, M = A Bᵀ [V, V].
+
+A's rows are the input rows as they reach the head (scaled, normalised, times the norm's gain), B's rows the output
+rows. M is never built. Every figure here follows from three products of width E, which are summed over the rows once:
+
+    ‖M‖² = tr(AᵀA · BᵀB)        ⟨M, Mᵀ⟩ = tr(BᵀA · BᵀA)        ‖M − Mᵀ‖² = 2‖M‖² − 2⟨M, Mᵀ⟩
+
+The nonzero eigenvalues of (M + Mᵀ)/2 = X J Xᵀ, with X = [A B] and J = ½[[0, I], [I, 0]], are those of R J Rᵀ where
+XᵀX = RᵀR: a problem of 2E × 2E.
+
+Probabilities do not see all of M. The normaliser takes away what is constant along a row, and a bias what is constant
+along a column, so `centred` figures are of M without its row means and column means: A and B without their mean rows.
+
+Logits and probabilities of single tokens are the model's: norm with gain and shift, scales, bias and soft-cap are
+applied as it applies them, and the softmax runs over every output row, read once for all tokens that are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.core.errors import DataError, advance, no_numbers
+from tiewise.core.estimates import Estimate, wilson
+from tiewise.core.found import Quantity, visible
+from tiewise.inspection.tables.model_tables import Array, Ids
+from tiewise.inspection.tables.open_path import NONE, DirectPath
+from tiewise.inspection.tables.token_texts import find_tokens
+
+COUNTED = 1e-10  # of ‖M‖; smaller eigenvalues are taken for zeros
+BLOCK = 1024  # tokens that are held against as many others
+RESAMPLES = 200  # of sampled tokens
+MOST_PAIRS = 4096  # held against one block of output rows
+ROUNDING = 1e-12  # one product in two blocks of different shape is rounded differently
+
+
+@dataclass(frozen=True)
+class Grams:
+    """Products of width E, summed over the rows of both tables."""
+
+    left: Array  # of base rows, NᵀN [E, E]
+    right: Array  # of output rows, UᵀU
+    cross: Array  # UᵀN
+    weights: Array  # elementwise between them [E]
+    left_sum: Array  # sum of base rows [E]
+    right_sum: Array  # sum of output rows
+    diagonal: float  # sum of M's diagonal
+    rows: int  # V
+
+    @property
+    def shared(self) -> bool:
+        """Whether all three products are one: base rows and output rows are the same."""
+        return self.left is self.right
+
+    @property
+    def centred(self) -> Grams:
+        """The same of tables without their mean rows, for `asymmetry` and `definiteness`."""
+
+        def without(product: Array, a: Array, b: Array) -> Array:
+            return product - np.outer(a, b) / self.rows
+
+        left = right = cross = without(self.left, self.left_sum, self.left_sum)
+        if not self.shared:
+            right = without(self.right, self.right_sum, self.right_sum)
+            cross = without(self.cross, self.right_sum, self.left_sum)
+        zero, diagonal = np.zeros_like(self.left_sum), float(np.trace(cross * self.weights))
+        return Grams(left, right, cross, self.weights, zero, zero, diagonal, self.rows)
+
+
+def grams(path: DirectPath) -> Grams:
+    """Sum the three products in fp64, a few rows at a time; a tied linear path needs one of them."""
+    shared = path.tied and path.norm.kind == NONE
+    width, weights = path.input.width, path.weights
+    left, right, cross = (np.zeros((width, width)) for _ in range(3))
+    left_sum, right_sum, diagonal = np.zeros(width), np.zeros(width), 0.0
+    for start, stop in path.input.spans(path.rows):
+        raw = path.input.read(start, stop)
+        base, out = path.base(raw), raw if path.tied else path.output.read(start, stop)
+        left += base.T @ base
+        if not shared:
+            right += out.T @ out
+            cross += out.T @ base
+        left_sum += base.sum(0)
+        right_sum += out.sum(0)
+        diagonal += float(np.einsum("ne,ne,e->", base, out, weights))
+        advance(stop)
+    if not path.rows:
+        raise DataError("a table without rows", "give a model that has some")
+    if not all(np.isfinite(product).all() for product in (left, right, cross)):
+        raise no_numbers("a table or a norm")
+    left = (left + left.T) / 2
+    if shared:
+        right = cross = left
+    return Grams(left, right, cross, weights, left_sum, right_sum, diagonal, path.rows)
+
+
+def asymmetry(g: Grams) -> tuple[float, float]:
+    """(‖M‖², ‖M − Mᵀ‖² / ‖M‖²): 0 symmetric, as a tied linear path is exactly, 2 no relation, 4 antisymmetric."""
+    weights = np.outer(g.weights, g.weights)
+    straight, turned = g.left * g.right, g.cross * g.cross.T
+    energy, apart = float((weights * straight).sum()), float((weights * (straight - turned)).sum())
+    return energy, 2 * max(0.0, apart) / energy if energy > 0 else 0.0
+
+
+def eigenvalues(g: Grams) -> Array:
+    """The nonzero eigenvalues of M's symmetric part, rising; none is below 0 for any S = W Wᵀ.
+
+    They are those of an E × E matrix for a tied linear path, else of one of 2E × 2E.
+    """
+    if g.shared:
+        root = _root(g.left)
+        values = np.linalg.eigvalsh(root * g.weights @ root.T)
+    else:
+        mixed = g.cross * g.weights
+        left = g.left * np.outer(g.weights, g.weights)
+        root = _root(np.block([[left, mixed.T], [mixed, g.right]]))
+        half = len(g.weights)
+        product = root[:, :half] @ root[:, half:].T
+        values = np.linalg.eigvalsh((product + product.T) / 2)
+    found: Array = values[np.abs(values) > COUNTED * np.sqrt(asymmetry(g)[0])]
+    return found
+
+
+def _root(product: Array) -> Array:
+    """R [r, n] with RᵀR = product, without directions that are nothing but rounding."""
+    values, vectors = np.linalg.eigh(product)
+    kept = values > values[-1] * len(values) * np.finfo(float).eps
+    return np.sqrt(values[kept])[:, None] * vectors[:, kept].T
+
+
+def sampled_asymmetry(lefts: Sequence[Array], right: Array, seed: int = 0) -> list[tuple[Estimate, Estimate]]:
+    """Measure each path's A of sampled tokens [n, E] against their output rows, and the last less the first.
+
+    Each is ‖S − Sᵀ‖² / ‖S‖² (0 symmetric, 2 for unrelated tables, 4 antisymmetric), and the same of S less the sample's
+    row means and column means, which the normaliser and a bias can take up. Intervals are of the bootstrap over tokens
+    (Efron 1979), with the same draws for every path. A token drawn twice is no pair with itself: entries off the
+    diagonal count by the product of both tokens' draws, those on it by the token's draws.
+    """
+    if (n := len(right)) < 8:
+        raise DataError(f"{n} tokens", "sample 8 tokens or more")
+    if not all(np.isfinite(rows).all() for rows in (*lefts, right)):
+        raise no_numbers("a table or a norm")
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+    weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
+    ratios = [_ratios(left, right, weights, place * n) for place, left in enumerate(lefts)]
+    found = []
+    for one in (*ratios, ratios[-1] - ratios[0]):
+        low, high = np.quantile(one[:, 1:], [0.025, 0.975], axis=1)
+        raw, centred = (Estimate(float(one[k, 0]), float(low[k]), float(high[k]), n) for k in (0, 1))
+        found.append((raw, centred))
+    return found
+
+
+def _ratios(left: Array, right: Array, weights: Array, before: int = 0) -> Array:
+    """Ratios [2, draws] of S = A Uᵀ and of the centred S, for each column of weights [n, draws]; block by block."""
+    rows, columns, mean = left @ right.mean(0), right @ left.mean(0), float(left.mean(0) @ right.mean(0))
+    energy, turned = np.zeros((2, 2, weights.shape[1]))
+    n = len(right)
+    for one in range(0, n, BLOCK):
+        first = slice(one, min(one + BLOCK, n))
+        for other in range(one, n, BLOCK):
+            second = slice(other, min(other + BLOCK, n))
+            there, back = left[first] @ right[second].T, (left[second] @ right[first].T).T
+            s = there - rows[first, None] - columns[None, second] + mean
+            t = back - columns[first, None] - rows[None, second] + mean
+            for kind, (a, b) in enumerate(((there, back), (s, t))):
+                # this block and its mirror image in ‖S‖² and in ⟨S, Sᵀ⟩
+                both = (a * a, a * b) if one == other else (a * a + b * b, 2 * a * b)
+                for total, values in zip((energy[kind], turned[kind]), both, strict=True):
+                    if one == other:
+                        total += values.diagonal() @ weights[first]
+                        np.fill_diagonal(values, 0.0)
+                    total += np.einsum("nb,nb->b", weights[first], values @ weights[second])
+        advance(before + first.stop)
+    return np.divide(2 * energy - 2 * turned, energy, out=np.zeros_like(energy), where=energy > 0)
+
+
+def logit_blocks(path: DirectPath, left: Array, beside: int = 0) -> Iterator[tuple[int, int, Array]]:
+    """(start, stop, logits [n, stop − start]) of rows of A [n, E], a few MB at a time, over the whole output table."""
+    for start, stop in path.output.spans(beside=max(len(left), beside)):
+        output = path.output.read(start, stop)
+        yield start, stop, path.logits(left @ output.T, output, slice(start, stop))
+        advance(stop)
+
+
+def logits_of(path: DirectPath, left: Array, ids: Ids) -> Array:
+    """Logit of one output token each [n] for rows of A [n, E]."""
+    output = path.output.take(ids)
+    return path.logits(np.einsum("ne,ne->n", left, output), output, ids)
+
+
+def transitions(path: DirectPath, pairs: ArrayLike) -> tuple[Array, Array, Ids]:
+    """(logits, their log-probabilities in nats, ranks) of tokens behind tokens, for pairs (before, after) [n, 2].
+
+    Logits are the head's, the softmax runs over every output row, and a rank counts the tokens with a larger logit.
+    """
+    wanted = np.asarray(pairs, np.int64).reshape(-1, 2)
+    logits, logs, ranks = np.empty(len(wanted)), np.empty(len(wanted)), np.zeros(len(wanted), np.int64)
+    for first in range(0, len(wanted), MOST_PAIRS):
+        some = slice(first, first + MOST_PAIRS)
+        before, place = np.unique(wanted[some, 0], return_inverse=True)
+        left = path.left(path.input.take(before))
+        own = logits_of(path, left[place], wanted[some, 1])
+        highest, total = np.full(len(before), -np.inf), np.zeros(len(before))
+        for _, _, block in logit_blocks(path, left, beside=len(own)):
+            ranks[some] += (block[place] > beyond(own)[:, None]).sum(1)
+            larger = np.maximum(highest, block.max(1))
+            total = total * np.exp(highest - larger) + np.exp(block - larger[:, None]).sum(1)
+            highest = larger
+        logits[some], logs[some] = own, own - (highest + np.log(total))[place]
+    return logits, logs, ranks
+
+
+def beyond(logits: Array) -> Array:
+    """What another logit must exceed to be larger by more than rounding."""
+    return logits + ROUNDING * np.maximum(1.0, np.abs(logits))
+
+
+def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> list[Quantity]:
+    """How far the path predicts the token that it has just read, from its `grams` and whole rows of sampled tokens.
+
+    Exact means of M's diagonal and of the rest are without bias, soft-cap and the norm's shift.
+    """
+    if path.rows < 2:
+        raise DataError(f"a path of {path.rows} token", "its own token needs another to be compared with")
+    whole = float(g.left_sum * g.weights @ g.right_sum)
+    diagonal, elsewhere = g.diagonal / g.rows, (whole - g.diagonal) / (g.rows * (g.rows - 1))
+    spread = math.sqrt(max(0.0, asymmetry(g)[0] / g.rows**2 - (whole / g.rows**2) ** 2))
+    excess = (diagonal - elsewhere) / spread if spread > 0 else 0.0
+    ids = sampled(path.rows, sample, seed)
+    left = path.left(path.input.take(ids))
+    least, first = beyond(logits_of(path, left, ids)), np.ones(len(ids), bool)
+    for start, stop, block in logit_blocks(path, left):
+        here = np.nonzero((ids >= start) & (ids < stop))[0]
+        block[here, ids[here] - start] = -np.inf
+        first &= block.max(1) <= least
+    share, chance = float(first.mean()), 1 / path.output.rows
+    why = "tokens that have no likelier successor than themselves"
+    return [
+        Quantity("own token first", share, *wilson(share, len(ids)), len(ids), chance, unit="%", why=why),
+        Quantity("mean of the diagonal", diagonal, chance=elsewhere, unit="logits", main=False),
+        Quantity("diagonal less the rest", excess, unit="standard deviations of M", main=False),
+    ]
+
+
+def asymmetric_pairs(path: DirectPath, ids: ArrayLike, top: int = 20) -> list[tuple[int, int, float, float]]:
+    """`top` pairs (i, j, M[i, j], M[j, i]) of `ids` with the largest M[i, j] − M[j, i], falling; n tokens cost n²·E."""
+    chosen = np.unique(np.asarray(ids, np.int64))
+    best: list[tuple[int, int, float, float]] = []
+    for one in range(0, len(chosen), BLOCK):
+        first = chosen[one : one + BLOCK]
+        a, b = path.left(path.input.take(first)), path.output.take(first)
+        for other in range(one, len(chosen), BLOCK):
+            second = chosen[other : other + BLOCK]
+            forward = a @ path.output.take(second).T
+            backward = b @ path.left(path.input.take(second)).T
+            difference = np.where(first[:, None] < second[None, :], np.abs(forward - backward), -1.0).ravel()
+            places = np.argpartition(-difference, min(top, len(difference)) - 1)[:top]
+            for place in places[difference[places] >= 0].tolist():
+                row, column = divmod(place, len(second))
+                i, j = int(first[row]), int(second[column])
+                there, back = float(forward[row, column]), float(backward[row, column])
+                best.append((i, j, there, back) if there >= back else (j, i, back, there))
+            best = sorted(best, key=lambda pair: (pair[3] - pair[2], pair[:2]))[:top]
+    return best
+
+
+def sampled(rows: int, count: int, seed: int) -> Ids:
+    """Ids of `count` different tokens, ascending; all where there are no more."""
+    if count >= rows:
+        return np.arange(rows, dtype=np.int64)
+    return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False)).astype(np.int64)
+
+
+def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> list[tuple[int, int]]:
+    """Return the ids of each pair of words, by the folder's tokenizer.json; each must be one of `rows` tokens."""
+    if not words:
+        return []
+    asked = [word for pair in words for word in pair]
+    found = find_tokens(folder, asked)
+    if (token := max(found)) >= rows:
+        what = f"{folder.path}: {asked[found.index(token)]!r} is token {token}, its tables have {rows:,} rows"
+        raise DataError(what, "put the tokenizer that belongs to the model beside it")
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def word_orders(
+    path: DirectPath, words: Sequence[tuple[str, str]], ids: Iterable[tuple[int, int]]
+) -> dict[str, tuple[float, float, int]]:
+    """Say (logit, log-probability, rank) of pairs of words, whose ids are `ids`, both ways: {"New → York": …, …}."""
+    names = [f"{visible(one)} → {visible(other)}" for a, b in words for one, other in ((a, b), (b, a))]
+    said = transitions(path, [way for a, b in ids for way in ((a, b), (b, a))])
+    return dict(zip(names, zip(*(column.tolist() for column in said), strict=True), strict=True))

@@ -1,0 +1,263 @@
+"""A table's rows: how long they are, how unevenly they point, and which of them say little.
+
+Norms stand beside how often a text has the tokens. One pass sums what spectra need; pieces are multiplied in fp64, for
+large tables in fp32, and added in fp64. A plane shows rows along the two directions of largest variance.
+
+Rows that were never trained, or look so, are zero, repeated, without a token, never in a text, or near unused ones.
+That last indicator is of Land & Bartolo 2024 (arXiv:2405.05417, "Indicators for detecting under-trained tokens"): rows
+whose token no text can produce are moved by training in one common way, and a row that is as close to their mean as
+they are themselves was probably not trained either. It names candidates, not culprits: their paper goes on to prompt
+the model with each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.table_scans import scan_rows
+from tiewise.core.errors import DataError, advance, doing, no_numbers
+from tiewise.core.estimates import Estimate, Z
+from tiewise.core.found import Quantity, count, plain
+from tiewise.inspection.tables.align_tables import Score, norm_correlations
+from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, TokenTable
+from tiewise.inspection.tables.path_matrix import sampled
+from tiewise.inspection.tables.table_maps import law
+
+LEAST_PIECE = 1024  # rows: products of fewer spend their time adding E × E matrices
+EXACT_UP_TO = 2e11  # V·E² of products in fp64; a larger table's are in fp32
+LEADING = (1, 10, 100)  # directions whose share of the variance is given
+MOST_ROWS = 20_000  # of which the partition function is summed
+DRAWS = 40  # of a Gaussian table's isotropy
+FEWEST = 4  # rows of which Fisher's interval can be taken
+FEWEST_UNUSED = 5  # unused rows whose own spread can be told
+SHOWN = 20  # rows, and groups of rows, that are named
+
+
+def norms_by_count(norms: Array, counts: Ids) -> tuple[Score, Score] | None:
+    """Correlation of norms and log counts of a text's tokens, by value and rank; None of under 4, or of one count."""
+    seen = counts > 0
+    enough = seen.sum() >= FEWEST and len(np.unique(counts[seen])) > 1
+    return norm_correlations(norms[seen], np.log(counts[seen])) if enough else None
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over a table's rows w_i [E]."""
+
+    norms: Array  # ‖w_i‖ [V]
+    sum: Array  # Σ w_i [E]
+    gram: Array  # Σ w_i w_iᵀ [E, E]
+    unit_sum: Array  # Σ w_i/‖w_i‖ over rows that are not zero [E]
+    unit_squares: float  # Σ (u_i·s)² with u_i the unit rows and s their sum: what the interval of the mean cosine needs
+
+    @property
+    def rows(self) -> int:
+        """V."""
+        return len(self.norms)
+
+    @cached_property
+    def principal(self) -> tuple[Array, Array]:
+        """(Eigenvalues of Σ (w_i − mean)(w_i − mean)ᵀ, falling [E]; their directions as columns [E, E])."""
+        values, vectors = np.linalg.eigh(self.gram - np.outer(self.sum, self.sum) / self.rows)
+        return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+
+    @property
+    def shares(self) -> Array:
+        """Share of the variance in each direction, falling [E]."""
+        values, _ = self.principal
+        return values / (values.sum() or 1.0)
+
+
+def moments(table: TokenTable) -> Moments:
+    """Sum them: one pass for the products, a second for the interval of the mean cosine."""
+    dtype: type[np.floating] = np.float64 if table.rows * table.width**2 <= EXACT_UP_TO else np.float32
+    norms, total, units = np.empty(table.rows), np.zeros(table.width), np.zeros(table.width)
+    gram = np.zeros((table.width, table.width))
+    for start, stop in table.spans(least=LEAST_PIECE):
+        rows = table.read(start, stop)
+        norms[start:stop] = np.linalg.norm(rows, axis=1)
+        total += rows.sum(0)
+        units += _unit(rows, norms[start:stop]).sum(0)
+        narrow: NDArray = rows.astype(dtype, copy=False)
+        gram += narrow.T @ narrow
+        advance(stop)
+    if not np.isfinite(gram).all():
+        raise no_numbers("a table")
+    if np.count_nonzero(norms) < 3:
+        raise DataError(f"a table of {np.count_nonzero(norms)} rows that are not zero", "give one with three or more")
+    along = (_unit(table.read(*span), norms[slice(*span)]) @ units for span in table.spans(least=LEAST_PIECE))
+    return Moments(norms, total, gram, units, sum(float(part @ part) for part in along))
+
+
+def _unit(rows: Array, norms: Array) -> Array:
+    return rows / np.where(norms > 0, norms, 1.0)[:, None]
+
+
+def directions(name: str, table: TokenTable, sums: Moments, seed: int, main: bool) -> Iterator[Quantity]:
+    """How unevenly a table's rows point; `seed` draws the rows of the partition function and its chance."""
+    n, (rows, width), energy = int(np.count_nonzero(sums.norms)), (sums.rows, table.width), float(np.trace(sums.gram))
+    why = f"0 ± {plain(1.96 * math.sqrt(2 / (n * (n - 1) * width)), 4)} for random directions"
+    yield Quantity.of_estimate(f"mean cosine, {name}", mean_cosine(sums), chance=0.0, unit="cosine", main=main, why=why)
+    shares, expected = sums.shares, gaussian_shares(rows, width)
+    filled = 1 / float(np.square(shares).sum()) if shares.any() else 0.0
+    stored, scaled, chance, summed = isotropy(table, sums, seed)
+    of_z = f"min Z / max Z over {count(summed)} rows: 1 where no direction is special"
+    leading = [(k, f"variance in {k} direction{'s' if k > 1 else ''}") for k in LEADING if k < width]
+    further: list[tuple[str, float, float | None, str, str]] = [  # value, chance, unit, how to read it
+        ("mean row's energy", float(sums.sum @ sums.sum) / rows / energy, 1 / rows, "%", ""),
+        *((what, shares[:k].sum(), float(expected[:k].sum()), "%", "chance: Gaussian table") for k, what in leading),
+        ("directions filled", filled, (rows - 1) * width / (rows + width), "directions", "1 / Σ share²"),
+        ("isotropy", scaled, chance, "min/max", of_z),
+        ("isotropy as stored", stored, None, "min/max", ""),
+        ("variance of a row", sums.principal[0].sum() / rows, None, "squared norm", ""),
+        ("variance along the first axis", shares[0], None, "%", ""),
+        ("variance along the second axis", shares[1] if width > 1 else 0.0, None, "%", ""),
+    ]
+    for what, value, chance_of, unit, why in further:
+        yield Quantity(f"{what}, {name}", float(value), chance=chance_of, unit=unit, main=False, why=why)
+
+
+def mean_cosine(found: Moments) -> Estimate:
+    """Mean cosine of all pairs of different rows: (‖s‖² − n) / (n(n−1)) with s the sum of the n unit rows.
+
+    It is a U-statistic: its variance is 4/n times that of a row's own mean cosine with the others (Hoeffding 1948).
+    """
+    n = int(np.count_nonzero(found.norms))
+    square = float(found.unit_sum @ found.unit_sum)
+    value = (square - n) / (n * (n - 1))
+    variance = max(0.0, found.unit_squares / n - (square / n) ** 2) / (n - 1) ** 2
+    half = Z * math.sqrt(4 * variance / n)
+    return Estimate(value, value - half, value + half, n)
+
+
+def gaussian_spectrum(rows: int, width: int) -> Array:
+    """Expected variances along the directions of a Gaussian table [rows, width] of unit variance, falling [width].
+
+    Each is the mean of the Marchenko-Pastur law over its share of the law's weight; beyond `rows` they are 0.
+    """
+    large, small = max(rows, width), min(rows, width)
+    x, weight = law(rows, width)
+    edges = np.linspace(0.0, 1.0, small + 1)
+    mass = np.concatenate([[0.0], np.cumsum(weight)])
+    first = np.concatenate([[0.0], np.cumsum(x * weight)])
+    means = np.diff(np.interp(edges * mass[-1], mass, first)) * small * large / rows
+    return np.concatenate([means, np.zeros(width - small)])
+
+
+def gaussian_shares(rows: int, width: int) -> Array:
+    """Share of the variance in each direction of a Gaussian table, falling [width]."""
+    values = gaussian_spectrum(rows, width)
+    return values / values.sum()
+
+
+def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, float, float, int]:
+    """Isotropy of the partition function, over at most 20,000 rows drawn by `seed`.
+
+    min Z(c) / max Z(c) with Z(c) = Σ_i exp(c·w_i) over unit vectors c: 1 where no direction is special. Mu & Viswanath
+    2018 (arXiv:1702.01417) search the eigenvectors of WᵀW; both signs of each are searched here.
+
+    Returns it of the rows as stored, which goes to 1 for short rows, whatever their directions; of the rows divided by
+    the root mean square of the table's values, so that tables can be compared; the latter of a Gaussian table of this
+    shape; and the rows that Z was summed over.
+    """
+    ids = sampled(table.rows, MOST_ROWS, seed)
+    _, axes = np.linalg.eigh(found.gram)
+    projected = np.empty((len(ids), table.width), np.float32)
+    for start, stop in table.spans(len(ids), least=LEAST_PIECE):
+        projected[start:stop] = table.take(ids[start:stop]) @ axes
+    ratios = []
+    for scale in (1.0, math.sqrt(table.width * table.rows / float(np.trace(found.gram)))):
+        columns = (scale * projected[:, direction].astype(np.float64) for direction in range(table.width))
+        logs = [c.max() + math.log(np.exp(c - c.max()).sum()) for column in columns for c in (column, -column)]  # log Z
+        ratios.append(math.exp(min(logs) - max(logs)))
+    # of Gaussian tables: means of exp(±g), g of the law's variances, with their sampling error
+    variance = gaussian_spectrum(table.rows, table.width)
+    level, spread = np.exp(variance / 2), np.exp(2 * variance) - np.exp(variance)
+    between = 1 - np.exp(variance)  # covariance of exp(g) and exp(−g)
+    even, odd = (np.sqrt((spread + sign * between) / 2 / len(ids)) for sign in (1, -1))
+    generator = np.random.default_rng([seed, table.width])
+    a, b = generator.standard_normal((DRAWS, 2, table.width)).swapaxes(0, 1)
+    both = np.concatenate([level + even * a + odd * b, level + even * a - odd * b], axis=1)
+    chance = float(np.maximum(0.0, both.min(1) / both.max(1)).mean())
+    return ratios[0], ratios[1], chance, len(ids)
+
+
+def plane(table: TokenTable, sums: Moments, ids: Ids, beside: Array | None = None) -> Array:
+    """Rows `ids` less the table's mean, along its two leading directions [n, 2], in the table's units.
+
+    The direction of an axis has no meaning. It is turned so that it runs along with the same axis of `beside`, else so
+    that the sampled points' largest coordinate on it is positive.
+    """
+    axes = np.pad(sums.principal[1], ((0, 0), (0, max(0, 2 - table.width))))[:, :2]
+    points: Array = (table.take(ids) - sums.sum / sums.rows) @ axes
+    if len(points):
+        along = points[np.abs(points).argmax(0), (0, 1)] if beside is None else (points * beside).sum(0)
+        points *= np.where(along < 0, -1.0, 1.0)
+    return points
+
+
+def near_unused(table: TokenTable, unused: Ids) -> tuple[float, Ids, Array]:
+    """Compare every row with the mean of the unused ones; two passes.
+
+    Returns the Euclidean distance within which 95 % of the unused rows lie from the mean of the other ones; rows in use
+    within it of their mean, nearest first; and the cosine of each with that, rows less the table's mean.
+    """
+    marked = np.zeros(table.rows, bool)
+    marked[unused] = True
+    total, centre = np.zeros(table.width), np.zeros(table.width)
+    for start, stop in table.spans():
+        rows = table.read(start, stop)
+        total += rows.sum(0)
+        centre += rows[marked[start:stop]].sum(0)
+    centre, mean = centre / len(unused), total / table.rows
+    distance, cosine, direction = np.empty(table.rows), np.empty(table.rows), centre - mean
+    for start, stop in table.spans():
+        rows = table.read(start, stop)
+        distance[start:stop] = np.linalg.norm(rows - centre, axis=1)
+        scale = np.linalg.norm(rows - mean, axis=1) * np.linalg.norm(direction)
+        cosine[start:stop] = (rows - mean) @ direction / np.where(scale > 0, scale, 1.0)
+    own = distance[marked] * len(unused) / (len(unused) - 1)  # to the mean of the others
+    reach = float(np.quantile(own, 0.95))
+    near = np.nonzero(~marked & (distance <= reach))[0]
+    near = near[np.argsort(distance[near], kind="stable")]
+    return reach, near, cosine[near]
+
+
+def saying_little(
+    name: str, table: StoredTable, unused: Ids | None, counts: Ids | None
+) -> tuple[list[Quantity], list[tuple[str, str, str]]]:
+    """(how many rows of a stored table say little, which ones: table, kind and rows).
+
+    `unused` are the rows that no text can produce, ascending; `counts` are a text's [V]. None where they are not known.
+    """
+    with doing(f"rows of {table.name}", table.tensor.nbytes):
+        scan = scan_rows(table.tensor)
+    repeated, many = sorted(scan.repeated, key=len, reverse=True), sum(map(len, scan.repeated))
+    found = [
+        Quantity(f"rows of zeros, {name}", len(scan.zero), main=False),
+        Quantity(f"rows equal to another, {name}", many, main=False, why=f"in {len(repeated)} groups"),
+    ]
+    which = [("zero", scan.zero[:SHOWN])] if scan.zero else []
+    which += [("equal", group[:SHOWN]) for group in repeated[:SHOWN]]
+    named = [(name, kind, ", ".join(f"#{row}" for row in rows)) for kind, rows in which]
+    if counts is not None:
+        unseen = int((counts == 0).sum())
+        found.append(Quantity(f"rows whose token the text lacks, {name}", unseen, main=False))
+    if unused is not None and len(unused) >= FEWEST_UNUSED:
+        reach, near, cosines = near_unused(table, unused)
+        why = f"within {plain(reach, 3)} of the mean of {count(len(unused))} unused ones: maybe untrained"
+        share = len(near) / max(1, table.rows - len(unused))
+        found += [
+            Quantity(f"rows in use near unused ones, {name}", len(near), main=False, why=why),
+            Quantity(f"their share of rows in use, {name}", share, unit="%", main=False),
+        ]
+        nearest = zip(near[:SHOWN], cosines[:SHOWN], strict=True)
+        rows = ", ".join(f"#{row} (cosine {plain(cosine, 3)})" for row, cosine in nearest)
+        named += [(name, "near unused ones", rows)] if rows else []
+    return found, named

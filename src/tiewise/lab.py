@@ -1,0 +1,315 @@
+"""The main job in one call: `tiewise.compare`, `tiewise.train`, what their commands do with settings; and `sweep`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tiewise.core import ranks
+from tiewise.core.errors import RunError, TiewiseError, choices
+from tiewise.core.spec import split_specs
+from tiewise.inspection.running.passages import Healed, healed, passages
+from tiewise.report.comparison_page import write_report
+from tiewise.report.sweep_page import write_sweep
+from tiewise.training.compare import Display, all_runs, finish, finish_one, make_jobs, opened, start
+from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path, write_json
+from tiewise.training.kinds.heal import HEAL, healing
+from tiewise.training.launchers import LAUNCHERS, LOCAL, RAY, OnRay, Script, refuse_trials, written
+from tiewise.training.results import Comparison, SingleRun
+from tiewise.training.settings import Settings, recipe
+from tiewise.training.short_trials import Gone
+from tiewise.training.study.grid import GRID, StudyGrid
+from tiewise.training.study.study import TABLE, Study, repeated
+from tiewise.training.workers import Workers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tiewise.training.setting_types import ComparisonSettings, SharedSettings, TrainingSettings
+
+REPORT, HEALED = "report.html", "healed.json"
+MOST_HELD_OUT = 1_000_000  # tokens that passages are taken from
+_STAGE = ".starting"  # in a study's folder, while its cells are prepared
+Found = TypeVar("Found")
+
+
+def compare(
+    out: str | os.PathLike[str] = "runs/compare",
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    jobs: int | str = "auto",
+    launcher: str = LOCAL,
+    quiet: bool = False,
+    **settings: Unpack[ComparisonSettings],
+) -> Comparison:
+    """Train a model under several tying choices and say which is better here, and whether the difference is real.
+
+    Args:
+        out: the folder that takes `results.json`, `report.html` and the models.
+        resume: finish the run in `out`, which has its settings.
+        overwrite: replace the run in `out`.
+        jobs: runs that are trained at a time, in processes of their own with a share of the threads each; "auto" takes
+            one, or as many as there are threads and memory for, whichever a trial finds faster.
+        launcher: "local", or "ray": runs are spread over the cluster of RAY_ADDRESS, or over this machine's cores.
+        quiet: no progress on stderr.
+        settings: any setting of `run.yaml`: `arms=["tied", "untied"]` or `arms="tied,untied"`, which `boundary` names
+            too; `text="my.txt"`, `steps=2000`; `recipe="awd"` begins with a recipe's.
+
+    Raises:
+        TiewiseError: a setting, text or folder that cannot be used; nothing was written.
+        Interrupted: after Ctrl-C, with a checkpoint written; `resume=True` goes on from it.
+    """
+    folder = _folder("compare", out)
+    record: dict[str, Any] = {**settings}
+    command = _command("compare", folder, record)
+    if "boundary" in record:  # as the command's --boundary
+        if "arms" in record:
+            raise RunError("both arms and boundary are given", "they are one setting: leave one of them out")
+        record["arms"] = record.pop("boundary")
+    given = _settings(record, folder, resume)
+    display = Display.on_stderr(quiet=quiet)
+    if launcher not in (LOCAL, RAY):
+        raise RunError(f"launcher = {launcher!r}", f"choose {LOCAL} or {RAY}; scripts are written by the command")
+    return carry_out(finish, given, folder, command, display, overwrite=overwrite, jobs=jobs, launcher=launcher)
+
+
+def train(
+    out: str | os.PathLike[str] = "runs/train",
+    *,
+    boundary: str = "tied",
+    seed: int = 1,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    **settings: Unpack[TrainingSettings],
+) -> SingleRun:
+    """Train one model with a boundary, by the same code as `compare`; `.model` is its folder.
+
+    Args:
+        out: the folder that takes the run.
+        boundary: what to train, e.g. "factored:64+bias".
+        seed: of data order, body and tables.
+        resume, overwrite, quiet, settings: as of `compare`.
+
+    Raises:
+        TiewiseError, Interrupted: as `compare`.
+    """
+    folder = _folder("train", out)
+    given = _settings({**settings} if resume else {**settings, "arms": [boundary], "seed": seed}, folder, resume)
+    command = _command("train", folder, {**settings, "boundary": boundary, "seed": seed})
+    return carry_out(finish_one, given, folder, command, Display.on_stderr(quiet=quiet), overwrite=overwrite)
+
+
+def heal(
+    model: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] = "runs/heal",
+    *,
+    teacher: str | os.PathLike[str] | None = None,
+    seed: int = 1,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    **settings: Unpack[SharedSettings],
+) -> Healed:
+    """Have a rewritten model learn back what it lost, from the model that it was made of.
+
+    Args:
+        model: folder of the model: tied, factored, trimmed, given another vocabulary.
+        out: the folder that takes the run.
+        teacher: folder of the model that it was made of.
+        seed: of data order.
+        resume, overwrite, quiet: as of `compare`.
+        settings: `text`, `what="tables"` or `"all"`, `steps`, and others of `train`.
+
+    Raises:
+        TiewiseError, Interrupted: as `compare`.
+    """
+    folder = _folder("heal", out)
+    given: dict[str, Any] = {**settings} if resume else {**healing(model, teacher), "seed": seed, **settings}
+    command, display = _command("heal", folder, given), Display.on_stderr(quiet=quiet)
+    return carry_out(finish_healing, _settings(given, folder, resume), folder, command, display, overwrite=overwrite)
+
+
+def finish_healing(out: Path, display: Display, workers: Workers | None = None) -> Healed:
+    """Train or finish the healing in `out`, and measure what came back."""
+    settings, text = opened(out, single=True)
+    if settings.kind != HEAL:
+        raise RunError(f"{out} holds no healing", f"use tiewise train --out {out} --resume")
+    run, tokenizer = finish_one(out, display, workers), text.tokenizer
+    held_out = tokenizer.decode(text.split("heldout")[:MOST_HELD_OUT]).replace(tokenizer.eos_token, "\n\n")
+    with display.stages():
+        found = healed(run.model, settings.model, settings.own.teacher, passages([held_out]))
+    write_json(out / HEALED, found.record())
+    return found
+
+
+def scripted(launcher: str, out: Path, display: Display, workers: Workers) -> Script:
+    """Write the script of `slurm` or `sky` for what is left of the comparison in `out`; raises as `written`."""
+    settings, text = opened(out, single=False)
+    return written(launcher, out, all_runs(make_jobs(settings, text, out), settings.seeds, ()), workers)
+
+
+def carry_out(
+    finish: Callable[[Path, Display, Workers], Found],
+    settings: Settings | None,
+    out: Path,
+    command: str,
+    display: Display,
+    *,
+    overwrite: bool,
+    jobs: int | str = 1,
+    launcher: str = LOCAL,
+    gone: Gone | None = None,
+    begun: Callable[[], None] = lambda: None,
+) -> Found:
+    """Start the run in `out` if there are settings, say so by `begun`, finish it (or write its script), and report."""
+    out = out if launcher == LOCAL else out.absolute()  # other machines have other working folders
+    with _trained_by(launcher, jobs, out, display, settings) as workers, ranks.first_holds(locked(out)):
+        if settings is not None:
+            start(settings, out, command, display, overwrite=overwrite, gone=gone, workers=workers)
+        begun()
+        work: Any = finish if launcher in (LOCAL, RAY) else partial(scripted, launcher)
+        found: Found = work(out, display, workers)
+        if isinstance(found, Comparison):
+            ranks.first_does(lambda: write_report(found, out / REPORT))
+    return found
+
+
+def _trained_by(launcher: str, jobs: int | str, out: Path, display: Display, settings: Settings | None) -> Workers:
+    """Return who trains the runs in `out`, `jobs` at a time; RunError where `settings` or this machine cannot."""
+    if launcher not in LAUNCHERS:
+        raise RunError(f"no launcher {launcher!r}", choices(launcher, LAUNCHERS))
+    if launcher != LOCAL and ranks.size() > 1:
+        raise RunError(f"launcher {launcher} where {ranks.size()} processes train a run", "start one process")
+    if settings is not None and launcher not in (LOCAL, RAY):
+        refuse_trials(launcher, settings)
+    return OnRay(jobs, out, display.say) if launcher == RAY else Workers(jobs)
+
+
+def sweep(
+    grid: StudyGrid | None,
+    out: Path,
+    command: str,
+    display: Display,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    jobs: int | str = "auto",
+    launcher: str = LOCAL,
+) -> Study:
+    """Compare in every cell of a grid, each in its folder of `out`.
+
+    With `resume`, the study in `out` goes on; a grid must then be the study's, None takes the study's. Every cell is
+    begun before any is trained, and what cannot be used leaves `out` as it was. The table is written after every cell.
+    Launchers that write scripts train nothing here: a resumed sweep collects.
+
+    Raises:
+        TiewiseError: a grid or a folder that cannot be used. Interrupted: after Ctrl-C, as `compare`.
+    """
+    if resume and grid is not None:
+        _refuse_other_grid(grid, out)
+        grid = None
+    for settings in grid.cells().values() if grid is not None else [None]:
+        _trained_by(launcher, jobs, out, display, settings)  # refuses what it cannot do before anything is prepared
+    with locked(out):
+        if grid is not None:
+            _begin(grid, out, display, overwrite)
+        if (out / _STAGE / GRID).is_file():  # all are begun; after a kill, too
+            _put_in_place(out)
+        if not (out / GRID).is_file():
+            raise RunError(f"{out} holds no study to resume", "leave --resume out, and name a grid")
+        grid, done, submit = StudyGrid.named(str(out / GRID)), dict[str, Comparison](), list[str]()
+        cells = grid.cells()
+        for number, cell in enumerate(cells, 1):
+            if (out / cell / RESULTS).is_file():
+                done[cell] = Comparison.from_dict(read_json(out / cell / RESULTS))
+                asked = cells[cell].arms, cells[cell].seeds
+                if (tuple(done[cell].arms), len(done[cell].seeds)) != asked:
+                    what = f"{GRID} in {out} has other arms or seeds than its runs"
+                    raise RunError(what, "put them back, or sweep elsewhere")
+                continue
+            display.say(f"cell {number}/{len(cells)} {cell}")
+            found: Any = carry_out(finish, None, out / cell, "", display, overwrite=False, jobs=jobs, launcher=launcher)
+            if isinstance(found, Comparison):
+                done[cell] = found
+                Study.of(grid, done, out).save()
+            else:
+                submit.append(found.submit)
+        study = replace(Study.of(grid, done, out), submit=tuple(submit))
+        if study.rows:
+            study.save()
+            write_sweep(study, command)
+        return study
+
+
+def _refuse_other_grid(grid: StudyGrid, out: Path) -> None:
+    """Raise RunError if `out` holds no study, or one of another grid."""
+    kept = next((file for file in (out / _STAGE / GRID, out / GRID) if file.is_file()), None)
+    if kept is None:
+        raise RunError(f"{out} holds no study to resume", "leave --resume out")
+    if grid.cells() != StudyGrid.named(str(kept)).cells():
+        raise RunError(
+            f"{out} holds a study of another grid", f"give only --out {out} --resume, or choose another --out"
+        )
+
+
+def _begin(grid: StudyGrid, out: Path, display: Display, overwrite: bool) -> None:
+    """Prepare every cell of a new study beside what `out` holds; raises as `sweep`, and leaves nothing then."""
+    if (out / GRID).is_file() and not overwrite:
+        raise RunError(f"{out} holds a study already", "add --resume to finish it, --overwrite to replace it")
+    if not (out / GRID).is_file() and any(path.name not in (LOCK, _STAGE) for path in out.iterdir()):
+        raise RunError(f"{out} exists and is no study of tiewise", "choose another --out")
+    try:
+        remove(out / _STAGE)
+        for cell, settings in grid.cells().items():
+            display.say(f"preparing {cell}")
+            command, stage = repeated(settings, str(out / cell)), out / _STAGE / cell
+            try:
+                carry_out(lambda *_: None, settings, stage, command, display, overwrite=False)
+            except TiewiseError as error:
+                raise RunError(f"cell {cell}: {error.what}", error.fix) from error
+        grid.save(out / _STAGE)
+    except BaseException:
+        remove(out / _STAGE)
+        raise
+
+
+def _put_in_place(out: Path) -> None:
+    """Replace what `out` holds by what is prepared. Done again after a kill, it ends in the same state."""
+    new = StudyGrid.named(str(out / _STAGE / GRID)).cells()
+    old = StudyGrid.named(str(out / GRID)).cells() if (out / GRID).is_file() else {}
+    for name in (*(old.keys() - new.keys()), f"{TABLE}.csv", f"{TABLE}.parquet", REPORT):
+        remove(out / name)
+    for name in (*new, GRID):
+        if (out / _STAGE / name).exists():
+            replace_path(out / _STAGE / name, out / name)
+    remove(out / _STAGE)
+
+
+def _folder(name: str, out: str | os.PathLike[str]) -> Path:
+    """Return the folder of a run; a file there is a text that was meant for `text`, more often than not."""
+    folder = Path(out)
+    if folder.is_file():
+        what = f"{folder} is a file, and `out` is the folder that tiewise.{name} writes"
+        raise RunError(what, f"name the text: tiewise.{name}(text={str(folder)!r})")
+    return folder
+
+
+def _settings(given: dict[str, Any], out: Path, resume: bool) -> Settings | None:
+    if resume:
+        if given:
+            raise RunError(f"resume takes its settings from the run in {out}", f"leave {', '.join(given)} out")
+        return None
+    if isinstance(given.get("arms"), str):
+        given = {**given, "arms": split_specs(given["arms"])}
+    return Settings.of({**(recipe(given["recipe"]) if given.get("recipe") else {}), **given})
+
+
+def _command(name: str, out: Path, settings: dict[str, Any]) -> str:
+    """Return the call as typed, for the report."""
+    return f"tiewise.{name}({', '.join([repr(str(out)), *(f'{key}={value!r}' for key, value in settings.items())])})"

@@ -1,0 +1,322 @@
+"""`prepare`: a text becomes tokens in a folder, once; an equal request finds them there. `PreparedText` reads them.
+
+    read once → every paragraph once → split → tokenizer of the training split → tokens → moved into place
+
+A prepared folder holds `train.bin`, `tune.bin`, `heldout.bin` (raw little-endian token ids), `tokenizer/`, and
+`data.json`. The work is done in a subfolder that is removed whatever happens. `data.json` goes first and comes back
+last, so at no moment does a folder look prepared that is not.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tiewise.core.errors import DataError, RunError, TiewiseError, advance, choices, doing, progress
+from tiewise.core.files import sync, write_whole, written_whole
+from tiewise.core.text import pieces, token_counts
+from tiewise.training.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
+from tiewise.training.data.sources import Source, read_sources, resolve
+from tiewise.training.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, windows, write_tokens
+
+FACTS = "data.json"
+SHARES = (0.88, 0.04, 0.08)  # of the splits, in characters
+TOKENIZER = "tokenizer"
+_FORMAT = 3  # of the folder; one of another format is made again
+_LEARNT = 50_000_000  # characters that a tokenizer is trained on at most: the frequent pairs are settled long before
+
+
+def token_type(vocab: int) -> np.dtype:
+    """Return the type that token ids below `vocab` are stored in: two bytes where they suffice, else four."""
+    return np.dtype("<u2" if vocab < 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A text as tokens, in a folder."""
+
+    folder: Path
+    facts: dict[str, Any]  # of `data.json`: sources, sha256, characters, bytes, documents, tokens in all and per split
+    vocab: int  # V, the rows that a model's tables need
+    eos_id: int  # the token after every document
+
+    def __reduce__(self) -> Any:
+        """Another process opens the same folder: nothing is copied."""
+        return load_prepared, (self.folder,)
+
+    def split(self, name: str) -> np.ndarray:
+        """Return the tokens of "train", "tune" or "heldout", memory-mapped and read-only, uint16[N] or uint32[N]."""
+        if name not in SPLITS:
+            raise DataError(f"no split {name!r}", choices(name, SPLITS))
+        return np.memmap(self.folder / f"{name}.bin", token_type(self.vocab), mode="r")
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """How often each token occurs in the training split [V], counted once."""
+        return token_counts(self.split("train"), self.vocab)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer, loaded once."""
+        where = str(self.folder / TOKENIZER)
+        return AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=True)
+
+
+class Blocks(Dataset):
+    """`{"input_ids": int64[length], "labels": int64[length]}` of every block; labels are not shifted.
+
+    Blocks are contiguous; the rest at the end of the tokens is left out.
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int):
+        if not 1 <= length <= len(tokens):
+            raise DataError(f"{len(tokens)} tokens hold no block of {length}", "give more text, or another length")
+        self.blocks = tokens[: len(tokens) // length * length].reshape(-1, length)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
+        ids = torch.from_numpy(self.blocks[index].astype(np.int64))
+        return {"input_ids": ids, "labels": ids.clone()}
+
+
+def load_prepared(folder: Path) -> PreparedText:
+    """Open what `prepare` wrote; a DataError where the folder holds no prepared text, or one that is damaged."""
+    folder, again = Path(folder), "prepare the text again"
+    path = folder / FACTS
+    try:
+        facts = json.loads(path.read_text("utf-8"))
+        tokenizer = facts["tokenizer"]
+        prepared = PreparedText(folder, facts, int(tokenizer["vocab"]), int(tokenizer["eos_id"]))
+        tokens = {name: int(facts["splits"][name]["tokens"]) for name in SPLITS}
+    except FileNotFoundError:
+        raise DataError(f"no prepared text in {str(folder)!r} ({FACTS} is missing)", again) from None
+    except OSError as error:
+        raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}", again) from None
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{str(path)!r} is damaged", again) from None
+    for name, count in tokens.items():
+        file = folder / f"{name}.bin"
+        if not file.is_file() or file.stat().st_size != count * token_type(prepared.vocab).itemsize:
+            raise DataError(f"{str(file)!r} does not hold the {count} tokens that {FACTS} names", again)
+    return prepared
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[Path]:
+    """Make a folder below `folder` to work in, which goes at the end whatever happens."""
+    work = folder / ".building"
+    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+    work.mkdir(parents=True)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def put_in_place(work: Path, folder: Path, facts: dict[str, Any]) -> None:
+    """Put the token files and the tokenizer of `work` in place in `folder`, and `facts` last."""
+    (folder / FACTS).unlink(missing_ok=True)
+    for name in SPLITS:
+        (work / f"{name}.bin").replace(folder / f"{name}.bin")
+    shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+    (work / TOKENIZER).rename(folder / TOKENIZER)
+    sync(folder)
+    write_whole(folder / FACTS, json.dumps(facts, indent=2))
+
+
+def prepare(
+    texts: Sequence[str],
+    tokenizer: str,
+    folder: Path,
+    *,
+    length: int,
+    split: str = RANDOM,
+    apart: bool = False,
+    train_tokens: int | None = None,
+) -> PreparedText:
+    """Turn `texts` (as in `sources`) into tokens in `folder`, or reuse what an equal call left there.
+
+    Standard input is kept as `stdin.txt` in the folder and read from there by later calls. `length` is T of the blocks
+    that are to fit; `apart` ends every part of a plain file as a document, since pairs of segments need many; of the
+    training split `train_tokens` are kept, the tokenizer and the other splits being those of all.
+
+    Raises:
+        DataError: on a text or tokenizer that cannot be used, or where a split is shorter than blocks of `length`
+            tokens need: two for training, one each for tune and heldout. Nothing is left behind then.
+        RunError: where `folder` cannot be written.
+    """
+    for right, what, fix in (
+        (texts, "no text is given", "name a file, a folder, or builtin"),
+        (texts.count("-") < 2, "'-' is given twice", "standard input can be read once"),
+        (length >= 1, f"a block of {length} tokens", "use a length of 1 or more"),
+        (split in (RANDOM, CONTIGUOUS), f"split = {split!r}", f"choose {RANDOM} or {CONTIGUOUS}"),
+    ):
+        if not right:
+            raise DataError(what, fix)
+    bpe_size(tokenizer)  # a wrong size is said before gigabytes are read
+    folder = Path(folder)
+    made: list[Path] = [] if folder.exists() else [folder]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sources = [_kept_stdin(folder, made) if text == "-" else resolve(text) for text in texts]
+        kept = Path(tokenizer).expanduser()
+        request = {  # everything that the result depends on; equal requests have equal results
+            "format": _FORMAT,
+            "texts": [source.text for source in sources],
+            "sources": [_fingerprint(source.files) for source in sources],
+            "tokenizer": tokenizer,
+            "tokenizer_files": _fingerprint([kept, *sorted(kept.glob("*"))] if kept.exists() else []),
+            "python": platform.python_version() if "builtin" in texts else None,
+            "split": split,
+            "apart": apart,
+            "train_tokens": None if train_tokens is None else [train_tokens, length],
+        }
+        prepared = None
+        with suppress(DataError):  # damaged: prepare it again
+            prepared = load_prepared(folder) if (folder / FACTS).exists() else None
+        if prepared is None or prepared.facts.get("request") != request:
+            _build(folder, sources, request, length)
+            return load_prepared(folder)
+        _check_length(prepared.facts, length)
+        return prepared
+    except TiewiseError:
+        for path in made:
+            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+        raise
+    except OSError as error:
+        what = f"cannot prepare the text in {str(folder)!r}: {error.strerror or error} ({error.filename})"
+        raise RunError(what, "choose another folder, or make room") from None
+
+
+def _kept_stdin(folder: Path, made: list[Path]) -> Source:
+    """Standard input as a file of the folder, copied there by the first call."""
+    path = folder / "stdin.txt"
+    if not path.exists():
+        with written_whole(path) as partial, partial.open("wb") as file:
+            for piece in decode(sys.stdin.buffer, "standard input"):
+                file.write(piece.encode())
+            if not file.tell():
+                raise DataError("standard input is empty", "pipe a text into the command")
+        made.append(path)
+    return replace(resolve(str(path)), text="-")
+
+
+def _fingerprint(files: Sequence[Path]) -> dict[str, Any]:
+    """Files by name, size and time of change: what `make` would trust, at any size."""
+    stats = [(file.as_posix(), file.stat()) for file in files]
+    lines = "".join(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n" for name, stat in stats)
+    digest = sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+    return {"files": len(files), "bytes": sum(stat.st_size for _, stat in stats), "fingerprint": digest}
+
+
+def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> None:
+    """Prepare `sources` in `folder` as `request` says; where that fails, the folder holds what it held before."""
+    with building(folder) as work:
+        kind = request["tokenizer"]
+        # one that needs no training text is refused, if it must be, before gigabytes are read
+        tokenizer = None if bpe_size(kind) else make_tokenizer(kind)
+        deduplicate = Deduplicator()
+        documents = (Document(text, begins or request["apart"]) for text, begins in read_sources(sources))
+        with doing("reading", sum(source.size for source in sources)):
+            spool = _Spool(work / "text", deduplicate(documents))
+        where = assign(spool.characters, SHARES, 0, request["split"])
+        progress("tokenizer", 0, 1)
+        if tokenizer is None:
+            train = np.flatnonzero(where == 0)
+            # every k-th part of the training split: a folder's first files may be of one kind
+            learnt = train[:: -(-int(spool.characters[train].sum()) // _LEARNT)]
+            tokenizer = make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(learnt))))
+        progress("tokenizer", 1, 1)
+        tokenizer.save_pretrained(work / TOKENIZER)
+        vocab = max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)  # some vocabularies have holes
+        dtype = token_type(vocab)
+        facts, splits, done = spool.facts(np.arange(len(where))), {}, 0
+        encoder = StreamEncoder(tokenizer, dtype)
+        for index, name in enumerate(SPLITS):
+            parts = np.flatnonzero(where == index)
+            splits[name] = spool.facts(parts)
+            with doing("tokens", facts["characters"], done):
+                splits[name]["tokens"] = write_tokens(work / f"{name}.bin", spool.read(parts), encoder)
+            done += splits[name]["characters"]
+        if request["train_tokens"] is not None:
+            tokens, asked = np.fromfile(work / "train.bin", dtype), request["train_tokens"][0]
+            if asked > len(tokens):
+                what = f"the text has {len(tokens):,} training tokens, {asked:,} are asked for"
+                raise DataError(what, "give more text, or a smaller train_tokens")
+            kept = windows(tokens, length, asked // length)  # evenly apart: texts are in the order of their sources
+            kept.tofile(work / "train.bin")
+            splits["train"]["tokens"] = kept.size
+        facts |= {"splits": splits, "tokens": sum(split["tokens"] for split in splits.values())}
+        facts |= {"texts": request["texts"], "demo": set(request["texts"]) == {"builtin"}, "python": request["python"]}
+        facts |= {"dropped_paragraphs": deduplicate.dropped, "request": request}
+        facts["tokenizer"] = {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name, "kind": kind}
+        _check_length(facts, length)
+        put_in_place(work, folder, facts)
+
+
+def _check_length(facts: dict[str, Any], length: int) -> None:
+    """Refuse a text of which training has fewer than two blocks of `length` tokens, or another split none."""
+    tokens = {name: facts["splits"][name]["tokens"] for name in SPLITS}
+    fits = min(tokens["train"] // 2, tokens["tune"], tokens["heldout"])
+    fix = f"give more text, or a length of at most {fits}" if fits else "give more text"
+    for name, needed in zip(SPLITS, (2 * length, length, length), strict=True):
+        if tokens[name] < needed:
+            what = f"the text has {sum(tokens.values())} tokens, {tokens[name]} of them for {name}"
+            raise DataError(f"{what}; needs at least {needed} there for length {length}", fix)
+
+
+class _Spool:
+    """Documents, or their parts, in one UTF-8 file, read back by index; only where each ends is kept in memory.
+
+    Sources are read once (a stream cannot be read twice, and a file may change meanwhile), but the split needs all
+    sizes, `characters` [n], and the tokenizer needs the training split.
+    """
+
+    def __init__(self, path: Path, documents: Iterable[Document]):
+        self._path = path
+        ends, characters, numbers = array("q", [0]), array("q"), array("q")
+        with path.open("wb") as file:
+            for text, begins in documents:
+                ends.append(ends[-1] + file.write(text.encode("utf-8", "replace")))
+                characters.append(len(text))
+                numbers.append((numbers[-1] if numbers else 0) + begins)
+                advance(ends[-1])
+        self.characters = np.array(characters, np.int64)
+        self._ends = np.array(ends, np.int64)
+        self._numbers = np.array(numbers, np.int64)  # each part's document
+
+    def read(self, indices: np.ndarray) -> Iterator[tuple[str, bool]]:
+        """Yield the parts of `indices`, which ascend, and whether each is the last of its document among them."""
+        last = np.diff(self._numbers[indices], append=-1) != 0
+        with self._path.open("rb") as file:
+            for index, ends in zip(indices, last.tolist(), strict=True):
+                file.seek(self._ends[index])
+                yield file.read(self._ends[index + 1] - self._ends[index]).decode(), ends
+
+    def facts(self, indices: np.ndarray) -> dict[str, Any]:
+        """Return documents, characters, bytes, and the sha256 of the documents, each followed by a zero byte."""
+        digest, documents = sha256(), 0
+        for text, ends in self.read(indices):
+            documents += ends
+            digest.update(text.encode() + b"\0" * ends)
+        characters, size = int(self.characters[indices].sum()), int(np.diff(self._ends)[indices].sum())
+        return {"documents": documents, "characters": characters, "bytes": size, "sha256": digest.hexdigest()}

@@ -1,0 +1,492 @@
+"""ALBERT (Lan et al. 2020, arXiv:1909.11942) with every choice open: widths, place of the norm, what layers share.
+
+    from tiewise.models import OpenAlbertForPreTraining, from_hugging_face, preset, to_hugging_face
+    model = OpenAlbertForPreTraining(preset("base", sharing="ffn"))    # or all, attention, none, all:groups=2, …
+    model = OpenAlbertForPreTraining.from_pretrained(path)             # what save_pretrained wrote
+    ours = from_hugging_face(transformers.AlbertForPreTraining.from_pretrained("albert/albert-base-v2"))
+    theirs = to_hugging_face(ours)                                     # then theirs.save_pretrained(path)
+
+    e = norm(token + position + segment) · projection                    norm before (as released)
+    e = norm((token + position + segment) · projection)                  norm after
+    a = norm(x + attention(x))          y = norm(a + down(act(up(a))))
+
+Letters: V tokens, E width of the three tables, H hidden width, L layers. Which layers share is `config.sharing`, in the
+written form of `SharingSpec`; it stands in `config.json` as `tiewise.share_layers` writes it: both are one thing.
+
+Encoder, pooler, a masked-token head whose decoder is the token table, and a head on pairs of segments: label 1 where
+the second follows the first in the text, 0 where they are swapped (SOP) or strangers (NSP). The second logit of
+transformers' ALBERT says "swapped": between the two the head's rows change places, and a
+label is 1 − label. Its classes norm before the projection, and share whole layers in
+runs (`all:groups=G`) or cycles (`all:cycle=N`): nothing else has a place there.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
+from transformers.utils import ModelOutput, can_return_tuple
+
+from tiewise.boundary.saved import DepthTying, is_family
+from tiewise.boundary.sharing.layout import ENTRY, make_layout
+from tiewise.boundary.sharing.share import build_shared, is_relaxed
+from tiewise.core.errors import SpecError, UnsupportedError
+from tiewise.core.files import require
+from tiewise.core.sharing_spec import SharingSpec
+
+# Lan et al. 2020, Table 1, for V = 30,000; the MLPs are four times as wide, the heads as in the released models.
+PRESETS = {
+    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
+    "xlarge": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16},
+    "xxlarge": {"hidden_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 64},
+}
+
+
+class OpenAlbertConfig(PreTrainedConfig):
+    """Config of `OpenAlbertModel` and the models around it.
+
+    `sharing="all"`, as a keyword or set later, says what the layers of a new model share; unless said they share
+    nothing.
+
+    Raises:
+        SpecError: sizes or options that no model can have.
+    """
+
+    model_type = "tiewise-albert"
+
+    vocab_size: int = 30_000
+    embedding_size: int = 128  # E
+    hidden_size: int = 768  # H
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int | None = None  # None: 4·H
+    hidden_act: str = "gelu_new"
+    norm: str = "before"  # of the summed embeddings: before their projection to H, at width E, or after it, at width H
+    projection: bool = True  # False: none, for E = H
+    hidden_dropout_prob: float = 0.0
+    attention_probs_dropout_prob: float = 0.0
+    classifier_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 2
+    eos_token_id: int | None = 3
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        sharing = kwargs.pop("sharing", None)
+        super().__post_init__(**kwargs)
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        sizes = "vocab_size embedding_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
+        sizes += " max_position_embeddings type_vocab_size"
+        require(self, sizes, lambda n: isinstance(n, int) and n >= 1, "sizes are whole numbers, 1 or more", SpecError)
+        width, heads = self.hidden_size, self.num_attention_heads
+        if width % heads:
+            raise SpecError(f"{heads} heads do not divide width {width}", "choose heads that do")
+        require(self, "norm", ("before", "after").__contains__, "choose before or after the projection", SpecError)
+        if not self.projection and self.embedding_size != width:
+            what = f"tables of width {self.embedding_size} without a projection to {width}"
+            raise SpecError(what, "leave projection on, or give both one width")
+        dropped = "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout_prob"
+        require(self, dropped, lambda x: 0 <= x < 1, "give the share that is dropped, 0 or more, below 1", SpecError)
+        require(self, "hidden_act", ACT2FN.__contains__, "choose gelu, gelu_new, relu or another of ACT2FN", SpecError)
+        require(self, "initializer_range layer_norm_eps", lambda x: 0 <= x < float("inf"), "give 0 or more", SpecError)
+        if sharing is not None:
+            self.sharing = sharing
+
+    @property
+    def sharing(self) -> str:
+        """What layers share."""
+        entry = getattr(self, ENTRY, None)
+        return "none" if entry is None else str(entry["spec"])
+
+    @sharing.setter
+    def sharing(self, text: SharingSpec | str) -> None:
+        spec = SharingSpec.parse(text)
+        if spec.kind == "none":
+            self.__dict__.pop(ENTRY, None)
+            return
+        with torch.device("meta"):
+            layer = AlbertLayer(self)
+        parts = {name: name.partition(".")[0] for name, _ in layer.named_parameters()}
+        setattr(self, ENTRY, make_layout({"layers": [(layer, parts)] * self.num_hidden_layers}, spec).record())
+
+
+def preset(name: str, **changes: Any) -> OpenAlbertConfig:
+    """Return the config of a published size (base, large, xlarge, xxlarge), one layer for all, with these changes.
+
+    `norm="after", hidden_act="gelu", vocab_size=30522` gives the variant that is often drawn.
+
+    Raises:
+        SpecError: no such size.
+    """
+    if name not in PRESETS:
+        raise SpecError(f"no ALBERT of size {name[:40]!r}", f"choose one of {', '.join(PRESETS)}")
+    return OpenAlbertConfig(**{"sharing": "all", **PRESETS[name], **changes})
+
+
+class AlbertEmbeddings(nn.Module):
+    """Three tables of width E, summed, normed and projected to H."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width = config.embedding_size
+        self.token = nn.Embedding(config.vocab_size, width)
+        self.position = nn.Embedding(config.max_position_embeddings, width)
+        self.segment = nn.Embedding(config.type_vocab_size, width)
+        self.projection = nn.Linear(width, config.hidden_size) if config.projection else nn.Identity()
+        self.norm_first = config.norm == "before"
+        self.norm = nn.LayerNorm(width if self.norm_first else config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, input_ids: Tensor, segments: Tensor | None, positions: Tensor | None) -> Tensor:
+        """Embed tokens [B, T] of segments [B, T] (all 0 unless given) at positions [.., T] (0 … T − 1): [B, T, H].
+
+        Raises:
+            SpecError: more tokens than positions.
+        """
+        length, room = input_ids.shape[1], self.position.num_embeddings
+        if positions is None:
+            if length > room:
+                raise SpecError(f"a sequence of {length} tokens, and {room} positions", f"cut it to {room} tokens")
+            positions = torch.arange(length, device=input_ids.device)
+        segments = torch.zeros_like(input_ids) if segments is None else segments
+        x = self.token(input_ids) + self.segment(segments) + self.position(positions)
+        if self.norm_first:
+            return self.projection(self.dropout(self.norm(x)))
+        return self.dropout(self.norm(self.projection(x)))
+
+
+class AlbertAttention(nn.Module):
+    """All tokens read all tokens that are not padding."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.heads = config.num_attention_heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.dense = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.share = config.attention_probs_dropout_prob
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: Tensor, readable: Tensor | None) -> Tensor:
+        """x [B, T, H] → [B, T, H]; `readable` bool [B, 1, 1, T]."""
+        maps = (self.query, self.key, self.value)
+        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in maps)
+        read = F.scaled_dot_product_attention(q, k, v, readable, self.share if self.training else 0.0)
+        return self.norm(x + self.dropout(self.dense(read.transpose(1, 2).flatten(2))))
+
+
+class AlbertFeedForward(nn.Module):
+    """Two linear maps with an activation between."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.act = ACT2FN[config.hidden_act]
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [.., H] → [.., H]."""
+        return self.norm(x + self.down(self.act(self.up(x))))
+
+
+class AlbertLayer(nn.Module):
+    """Attention, then ffn."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.attention = AlbertAttention(config)
+        self.ffn = AlbertFeedForward(config)
+
+    def forward(self, x: Tensor, readable: Tensor | None) -> Tensor:
+        """x [B, T, H] → [B, T, H]."""
+        return self.ffn(self.attention(x, readable))
+
+
+@dataclass
+class OpenAlbertOutput(ModelOutput):
+    """`loss` is the sum of `mlm_loss` and `pair_loss`, of those whose labels were given.
+
+    `logits` are [B, T, V], or [M, V] of the M positions asked for; `pair_logits` [B, 2].
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    pair_logits: Tensor | None = None
+    mlm_loss: Tensor | None = None
+    pair_loss: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class OpenAlbertPreTrainedModel(DepthTying, PreTrainedModel):
+    """What all ALBERTs have."""
+
+    config_class = OpenAlbertConfig
+    base_model_prefix = "albert"
+    main_input_name = "input_ids"
+    _input_embed_layer = "token"
+    _supports_sdpa = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if is_relaxed(module):
+            rows, columns = module.get_parameter("delta_in"), module.get_parameter("delta_out")
+            init.normal_(rows, std=rows.shape[1] ** -0.5)
+            init.zeros_(columns)
+
+
+class OpenAlbertModel(OpenAlbertPreTrainedModel):
+    """Encoder and pooler."""
+
+    def __init__(self, config: OpenAlbertConfig) -> None:
+        super().__init__(config)
+        self.embeddings = AlbertEmbeddings(config)
+        device = self.embeddings.token.weight.device
+        with torch.device("meta"):  # L layers of which most may be one: none takes room before it is known which
+            self.layers = nn.ModuleList(AlbertLayer(config) for _ in range(config.num_hidden_layers))
+        entry = getattr(config, ENTRY, None)
+        if entry is not None and not is_family(config):  # a family's models build what their config names themselves
+            build_shared(self, entry)
+        if device.type != "meta":  # room for every parameter that is left: what layers share stays shared
+            real = {id(old): nn.Parameter(torch.empty_like(old, device=device)) for old in self.layers.parameters()}
+            self.layers = deepcopy(self.layers, real)
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        output_hidden_states: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Encode tokens [B, T]: `last_hidden_state` [B, T, H], and `pooler_output` [B, H] of the first token.
+
+        Args:
+            attention_mask: [B, T], 0 where there is padding; None where there is none.
+            token_type_ids: [B, T], 0 in the first segment and 1 in the second; None: all 0.
+            position_ids: [.., T]; None: 0 … T − 1.
+            output_hidden_states: also return what enters the stack and what each layer gives.
+
+        Raises:
+            SpecError: more tokens than positions.
+        """
+        x = self.embeddings(input_ids, token_type_ids, position_ids)
+        readable = None if attention_mask is None else attention_mask[:, None, None, :].bool()
+        states = [x]
+        for layer in self.layers:
+            x = layer(x, readable)
+            states.append(x)
+        pooled = torch.tanh(self.pooler(x[:, 0]))
+        return BaseModelOutputWithPooling(x, pooled, tuple(states) if output_hidden_states else None)
+
+
+class Predictions(nn.Module):
+    """Masked-token head: dense to width E, activation, norm, and the decoder, whose weight is the token table."""
+
+    def __init__(self, config: OpenAlbertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        self.act = ACT2FN[config.hidden_act]
+        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Turn [.., H] into logits [.., V]."""
+        return self.decoder(self.norm(self.act(self.dense(hidden))))
+
+
+class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
+    """Encoder with both heads of pretraining."""
+
+    _tied_weights_keys: ClassVar = {"predictions.decoder.weight": "albert.embeddings.token.weight"}
+
+    def __init__(self, config: OpenAlbertConfig) -> None:
+        super().__init__(config)
+        self.albert = OpenAlbertModel(config)
+        self.predictions = Predictions(config)
+        self.pair = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the decoder of the masked-token head."""
+        return self.predictions.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace it."""
+        self.predictions.decoder = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        pair_labels: Tensor | None = None,
+        predict: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Encode as `OpenAlbertModel`, and predict masked tokens and whether the second segment follows the first.
+
+        Args:
+            labels: [B, T], the tokens that were masked; -100 where nothing is to be predicted.
+            pair_labels: [B], 1 where the second segment follows the first in the text.
+            predict: bool [B, T]; give logits of these positions alone, which is all that a loss needs.
+        """
+        kwargs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "return_dict": True}
+        encoded = self.albert(input_ids, attention_mask, **kwargs)
+        hidden = encoded.last_hidden_state
+        logits = self.predictions(hidden if predict is None else hidden[predict])
+        pairs = self.pair(encoded.pooler_output)
+        total = mlm_loss = pair_loss = None
+        if labels is not None:
+            wanted = labels if predict is None else labels[predict]
+            total = mlm_loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), wanted.reshape(-1))
+        if pair_labels is not None:
+            pair_loss = F.cross_entropy(pairs, pair_labels)
+            total = pair_loss if total is None else total + pair_loss
+        return OpenAlbertOutput(total, logits, pairs, mlm_loss, pair_loss, encoded.hidden_states)
+
+
+class OpenAlbertForSequenceClassification(OpenAlbertPreTrainedModel):
+    """Encoder with a head on labels. Labels are no tokens: this head is never tied, and `install` refuses it."""
+
+    def __init__(self, config: OpenAlbertConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.albert = OpenAlbertModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout_prob)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **kwargs: Any) -> Any:
+        """Score sequences [B, T]: logits [B, num_labels]; the loss is that of every transformers classifier.
+
+        `labels`: [B] classes, [B] numbers where num_labels is 1, [B, num_labels] where several may hold.
+        """
+        encoded = self.albert(input_ids, **kwargs, return_dict=True)
+        logits = self.classifier(self.dropout(encoded.pooler_output))
+        given = {"labels": labels, "pooled_logits": logits, "config": self.config}
+        loss = None if labels is None else self.loss_function(**given)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+
+
+# weights of transformers' ALBERT, both ways
+
+PAIRS = (
+    (OpenAlbertForPreTraining, "AlbertForPreTraining"),
+    (OpenAlbertForSequenceClassification, "AlbertForSequenceClassification"),
+    (OpenAlbertModel, "AlbertModel"),
+    (OpenAlbertForPreTraining, "AlbertForMaskedLM"),  # back it goes as the first
+)
+_MAY_LACK = ("albert.pooler.", "pooler.", "pair.")  # of ours: a model for masked tokens alone has none of these
+# fields that both configs have under one name
+_SAME = [name for name in OpenAlbertConfig.__annotations__ if name not in ("num_hidden_layers", "norm", "projection")]
+_SAME += ["id2label", "label2id"]
+# beginnings of names, ours → theirs, outside the layers and within one; whatever else is called the same
+_NAMES = {
+    "albert.embeddings.token.": "albert.embeddings.word_embeddings.",
+    "albert.embeddings.position.": "albert.embeddings.position_embeddings.",
+    "albert.embeddings.segment.": "albert.embeddings.token_type_embeddings.",
+    "albert.embeddings.norm.": "albert.embeddings.LayerNorm.",
+    "albert.embeddings.projection.": "albert.encoder.embedding_hidden_mapping_in.",
+    "predictions.norm.": "predictions.LayerNorm.",
+    "pair.": "sop_classifier.classifier.",
+    "attention.norm.": "attention.LayerNorm.",
+    "ffn.up.": "ffn.",
+    "ffn.down.": "ffn_output.",
+    "ffn.norm.": "full_layer_layer_norm.",
+}
+
+
+def from_hugging_face(theirs: Any) -> Any:
+    """Return our model of the same function as transformers' AlbertForPreTraining, AlbertModel or classifier.
+
+    AlbertForMaskedLM becomes ours for pretraining; the pooler and the head on pairs, which it lacks, are drawn anew.
+
+    Raises:
+        UnsupportedError: another class, layers both in groups and repeated within them, or not two labels of order.
+    """
+    kind = next((ours for ours, name in PAIRS if type(theirs) is getattr(transformers, name)), None)
+    if kind is None:
+        names = ", ".join(name for _, name in PAIRS)
+        raise UnsupportedError(f"a {type(theirs).__name__} has no model of ours", f"load it as one of {names}")
+    config = theirs.config
+    groups, inner = config.num_hidden_groups, config.inner_group_num
+    if groups > 1 and inner > 1:
+        raise UnsupportedError(f"{groups} groups of {inner} layers each", "groups or repeats, not both, can be shared")
+    pairs = hasattr(theirs, "sop_classifier")
+    if pairs and config.num_labels != 2:
+        raise UnsupportedError(f"sentence order of {config.num_labels} labels", "in order or swapped: set num_labels=2")
+    spec = SharingSpec("all", groups=groups, cycle=inner if inner > 1 else 0)
+    fields = {name: getattr(config, name) for name in _SAME}
+    if kind is OpenAlbertForPreTraining and not pairs:
+        del fields["id2label"], fields["label2id"]  # of no head of theirs, and our pairs have two
+    made = OpenAlbertConfig(**fields, num_hidden_layers=config.num_hidden_layers * inner, sharing=spec)
+    return _filled(kind(made), theirs)
+
+
+def to_hugging_face(ours: Any) -> Any:
+    """Return transformers' model of the same function as one of ours.
+
+    Raises:
+        UnsupportedError: the norm is behind the projection, or layers share what its classes cannot.
+    """
+    theirs = next((name for kind, name in PAIRS if type(ours) is kind), None)
+    if theirs is None:
+        fix = "take the boundary or the sharing out"
+        raise UnsupportedError(f"transformers' ALBERT has no place for a {type(ours).__name__}", fix)
+    config, spec = ours.config, SharingSpec.parse(ours.config.sharing)
+    groups, inner = (config.num_hidden_layers, 1) if spec.kind == "none" else (spec.groups, spec.cycle or 1)
+    whole = spec.kind in ("all", "none") and not (spec.ends or spec.rank) and config.num_hidden_layers % inner == 0
+    if config.norm == "after" or not config.projection or not whole:
+        what = f"transformers' ALBERT has no place for norm={config.norm}, projection={config.projection}, {spec}"
+        raise UnsupportedError(what, "it norms before its projection, and shares none, all, all:groups or all:cycle")
+    fields = {name: getattr(config, name) for name in _SAME} | {"num_hidden_layers": config.num_hidden_layers // inner}
+    made = transformers.AlbertConfig(**fields, num_hidden_groups=groups, inner_group_num=inner)
+    return _filled(getattr(transformers, theirs)(made), ours)
+
+
+@torch.no_grad()
+def _filled(made: Any, given: Any) -> Any:
+    """Return `made` with the weights, dtype and mode of `given`; one of the two is ours, the other transformers'."""
+    made = made.to(given.dtype).train(given.training)
+    ours, theirs = (made, given) if isinstance(made, OpenAlbertPreTrainedModel) else (given, made)
+    values, config = theirs.state_dict(), theirs.config
+    encoder = "" if hasattr(ours, "albert") else "albert."  # an encoder alone names its parts without it
+    for own_name, mine in ours.state_dict().items():
+        within, name = "", encoder + own_name
+        if name.startswith("albert.layers."):
+            index, _, name = name.removeprefix("albert.layers.").partition(".")
+            step, inner = divmod(int(index), config.inner_group_num)
+            group = step * config.num_hidden_groups // config.num_hidden_layers
+            within = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}."
+        begun = next((begin for begin in _NAMES if name.startswith(begin)), "")
+        named = (within + _NAMES.get(begun, "") + name.removeprefix(begun)).removeprefix(encoder)
+        if named in values or not own_name.startswith(_MAY_LACK):
+            target, source = (mine, values[named]) if made is ours else (values[named], mine)
+            target.copy_(source.flip(0) if own_name.startswith("pair.") else source)
+    return made

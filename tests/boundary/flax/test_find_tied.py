@@ -1,0 +1,101 @@
+"""The four classic mistakes, demonstrated and found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+from tiewise.boundary.flax.boundary import NNXBoundary
+from tiewise.boundary.flax.find_tied import check_ends, find_tied
+from tiewise.boundary.flax.models import TiedIO
+from tiewise.core.errors import DataError
+
+V, D = 11, 4
+IDS = np.array([1, 4, 4, 2])
+
+
+class OwnsItsOwn(linen.Module):
+    """Mistake 1: `nn.Embed` and a head beside it."""
+
+    @linen.compact
+    def __call__(self, ids):
+        return linen.Dense(V, use_bias=False)(linen.Embed(V, D)(ids))
+
+
+class Declared(linen.Module):
+    """Mistake 2: the table not transposed; where V ≠ D the product has no meaning. Mistake 4: two `self.param`."""
+
+    size: int = D
+    second: bool = False
+
+    @linen.compact
+    def __call__(self, ids):
+        draw = linen.initializers.normal(0.02)
+        table = self.param("embedding", draw, (V, self.size))
+        return table[ids] @ (self.param("unembedding", draw, (V, D)).T if self.second else table)
+
+
+def started(module, ids=IDS):
+    return module.init(jax.random.PRNGKey(0), ids)
+
+
+def test_embed_owns_its_own():
+    params = started(OwnsItsOwn())
+    tables = find_tied(params)
+    assert str(tables) == (
+        "2 tables of 11 tokens, not equal: params/Dense_0/kernel [4, V] (transposed), params/Embed_0/embedding [V, 4]"
+    )
+    assert len(check_ends(OwnsItsOwn().apply, params, IDS)) == 1
+
+
+def test_equal_numbers_in_two_leaves_are_not_tied():
+    params = started(OwnsItsOwn())
+    params["params"]["Dense_0"]["kernel"] = params["params"]["Embed_0"]["embedding"].T
+    tables = find_tied(params)
+    assert tables.equal == (("params/Dense_0/kernel", "params/Embed_0/embedding"),)
+    assert not tables.one
+    assert "equal now, but free to move apart" in str(tables)
+    same = dict.fromkeys(("in", "out"), jnp.ones((V, D)))  # one array at two places of a tree
+    assert len(find_tied(same, V).leaves) == 2
+    grads = jax.grad(lambda p: OwnsItsOwn().apply(p, IDS).var())(params)
+    assert not find_tied(optax.apply_updates(params, grads)).equal  # moved apart
+
+
+def test_not_transposed():
+    with pytest.raises(TypeError, match="dot_general"):
+        started(Declared())
+    params = {"params": {"embedding": jnp.ones((V, D))}}
+    assert check_ends(Declared().apply, params, IDS)[0].endswith("is the head table.T?")
+    square = started(Declared(V))  # D = V: nothing complains, and no tree could show it
+    assert find_tied(square).one
+    assert "moves other tokens' logits" in check_ends(Declared(V).apply, square, IDS)[0]
+
+
+def test_float_ids():
+    params = started(TiedIO(V, D))
+    with pytest.raises(TypeError, match="integer"):
+        TiedIO(V, D).apply(params, jnp.array([1.0, 2.0]))
+    assert jnp.array(257, jnp.bfloat16) == jnp.array(256, jnp.bfloat16)  # what a cast comes too late for
+    (found,) = check_ends(TiedIO(V, D).apply, params, jnp.array([1.0, 2.0], jnp.bfloat16))
+    assert found.startswith("token ids are bfloat16: indexing refuses them, and beyond 256 two tokens are one number; ")
+
+
+def test_two_calls_of_param():
+    params = started(Declared(second=True))
+    assert [leaf.path for leaf in find_tied(params).leaves] == ["params/embedding", "params/unembedding"]
+    assert "declare one and use it at both ends" in check_ends(Declared(second=True).apply, params, IDS)[0]
+
+
+def test_a_sound_model_has_no_finding():
+    assert check_ends(TiedIO(V, D).apply, started(TiedIO(V, D)), IDS) == []
+    with pytest.raises(DataError, match="every one of 11 tokens"):
+        check_ends(TiedIO(V, D).apply, started(TiedIO(V, D)), np.arange(V))
+    with pytest.raises(DataError, match="no matrix"):
+        find_tied({"scale": jnp.ones(3)})
+
+
+def test_tables_in_an_nnx_state_have_readable_paths():
+    state = nnx.state(NNXBoundary("factored-untied:3", V, D, rngs=nnx.Rngs(0)))
+    assert [str(leaf) for leaf in find_tied(state, V).leaves] == ["table_in [V, 3]", "table_out [V, 3]"]

@@ -1,0 +1,434 @@
+"""Which matrix products are taken where, and that the flag which takes them is never left set.
+
+Trials and processors are made up, so that every branch is reached on any machine; what oneDNN computes is real.
+"""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiewise import fast_products, linear_cross_entropy
+from tiewise.boundary.ops import chunked
+from tiewise.boundary.ops import fast_products as fp
+from tiewise.boundary.ops.soft_targets import augmented_cross_entropy
+from tiewise.core.errors import RunError, TiewiseWarning, UnsupportedError
+
+PLAIN = {"cpu_name": "EPYC", "amx_tile": False, "amx_bf16": False}
+needs_flag = pytest.mark.skipif(fp._matmul is None, reason="this torch has no such flag")
+needs_exact = pytest.mark.skipif(fp._matmul is None or bool(fp._rounding()), reason="oneDNN rounds to bf16 here")
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Make this processor and its trials up, with a cache of its own; `.tried` counts the trials."""
+
+    class Machine:
+        tried = 0
+
+        def __call__(self, *times, traits=PLAIN):
+            def trial(threads, deadline):
+                self.tried += 1
+                return dict(zip(("default_ms", "onednn_ms", "native_ms"), times, strict=False))
+
+            self.restarted()
+            monkeypatch.setattr(fp, "_traits", lambda: traits)
+            monkeypatch.setattr(fp, "trial", trial)
+            monkeypatch.setattr(fp, "kernels", lambda: "kernels" if len(times) == 3 else None)
+
+        def restarted(self):
+            fp._rounding.cache_clear()
+            fp._decided.cache_clear()
+
+    monkeypatch.delenv("TIEWISE_PRODUCTS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = Machine()
+    yield made
+    made.restarted()
+    assert not fp._held
+
+
+@pytest.fixture
+def flags(monkeypatch):
+    """The flag at each product of logits."""
+    found = []
+    logits = chunked.chunk_logits
+    monkeypatch.setattr(chunked, "chunk_logits", lambda *a: found.append(fp._flag()) or logits(*a))
+    return found
+
+
+class Rounds:
+    """A factor whose products are rounded to bf16, as AMX does."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __getitem__(self, part):
+        return self.x[part]
+
+    def __matmul__(self, other):
+        return self.x.bfloat16().float() @ other.bfloat16().float()
+
+
+# the decision
+
+
+@needs_exact
+@pytest.mark.parametrize(("took", "product", "share"), [(9.0, "onednn", "0.90"), (9.1, "default", "0.91")])
+def test_a_trial_decides_by_a_margin(machine, took, product, share):
+    machine(10.0, took)
+    with fast_products() as choice:
+        assert fp._flag() == ("bf16" if product == "onednn" else "none")
+    assert (choice.product, choice.exact, choice.default_ms, choice.onednn_ms) == (product, True, 10.0, took)
+    assert str(choice).startswith(f"{product} products on EPYC, {torch.get_num_threads()} thread")
+    assert str(choice).endswith(f": a trial on oneDNN took {share} of the time")
+    assert fp.product_choice() is choice
+    assert machine.tried == 1
+
+
+@needs_exact
+@pytest.mark.parametrize(("times", "native"), [((10.0, 5.0, 5.5), True), ((5.0, 9.0, 5.6), False), ((5.0, 9.0), False)])
+def test_our_own_kernel_takes_losses_where_it_is_as_fast(machine, monkeypatch, times, native):
+    machine(*times)
+    choice = fp.product_choice()
+    assert (choice.native, choice.native_ms) == (native, times[2] if len(times) == 3 else None)
+    assert ("own kernel" in str(choice)) == (len(times) == 3)
+    assert not fp.product_choice("default").native  # asked for: figures of before
+    tried = machine.tried
+    monkeypatch.setattr(fp, "kernels", lambda: None if len(times) == 3 else "kernels")
+    machine.restarted()
+    fp.product_choice()
+    assert machine.tried == tried + 1  # a library that is new, or gone, is another trial
+
+
+@needs_flag
+@pytest.mark.parametrize(
+    ("traits", "reason"),
+    [
+        (PLAIN | {"amx_tile": True, "amx_bf16": True}, "the processor has AMX"),
+        (PLAIN | {"amx_fp16": True}, "the processor has AMX"),
+        ({}, "does not say"),
+    ],
+)
+def test_where_onednn_may_round_it_is_never_tried(machine, traits, reason):
+    machine(traits=traits)
+    choice = fp.product_choice()
+    assert (choice.product, choice.exact, choice.default_ms, machine.tried) == ("default", True, None, 0)
+    assert reason in choice.reason
+
+
+@needs_flag
+def test_where_a_probe_was_rounded_nothing_is_tried(machine, monkeypatch):
+    machine()
+    three = fp._three
+    monkeypatch.setattr(fp, "_three", lambda rows: [(Rounds(a), b) for a, b in three(rows)])
+    assert fp.product_choice().reason == "a probe on oneDNN was rounded to bf16"
+    assert fp._flag() == "none"
+    with pytest.warns(TiewiseWarning, match="rounded to bf16"):
+        assert not fp.product_choice("onednn").exact
+
+
+def test_a_torch_without_the_flag(machine, monkeypatch):
+    machine()
+    monkeypatch.setattr(fp, "_matmul", None)
+    with fast_products() as choice:
+        assert (choice.product, choice.reason) == ("default", "this torch has no other")
+    with pytest.raises(UnsupportedError, match=r"cannot send.*TIEWISE_PRODUCTS"), fast_products("onednn"):
+        pass
+
+
+@needs_flag
+def test_amx_can_be_asked_for_and_says_that_it_rounds(machine):
+    machine(traits=PLAIN | {"amx_tile": True})
+    with pytest.warns(TiewiseWarning, match=r"has AMX.*rounds to bf16"), fast_products("onednn") as choice:
+        assert fp._flag() == "bf16"
+    assert not choice.exact
+    assert "rounds to bf16" in str(choice)
+
+
+@needs_flag
+def test_a_flag_that_was_set_by_hand_stays(machine):
+    machine(10.0, 5.0)
+    fp._matmul.fp32_precision = "bf16"
+    try:
+        with fast_products() as choice:
+            assert (choice.product, fp._flag()) == ("default", "bf16")
+        assert "already" in choice.reason
+        assert machine.tried == 0
+        with fast_products("default"):
+            assert fp._flag() == "bf16"
+    finally:
+        fp._matmul.fp32_precision = "none"
+
+
+@needs_exact
+def test_a_real_trial(machine):
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        times = fp.trial(1, 0.0)
+    assert len(times) == 2 + (fp.kernels() is not None)
+    assert all(0 < took < 1e4 for took in times.values())
+    state = torch.get_rng_state()
+    assert fp.product_choice().onednn_ms > 0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert fp._flag() == "none"
+
+
+# what is asked for
+
+
+def test_the_variable_decides_for_auto_alone(machine, monkeypatch):
+    machine()
+    monkeypatch.setenv("TIEWISE_PRODUCTS", "default")
+    assert fp.product_choice().reason == "asked for"
+    monkeypatch.setenv("TIEWISE_PRODUCTS", "mkl")
+    assert fp.product_choice("default").product == "default"
+    for call in (fp.product_choice, lambda: linear_cross_entropy(*problem())):
+        with pytest.raises(RunError, match=r"'mkl'; choose auto, default, onednn, also in TIEWISE_PRODUCTS"):
+            call()
+
+
+@needs_exact
+def test_auto_within_another_takes_what_that_one_took(machine, monkeypatch):
+    machine()
+    monkeypatch.setenv("TIEWISE_PRODUCTS", "default")
+    with fast_products("onednn") as outer:
+        with fast_products() as inner:
+            assert inner is outer
+            assert fp._flag() == "bf16"
+        with fast_products("default"), fast_products() as inner:
+            assert (inner.product, fp._flag()) == ("default", "none")
+        assert fp._flag() == "bf16"
+
+
+# the flag
+
+
+@needs_exact
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["default", "onednn"])), max_size=30))
+def test_whoever_comes_and_goes_the_last_to_come_rules(moves):
+    inside = {}
+    for place, product in moves:
+        if place in inside:
+            inside.pop(place)[0].close()
+        else:
+            stack = ExitStack()
+            stack.enter_context(fast_products(product))
+            inside[place] = stack, product
+        last = list(inside.values())[-1][1] if inside else "default"
+        assert fp._flag() == ("bf16" if last == "onednn" else "none")
+    for stack, _ in inside.values():
+        stack.close()
+    assert fp._flag() == "none"
+    assert not fp._held
+
+
+@needs_exact
+@pytest.mark.parametrize("found", ["none", "ieee"])
+def test_an_error_leaves_the_flag_as_it_was(found):
+    @fast_products("onednn")
+    def fails(depth):
+        assert fp._flag() == "bf16"
+        if depth:
+            fails(depth - 1)
+        raise KeyError
+
+    fp._matmul.fp32_precision = found
+    try:
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                fails(2)
+            assert fp._flag() == found
+    finally:
+        fp._matmul.fp32_precision = "none"
+
+
+@needs_exact
+def test_two_threads_overlap():
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with fast_products("onednn"):
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=other)
+    with fast_products("onednn"):
+        thread.start()
+        entered.wait(30)
+    assert fp._flag() == "bf16"
+    leave.set()
+    thread.join()
+    assert fp._flag() == "none"
+
+
+@needs_exact
+def test_threads_try_once(machine):
+    machine(10.0, 5.0)
+    together = threading.Barrier(8)
+
+    def choose(_):
+        together.wait(30)
+        return fp.product_choice()
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(choose, range(8)))
+    assert machine.tried == len(set(found)) == 1
+
+
+# the cache
+
+
+@needs_exact
+def test_times_are_kept_for_the_next_process_and_for_this_machine_alone(machine, tmp_path):
+    machine(10.0, 5.0)
+    assert fp.product_choice().product == "onednn"
+    machine.restarted()
+    assert str(fp.product_choice()).endswith("0.50 of the time")
+    assert machine.tried == 1
+    machine(10.0, 20.0, traits=PLAIN | {"cpu_name": "Xeon"})
+    assert fp.product_choice().product == "default"
+    assert machine.tried == 2
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        assert fp.product_choice().threads == before + 1
+    finally:
+        torch.set_num_threads(before)
+    assert machine.tried == 3
+    (path,) = (tmp_path / "cache" / "tiewise").iterdir()
+    kept = [(trial["processor"], trial["threads"]) for trial in json.loads(path.read_text()).values()]
+    assert kept == [("EPYC", before), ("Xeon", before), ("Xeon", before + 1)]
+
+
+@needs_exact
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"KEY": 3}', '{"KEY": {"default_ms": 0, "onednn_ms": 1}}'])
+def test_a_damaged_cache_is_replaced_whole(machine, tmp_path, content):
+    machine(10.0, 5.0)
+    fp.product_choice()
+    path = tmp_path / "cache" / "tiewise" / "products.json"
+    whole = path.read_text()
+    path.write_text(content.replace("KEY", next(iter(json.loads(whole)))))
+    for _ in range(2):
+        machine.restarted()
+        assert fp.product_choice().product == "onednn"
+    assert machine.tried == 2
+    assert path.read_text() == whole
+
+
+@needs_exact
+@pytest.mark.parametrize("home", ["a file", "none"])
+def test_where_nothing_can_be_kept_every_process_tries(machine, tmp_path, monkeypatch, home):
+    if home == "none":
+        monkeypatch.setattr(fp, "cache_folder", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    else:
+        (tmp_path / "cache").write_text("")
+    machine(10.0, 5.0)
+    for _ in range(2):
+        assert fp.product_choice().product == "onednn"
+    machine.restarted()
+    assert fp.product_choice().product == "onednn"
+    assert machine.tried == 2
+
+
+# our own products
+
+
+def problem(dtype=torch.float32):
+    draw = torch.Generator().manual_seed(0)
+    h, w = torch.randn(40, 300, generator=draw), torch.randn(50, 300, generator=draw) / 17
+    targets = torch.randint(0, 50, (40,), generator=draw)
+    return h.to(dtype).requires_grad_(), w.to(dtype).requires_grad_(), targets
+
+
+def test_a_small_loss_begins_no_trial(machine, flags):
+    machine()
+    h, w, t = problem()
+    linear_cross_entropy(h, w, t).backward()
+    assert flags == ["none" if fp._matmul is not None else None]
+    assert "no large" in fp.product_choice("auto", fp.LARGE - 1).reason
+
+
+@needs_exact
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_large_loss_takes_the_choice_forward_and_backward(machine, flags, monkeypatch, reduction, compiled):
+    machine(10.0, 5.0)
+    found = {}
+    for large in (fp.LARGE, 1):
+        monkeypatch.setattr(fp, "LARGE", large)
+        h, w, t = problem()
+        loss = linear_cross_entropy
+        loss = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss
+        loss(h, w, t, reduction=reduction).sum().backward()
+        found[large] = h.grad, w.grad
+        assert set(flags) == {"none" if large > 1 else "bf16"}
+        assert len(flags) == (2 if reduction == "none" else 1)
+        assert fp._flag() == "none"
+        flags.clear()
+    torch.testing.assert_close(*found.values(), rtol=1e-5, atol=1e-6)
+
+
+@needs_exact
+def test_products_of_other_types_are_left_alone(machine, flags, monkeypatch):
+    machine()
+    monkeypatch.setattr(fp, "LARGE", 1)
+    for dtype in (torch.bfloat16, torch.float64):
+        linear_cross_entropy(*problem(dtype)).backward()
+    assert set(flags) == {"none"}
+    assert machine.tried == 0
+
+
+@needs_exact
+def test_the_augmented_loss_takes_it_too(machine, monkeypatch):
+    machine(10.0, 5.0)
+    monkeypatch.setattr(fp, "LARGE", 1)
+    augmented_cross_entropy(*problem()).backward()
+    assert machine.tried == 1
+
+
+@needs_exact
+@given(st.integers(1, 70), st.integers(1, 400), st.integers(1, 90), st.integers(0, 3), st.integers(0, 2**31))
+def test_products_on_onednn_are_fp32(n, k, m, turned, seed):
+    draw = torch.Generator().manual_seed(seed)
+    a = torch.randn((n, k) if turned % 2 else (k, n), generator=draw)
+    b = torch.randn((k, m) if turned // 2 else (m, k), generator=draw)
+    a, b = a if turned % 2 else a.T, b if turned // 2 else b.T
+    start = torch.randn(n, m, generator=draw)
+    with fast_products("onednn"):
+        product, added = a @ b, torch.addmm(start, a, b)
+    exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert ((product - exact).abs() / size).max() < 1e-6
+    assert ((added - start - exact).abs() / (size + start.abs())).max() < 1e-6
+
+
+@needs_exact
+@pytest.mark.slow
+def test_a_compiled_graph_takes_the_products_of_the_moment_it_runs():
+    draw = torch.Generator().manual_seed(0)
+    a, b = torch.rand(100, 3000, generator=draw), torch.rand(3000, 50, generator=draw)
+    compiled = torch.compile(lambda a, b: torch.relu(a @ b) + 1, fullgraph=True)
+    found = {}
+    for product in ("default", "onednn", "default"):
+        with fast_products(product):
+            assert torch.equal(compiled(a, b), (a @ b).relu() + 1)
+            found[product] = a @ b
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":  # torch asks oneDNN nowhere else
+        assert not torch.equal(*found.values())  # or nothing was seen here
+
+
+@needs_exact
+@pytest.mark.slow
+def test_within_a_compiled_function_it_is_a_graph_break():
+    def step(a):
+        with fast_products("onednn"):
+            return fp._flag(), a @ a
+
+    flag, product = torch.compile(step)(torch.eye(3))
+    assert flag == "bf16"
+    assert torch.equal(product, torch.eye(3))
+    assert fp._flag() == "none"

@@ -1,0 +1,172 @@
+"""The branch that the sweeps take on a GPU, run on CPU tensors and on `meta` tensors; and the memory of both branches.
+
+The tests of each loss are collected here once more, within `gpu_branch`.
+"""
+
+import pytest
+import torch
+from benchmarks.gpu_branch import gpu_branch
+from tests.boundary.ops.peak_memory import peak_bytes
+from tests.boundary.ops.test_cross_entropy import (  # noqa: F401
+    OPTIONS,
+    V,
+    error,
+    gradients,
+    options_of,
+    problem,
+    test_a_bf16_scalar_does_not_depend_on_the_chunk,
+    test_a_gradient_is_added_to_what_stands,
+    test_a_logit_at_minus_infinity_costs_what_torch_says,
+    test_equals_the_formula_in_fp64,
+    test_error_is_no_worse_than_the_plain_computation_in_the_same_dtype_or_under_autocast,
+    test_fp16_gradients_survive_a_loss_scale,
+    test_huge_logits_stay_finite,
+)
+from tests.boundary.ops.test_divergence import test_equals_the_definition_in_fp64  # noqa: F401
+from tests.boundary.ops.test_every_loss import EVERY, summed
+
+from tiewise.boundary.ops import chunked, devices
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
+from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, tied_lookup
+from tiewise.core import backends
+
+
+@pytest.fixture(autouse=True)
+def emulated(request):
+    """CPU tensors take a GPU's branch in this file, except where a test chooses by itself."""
+    if {"branch", "plain_devices"} & set(request.fixturenames):
+        yield
+        return
+    with gpu_branch():
+        yield
+
+
+@pytest.fixture
+def plain_devices():
+    """Tensors take the branch of their own device."""
+
+
+CROSS_ENTROPIES = [("linear_cross_entropy", chosen, kind) for chosen in OPTIONS for kind in ("mean", "none")]
+OTHERS = [(name, {}, "mean") for name in EVERY if not name.startswith("linear_cross")]
+
+
+@pytest.mark.parametrize(("name", "chosen", "reduction"), CROSS_ENTROPIES + OTHERS)
+def test_both_branches_compute_the_same(name, chosen, reduction, plain_devices):
+    inputs, t = problem()
+    loss, kw = summed(name), {}
+    if name == "linear_cross_entropy":
+        loss, kw = linear_cross_entropy, options_of(chosen) | {"reduction": reduction}
+    up = torch.linspace(-1, 2, len(t), dtype=torch.float64) if reduction == "none" else None
+    wanted = gradients(loss, inputs, t, upstream=up, **kw)
+    with gpu_branch():
+        found = gradients(loss, inputs, t, upstream=up, **kw)
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-13)
+
+
+def test_the_nll_of_a_nearly_certain_target_keeps_its_digits():
+    """Here 1 − p is 8e-7, and lse − z in fp32 would be a multiple of 2e-6."""
+    h, w = torch.full((1, 1), 20.0), torch.tensor([[1.0], [0.3]])
+    wanted = oracle(h, w, torch.zeros(1, dtype=torch.long)).item()
+    assert linear_cross_entropy(h, w, torch.zeros(1, dtype=torch.long)).item() == pytest.approx(wanted, abs=1.3e-7)
+
+
+# memory
+
+BUDGET = 400_000  # numbers of a chunk
+CALLS = {
+    "linear_cross_entropy, plain": lambda *given: linear_cross_entropy(*given),
+    "linear_cross_entropy, all options": lambda *given: linear_cross_entropy(
+        *given, softcap=3.0, label_smoothing=0.1, z_loss=0.1, class_weight=torch.ones(len(given[1]))
+    ),
+    "linear_cross_entropy, smoothing": lambda *given: linear_cross_entropy(*given, label_smoothing=0.1, z_loss=0.1),
+    **{name: summed(name) for name in EVERY},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("branch", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", CALLS)
+def test_no_loss_holds_more_than_the_budget_of_a_chunk(name, branch, dtype, monkeypatch):
+    monkeypatch.setenv("TIEWISE_KERNELS", "off")
+    monkeypatch.setattr(backends, "CHUNK_ELEMENTS", {"cpu": BUDGET, "cuda": BUDGET})
+    monkeypatch.setattr(backends, "MINIMUM_ROWS", 1)
+    monkeypatch.setattr(chunked, "UNDIVIDED", 0)
+    monkeypatch.setattr(chunked, "CACHED", 4000)
+    n, v, width = 2000, 1000, 2
+    h, w = (torch.randn(rows, width).to(dtype).requires_grad_() for rows in (n, v))
+    t = torch.randint(0, v, (n,))
+
+    def step():
+        CALLS[name](h, w, t).backward()
+        h.grad = w.grad = None
+
+    if branch == "gpu":
+        with gpu_branch():
+            held = peak_bytes(step)
+    else:
+        held = peak_bytes(step)
+    vectors = 40 * n * 4  # of tokens: losses, targets, coefficients
+    assert 0.4 * 4 * BUDGET < held < 1.12 * 4 * BUDGET + vectors
+
+
+def test_the_budgets_are_those_that_the_docs_name():
+    assert {name: 4 * numbers // 10**6 for name, numbers in backends.CHUNK_ELEMENTS.items()} == {
+        "cpu": 104,
+        "cuda": 268,
+    }
+    assert backends.chunk_rows(8192, 32_000, "cuda") < 8192 / 3  # in several chunks
+    assert backends.chunk_rows(8192, 32_000, "cuda", most=32_000 * 300) == 293
+    assert backends.chunk_rows(8192, 32_000, "cuda", most=1000) == backends.MINIMUM_ROWS
+
+
+# without synchronisation
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if not name.startswith("augmented")])  # reads distinct words
+def test_meta_tensors_pass_through_every_loss_so_that_nothing_synchronises(name, plain_devices):
+    """Reading a value of a meta tensor raises, as `.item()`, `bool()` or `nonzero` of a CUDA tensor synchronise."""
+    inputs, t = problem(torch.float32)
+    h, w, b = (x.to("meta").requires_grad_() for x in inputs)
+    loss = EVERY[name](h, w, t.to("meta"), bias=b)
+    assert loss.device.type == "meta"
+    loss.sum().backward()
+    assert all(x.grad.shape == x.shape and x.grad.device.type == "meta" for x in (h, w, b))
+
+
+def test_a_tied_step_on_meta_tensors(plain_devices):
+    (_, w, _), t = problem(torch.bfloat16)
+    leaf, record = w.to("meta").requires_grad_(), PathRecord()
+    rows, table = tied_lookup(leaf, t.to("meta"), LookupOptions(record=record))
+    linear_cross_entropy(rows, table, t.to("meta")).backward()
+    assert leaf.grad.shape == leaf.shape
+
+
+# products that keep their sums
+
+
+def test_a_gpu_whose_products_round_widens_the_table_where_fp32_logits_are_asked_for(plain_devices):
+    (h, w, _), t = problem(torch.bfloat16, n=512, v=1000, spread=3.0)
+    truth = oracle(h, w, t, reduction="none")
+    worst = {}
+    for wide in (True, False):
+        with gpu_branch(wide_products=wide):
+            for logits in (None, "fp32"):
+                got = linear_cross_entropy(h, w, t, reduction="none", logits=logits)
+                worst[wide, logits] = (got - truth).abs().max().item()
+    assert max(worst[True, None], worst[True, "fp32"], worst[False, "fp32"]) < 1e-4
+    assert 1e-3 < worst[False, None] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("overloads", "hip", "has"),
+    [(["default", "dtype_out"], None, True), (["default"], None, False), (["dtype_out"], "7.2", False)],
+)
+def test_products_keep_their_sums_on_cuda_from_torch_2_8_on(overloads, hip, has, plain_devices, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.ops.aten, "mm", type("mm", (), {"overloads": staticmethod(lambda: overloads)}))
+    devices._mm_takes_out_dtype.cache_clear()
+    try:
+        assert devices._mm_takes_out_dtype() is has
+    finally:
+        devices._mm_takes_out_dtype.cache_clear()
+    assert not devices.has_wide_products(torch.ones(1))

@@ -1,0 +1,394 @@
+"""The loss by each of its backends, ours among them, on a GPU against the formula in fp64; and which of them is taken.
+
+Without a GPU those tests skip and say so. Liger's kernels also run on a CPU, by triton's interpreter, which a process
+has from its start or not at all: `test_liger_under_tritons_interpreter` runs this file again in one that has it.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import weakref
+from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.boundary.ops.test_cross_entropy import OPTIONS, E, assert_near, error, gradients, options_of, problem
+
+import tiewise
+from tiewise.boundary.ops import gpu_kernels
+from tiewise.boundary.ops.chunked import sweep
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
+from tiewise.boundary.ops.gpu_kernels import KERNELS
+from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
+from tiewise.core.backends import LossOptions
+from tiewise.core.errors import RunError, UnsupportedError
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+N, V = (23, 57) if INTERPRETED else (777, 5003)
+NEAR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+TYPES = {"tiewise": tuple(NEAR)} | {name: kernel.types for name, kernel in KERNELS.items()}
+EVERY = {"tiewise": {"bias", *OPTIONS[-1]}} | {name: set(kernel.has) for name, kernel in KERNELS.items()}
+CLAIMED = [
+    pytest.param(name, kind, chosen, id="-".join([name, str(kind)[6:], *chosen]))
+    for name in TYPES
+    for kind in TYPES[name]
+    for chosen in OPTIONS
+    if set(chosen) <= EVERY[name] | {"scale"}
+]
+
+
+def installed(name):
+    return name not in KERNELS or find_spec(KERNELS[name].place.split(".")[0].split(":")[0]) is not None
+
+
+@pytest.fixture
+def device(request, monkeypatch):
+    """Where the test's backend can run; skips, and says what is missing, where it can not."""
+    name = request.node.callspec.params["name"]
+    if not installed(name):
+        pytest.skip(f"{name}: NOT COMPARED, not installed: pip install {KERNELS[name].package}")
+    if not INTERPRETED:
+        if not torch.cuda.is_available():
+            pytest.skip(f"{name}: NOT COMPARED on a GPU, torch sees none")
+        return "cuda"
+    if name != "liger":
+        pytest.skip(f"{name}: not for triton's interpreter")
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._implicit_cvt
+
+    def as_on_a_gpu(value):  # where a kernel's floats are fp32 scalars with methods
+        if isinstance(value, float):
+            return tl.tensor(interpreter.TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
+        return convert(value)
+
+    monkeypatch.setattr(interpreter, "_implicit_cvt", as_on_a_gpu)
+    # the device's library, which the interpreter has not
+    monkeypatch.setattr("liger_kernel.ops.cross_entropy.tanh", lambda x: 1 - 2 / (tl.exp(2 * x) + 1))
+    return "cpu"
+
+
+def moved(device, tensors, t):
+    return [None if x is None else x.to(device) for x in tensors], t.to(device)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(("name", "kind", "chosen"), CLAIMED)
+def test_equals_the_formula_in_fp64(name, kind, chosen, reduction, device):
+    (h, w, b), t = problem(kind, n=N, v=V, spread=0.5)
+    inputs = (h, w, b if "bias" in EVERY[name] else None)
+    kw = options_of(chosen, V) | {"reduction": reduction}
+    up = torch.linspace(-1, 2, N) if reduction == "none" else torch.tensor(0.7)
+    exact = [None if x is None else x.double() for x in inputs]
+    truth, true_grads = gradients(oracle, exact, t, upstream=up.double(), **kw)
+    if "class_weight" in kw:
+        kw["class_weight"] = kw["class_weight"].to(device)
+    there, at = moved(device, inputs, t)
+    up = up.to(device, torch.float64 if kind == torch.float64 else torch.float32)
+    got, grads = gradients(linear_cross_entropy, there, at, upstream=up, backend=name, **kw)
+    assert error(got.cpu(), truth) < NEAR[kind]
+    assert_near([g.cpu() for g in grads], true_grads, NEAR[kind])
+    for before, after in zip(inputs, there, strict=True):
+        assert before is None or torch.equal(before, after.cpu())
+
+
+@pytest.mark.parametrize("name", ["tiewise", "cce"])
+def test_fp32_logits_of_bf16_are_those_of_fp64_but_for_a_thousandth_of_a_nat(name, device):
+    (h, w, _), t = problem(torch.bfloat16, n=N, v=V, spread=3.0)
+    got = linear_cross_entropy(h.to(device), w.to(device), t.to(device), reduction="none", logits="fp32", backend=name)
+    assert (got.cpu() - oracle(h, w, t, reduction="none")).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_everything_around_a_kernel_is_as_ever(name, device):
+    kind = TYPES[name][-1 if name == "cce" else 0]
+    inputs, t = problem(kind, n=N, v=V)
+    (h, w), t = moved(device, inputs[:2], t)
+    near = NEAR[kind]
+
+    def step(h, w, targets, bias, **kw):
+        return linear_cross_entropy(h, w, targets, bias, backend=name, **kw)
+
+    _, grads = gradients(step, (h, w, None), t)
+    for frozen in (0, 1):
+        leaves = [h.clone(), w.clone()]
+        leaves[1 - frozen].requires_grad_()
+        step(*leaves, t, None).backward()
+        assert leaves[frozen].grad is None
+        assert error(leaves[1 - frozen].grad, grads[1 - frozen]) < near
+    leaves = [x.clone().requires_grad_() for x in (h, w)]
+    loss = step(*leaves, t, None)
+    torch.autograd.grad(2 * loss, leaves, retain_graph=True)
+    assert_near(torch.autograd.grad(3 * loss, leaves), [3 * x for x in grads], near)
+    for reduction in ("mean", "none"):
+        up = torch.ones(N, device=device) if reduction == "none" else None
+        none, zeros = gradients(step, (h, w, None), torch.full_like(t, -100), upstream=up, reduction=reduction)
+        assert not any(x.any() for x in (none, *zeros))
+        eager, eager_grads = gradients(step, (h, w, None), t, upstream=up, reduction=reduction)
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        got, found = gradients(compiled, (h, w, None), t, upstream=up, reduction=reduction)
+        assert error(got, eager) < near
+        assert_near(found, eager_grads, near)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got, found = gradients(step, (h.float(), w.float(), None), t)
+    assert error(got, loss) < NEAR[torch.bfloat16]
+    assert_near(found, grads, NEAR[torch.bfloat16])
+    assert all(x.dtype == torch.float32 for x in found)
+
+
+@pytest.mark.parametrize("name", ["tiewise", "liger"])
+def test_a_tied_step_that_the_environment_sends_to_a_backend(name, device, monkeypatch):
+    monkeypatch.setenv("TIEWISE_LOSS", name)
+    (_, w, _), t = problem(torch.float32, n=N, v=V)
+    ids, body = t.roll(1).clamp(min=0), torch.linspace(-1, 1, E * E).view(E, E)
+    a, b = (w.double().requires_grad_() for _ in "ab")
+    F.cross_entropy(torch.tanh(F.embedding(ids, a) @ body.double()) @ b.T, t).backward()
+    table, record = w.to(device).requires_grad_(), PathRecord()
+    rows, after = tied_lookup(table, ids.to(device), LookupOptions(record=record))
+    linear_cross_entropy(torch.tanh(rows @ body.to(device)), after, t.to(device)).backward()
+    assert error(table.grad.cpu(), a.grad + b.grad) < NEAR[torch.float32]
+    found = path_norms(table.grad, record)
+    assert (found.a, found.b) == pytest.approx((a.grad.norm().item(), b.grad.norm().item()), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["tiewise"])
+def test_log_probabilities_and_entropies_on_a_gpu(name, device):
+    (h, w, b), t = problem(torch.float32, n=N, v=V, spread=0.5)
+    t = t.clamp(min=0)
+    exact = [x.double().requires_grad_() for x in (h, w, b)]
+    log_p = (F.linear(*exact) / 0.7).log_softmax(-1)
+    truth = log_p.gather(1, t[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+    leaves = [x.to(device).requires_grad_() for x in (h, w, b)]
+    got = tiewise.linear_log_prob(*leaves[:2], t.to(device), leaves[2], temperature=0.7, entropy=True)
+    assert_near([x.cpu() for x in got], truth, 1e-5)
+    found, wanted = (torch.autograd.grad((x[0] * x[1]).sum(), y) for x, y in ((got, leaves), (truth, exact)))
+    assert_near([x.cpu() for x in found], wanted, 1e-4)
+
+
+def test_liger_under_tritons_interpreter():
+    if INTERPRETED:
+        pytest.skip("this is that process")
+    if not installed("liger"):
+        pytest.skip("liger: NOT COMPARED, not installed: pip install liger-kernel")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "liger", __file__]
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-4000:]
+    assert int(re.search(r"(\d+) passed", run.stdout)[1]) > len([x for x in CLAIMED if x.values[0] == "liger"])
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("kw", "kind", "says"),
+    [
+        ({"backend": "cce", "label_smoothing": 0.1}, torch.bfloat16, "'cce' has no bias, no label_smoothing; "),
+        ({"backend": "cce"}, torch.float32, "'cce' has no bias, no products in float32; take backend='tiewise'"),
+        ({"backend": "liger"}, torch.float64, "'liger' has no products in float64"),
+        ({"backend": "liger", "chunk": 7}, torch.float32, "'liger' has no chunk; "),
+        ({"backend": "liger", "logits": "fp32", "scale": 0.3}, torch.bfloat16, "no logits, no scale beside logits; "),
+    ],
+)
+def test_what_a_kernel_has_not_is_named(kw, kind, says, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    (h, w, b), t = problem(kind)
+    with pytest.raises(UnsupportedError, match=says):
+        linear_cross_entropy(h, w, t, b, **kw)
+
+
+def test_a_cpu_and_a_package_that_is_not_there(monkeypatch):
+    (h, w, _), t = problem(torch.float32)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    plain = linear_cross_entropy(h, w, t)
+    with pytest.raises(UnsupportedError, match=r"'liger' runs on a GPU, and the features are on a cpu; take .* 'auto'"):
+        linear_cross_entropy(h, w, t, backend="liger")
+    assert torch.equal(linear_cross_entropy(h, w, t, backend="auto"), plain)
+    monkeypatch.setenv("TIEWISE_LOSS", "liger")
+    assert torch.equal(linear_cross_entropy(h, w, t), plain)
+    monkeypatch.setenv("TIEWISE_LOSS", "cut")
+    assert torch.equal(linear_cross_entropy(h, w, t, backend="tiewise"), plain)
+    with pytest.raises(RunError, match=r"no loss is called 'cut'; choose .*liger.* in TIEWISE_LOSS"):
+        linear_cross_entropy(h, w, t)
+    with pytest.raises(ValueError, match="unknown backend 'cut'; choose one of tiewise, liger, cce, auto"):
+        linear_cross_entropy(h, w, t, backend="cut")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    missing = r"'liger' cannot be imported \(.*liger_kernel.*; pip install liger-kernel"
+    with pytest.raises(UnsupportedError, match=missing):
+        linear_cross_entropy(h, w, t, backend="liger")
+    with pytest.raises(ValueError, match="and backend are of cross-entropies alone"):
+        tiewise.linear_log_prob(h, w, t.clamp(min=0), backend="auto")
+
+
+# which is the fastest
+
+
+@pytest.fixture
+def kernels(monkeypatch, tmp_path):
+    """Kernels of plain torch in this file; the cache is empty, and what earlier tests tried forgotten."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(gpu_kernels, "_tried", {})
+    monkeypatch.setattr(gpu_kernels, "_distances", {})
+    monkeypatch.setattr(gpu_kernels, "BACKENDS", ("auto", "right", "wrong", "first_upstream", "counts_ignored"))
+    monkeypatch.setattr(gpu_kernels, "version", lambda package: "1.0")
+    gpu_kernels._installed_version.cache_clear()
+    made = {
+        name: gpu_kernels.Kernel(
+            name, f"{__name__}:{name}", (torch.float32,), ("softcap",), ("1.0",), lambda o, bias: {}
+        )
+        for name in ("right", "wrong", "failing", "first_upstream", "counts_ignored")
+    }
+    monkeypatch.setattr(gpu_kernels, "KERNELS", made)
+    return made
+
+
+def right(h, w, t, *, ignore_index, reduction):
+    return F.cross_entropy(h @ w.T, t, ignore_index=ignore_index, reduction=reduction)
+
+
+def wrong(h, w, t, **kw):
+    return right(h, w, t, **kw) * (1 + 1e-4)
+
+
+def failing(h, w, t, **kw):
+    raise MemoryError
+
+
+class _FirstUpstream(torch.autograd.Function):
+    """Hands all losses on and multiplies every gradient by the first token's upstream, as Liger 0.6.4 to 0.8.1 do."""
+
+    @staticmethod
+    def forward(ctx, each):
+        return each.clone()
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return upstream.reshape(-1)[0].expand(upstream.shape)
+
+
+def first_upstream(h, w, t, **kw):
+    return _FirstUpstream.apply(right(h, w, t, **kw))
+
+
+def counts_ignored(h, w, t, *, ignore_index, reduction):
+    return right(h, w, t.clamp(min=0), ignore_index=-100, reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "agree"), [("mean", ["right_ms", "first_upstream_ms"]), ("sum", None), ("none", ["right_ms"])]
+)
+def test_a_trial_times_those_that_run_and_agree(kernels, reduction, agree):
+    (h, w, _), t = problem(torch.float32)
+    tensors, options = (h, w, None, t), LossOptions(reduction=reduction)
+    ways = {name: gpu_kernels._by_kernel(name, options, tensors, torch.float32) for name in kernels}
+    times = gpu_kernels.trial(ways, options, tensors, torch.float32, sweep)
+    assert list(times) == (agree or ["right_ms", "first_upstream_ms"])
+    assert min(times.values()) > 0
+
+
+def test_the_memory_of_a_trial_is_that_of_one_table_gradient(kernels):
+    v = 40_000
+    tensors = torch.randn(64, E), torch.randn(v, E), None, torch.arange(64)
+    way = gpu_kernels._by_kernel("right", LossOptions(), tensors, torch.float32)
+    alive, most = [], 0
+
+    def watched(*given):
+        nonlocal most
+        each, found = sweep(*given)
+        alive.append(weakref.ref(found[1].untyped_storage()))
+        most = max(most, sum(one() is not None for one in alive))
+        return each, found
+
+    gpu_kernels.trial({"tiewise": None, "right": way}, LossOptions(), tensors, torch.float32, watched)
+    assert len(alive) == 5
+    assert most == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction", "right_here"),
+    [
+        ("right", "none", True),
+        ("first_upstream", "mean", True),
+        ("first_upstream", "none", False),
+        ("wrong", "sum", False),
+        ("counts_ignored", "mean", False),
+    ],
+)
+def test_a_kernel_that_is_asked_for_is_compared_with_ours_at_its_first_use(kernels, name, reduction, right_here):
+    (h, w, _), t = problem(torch.float32)
+
+    def loss():
+        return gpu_kernels.maintained(
+            name, LossOptions(backend=name, reduction=reduction), (h, w, None, t), torch.float32, sweep
+        )
+
+    if right_here:
+        assert loss() is not None
+        return
+    for _ in range(2):  # the answer is remembered
+        with pytest.raises(UnsupportedError, match=f"{name} 1.0 differs from our loss by .*; take backend='tiewise'"):
+            loss()
+
+
+def test_a_version_that_no_test_runs_is_refused(kernels, monkeypatch):
+    (h, w, _), t = problem(torch.float32)
+    monkeypatch.setattr(gpu_kernels, "version", lambda package: "1.1")
+    with pytest.raises(UnsupportedError, match=r"'right' is tested with right 1\.0, not 1\.1; pip install right==1\.0"):
+        gpu_kernels._by_kernel("right", LossOptions(), (h, w, None, t), torch.float32)
+    assert gpu_kernels.maintained("auto", LossOptions(backend="auto"), (h, w, None, t), torch.float32, sweep) is None
+    gpu_kernels._installed_version.cache_clear()
+    monkeypatch.setattr(gpu_kernels, "version", Mock(side_effect=PackageNotFoundError))
+    with pytest.raises(UnsupportedError, match="not a copy without a version"):
+        gpu_kernels._by_kernel("right", LossOptions(), (h, w, None, t), torch.float32)
+
+
+def test_liger_is_used_in_the_versions_that_these_tests_passed_with():
+    """0.8.1 fails `test_equals_the_formula_in_fp64` by token, 0.8.2 and 0.8.3 with a soft-cap; these two pass all."""
+    assert KERNELS["liger"].versions == ("0.8.4", "0.8.5")
+
+
+def test_a_trial_that_breaks_the_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=RuntimeError("CUDA error: device-side assert")))
+    says = r"the trial of backend='liger' broke the context of cuda:0 \(an illegal\); start anew .*TIEWISE_LOSS=tiewise"
+    with pytest.raises(RunError, match=says), gpu_kernels._recoverable("liger", torch.device("cuda:0")):
+        raise RuntimeError("an illegal")
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock())
+    with gpu_kernels._recoverable("liger", torch.device("cuda:0")):
+        raise torch.OutOfMemoryError("no room for the kernel")
+
+
+def test_the_fastest_is_taken_and_remembered(kernels, monkeypatch, tmp_path):
+    tried, taken = [], []
+
+    def trial(ways, *_):
+        tried.append(tuple(ways))
+        return {"tiewise_ms": 3.0, "right_ms": 2.0}
+
+    monkeypatch.setattr(gpu_kernels, "trial", trial)
+    swept = gpu_kernels._swept
+    monkeypatch.setattr(gpu_kernels, "_swept", lambda name, *rest: taken.append(name) or swept(name, *rest))
+    (h, w, b), t = problem(torch.float32)
+    t = t.clamp(min=0)
+    for _ in range(2):
+        for _ in range(2):
+            assert error(linear_cross_entropy(h, w, t, backend="auto"), oracle(h, w, t)) < 1e-6
+        gpu_kernels._tried.clear()  # as in another process
+    assert tried == [("tiewise", *kernels)]
+    assert taken == ["right"] * 4
+    (record,) = json.loads((tmp_path / "tiewise" / "losses.json").read_text()).values()
+    assert record | {"torch": ""} == {
+        **{"device": "cpu", "type": "torch.float32", "options": "", "losses": "summed", "shape": "32 64 16"},
+        **dict.fromkeys(kernels, "1.0"),
+        **{"torch": "", "tiewise_ms": 3.0, "right_ms": 2.0},
+    }
+    linear_cross_entropy(h, w, t, b, backend="auto")  # no kernel has a bias: nothing to try
+    assert (len(tried), len(taken)) == (1, 4)

@@ -1,0 +1,142 @@
+"""Compiled kernels: built into a cache, loaded from there and nowhere else, and what happens without them."""
+
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from tiewise.boundary.ops import fast_products as compiled
+from tiewise.cli.main import main
+from tiewise.core.errors import RunError, UnsupportedError
+
+AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
+
+
+@pytest.fixture
+def kept(kernel_library, tmp_path, monkeypatch):
+    """The library in a cache of this test's own."""
+    library = next((kernel_library / "tiewise" / "kernels").glob(f"{compiled._key()}-*.so"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (compiled.cache_folder() / "kernels").mkdir(0o700, parents=True)
+    compiled._load.cache_clear()
+    yield Path(shutil.copy2(library, compiled.cache_folder() / "kernels"))
+    compiled._load.cache_clear()
+
+
+def refused(why):
+    """The portable path, and why in one line."""
+    assert compiled.kernels() is None
+    assert why in compiled.kernels_state()
+    assert "\n" not in compiled.kernels_state()
+    assert compiled.kernels_state(full=False) in ("none", "off: TIEWISE_KERNELS=off")
+    return True
+
+
+def test_a_library_that_is_whole_and_ours_is_used(kept):
+    assert compiled.kernels().instruction_sets() & 1
+    assert compiled.kernels_state().startswith(f"used: {kept} (avx512")
+    assert compiled.kernels_state(full=False) == compiled.kernels_state().replace(str(kept), kept.stem)
+    assert compiled.kernels("avx512_bf16") is None or torch.cpu._is_avx512_bf16_supported()
+
+
+def test_it_can_be_switched_off_and_nothing_else_be_said(kept, monkeypatch):
+    monkeypatch.setenv("TIEWISE_KERNELS", "off")
+    assert refused("TIEWISE_KERNELS=off")
+    monkeypatch.setenv("TIEWISE_KERNELS", "of")
+    with pytest.raises(RunError, match="TIEWISE_KERNELS=of; set it to auto or off"):
+        compiled.kernels()
+
+
+def test_a_damaged_file_is_left_alone(kept):
+    data = kept.read_bytes()
+    for wrong in (data[:-1], data[: len(data) // 2], b"", data[:5000] + b"x" + data[5001:]):
+        kept.write_bytes(wrong)
+        compiled._load.cache_clear()
+        assert refused("is damaged")
+
+
+@pytest.mark.parametrize("writable", ["", "..", "../.."])
+def test_what_others_may_write_is_not_run(kept, tmp_path, writable):
+    place = kept if not writable else (kept.parent / writable).resolve()
+    place.chmod(place.stat().st_mode | stat.S_IWOTH)
+    assert refused(f"{place} can be written by other users")
+    if place != kept:
+        with pytest.raises(RunError, match=f"{place} can be written by other users"):
+            compiled.build()
+
+
+def test_what_belongs_to_another_is_not_run(kept, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    if kept.stat().st_uid:
+        assert refused("belongs to another user")
+    else:  # root may write anywhere
+        assert compiled.kernels() is not None
+
+
+def test_a_library_for_another_processor_or_torch_is_not_found(kept, monkeypatch):
+    assert compiled.processor() >= AVX512
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "processor", lambda: AVX512 | {"amx_tile"})
+        assert refused("not built for this machine")
+    compiled._load.cache_clear()
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert refused("not built for this machine, torch 2.99.0")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda patch: patch.setattr(compiled, "processor", lambda: frozenset(("avx2",))), "no AVX-512"),
+        (lambda patch: patch.setattr(torch, "__version__", "2.9.1"), "need torch 2.10, not 2.9.1"),
+        (lambda patch: patch.setattr("platform.system", lambda: "Darwin"), "not for Darwin"),
+    ],
+)
+def test_a_machine_that_has_no_use_for_them(kept, monkeypatch, change, why):
+    change(monkeypatch)
+    assert refused(why)
+    with pytest.raises(UnsupportedError, match=why):
+        compiled.build()
+
+
+def test_no_home_or_a_cache_that_cannot_be_written(kept, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert refused("not built")
+    with pytest.raises(RunError, match="XDG_CACHE_HOME"):
+        compiled.build()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
+    compiled._load.cache_clear()
+    assert refused("home directory")
+
+
+def test_a_compiler_that_is_missing_or_fails_is_one_line(kept, monkeypatch, tmp_path):
+    for name, says in (("no-such-compiler", "was found; install g"), ("false", "does not run: exit 1")):
+        monkeypatch.setenv("CXX", name)
+        with pytest.raises(RunError, match=says):
+            compiled.build()
+    monkeypatch.delenv("CXX")
+    (tmp_path / "wrong.cpp").write_text("int main() { return x; }")
+    monkeypatch.setattr(compiled, "SOURCE", tmp_path / "wrong.cpp")
+    with pytest.raises(RunError, match=r"did not compile: .*error: .x. was not declared"):
+        compiled.build()
+    (tmp_path / "wrong.cpp").write_text("")
+    with pytest.raises(RunError, match=r"do not load: .*no attribute 'instruction_sets'"):
+        compiled.build()
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_the_command_says_what_is_there(kept, capsys, monkeypatch):
+    for words, code, says in ((["kernels"], 0, f"kernels: used: {kept}"), (["kernels", "bild"], 2, "`tiewise kernels")):
+        monkeypatch.setattr(sys, "argv", ["tiewise", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == code
+        said = capsys.readouterr()
+        assert says in said.out + said.err
+        assert (said.out + said.err).count("\n") == 1

@@ -1,0 +1,319 @@
+"""The compiled loss against the formula in fp64 of the same inputs, and against what it must not change."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.boundary.ops.test_cross_entropy import assert_near, error, gradients, options_of
+from tests.boundary.ops.test_log_prob import PARTS, plain, run
+
+from tiewise.boundary.ops import chunked
+from tiewise.boundary.ops import fast_products as compiled
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
+from tiewise.boundary.ops.fast_products import ProductChoice
+from tiewise.boundary.ops.log_prob import vocabulary_statistics
+
+faster = chunked._faster
+SHAPES = [(32, 1, 1), (33, 57, 12), (777, 1009, 33), (64, 4000, 128), (1500, 50, 300), (1030, 509, 64)]
+OPTIONS = [
+    {},
+    {"scale": 0.3, "chunk": 100},
+    {"label_smoothing": 0.2},
+    {"z_loss": 0.05},
+    {"softcap": 2.0, "scale": 1.3, "z_loss": 0.02},
+    {"class_weight": True},
+    {"label_smoothing": 0.1, "z_loss": 0.01, "scale": 1.7},
+    {"label_smoothing": 0.2, "class_weight": True, "scale": 0.7},
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def native(kernel_library):
+    """A library, and every size and type sent to it; what is sent is counted."""
+    sent = []
+    with pytest.MonkeyPatch.context() as patch:
+        compiled._load.cache_clear()
+        patch.setenv("XDG_CACHE_HOME", str(kernel_library))
+        patch.setattr(chunked, "LEAST", 0)
+        patch.setattr(chunked, "_faster", lambda kind, multiplications: kind in (torch.float32, torch.bfloat16))
+        patch.setattr(chunked, "processor", frozenset)  # which has no product of bf16
+        described = chunked._describe
+        patch.setattr(chunked, "_describe", lambda library: (sent.append(1), described(library)))
+        yield sent
+    compiled._load.cache_clear()
+
+
+def problem(n, v, d, dtype=torch.float32, seed=0, ignored=5):
+    g = torch.Generator().manual_seed(seed)
+    h, w, b = (torch.randn(shape, generator=g).to(dtype) for shape in ((n, d), (v, d), (v,)))
+    t = torch.randint(0, v, (n,), generator=g)
+    if ignored and n > 40:
+        t[::ignored] = -100
+    return [h, w / d**0.5 * 2, b], t
+
+
+def both(inputs, t, **kw):
+    """Compiled and true losses and gradients."""
+    truth = gradients(oracle, [None if x is None else x.double() for x in inputs], t, **kw)
+    return gradients(linear_cross_entropy, inputs, t, **kw), truth
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_equals_the_formula(native, chosen, with_bias, reduction):
+    (h, w, b), t = problem(777, 1009, 33)
+    kw = options_of(chosen, 1009) | {"reduction": reduction}
+    kw["upstream"] = torch.linspace(-1, 2, 777) if reduction == "none" else torch.tensor(0.7)
+    before = len(native)
+    (got, grads), (truth, true_grads) = both((h, w, b if with_bias else None), t, **kw)
+    assert len(native) > before
+    assert error(got, truth) < 5e-7
+    assert_near(grads, true_grads, 1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.2, "chunk": 100}, {"softcap": 2.0}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_added_to_a_gradient_that_stands(native, shape, chosen, dtype):
+    (h, w, b), t = problem(*shape, dtype)
+    into, before = torch.linspace(-1, 1, w.numel()).view_as(w), len(native)
+    kw, rounded = {"reduction": "sum"} | chosen, 1e-6 if dtype == torch.float32 else 4e-3
+    standing = into.clone()
+    _, (dh, dw, db) = gradients(oracle, [x.double() for x in (h, w, b)], t, **kw)
+    _, grads = gradients(linear_cross_entropy, (h, w, b), t, into=into, **kw)
+    assert len(native) == before + 1
+    assert (into - standing - dw).norm() < 2e-6 * (standing.norm() + dw.norm())
+    assert shape[1] == 1 or error(grads[0], dh) < rounded > error(grads[2], db)
+    assert grads[1] is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ragged_shapes_and_narrow_inputs(native, shape, dtype):
+    (h, w, b), t = problem(*shape, dtype)
+    before = len(native)
+    got = linear_cross_entropy(h, w, t, b, reduction="none")
+    assert len(native) == before + 1
+    truth = oracle(h, w, t, b.double(), reduction="none")
+    assert (got - truth).abs().max() < 1e-5  # with logits of bf16 it is .1
+    (_, grads), (_, true_grads) = both((h.float(), w.float(), b.float()), t, reduction="sum")
+    if shape[1] > 1:
+        assert_near(grads, true_grads, 1e-6)
+    _, narrow = gradients(linear_cross_entropy, (h, w, b), t, reduction="sum")
+    for x, wide in zip(narrow, grads, strict=True):
+        assert torch.equal(x, wide.to(dtype))  # rounded once, at the end
+
+
+@pytest.fixture
+def pairs(monkeypatch):
+    """The processor's own products of bf16."""
+    if compiled.kernels("avx512_bf16") is None:
+        pytest.skip("NOT TESTED: this processor has no products of bf16")
+    monkeypatch.setattr(chunked, "processor", lambda: frozenset(("avx512_bf16",)))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (1600, 3000, 768)])
+@pytest.mark.parametrize("wide", [False, True])
+def test_products_of_bf16_keep_the_loss(native, pairs, shape, wide):
+    """In bf16 P and h are rounded to 9 bits before they are multiplied, the loss and its target's terms are not."""
+    (h, w, b), t = problem(*shape, torch.float32 if wide else torch.bfloat16)
+    rounded = [x.bfloat16().double() for x in (h, w)]
+    before = len(native)
+    with torch.autocast("cpu", torch.bfloat16):
+        each, grads = gradients(linear_cross_entropy, (h, w, b), t, reduction="none", upstream=torch.ones(len(t)))
+    assert len(native) == before + 2
+    truth, true = gradients(oracle, (*rounded, b.double()), t, reduction="none", upstream=torch.ones(len(t)))
+    assert (each - truth).abs().max() < 1e-5
+    assert error(each.mean(), truth.mean()) < 1e-6
+    for x, y in zip(grads, true, strict=True):
+        assert x.dtype == h.dtype
+        assert shape[1] == 1 or (x - y).norm() < 4e-3 * y.norm()
+
+
+@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
+def test_products_of_bf16_have_every_option(native, pairs, chosen):
+    (h, w, b), t = problem(777, 1009, 34, torch.bfloat16)
+    before = len(native)
+    (got, grads), (truth, true) = both((h, w, b), t, **options_of(chosen, 1009))
+    assert len(native) == before + 1
+    assert error(got, truth) < 1e-6
+    assert_near(grads, true, 5e-3)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("asked", ["log_prob", "entropy", "lse"])
+def test_log_probabilities_and_entropies(native, monkeypatch, asked, dtype, softcap):
+    (h, w, b), t = problem(300, 700, 40, dtype)
+    if dtype == torch.bfloat16 and compiled.kernels("avx512_bf16"):
+        monkeypatch.setattr(chunked, "processor", lambda: frozenset(("avx512_bf16",)))
+    b = b.float()  # divided by the temperature, a narrow one would be rounded once more
+    b[5] = -torch.inf
+    how, before, at = {"scale": 1.5, "softcap": softcap, "temperature": 0.7}, len(native), PARTS.index(asked)
+
+    def ours(h, w, targets, bias, **how):
+        found = vocabulary_statistics(h, w, targets, bias, entropy=asked == "entropy", **how)
+        return [found.lse if x is None else x for x in found]
+
+    got, grads = run(ours, (h, w, b), t, (asked,), **how)
+    assert len(native) == before + 2
+    truth, true_grads = run(plain, (h.double(), w.double(), b.double()), t, (asked,), **how)
+    assert (got[at] - truth[at]).abs().max() < 1e-5  # of logits near 20
+    assert_near(grads, true_grads, 5e-3 if dtype == torch.bfloat16 else 1e-5)
+
+
+@given(st.integers(32, 120), st.integers(1, 90), st.integers(1, 70), st.integers(0, 10_000), st.integers(1, 99))
+def test_any_shape_any_chunk(n, v, d, seed, chunk):
+    (h, w, b), t = problem(n, v, d, seed=seed, ignored=0)
+    (got, grads), (truth, true_grads) = both((h, w, b), t, reduction="sum", chunk=chunk)
+    assert (got - truth).abs() < 1e-5 * max(1, truth.abs().item())
+    for x, true in zip(grads, true_grads, strict=True):
+        assert (x - true).norm() < 3e-6 * n**0.5 * (1 + true.norm())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_change_nothing_but_rounding_and_a_run_repeats(threads):
+    inputs, t = problem(200, 700, 40)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        first = gradients(linear_cross_entropy, inputs, t)
+        again = gradients(linear_cross_entropy, inputs, t)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(first[0], again[0])
+    assert all(map(torch.equal, first[1], again[1]))
+    assert_near(first[1], gradients(oracle, inputs, t)[1], 1e-6)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_side_gets_no_gradient(frozen):
+    (h, w, b), t = problem(100, 300, 20)
+    leaves = [h, w]
+    leaves[1 - frozen].requires_grad_()
+    linear_cross_entropy(*leaves, t, b).backward()
+    assert leaves[frozen].grad is None
+    assert error(leaves[1 - frozen].grad, gradients(oracle, (h, w, b), t)[1][1 - frozen]) < 1e-6
+
+
+def test_logits_beyond_what_the_target_can_refer_to():
+    (h, w, b), t = problem(100, 300, 20)
+    h = h * 60  # targets at e^-200 of the largest, which fp32 has not
+    (got, grads), (truth, true_grads) = both((h, w, b), t, reduction="none", upstream=torch.ones(100))
+    assert truth.max() > 200
+    assert error(got, truth) < 1e-6
+    assert_near(grads, true_grads, 1e-5)
+
+
+def test_infinities_and_nans_are_those_of_the_portable_loss(monkeypatch):
+    (h, w, b), t = problem(100, 300, 20, ignored=0)
+    b[4] = b[9] = -torch.inf
+    t[:20] = 4
+    h[50, 3] = torch.nan
+    t[70] = -100
+    h[70] = torch.nan  # ignored
+    up = torch.ones(100).where(torch.arange(100) != 50, 0)
+    for ignore in (-100, 4):
+        kw = {"reduction": "none", "ignore_index": ignore}
+        h2, t2 = (h, t) if ignore == -100 else (h.nan_to_num(), t.where(t >= 0, 4))
+        got = linear_cross_entropy(h2, w, t2, b, **kw)
+        with monkeypatch.context() as patch:
+            patch.setattr(chunked, "kernels", lambda: None)
+            wanted = linear_cross_entropy(h2, w, t2, b, **kw)
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+        assert not got.isfinite().all() or ignore == 4
+    h[50] = h[70] = 0
+    (_, grads), (_, true_grads) = both((h, w, b), t, reduction="none", upstream=up)
+    assert_near(grads, true_grads, 1e-6)  # finite, where the loss is not
+
+
+def test_a_nan_reaches_the_whole_gradient_as_it_does_elsewhere():
+    (h, w, b), t = problem(100, 300, 20, ignored=0)
+    h[50, 3] = torch.nan
+    loss, (dh, dw, _) = gradients(linear_cross_entropy, (h, w, b), t)
+    assert loss.isnan()
+    assert dh[50].isnan().all()
+    assert dh[:50].isfinite().all()
+    assert dw.isnan().all()
+
+
+def test_what_the_kernel_lacks_is_portable(native):
+    (h, w, b), t = problem(100, 300, 20)
+    before = len(native)
+    (got, _), (truth, _) = both((h, w, b), t, softcap=5.0, label_smoothing=0.1)
+    assert error(got, truth) < 1e-6
+    for change in (torch.Tensor.double, torch.Tensor.half):
+        linear_cross_entropy(change(h), change(w), t)
+    linear_cross_entropy(h, w.T.contiguous().T, t)
+    linear_cross_entropy(h, w, torch.full_like(t, -100))
+    linear_cross_entropy(h[:31], w, t[:31])
+    assert len(native) == before
+
+
+def test_autocast_sends_wide_tables_unrounded(native):
+    (h, w, b), t = problem(100, 300, 20)
+    before = len(native)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, grads = gradients(linear_cross_entropy, (h, w, b), t)
+    assert len(native) == before + 1
+    assert error(loss, oracle(h, w, t, b)) < 1e-6
+    assert all(x.dtype == torch.float32 for x in grads)
+
+
+def test_the_operator_is_one_that_torch_can_trace(native):
+    (h, w, b), t = problem(100, 300, 20, ignored=0)
+    linear_cross_entropy(h, w, t)
+    c = torch.rand(100)
+    for last in ((True, True, True), (True, False, False), (False, False, False)):
+        for into in (None, torch.zeros_like(w)):
+            arguments = (h, w, b, t, c, c, None, None, into, 0.5, 3.0, 64, False, False, True, *last)
+            torch.library.opcheck(compiled.kernels().vocabulary_loss.default, arguments)
+    how = (None, None, None, 1.0, 0.0, 64, False, False, False)
+    for wrong in ((h[:, ::2], w[:, ::2]), (h.double(), w.double()), (h[:, 1:].contiguous(), w), (h[:0], w)):
+        with pytest.raises(RuntimeError, match=r"must be|do not meet|nothing"):
+            compiled.kernels().vocabulary_loss(*wrong, None, t[: len(wrong[0])], c, c, *how, *last)
+
+    inputs = (h, w, b)
+    eager, eager_grads = gradients(lambda *a, bias: linear_cross_entropy(*a, bias), inputs, t)
+    step = torch.compile(lambda h, w, t, bias: linear_cross_entropy(h * 2, w, t, bias), fullgraph=True, backend="eager")
+    got, grads = gradients(step, (h / 2, w, b), t)
+    torch.testing.assert_close(got, eager)
+    assert_near([grads[0] / 2, *grads[1:]], eager_grads, 1e-6)
+
+
+def test_only_what_pays_is_sent(monkeypatch):
+    tensors = problem(100, 300, 20, torch.bfloat16)
+    tensors = (*tensors[0], tensors[1])
+
+    def serves(kind=torch.bfloat16):
+        return chunked.kernel(chunked.LossOptions(), tensors, kind, 100) is not None
+
+    assert serves()
+    with monkeypatch.context() as patch:
+        patch.setattr(chunked, "LEAST", 2**27)
+        assert not serves()
+    monkeypatch.setattr(chunked, "_faster", faster)
+    assert serves()
+    assert not serves(torch.float16)
+    monkeypatch.setattr(chunked, "processor", lambda: frozenset(("avx512f", "avx512_bf16", "amx_bf16")))
+    assert not serves()
+    for native in (True, False):
+        choice = ProductChoice("default", "a test", True, "EPYC", 2, native=native)
+        monkeypatch.setattr(chunked, "product_choice", lambda asked, size, choice=choice: choice)
+        assert serves(torch.float32) == native
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("driver", "problems"), [("loss_kernel.cpp", 60), ("int8_kernel.cpp", 72)])
+def test_a_sanitizer_finds_nothing(driver, problems, tmp_path):
+    driver, source = Path(__file__).with_name(driver), f'-DSOURCE="{compiled.SOURCE}"'
+    options = [option for option in compiled.OPTIONS if option not in ("-shared", "-fPIC", "-O3")]
+    checked = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DWITHOUT_TORCH", source]
+    subprocess.run(["g++", *options, *checked, str(driver), "-o", str(tmp_path / "driver")], check=True)
+    done = subprocess.run([str(tmp_path / "driver")], capture_output=True, text=True, env={"OMP_NUM_THREADS": "2"})
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:2000]
+    assert done.stdout.splitlines()[-1] == f"{problems} problems"

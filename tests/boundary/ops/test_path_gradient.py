@@ -1,0 +1,257 @@
+"""One buffer for two gradients: equal to plain autograd's in every graph that can be built, and separable by path."""
+
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from benchmarks.gpu_branch import gpu_branch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.boundary.tiny_models import Allocations
+
+from tiewise.boundary.ops import path_gradient
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
+from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
+from tiewise.core.errors import UnsupportedError
+
+V, E, N = 31, 6, 40
+
+
+def setup(seed=0, n=N, v=V):
+    g = torch.Generator().manual_seed(seed)
+    table = torch.randn(v, E, generator=g, dtype=torch.float64)
+    body = torch.randn(E, E, generator=g, dtype=torch.float64)
+    ids, targets = torch.randint(0, v, (2, n), generator=g)
+    return table, body, ids, targets
+
+
+def ours(table, body, ids, targets, options=LookupOptions()):  # noqa: B008
+    rows, after = tied_lookup(table, ids, options)
+    return linear_cross_entropy(torch.tanh(rows @ body), after, targets)
+
+
+def plain_loss(hidden, table, targets):
+    return F.cross_entropy(hidden @ table.T, targets)
+
+
+def separate(table, body, ids, targets):
+    """The lookup path and the head path by two leaves: what the paths are by definition."""
+    a, b = table.clone().requires_grad_(), table.clone().requires_grad_()
+    plain_loss(torch.tanh(F.embedding(ids, a) @ body), b, targets).backward()
+    return a.grad, b.grad
+
+
+@given(st.integers(0, 10_000), st.integers(1, 60), st.integers(2, 50))
+def test_both_paths_sum_to_autograds_gradient_in_every_row(seed, n, v):
+    table, body, ids, targets = setup(seed, n, v)
+    leaf = table.clone().requires_grad_()
+    record = PathRecord()
+    ours(leaf, body, ids, targets, LookupOptions(record=record)).backward()
+    a, b = separate(table, body, ids, targets)
+    torch.testing.assert_close(leaf.grad, a + b, rtol=1e-12, atol=1e-14)
+    got = path_norms(leaf.grad, record)
+    expected = (a.norm(), b.norm(), (a + b).norm(), F.cosine_similarity(a.flatten(), b.flatten(), dim=0))
+    for value, true in zip((got.a, got.b, got.total, got.cosine), expected, strict=True):
+        assert value == pytest.approx(true.item(), rel=1e-6, abs=1e-9)
+    assert got.share_b == pytest.approx((b.norm() / (a.norm() + b.norm())).item(), rel=1e-6)
+
+
+def test_accumulated_over_micro_batches():
+    table, body, ids, targets = setup()
+    leaf, record = table.clone().requires_grad_(), PathRecord()
+    total_a, total_b = torch.zeros_like(table), torch.zeros_like(table)
+    for i in range(12):  # more pieces than the record keeps apart
+        part = slice(3 * i, 3 * i + 3)
+        ours(leaf, body, ids[part], targets[part], LookupOptions(record=record)).backward()
+        a, b = separate(table, body, ids[part], targets[part])
+        total_a, total_b = total_a + a, total_b + b
+    torch.testing.assert_close(leaf.grad, total_a + total_b)
+    norms = path_norms(leaf.grad, record)
+    assert (norms.a, norms.b) == pytest.approx((total_a.norm().item(), total_b.norm().item()), rel=1e-6)
+    record.clear()
+    assert path_norms(leaf.grad, record).a == 0
+
+
+def _at_three_places(table, body, ids, targets, lookup, loss):
+    first, after = lookup(table, ids)
+    second, after = lookup(after, targets)
+    return loss(torch.tanh((first + second) @ body), after, targets)
+
+
+def _off_the_gradient_path(table, body, ids, targets, lookup, loss):
+    rows, after = lookup(table, ids)
+    return loss(rows.detach() @ body, after, targets)
+
+
+def _checkpointed(table, body, ids, targets, lookup, loss, reentrant=False):
+    def model(leaf):
+        rows, after = lookup(leaf, ids)
+        return loss(torch.tanh(rows @ body), after, targets)
+
+    return torch.utils.checkpoint.checkpoint(model, table, use_reentrant=reentrant)
+
+
+def _three_forwards_then_one_backward(table, body, ids, targets, lookup, loss):
+    return sum(_at_three_places(table, body, ids[i::3], targets[i::3], lookup, loss) for i in range(3))
+
+
+def _a_head_that_is_not_used(table, body, ids, targets, lookup, loss):
+    return lookup(table, ids)[0].square().sum()
+
+
+def _a_gradient_without_memory_of_its_own(table, body, ids, targets, lookup, loss):
+    rows, after = lookup(table, ids)
+    return rows.sum() + after.sum()
+
+
+GRAPHS = [_at_three_places, _off_the_gradient_path, _a_head_that_is_not_used, _three_forwards_then_one_backward]
+GRAPHS += [_a_gradient_without_memory_of_its_own, _checkpointed, partial(_checkpointed, reentrant=True)]
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: getattr(graph, "__name__", "reentrant"))
+def test_no_graph_loses_or_doubles_a_path(graph):
+    table, *rest = setup()
+    leaf, plain = table.clone().requires_grad_(), table.clone().requires_grad_()
+    graph(leaf, *rest, tied_lookup, linear_cross_entropy).backward()
+    graph(plain, *rest, lambda table, ids: (F.embedding(ids, table), table), plain_loss).backward()
+    torch.testing.assert_close(leaf.grad, plain.grad)
+
+
+def test_frozen_table_is_a_plain_lookup():
+    table, _, ids, _ = setup()
+    rows, after = tied_lookup(table, ids)
+    assert after is table
+    assert torch.equal(rows, table[ids])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("which", ["alpha", "stop_lookup", "stop_both"])
+def test_a_scaled_lookup_path_and_a_padding_row_that_one_path_or_both_spare(which, compiled):
+    table, body, ids, targets = setup()
+    row, leaf = int(ids[0]), table.clone().requires_grad_()
+    step = torch.compile(ours, backend="aot_eager", fullgraph=True) if compiled else ours
+    step(leaf, body, ids, targets, LookupOptions(**{which: 0.25 if which == "alpha" else row})).backward()
+    a, b = separate(table, body, ids, targets)
+    assert a[row].norm() > 0  # padding_idx of torch stops this one alone
+    assert b[row].norm() > 0
+    expected = 0.25 * a + b if which == "alpha" else a + b
+    if which != "alpha":
+        expected[row] = b[row] if which == "stop_lookup" else 0
+    torch.testing.assert_close(leaf.grad, expected)
+
+
+def test_one_buffer():
+    """The head's own gradient becomes the table's: no second [V, E] tensor is ever allocated."""
+    v = 50_000
+    leaf = torch.randn(v, E).requires_grad_()
+    ids = torch.randint(0, v, (8,))
+    with Allocations(v * E) as memory:
+        rows, after = tied_lookup(leaf, ids)
+        linear_cross_entropy(rows, after, ids).backward()
+    assert len(memory.made) == 1
+
+
+def test_micro_batches_into_one_gradient_that_stands():
+    """Both paths of every batch are added to `weight.grad` where it lies, and no [V, E] tensor is made."""
+    table, body, ids, targets = setup()
+    leaf, record = table.clone().requires_grad_(), PathRecord()
+    leaf.grad = into = torch.zeros_like(table)
+    with Allocations(V * E) as memory:
+        for part in torch.arange(N).split(N // 4):
+            rows, after = tied_lookup(leaf, ids[part], LookupOptions(record=record, into=into))
+            loss = linear_cross_entropy(torch.tanh(rows @ body), after, targets[part], into=into, upstream=0.25)
+            (loss / 4).backward()
+    assert not memory.made
+    assert leaf.grad is into
+    parts = [separate(table, body, ids[part], targets[part]) for part in torch.arange(N).split(N // 4)]
+    path_a, path_b = (sum(paths) / 4 for paths in zip(*parts, strict=True))
+    torch.testing.assert_close(leaf.grad, path_a + path_b)
+    a, b = path_a.norm().item(), path_b.norm().item()
+    norms = path_norms(leaf.grad, record)
+    assert (norms.a, norms.b) == pytest.approx((a, b))
+
+
+def test_refusals():
+    table, _, ids, _ = setup()
+    leaf = table.clone().requires_grad_()
+    rows, _ = tied_lookup(leaf, ids)
+    with pytest.raises(UnsupportedError, match="second derivative"):
+        torch.autograd.grad(rows.square().sum(), leaf, create_graph=True)
+    with pytest.raises(UnsupportedError, match="stop_both"):
+        tied_lookup(leaf, ids, LookupOptions(stop_both=1, into=torch.zeros_like(table)))
+    with pytest.raises(UnsupportedError, match=r"torch\.func"):
+        torch.func.grad(lambda w: tied_lookup(w, ids)[0].sum())(table)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "says"),
+    [
+        ({"ids": torch.ones(3, dtype=torch.bool)}, UnsupportedError, r"ids of type torch\.bool; cast them"),
+        ({"ids": torch.ones(3)}, UnsupportedError, r"ids of type torch\.float32; cast them"),
+        ({"ids": torch.ones(3, dtype=torch.long, device="meta")}, UnsupportedError, "ids on meta and a table on cpu"),
+        ({"table": torch.ones(V)}, UnsupportedError, r"in a table of shape \(31,\)"),
+        ({"table": torch.ones(0, E)}, IndexError, "3 token ids for a table that has no rows"),
+        ({"ids": torch.tensor([1, V])}, IndexError, "token 31 is outside the table of 31 rows"),
+        ({"ids": torch.tensor([1, -1])}, IndexError, "token -1 is outside the table of 31 rows"),
+        ({"options": LookupOptions(alpha=torch.nan)}, UnsupportedError, "alpha = nan; give a finite number"),
+    ],
+)
+def test_wrong_input_is_named(change, kind, says):
+    given = {"table": torch.ones(V, E), "ids": torch.arange(3), "options": LookupOptions()}
+    with pytest.raises(kind, match=says):
+        tied_lookup(**(given | change))
+
+
+def test_a_table_without_rows_or_columns():
+    rows, after = tied_lookup(torch.ones(0, E), torch.arange(0))
+    assert (rows.shape, after.shape) == ((0, E), (0, E))
+    leaf, record = torch.ones(V, 0, requires_grad=True), PathRecord()
+    rows, after = tied_lookup(leaf, torch.arange(3), LookupOptions(record=record))
+    (rows.sum() + after.sum()).backward()
+    assert leaf.grad.shape == (V, 0)
+    assert path_norms(leaf.grad, record).total == 0
+    with pytest.raises(UnsupportedError, match="gradient on the meta device"):
+        path_norms(torch.ones(V, E, device="meta"), record)
+
+
+def test_recorded_on_a_gpu_the_norms_are_those_of_a_cpu():
+    """A GPU keeps a row per token, which takes no synchronisation, and finds the distinct tokens when asked."""
+    table, body, ids, targets = setup()
+    norms = []
+    for branch in (nullcontext(), gpu_branch()):
+        leaf, record = table.clone().requires_grad_(), PathRecord()
+        with branch:
+            for part in torch.arange(N).split(3):
+                ours(leaf, body, ids[part], targets[part], LookupOptions(record=record)).backward()
+            norms.append(path_norms(leaf.grad, record))
+        assert len(record.pieces) < 9
+    torch.testing.assert_close(asdict(norms[1]), asdict(norms[0]))
+
+
+def test_nothing_is_asked_of_the_gpu_while_the_lookup_path_is_recorded(monkeypatch):
+    table, body, ids, targets = setup()
+    leaf, record = table.clone().requires_grad_(), PathRecord()
+    loss = ours(leaf, body, ids, targets, LookupOptions(record=record))
+    with gpu_branch(), monkeypatch.context() as patch:
+        patch.setattr(path_gradient, "_distinct", Mock(side_effect=AssertionError("this synchronises")))
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("home", "backend", "carrier"),
+    [("cpu", "gloo", "cpu"), ("cuda:1", "gloo", "cpu"), ("cuda:1", "nccl", "cuda:3"), ("cpu", "nccl", "cuda:3")],
+)
+def test_the_device_over_which_rows_are_gathered(home, backend, carrier, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert path_gradient._carrier(torch.device(home), backend) == torch.device(carrier)
+    assert path_gradient._device_of_rank("cuda") == torch.device("cuda:3")  # not the CPU, if nothing was recorded
+    assert path_gradient._device_of_rank("cpu") == torch.device("cpu")
+
+
+def test_norms_of_nothing():
+    norms = path_norms(torch.zeros(V, E), PathRecord())
+    assert (norms.a, norms.b, norms.total, repr(norms.cosine), repr(norms.share_b)) == (0, 0, 0, "nan", "nan")

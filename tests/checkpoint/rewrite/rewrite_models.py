@@ -1,0 +1,130 @@
+"""Tiny models saved by transformers, verbs in another process, and folders told apart by content."""
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+from tests.boundary.tiny_models import FAMILIES, V, build
+
+from tiewise.checkpoint.stored import read_header
+
+SHARING = ("t5", "t5_v11", "bart", "marian", "bert", "roberta")
+
+__all__ = ["FAMILIES", "V", "build", "ends", "logits", "same_table", "saved", "tensors"]
+
+
+def saved(path, name, tied=True, dtype=torch.float32, shard="1GB", **settings):
+    """Save a tiny model of a family under `path`, and return it in evaluation mode.
+
+    Where the flag shares more than the head (the stacks' input tables, the bias), only the head is untied.
+    """
+    model = build(name, tied or name in SHARING, **settings).to(dtype).eval()
+    model.requires_grad_(False)
+    if not tied and name in SHARING:
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.flip(0).clone(), requires_grad=False)
+    model.save_pretrained(path, max_shard_size=shard)
+    return model
+
+
+def ends(model):
+    """Modules of the two ends."""
+    return model.get_input_embeddings(), model.get_output_embeddings()
+
+
+def same_table(model):
+    """Whether both ends use one table."""
+    lookup, head = ends(model)
+    return lookup.weight is head.weight
+
+
+def logits(model, ids=None):
+    """Logits of fixed token ids, of the decoder given the same where there are two stacks."""
+    ids = torch.arange(3, 43).reshape(2, 20) % 61 if ids is None else ids
+    extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        return model.eval()(input_ids=ids, **extra).logits
+
+
+def tensors(path):
+    """Every tensor of a folder, read by the safetensors library."""
+    return {name: value for file in sorted(path.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def truncated(matrix, rank):
+    """The best approximation of a rank, by numpy, in fp64."""
+    u, s, vt = np.linalg.svd(np.asarray(matrix, np.float64), full_matrices=False)
+    return (u[:, :rank] * s[:rank]) @ vt[:rank]
+
+
+def config_of(path):
+    """The config of a folder."""
+    return json.loads((path / "config.json").read_text())
+
+
+def stored(folder, **arrays):
+    """Tensors of a file that holds these arrays, as our reader finds them."""
+    save_file(arrays, folder / "t.safetensors")
+    return read_header(folder / "t.safetensors").tensors
+
+
+# Prints "ready", waits for a line, works, and says what was made, and how much memory of its own it took, or the error.
+CHILD = """
+import json, re, resource, signal, sys
+from tiewise.checkpoint import rewrite
+from tiewise.core.errors import CheckpointError
+verb, source, to, options = *sys.argv[1:4], json.loads(sys.argv[4])
+print("ready", flush=True)
+sys.stdin.readline()
+if limit := options.pop("limit", None):  # bytes of the largest file that may be written
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    receipt = getattr(rewrite, verb)(source, to, **options)
+    peak, file = (int(kb) for kb in re.findall(r"(?:VmHWM|RssFile):\\s+(\\d+)", open("/proc/self/status").read()))
+    made = {"peak": 1024 * (peak - file), "linked": receipt.linked, "rewritten": receipt.rewritten}
+except CheckpointError as error:
+    made = {"error": str(error)}
+print(json.dumps(made))
+"""
+
+
+def start(verb, source, to, **options):
+    """Start a verb in a process of its own and wait until it stands ready; it begins when told by `go`."""
+    command = [sys.executable, "-c", CHILD, verb, str(source), str(to), json.dumps(options)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def go(process):
+    """Let it begin."""
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def child(verb, source, to, **options):
+    """Run a verb in a process of its own; return what it printed."""
+    process = start(verb, source, to, **options)
+    out, _ = process.communicate("go\n")
+    assert process.returncode == 0
+    return json.loads(out)
+
+
+def listing(path):
+    """{path below: SHA-256} of every file; None for a folder."""
+    digest = {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.rglob("*") if file.is_file()}
+    return {str(file.relative_to(path)): digest.get(file) for file in path.rglob("*")}
+
+
+def untimed(path):
+    """The listing of a result, its provenance without the times."""
+    record = json.loads((path / "tiewise.json").read_text())
+    for operation in record["operations"]:
+        operation.pop("time")
+    return listing(path) | {"tiewise.json": record}

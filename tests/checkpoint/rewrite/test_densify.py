@@ -1,0 +1,180 @@
+"""`densify`, held against the boundary's own arithmetic in torch and against transformers loading the result."""
+
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewrite_models import FAMILIES, V, config_of, ends, logits, same_table, saved, tensors, truncated
+from safetensors.torch import save_file
+from tests.checkpoint.tiny_checkpoints import llama
+
+import tiewise.hf
+from tiewise.checkpoint.rewrite import densify, factor, untie
+from tiewise.core.errors import CheckpointError
+
+SPECS = [
+    *("factored:5", "factored-untied:5", "factored-untied:in=4,out=7", "factored:5+output_scale=0.3+pad=2"),
+    *("projected:20", "projected:12,untied", "projected:16,in=linear,out=none", "projected:16", "residual:3,s=0.2"),
+    *("spd", "spd+input_scale=2", "tied+output_scale=1/sqrt_d", "untied+input_scale=sqrt_d"),
+]
+
+
+def installed(path, spec, name="llama", dtype=torch.float32, shard="1GB"):
+    """Save a tiny model with a boundary whose maps have been trained a little; return it as it loads again."""
+    model = saved(path.parent / "plain", name, tied=not spec.startswith("untied"))
+    model.requires_grad_(True)
+    tiewise.install(model, spec)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for part, value in model.named_parameters():
+            if "_map." in part:
+                value.add_(0.1 * torch.randn_like(value))
+    model.to(dtype).save_pretrained(path, max_shard_size=shard)
+    return tiewise.hf.load(path)
+
+
+def plain_class(model):
+    return type(model).plain_class if hasattr(type(model), "plain_class") else type(model)
+
+
+def holds_within_one_rounding(model, path, dtype=torch.float32):
+    """The dense ends differ from the mapped ones by one rounding of each entry; what is computed, by that much."""
+    loaded = plain_class(model).from_pretrained(path)
+    assert loaded.dtype == dtype
+    unit = torch.finfo(dtype).eps / 2 * (1 + 1e-9)
+    tiny = torch.finfo(dtype).smallest_normal * unit
+    (lookup, head), (plain_lookup, plain_head) = ends(model.double()), ends(loaded.double())
+    with torch.no_grad():
+        ids = torch.arange(lookup.weight.shape[0])
+        old, new = lookup(ids), plain_lookup(ids)
+        assert ((new - old).abs() <= unit * old.abs() + tiny).all()
+        hidden = torch.randn(50, plain_head.weight.shape[1], dtype=torch.float64)
+        change = (plain_head(hidden) - head(hidden)).abs()
+        # Σ |h| |U - Û| ≤ u Σ |h| |U| for U before rounding; the stored Û stands for it up to another u
+        assert (change <= unit * (1 + 2 * unit) * hidden.abs() @ plain_head.weight.abs().T + 1e-12).all()
+    return loaded
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_boundary(spec, tmp_path):
+    model = installed(tmp_path / "a", spec)
+    theirs = tiewise.hf.plain_copy(model).state_dict()
+    before = logits(model)
+    receipt = densify(tmp_path / "a", tmp_path / "b")
+    loaded = plain_class(model).from_pretrained(tmp_path / "b")
+    torch.testing.assert_close(logits(loaded), before, atol=2e-5, rtol=1e-5)
+    assert loaded.state_dict().keys() == theirs.keys()
+    for name, value in loaded.state_dict().items():
+        torch.testing.assert_close(value, theirs[name], atol=3e-6, rtol=3e-6, msg=name)
+    loaded = holds_within_one_rounding(model, tmp_path / "b")
+    assert not same_table(loaded)
+    assert loaded.config.tie_word_embeddings is False
+    assert config_of(tmp_path / "b") == config_of(tmp_path / "plain") | {"tie_word_embeddings": False}
+    assert receipt.logit_change < 1e-5
+    assert not [name for name in tensors(tmp_path / "b") if "_map" in name]
+
+
+SHARING = [("t5", "factored:5"), ("bart", "factored-untied:5"), ("bert", "residual:3")]  # families that share more
+KINDS = ["factored:5", "factored-untied:5", "spd", "tied+output_scale=0.5"]
+REST = [case for case in product(FAMILIES, KINDS) if case not in SHARING]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_shards(dtype, tmp_path):
+    model = installed(tmp_path / "a", "factored:5", dtype=dtype, shard="3KB")
+    densify(tmp_path / "a", tmp_path / "b")
+    before, after = ([p.name for p in sorted((tmp_path / to).glob("*.safetensors"))] for to in "ab")
+    assert before == after
+    assert len(before) > 2
+    holds_within_one_rounding(model, tmp_path / "b", dtype)
+
+
+@pytest.mark.parametrize(("name", "spec"), SHARING + [pytest.param(*case, marks=pytest.mark.slow) for case in REST])
+def test_every_family(name, spec, tmp_path):
+    model = installed(tmp_path / "a", spec, name)
+    before = logits(model)
+    densify(tmp_path / "a", tmp_path / "b")
+    loaded = plain_class(model).from_pretrained(tmp_path / "b")
+    torch.testing.assert_close(logits(loaded), before, atol=2e-4, rtol=1e-4)
+    holds_within_one_rounding(model, tmp_path / "b")
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "bart"])
+def test_what_untie_made_can_be_factored_and_made_dense(name, tmp_path):
+    model = saved(tmp_path / "a", name)
+    untie(tmp_path / "a", tmp_path / "b")
+    factor(tmp_path / "b", tmp_path / "c", rank=10)
+    densify(tmp_path / "c", tmp_path / "d")
+    factored, dense = tiewise.hf.load(tmp_path / "c"), type(model).from_pretrained(tmp_path / "d")
+    assert factored.config.tiewise_boundary == "factored-untied:10"
+    torch.testing.assert_close(logits(dense), logits(factored), atol=1e-4, rtol=1e-4)
+    best = torch.from_numpy(truncated(ends(model)[0].weight.numpy(), 10))
+    for end in ends(dense):
+        torch.testing.assert_close(end.weight.double(), best, atol=1e-5, rtol=1e-5)
+    assert same_table(dense)
+    assert dense.config.tie_word_embeddings
+    assert set(tensors(tmp_path / "d")) == set(tensors(tmp_path / "a"))
+
+
+def test_ends_that_come_out_equal_stay_apart_where_the_class_ties_something_else_too(tmp_path):
+    """BERT's two biases were trained apart: one flag ties tables and biases."""
+    saved(tmp_path / "a", "bert")
+    untie(tmp_path / "a", tmp_path / "b")
+    factor(tmp_path / "b", tmp_path / "c", rank=10)
+    made = tensors(tmp_path / "c")
+    made["cls.predictions.decoder.bias"] += 1
+    save_file(made, tmp_path / "c" / "model.safetensors", {"format": "pt"})
+    densify(tmp_path / "c", tmp_path / "d")
+    dense = tensors(tmp_path / "d")
+    assert torch.equal(dense["cls.predictions.decoder.bias"], made["cls.predictions.decoder.bias"])
+    assert not config_of(tmp_path / "d")["tie_word_embeddings"]
+
+
+@settings(max_examples=25)
+@given(rows=st.integers(8, 40), width=st.sampled_from([8, 12, 16]), tied=st.booleans(), seed=st.integers(0, 2**32 - 1))
+def test_factor_then_densify_is_the_truncated_matrix(rows, width, tied, seed):
+    rng = np.random.default_rng(seed)
+    old = {"model.embed_tokens.weight": rng.normal(size=(rows, width)).astype(np.float32)}
+    old |= {} if tied else {"lm_head.weight": rng.normal(size=(rows, width)).astype(np.float32)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        llama(path / "a", tied, tensors=old, rows=rows, width=width)
+        factor(path / "a", path / "b", rank=2)
+        receipt = densify(path / "b", path / "c")
+        made = tensors(path / "c")
+        assert config_of(path / "a") == config_of(path / "c")
+    assert ("lm_head.weight" in made) == (not tied)
+    assert ("both ends use one table" in receipt.notes) == tied
+    for name, table in old.items():
+        s = np.linalg.svd(table.astype(np.float64), compute_uv=False)
+        if s[1] - s[2] > 1e-3 * s[0]:  # else the best approximation is not one
+            assert np.abs(made[name].double().numpy() - truncated(table, 2)).max() < 1e-6 * s[0]
+
+
+def test_untrained_corrections_leave_one_table(tmp_path):
+    """P = 0 and S = I are the identity: the result is the table that was there, byte by byte."""
+    for spec in ("residual:3", "spd"):
+        model, path = saved(tmp_path / spec / "plain", "llama"), tmp_path / spec
+        old = ends(model)[0].weight.clone()
+        tiewise.install(model, spec)
+        model.save_pretrained(path / "a")
+        densify(path / "a", path / "b")
+        assert "lm_head.weight" not in tensors(path / "b")
+        assert torch.equal(tensors(path / "b")["model.embed_tokens.weight"], old)
+
+
+@pytest.mark.parametrize(("option", "words"), [("softcap=2", "no matrix"), ("bias", "no bias")])
+def test_what_no_table_can_hold(option, words, tmp_path):
+    model = installed(tmp_path / "a", f"factored:5+{option}")
+    with pytest.raises(CheckpointError, match=words):
+        densify(tmp_path / "a", tmp_path / "b")
+    receipt = densify(tmp_path / "a", tmp_path / "b", force=True)
+    assert any("lost" in note for note in receipt.notes)
+    assert "lm_head.bias" not in tensors(tmp_path / "b")
+    loaded = plain_class(model).from_pretrained(tmp_path / "b")
+    assert ends(loaded)[1].weight.shape == (V, 16)

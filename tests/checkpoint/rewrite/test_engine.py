@@ -1,0 +1,374 @@
+"""The engine under the rewriting verbs: what it writes, links and refuses, and what is left when it fails."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from functools import partial
+from inspect import signature
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewrite_models import child, listing, untimed
+from safetensors.numpy import load_file
+from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint, write_sparse
+
+from tiewise.checkpoint.rewrite import (
+    dedupe,
+    densify,
+    engine,
+    factor,
+    file_plan,
+    new_folder,
+    resize,
+    rewrite,
+    tie,
+    untie,
+    verb,
+)
+from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
+from tiewise.checkpoint.rewrite.file_plan import edited
+from tiewise.checkpoint.stored import read_header
+from tiewise.core.errors import CheckpointError, heard
+
+# config text
+
+KEYS = st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1, max_size=4)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100)
+@given(
+    record=st.dictionaries(KEYS, VALUES, max_size=5),
+    inner=st.dictionaries(KEYS, VALUES, max_size=3),
+    key=KEYS,
+    value=VALUES | st.just(DELETE),
+    indent=st.sampled_from([None, 0, 2, "\t"]),
+    nested=st.booleans(),
+)
+def test_edits_mean_what_an_edit_of_the_record_means(record, inner, key, value, indent, nested):
+    record = record | {"level": dict(inner)}
+    text = json.dumps(record, indent=indent, ensure_ascii=False)
+    made = json.loads(edited(text, {f"level.{key}" if nested else key: value}))
+    place = record["level"] if nested else record
+    place.pop(key, None) if value is DELETE else place.update({key: value})
+    assert made == record
+
+
+def test_edits_leave_every_other_character():
+    text = '{\r\n  "a": 1.50,\r\n  "c": {"x": 1E5 , "y":[ ]},\r\n  "d": "\\u00e9"\r\n}\r\n'
+    assert edited(text, {"b": True}) == text.replace("1.50,\r\n", '1.50,\r\n  "b": true,\r\n')
+    assert edited(text, {"c.y": 2, "d": None}) == text.replace("[ ]", "2").replace('"\\u00e9"', "null")
+    assert edited(text, {"a": DELETE}) == text.replace('\r\n  "a": 1.50,', "")
+    assert edited(text, {"d": DELETE}) == text.replace(',\r\n  "d": "\\u00e9"', "")
+    assert edited('{"b": 1, "a": 2}', {"c": 3}) == '{"b": 1, "a": 2, "c": 3}'
+    assert edited("{}", {"a": 1}) == '{"a": 1}'
+    assert edited('{"a": 1, "a": 2}', {"a": 3}) == '{"a": 1, "a": 3}'  # readers take the last
+    with pytest.raises(KeyError):
+        edited(text, {"none.x": 1})
+
+
+# tensor files
+
+
+def changed(path, to, **change):
+    return rewrite(path, to, lambda facts, *, force: Change(**change))
+
+
+def test_files_are_what_the_library_would_write(tmp_path):
+    made = {"b": table(5, 3), "a": table(3, 3).astype(np.float16), "i": np.arange(3, dtype=np.int8)}
+    write_checkpoint(tmp_path / "a", llama_config(), made, metadata={"format": "pt", "who": "é", "n": "a"})
+    new = {"n": table(2, 3, 9), "w": table(1, 1).astype(np.float64), "u": np.arange(5, dtype=np.uint8)}
+    kinds = {"n": "F32", "w": "F64", "u": "U8"}
+    put = (NewTensor(n, kinds[n], v.shape, "model.safetensors", partial(iter, [v.tobytes()])) for n, v in new.items())
+    changed(tmp_path / "a", tmp_path / "b", drop=frozenset({"i"}), put=tuple(put))
+    back, want = load_file(tmp_path / "b" / "model.safetensors"), {n: v for n, v in (made | new).items() if n != "i"}
+    assert {n: (v.dtype, v.tolist()) for n, v in back.items()} == {n: (v.dtype, v.tolist()) for n, v in want.items()}
+    old, header = (read_header(tmp_path / to / "model.safetensors") for to in "ab")
+    assert [n for n in header.tensors if n in made] == [
+        n for n in old.tensors if n != "i"
+    ]  # what is kept, in its order
+    assert header.metadata == {"format": "pt", "who": "é"}  # "n" named a tensor that was not stored, and now is
+    assert header.data_start % 8 == 0
+    for tensor in header.tensors.values():
+        assert (tensor.start - header.data_start) % (tensor.nbytes // max(1, int(np.prod(tensor.shape)))) == 0
+
+
+def test_odd_order_stays_aligned(tmp_path):
+    """A file that another tool wrote: a narrow tensor of odd length first. What follows it must not slip."""
+    (tmp_path / "a").mkdir()
+    narrow, wide = np.arange(4, dtype=np.int8), table(2, 2)
+    data = {"n": narrow.tobytes(), "w": wide.tobytes()}
+    write_sparse(tmp_path / "a" / "model.safetensors", {"n": ("I8", [4]), "w": ("F32", [2, 2])}, data)
+    new = NewTensor("n", "I8", (3,), "model.safetensors", lambda: iter([b"\1\2\3"]))
+    changed(tmp_path / "a", tmp_path / "b", put=(new,))
+    header, back = (read(tmp_path / "b" / "model.safetensors") for read in (read_header, load_file))
+    assert (header.tensors["w"].start - header.data_start) % 4 == 0
+    assert (back["n"].tolist(), back["w"].tolist()) == ([1, 2, 3], wide.tolist())
+
+
+def test_a_shard_without_tensors_vanishes(tmp_path):
+    made = {"model.embed_tokens.weight": table(), "lm_head.weight": table(), "model.norm.weight": table(1, 8)[0]}
+    dedupe(write_checkpoint(tmp_path / "a", llama_config(), made, shards=3), tmp_path / "b")
+    index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())
+    files = sorted({*index["weight_map"].values()})
+    assert files == sorted(p.name for p in (tmp_path / "b").glob("*.safetensors"))
+    assert (len(files), index["metadata"]["total_size"]) == (2, table().nbytes + 32)
+
+
+# verbs
+
+
+@verb
+def forget(facts, *, name, force=False):
+    """Drop one tensor.
+
+    Args:
+        name: of the tensor.
+    """
+    assert facts.folder.tensors
+    return Change(drop=frozenset({name}), notes=("a <b> note",))
+
+
+def test_a_verb_is_one_function_and_its_receipt_a_table_in_a_notebook(tmp_path):
+    receipt = forget(llama(tmp_path / "a"), tmp_path / "b", name="model.norm.weight")
+    assert (receipt.verb, receipt.dropped) == ("forget", ("model.norm.weight",))
+    assert "model.norm.weight" not in load_file(tmp_path / "b" / "model.safetensors")
+    assert list(signature(forget).parameters) == ["source", "to", "name", "dry_run", "force"]
+    assert "Drop one tensor." in forget.__doc__
+    assert "name: of the tensor.\n        dry_run:" in forget.__doc__
+    page = receipt._repr_html_()
+    assert f"<tr><th>written</th><td>{tmp_path / 'b'}</td></tr>" in page
+    assert "<td>model.norm.weight</td>" in page
+    assert "a &lt;b&gt; note" in page
+
+
+# other files
+
+
+def test_unchanged_weights_are_shared_and_other_files_are_copied(tmp_path):
+    path = llama(tmp_path / "a", shards=2, files={"generation_config.json": {"a": 1}})
+    for name in ("sub/deep/words.txt", "pytorch_model.bin", ".git/HEAD"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("words")
+    receipt = untie(path, tmp_path / "b")
+    for name in receipt.linked:
+        assert os.path.samefile(path / name, tmp_path / "b" / name) or (tmp_path / "b" / name).stat().st_nlink == 1
+    assert sorted(name.rpartition(".")[2] for name in receipt.linked) == ["bin", "safetensors"]
+    for name in ("sub/deep/words.txt", "generation_config.json"):
+        assert (tmp_path / "b" / name).read_bytes() == (path / name).read_bytes()
+        assert not os.path.samefile(tmp_path / "b" / name, path / name)
+    assert not (tmp_path / "b" / ".git").exists()
+    assert [any(said in note for note in receipt.notes) for said in ("pytorch_model.bin", ".git stays")] == [True] * 2
+
+
+def test_a_snapshot_of_links_becomes_files(tmp_path):
+    blobs, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "abc"
+    llama(blobs)
+    snapshot.mkdir(parents=True)
+    for path in list(blobs.iterdir()):
+        path.rename(blobs / f"{path.name}-sha")
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}-sha")
+    untie(snapshot, tmp_path / "b")
+    made = {path.name: path.is_symlink() for path in (tmp_path / "b").iterdir()}
+    assert made == {"config.json": False, "model.safetensors": False, "tiewise.json": False}
+
+
+def test_nothing_outside_the_folder_is_read(tmp_path):
+    path = llama(tmp_path / "a")
+    (tmp_path / "secret.txt").write_text("secret")
+    (path / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(CheckpointError, match="a link that leads outside the folder"):
+        untie(path, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+# where a result may go
+
+
+def test_destinations_that_are_refused(tmp_path):
+    path = llama(tmp_path / "a")
+    llama(tmp_path / "full")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(path)
+    for to in (path, path / "inside", tmp_path, tmp_path / "link", tmp_path / "link" / "inside"):
+        with pytest.raises(CheckpointError, match="lie one in the other"):
+            untie(path, to)
+    says = {"full": "not empty", "file": "a file lies there", "file/x": "is no folder", "none/x": "is no folder"}
+    for to, what in says.items():
+        with pytest.raises(CheckpointError, match=what):
+            untie(path, tmp_path / to)
+    for to in ("/proc/made-by-nobody", "/proc/self/fd/made"):
+        with pytest.raises(CheckpointError, match=r"no space|cannot be written|are free"):
+            untie(path, to)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        untie(path, tmp_path / ("x" * 250))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "file", "full", "link"]
+
+
+@pytest.mark.parametrize("verb_", [untie, partial(factor, rank=3), partial(resize, vocab=50), densify])
+def test_a_dry_run_writes_nothing_and_foresees_the_receipt(tmp_path, verb_):
+    path = llama(tmp_path / "a", rows=40, width=12, shards=2)
+    if verb_ is densify:
+        path = factor(path, tmp_path / "factored", rank=3).to
+    before = listing(tmp_path)
+    foreseen = verb_(path, tmp_path / "b", dry_run=True)
+    assert listing(tmp_path) == before
+    (tmp_path / "b").mkdir()  # an empty folder is filled
+    done = verb_(path, tmp_path / "b")
+    assert (tmp_path / "b" / "config.json").is_file()
+    assert foreseen.record() | {"dry_run": False} == json.loads(json.dumps(done.record()))
+
+
+# failures
+
+
+DISK = [OSError(code, os.strerror(code)) for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO)]
+
+
+@pytest.mark.parametrize("error", [*DISK, KeyboardInterrupt("x"), MemoryError("x")], ids=repr)
+def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch, error):
+    path = llama(tmp_path / "a", shards=2)
+    before = listing(tmp_path)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=error))
+    expected = CheckpointError if error in DISK else type(error)
+    with pytest.raises(expected, match=getattr(error, "strerror", "x")):
+        untie(path, tmp_path / "b")
+    assert listing(tmp_path) == before
+
+
+def test_a_file_system_that_ends_in_the_middle(tmp_path):
+    path = llama(tmp_path / "a", rows=4096, width=64)
+    before = listing(tmp_path)
+    result = child("untie", path, tmp_path / "b", limit=1_500_000)
+    assert "no space left while writing (File too large); free some" in result["error"]
+    assert listing(tmp_path) == before
+
+
+def test_space_is_asked_for_beforehand(tmp_path, monkeypatch):
+    path = llama(tmp_path / "a")
+    need = sum(array.nbytes for array in llama_tensors().values()) + table().nbytes
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Mock(free=1))
+    with pytest.raises(CheckpointError, match=r"([\d,]+) bytes are needed and 1 are free") as raised:
+        untie(path, tmp_path / "b")
+    said = int(str(raised.value).split(" bytes are needed")[0].rsplit(" ", 1)[1].replace(",", ""))
+    assert need <= said <= need + 1000
+
+
+@pytest.mark.parametrize("what", ["grows", "shrinks", "is touched", "goes"])
+def test_a_source_that_changes_meanwhile(tmp_path, what):
+    path = llama(tmp_path / "a", rows=4096, width=64)
+    source = path / "model.safetensors"
+
+    def change(*_):
+        if what == "goes":
+            source.unlink(missing_ok=True)
+        elif what == "is touched":
+            os.utime(source, ns=(1, 1))
+        else:
+            os.truncate(source, 10_000_000 if what == "grows" else 200)
+
+    with pytest.raises(CheckpointError, match=r"changed while it was read|became shorter|no such file"), heard(change):
+        untie(path, tmp_path / "b")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_result_that_is_not_as_planned_or_breaks_a_rule_is_not_kept(tmp_path, monkeypatch):
+    path = llama(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="the result was not kept: B011"):
+        changed(path, tmp_path / "b", config={"tie_word_embeddings": False})
+    write = file_plan.write_tensors
+
+    def damage(target, *rest):
+        done = write(target, *rest)
+        data = bytearray(target.read_bytes())
+        data[read_header(target).data_start] ^= 1
+        target.write_bytes(data)
+        return done
+
+    monkeypatch.setattr(file_plan, "write_tensors", damage)
+    with pytest.raises(CheckpointError, match=r"the result was not kept: .* differs from the source"):
+        untie(path, tmp_path / "b")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_result_that_lacks_the_new_tensor_is_not_kept(tmp_path, monkeypatch):
+    path, write = llama(tmp_path / "a"), file_plan.write_tensors
+    monkeypatch.setattr(
+        file_plan, "write_tensors", lambda target, tensors, *rest: write(target, [*tensors][:-1], *rest)
+    )
+    with pytest.raises(CheckpointError, match=r"the result was not kept: .* is not stored as planned"):
+        untie(path, tmp_path / "b", force=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_somebody_else_takes_the_name(tmp_path, monkeypatch):
+    path = llama(tmp_path / "a")
+    monkeypatch.setattr(engine, "verify", lambda *given: llama(tmp_path / "b"))
+    with pytest.raises(CheckpointError, match="cannot get its name"):
+        untie(path, tmp_path / "b")
+    assert listing(tmp_path / "b") == listing(path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_what_dead_runs_left_is_removed_and_what_is_held_is_not(tmp_path):
+    path = llama(tmp_path / "a")
+    names = {
+        ".b.tiewise-999-0123abcd": False,
+        ".b.tiewise-999-4567cdef": True,  # a process that lives holds it
+        ".c.tiewise-999-0123abcd": True,  # of another destination
+        ".b.tiewise-old": True,
+    }
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("x")
+    held = tmp_path / ".b.tiewise-999-4567cdef"
+    with FileLock(f"{held}.lock"):
+        untie(path, tmp_path / "b")
+    assert {name: (tmp_path / name).exists() for name in names} == names
+    new_folder.sweep(tmp_path / "b")
+    assert not held.exists()
+    assert not (tmp_path / f"{held.name}.lock").exists()
+
+
+def test_without_links_files_are_copied(tmp_path, monkeypatch):
+    path = llama(tmp_path / "a", shards=2)
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
+    monkeypatch.setattr(new_folder, "fcntl", None)
+    receipt = untie(path, tmp_path / "b")
+    assert receipt.linked == ()
+    name = next(name for name in receipt.copied if name.endswith(".safetensors"))
+    assert (tmp_path / "b" / name).read_bytes() == (path / name).read_bytes()
+    assert not os.path.samefile(path / name, tmp_path / "b" / name)
+
+
+# provenance
+
+
+def test_provenance_tells_the_way_and_only_the_time_differs(tmp_path):
+    def operations(to):
+        return json.loads((tmp_path / to / "tiewise.json").read_text())["operations"]
+
+    path = llama(tmp_path / "a", shards=2)
+    for source, verb_, to in (("a", untie, "b"), ("a", untie, "c"), ("b", tie, "d")):
+        verb_(tmp_path / source, tmp_path / to)
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "c")
+    first, second = operations("d")
+    assert [first] == operations("b")
+    assert (first["command"], first["added"], first["source"]["name"]) == ("untie", ["lm_head.weight"], "a")
+    flag = {"tie_word_embeddings": True}
+    assert (second["command"], second["dropped"], second["config"]) == ("tie", ["lm_head.weight"], flag)
+    digest = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
+    assert first["source"]["sha256"]["config.json"] == digest
+    (path / "tiewise.json").write_text("not json")  # a foreign file of that name is replaced
+    untie(path, tmp_path / "e")
+    assert len(operations("e")) == 1

@@ -1,0 +1,258 @@
+"""Rule B023 on sources that transformers itself then runs: what the finding says happens, happens."""
+
+import warnings
+
+import pytest
+from rule_runs import run
+from tiny_checkpoints import llama
+
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.rules.custom_code import MOST_BYTES, auto_map, read_code
+
+HEAD = """import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+
+class TinyConfig(PreTrainedConfig):
+    model_type = "tiewise_tiny"
+
+    def __init__(self, vocab_size=24, hidden_size=8, CONFIG**kwargs):
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        super().__init__(**kwargs)
+
+
+class TinyPreTrainedModel(PreTrainedModel):
+    config_class = TinyConfig
+    base_model_prefix = "model"
+
+
+class TinyModel(TinyPreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed_tokens = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+        self.post_init()
+
+
+class TinyForCausalLM(TinyPreTrainedModel):
+KEYS
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = TinyModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self):
+        return self.lm_head
+METHOD"""
+RIGHT = '_tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}'
+OLD = """
+    def tie_weights(self):
+        self.lm_head.weight = self.model.embed_tokens.weight
+"""
+NEW = OLD.replace("(self)", "(self, missing_keys=None, recompute_mapping=True)")
+AUTO = {"AutoConfig": "modeling_tiny.TinyConfig", "AutoModelForCausalLM": "modeling_tiny.TinyForCausalLM"}
+
+
+def source(keys=RIGHT, method="", config=""):
+    return HEAD.replace("CONFIG", config).replace("KEYS", f"    {keys}\n" if keys else "").replace("METHOD", method)
+
+
+def written(path, code, tied=True, auto=AUTO, **config):
+    config = {"model_type": "tiewise_tiny", "auto_map": auto} | config
+    folder = llama(path, tied, config=config)
+    for name, text in ({"modeling_tiny.py": code} if isinstance(code, str | bytes) else code).items():
+        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    return folder
+
+
+def loaded(path, text):
+    """The model of a source, which is run here, where the test wrote it."""
+    space = {"__name__": "tiewise_tiny_source"}
+    exec(compile(text, "modeling_tiny.py", "exec"), space)
+    return space["TinyForCausalLM"].from_pretrained(path, config=space["TinyConfig"].from_pretrained(path))
+
+
+def ties(path, text):
+    model = loaded(path, text)
+    return model.lm_head.weight is model.model.embed_tokens.weight
+
+
+MISNAMED = ("_tied_weight_keys", "_tie_weights_keys", "_dynamic_tied_weights_keys", "tied_weights_keys")
+HEALTHY = [
+    {"code": source()},
+    {"code": source("", NEW)},  # its own method
+    {"code": source(RIGHT, OLD.replace("(self)", "(self, **kwargs)"))},
+    {"code": source(""), "tied": False},
+    {"code": source("_tied_weights_keys = ['a']"), "auto": None},  # which nothing uses
+    {"code": source() + '\nPATTERN = "\\d"\n'},  # of which Python warns
+    *({"code": source(f'{RIGHT}\n    {name} = ["lm_head.weight"]')} for name in MISNAMED),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid escape")  # where the test itself compiles it
+@pytest.mark.parametrize("how", HEALTHY)
+def test_healthy_code_is_silent(tmp_path, how):
+    path = written(tmp_path, **how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run("B023", path) == []
+    assert "auto" in how or ties(path, how["code"]) == how.get("tied", True)
+
+
+NO_KEYS = "object has no attribute 'keys'"
+SIGNATURE = "def tie_weights(self, missing_keys=None, recompute_mapping=True):"
+# the source, its line that is named, words of the evidence, what to write, how loading stops: else it loads untied
+BROKEN = [
+    (source('_tied_weights_keys = ["lm_head.weight"]'), "_tied_weights_keys", f"'list' {NO_KEYS}", RIGHT, NO_KEYS),
+    (source('_tied_weights_keys: list = ("lm_head.weight",)'), "_tied_weights_keys", "", RIGHT, NO_KEYS),
+    *((source(f'{name} = ["lm_head.weight"]'), name, f"sets {name}", RIGHT, "") for name in MISNAMED),
+    (source(""), "class TinyForCausalLM", "has get_output_embeddings and no _tied_weights_keys", RIGHT, ""),
+    (source(RIGHT, OLD), "def tie_weights", "", SIGNATURE, r"tie_weights\(\) got an unexpected keyword argument"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "evidence", "fix", "stops"), BROKEN)
+def test_what_does_not_tie_is_named_and_does_not(tmp_path, text, line, evidence, fix, stops):
+    path = written(tmp_path, text)
+    (found,) = run("B023", path)
+    number = next(number for number, words in enumerate(text.splitlines(), 1) if line in words)
+    assert (found.rule, found.severity, found.where) == ("B023", "error", f"modeling_tiny.py:{number}")
+    assert evidence in found.evidence
+    assert found.repair == f"write: {fix}"
+    if stops:
+        with pytest.raises((AttributeError, TypeError), match=stops):
+            loaded(path, text)
+    else:
+        assert not ties(path, text)
+
+
+@pytest.mark.parametrize("text", [text for text, *_, stops in BROKEN if stops == NO_KEYS])
+def test_a_list_of_keys_in_an_untied_model_is_a_warning_and_cannot_be_saved(tmp_path, text):
+    untied = written(tmp_path / "untied", text, tied=False)
+    assert [found.severity for found in run("B023", untied)] == ["warning"]
+    model = loaded(untied, text)
+    with pytest.raises(AttributeError, match=NO_KEYS):
+        model.save_pretrained(tmp_path / "out")
+
+
+def test_keys_from_above_count(tmp_path):
+    text = source("").replace("(TinyPreTrainedModel):\n\n    def __init__", "(Above):\n    def __init__")
+    above = "from transformers import PreTrainedModel\nclass Above(PreTrainedModel):\n    " + RIGHT + "\n"
+    assert "(Above)" in text
+    assert run("B023", written(tmp_path / "m", {"modeling_tiny.py": text, "above.py": above})) == []
+    assert run("B023", written(tmp_path / "n", text)) == []  # a class from elsewhere may bring them
+
+
+def test_a_config_class_without_a_default(tmp_path):
+    path = written(tmp_path / "m", source(), tie_word_embeddings=None)
+    (found,) = run("B023", path)
+    assert (found.severity, found.where) == ("warning", "modeling_tiny.py:5")
+    assert "tie_word_embeddings=True among the arguments of TinyConfig" in found.repair
+    assert not ties(path, source())
+    declared = source(config="tie_word_embeddings=True, ").replace(
+        "super().__init__(**kwargs)", "super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)"
+    )
+    path = written(tmp_path / "n", declared, tie_word_embeddings=None)
+    assert run("B023", path) == []
+    assert ties(path, declared)
+
+
+NO_PYTHON = ["class Config(:", f"Config = {'-' * 200_000}1", f"Config = {'(' * 5000}", f"Config = {'1+' * 100_000}1"]
+NO_PYTHON += ["Config = 1\0", b"Config = '\xff\xfe'"]
+UNREAD = [*((text, "cannot be read as Python") for text in NO_PYTHON), ("# Config\n" + "#" * MOST_BYTES, "bytes")]
+
+
+@pytest.mark.parametrize(("text", "says"), UNREAD)
+def test_files_that_cannot_be_read(tmp_path, text, says):
+    path = written(tmp_path / "m", {"modeling_tiny.py": source(), "other.py": text})
+    (found,) = run("B023", path)
+    assert (found.severity, found.where) == ("warning", "other.py")
+    assert says in found.evidence
+    assert "\n" not in found.evidence
+
+
+def test_code_is_never_run(tmp_path):
+    mark = tmp_path / "ran"
+    text = f"open({str(mark)!r}, 'w')\nclass Config: pass\n"
+    run("B023", written(tmp_path / "m", {"modeling_tiny.py": text, "__init__.py": text}))
+    assert not mark.exists()
+
+
+def test_links_that_lead_out_are_not_followed(tmp_path):
+    (tmp_path / "secret.py").write_text("class Config(:")
+    path = written(tmp_path / "m", source())
+    (path / "linked.py").symlink_to(tmp_path / "secret.py")
+    assert "leads outside" in read_code(open_folder(path))[1][0].what
+
+
+@pytest.mark.parametrize(
+    "entries", [None, 3, [], {"AutoModel": 3}, {"AutoModel": ["a", None]}, {"AutoModel": "a--b.C"}]
+)
+def test_odd_auto_maps_name_nothing(entries):
+    assert auto_map({"auto_map": entries}) == {}
+
+
+def test_more_code_than_any_model_has_is_left_unread(tmp_path):
+    chain = "".join(f"class C{i}(C{i + 1}): tie_weights = 1\n" for i in range(2200))
+    files = {f"part{number}.py": chain.replace("C", f"C{number}_") for number in range(20)}
+    path = written(tmp_path / "m", {"modeling_tiny.py": source()} | files)
+    found = run("B023", path)
+    assert found
+    assert all("more code than any model has" in finding.evidence for finding in found)
+
+
+NORM_HEAD = """import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class NormHead(nn.Module):
+    def __init__(self, hidden_size, vocab_size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
+
+    def forward(self, hidden_states):
+        return F.linear(hidden_states, nn.functional.normalize(self.weight))
+"""
+NORMALISES = {  # the file, and the class that is named
+    "as Baichuan 2 has it": (NORM_HEAD, "NormHead"),
+    "by its name alone": ("class NormHead:\n    pass\n", "NormHead"),
+    "by what it does": (NORM_HEAD.replace("NormHead", "OutputHead"), "OutputHead"),
+    "its data": (NORM_HEAD.replace("NormHead", "Head").replace("self.weight))", "self.weight.data, dim=-1))"), "Head"),
+    "a model": (NORM_HEAD.replace("NormHead", "XForCausalLM").replace("(self.weight)", "(self.lm_head.weight)"),
+                "XForCausalLM"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NORMALISES)
+def test_b090_names_a_head_that_normalises_its_rows(tmp_path, case):
+    code, name = NORMALISES[case]
+    path = llama(tmp_path / "m", tied=False, config={"model_type": "baichuan"})
+    (path / "modeling_baichuan.py").write_text(code)
+    (found,) = run("B090", path)
+    line = code[: code.index(f"class {name}")].count("\n") + 1
+    assert (found.severity, found.where) == ("info", f"modeling_baichuan.py:{line}")
+    assert found.evidence.startswith(f"{name} divides the rows of the head by their lengths")
+
+
+def test_b090_reads_norm_head_of_the_config(tmp_path):
+    for value, count in ((True, 1), (False, 0), (None, 0), ("yes", 0)):
+        config = {"model_type": "bailing_moe", "norm_head": value}
+        found = run("B090", llama(tmp_path / str(value), tied=False, config=config))
+        assert [one.where for one in found] == ["norm_head"] * count
+
+
+OTHERS = {  # code that normalises something else
+    "a codebook": NORM_HEAD.replace("NormHead", "Codebook"),
+    "the hidden states": NORM_HEAD.replace("NormHead", "LMHead").replace("normalize(self.weight)", "normalize(x)"),
+    "a norm before a head": "class LayerNormHeadless:\n    pass\n\n\nclass Head:\n    pass\n",
+    "nothing that can be read": NORM_HEAD + "def (:",
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_b090_says_nothing_of_other_code(tmp_path, case):
+    path = llama(tmp_path / "m", tied=False)
+    (path / "modeling_x.py").write_text(OTHERS[case])
+    assert run("B090", path) == []

@@ -1,0 +1,333 @@
+"""ONNX files by hand-made bytes: what is read, what is refused, and the two rules on what an export keeps."""
+
+import os
+import random
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hostile_child import HUGE, memory_below, mutate_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx_writer import graph, initialiser, model, node, number, piece, varint
+from rule_runs import told
+from tiny_checkpoints import D, V, llama, table
+
+from tiewise.checkpoint import table_scans
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.rules import onnx as rules_onnx
+from tiewise.checkpoint.rules.onnx import read_onnx
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import same_shared
+from tiewise.core.errors import CheckpointError
+
+TABLE, OTHER, BODY = table(), table(seed=5), table(D, D, 7)
+LOOKUP, INNER = node("Gather", ["embed", "input_ids"], ["h"]), node("MatMul", ["h", "body"], ["x"])
+HELD = [initialiser("embed", TABLE), initialiser("body", BODY)]
+HEAD = node("MatMul", ["x", "head"], ["logits"])
+TURNED = [node("Transpose", ["embed"], ["t"]), node("MatMul", ["x", "t"], ["logits"])]
+SPLIT = [*HELD, initialiser("head", OTHER.T)]
+
+
+def written(folder, data, name="m.onnx"):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(data)
+    return folder / name
+
+
+def made(*nodes, held=HELD, **ends):
+    return model([LOOKUP, INNER, *nodes], held, **ends)
+
+
+def test_reads_the_graph_and_finds_both_ends(tmp_path):
+    path = written(tmp_path, made(HEAD, held=SPLIT))
+    facts = read_onnx(path)
+    assert [one.operator for one in facts.nodes] == ["Gather", "MatMul", "MatMul"]
+    assert facts.nodes[0].inputs == ("embed", "input_ids")
+    assert (facts.inputs, facts.outputs) == (("input_ids",), ("logits",))
+    assert facts.filled == {"input_ids", "embed", "body", "head"}
+    assert list(facts.tensors) == ["embed", "body", "head"]
+    for name, values in (("embed", TABLE), ("body", BODY), ("head", OTHER.T)):
+        np.testing.assert_array_equal(facts.tensors[name].read(), values, strict=True)
+    audit = check(path)
+    assert (audit.kind, told(audit.findings), audit.tensors) == ("onnx", [], 3)
+    assert [(part.role, part.tensor.name) for part in audit.parts] == [("input", "embed"), ("output", "head")]
+    assert audit.ran == ("B001", "B100", "B101")
+
+
+LAST = [initialiser(name, np.array(values, np.int64)) for name, values in {"last": [-1], "end": [2**31]}.items()]
+PICKED = {  # how a decoder takes its last token
+    "Gather": [node("Gather", ["input_ids", "last"], ["one"])],
+    "Slice": [node("Slice", ["input_ids", "last", "end"], ["one"])],
+    "GatherND": [node("GatherND", ["input_ids", "last"], ["one"])],
+    "Split": [node("Split", ["input_ids"], ["rest", "one"])],
+    "in steps": [
+        node("Cast", ["input_ids"], ["wide"]),
+        node("Slice", ["wide", "last", "end"], ["few"]),
+        node("Squeeze", ["few"], ["flat"]),
+        node("Gather", ["flat", "last"], ["one"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("how", PICKED)
+def test_a_decoder_that_looks_up_its_last_token_alone(tmp_path, how):
+    nodes = [*PICKED[how], node("Gather", ["embed", "one"], ["h"]), INNER, HEAD]
+    audit = check(written(tmp_path, model(nodes, [*SPLIT, *LAST])))
+    assert [(part.role, part.tensor.name) for part in audit.parts] == [("input", "embed"), ("output", "head")]
+    copied = [*HELD, initialiser("head", TABLE.T), *LAST]
+    assert told(check(written(tmp_path, model(nodes, copied))).findings) == ["B100 warning head"]
+
+
+def test_numbers_that_are_made_of_the_ids_are_none(tmp_path):
+    """Positions that are counted from the length of the input, or picked from other positions."""
+    shape = [node("Shape", ["input_ids"], ["n"]), node("Gather", ["n", "last"], ["length"])]
+    far = [node("Gather", ["wpe", "length"], ["p"])]
+    given = [node("Slice", ["position_ids", "last", "end"], ["at"]), node("Gather", ["wpe", "at"], ["p"])]
+    held = [*SPLIT, *LAST, initialiser("wpe", table(90))]
+    for nodes in ([*shape, *far], given):
+        data = model([LOOKUP, INNER, HEAD, *nodes], held, inputs=("input_ids", "position_ids"))
+        assert read_onnx(written(tmp_path, data)).table.name == "embed"
+
+
+def test_every_way_to_store_a_tensor(tmp_path):
+    half = TABLE.astype(np.float16)
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "m.data").write_bytes(b"\7" * 64 + half.tobytes() + b"\7")
+    at = {"location": "w/m.data", "offset": "64", "length": str(half.nbytes)}
+    held = [
+        initialiser("embed", dims=(V, D), kind=10, at=at),
+        initialiser("unlengthed", dims=(V, D), kind=10, at={"location": "w/m.data", "offset": "64"}),
+        initialiser("packed", BODY, packed=True),
+        initialiser("floats", dims=(D, D), kind=1, extra=piece(4, BODY.tobytes())),
+        initialiser("brain", BODY.astype(ml_dtypes.bfloat16)),
+        initialiser("nibbles", dims=(3, 5), kind=22, extra=piece(9, b"\1" * 8)),
+        initialiser("scalar", np.float32(3.0)),
+        # texts, small integers, numbers one by one: filled, and no table
+        initialiser("texts", dims=(2,), kind=8, extra=piece(6, "a") + piece(6, "b")),
+        initialiser("shape", dims=(2,), kind=7, extra=piece(7, varint(-1) + varint(8))),
+        initialiser("singles", dims=(2,), kind=1, extra=(varint(4 << 3 | 5) + b"\0\0\0\0") * 2),
+    ]
+    facts = read_onnx(written(tmp_path, made(held=held)))
+    assert len(facts.filled) == len(held) + 1
+    assert {name: (one.dtype, one.shape, one.path.name) for name, one in facts.tensors.items()} == {
+        "embed": ("F16", (V, D), "m.data"),
+        "unlengthed": ("F16", (V, D), "m.data"),
+        "packed": ("F32", (D, D), "m.onnx"),
+        "floats": ("F32", (D, D), "m.onnx"),
+        "brain": ("BF16", (D, D), "m.onnx"),
+        "nibbles": ("I4", (3, 5), "m.onnx"),
+        "scalar": ("F32", (), "m.onnx"),
+    }
+    for name, values in (("embed", half), ("unlengthed", half), ("packed", BODY), ("floats", BODY)):
+        np.testing.assert_array_equal(facts.tensors[name].read(), values)
+
+
+INSIDE = graph([LOOKUP, INNER, HEAD], [initialiser("embed", TABLE)], inputs=(), outputs=("logits",))
+NESTED = node("If", ["yes"], ["out"], [piece(1, "then_branch") + piece(6, INSIDE) + number(20, 5)])
+POSITIONS = [node("Gather", ["wpe", "position_ids"], ["p"]), node("Gather", ["far", "steps"], ["q"])]
+FAR = [initialiser("wpe", table(90)), initialiser("far", table(99)), initialiser("steps", np.zeros(4, np.int64))]
+OUTER = [initialiser("body", BODY), initialiser("head", TABLE.T), initialiser("yes", np.float32(1))]
+PACKED = np.arange(V * D // 2, dtype=np.uint8).reshape(V, D // 2)
+FOUR_BITS = [
+    node("GatherBlockQuantized", ["flat", "input_ids", "scales"], ["h"]),
+    node("Reshape", ["packed", "shape"], ["flat"]),
+    node("MatMulNBits", ["h", "packed", "scales"], ["logits"]),
+]
+NIBBLES = [initialiser("packed", PACKED.reshape(V, 1, D // 2)), initialiser("scales", table(V, 1))]
+NIBBLES += [initialiser("shape", np.array([V, D // 2]))]
+TWO = [node("MatMulNBits", ["x", "q", "s"], ["logits"])]
+MIXED = [*HELD, initialiser("q", PACKED.reshape(V, 1, D // 2)), initialiser("s", table(V, 1))]
+TWICE = [node("GatherBlockQuantized", ["flat", "input_ids", "s"], ["x"]), *TWO]
+BOTH = [initialiser("flat", PACKED), initialiser("q", PACKED.reshape(V, 1, D // 2)), initialiser("s", table(V, 1))]
+SAME = {"head": TABLE}
+
+
+@pytest.mark.parametrize(
+    ("data", "source", "said", "words"),
+    [
+        (made(HEAD, held=SPLIT), None, [], ""),
+        (made(*TURNED), None, [], ""),
+        (made(*TURNED), {}, [], ""),
+        (made(*TURNED), SAME, [], ""),
+        (made(node("Gemm", ["x", "embed"], ["logits"])), None, [], ""),
+        # positions, which are longer, are no tokens
+        (made(HEAD, *POSITIONS, held=SPLIT + FAR, inputs=("position_ids", "input_ids")), None, [], ""),
+        (model(FOUR_BITS, NIBBLES), None, [], ""),
+        (made(*TWO, held=MIXED), None, [], ""),
+        (made(HEAD, held=[*HELD, initialiser("head", TABLE.T)]), None, ["B100 warning head"], "768 bytes stored"),
+        (model([NESTED], OUTER), None, ["B100 warning head"], "head repeats embed"),
+        (made(*TURNED, held=[*HELD, initialiser("old", TABLE)]), None, ["B100 warning old"], "old repeats embed"),
+        (model(TWICE, BOTH), None, ["B100 warning q"], "q repeats flat U8 [24, 4]: 96 bytes"),
+        (made(*TWO, held=MIXED), {}, ["B100 warning q"], "its source has one table, and the file has embed F32"),
+        (made(*TURNED), {"head": OTHER}, ["B100 error embed"], "serves both ends, and its source has two tables"),
+    ],
+)
+def test_a_shared_table_is_stored_once(tmp_path, data, source, said, words):
+    path = written(tmp_path / "a", data)
+    audit = check(path, beside=None if source is None else llama(tmp_path / "s", **source))
+    assert told(audit.findings) == said
+    assert not said or words in audit.findings[0].evidence
+    assert (audit.spare > 0) == any("repeats" in one.evidence for one in audit.findings)
+    assert all(one.rule != "B100" or one.severity == "error" for one in check(path, scan=False).findings)
+
+
+NO_DATA = initialiser("head", dims=(D, V), kind=1)
+
+
+@pytest.mark.parametrize(
+    ("data", "said", "words"),
+    [
+        (made(HEAD, held=[*HELD, NO_DATA]), ["B101 error head"], "MatMul takes head, of which the file has no data"),
+        (made(HEAD), ["B101 error head"], "MatMul takes head, of which the file has no data"),
+        (made(node("MatMul", ["x", "lm_head.weight"], ["logits"]), inputs=("input_ids", "lm_head.weight")),
+         ["B101 error lm_head.weight"], "takes lm_head.weight, of which the file has no data"),
+        (made(outputs=("x",)), ["B101 info graph"], "no product has 24 columns: it ends at x"),
+        (made(outputs=("logits",)), ["B101 error graph"], "it ends at logits"),
+        (made(HEAD, node("Add", ["x", "few"], ["y"]), held=SPLIT, sparse=["few"]), [], ""),
+        (model([INNER], HELD, inputs=("h",), outputs=("x",)), [], ""),  # it begins behind the lookup
+        (made(HEAD, node("Clip", ["logits", "", "body"], ["y"]), held=SPLIT), [], ""),  # an input left out
+    ],
+)  # fmt: skip
+def test_an_export_has_its_head(tmp_path, data, said, words):
+    audit = check(written(tmp_path, data))
+    assert told(audit.findings) == said
+    assert not said or words in audit.findings[0].evidence
+
+
+def at(location, **where):
+    return made(held=[initialiser("embed", dims=(V, D), kind=1, at={"location": location, **where})])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "it has 0 graphs"),
+        (b"GGUF" * 9, "goes beyond its message"),
+        (b"\xff" * 40, "does not end"),
+        (piece(7, b"") * 2, "it has 2 graphs"),
+        (piece(7, b"\x0a\x7f"), "goes beyond its message"),
+        (varint(7 << 3 | 2) + varint(HUGE), "goes beyond its message"),
+        (b"\x3a" + b"\xff" * 9 + b"\x7f" + b"\1" + b"\0" * 7, "goes beyond its message"),  # of more than 64 bits
+        (made(held=HELD)[:-30], "goes beyond its message"),
+        (made(held=[initialiser("embed", TABLE, dims=(V, D + 1))]), "has 768 bytes, and F32 [24, 9] needs 864"),
+        (made(held=[initialiser("embed", TABLE, dims=(-1, D))]), "has the shape"),
+        (made(held=[initialiser("embed", TABLE, dims=[1] * 65)]), "has the shape"),
+        (made(held=[initialiser("embed", TABLE, dims=[1] * 90, packed=True)]), "has the shape"),
+        (made(held=[initialiser("embed" * 1000, TABLE)]), "too long"),
+        (at("../secret"), "outside the folder"),
+        (at("/etc/passwd"), "outside the folder"),
+        (at("link"), "outside the folder"),
+        (at(""), "outside the folder"),
+        (at("none.data"), "none.data: no such file"),
+        (at("pipe"), "not a regular file"),
+        (at("short"), "it ends 764 bytes before the tensor embed does"),
+        (at("short", offset=str(HUGE)), "it ends"),
+        (at("short", offset="-4"), "('-4', '768'), which are no numbers of bytes"),
+        (at("short", length="4"), "has 4 bytes, and F32 [24, 8] needs 768"),
+        (at("short", length="9" * 30), "which are no numbers of bytes"),
+    ],
+)
+def test_what_is_refused(tmp_path, data, says):
+    folder = tmp_path / "a"
+    path = written(folder, data)
+    (tmp_path / "secret").write_bytes(TABLE.tobytes())
+    (folder / "short").write_bytes(b"1234")
+    (folder / "link").symlink_to("../secret")
+    os.mkfifo(folder / "pipe")
+    with memory_below(2**21), pytest.raises(CheckpointError) as caught:
+        check(path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_fields_or_text_than_any_model_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules_onnx, "MOST_FIELDS", 20_000)
+    with pytest.raises(CheckpointError, match="more than 20,000 fields"):
+        read_onnx(written(tmp_path, number(1, 1) * 20_001))
+    monkeypatch.setattr(rules_onnx, "MOST_TEXT", 10_000)
+    with pytest.raises(CheckpointError, match="too long"):
+        read_onnx(written(tmp_path, model([node("Add", ["a" * 4000], [])] * 3)))
+
+
+def test_a_folder_with_an_export(tmp_path):
+    path = written(tmp_path / "a", made(HEAD, held=SPLIT), "decoder.onnx")
+    assert check(tmp_path / "a").path == path
+    written(tmp_path / "a", made(HEAD, held=SPLIT), "other.onnx")
+    with pytest.raises(CheckpointError, match=r"2 ONNX files; give one of them: decoder\.onnx, other\.onnx"):
+        check(tmp_path / "a")
+    written(tmp_path / "a", made(HEAD, held=SPLIT), "model.onnx")
+    assert check(tmp_path / "a").path.name == "model.onnx"
+    assert check(llama(tmp_path / "a")).kind == "folder"  # it has tensors of its own
+    with pytest.raises(CheckpointError, match=r"model\.onnx: no such file"):
+        check(tmp_path / "none" / "model.onnx")
+
+
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "I8": np.int8, "F64": np.float64}
+
+
+@settings(max_examples=150)
+@given(st.data(), st.sampled_from(sorted(DTYPES)), st.integers(1, 40), st.integers(1, 20))
+def test_a_transposed_copy_is_found_and_one_changed_element_is_not(tmp_path_factory, data, dtype, rows, width):
+    values = np.random.default_rng(rows * width).integers(-99, 99, (rows, width)).astype(DTYPES[dtype])
+    copy = np.ascontiguousarray(values.T if data.draw(st.booleans()) else values)
+    turned = copy.shape == (width, rows)
+    changed = data.draw(st.booleans())
+    if changed:
+        copy.flat[data.draw(st.integers(0, copy.size - 1))] += DTYPES[dtype](1)
+    path = tmp_path_factory.mktemp("t") / "both"
+    path.write_bytes(values.tobytes() + copy.tobytes())
+    a = Stored("a", path, dtype, (rows, width), 0, values.nbytes)
+    b = Stored("b", path, dtype, copy.shape, values.nbytes, 2 * values.nbytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_scans, "SCAN_BYTES", data.draw(st.integers(1, 64)) * 8)
+        expected = values.tobytes() == copy.tobytes() or (turned and values.tobytes() == copy.T.tobytes())
+        assert same_shared(a, b) is expected
+    assert changed or expected
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
+def test_mutated_models_raise_nothing_else(tmp_path, count):
+    rng, refused = random.Random(0), 0
+    (tmp_path / "m.data").write_bytes(TABLE.tobytes())
+    (tmp_path / "secret").write_bytes(TABLE.tobytes())
+    outer = initialiser("embed", dims=(V, D), kind=1, at={"location": "m.data"})
+    seeds = [model([LOOKUP, INNER, HEAD], [outer, NO_DATA]), model([NESTED], [NO_DATA]), made(*TURNED)]
+    path = tmp_path / "m.onnx"
+    with memory_below(2**22):
+        for _ in range(count):
+            path.write_bytes(mutate_bytes(rng, rng.choice(seeds)))
+            try:
+                facts = read_onnx(path)
+                assert facts.table is not None or facts.heads == facts.copies == ()
+                assert len(facts.copies) < 9
+            except CheckpointError:
+                refused += 1
+    assert 0.3 * count < refused < count
+
+
+@pytest.mark.slow
+def test_files_that_torch_exports(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    torch = pytest.importorskip("torch")
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self, tied):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(40, 8), nn.Linear(8, 40, bias=False)
+            self.head.weight = self.embed.weight if tied else self.head.weight
+
+        def forward(self, ids):
+            return self.head(torch.tanh(self.embed(ids)))
+
+    for tied, folded, wanted in ((0, 0, []), (0, 1, []), (1, 0, []), (1, 1, ["B100"])):
+        path = tmp_path / f"{tied}{folded}.onnx"
+        ids = torch.zeros(1, 4, dtype=torch.long)
+        names = {"input_names": ["input_ids"], "output_names": ["logits"], "do_constant_folding": bool(folded)}
+        torch.onnx.export(Model(tied).eval(), (ids,), path, dynamo=False, **names)
+        assert [one.rule for one in check(path).findings] == wanted
+        held = {one.name: tuple(one.dims) for one in onnx.load(path).graph.initializer if one.raw_data}
+        facts = read_onnx(path)
+        assert {name: one.shape for name, one in facts.tensors.items()} == held
+        assert facts.nodes[0].operator == "Gather" or folded

@@ -1,0 +1,246 @@
+"""B052 and B053: scales that a packed head needs, and quantisations judged before they are carried out."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rule_runs import fires, run, silent, table_of
+from safetensors.numpy import load_file, save_file
+from test_rules_types_and_rows import COMPRESSED, HEAD, METHODS, TABLE, E, H, by, quantised
+from tiny_checkpoints import D, V, llama, table
+
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.facts import read_quantisation
+from tiewise.checkpoint.rewrite import dedupe
+from tiewise.core.errors import CheckpointError
+
+FP8 = table().astype(ml_dtypes.float8_e4m3fn)
+SCALED = {"model.layers.0.mlp.up_proj.weight_scale": np.ones(1, np.float32)}
+OF_A_LAYER = {"model.layers.0.layer_scale": np.ones(D, np.float32)}  # no scale of packed numbers
+FIRES = [
+    ("B052", "error", HEAD, False, quantised({HEAD: FP8}, tied=False, quant_method="fp8"),
+     f"lm_head.weight F8_E4M3 [{V}, {D}] has no scale beside it", "\ntake the scale from the checkpoint's source\n"),
+    ("B052", "error", HEAD, False, {"tied": False, "tensors": {HEAD: FP8} | SCALED}, "as they stand\n"),
+    ("B052", "warning", HEAD, False, {"tied": False, "tensors": {HEAD: FP8}}, "none if it was cast without one"),
+    ("B052", "warning", HEAD, False, {"tied": False, "tensors": {HEAD: FP8} | OF_A_LAYER}, "cast without one"),
+    ("B052", "error", HEAD, False, {"tied": False, "tensors": by("integers", H)}, "lm_head.weight I8"),
+    ("B052", "error", TABLE, False, quantised({TABLE: FP8}, quant_method="fp8"), "has no scale beside it"),
+    ("B052", "warning", HEAD, False, quantised(by("fp8", H), tied=False), "counts times weight_scale_inv: an engine",
+     "\nserve it by an engine that reads packed heads"),
+    ("B052", "warning", f"{H}.weight_packed", False, quantised(by(COMPRESSED, H), tied=False), "drops these"),
+    ("B053", "warning", "config.json", False,
+     quantised(quant_method=COMPRESSED, config_groups={"group_0": {"targets": ["Linear"]}}),
+     f"the quantisation packs {H} and leaves {E} plain, and the model is tied",
+     "or first tiewise untie PATH --to NEW_DIR\n"),
+]  # fmt: skip
+
+NVFP4 = {"weight": np.ones((V, D // 2), np.uint8), "weight_scale": np.ones((V, 1), ml_dtypes.float8_e4m3fn)}
+NVFP4 |= dict.fromkeys(("weight_scale_2", "input_scale"), np.ones((), np.float32))
+MODELOPT = "hf_quant_config.json"
+
+
+def packed(ends=(H,), sidecar=None, width=D // 2, tied=False, **section):
+    """A Llama whose ends ModelOpt packed, with what config.json and hf_quant_config.json say of that."""
+    parts = NVFP4 | {"weight": np.ones((V, width), np.uint8)}
+    made = quantised({f"{end}.{part}": values for end in ends for part, values in parts.items()}, tied=tied, **section)
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"} | (sidecar or {})}
+    return made | ({"files": {MODELOPT: said}} if sidecar is not None else {})
+
+
+def mlx(columns, groups=1, head=False, tied=True, **quantization):
+    """A Llama of width 64 whose table, or whose two ends, MLX packed into so many words and groups."""
+    end = {"weight": np.ones((V, columns), np.uint32), "scales": np.ones((V, groups), np.float16)}
+    end["biases"] = end["scales"]
+    tensors = {"model.embed_tokens.weight": None} | {f"{E}.{part}": values for part, values in end.items()}
+    tensors |= {f"{H}.{part}": values for part, values in end.items()} if head else {}
+    config = {"quantization": {"group_size": 64, "bits": 4} | quantization}
+    return {"tied": tied, "width": 64, "tensors": tensors, "config": config}
+
+
+LISTED = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+PATTERNS = ["lm_head*", "lm_head", "*lm_head", "re:.*lm_head", "re:^lm_head$", "*head*"]
+FIRES += [
+    *(("B054", "error", "quantization_config.exclude_modules", False, packed(**LISTED, exclude_modules=["x", pattern]),
+       f'"{pattern}" leaves lm_head alone, and it is stored packed (input_scale, weight, weight_scale, weight_scale_2)')
+      for pattern in PATTERNS),
+    *(("B054", "error", f"{MODELOPT}.quantization.exclude_modules", False, packed(sidecar={"exclude_modules": [entry]}),
+       f'"{entry}" leaves lm_head alone', f'take "{entry}" out of the list') for entry in ("lm_head", "lm_head*")),
+    ("B054 B052", "error", "quantization_config.ignore", False,
+     quantised(by(COMPRESSED, H), tied=False, quant_method=COMPRESSED, ignore=["re:.*lm_head"])),
+    ("B054", "error", "quantization_config.llm_int8_skip_modules", False,
+     quantised(by("bitsandbytes", H), tied=False, quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"])),
+    ("B054 B013", "error", f"{MODELOPT}.quantization.exclude_modules", False,
+     packed((E, H), {"exclude_modules": ["lm_head"]}, tied=True)),
+    *(("B054", "error", HEAD, False, packed(width=width), f"{width} bytes wide, and a row of 8 numbers takes 8, or 4")
+      for width in (3, 5, 16)),
+    *(("B054", "error", TABLE, False, mlx(*how, **said), words, '"model.embed_tokens": {"group_size": 64, "bits": 8}')
+      for how, said, words in (
+          ((16,), {}, "is packed at 8 bits in groups of 64, and quantization says 4 bits in groups of 64"),
+          ((16,), {E: {"group_size": 32, "bits": 8}}, "says 8 bits in groups of 32 for model.embed_tokens"))),
+    ("B054", "error", "quantization.model.embed_tokens", False, mlx(8, **{E: False}), "the module is left plain"),
+    ("B013", "warning", f"{H}.biases", True, mlx(8, head=True),
+     "lm_head and model.embed_tokens are packed alike, byte for byte (biases, scales, weight), 864 bytes stored twice"),
+    ("B013", "warning", f"{H}.g_idx", False,
+     quantised(by("gptq", E), by("gptq", H), quant_method="gptq", lm_head=True), "set quantization_config.lm_head to"),
+]  # fmt: skip
+
+
+@table_of(FIRES)
+def test_what_is_stored_or_announced(tmp_path, case):
+    fires(tmp_path, case)
+
+
+SILENT = [
+    *(("B050 B051 B052 B054", packed(**LISTED, exclude_modules=listed)) for listed in ([], ["lm_head_norm"], ["head"])),
+    *(
+        ("B050 B051 B054", packed((E, H), listed, tied=tied))
+        for listed in (None, {}, {"exclude_modules": ["vision*", 3]})
+        for tied in (True, False)
+    ),
+    *(("B054", packed(width=width, sidecar={"exclude_modules": []})) for width in (D, D // 2)),
+    *(("B054", quantised(by(method, end), tied=end == E)) for method in METHODS for end in (E, H)),
+    *(
+        ("B054", quantised(by(method, H), tied=False, quant_method=method, ignore=["re:.*gate", "*", "re:(a|lm_head)"]))
+        for method in METHODS
+    ),
+    ("B054", {"tied": False, "config": {"quantization_config": LISTED | {"exclude_modules": ["lm_head*"]}}}),
+    *(
+        ("B050 B054", mlx(*how, **said))
+        for how, said in (
+            ((8,), {}),
+            ((8, 2), {"group_size": 32}),
+            ((16,), {E: {"group_size": 64, "bits": 8}}),
+            ((6,), {"bits": 3}),
+            ((16,), {"bits": None}),
+            ((8,), {E: True}),
+            ((16,), {"language_model": {}, E: {"bits": 8}}),
+        )
+    ),
+    ("B053", quantised(quant_method="fp8", lm_head="no")),
+    *(("B052", quantised(by(m, H), tied=False)) for m in METHODS if m not in (COMPRESSED, "fp8", "integers")),
+    ("B052", quantised(by("fp8", E))),  # one shared table, which no engine reads as a head of its own
+    ("B052", {"tied": False}),
+    ("B053", quantised(tied=False, config_groups={"group_0": {"targets": ["Linear"]}})),
+    ("B053", quantised(quant_method="gptq", lm_head=True)),  # B050: what is said and stored
+    ("B053", quantised(by(COMPRESSED, E), config_groups={"group_0": {"targets": ["Embedding"]}})),  # done
+]
+
+
+@table_of(SILENT)
+def test_nothing_is_said(tmp_path, case):
+    silent(tmp_path, case)
+
+
+LINEAR = {"config_groups": {"group_0": {"targets": ["Linear"]}}}
+GROUPS = {"a": {"targets": ["Linear"]}, "b": {"targets": ["re:.*embed_tokens$"]}}
+PLANS = [  # a config, and which end it packs alone
+    ({"quant_method": "gptq", "lm_head": True}, H),
+    ({"quant_method": "gptq", "lm_head": False}, None),
+    ({"quant_method": "gptq", "lm_head": True, "dynamic": {"-:.*lm_head": {}}}, None),
+    ({"quant_method": "gptq", "dynamic": {"+:.*embed_tokens": {"bits": 4}}}, E),
+    ({"quant_method": "gptq", "lm_head": True, "dynamic": {"model.embed_tokens": {"bits": 8}}}, None),
+    ({"quant_method": "auto-round", "extra_config": {"lm_head": {"bits": 4}}}, H),
+    ({"quant_method": "auto-round", "extra_config": {"lm_head": {"bits": 16}}}, None),
+    (LINEAR, H),
+    (LINEAR | {"ignore": ["lm_head"]}, None),
+    (LINEAR | {"ignore": ["re:.*lm_head"]}, None),
+    ({"config_groups": GROUPS}, None),
+    ({"config_groups": GROUPS, "ignore": ["lm_head"]}, E),
+    ({"targets": ["re:.*lm_head"], "scheme": "FP8"}, H),
+    ({"quant_method": "torchao", "include_input_output_embeddings": True}, None),
+    ({"quant_method": "bitsandbytes"}, None),
+    ({"config_groups": [3], "targets": 7, "dynamic": [1], "extra_config": {"lm_head": 4}, "lm_head": "yes"}, None),
+]
+
+
+@pytest.mark.parametrize(("plan", "alone"), PLANS)
+@pytest.mark.parametrize("shape", ["bare", "config"])
+def test_a_quantisation_that_is_to_come(tmp_path, plan, alone, shape):
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan if shape == "bare" else {"model_type": "llama", "quantization_config": plan}))
+    for tied in (True, False):
+        found = check(llama(tmp_path / str(tied), tied=tied), quantise=file, select=["B053"]).findings
+        assert len(found) == (tied and alone is not None)
+        if found:
+            assert (found[0].where, found[0].evidence.split()[3]) == ("--quantise", alone)
+
+
+def test_its_lists_are_judged_beforehand_too(tmp_path):
+    file, model = tmp_path / "plan.json", llama(tmp_path / "m")
+    file.write_text(json.dumps({"quant_method": "awq", "modules_to_not_convert": ["model.lm_head"]}))
+    (found,) = check(model, quantise=file, select=["B05"]).findings
+    assert (found.rule, found.where) == ("B051", "--quantise.modules_to_not_convert")
+    assert run("B051", model) == []
+
+
+KEYS = ["quant_method", "targets", "config_groups", "ignore", "dynamic", "extra_config", "lm_head", "bits"]
+LEAVES = st.sampled_from([None, True, 4, 1.5, "Linear", "lm_head", "+:.*lm_head", "-:x", "re:(((", ""])
+NAMES = st.sampled_from([*KEYS, "lm_head", ""])
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=8
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return llama(tmp_path_factory.mktemp("plain") / "m")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1))
+def test_any_json_is_judged_or_passed_over(plain, section):
+    run("B051", plain, quantise=section)
+    for found in run("B053", plain, quantise=section):
+        assert found.evidence.split()[3] in (E, H)
+
+
+KEYS_OF_MLX = st.sampled_from(["bits", "group_size", E, H, "exclude_modules", "ignore"])
+SECTIONS = st.dictionaries(KEYS_OF_MLX, VALUES | st.integers(-(2**70), 2**70)) | VALUES
+
+
+@pytest.mark.parametrize("method", ["mlx", "bitsandbytes", "gptq", COMPRESSED])
+def test_dedupe_drops_all_parts_of_a_packed_head(tmp_path, method):
+    path = llama(tmp_path / "a", **quantised(by(method, E), by(method, H)))
+    known = ("transformers", "vLLM", "mlx-lm")
+    assert {one.outcome for one in check(path).outcomes if one.loader in known} == {"tied"}
+    before, after = (
+        load_file(path / "model.safetensors"),
+        load_file(dedupe(path, tmp_path / "b").to / "model.safetensors"),
+    )
+    assert after.keys() == {name for name in before if not name.startswith(H)}
+    assert all(np.array_equal(after[name].view("u1"), before[name].view("u1")) for name in after)
+    for wrong in before.keys() - after.keys():  # another byte in any part: two heads
+        changed = before | {wrong: before[wrong] + before[wrong].dtype.type(1)}
+        save_file(changed, path / "model.safetensors", {"format": "pt"})
+        assert run("B013", path) == []
+        with pytest.raises(CheckpointError):
+            dedupe(path, tmp_path / "c")
+
+
+@settings(deadline=None, max_examples=60)
+@given(SECTIONS, SECTIONS, SECTIONS)
+def test_any_json_may_describe_packed_ends(tmp_path_factory, section, of_mlx, sidecar):
+    how = mlx(8, head=True)
+    how["config"] = {"quantization": of_mlx, "quantization_config": section}
+    path = llama(tmp_path_factory.mktemp("any"), **how, files={MODELOPT: {"quantization": sidecar}})
+    assert {one.severity for one in run("B054", path)} <= {"error"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_b001_names_a_description_of_modelopt_that_cannot_be_read(tmp_path, text):
+    (llama(tmp_path) / MODELOPT).write_text(text)
+    (found,) = run("B001", tmp_path)
+    assert (found.severity, found.where) == ("warning", MODELOPT)
+    assert run("B054", tmp_path) == []
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "7", '{"model_type": "llama"}', '{"a": ', None])
+def test_what_is_no_quantisation_is_refused(tmp_path, text):
+    file = tmp_path / "plan.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(CheckpointError, match="plan"):
+        read_quantisation(file)

@@ -1,0 +1,297 @@
+"""A block applied more or less often, against transformers' own models of that many layers."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as tr
+from scipy.stats import t
+from tests.boundary.tiny_models import _BERT, FAMILIES, V, build
+from tests.inspection.running.test_repeats import Affine, with_layers
+from tokenizers import Tokenizer, models
+
+from tiewise.boundary.locate import locate
+from tiewise.boundary.sharing.share import share_layers
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.core.errors import DataError, UnsupportedError
+from tiewise.inspection.running.loaded import Opened
+from tiewise.inspection.running.stack import Repeat
+from tiewise.inspection.sections.applications import applications_of, found_of, questions
+from tiewise.training.data.tokenizer import windows
+from tiewise.training.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
+
+TRAINED = 3
+T, COUNT = 16, 5
+SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
+DOT, WORDS = 4, np.arange(6, V)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a tokenizer of words and a full stop, in which every word begins with a capital."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    marks = {f"{name}_token": f"[{name.upper()}]" for name in SPECIAL}
+    words = dict(zip(marks.values(), SPECIAL.values(), strict=True))
+    words |= {".": DOT, "##s": 5} | {f"W{i}": i for i in WORDS}
+    tokenizer = Tokenizer(models.WordLevel({word: int(i) for word, i in words.items()}, unk_token="##s"))
+    tr.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(path)
+    (path / "config.json").write_text("{}")
+    return open_folder(path)
+
+
+def text():
+    """Sentences of three to five words, as ids [N]."""
+    draw = np.random.default_rng(0)
+    return np.concatenate([[*draw.choice(WORDS, draw.integers(3, 6)), DOT] for _ in range(60)])
+
+
+def opened(model, folder):
+    model = model.double().eval()
+    return Opened(folder, model, locate(model))
+
+
+def sweep(found, **changed):
+    return applications_of(found, text(), **{"length": T, "count": COUNT, "seed": 4} | changed)
+
+
+def albert(layers=TRAINED, **settings):
+    torch.manual_seed(0)
+    config = tr.AlbertConfig(**_BERT | {"embedding_size": 8, "num_hidden_layers": layers, "initializer_range": 0.3})
+    config.update(settings)
+    return tr.AlbertForMaskedLM(config)
+
+
+def open_albert(layers=TRAINED, sharing="all"):
+    torch.manual_seed(0)
+    sizes = _BERT | {"embedding_size": 8, "num_hidden_layers": layers, "initializer_range": 0.3}
+    return OpenAlbertForPreTraining(OpenAlbertConfig(**sizes, sharing=sharing))
+
+
+def decoder(name, layers=TRAINED, sharing="all", **settings):
+    kind, config, sizes = FAMILIES[name]
+    depth = "n_layer" if name == "gpt2" else "num_hidden_layers"
+    torch.manual_seed(0)
+    model = kind(config(**sizes | {depth: layers, "initializer_range": 0.3} | settings))
+    share_layers(model, sharing)
+    return model
+
+
+def nll_by_window(found, model=None):
+    """Of a whole model's own forward, window by window; of `model` with the weights of the one that was opened."""
+    hidden = isinstance(found.model, tr.AlbertForMaskedLM | OpenAlbertForPreTraining)
+    if model is None:
+        model = found.model
+    else:
+        missing = model.load_state_dict(found.model.double().state_dict(), strict=False).missing_keys
+        model = model.double().eval()
+        assert not any(f".{i}." in name for name in missing for i in (0, 1))  # of layers, only what these already are
+    each = []
+    with torch.no_grad():
+        if hidden:
+            for batch in questions(found, False, text(), T, COUNT, 4):
+                targets = batch.targets.split(batch.where.sum(1).tolist())
+                for logits, where, wanted in zip(model(**batch.given).logits, batch.where, targets, strict=True):
+                    each.append(F.cross_entropy(logits[where], wanted).item())
+        else:
+            texts = torch.from_numpy(windows(text(), T, COUNT))
+            for logits, ids in zip(model(texts).logits, texts, strict=True):
+                each.append(F.cross_entropy(logits[:-1], ids[1:]).item())
+    return np.array(each)
+
+
+MODELS = {  # of so many applications
+    "albert": albert,
+    "albert, two in a group": lambda layers=TRAINED: albert(layers, inner_group_num=2),
+    "open albert": open_albert,
+    "open albert, a block of two": lambda times=TRAINED: open_albert(2 * times, "all:cycle=2"),
+    "llama": lambda layers=TRAINED: decoder("llama", layers),
+    "gpt2": lambda layers=TRAINED: decoder("gpt2", layers),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_n_applications_are_a_model_of_n_layers(name, folder):
+    model = opened(MODELS[name](), folder)
+    found, own = sweep(model), nll_by_window(model)
+    nll, more, _ = found.curves
+    asked = "hidden" if "albert" in name else "next"
+    assert (nll.x, nll.mark) == (tuple(range(1, 25)), TRAINED)
+    assert re.fullmatch(rf"nll of \d+ {asked} tokens in {COUNT} windows", found.notes[0])
+    assert ("block of 2 layers" if "block of two" in name else "the layer") in found.answer
+    assert found["nll as trained"].value == pytest.approx(own.mean(), rel=1e-12)
+    seen = []
+    for times in (1, 2, 4, 9):
+        at, each = times - 1, nll_by_window(model, MODELS[name](times))
+        assert nll.y[at] == pytest.approx(each.mean(), rel=1e-9)
+        half = t.ppf(0.975, COUNT - 1) * each.std(ddof=1) / COUNT**0.5
+        assert nll.high[at] - nll.y[at] == pytest.approx(half, rel=1e-6)
+        assert more.y[at] == pytest.approx((each - own).mean(), rel=1e-6, abs=1e-12)
+        seen.append(nll.y[at])
+    assert len(set(np.round(seen, 4))) > 1  # applications do something
+
+
+def test_layers_that_see_a_part_of_the_text_in_turn_go_on_in_turn(folder):
+    model = opened(decoder("gemma2", 2, sliding_window=3), folder)
+    assert len(set(model.model.config.layer_types)) == 2
+    nll = sweep(model).curves[0]
+    for times in (1, 3, 4, 7):
+        each = nll_by_window(model, decoder("gemma2", times, sliding_window=3))
+        assert nll.y[times - 1] == pytest.approx(each.mean(), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["albert", "llama"])
+def test_changes_are_those_between_the_states_of_a_deep_model(name, folder):
+    model, deep = opened(MODELS[name](), folder), MODELS[name](9).double().eval()
+    deep.load_state_dict(model.model.state_dict(), strict=False)
+    each = []
+    for batch in questions(model, name == "llama", text(), T, COUNT, 4):
+        with torch.no_grad():
+            states = deep.base_model(**batch.given, output_hidden_states=True).hidden_states
+        sizes = [np.linalg.norm(state, axis=-1) for state in states[:-1]]  # the last of a decoder is normalised
+        steps = [np.linalg.norm(new - old, axis=-1) for old, new in pairwise(states[:-1])]
+        read = batch.readable.numpy()
+        assert read.all() == (name == "llama")  # rows of sentences leave some places empty
+        for row in range(len(read)):
+            each.append([(step / size)[row, read[row]].mean() for step, size in zip(steps, sizes, strict=False)])
+    assert sweep(model).curves[2].y[:8] == pytest.approx(np.mean(each, 0), rel=1e-9)
+
+
+def test_the_unigram_is_of_the_whole_text(folder):
+    found = sweep(opened(decoder("llama"), folder))
+    counts = np.bincount(text(), minlength=V) + 1
+    nll = -np.log(counts / counts.sum())[windows(text(), T, COUNT)[:, 1:]]
+    assert found["nll as trained"].chance == found.curves[0].level == pytest.approx(nll.mean(), rel=1e-12)
+    assert found.notes[0].startswith(f"nll of {nll.size} next tokens")
+
+
+@pytest.mark.parametrize("name", ["albert", "open albert", "llama"])
+def test_parameters_with_and_without_sharing_are_those_of_built_models(name, folder):
+    model = opened(MODELS[name](), folder)
+    found = sweep(model, count=2)
+    assert found["parameters"].value == sum({id(p): p.numel() for p in model.model.parameters()}.values())
+    apart = model.model
+    if name == "albert":
+        apart = albert(num_hidden_groups=TRAINED)
+    else:
+        share_layers(apart, "none")
+    whole = sum({id(p): p.numel() for p in apart.parameters()}.values())
+    assert found["parameters if each application had its own"].value == whole > found["parameters"].value
+
+
+def test_more_layers_than_24_are_all_measured(folder):
+    nll = sweep(opened(open_albert(26), folder), count=2).curves[0]
+    assert len(nll.y) == nll.mark == 26
+
+
+@pytest.mark.parametrize("name", ["albert", "llama"])
+def test_pieces_do_not_change_the_numbers(name, folder, monkeypatch):
+    model = opened(MODELS[name](), folder)
+    whole = sweep(model)
+    monkeypatch.setattr("tiewise.inspection.running.loaded.TOKENS_AT_ONCE", 2 * T)
+    monkeypatch.setattr("tiewise.inspection.running.stack.LOGITS", 20 * V)
+    apart = sweep(model)
+    assert whole.notes == apart.notes
+    for one, other in zip(whole.curves, apart.curves, strict=True):
+        assert one.y == pytest.approx(other.y, rel=1e-9)
+
+
+def test_an_encoder_is_asked_for_masked_tokens_of_sentences_of_the_text(folder):
+    found, ids = opened(albert(), folder), text()
+    stream = " ".join(map(str, ids))
+    (batch,) = questions(found, False, ids, T, COUNT, 4)
+    asked = batch.given["input_ids"].clone()
+    masked = asked[batch.where] == SPECIAL["mask"]
+    assert 0.5 < masked.double().mean() < 1  # of the chosen, 80 % on average
+    asked[batch.where] = batch.targets
+    for row, read, kinds in zip(asked, batch.readable, batch.given["token_type_ids"], strict=True):
+        assert row[0] == SPECIAL["cls"]
+        one, other = (row[read & (kinds == kind)].tolist() for kind in (0, 1))
+        assert one[-1] == other[-1] == SPECIAL["sep"]
+        assert " ".join(map(str, one[1:-1] + other[:-1])) in stream
+        assert one[-2] == other[-2] == DOT
+    other = questions(found, False, ids, T, COUNT, 5)[0]
+    assert not torch.equal(other.given["input_ids"], batch.given["input_ids"])
+
+
+def test_an_encoder_without_segments_is_given_none(folder):
+    found = opened(albert(type_vocab_size=1), folder)
+    assert set(questions(found, False, text(), T, COUNT, 4)[0].given) == {"input_ids", "attention_mask"}
+    assert sweep(found)["nll as trained"].value > 0
+
+
+def test_a_tokenizer_without_marks_and_a_text_without_a_window_are_refused(folder, tmp_path):
+    bare = Tokenizer(models.WordLevel({f"W{i}": i for i in range(V)}, unk_token="W0"))
+    tr.PreTrainedTokenizerFast(tokenizer_object=bare, mask_token="W3").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"its tokenizer has no \[CLS\], \[SEP\], \[PAD\]; put the model's own"):
+        sweep(opened(albert(), open_folder(tmp_path)))
+    with pytest.raises(DataError, match="hold no window of 16"):
+        applications_of(opened(decoder("llama"), folder), text()[:9], T)
+    with pytest.raises(DataError, match="no document has two sentences"):
+        applications_of(opened(albert(), folder), WORDS, T)
+
+
+def test_what_is_not_finite_is_no_number_and_never_the_best():
+    layer = Affine(1e9 * np.eye(16), np.zeros(16))  # fp32 ends at 3e38
+    found = sweep(with_layers([layer] * 2))
+    assert all(max(curve.x) < 24 for curve in found.curves)
+    assert found["nll as trained"].value >= found["nll there"].value > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: build("gpt2"), "every layer has parameters of its own"),
+        (lambda: albert(1), "one layer, applied once"),
+        (lambda: albert(4, num_hidden_groups=2), "its 4 layers share parameters in part only"),
+        (lambda: open_albert(3, "ffn"), "its 3 layers share parameters in part only"),
+        (lambda: open_albert(5, "all:cycle=2"), "in part only"),
+        (lambda: build("t5"), "an encoder and a decoder"),
+    ],
+)
+def test_where_no_block_is_repeated_the_reason_is_one_line(make, reason, folder):
+    with pytest.raises(UnsupportedError, match=reason) as caught:
+        sweep(opened(make(), folder))
+    assert "\n" not in str(caught.value)
+
+
+def measured(means=(4.0, 3.0, 2.0, 2.5), trained=3, spread=0.1, windows=4, layers=1):
+    """A sweep whose windows differ by `spread` times the number of applications."""
+    apart = np.linspace(-1, 1, windows) if windows > 1 else np.zeros(1)
+    nll = np.array([mean + spread * n * apart for n, mean in enumerate(means, 1)])
+    change = np.array([[0.5**n] * windows for n in range(len(means))])
+    return found_of(Repeat(0, layers, trained), nll, change, np.full(windows, 3.5), 1000, 3000)
+
+
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        (measured(), "no: the layer is applied 3 times, and no number up to 4 is better"),
+        (measured((2.0, 2.0, 2.0)), "no: the layer is applied 3 times, and no number up to 3 is better"),
+        (measured(layers=2), "no: the block of 2 layers is applied 3 times, and no number up to 4 is better"),
+        (measured(trained=2), "yes: 3 applications of the layer do better than the 2 of training"),
+        (measured(trained=2, spread=2), "not told apart: 3 applications of the layer and the 2 of training"),
+        (measured(trained=2, windows=1), "not told apart: 3 applications of the layer and the 2 of training"),
+    ],
+)
+def test_another_number_is_better_only_where_its_interval_says_so(found, answer):
+    assert found.answer == answer
+
+
+def test_the_loss_is_told_beside_the_frequencies_alone_and_with_what_sharing_saves():
+    found = measured(trained=2)
+    assert (found["nll as trained"].value, found["nll as trained"].chance) == (3.0, 3.5)
+    assert (found["best number"].value, found["there − as trained"].value) == (3, pytest.approx(-1))
+    assert "AdamW in fp32: 16 kB" in found["parameters"].why
+    assert "48 kB if none were shared" in found["parameters"].why
+
+
+def test_what_gave_no_number_is_not_drawn():
+    loss, more, change = measured((4.0, np.nan, 2.0, 2.5), trained=1).curves
+    assert (loss.x, loss.y, loss.mark) == ((1, 3, 4), pytest.approx((4.0, 2.0, 2.5)), 1)
+    assert (loss.level, loss.level_name) == (3.5, "token frequencies")
+    assert more.y == pytest.approx((0.0, -2.0, -1.5))
+    assert change.log

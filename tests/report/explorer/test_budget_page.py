@@ -1,0 +1,125 @@
+"""Budget: the page's figures are those that `tiewise plan` prints, at any sizes, to the digit."""
+
+import json
+import random
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tiewise.planning import plan_rows
+from tiewise.planning.costs import Setting
+from tiewise.planning.plan import plan
+from tiewise.planning.read_config import Sizes
+from tiewise.planning.resized import LETTERS, like
+from tiewise.report.explorer.page import facts
+
+TOLD = facts()
+PRESETS = {preset["name"]: preset["sizes"] for preset in TOLD["presets"]}
+NAMES = {letter: name for name, letter in LETTERS.items()}
+SHOWN = """(asked) => asked.map(({ name, at, kinds, dtype, but }) => {
+  const found = choices(name, at, kinds);
+  return { wrong: refused(name, at), rows: planRows(found, dtype), near: neighbourRows(neighbours(at, but)),
+    command: planCommand(name, at, kinds, dtype) };
+})"""
+
+
+def drawn(draw, name):
+    """Sizes of one preset: its own, or any that a model can have."""
+    own = PRESETS[name]
+    at = dict(own)
+    if draw.random() < 0.85:
+        at["H"] = draw.choice([1, 2, 6, 8, 12, 16, 71])
+        at |= {"V": draw.randint(2, 300_000), "D": at["H"] * draw.randint(1, 400), "L": draw.randint(1, 24)}
+        at |= {"F": draw.randint(1, 60_000), "K": draw.choice([k for k in range(1, at["H"] + 1) if at["H"] % k == 0])}
+        at = {letter: at[letter] for letter in own}
+    widest = next(f["table_width"] for p in TOLD["presets"] for f in [TOLD["forms"][p["form"]]] if p["name"] == name)
+    k, g = draw.randint(1, widest.get("", at["D"])), draw.choice([1, draw.randint(1, at["L"])])
+    kinds = draw.choice([["none"], ["none", "attention"], ["none", "ffn"], ["none", "all"], ["all"]])
+    return {**at, "k": k, "g": g}, kinds, draw.choice(["float32", "bfloat16"])
+
+
+def planned(name, at, kinds, dtype):
+    """What Python plans of the same: (its rows, its neighbours, without what the page does not show)."""
+    sizes = {NAMES[letter]: at[letter] for letter in PRESETS[name]}
+    moved = any(at[letter] != value for letter, value in PRESETS[name].items())
+    described = Sizes(**sizes, gated=TOLD["plain"][name]) if name in TOLD["plain"] else like(name, **sizes)
+    shares = [kind if kind == "none" or at["g"] == 1 else f"{kind}:groups={at['g']}" for kind in kinds]
+    asked = described if moved or name in TOLD["plain"] else name
+    record = plan(asked, ("untied", "tied", f"factored:{at['k']}"), shares, Setting(dtype=dtype)).record()
+    rows = plan_rows.rows(record)
+    return rows[: rows.index(["beside them"])], plan_rows.neighbours(record)
+
+
+def test_what_the_page_is_told_is_small_and_holds_every_model_of_like_layers():
+    assert len(json.dumps(TOLD, separators=(",", ":"))) < 60_000
+    assert {"gpt2", "llama-3-8b", "gemma-3-1b", "qwen3-30b-a3b", "albert-base-v2", "falcon-7b"} <= PRESETS.keys()
+    assert not {"t5-small", "modernbert-base", "deepseek-v3"} & PRESETS.keys()  # of two depths, or of unlike layers
+
+
+def test_the_page_prints_what_plan_prints_for_hundreds_of_settings(visit, monkeypatch):
+    nothing = {"nll": 0.0, "own": 0.0, "assumed": ""}  # not on the page, and most of a plan's time
+    monkeypatch.setattr("tiewise.planning.costs.first_loss", lambda *_: nothing)
+    draw = random.Random(3)
+    settings = [(name, *drawn(draw, name)) for name in [*PRESETS, *draw.choices(list(PRESETS), k=120)]]
+    alike = [name if at.items() >= PRESETS[name].items() else None for name, at, *_ in settings]
+    keys = ("name", "at", "kinds", "dtype", "but")
+    asked = [dict(zip(keys, (*each, but), strict=True)) for each, but in zip(settings, alike, strict=True)]
+    found = visit("at=budget").page.evaluate(SHOWN, asked)
+    assert len(found) > 200
+    for setting, shown in zip(settings, found, strict=True):
+        rows, near = planned(*setting)
+        assert shown["wrong"] is None, setting
+        assert shown["rows"] == rows, setting
+        assert shown["near"] == near, setting
+
+
+@pytest.mark.parametrize("name", ["gpt2", "sizes alone, gated"])
+def test_the_command_that_it_names_prints_the_same(visit, name):
+    at = {**PRESETS[name], "D": 1536, "K": 12, "L": 7, "F": 5_000, "k": 77, "g": 2}
+    at = {letter: at[letter] for letter in (*PRESETS[name], "k", "g")}
+    asked = {"name": name, "at": at, "kinds": ["none", "ffn"], "dtype": "bfloat16", "but": None}
+    (shown,) = visit("at=budget").page.evaluate(SHOWN, [asked])
+    command = [sys.executable, "-m", *shlex.split(shown["command"]), "--json"]
+    record = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert plan_rows.rows(record)[: len(shown["rows"])] == shown["rows"]
+
+
+def test_a_number_that_is_typed_stands_and_dragging_takes_steps(visit):
+    page = visit("at=budget").page
+    box, slide = page.get_by_role("spinbutton", name="Vocabulary"), page.get_by_role("slider", name="Vocabulary")
+    assert box.input_value() == "50257"
+    box.focus()
+    page.keyboard.press("ArrowUp")
+    assert box.input_value() == "50258"
+    assert "38,598,144" in page.locator("table").first.inner_text()
+    box.fill("1.5")
+    assert box.get_attribute("aria-invalid") == "true"
+    assert "38,598,144" in page.locator("table").first.inner_text()
+    slide.focus()
+    page.keyboard.press("ArrowRight")
+    assert int(box.input_value()) % 256 == 0
+    assert f"sizes={box.input_value()},768,12,3072,12" in page.url
+
+
+def test_sizes_that_are_no_model_are_refused_in_a_sentence_and_the_next_ones_work(visit):
+    page = visit("at=budget").page
+    page.get_by_role("spinbutton", name="Attention heads").fill("13")
+    assert "Choose H = 12 or 16, or another D." in page.locator(".finding").inner_text()
+    page.get_by_role("spinbutton", name="Attention heads").fill("16")
+    assert "124,439,808" in page.locator(".finding").inner_text()
+    page.get_by_role("spinbutton", name="Factored table").fill("769")
+    assert "Choose k ≤ 768" in page.locator(".finding").inner_text()
+
+
+def test_a_model_is_chosen_and_its_address_shows_the_same_again(visit):
+    page = visit("at=budget&like=nobody&sizes=1,x,-3,,&k=1e9&share=some&groups=-1&dtype=int4").page
+    assert "124,439,808" in page.locator(".finding").inner_text()  # what makes no sense is as at first
+    page.get_by_label("Like this model").select_option("llama-3-8b")
+    page.get_by_role("button", name="nothing").click()
+    page.get_by_role("button", name="bfloat16").click()
+    wanted = page.locator("#budget").inner_text()
+    assert "8,030,261,248" in wanted
+    again = visit(page.url.partition("#")[2]).page
+    assert again.locator("#budget").inner_text() == wanted

@@ -1,0 +1,142 @@
+"""Runs on the page: what it says of comparisons is what their own reports say, of several folders side by side."""
+
+import json
+import statistics
+from dataclasses import replace
+
+import pytest
+from tests.report.comparison_sample import albert_comparison, sample_comparison
+from tests.report.opened_page import EVIL
+
+from tiewise.core.errors import CheckpointError, RunError
+from tiewise.core.found import plain
+from tiewise.report.comparison_found import difference, results, verdict
+from tiewise.report.explorer.compared import compared
+from tiewise.report.explorer.page import explore
+from tiewise.training.folder import METRICS, RESULT, RESULTS, folder_name
+from tiewise.training.results import CurvePoint, complete
+
+SMALL, LARGE = sample_comparison(demo=False), sample_comparison(arms=("tied", "untied"), seeds=(0, 1, 2, 3), steps=1600)
+
+
+def write(folder, comparison):
+    folder.mkdir(parents=True)
+    (folder / RESULTS).write_text(json.dumps(comparison.record()))
+    (folder / "run.yaml").write_text(json.dumps({"arms": comparison.arms, "seeds": len(comparison.seeds)}))
+    return folder
+
+
+def begun(folder, arms=("tied", "factored:64"), *, seeds=2, **more):
+    """A comparison of which one run has ended, one is torn in the middle of a line, and the others have not begun."""
+    folder.mkdir()
+    (folder / "run.yaml").write_text(json.dumps({"arms": arms, "seeds": seeds, **more}))
+    for seed, steps in ((1, 5), (2, 3)):
+        own = folder / folder_name(arms[0]) / f"seed-{seed}"
+        own.mkdir(parents=True)
+        lines = [json.dumps({"step": 10 * i, "train_nll": 9 - i, "heldout_nll": 9.5 - i}) for i in range(1, steps + 1)]
+        (own / METRICS).write_text("\n".join([*lines, '{"step": 9']))
+    (own / RESULT).write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    folders = write(root / "small", SMALL), write(root / "large", LARGE), begun(root / "begun")
+    return explore(*folders).write(root / "page.html")
+
+
+def test_verdicts_come_first_and_tables_are_those_of_the_report(visit, three):
+    page = visit(path=three).page  # the part that was asked for is open
+    said = page.locator("#runs > .finding").all_inner_texts()
+    assert said[:2] == [f"small: {verdict(SMALL)}", f"large: {verdict(LARGE)}"]
+    assert said[2] == "begun: Not finished: 1 of 4 runs have ended, so no difference is told yet."
+    for name, comparison in (("small", SMALL), ("large", LARGE)):
+        rows = page.get_by_role("region", name=f"Results of {name}").locator("tr").all()
+        shown = [row.locator("th, td").all_inner_texts() for row in rows]
+        table = results(comparison)
+        assert shown == [list(table.header), *map(list, table.rows)]
+    wanted = [d for c in (SMALL, LARGE) for arm in c.arms if (d := c.difference(arm, "heldout_nll"))]
+    said = page.locator(".intervals > div > :last-child").all_inner_texts()
+    assert said == [str(difference(d)) for d in wanted]
+    assert page.locator(".about pre").last.inner_text().endswith("begun --resume")
+
+
+def test_curves_say_the_mean_over_seeds_of_the_measure_that_was_chosen_on_one_scale_or_an_own_one(visit, three):
+    page = visit("at=runs", path=three).page
+    ticks = "[...e.querySelectorAll('text[text-anchor=end]')].map(t => t.textContent).join()"
+    scales = f"[...document.querySelectorAll('svg.curves')].map(e => {ticks})"
+    assert len(set(one := page.evaluate(scales))) == 1 < len(one) == 3
+    page.get_by_role("button", name="A scale for each").click()
+    assert len(set(page.evaluate(scales))) > 1
+    for measure, value in (("Validation loss", "heldout_nll"), ("Training loss", "train_nll"), ("Cosine", "cosine")):
+        page.get_by_role("button", name=measure).click()
+        legend = page.locator("figure", has_text="small").locator(".legend").first.locator("b").all_inner_texts()
+        last = [[getattr(run.curve[-1], value) for run in SMALL.of(arm)] for arm in SMALL.arms]
+        assert legend == [plain(statistics.fmean(of), 4) for of in last if of[0] is not None]
+    page.get_by_role("button", name="Minus the reference").click()
+    tied, untied = (statistics.fmean(run.curve[-1].heldout_nll for run in SMALL.of(arm)) for arm in ("tied", "untied"))
+    assert page.locator(".legend b").first.inner_text() == plain(untied - tied, 4)
+    assert "r.measure=ahead" in page.url
+
+
+def test_a_choice_has_one_colour_in_every_run_and_hostile_names_stay_text(visit, tmp_path):
+    runs = [replace(run, arm=EVIL) if run.arm != "tied" else run for run in SMALL.runs[:6]]
+    evil = complete(replace(SMALL, arms=["tied", EVIL], runs=runs))
+    paths = write(tmp_path / EVIL.replace("/", "_")[:40], evil), write(tmp_path / "large", LARGE)
+    page = visit(path=explore(*paths).write(tmp_path / "page.html")).page
+    assert EVIL in page.locator(".legend").first.inner_text()
+    strokes = "[...document.querySelectorAll('.legend')].map(e => e.querySelector('path').getAttribute('stroke'))"
+    assert page.evaluate(strokes) == ["#2f7fd1", "#2f7fd1"]
+
+
+def test_runs_without_curves_or_with_diverged_ones_show_what_there_is(visit, tmp_path):
+    bare = complete(replace(SMALL, runs=[replace(run, curve=[]) for run in SMALL.runs]))
+    lost = [CurvePoint(1, 1, heldout_nll=5.0), CurvePoint(2, 2, heldout_nll=float("nan"))]
+    nan = complete(replace(LARGE, runs=[replace(run, heldout_nll=float("nan"), curve=lost) for run in LARGE.runs]))
+    for name, made in (("bare", bare), ("nan", nan), ("albert", albert_comparison())):
+        page = visit(path=explore(write(tmp_path / name, made)).write(tmp_path / f"{name}.html")).page
+        assert page.locator("#runs .finding").inner_text() == verdict(made)
+        assert not {"undefined", "false", "null"} & set(page.locator("#runs").inner_text().split())
+    alone = begun(tmp_path / "alone", ("tied",), seed=1)
+    page = visit(path=explore(alone).write(tmp_path / "alone.html")).page
+    assert "nothing to compare it with" in page.locator("#runs .finding").inner_text()
+    assert page.locator(".about pre").inner_text() == f"tiewise train --out {alone} --resume"
+
+
+def test_runs_that_have_not_begun_are_counted_and_not_looked_for(tmp_path):
+    (run,) = compared([begun(tmp_path / "many", seeds=10**15)])["runs"]
+    assert run["verdict"].startswith("Not finished: 1 of 2000000000000000 runs have ended")
+
+
+def test_long_curves_are_thinned_to_what_can_be_seen_and_keep_their_end(tmp_path):
+    run = replace(LARGE.runs[0], curve=[CurvePoint(i, i, train_nll=5.0) for i in range(4_000)])
+    found = compared([write(tmp_path / "long", complete(replace(LARGE, runs=[run, *LARGE.runs[4:5]])))])
+    points = found["runs"][0]["measures"]["training"]["lines"][0]["points"]
+    assert 300 < len(points) <= 401
+    assert points[-1][0] == 3_999
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (RESULTS, "{", "cannot be read"),
+        (RESULTS, '{"schema": 99}', "this version reads"),
+        ("run.yaml", "arms: 3", "names no arms and seeds"),
+        ("run.yaml", "[", "is not YAML"),
+    ],
+)
+def test_what_cannot_be_read_is_said_with_a_way_out(tmp_path, name, text, said):
+    (tmp_path / "run.yaml").write_text("arms: [tied]")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RunError, match=said) as error:
+        explore(tmp_path)
+    assert error.value.fix
+
+
+def test_a_folder_that_is_neither_run_nor_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="no file of tensors") as error:
+        explore(tmp_path)
+    assert "tiewise compare" in error.value.fix
+    with pytest.raises(RunError, match="2 checkpoints"):
+        explore(tmp_path, tmp_path / "other")

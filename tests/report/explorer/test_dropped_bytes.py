@@ -1,0 +1,204 @@
+"""Stored numbers in the browser: every pattern of the small types as torch reads it; files that lie."""
+
+import json
+from base64 import b64encode
+
+import numpy as np
+import pytest
+import torch
+from tests.report.explorer.dropping import drop, refusal
+
+from tiny_checkpoints import llama, llama_config, table, write_checkpoint, write_sparse  # isort: skip - see dropping.py
+
+DECODE = """([dtype, text]) => {
+  const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0)), values = decoderOf(dtype)(bytes.buffer);
+  const wide = Float64Array.from(values);
+  const bits = [...new Uint32Array(Float32Array.from(wide).buffer)];
+  return bits.map((code, i) => Number.isNaN(wide[i]) ? -1 : code).join(" ");
+}"""
+
+
+def in_page(dropper, dtype, raw):
+    return np.array(dropper.page.evaluate(DECODE, [dtype, b64encode(raw).decode()]).split(), np.int64)
+
+
+def bits_of(values):
+    wide = values.float().numpy()
+    return np.where(np.isnan(wide), -1, wide.view(np.uint32).astype(np.int64))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "codes"),
+    [
+        ("F16", torch.float16, torch.int16),
+        ("BF16", torch.bfloat16, torch.int16),
+        ("F8_E4M3", torch.float8_e4m3fn, torch.int8),
+        ("F8_E5M2", torch.float8_e5m2, torch.int8),
+        ("I8", torch.int8, torch.int8),
+    ],
+)
+def test_every_pattern_decodes_as_torch_does(dropper, dtype, kind, codes):
+    bits = 8 * torch.empty(0, dtype=codes).element_size()
+    patterns = torch.arange(2**bits).sub(2 ** (bits - 1)).to(codes)
+    assert np.array_equal(in_page(dropper, dtype, patterns.numpy().tobytes()), bits_of(patterns.view(kind)))
+
+
+def test_wide_types_keep_every_digit(dropper):
+    bits = torch.from_numpy(np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32).view(np.int32))
+    assert np.array_equal(in_page(dropper, "F32", bits.numpy().tobytes()), bits_of(bits.view(torch.float32)))
+    wide = torch.randn(500, dtype=torch.float64)
+    assert np.array_equal(in_page(dropper, "F64", wide.numpy().tobytes()), bits_of(wide))
+
+
+ROUND = "([dtype, values]) => values.map(x => roundedTo(dtype, x))"
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("F16", torch.float16), ("BF16", torch.bfloat16)])
+def test_rounding_to_a_narrower_type_is_torchs(dropper, dtype, kind):
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(kind).float()
+    every = every[every.isfinite()].sort().values
+    between = torch.cat([(every[1:] + every[:-1]) / 2, torch.nextafter(every, torch.tensor(0.0)), torch.randn(2000)])
+    chosen = between[between.isfinite()].double()[::9]
+    made = torch.tensor(dropper.page.evaluate(ROUND, [dtype, chosen.tolist()]), dtype=torch.float64)
+    fits = made.isfinite()  # JSON has no infinity
+    assert torch.equal(made[fits], chosen.float().to(kind).double()[fits])
+
+
+def header(record, data=b"", length=None):
+    text = record if isinstance(record, bytes) else json.dumps(record).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+BAD = {
+    "empty": b"",
+    "seven bytes": b"1234567",
+    "zeros": bytes(16),
+    "no header behind a length": (100).to_bytes(8, "little"),
+    "header of 2 to the 63": (2**63).to_bytes(8, "little") + b"{}",
+    "no JSON": header(b"{'a': 1}", bytes(16)),
+    "no UTF-8": header(b'{"\xff\xfe": 1}'),
+    "a list": header([1, 2]),
+    "a list of lists": header(b"[" * 100_000),
+    "entry of a wrong kind": header({"a": 3}),
+    "unknown type": header({"a": ENTRY | {"dtype": "F33"}}, bytes(16)),
+    "type that is a number": header({"a": ENTRY | {"dtype": 7}}, bytes(16)),
+    "type of every object": header({"a": ENTRY | {"dtype": "constructor"}}, bytes(16)),
+    "negative shape": header({"a": ENTRY | {"shape": [-2, -2]}}, bytes(16)),
+    "shape of halves": header({"a": ENTRY | {"shape": [0.5, 8]}}, bytes(16)),
+    "shape that overflows": header({"a": ENTRY | {"shape": [2**52, 2**52]}}, bytes(16)),
+    "shape that is text": header({"a": ENTRY | {"shape": "22"}}, bytes(16)),
+    "offsets beyond": header({"a": ENTRY | {"data_offsets": [2**52, 2**52 + 16]}}, bytes(16)),
+    "offsets turned": header({"a": ENTRY | {"data_offsets": [16, 0]}}, bytes(16)),
+    "one offset": header({"a": ENTRY | {"data_offsets": [16]}}, bytes(16)),
+    "overlap": header({"a": ENTRY, "b": ENTRY}, bytes(16)),
+    "gap": header({"a": ENTRY, "b": ENTRY | {"data_offsets": [20, 36]}}, bytes(36)),
+    "cut": header({"a": ENTRY}, bytes(15)),
+    "longer": header({"a": ENTRY}, bytes(17)),
+    "one name twice": header(b'{"a": %s, "\\u0061": %s}' % ((json.dumps(ENTRY).encode(),) * 2), bytes(32)),
+    "metadata of numbers": header({"__metadata__": {"a": 1}, "a": ENTRY}, bytes(16)),
+    "markup": header({"<img src=x onerror=alert(1)>": 3}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_damaged_file_is_refused_in_a_sentence(dropper, tmp_path, name):
+    (tmp_path / "model.safetensors").write_bytes(BAD[name])
+    said = refusal(dropper, tmp_path)
+    assert said.startswith("model.safetensors: ")
+    assert said.endswith(".")
+    assert "page failed" not in said
+    assert len(said) < 300
+    assert dropper.page.locator("#refused *").count() == 0
+
+
+@pytest.mark.slow
+def test_a_header_of_a_hundred_megabytes_leaves_the_page_alive(dropper, tmp_path):
+    many = b'{"a":[' + b"0," * 7_000_000 + b"0]}"
+    (tmp_path / "model.safetensors").write_bytes(header(many))
+    assert "more than 6,000,000 values" in refusal(dropper, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(header(b"[" * 40_000_000))
+    page = dropper.page
+    page.set_input_files("#folder", tmp_path)
+    page.locator("#theme").click()  # while it is read
+    page.locator("#theme").click()
+    page.locator("#refused").wait_for()
+    (tmp_path / "model.safetensors").write_bytes((100_000_001).to_bytes(8, "little") + bytes(100_000_001))
+    assert "claims 100,000,001 bytes" in refusal(dropper, tmp_path)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"pytorch_model.bin": "x"}, "pickled weights alone (pytorch_model.bin)"),
+        ({"adapter_config.json": "{}"}, "tiewise check"),
+        ({"model.gguf": "GGUF"}, "tiewise check model.gguf"),
+        ({"README.md": "x"}, "no file of tensors"),
+        ({INDEX: '{"weight_map": {"a": "../b.safetensors"}}'}, "does not lie in the folder"),
+        ({INDEX: '{"weight_map": 3}'}, "no weight_map"),
+        ({INDEX: '{"weight_map": {"a": "b.safetensors"}}'}, "choose the whole folder"),
+    ],
+)
+def test_what_is_no_checkpoint_is_said_in_a_sentence(dropper, tmp_path, files, words):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert words in refusal(dropper, tmp_path)
+
+
+def test_one_bad_file_does_not_hide_the_others(dropper, tmp_path):
+    path = llama(tmp_path / "a", shards=2)
+    shard = sorted(path.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    (path / "tokenizer.json").write_text("{")
+    said = drop(dropper, path, answered=False).locator("#checkpoint").inner_text()
+    assert "ends 1 bytes before its tensors do" in said
+    assert "tokenizer.json: not readable as JSON" in said
+    assert "could not be read" in said
+    odd = '{"architectures": 5, "vocab_size": "x", "text_config": [], "tie_word_embeddings": NaN}'
+    for config in ("[1]", "{", odd):
+        (path / "config.json").write_text(config)
+        drop(dropper, path, answered=False)
+
+
+def test_a_long_read_can_be_cancelled(dropper, tmp_path):
+    tables = {name: ("F32", [2_000_000, 256]) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    write_sparse(tmp_path / "model.safetensors", tables)  # holes, which take no disk
+    (tmp_path / "config.json").write_text(json.dumps(llama_config(False, 2_000_000, 256)))
+    page = dropper.page
+    page.set_input_files("#folder", tmp_path)
+    page.locator("progress[aria-label^=Comparing]").wait_for()
+    page.locator("#cancel").click()
+    page.locator("#verdict").wait_for()
+    assert "were not compared" in page.locator("#verdict").inner_text()
+    page.locator("progress[aria-label^=Reading]").wait_for()
+    page.keyboard.press("Tab")
+    page.locator("#cancel").press("Enter")
+    page.locator("#refused").wait_for()
+    assert page.locator("#refused").inner_text() == "Cancelled."
+
+
+def test_a_file_that_became_shorter_while_it_lay_there(dropper, tmp_path):
+    path = llama(tmp_path / "a")
+    page = drop(dropper, path)
+    (path / "model.safetensors").write_bytes(b"gone")
+    page.locator("#words").fill("#3, #4")
+    page.locator("#words").press("Enter")
+    page.locator("#refused").wait_for()
+    assert "choose it again" in page.locator("#refused").inner_text()
+
+
+def test_no_text_of_a_file_becomes_markup(dropper, tmp_path):
+    evil = "<img src=x onerror=alert(1)>"
+    tokenizer = {"model": {"type": "BPE", "vocab": {f"{evil}{i}": i for i in range(24)}, "merges": []}}
+    path = write_checkpoint(
+        tmp_path / evil.replace("/", "_"),
+        llama_config(),
+        {"lm_head.weight": table(), "model.embed_tokens.weight": table(), f"{evil}.weight": table()},
+        tokenizer=tokenizer,
+    )
+    page = drop(dropper, path)
+    assert page.locator("#checkpoint img").count() == 0
+    assert evil in page.locator("#checkpoint").inner_text()

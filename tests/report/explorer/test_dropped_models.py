@@ -1,0 +1,216 @@
+"""Models that transformers saved, dropped on the page: what it says of words is what torch computes."""
+
+import ast
+import contextlib
+import io
+import json
+import shlex
+
+import numpy as np
+import pytest
+import torch
+import transformers as tr
+from safetensors.torch import load_file, save_file
+from tests.report.explorer.dropping import drop
+
+from tiewise.training.data.tokenizer import make_tokenizer
+
+V, D = 257, 24
+SMALL = {"hidden_size": D, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL |= {"num_key_value_heads": 2, "head_dim": 12}
+WORDS = "a, b, #200"
+
+
+def llama(**more):
+    return tr.LlamaForCausalLM(tr.LlamaConfig(vocab_size=V, **SMALL, **more))
+
+
+MODELS = {
+    "llama, untied": lambda: llama(tie_word_embeddings=False),
+    "llama, tied": lambda: llama(tie_word_embeddings=True),
+    "gpt2": lambda: tr.GPT2LMHeadModel(tr.GPT2Config(vocab_size=V, n_embd=D, n_layer=1, n_head=2, n_positions=16)),
+    "gemma": lambda: tr.GemmaForCausalLM(tr.GemmaConfig(vocab_size=V, **SMALL)),
+    "t5": lambda: tr.T5ForConditionalGeneration(
+        tr.T5Config(vocab_size=V, d_model=D, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    ),
+    "bert": lambda: tr.BertForMaskedLM(tr.BertConfig(vocab_size=V, **SMALL, max_position_embeddings=16)),
+    "opt": lambda: tr.OPTForCausalLM(
+        tr.OPTConfig(vocab_size=V, hidden_size=D, word_embed_proj_dim=D, ffn_dim=32, num_hidden_layers=1,
+                     num_attention_heads=2, max_position_embeddings=16)
+    ),
+}  # fmt: skip
+
+
+def applied(model, ids):
+    """The model's logits behind each token with no layer between: its own modules, called by hand. None: not known."""
+    rows, head = model.get_input_embeddings()(ids), model.get_output_embeddings()
+    if isinstance(model, tr.LlamaForCausalLM):
+        return head(model.model.norm(rows))
+    if isinstance(model, tr.GemmaForCausalLM):  # whose lookup scales by itself, or its model does
+        scaled = rows if hasattr(model.get_input_embeddings(), "embed_scale") else rows * D**0.5
+        return head(model.model.norm(scaled))
+    if isinstance(model, tr.GPT2LMHeadModel):
+        return head(model.transformer.ln_f(rows))
+    if isinstance(model, tr.OPTForCausalLM):
+        return head(model.model.decoder.final_layer_norm(rows))
+    return None
+
+
+def printed(page, path):
+    """What the Python commands under every figure print where a reader would run them: {title: [printed…]}."""
+    said = {}
+    for panel in page.locator("#answer figure").all():
+        lines = panel.locator(".command pre").all_text_contents()
+        said[panel.locator("h2").inner_text()] = made = []
+        for line in (line for line in lines if line.startswith("python -c")):
+            told = io.StringIO()
+            with contextlib.chdir(path.parent), contextlib.redirect_stdout(told):
+                exec(shlex.split(line)[2], {})
+            made.append(ast.literal_eval(told.getvalue()))
+    return said
+
+
+def every_number_is_repeated(page, path, within=1e-9):
+    """Hold what the page found against what its own commands print."""
+    found, said = page.evaluate("dropped.result"), printed(page, path)
+
+    def near(a, b):
+        np.testing.assert_allclose(np.array(a, float), np.array(b, float), rtol=0, atol=within)
+
+    (stored,) = said["Scores both ways"]
+    near([(s, r) for s, _, r in stored], [(way["score"], way["rank"]) for way in found["ways"]])
+    if "As the model applies it" in said:
+        (applied,) = said["As the model applies it"]
+        near(applied, [(way["logit"], np.exp(way["log"]), way["modelRank"]) for way in found["ways"]])
+    tied = found["near"]["output"] is None
+    titles = {"input": "Nearest rows, at both ends" if tied else "Nearest rows at the input"}
+    titles |= {} if tied else {"output": "Nearest rows at the output"}
+    for end, title in titles.items():
+        ((values, ids),) = said[title][0]
+        near(values, [[one["value"] for one in row] for row in found["near"][end]])
+        assert ids == [[one["id"] for one in row] for row in found["near"][end]]
+    ((values, ids),) = said["Highest scores behind each word"][0]
+    near(values, [[one["value"] for one in row] for row in found["after"]])
+    if len(found["ids"]) > 2:
+        near(said["Direct path of all words"][0], found["plain"])
+    for i, end in enumerate(titles):
+        lengths, bands = said["Lengths of rows"][2 * i : 2 * i + 2]
+        near(lengths, found["lengths"][end])
+        near(bands, [[band[of] for of in ("token", "low", "middle", "high")] for band in found["bands"][end]])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, kind, marks=[] if kind == torch.bfloat16 else [pytest.mark.slow])
+        for name in MODELS
+        for kind in (torch.bfloat16, torch.float32, torch.float16)
+    ],
+)
+def test_scores_ranks_and_neighbours_are_torchs(dropper, tmp_path, name, dtype):
+    torch.manual_seed(1)
+    model = MODELS[name]().to(dtype)
+    with torch.no_grad():
+        for part in model.parameters():  # norms and biases too: those of a fresh model do nothing
+            part.copy_(torch.randn_like(part))
+    path = tmp_path / "model"
+    model.save_pretrained(path, max_shard_size="20kB")
+    make_tokenizer("bytes").save_pretrained(path)
+    model = model.double()
+    first, second = (w.weight.double().detach() for w in (model.get_input_embeddings(), model.get_output_embeddings()))
+    ids = torch.tensor([make_tokenizer("bytes").convert_tokens_to_ids(one) for one in "ab"] + [200])
+
+    page = dropper.page
+    drop(dropper, path)
+    page.locator("#words").fill(WORDS)
+    page.evaluate("dropped.result = null; document.getElementById('copy-issue').remove()")
+    page.get_by_role("button", name="Score them").click()
+    page.locator("#copy-issue").wait_for()
+    found = page.evaluate("dropped.result")
+
+    scores = first[ids] @ second.T
+    assert found["ids"] == ids.tolist()
+    np.testing.assert_allclose(found["plain"], scores[:, ids].numpy(), atol=1e-4, rtol=0)
+    logits = applied(model, ids)
+    for way, (i, j) in zip(found["ways"], ((0, 1), (1, 0)), strict=True):
+        assert (way["from"], way["to"]) == (ids[i], ids[j])
+        assert way["score"] == pytest.approx(scores[i, ids[j]].item(), abs=1e-4)
+        assert way["rank"] == 1 + (scores[i] > scores[i, ids[j]] + 1e-9).sum().item()
+        assert ("logit" in way) == (logits is not None)
+        if logits is not None:
+            assert way["logit"] == pytest.approx(logits[i, ids[j]].item(), abs=1e-4)
+            assert way["modelRank"] == 1 + (logits[i] > logits[i, ids[j]] + 1e-9).sum().item()
+            assert way["log"] == pytest.approx(logits[i].log_softmax(0)[ids[j]].item(), abs=1e-4)
+    for end, table in (("input", first), ("output", second)):
+        if found["near"][end] is not None:
+            angles = torch.nn.functional.cosine_similarity(table[ids[0]], table, dim=1)
+            angles[ids[0]] = -2
+            nearest = [[one["id"], one["value"]] for one in found["near"][end][0]]
+            np.testing.assert_allclose(nearest, torch.stack(angles.topk(8)[::-1], 1), atol=1e-6)
+            np.testing.assert_allclose(found["lengths"][end], table[ids].norm(dim=1), atol=1e-6)
+    assert (found["near"]["output"] is None) == torch.equal(first, second)
+    every_number_is_repeated(page, path)
+
+
+def quantised(path, scale_name, blocks, dtype):
+    """A Llama whose two tables are stored as codes with scales; the tables that they stand for."""
+    model = llama(tie_word_embeddings=False)
+    model.save_pretrained(path)
+    tensors, made = load_file(path / "model.safetensors"), []
+    for name in ("model.embed_tokens", "lm_head"):
+        values, (down, along) = torch.randn(V, D), blocks
+        whole = torch.nn.functional.pad(values, (0, -D % along, 0, -V % down))
+        parts = whole.reshape(len(whole) // down, down, -1, along).abs().amax((1, 3))
+        top = 127.0 if dtype == torch.int8 else 448.0
+        scale = parts / top
+        spread = scale.repeat_interleave(down, 0).repeat_interleave(along, 1)[:V, :D]
+        codes = (values / spread).round().to(torch.int8) if dtype == torch.int8 else (values / spread).to(dtype)
+        stored = scale.squeeze(1) * 127 if scale_name == "SCB" else scale
+        tensors |= {f"{name}.weight": codes, f"{name}.{scale_name}": stored.contiguous()}
+        made.append(codes.float() * spread)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    if blocks != (1, D):
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": list(blocks)}
+    (path / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("scale", "blocks", "dtype"),
+    [
+        ("SCB", (1, D), torch.int8),  # bitsandbytes
+        ("weight_scale", (1, D), torch.int8),  # compressed-tensors
+        ("weight_scale", (1, D), torch.float8_e4m3fn),
+        ("weight_scale_inv", (128, 16), torch.float8_e4m3fn),  # DeepSeek's blocks, the last ones cut
+    ],
+)
+def test_quantised_tables_are_read_with_their_scales(dropper, tmp_path, scale, blocks, dtype):
+    torch.manual_seed(2)
+    first, second = quantised(tmp_path / "q", scale, blocks, dtype)
+    page = drop(dropper, tmp_path / "q")
+    found = page.evaluate("dropped.result")
+    a, b = found["ids"]
+    np.testing.assert_allclose(found["plain"], (first[[a, b]] @ second[[a, b]].T).numpy(), atol=1e-4)
+    assert "packed" in page.locator("dl.said").inner_text()
+    every_number_is_repeated(page, tmp_path / "q", 1e-6)  # the page multiplies codes by scales in 32 bits
+
+
+def test_packed_tables_are_named_and_not_read(dropper, tmp_path):
+    quantised(tmp_path / "q", "weight_zero_point", (1, D), torch.int8)
+    said = drop(dropper, tmp_path / "q", answered=False).locator("#checkpoint").inner_text()
+    assert "is packed (I8 beside weight_zero_point) in a way that this page does not read" in said
+
+
+def test_a_table_stored_twice_is_one_and_the_report_says_how_to_repeat_everything(dropper, tmp_path):
+    path = tmp_path / "twice"
+    llama(tie_word_embeddings=True).save_pretrained(path)
+    tensors = load_file(path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    page = drop(dropper, path)
+    assert page.locator("#verdict").inner_text().endswith("It is tied, and stores its one table twice.")
+    assert page.evaluate("dropped.result.near.output") is None
+    report = page.locator("#issue").input_value()
+    assert "tiewise dedupe twice --to NEW_DIR" in report
+    assert "tiewise check twice" in report

@@ -1,0 +1,222 @@
+"""The documentation's examples are run by `make docs`; here, that what is wrong on a page does not pass."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUN = runpy.run_path(str(ROOT / "tools" / "run_docs.py"))
+HOLD = runpy.run_path(str(ROOT / "tools" / "hold_numbers.py"))
+PAGES = [page for page in RUN["PAGES"] if page.suffix == ".md"]
+
+GOOD = """
+Two and two is 4<!-- = 2 + 2 -->, and text.txt has 5<!-- = size --> letters.
+
+```python
+size = len(open("text.txt").read())
+```
+
+```python
+>>> size + 1
+6
+```
+
+<!-- slow: an hour -->
+```sh
+exit 7
+```
+
+```sh
+grep -c l text.txt > count.txt
+```
+
+```console
+$ cat count.txt text.txt
+1
+hello
+```
+
+```text
+never run
+```
+"""
+WRONG = {
+    "a wrong number": ("5<!--", "6<!--", "5 is printed as 6"),
+    "another answer": ("\n6\n", "\n7\n", "Expected"),
+    "Python that raises": ("size = len(", "size = 1 / 0 + len(", "line 5"),
+    "a command that fails": ("grep -c l text", "grep -c l nothing", "line 19"),
+    "other output": ("hello\n```", "goodbye\n```", "does not say 'goodbye'"),
+}
+
+
+@pytest.fixture
+def kit(tmp_path):
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "text.txt").write_text("hello")
+    return tmp_path / "kit"
+
+
+def run(kit, text):
+    page = kit.parent / "page.md"
+    page.write_text(text)
+    return RUN["run"](page, kit)
+
+
+def test_a_page_that_is_right_passes(kit):
+    assert run(kit, GOOD) is None
+    assert run(kit, "no code") is None
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_told_with_its_line(kit, what):
+    old, new, says = WRONG[what]
+    assert GOOD.count(old) == 1
+    told = run(kit, GOOD.replace(old, new))
+    assert told is not None
+    assert says in told
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("```\nx\n```\n", "without its kind"),
+        ("<!-- quick -->\n```sh\nx\n```\n", "no mark"),
+        ("It took 3.5 s.\n", "line 1: 3.5: no source is named"),
+    ],
+)
+def test_a_fence_says_what_it_is_and_a_number_where_it_is_from(kit, text, says):
+    assert says in run(kit, text)
+
+
+def test_the_numbers_of_a_page_are_told_with_what_makes_them(tmp_path):
+    (tmp_path / "page.md").write_text(GOOD)
+    found = [(one["line"], one["said"], one["made by"]) for one in RUN["numbers"](tmp_path / "page.md")]
+    assert found == [(2, "4", "2 + 2"), (2, "5", "size"), (9, "6", "size + 1"), (23, "1", "cat count.txt text.txt")]
+
+
+SOURCE = "# runs\n\n| run | loss | after |\n|---|---|---|\n| tied | 0.1249 | -0.31 |\n| untied | 2.5 | 7 |\n"
+RIGHT = """# A page
+
+Torch 2.13, §3.1, arXiv:2603.26663, `0.7` and x = 0.3 are no measurements. One is 4.5<!-- = 9 / 2 -->.
+
+<!-- from: source.md > {} -->
+
+| | loss | after |
+|---|---|---|
+| *tied* | 0.125 | −0.3 |
+| untied | 2.50 | 7 |
+
+<!-- from: source.md > runs > tied > #1; here -->
+
+The loss is 0.12, or 12.5 %, and after it 7 ms.
+
+<!-- from: choice -->
+
+Rates are 0.01.
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("", "", None),
+        ("0.125 |", "0.126 |", "line 9: 0.126, −0.3: no such row"),
+        ("−0.3", "0.3", None),  # without a sign it is a size
+        ("−0.3", "+0.3", "no such row"),
+        ("| 7 |", "| 8 |", "2.50, 8: no such row"),
+        ("0.125 | −0.3", "−0.3 | 0.125", "no such row"),  # in another order
+        ("| *tied*", "| tired", "0.125, −0.3: nothing is left"),
+        ("| untied |", "| neither |", "nothing is left"),
+        ("12.5 %", "12.6 %", "12.6 is not in"),
+        ("7 ms", "9 ms", "9 is not in"),
+        ("source.md > runs", "other.md > runs", "nothing is left"),
+        ("<!-- from: choice -->\n\n", "", "0.01: no source is named"),
+        ("source.md > {} -->", "here -->", "nothing is left"),  # a table is not its own source
+        ("arXiv:2603", "2603", None),
+    ],
+)
+def test_a_measured_number_stands_in_the_source_that_its_page_names(tmp_path, old, new, says):
+    (tmp_path / "source.md").write_text(SOURCE)
+    assert old in RIGHT
+    found = HOLD["problems"](tmp_path / "page.md", RIGHT.replace(old, new, 1))
+    assert not found if says is None else says in found[0]
+
+
+def test_every_measured_number_of_the_book_is_in_its_source():
+    assert [f"{page.name}: {one}" for page in PAGES for one in HOLD["problems"](page, page.read_text())] == []
+
+
+def test_a_wrong_digit_anywhere_in_the_book_is_seen():
+    """The last digit of each number in turn is another: of all that are held, and of each page, most must be told."""
+    seen = {}
+    for page in PAGES:
+        text = page.read_text()
+        numbers = [] if HOLD["WRITTEN"].fullmatch(page.stem) else HOLD["held"](text)
+        for number in (one for one in numbers if one.sources != "choice"):
+            digits, e, power = number.said.partition("e")
+            wrong = number._replace(said=f"{digits[:-1]}{(int(digits[-1]) + 1) % 10}{e}{power}")
+            line = [wrong if one is number else one for one in numbers if one.line == number.line]
+            seen.setdefault(page.name, []).append(bool(HOLD["faults"](line, page, text)))
+    whole = [one for page in seen.values() for one in page]
+    assert len(whole) > 800
+    assert sum(whole) / len(whole) >= 0.97
+    assert [name for name, page in seen.items() if len(page) >= 20 and sum(page) / len(page) < 0.9] == []
+
+
+def test_a_drawing_that_is_not_what_its_command_draws_is_told(tmp_path):
+    script = tmp_path / "make_line.py"
+    script.write_text("import pathlib; pathlib.Path(__file__).with_name('line.svg').write_text('<svg/>')")
+    (tmp_path / "line.svg").write_text("<svg/>")
+    assert RUN["drawn_otherwise"]([script]) == []
+    (tmp_path / "line.svg").write_text("<svg>another</svg>")
+    assert "line.svg not as drawn before" in RUN["drawn_otherwise"]([script])[0]
+    script.write_text("1 / 0")
+    assert "ZeroDivisionError" in RUN["drawn_otherwise"]([script])[0]
+
+
+def test_every_page_is_in_the_book():
+    told = {name for name in (ROOT / "zensical.toml").read_text().split('"') if name.endswith(".md")}
+    assert {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} == told
+
+
+def sentences(page):
+    """What a person reads: no code, tables, headings or pictures; a link is its words, a name in code is one word."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->|^(?:[|#]|!\[).*?$", "", page, flags=re.M | re.S)
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`\n]*`", "name", text))
+    paragraphs = re.split(r"\n\s*(?:\n|- )", text)
+    return [s for one in paragraphs for s in re.split(r"(?<=[.!?])[\s*\")]+(?=\S)", one.strip()) if re.search(r"\w", s)]
+
+
+def test_sentences_are_counted_as_a_reader_would():
+    page = "# Title\n\nOne two `a b`. Three\nfour [five](x.md)?\n\n- six\n- seven eight\n\n| no |\n\n```sh\nno.\n```\n"
+    assert [len(s.split()) for s in sentences(page)] == [3, 3, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["index", "start", "decide"])
+def test_the_first_pages_are_easy_to_read(name):
+    lengths = [len(s.split()) for s in sentences((ROOT / "docs" / f"{name}.md").read_text())]
+    assert sum(lengths) / len(lengths) <= 22
+
+
+def test_the_diagrams_are_what_their_command_draws():
+    drawings = runpy.run_path(str(ROOT / "docs" / "make_diagrams.py"))["DRAWINGS"]
+    for name, drawing in drawings.items():
+        assert drawing() == (ROOT / "docs" / f"{name}.svg").read_text()
+        assert f"({name}.svg)" in "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the prose is that of Python 3.11")
+def test_the_first_picture_is_what_its_command_draws():
+    picture, said = runpy.run_path(str(ROOT / "docs" / "make_heatmaps.py"))["made"]()
+    assert said in (ROOT / "docs" / "start.md").read_text()
+    assert picture == (ROOT / "docs" / "one-table.svg").read_text()
+
+
+def test_the_kit_says_where_it_may_be_made(tmp_path):
+    (tmp_path / "mine.txt").write_text("kept")
+    done = subprocess.run([sys.executable, ROOT / "examples/kit.py", tmp_path], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"{tmp_path} is not empty\n")

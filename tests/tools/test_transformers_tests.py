@@ -1,0 +1,193 @@
+"""`tools/transformers_tests.py` on a small checkout: which tests differ, which models are installed, what is wrong."""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import transformers
+
+TOOL = Path(__file__).parents[2] / "tools" / "transformers_tests.py"
+COMMON = """
+import random
+
+global_rng = random.Random()
+"""
+FAMILY = """
+import random
+import tempfile
+import unittest
+
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertModel
+
+from ...test_modeling_common import global_rng
+
+SIZES = dict(vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+
+
+def head_class(model):
+    return type(model.get_output_embeddings()).__name__
+
+
+class BertOfImages(BertForMaskedLM):
+    def forward(self, labels=None, **inputs):
+        raise ValueError("give pixel_values")
+
+
+class ToyTest(unittest.TestCase):
+    def test_tied_constructor(self):
+        self.assertEqual(head_class(BertForMaskedLM(BertConfig(**SIZES))), "Linear")
+
+    def test_load_from_pretrained(self):
+        with tempfile.TemporaryDirectory() as folder:
+            BertForMaskedLM(BertConfig(**SIZES)).save_pretrained(folder)
+            loaded, _ = BertForMaskedLM.from_pretrained(folder, output_loading_info=True)
+        self.assertEqual(head_class(loaded), "Linear")
+
+    def test_save_subtests(self):
+        model = BertForMaskedLM(BertConfig(**SIZES))
+        for wanted in ("Linear", "none"):
+            with self.subTest(wanted=wanted):
+                self.assertEqual(head_class(model), wanted)
+
+    def test_output_of_a_refused_model(self):
+        model = BertOfImages(BertConfig(**SIZES))
+        self.assertEqual(head_class(model), "Linear")
+
+    def test_output_of_a_body(self):
+        self.assertFalse(hasattr(BertModel(BertConfig(**SIZES)), "_tiewise"))
+
+    def test_output_is_drawn_alike(self):
+        self.assertEqual(global_rng.random(), random.random())  # both start from the plugin's seed
+
+    def test_generate_skipped(self):
+        self.skipTest("not here")
+
+    def test_not_selected(self):
+        self.fail("it runs")
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout of transformers with one family, `toy`."""
+    files = {
+        "src/transformers/__init__.py": f'__version__ = "{transformers.__version__}"\n',
+        "tests/__init__.py": "",
+        "tests/test_modeling_common.py": COMMON,
+        "tests/models/__init__.py": "",
+        "tests/models/toy/__init__.py": "",
+        "tests/models/toy/test_modeling_toy.py": FAMILY,
+    }
+    for name, text in files.items():
+        path = tmp_path / "checkout" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "checkout"
+
+
+@dataclass
+class Ran:
+    """Exit code and output of the tool."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run_here(monkeypatch, capfd):
+    """Run the tool's main in this process: a process of its own spends two seconds on imports."""
+    monkeypatch.setattr(sys, "path", [str(TOOL.parent), *sys.path])
+    tool = import_module(TOOL.stem)
+
+    def run(*arguments):
+        capfd.readouterr()
+        code = tool.main([str(one) for one in arguments])
+        return Ran(code, *capfd.readouterr())
+
+    return run
+
+
+def _run(*arguments):
+    return subprocess.run([sys.executable, TOOL, *map(str, arguments)], capture_output=True, text=True)
+
+
+def _without_seconds(text):
+    return re.sub(r"\(\d+ s\)", "(… s)", text)
+
+
+def test_what_differs_is_named(checkout):
+    ran = _run(checkout, "--families", "toy")
+    lines = _without_seconds(ran.stdout).splitlines()
+    assert ran.returncode == 1, ran.stderr
+    assert lines[0] == "toy: plain 5 passed, 1 skipped, 1 failed; installed 3 passed, 1 skipped, 3 failed (… s)"
+    assert lines[1] == "  installed (models): BertForMaskedLM (4)"
+    assert lines[2] == "  plain, because they have no output head: BertModel"
+    refused = "BertOfImages does not run on a random batch: give pixel_values"
+    assert lines[3] == f"  plain, 1 of BertOfImages, refused: {refused}"
+    toy = "test_modeling_toy.py::ToyTest::"
+    failed = "AssertionError: 'TiewiseLinear' != 'Linear'"
+    assert lines[4:] == [
+        f"  {toy}test_load_from_pretrained: plain passed, installed failed: {failed}",
+        f"  {toy}test_save_subtests: plain failed in 1 subtests, installed failed in 2 subtests: {failed}",
+        f"  {toy}test_tied_constructor: plain passed, installed failed: {failed}",
+        "  3 of 7 tests differ",
+        "0 of 1 families have the same outcomes",
+    ]
+    assert not list(checkout.rglob("__pycache__"))  # nothing is written there
+
+
+@pytest.mark.slow
+def test_nothing_differs_after_uninstall(checkout):
+    ran = _run(checkout / "tests", "--families", "toy", "--models", "uninstalled")
+    lines = ran.stdout.splitlines()
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert lines[0].startswith("toy: plain 5 passed, 1 skipped, 1 failed; uninstalled 5 passed, 1 skipped, 1 failed")
+    assert lines[-2:] == ["  0 of 7 tests differ", "1 of 1 families have the same outcomes"]
+
+
+def test_a_run_that_does_not_finish(checkout, run_here):
+    ran = run_here(checkout, "--families", "toy", "--timeout", "0")
+    assert ran.returncode == 1
+    assert "  the plain run did not finish: stopped after 0 s" in ran.stdout.splitlines()
+
+
+WRONG = {
+    "no folder": (lambda root: root / "nowhere", "is not a folder"),
+    "another folder": (lambda root: root / "src", "has no tests/test_modeling_common.py"),
+    "no sources": (lambda root: _rewritten(root, "src/transformers/__init__.py", ""), "names no version"),
+    "another version": (
+        lambda root: _rewritten(root, "src/transformers/__init__.py", '__version__ = "4.57.0"\n'),
+        f"is transformers 4.57.0, and {transformers.__version__} is installed",
+    ),
+    "no family": (lambda root: _renamed(root / "tests" / "models" / "toy"), "has no tests/models/toy"),
+    "a name that is missing": (
+        lambda root: _rewritten(root, "tests/test_modeling_common.py", "from transformers import Missing\n"),
+        "cannot be imported: ImportError: cannot import name 'Missing'",
+    ),
+}
+
+
+def _rewritten(root, name, text):
+    (root / name).write_text(text)
+    return root
+
+
+def _renamed(folder):
+    folder.rename(folder.with_name("other"))
+    return folder.parents[2]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_folder_that_cannot_be_used(checkout, wrong, run_here):
+    make, reason = WRONG[wrong]
+    ran = (_run if wrong == "no folder" else run_here)(make(checkout), "--families", "toy")
+    assert ran.returncode == 2
+    assert reason in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert ran.stdout == ""

@@ -1,0 +1,104 @@
+"""Word-level corpora: counted as the papers do, against a plain count in Python."""
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from tiewise.core.errors import DataError
+from tiewise.training.data.corpus import load_prepared
+from tiewise.training.data.word_corpus import lines, prepare_words, unknown_share, word_files
+
+TRAIN = " the cat sat \n\n the <unk> sat on the mat \n"
+VALID = "the dog sat\n"
+TEST = "a cat ate a mat"  # no line end
+
+
+def write(folder, train, valid, test):
+    folder.mkdir(exist_ok=True)
+    for name, text in (("train", train), ("valid", valid), ("test", test)):
+        (folder / f"{name}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write(tmp_path / "corpus", TRAIN, VALID, TEST)
+
+
+def counted(text):
+    """As the word_language_model example counts: every line of a file, its words, and <eos>."""
+    return [word for line in text.splitlines() for word in [*line.split(), "<eos>"]]
+
+
+def test_tokens_are_words_and_line_ends_and_what_became_unknown_is_told(corpus, tmp_path):
+    text = prepare_words(str(corpus), tmp_path / "out")
+    names, facts = text.tokenizer.convert_ids_to_tokens, text.facts
+    assert names(text.split("train").tolist()) == counted(TRAIN)
+    assert names(text.split("tune").tolist()) == ["the", "<unk>", "sat", "<eos>"]
+    assert names(text.split("heldout").tolist()) == ["<unk>", "cat", "<unk>", "<unk>", "mat", "<eos>"]
+    assert text.vocab == len(set(counted(TRAIN))) == 7
+    assert names([0, 1]) == ["the", "<eos>"]  # most frequent first; both three times, "the" seen first
+    assert facts == load_prepared(tmp_path / "out").facts
+    assert unknown_share(facts, "train") == 0  # an <unk> that the file itself has is a word
+    assert unknown_share(facts, "tune") == 1 / 4
+    found = facts["splits"]["heldout"]
+    assert [found[key] for key in ("unknown", "unknown_words", "characters")] == [3, 2, len(TEST) + 1]
+    assert facts["splits"]["train"]["characters"] == len("the cat sat\n\nthe <unk> sat on the mat\n")
+
+
+def test_a_training_file_without_unk_gets_a_row_for_it(tmp_path):
+    text = prepare_words(str(write(tmp_path, "b a b\n", "c\n", "c\n")), tmp_path / "out")
+    assert text.vocab == 4
+    assert text.split("tune").tolist() == [3, text.eos_id]
+
+
+def test_the_saved_tokenizer_gives_the_same_ids(corpus, tmp_path):
+    text = prepare_words(str(corpus), tmp_path / "out")
+    saved = AutoTokenizer.from_pretrained(str(text.folder / "tokenizer"))
+    assert saved.encode(TRAIN) == text.split("train").tolist()
+    assert saved.encode(VALID) == text.split("tune").tolist()
+    assert saved.unk_token == "<unk>"
+    assert saved.eos_token_id == text.eos_id
+
+
+def test_many_lines_in_batches_and_four_bytes(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [" ".join(f"w{i}" for i in row) for row in rng.integers(0, 90_000, (30_000, 5))]
+    text = prepare_words(str(write(tmp_path, "\n".join(rows) + "\n", "w1\n", "w1\n")), tmp_path / "out")
+    assert text.vocab > 1 << 16
+    ids = text.split("train")
+    assert len(ids) == 30_000 * 6
+    assert text.tokenizer.convert_ids_to_tokens(ids[-6:].tolist()) == counted(rows[-1])
+
+
+def test_parts_of_one_file_are_whole_and_apart(tmp_path):
+    rows = [f"w{i}" for i in range(37)]
+    write(tmp_path, "", "\n".join(rows) + "\n", "w1\n")
+    first, last, _ = word_files(str(tmp_path), ("valid.txt@0-90", "valid.txt@90-100", "test.txt"))
+    assert [line[0] for part in (first, last) for line in lines(part)] == rows
+    assert len(list(lines(last))) == 37 - 33
+    middle, *_ = word_files(str(tmp_path), ("valid.txt@10-20", "valid.txt", "test.txt"))
+    assert [line[0] for line in lines(middle)] == rows[3:7]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ((), "has no train.txt"),
+        (("valid.txt", "test.txt"), "2 files"),
+        (("valid.txt@90-10", "valid.txt", "test.txt"), "empty part"),
+        *(((wrong, "valid.txt", "test.txt"), "no part of a file") for wrong in ("valid.txt@x", "valid.txt@")),
+        (("empty.txt", "valid.txt", "test.txt"), "no words"),
+        (("valid.txt", "valid.txt@0-1", "test.txt"), "no words"),
+        (("binary.txt", "valid.txt", "test.txt"), "binary file"),
+    ],
+)
+def test_what_cannot_be_used_leaves_nothing(files, said, corpus, tmp_path):
+    (corpus / "train.txt").unlink()
+    (corpus / "empty.txt").write_text("")
+    (corpus / "binary.txt").write_bytes(b"a\0b")
+    for folder, match in ((corpus, said), (tmp_path / "nothing", "no corpus folder")):
+        with pytest.raises(DataError, match=match) as refused:
+            prepare_words(str(folder), tmp_path / "out", files)
+        assert "\n" not in str(refused.value)
+        assert not (tmp_path / "out" / "data.json").exists()

@@ -1,0 +1,172 @@
+"""ALBERT runs: both losses, arms that share, a resumed run that is the whole, what is refused."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.training.conftest import differing, jobs_on, prose, refusal
+from transformers import AutoModelForPreTraining, AutoTokenizer
+
+import tiewise.models  # noqa: F401
+from tiewise.training.data.sentence_pairs import MARKS
+from tiewise.training.data.training_rows import mark
+from tiewise.training.folder import METRICS, read_json, read_lines
+from tiewise.training.kinds import albert
+from tiewise.training.kinds.albert import FOUND, KIND, AlbertOptions, arm_config, rows_of
+from tiewise.training.run import train
+from tiewise.training.settings import Settings, recipe, recipes
+
+SMALL = {"width": 16, "layers": 2, "heads": 2, "length": 24, "batch": 4, "steps": 12, "measured": 480}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    said = [f"{words.capitalize()}." for words in prose(640, known=40, each=4).split("\n\n")]
+    rows = [json.dumps({"text": " ".join(said[i : i + 8])}) for i in range(0, 640, 8)]
+    path = tmp_path_factory.mktemp("albert") / "text.jsonl"
+    path.write_text("\n".join(rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def settings(source):
+    of_text = {"text": (source,), "tokenizer": "bpe:300", "kind": "albert", "model": "albert"}
+    own = AlbertOptions(optimizer="adamw")
+    return Settings(arms=("factored:8",), learning_rate=5e-3, own=own, **of_text, **SMALL).checked()
+
+
+@pytest.fixture(scope="module")
+def text(settings, tmp_path_factory):
+    return KIND.prepare(settings, tmp_path_factory.mktemp("tokens") / "data")
+
+
+@pytest.fixture(scope="module")
+def job(text):
+    """Make the job of the settings' arm on that text."""
+    return lambda settings, folder=None: jobs_on(text)(settings.checked(), folder)
+
+
+def test_the_first_loss_of_a_wide_table_is_predicted(settings, text, job, tmp_path):
+    wide = replace(settings, init=0.5)
+    own = job(wide, tmp_path)
+    predicted = KIND.first_loss(own)
+    assert KIND.measure(own, KIND.build(own), "heldout", point=True).nll == pytest.approx(predicted, rel=0.05)
+    assert predicted > math.log(text.vocab) + 0.5
+
+
+def test_marks_are_put_behind_the_tokens_once(text):
+    tokenizer = AutoTokenizer.from_pretrained(text.folder / "tokenizer")
+    assert text.vocab == len(tokenizer) == 304
+    assert [getattr(tokenizer, name) for name in MARKS] == list(MARKS.values())
+    assert mark(text) is text
+
+
+@pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
+def test_a_run(objective, settings, text, job, tmp_path):
+    own = replace(settings, own=replace(settings.own, objective=objective))
+    found = train(job(own, tmp_path)).result
+    assert found.heldout_nll < found.initial_nll
+    assert found.initial_nll == pytest.approx(math.log(text.vocab), rel=0.05)
+    assert found.predicted_initial_nll == pytest.approx(found.initial_nll, rel=0.02)
+    line, said = read_lines(tmp_path / METRICS)[-1], read_json(tmp_path / FOUND)
+    paired = {"pair_nll", "pair_accuracy", "heldout_pair_nll", "heldout_pair_accuracy"}
+    assert {"train_nll", "heldout_nll", "heldout_accuracy", "path_a", "path_b"} <= line.keys()
+    assert (paired <= line.keys()) == (objective != "none")
+    assert said["tokens"]["nll"] == found.heldout_nll
+    assert said["pairs"].keys() == {"sop", "nsp"}
+    shares = {"masked": said["tokens"]} | said["pairs"]
+    assert {name: vars(share) for name, share in found.shares.items()} == shares
+    assert found.unigram_nll == said["unigram_nll"]
+    for of in shares.values():
+        assert 0 <= of["low"] <= of["share"] <= of["high"] <= 1
+    again = AutoModelForPreTraining.from_pretrained(tmp_path / "final").eval()
+    assert again.config.sharing == "all"
+    assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
+
+
+def test_logged_losses_are_those_of_the_steps(settings, text, job, tmp_path, monkeypatch):
+    """Accuracies of the first predicted tokens alone, whose logits the fused loss does not compute."""
+    monkeypatch.setattr(albert, "SAMPLE", 5)
+    own = job(replace(settings, steps=3, learning_rate=1e-9), tmp_path)
+    train(own)
+    installed = KIND.build(own)
+    model, rows = installed.model.eval(), rows_of(own.settings, text, "train", seed=1, count=12)
+    lines = read_lines(tmp_path / METRICS)
+    assert len(lines) == 3
+    for step, line in enumerate(lines):
+        given = torch.utils.data.default_collate([rows[4 * step + i] for i in range(4)])
+        out = model(**given)
+        assert line["train_nll"] == pytest.approx(out.mlm_loss.item(), rel=1e-4)
+        assert line["pair_nll"] == pytest.approx(out.pair_loss.item(), rel=1e-4)
+        right = (out.pair_logits.argmax(-1) == given["pair_labels"]).float().mean().item()
+        assert line["pair_accuracy"] == pytest.approx(right)
+        wanted = given["labels"] != -100
+        judged = out.logits.argmax(-1)[wanted] == given["labels"][wanted]
+        assert len(judged) > 5
+        assert line["train_accuracy"] == pytest.approx(judged[:5].float().mean().item())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_a_resumed_run_is_the_whole(optimizer, settings, job, interrupted, tmp_path):
+    own = replace(settings, own=replace(settings.own, optimizer=optimizer, dropout=0.1))
+    whole = train(job(own, tmp_path / "whole"))
+    interrupted(job(own, tmp_path / "cut"), 7)
+    assert differing(train(job(own, tmp_path / "cut")).result, whole.result) == set()
+
+
+def test_accumulated_micro_batches_are_one_batch(settings, text, job, tmp_path):
+    one = replace(settings, steps=4, batch=8, own=replace(settings.own, objective="none"))
+    several = replace(one, batch=2, accumulate=4)
+    a, b = (train(job(s, tmp_path / str(s.batch))).result for s in (one, several))
+    assert b.heldout_nll == pytest.approx(a.heldout_nll, abs=0.02)  # means of means: rows have unlike many masks
+    paths = [p.path_b for p in a.curve], [p.path_b for p in b.curve]
+    assert paths[1] == pytest.approx(paths[0], rel=0.2)  # not four times as large
+
+
+@pytest.mark.parametrize(
+    ("arm", "width", "sharing", "tied", "projected"),
+    [
+        ("factored:16+share=none", 16, "none", True, True),
+        ("factored:8", 8, "all", True, True),
+        ("factored-untied:8+share=none", 8, "none", False, True),
+        ("tied+share=ffn", 16, "ffn", True, False),
+        ("untied+share=all:groups=2", 16, "all:groups=2", False, False),
+    ],
+)
+def test_arms(arm, width, sharing, tied, projected, settings, text, job):
+    own = job(replace(settings, arms=(arm,)))
+    assert own.arm == arm
+    installed = KIND.build(own)
+    table_in, table_out = installed.tables()
+    assert table_in.shape == table_out.shape == (text.vocab, width)
+    assert (table_in is table_out) == tied
+    assert installed.model.config.sharing == sharing
+    assert isinstance(installed.model.albert.embeddings.projection, torch.nn.Linear) == projected
+
+
+@pytest.mark.parametrize("name", [name for name in recipes() if name.startswith("albert")])
+def test_recipes(name):
+    found = Settings.of(recipe(name)).checked()
+    assert found.kind == "albert"
+    assert [arm_config(found, arm, 8).hidden_size for arm in found.arms] == [found.width] * len(found.arms)
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "said"),
+    [
+        ({"heads": 3}, {}, "3 heads do not divide width 16"),
+        ({}, {"share": "some"}, "unknown sharing 'some'"),
+        ({}, {"share": "all:groups=3"}, "3 groups of 2 layers"),
+        ({}, {"objective": "order"}, "objective = 'order'"),
+        ({}, {"act": "tanhh"}, "act = 'tanhh'"),
+        ({"length": 4}, {}, "rows of 4 tokens"),
+        ({"tune": True}, {}, "tune = True in an ALBERT run"),
+        ({"arms": ("factored-untied:in=8,out=4",)}, {}, "both of one width"),
+    ],
+)
+def test_refused(changes, own, said, settings, tmp_path):
+    made = replace(settings, **changes, own=replace(settings.own, **own))
+    with refusal(said):
+        KIND.prepare(made.checked(), tmp_path)

@@ -1,0 +1,84 @@
+"""A kind of run is one file: a new one trains and is compared, and none is loaded that nobody asked for."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tiewise.core import ranks
+from tiewise.core.errors import RunError, UnsupportedError
+from tiewise.planning.first_loss import sound_std
+from tiewise.training import kinds
+from tiewise.training.compare import finish
+from tiewise.training.settings import Settings, find
+
+THROWAWAY = """
+from dataclasses import dataclass
+
+from tiewise.training.kinds.decoder import Decoders
+
+
+@dataclass(frozen=True)
+class Options:
+    louder: float = 1.0
+
+
+class Loud(Decoders):
+    where = "in a loud run"
+    options = Options
+    lacks = {"tune": (False, "leave it out")}
+
+    def table_std(self, job):
+        return job.settings.own.louder * super().table_std(job)
+
+
+KIND = Loud()
+"""
+
+
+def test_a_new_kind_is_one_file(tiny, tmp_path, lines, monkeypatch):
+    (tmp_path / "kinds").mkdir()
+    (tmp_path / "kinds" / "loud.py").write_text(THROWAWAY)
+    monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path / "kinds")])
+    settings = {name: value for name, value in vars(tiny(steps=6)).items() if name not in ("own", "kind")}
+    chosen = Settings.of({**settings, "kind": "loud", "louder": 2.0})
+    found = finish(lines.begin(chosen, tmp_path / "out"), lines.display)
+    assert [run.init_std for run in found.runs] == [2 * sound_std(16)] * 2
+    assert found.setting["louder"] == 2.0
+    assert found.difference("untied", "heldout_nll").n == 1
+    with pytest.raises(RunError, match="tune = True in a loud run; leave it out"):
+        Settings.of({"kind": "loud", "tune": True}).checked()
+
+
+def test_an_unknown_kind_is_refused_with_the_names_of_all_files():
+    files = Path(kinds.__file__).parent.glob("[a-z]*.py")
+    names = ", ".join(sorted(path.stem for path in files))
+    assert "decoder, flax" in names
+    with pytest.raises(RunError, match=f"kind = 'quiet'; choose one of {names}"):
+        Settings.of({"kind": "quiet"})
+
+
+@pytest.mark.parametrize(("kind", "says"), [("recurrent", "a state is carried in order"), ("flax", "start one")])
+def test_what_trains_alone_says_so_before_it_begins(monkeypatch, kind, says):
+    group = ranks._Group()
+    group.size = 2
+    monkeypatch.setattr(ranks, "_group", group)
+    with pytest.raises(UnsupportedError, match=says):
+        find(kind).check_processes(Settings())
+
+
+def test_a_decoder_s_comparison_loads_no_other_kind():
+    code = """
+        import sys
+        import tiewise.lab
+        from tiewise.training.run import kind_of
+        from tiewise.training.settings import Settings
+        kind_of(Settings().checked())
+        others = ("albert", "recurrent", "seq2seq", "flax", "jax", "streams", "optimizers")
+        ours = [name for name in sys.modules if name.startswith(("tiewise.training", "jax"))]
+        print([name for name in ours if name.rpartition(".")[2] in others])
+    """
+    said = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"

@@ -1,0 +1,96 @@
+"""The table of a study: what its comparisons say, Holm's correction over all of it, and a command for every row."""
+
+import csv
+import shlex
+from dataclasses import replace
+
+import pyarrow.parquet
+import pytest
+from tests.report.comparison_sample import sample_comparison
+
+from tiewise.cli import options
+from tiewise.cli.training import OPTIONS, chosen
+from tiewise.core.estimates import mean_interval
+from tiewise.training.settings import Settings
+from tiewise.training.study.grid import StudyGrid
+from tiewise.training.study.study import Study, repeated
+
+ARMS = ("untied", "tied", "factored:64")
+
+
+@pytest.fixture
+def study(tmp_path):
+    grid = StudyGrid.of(
+        {"settings": {"arms": list(ARMS)}, "axes": {"width": [64, 128], "train_tokens": [9, None]}}, "g"
+    )
+    made = sample_comparison(ARMS)
+    made = replace(made, data={"splits": {"train": {"tokens": 521416}}}, setting={**made.setting, "tokens_per_run": 7})
+    broken = replace(made, runs=[replace(run, heldout_nll=float("nan")) for run in made.runs])
+    cells = list(grid.cells())
+    return Study.of(grid, {cells[0]: made, cells[2]: made, cells[3]: broken}, tmp_path), made
+
+
+def test_rows_say_what_the_comparison_says(study):
+    found, comparison = study
+    assert found.left == 1
+    row = next(row for row in found.rows if row.arm == "tied")
+    losses = [[getattr(run, name) for run in comparison.of("tied")] for name in ("heldout_nll", "train_nll")]
+    for d, own, name in zip((row.heldout, row.training), losses, ("heldout_nll", "train_nll"), strict=True):
+        e = mean_interval([a - getattr(b, name) for a, b in zip(own, comparison.of("untied"), strict=True)])
+        assert (d.mean, d.low, d.high, d.n) == pytest.approx((e.value, e.low, e.high, 3))
+    assert row.error == pytest.approx((row.heldout.high - row.heldout.low) / 2 / 4.302652729)
+    assert (row.contrast, row.vocab, row.tokens, row.rank) == ("tied − untied", 4096, 521416, None)
+    assert found.rows[1].rank == 64
+    assert [row.measure("train_tokens") for row in found.rows[:1]] == [521416]
+
+
+def test_differences_are_detected_with_holms_p_over_the_whole_study(study):
+    found, comparison = study
+    alone = {arm: mean_interval([a.heldout_nll - b.heldout_nll for a, b in zip(
+        comparison.of(arm), comparison.of("untied"), strict=True)]) for arm in ARMS[1:]}  # fmt: skip
+    assert len([row for row in found.rows if row.heldout.p is not None]) == 4
+    smallest = min(found.rows[:2], key=lambda row: row.heldout.p)
+    within = Study.of(found.grid, {next(iter(found.grid.cells())): comparison}, found.folder)
+    same = next(row for row in within.rows if row.arm == smallest.arm)
+    assert smallest.heldout.p == pytest.approx(min(1, same.heldout.p * 4 / 2))
+    assert {row.arm for row in found.rows if row.sign} <= {arm for arm, e in alone.items() if e.low > 0 or e.high < 0}
+
+
+def test_csv_and_parquet_hold_the_same_rows(study):
+    found, _ = study
+    found.save()
+    with (found.folder / "sweep.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    table = pyarrow.parquet.read_table(found.folder / "sweep.parquet").to_pylist()
+    assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in table] == read
+    assert [row["heldout"] for row in read[-2:]] == ["", ""]  # one of them diverged
+    assert {"width", "train_tokens", "contrast", "detectable", "seeds", "parameters", "command"} <= set(read[0])
+    assert len(found.record()["rows"]) == 6
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"arms": ["untied", "factored-untied:in=8,out=16", "tied+alpha=4"], "steps": 9, "train_tokens": 70},
+        {"learning_rate": 1e-5, "init": 0.125, "text": ["a b.txt", "c.txt"], "match": "flops", "tune": True},
+        {"model": "albert", "share": "ffn", "arms": ["factored:8+share=none", "tied+share=all"], "dropout": 0.1},
+        {"kind": "recurrent", "model": "lstm", "arms": ["untied", "tied"], "width": 8, "inner": 8},
+        {"backend": "flax", "arms": ["untied", "tied"], "model": "llama"},
+    ],
+)
+def test_the_command_of_a_row_has_its_settings(record):
+    settings = Settings.of(record).checked()
+    words = shlex.split(repeated(settings, "runs/here"))
+    assert words[:2] == ["tiewise", "compare"]
+    asked = dict.fromkeys((*OPTIONS, "arms", "share", "config", "corpus", "resume", "overwrite"))
+    asked |= {"text": [], "set_": []}
+    for name, value in zip(words[2::2], words[3::2], strict=True):
+        name = {"--set": "set_"}.get(name, name.removeprefix("--"))
+        if name in ("text", "set_"):
+            asked[name].append(value)
+        else:
+            asked[name] = int(value) if name in ("seeds", "steps") else value
+    assert asked.pop("out") == "runs/here"
+    assert options.split_specs(asked["arms"]) == list(settings.arms)
+    assert chosen(None, asked, single=False) == settings
