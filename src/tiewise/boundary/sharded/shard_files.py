@@ -1,10 +1,37 @@
-"""A save as it lies in a folder: an index, and a file of each process.
+"""Files of a sharded save: an index, and one safetensors file per process.
 
-    sharded.json                         what there is, which process holds which part of it, and the files' SHA-256
+    sharded.json                         names, types, shapes, which process holds which part, each file's SHA-256
     sharded-3f9c02aa-00000.safetensors   the parts of process 0, and so on
 
-The index names its files and is written last, under a name that stays: it makes the rest a save, and the files of two
-saves lie beside each other until the second one has it. Nothing is pickled, and all is read as a stranger's.
+The index names its files. It is written last and replaces the index before it in one step. Until then the files of
+two saves are next to each other, and the older save is the one that is loaded. Nothing is pickled. Everything is read
+as untrusted.
+
+The format is our own because torch.distributed.checkpoint breaks documented promises, also with its
+`HuggingFaceStorageWriter` and `HuggingFaceStorageReader` (torch 2.13). `test_torch_checkpoint.py` has one test for
+each promise, which turns red as soon as torch keeps that promise:
+
+- Fused matrices (gate and up in one parameter under tensor parallelism) come back. torch describes the part of a
+  process as one box. It refuses to save such a parameter, and fills it with wrong rows on loading, without an error
+  (`test_fused_matrices_are_saved`, `test_fused_matrices_are_filled_with_their_own_rows`).
+- A parameter that is not contiguous is saved (`test_a_transposed_parameter_is_saved`).
+- The optimizer's options come back, and nothing is pickled. torch writes a pickle of each option in front of the
+  safetensors bytes, and cannot read the file (`test_an_optimizer_and_its_options_come_back`,
+  `test_nothing_is_pickled`).
+- A tied table is stored once and stays tied (`test_a_tied_table_is_stored_once`,
+  `test_two_tables_are_not_loaded_into_one`).
+- A save is whole or is not loaded, and a failed save leaves the save before it. torch overwrites its files in place,
+  writes no index, and leaves rows unset that no file holds (`test_a_full_disk_leaves_the_save_before`,
+  `test_a_save_that_lacks_a_file_is_refused`, `test_parts_that_leave_a_hole_are_refused`,
+  `test_a_save_of_fewer_processes_leaves_no_file_of_the_save_before`).
+- Anything else than what was saved is refused in one line: another byte, a file outside the folder, another type, a
+  tensor that the model lacks (`test_an_altered_byte_is_refused`, `test_a_file_outside_the_folder_is_refused`,
+  `test_another_type_is_refused`, `test_a_tensor_that_the_model_lacks_is_refused`, `test_a_refusal_is_one_line`).
+- A save needs no second copy in memory (`test_a_save_holds_no_copy_of_the_tensors`).
+
+An index, digests and a commit of our own around torch's planner and storage keep most of these promises. They do not
+keep the first, the last and the check for holes. Those need our own parts and files, and torch would then provide
+only the overlaps of parts.
 """
 
 from __future__ import annotations
