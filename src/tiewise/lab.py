@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,10 +13,10 @@ from tiewise.core.spec import split_specs
 from tiewise.inspection.running.passages import Healed, healed, passages
 from tiewise.report.comparison_page import write_report
 from tiewise.report.sweep_page import write_sweep
-from tiewise.training.compare import Display, all_runs, finish, finish_one, make_jobs, opened, start
+from tiewise.training.compare import Display, finish, finish_one, opened, start
 from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path, write_json
 from tiewise.training.kinds.heal import HEAL, healing
-from tiewise.training.launchers import LAUNCHERS, LOCAL, RAY, OnRay, Script, refuse_trials, written
+from tiewise.training.launchers import LAUNCHERS, LOCAL, RAY, OnRay
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Gone
@@ -73,8 +71,6 @@ def compare(
         record["arms"] = record.pop("boundary")
     given = _settings(record, folder, resume)
     display = Display.on_stderr(quiet=quiet)
-    if launcher not in (LOCAL, RAY):
-        raise RunError(f"launcher = {launcher!r}", f"choose {LOCAL} or {RAY}; scripts are written by the command")
     return carry_out(finish, given, folder, command, display, overwrite=overwrite, jobs=jobs, launcher=launcher)
 
 
@@ -148,12 +144,6 @@ def finish_healing(out: Path, display: Display, workers: Workers | None = None) 
     return found
 
 
-def scripted(launcher: str, out: Path, display: Display, workers: Workers) -> Script:
-    """Write the script of `slurm` or `sky` for what is left of the comparison in `out`; raises as `written`."""
-    settings, text = opened(out, single=False)
-    return written(launcher, out, all_runs(make_jobs(settings, text, out), settings.seeds, ()), workers)
-
-
 def carry_out(
     finish: Callable[[Path, Display, Workers], Found],
     settings: Settings | None,
@@ -167,27 +157,24 @@ def carry_out(
     gone: Gone | None = None,
     begun: Callable[[], None] = lambda: None,
 ) -> Found:
-    """Start the run in `out` if there are settings, say so by `begun`, finish it (or write its script), and report."""
+    """Start the run in `out` if there are settings, say so by `begun`, finish it, and report."""
     out = out if launcher == LOCAL else out.absolute()  # other machines have other working folders
-    with _trained_by(launcher, jobs, out, display, settings) as workers, ranks.first_holds(locked(out)):
+    with _trained_by(launcher, jobs, out, display) as workers, ranks.first_holds(locked(out)):
         if settings is not None:
             start(settings, out, command, display, overwrite=overwrite, gone=gone, workers=workers)
         begun()
-        work: Any = finish if launcher in (LOCAL, RAY) else partial(scripted, launcher)
-        found: Found = work(out, display, workers)
+        found = finish(out, display, workers)
         if isinstance(found, Comparison):
             ranks.first_does(lambda: write_report(found, out / REPORT))
     return found
 
 
-def _trained_by(launcher: str, jobs: int | str, out: Path, display: Display, settings: Settings | None) -> Workers:
-    """Return who trains the runs in `out`, `jobs` at a time; RunError where `settings` or this machine cannot."""
+def _trained_by(launcher: str, jobs: int | str, out: Path, display: Display) -> Workers:
+    """Return who trains the runs in `out`, `jobs` at a time; RunError where this machine cannot."""
     if launcher not in LAUNCHERS:
         raise RunError(f"no launcher {launcher!r}", choices(launcher, LAUNCHERS))
     if launcher != LOCAL and ranks.size() > 1:
         raise RunError(f"launcher {launcher} where {ranks.size()} processes train a run", "start one process")
-    if settings is not None and launcher not in (LOCAL, RAY):
-        refuse_trials(launcher, settings)
     return OnRay(jobs, out, display.say) if launcher == RAY else Workers(jobs)
 
 
@@ -206,7 +193,6 @@ def sweep(
 
     With `resume`, the study in `out` goes on; a grid must then be the study's, None takes the study's. Every cell is
     begun before any is trained, and what cannot be used leaves `out` as it was. The table is written after every cell.
-    Launchers that write scripts train nothing here: a resumed sweep collects.
 
     Raises:
         TiewiseError: a grid or a folder that cannot be used. Interrupted: after Ctrl-C, as `compare`.
@@ -214,8 +200,7 @@ def sweep(
     if resume and grid is not None:
         _refuse_other_grid(grid, out)
         grid = None
-    for settings in grid.cells().values() if grid is not None else [None]:
-        _trained_by(launcher, jobs, out, display, settings)  # refuses what it cannot do before anything is prepared
+    _trained_by(launcher, jobs, out, display)  # refuses what it cannot do before anything is prepared
     with locked(out):
         if grid is not None:
             _begin(grid, out, display, overwrite)
@@ -223,7 +208,7 @@ def sweep(
             _put_in_place(out)
         if not (out / GRID).is_file():
             raise RunError(f"{out} holds no study to resume", "leave --resume out, and name a grid")
-        grid, done, submit = StudyGrid.named(str(out / GRID)), dict[str, Comparison](), list[str]()
+        grid, done = StudyGrid.named(str(out / GRID)), dict[str, Comparison]()
         cells = grid.cells()
         for number, cell in enumerate(cells, 1):
             if (out / cell / RESULTS).is_file():
@@ -234,13 +219,10 @@ def sweep(
                     raise RunError(what, "put them back, or sweep elsewhere")
                 continue
             display.say(f"cell {number}/{len(cells)} {cell}")
-            found: Any = carry_out(finish, None, out / cell, "", display, overwrite=False, jobs=jobs, launcher=launcher)
-            if isinstance(found, Comparison):
-                done[cell] = found
-                Study.of(grid, done, out).save()
-            else:
-                submit.append(found.submit)
-        study = replace(Study.of(grid, done, out), submit=tuple(submit))
+            folder = out / cell
+            done[cell] = carry_out(finish, None, folder, "", display, overwrite=False, jobs=jobs, launcher=launcher)
+            Study.of(grid, done, out).save()
+        study = Study.of(grid, done, out)
         if study.rows:
             study.save()
             write_sweep(study, command)

@@ -440,7 +440,7 @@ CASES |= cases(
         "sweep resume": "sweep --out nowhere --resume",
         "sweep resume quick": "sweep --quick --resume",
         "sweep resume overwrite": "sweep grid.yaml --resume --overwrite",
-        "sweep resume slurm": "sweep grid.yaml --resume --launcher slurm",
+        "sweep launcher": "sweep grid.yaml --launcher=moon",
     },
 )
 
@@ -477,14 +477,8 @@ CASES |= cases(
         "compare loud": f"compare -t text.txt {RUN} --steps=4 --tokenizer=bytes --arms=tied,untied --seeds=2 "
         f"{ONE_JOB} -o out",
         "compare config": f"compare --config settings.yaml -b tied,untied --seeds=2 {ONE_JOB} -q -o out",
-        "compare slurm": f"compare {DECODER} --arms=tied,untied --seeds=2 --launcher=slurm -o out",
-        "compare sky": f"compare {DECODER} --arms=tied,untied --seeds=2 --launcher=sky -o out",
-        "compare more jobs than runs": [
-            f"compare {DECODER} --arms=tied,untied --seeds=1 --launcher={launcher} --jobs=9 -o {launcher}-out"
-            for launcher in ("slurm", "sky")
-        ],
         "compare element of a run": [
-            f"compare {DECODER} --arms=tied,untied --seeds=1 --launcher=slurm -o out",
+            f"compare {DECODER} --arms=tied,untied --seeds=1 --element=0 -o out",
             "compare --out out --resume --element 1 -q",
         ],
         "compare resume": "compare --out run-decoder --resume -q",
@@ -567,7 +561,6 @@ CASES |= cases(
         "sweep": ["sweep grid.yaml --out out --jobs=1 --quiet", "sweep --out out --resume -q"],
         "sweep quick": "sweep grid.yaml --quick -o out --jobs=2 -q",
         "sweep overwrite": "sweep grid.yaml --out run-sweep --overwrite --jobs=1 -q",
-        "sweep slurm": "sweep grid.yaml --out out --launcher slurm -q",
     },
     tolerance="trained",
     slow=True,

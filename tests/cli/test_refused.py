@@ -91,10 +91,10 @@ OPTIONS = {
     f"--set=learning_rate=1{'0' * 400}": "learning_rate in --set is too large a number",
     "--set=seed=1": "seed is a setting of train",
     "--config=odd.yaml": "unknown setting 'breadth' in odd.yaml",
-    "--launcher=condor": "no launcher 'condor'; choose one of local, ray, slurm, sky",
+    "--launcher=condor": "no launcher 'condor'; choose local or ray",
     "--launcher=ray --jobs=0": "jobs = '0'",
-    "--launcher=slurm --tune": "tune with --launcher slurm",
-    "--launcher=sky --set=tune=true": "leave tune out, or use --launcher ray",
+    "--element=0 --tune": "tune with --element 0, which trains nothing",
+    "--element=0 --set=tune=true": "leave tune out, or use --launcher ray",
     "--element=1": "--element 1; give only --out a/run --resume beside it",
     "--sparkle": "--sparkle",
     "--out": "--out",
@@ -114,8 +114,7 @@ SWEEP = {
     "grid.yaml --resume": "runs/sweep holds no study to resume; leave --resume out",
     "grid.yaml --resume --overwrite": "--resume takes its grid from the study; give only --out runs/sweep --resume",
     "--quick --resume": "--resume takes its grid from the study; give only --out runs/sweep --resume",
-    "--resume --launcher=slurm": "--resume with --launcher slurm; submit its scripts again",
-    "grid.yaml --launcher=cloud": "no launcher 'cloud'; choose one of local, ray, slurm, sky",
+    "grid.yaml --launcher=cloud": "no launcher 'cloud'; choose local or ray",
     "grid.yaml --jobs=none": "jobs = 'none'",
     "grid.yaml --out=other": "other exists and is no study of tiewise; choose another --out",
 }
@@ -222,6 +221,7 @@ WRONG = [
     (shlex.join([*SMALL, "-t", "text.txt", "--overwrite", "--out"]), FOLDERS),
     (shlex.join(["train", "-t", "text.txt", *TINY, "--out=run"]), TRAIN),
     ("sweep -q", SWEEP),
+    ("compare --element=0", {"--launcher=ray": "--element 0 with --launcher ray; leave --launcher out"}),
     ("train -o out", RECIPES),
     ("compare --recipe=albert-small --text text.txt -o out", ALBERT),
     ("compare --share=ffn", {"": "--recipe albert-small", "--recipe=pytorch-200 corpus": "--recipe albert-small"}),
@@ -243,6 +243,7 @@ WRONG = [
     *((verb, TOO_LONG) for verb in ("plan", "inspect", "train", "explore", "sweep", "exercise 1", "train --model")),
     *((verb, NO_FILE) for verb in ("check", "inspect", "untie --to new")),
     *((verb, EMPTY) for verbs in COMMANDS.values() for verb in verbs),
+    ("compare --element=0", {"--resume": "--element 0 with --resume; runs/compare is prepared; give a number from 1"}),
 ]
 CASES = [(f"{command} {rest}", says) for command, rows in WRONG for rest, says in rows.items()]
 

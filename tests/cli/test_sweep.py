@@ -88,19 +88,6 @@ def test_a_cell_that_cannot_be_leaves_nothing_and_is_named(tiewise, grid, tree):
     assert tree() == before
 
 
-def test_scripts_of_every_cell_are_written_and_a_resumed_sweep_collects(tiewise, grid, tmp_path):
-    said = tiewise("sweep", grid(), "--out=s", "--launcher=slurm")
-    cells = ("train_tokens=1000", "train_tokens=4000")
-    assert said.out.splitlines() == [f"sbatch {tmp_path / 's' / cell / 'slurm.sh'}" for cell in cells]
-    assert said.err.splitlines()[-1] == "when all have ended, collect and report: tiewise sweep --out s --resume"
-    for cell in cells:
-        assert "--array=1-4" in (tmp_path / "s" / cell / "slurm.sh").read_text()
-        for number in range(1, 5):
-            assert tiewise("compare", f"--out=s/{cell}", "--resume", f"--element={number}").code == 0
-    assert tiewise("sweep", "--out=s", "--resume", "--jobs=1").code == 0
-    assert len(rows(tmp_path / "s")) == 2
-
-
 @pytest.mark.parametrize("moment", [1, 3])
 def test_stopped_while_it_is_put_in_place_it_goes_on(tiewise, grid, tmp_path, monkeypatch, moment):
     real, calls = lab.replace_path, []

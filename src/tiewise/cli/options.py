@@ -43,9 +43,8 @@ JOBS = typer.Option(
 )
 LAUNCHER = typer.Option(
     "local",
-    metavar="local|ray|slurm|sky",
-    help="Where runs are trained. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores. slurm, "
-    "sky: prepare, write the script that trains them to --out, print it, and say how to collect.",
+    metavar="local|ray",
+    help="Where runs are trained. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores.",
 )
 FOLLOW_LINKS = typer.Option(False, "--follow-links", help="Read through links that lead outside the folder too.")
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress.")

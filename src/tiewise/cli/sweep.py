@@ -31,8 +31,6 @@ def sweep(
         raise RunError("--resume takes its grid from the study", f"give only --out {out} --resume")
     if grid is None and not resume:
         raise RunError("no grid is named", "name a YAML file, or quick, which comes along")
-    if resume and launcher in ("slurm", "sky"):
-        raise RunError(f"--resume with --launcher {launcher}", "submit its scripts again, or leave --launcher out")
     o.need_torch()
     again = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
     with o.interruptible(lambda: f"; {again} goes on" if any(out.glob("**/grid.yaml")) else ""):
@@ -62,6 +60,3 @@ def sweep(
     if study.rows:
         o.print_view(sweep_view(study))
         print(f"report: {out / PAGE}\ntable: {out / 'sweep.csv'}, and the same as sweep.parquet")
-    if study.submit:
-        print(*study.submit, sep="\n")
-        o.tell(f"when all have ended, collect and report: {again}")

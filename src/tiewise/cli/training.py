@@ -72,7 +72,12 @@ MATCH = typer.Option(
     show_default="width",
 )
 BACKEND = typer.Option(None, metavar="torch|flax", help="flax: steps are taken in JAX.", show_default="torch")
-ELEMENT = typer.Option(None, metavar="N", help="With --resume: train only the N-th run of --out, as such scripts do.")
+ELEMENT = typer.Option(
+    None,
+    metavar="N",
+    help="With --resume: train only the N-th run of --out, as one job of a cluster. Without --resume, 0: prepare --out "
+    "and train nothing.",
+)
 BOUNDARY = typer.Option(None, "--boundary", "-b", help="To train, e.g. factored:64+bias.", show_default="tied")
 TEACHER = typer.Option(None, metavar="ORIGINAL", help="The model that it was made of.", show_default=False)
 FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
@@ -110,12 +115,10 @@ def compare(**asked: Any) -> None:
     found = carried_out("compare", asked)
     if found is None:
         return
-    from tiewise.training.launchers import Script
-
-    if isinstance(found, Script):
-        print(found.text, end="")
-        o.tell(f"{found.runs} runs to train; start them: {found.submit}")
-        return o.tell(f"when they have ended, collect and report: {found.collect}")
+    if asked["element"] == 0:
+        train_one = shlex.join(["tiewise", "compare", "--out", str(found.folder), "--resume", "--element", "N"])
+        print(f"{found.runs} runs are prepared in {found.folder}")
+        return print(f"train each: {train_one}")
     if asked["element"] is not None:
         result = found.result
         return print(f"{result.arm} seed {result.seed}: validation nll {result.heldout_nll:.4f}")
@@ -235,8 +238,8 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
         begun = True  # the run is on disk: `--resume` goes on with it
 
     launcher, element = asked.get("launcher", "local"), asked.get("element")
-    if element is not None and (not asked["resume"] or launcher != "local"):
-        raise RunError(f"--element {element}", f"give only --out {out} --resume beside it")
+    if element is not None:
+        refuse_beside_element(element, out, launcher, resume=asked["resume"])
     more = [] if launcher == "local" else ["--launcher", launcher]
     more += [] if element is None else ["--element", str(element)]
     resume, code = shlex.join(["tiewise", command, "--out", str(out), "--resume", *more]), 2
@@ -248,15 +251,25 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
                 refuse_impossible_minutes(settings)
             o.hush_libraries()
             from tiewise.lab import carry_out, finish_healing
-            from tiewise.training.compare import Display, finish, finish_element, finish_one
+            from tiewise.training.compare import (
+                Display,
+                finish,
+                finish_element,
+                finish_one,
+                prepared,
+                refuse_trials,
+            )
             from tiewise.training.workers import settle
 
             settle()
             display = Display.on_stderr(quiet=asked["quiet"])
             work: Any = {"compare": finish, "train": finish_one, "heal": finish_healing}[command]
+            if settings is not None and element == 0:
+                refuse_trials(settings)
+                work = prepared
             found: Any = (
                 finish_element(out, display, element)
-                if element is not None
+                if element
                 else carry_out(
                     work,
                     settings,
@@ -295,6 +308,17 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     if speaks and asked["json_"]:
         o.print_json(found.record())
     return found if speaks and not asked["json_"] else None
+
+
+def refuse_beside_element(element: int, out: Path, launcher: str, *, resume: bool) -> None:
+    """Refuse options that do not go with `--element`. Raises RunError."""
+    if element == 0:
+        if launcher != "local":
+            raise RunError(f"--element 0 with --launcher {launcher}", "leave --launcher out")
+        if resume:
+            raise RunError("--element 0 with --resume", f"{out} is prepared; give a number from 1")
+    elif not resume or launcher != "local":
+        raise RunError(f"--element {element}", f"give only --out {out} --resume beside it")
 
 
 def chosen(out: Path, asked: dict[str, Any], *, single: bool) -> Settings | None:

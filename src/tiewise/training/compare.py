@@ -264,6 +264,32 @@ def finish_one(out: Path, display: Display, workers: Workers | None = None) -> S
     return finish_run(seeded(jobs[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}"), display, workers)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A comparison of which no run is trained yet."""
+
+    folder: Path
+    runs: int
+
+    def record(self) -> dict[str, Any]:
+        """Return it as `--json` prints it."""
+        return {"folder": str(self.folder), "runs": self.runs}
+
+
+def refuse_trials(settings: Settings) -> None:
+    """Refuse settings that need trials before the first run. Raises RunError."""
+    for name in ("tune", "minutes"):
+        if getattr(settings, name):
+            what = f"{name} with --element 0, which trains nothing"
+            raise RunError(what, f"leave {name} out, or use --launcher ray without --element")
+
+
+def prepared(out: Path, display: Display, workers: Workers | None = None) -> Prepared:
+    """Count the runs of the comparison in `out`, and train none. Raises as `finish`."""
+    settings, _ = opened(out, single=False)
+    return Prepared(out, len(settings.arms) * settings.seeds)
+
+
 def finish_element(out: Path, display: Display, number: int) -> SingleRun:
     """Train or finish one run of the comparison in `out`, counted from 1, beside other such processes."""
     settings, text = opened(out, single=False)

@@ -1,11 +1,10 @@
-"""Where the runs of a comparison are trained if not on this machine (`local`): spread over a cluster, or written down.
+"""Where the runs of a comparison are trained: on this machine (`local`), or spread over a cluster by Ray.
 
     OnRay(jobs, out, say)         → Workers of `ray`: Ray starts the processes, one task for a run
-    written(launcher, out, runs)  → `slurm` and `sky`: a script, one element for each run that is not finished
 
-All of them share the run folder, which is the unit of resume: a run is finished where its `result.json` is, goes on
+They share the run folder, which is the unit of resume: a run is finished where its `result.json` is, goes on
 from its newest checkpoint elsewhere, and is held by whoever trains it (`run.train`), so that nothing is trained twice.
-An element of a script does `compare.finish_element`; `compare --resume` then makes the report.
+Any other scheduler trains one run by `compare.finish_element`; `compare --resume` then makes the report.
 
 A Ray task has its run trained by a process of its own, as the local launcher does: with the same threads, the same
 figures. Ray's own retries are off: a task that streams may not be repeated behind its reader's back, and who waits
@@ -14,17 +13,13 @@ shall read that a worker was lost.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import secrets
-import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
@@ -33,28 +28,17 @@ from typing import Any
 
 import torch
 
-from tiewise.core import __version__
 from tiewise.core.errors import Interrupted, RunError, one_line
 from tiewise.core.files import write_whole
 from tiewise.training.folder import newest_checkpoint
-from tiewise.training.run import finished
-from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job
 from tiewise.training.workers import AUTO, TOKEN, Workers, fault, installed, streamed
 
 LOCAL, RAY = "local", "ray"
-LAUNCHERS = (LOCAL, RAY, "slurm", "sky")
+LAUNCHERS = (LOCAL, RAY)
 _PASSED = ("TIEWISE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_")  # variables that a run obeys, wherever it is
 _LISTEN = 0.25  # seconds for which words of several tasks are gathered
 _STORE = 80 << 20  # bytes that a cluster of our own keeps for objects, least that Ray takes: ours are words
-
-
-def refuse_trials(launcher: str, settings: Settings) -> None:
-    """Refuse what needs trials before the first run: they are trained by whoever trains the runs, or say nothing."""
-    for name in ("tune", "minutes"):
-        if getattr(settings, name):
-            what = f"{name} with --launcher {launcher}, whose runs begin when nobody waits for trials"
-            raise RunError(what, f"leave {name} out, or use --launcher {RAY}")
 
 
 class OnRay(Workers):
@@ -212,82 +196,3 @@ def _last_line(error: BaseException) -> str:
     """What a Ray error says, without the traceback and the colours that it brings."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1].strip()[:200]}" if lines else type(error).__name__
-
-
-@dataclass(frozen=True)
-class Script:
-    """What spreads the runs of a folder that are left: a file, the command that starts it, and those that follow."""
-
-    launcher: str
-    path: Path
-    text: str
-    runs: int  # that it trains
-    submit: str
-    collect: str
-
-    def record(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        return asdict(self) | {"path": str(self.path)}
-
-
-def written(launcher: str, out: Path, runs: Sequence[Job], workers: Workers) -> Script:
-    """Write the script of `slurm` or `sky` into `out`, one element for each of `runs` that is not finished."""
-    refuse_trials(launcher, runs[0].settings)
-    left = [number for number, job in enumerate(runs, 1) if finished(job.folder) is None]
-    if not left:
-        raise RunError(f"all {len(runs)} runs in {out} are finished", f"tiewise compare --out {out} --resume reports")
-    many = len(left) if workers.asked == AUTO else min(int(workers.asked), len(left))
-    end = shlex.join(["tiewise", "compare", "--out", str(out), "--resume"])
-    if launcher == "slurm":
-        path, made = out / "slurm.sh", _slurm(out, left, many)
-        submit, collect = shlex.join(["sbatch", str(path)]), end
-    else:
-        path, made = out / "sky.yaml", _sky(out, left, many)
-        submit = shlex.join(["sky", "launch", "-c", "tiewise", str(path)])
-        nodes = " ".join(["tiewise", *(f"tiewise-worker{n}" for n in range(1, many))])
-        folder = shlex.quote(f"{out}/")
-        collect = f"for n in {nodes}; do rsync -a $n:tiewise-run/ {folder} || break; done && sky down tiewise && {end}"
-    write_whole(path, made)
-    return Script(launcher, path, made, len(left), submit, collect)
-
-
-def _slurm(out: Path, left: Sequence[int], many: int) -> str:
-    """Return the array script, whose lines of its own sbatch reads; what a cluster wants beside them is the user's."""
-    together = left[-1] - left[0] == len(left) - 1
-    array = f"{left[0]}-{left[-1]}" if together else ",".join(map(str, left))
-    log = f'{shlex.quote(str(out))}/slurm-"$SLURM_ARRAY_JOB_ID"-"$SLURM_ARRAY_TASK_ID".log'
-    command = shlex.join([sys.executable, "-m", "tiewise", "compare", "--out", str(out), "--resume", "--quiet"])
-    return f"""#!/bin/bash
-#SBATCH --job-name=tiewise
-#SBATCH --array={array}%{many}
-#SBATCH --cpus-per-task=1
-#SBATCH --requeue
-#SBATCH --signal=INT@120
-#SBATCH --output=/dev/null
-# One element for each run. Time, memory, partition, cores and GPUs are your cluster's: give them here, or to sbatch,
-# whose options win over these lines. {out} must be the same folder on every machine.
-# Two minutes before its time is over a run writes a checkpoint and ends; the same script, submitted again, goes on.
-exec >>{log} 2>&1
-export OMP_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
-exec srun {command} --element "$SLURM_ARRAY_TASK_ID"
-"""
-
-
-def _sky(out: Path, left: Sequence[int], many: int) -> str:
-    """Return the task: so many nodes, each with a copy of the folder, each training every so many-th run."""
-    return f"""# {len(left)} runs on {many} nodes: each has a copy of the run folder and trains its share of them there.
-name: tiewise
-num_nodes: {many}
-resources:
-  cpus: 2+
-file_mounts:
-  ~/tiewise-run: {json.dumps(str(out))}
-setup: |
-  pip install 'tiewise[torch]=={__version__}'
-run: |
-  runs=({" ".join(map(str, left))})
-  for ((i = SKYPILOT_NODE_RANK; i < ${{#runs[@]}}; i += SKYPILOT_NUM_NODES)); do
-    tiewise compare --out ~/tiewise-run --resume --quiet --element "${{runs[i]}}" || code=$?
-  done
-  exit "${{code:-0}}"
-"""

@@ -96,7 +96,6 @@ class Study:
     rows: tuple[SweepRow, ...]
     left: int  # cells that are not finished
     folder: Path
-    submit: tuple[str, ...] = ()  # commands that have other machines train what is left
 
     @classmethod
     def of(cls, grid: StudyGrid, done: Mapping[str, Comparison], folder: Path) -> Study:
@@ -119,12 +118,7 @@ class Study:
 
     def record(self) -> dict[str, Any]:
         """Return it as `--json` prints it."""
-        return {
-            **asdict(self.grid),
-            "left": self.left,
-            "submit": list(self.submit),
-            "rows": [row.flat() for row in self.rows],
-        }
+        return {**asdict(self.grid), "left": self.left, "rows": [row.flat() for row in self.rows]}
 
 
 def _rows(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison) -> Iterator[SweepRow]:
