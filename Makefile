@@ -25,6 +25,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python tools/make_reference.py --hold
 	$(BIN)/python tools/make_schemas.py --hold
+	$(BIN)/python tools/make_stubs.py --hold
 	$(BIN)/python tools/code_density.py --check
 
 docs: $(STAMP)

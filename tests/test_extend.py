@@ -39,6 +39,7 @@ tests/cli/test_light_install.py
 tests/inspection/test_inspection.py
 tests/report/test_faces.py
 tests/checkpoint/rewrite/test_densify.py
+tests/checkpoint/rewrite/test_registry.py
 tests/training/kinds/test_kind.py
 tests/training/test_setting_types.py
 """
@@ -122,7 +123,7 @@ class Clone:
 def test_the_page_adds_five_things():
     page = PAGE.read_text(encoding="utf-8")
     folders = [Path(path).parent.name for path in new_files(page)]
-    assert folders == ["sections", "rules", "rewrite", "kinds"]
+    assert folders == ["sections", "rules", "verbs", "kinds"]
     assert "src/tiewise/core/spec.py" in {change.path for change in changes(page)}
     assert all(change.old and change.old != change.new for change in changes(page))
 
@@ -143,7 +144,7 @@ def extended(tmp_path_factory):
     page = PAGE.read_text(encoding="utf-8")
     follow(page, clone.folder)
     generators = re.findall(r"^python (tools/\S+)$", page, re.MULTILINE)
-    assert len(generators) == 2
+    assert len(generators) == 3
     for generator in generators:
         clone.run(sys.executable, generator)
     return clone

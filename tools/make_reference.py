@@ -16,7 +16,7 @@ import typer
 
 import tiewise
 from tiewise.checkpoint.rules.rule import rules
-from tiewise.cli.main import COMMANDS, command_line
+from tiewise.cli.main import command_line, commands
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
@@ -44,9 +44,9 @@ def cli() -> Iterator[str]:
     """Lines of the command line's page."""
     yield from ("# Command line", "", MADE)
     yield "Every command also has `--help`. What they print as JSON is described by [schemas](schemas.md)."
-    for heading, commands in COMMANDS.items():
+    for heading, panel in commands().items():
         yield from ("", f"## {heading}")
-        for name in commands:
+        for name in panel:
             group = typer.main.get_command(command_line([name]))
             command = group.commands[name]  # type: ignore[attr-defined]
             context = command.make_context(name, [], resilient_parsing=True)

@@ -19,9 +19,9 @@ OTHER_ANSWERS = {"audits", "rules", "nothing_to_do"}  # keys of answers of other
 
 def commands():
     """Return the names of all commands."""
-    from tiewise.cli.main import COMMANDS
+    from tiewise.cli.main import commands as panels
 
-    return [name for panel in COMMANDS.values() for name in panel]
+    return [name for panel in panels().values() for name in panel]
 
 
 def options():
@@ -42,9 +42,9 @@ def options():
 
 def verbs():
     """Return the names of the commands that rewrite a checkpoint."""
-    from tiewise.cli.rewrite import VERBS
+    from tiewise.checkpoint.rewrite import listing
 
-    return list(VERBS)
+    return [verb.name for verb in listing.listed()]
 
 
 def sections():

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from cli_tiny import TINY
 from transformers import Qwen2Config
 
 import tiewise as tiewise_package
-from tiewise.cli.main import COMMANDS
+from tiewise.cli.main import commands, function_of
 from tiewise.cli.options import split_specs
 from tiewise.training.folder import folder_name
 from tiewise.training.results import Comparison
@@ -192,15 +191,14 @@ def test_commas_between_specs_and_within_them(text, arms):
 
 
 def test_every_command_takes_what_the_readme_says():
-    commands = {name: module for group in COMMANDS.values() for name, module in group.items()}
-    for name, module in commands.items():
-        function = getattr(import_module(f"tiewise.cli.{module}"), name)
-        assert {"json_", "quiet"} <= set(inspect.signature(function).parameters), name
-    no_calls = {name for name in commands if name not in tiewise_package.__all__}
+    modules = {name: module for group in commands().values() for name, module in group.items()}
+    for name, module in modules.items():
+        assert {"json_", "quiet"} <= set(inspect.signature(function_of(name, module)).parameters), name
+    no_calls = {name for name in modules if name not in tiewise_package.__all__}
     readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
     named = readme.partition("says and writes. ")[2].partition(" are commands only.")[0]
     assert set(re.findall(r"`(\w+)`", named)) == no_calls
-    assert all(callable(getattr(tiewise_package, name)) for name in commands.keys() - no_calls)
+    assert all(callable(getattr(tiewise_package, name)) for name in modules.keys() - no_calls)
 
 
 def test_the_readme_has_the_command_of_the_test_suite_that_the_gate_runs():

@@ -7,10 +7,9 @@ import sys
 
 import pytest
 from cli_tiny import TINY, write_text
-from safetensors.numpy import load_file
-from tests.inspection.tiny_folders import write_model
+from tests.checkpoint.rewrite.verb_examples import example_lines, write_sources
 
-from tiewise.cli.main import COMMANDS, main
+from tiewise.cli.main import commands, main
 from tiewise.training.data.tokenizer import make_tokenizer
 
 RUN = ["-t", "text.txt", *TINY, "--seeds=2", "--arms=tied,untied", "--out=made"]
@@ -27,19 +26,9 @@ SAID = {  # a command line of each command, its exit code, and a letter of its o
     "explore": (["explore", "no…where"], 2, "…"),
     "diff": (["diff", "no…where", "wrong"], 2, "…"),
     "check": (["check", "wrong"], 1, "→"),
-    "tie": (["tie", "wrong", "--keep=mean", "--to=made", "--force"], 0, "→"),
-    "untie": (["untie", "tied", "--to=made"], 0, "→"),
-    "factor": (["factor", "wrong", "--rank=4", "--to=made", "--force"], 0, "→"),
-    "densify": (["densify", "no…where", "--to=made"], 2, "…"),
-    "slim": (["slim", "no…where", "--base=tied", "--to=made"], 2, "…"),
-    "merge": (["merge", "no…where", "--base=tied", "--to=made"], 2, "…"),
-    "resize": (["resize", "wrong", "--vocab=70", "--to=made"], 0, "→"),
-    "trim": (["trim", "no…where", "--size=9", "--to=made"], 2, "…"),
-    "transplant": (["transplant", "wrong", "--tokenizer=no…where", "--to=made"], 2, "…"),
-    "dedupe": (["dedupe", "equal", "--to=made"], 0, "→"),
-    "repair": (["repair", "wrong", "--to=made"], 0, "→"),
     "kernels": (["kernels", "b…d"], 2, "…"),
     "exercise": (["exercise", "2"], 0, "−"),
+    **{name: ([*words, "--to=made"], 0, "→") for name, words in example_lines().items()},
 }
 
 
@@ -52,10 +41,7 @@ def folders(tmp_path_factory):
     lines = [json.dumps({"text": f"{number} {text[:200]}"}) for number in range(200)]
     (folder / "lines.jsonl").write_text("\n".join(lines), encoding="utf-8")
     make_tokenizer("bytes").backend_tokenizer.save(str(folder / "words.json"))
-    write_model(folder / "tied")
-    table = load_file(folder / "tied/model.safetensors")["model.embed_tokens.weight"]
-    write_model(folder / "equal", tensors={"lm_head.weight": table})
-    write_model(folder / "wrong", tensors={"lm_head.weight": table[::-1].copy()})
+    write_sources(folder)
     return folder
 
 
@@ -80,4 +66,4 @@ def test_no_encoding_stops_a_command(command, folders, tmp_path, monkeypatch):
 
 
 def test_every_command_is_tried():
-    assert set(SAID) == {name for commands in COMMANDS.values() for name in commands}
+    assert set(SAID) == {name for panel in commands().values() for name in panel}

@@ -10,7 +10,7 @@ import yaml
 from cli_tiny import TINY, refused
 from tests.checkpoint.tiny_checkpoints import llama, table
 
-from tiewise.cli.main import COMMANDS
+from tiewise.cli.main import commands
 from tiewise.training.folder import locked
 
 SMALL = ["compare", *TINY, "--arms=tied,untied", "--seeds=1"]
@@ -242,7 +242,7 @@ WRONG = [
     ("", CHECKPOINTS),
     *((verb, TOO_LONG) for verb in ("plan", "inspect", "train", "explore", "sweep", "exercise 1", "train --model")),
     *((verb, NO_FILE) for verb in ("check", "inspect", "untie --to new")),
-    *((verb, EMPTY) for verbs in COMMANDS.values() for verb in verbs),
+    *((verb, EMPTY) for panel in commands().values() for verb in panel),
     ("compare --element=0", {"--resume": "--element 0 with --resume; runs/compare is prepared; give a number from 1"}),
 ]
 CASES = [(f"{command} {rest}", says) for command, rows in WRONG for rest, says in rows.items()]

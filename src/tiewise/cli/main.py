@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from errno import ENAMETOOLONG
@@ -19,22 +19,20 @@ from typing import Any
 
 import typer
 
+from tiewise.checkpoint.rewrite import listing
 from tiewise.core.errors import TiewiseError, ctrl_c_behind, nearest
 
 gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
 
-# name of each command → the module beside this one that has it, under the headings of the help
+VERBS = "rewrite"  # the module beside this one that makes the commands of verbs
+# name of each other command → the module beside this one that has it, under the headings of the help
 COMMANDS = {
     "Training": dict.fromkeys(("compare", "train", "heal"), "training")
     | {"sweep": "sweep", "data": "data", "vocab": "data"},
     "Planning": {"plan": "planning", "models": "planning"},
     "Looking inside": dict.fromkeys(("inspect", "explore", "diff"), "inspect"),
-    "Checkpoints": {
-        "check": "check",
-        **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "trim", "transplant"), "rewrite"),
-        **dict.fromkeys(("dedupe", "repair", "slim", "merge"), "rewrite"),
-    },
+    "Checkpoints": {"check": "check"},  # and the verbs: `checkpoint/rewrite/verbs/`
     "This machine": {"kernels": "training"},
     "Learning": {"exercise": "exercise"},
 }
@@ -45,6 +43,21 @@ STAND_INS = {
     **{"±": "+-", "≤": "<=", "≥": ">=", "→": "->", "←": "<-", "↵": "<-", "⏎": "<-", "…": "...", "‖": "||", "½": "1/2"},
     **{"²": "^2", "√": "sqrt", "∞": "inf", "Σ": "sum", "ε": "eps", "σ": "sigma", "λ": "lambda", "τ": "tau", "π": "pi"},
 }
+
+
+def commands() -> dict[str, dict[str, str]]:
+    """Return COMMANDS with the verbs, in the order of the help."""
+    verbs = {verb.name: VERBS for verb in listing.listed()}
+    return {**COMMANDS, "Checkpoints": COMMANDS["Checkpoints"] | verbs}
+
+
+def function_of(name: str, module: str) -> Any:
+    """Return the function of a command; what it imports is loaded."""
+    if module == VERBS:
+        from tiewise.cli.rewrite import command_of
+
+        return command_of(name)
+    return getattr(import_module(f"tiewise.cli.{module}"), name)
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:
@@ -62,13 +75,23 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
-    known = any(asked in commands for commands in COMMANDS.values())
-    for panel, commands in COMMANDS.items():
-        for name, module in commands.items():
-            if name == asked or not known:
-                function = getattr(import_module(f"tiewise.cli.{module}"), name)
-                app.command(name, help=function.__doc__, rich_help_panel=panel)(function if known else lambda: None)
+    for panel, modules in COMMANDS.items():
+        if asked in modules:
+            _add(app, panel, asked, function_of(asked, modules[asked]))
+            return app
+    if asked in listing.names():
+        _add(app, "Checkpoints", asked, function_of(asked, VERBS))
+        return app
+    verbs = {verb.name: verb.summary for verb in listing.listed()}
+    for panel, modules in commands().items():
+        for name, module in modules.items():
+            summary = verbs[name] if module == VERBS else function_of(name, module).__doc__
+            _add(app, panel, name, lambda: None, summary)
     return app
+
+
+def _add(app: typer.Typer, panel: str, name: str, function: Callable[..., None], help: str | None = None) -> None:
+    app.command(name, help=help or function.__doc__, rich_help_panel=panel)(function)
 
 
 def _version(asked: bool) -> None:

@@ -1,22 +1,24 @@
-"""The commands that rewrite a checkpoint: a table of what each says and takes, and one function that carries it out."""
+"""The commands that rewrite a checkpoint, made from the registry of verbs; one function carries them out."""
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import typer
 
+from tiewise.checkpoint.rewrite.registry import CommandOption, Verb, find
 from tiewise.cli import options as o
 from tiewise.core.errors import RunError, TiewiseError, ending
 from tiewise.core.files import to_record
 
-RESULT = "The result is a new folder: source untouched, only changed files written, checked before it appears."
-BEFORE: o.Options = {
-    "source": (Path, typer.Argument(metavar="PATH", help="Checkpoint folder or .safetensors file. It is only read.")),
-    "to": (Path, typer.Option(..., "--to", metavar="NEW_DIR", help="Folder to make; it must not exist, or be empty.")),
-}
+TO: o.Option = (
+    Path,
+    typer.Option(..., "--to", metavar="NEW_DIR", help="Folder to make; it must not exist, or be empty."),
+)
 NO_LOAD = (
     "Do not load source and result with transformers and compare them. Otherwise a child process does, up to 2 GB, if "
     "transformers is installed."
@@ -29,65 +31,12 @@ AFTER: o.Options = {
     "json_": (bool, o.JSON),
     "quiet": (bool, o.QUIET),
 }
-KEEP = typer.Option(None, metavar="input|output|mean", help="Whose values the one table gets, where the two differ.")
-COUNTS = "How often each token occurs (JSON, .npy, .safetensors, or a number a line)."
-HELDOUT = "A text: what the change costs on it is measured (bits per byte)."
-TEXT = "Or a text, counted with the checkpoint's own tokenizer.json."
-OF_ADAPTER: o.Options = {
-    "source": (Path, typer.Argument(metavar="ADAPTER", help="Folder of a PEFT adapter. It is only read.")),
-    "base": (Path, typer.Option(..., metavar="DIR", help="Checkpoint that it was trained on. It is only read.")),
-}
-VERBS: dict[str, tuple[str, o.Options]] = {
-    "tie": ("Give both ends of a checkpoint one table.", {"keep": (str, KEEP)}),
-    "untie": (f"Give each end of a checkpoint a table of its own.\n\n{RESULT}", {}),
-    "dedupe": (f"Drop an output head that equals the input table byte by byte.\n\n{RESULT}", {}),
-    "repair": (f"Apply the safe fixes that `tiewise check` proposes.\n\n{RESULT}", {}),
-    "densify": (f"Turn factored or mapped boundaries into plain matrices that every loader reads.\n\n{RESULT}", {}),
-    "factor": (
-        "Replace each table by its best approximation of rank k, as a narrow table and a map.\n\n"
-        "With counts or a text, the error is told for frequent and rare tokens apart.",
-        {
-            "rank": (int, typer.Option(..., help="Width k of the factored tables.")),
-            "counts": (Path, typer.Option(None, metavar="FILE", help=COUNTS)),
-            "text": (Path, typer.Option(None, metavar="FILE", help=TEXT)),
-        },
+HELDOUT: o.Option = (
+    str,
+    typer.Option(
+        None, "--text", metavar="TEXT", help="A text: what the change costs on it is measured (bits per byte)."
     ),
-    "slim": (f"Keep of an adapter's copies of tables only the rows that differ from its base.\n\n{RESULT}", OF_ADAPTER),
-    "merge": (
-        "Write an adapter's changes into its base; where they part the two ends of a tied base, it has two tables.",
-        OF_ADAPTER,
-    ),
-    "resize": (
-        "Give both ends, and the head's bias, another number of rows; new ones are drawn like the existing ones.",
-        {
-            "vocab": (int, typer.Option(None, help="Rows that both ends shall have.")),
-            "multiple_of": (int, typer.Option(None, help="Round the rows up to a multiple of this.")),
-            "tokenizer": (Path, typer.Option(None, metavar="DIR", help="Give every token of this tokenizer a row.")),
-            "shrink": (bool, typer.Option(False, "--shrink", help="Rows may be dropped from the end.")),
-            "rows": (str, typer.Option("drawn", metavar="drawn|zero", help="New rows; zeros are padding.")),
-            "seed": (int, typer.Option(0, help="Of the new rows.")),
-        },
-    ),
-    "trim": (
-        "Drop the tokens that a text does not need: rows at both ends, the tokenizer, and ids in configs.\n\n"
-        "Text that is made of the tokens that stay is cut into the same tokens as before.",
-        {
-            "text": (Path, typer.Option(None, metavar="FILE", help="Tokens that occur in this text stay.")),
-            "keep": (Path, typer.Option(None, metavar="FILE", help="These stay too: a token, or an id, on each line.")),
-            "size": (int, typer.Option(None, help="So many stay: the text's most frequent, then the smallest ids.")),
-        },
-    ),
-    "transplant": (
-        "Give a checkpoint another tokenizer's vocabulary: tokens that both have keep their rows.\n\n"
-        "The rows of the others are made of these, without training; `tiewise heal` trains them.",
-        {
-            "tokenizer": (Path, typer.Option(..., metavar="DIR", help="Folder of the new tokenizer.")),
-            "donor": (Path, typer.Option(None, metavar="MODEL", help="A model that has it: rows combine as there.")),
-            "atoms": (int, typer.Option(64, help="With --donor: shared tokens in one combination at most.")),
-            "heldout": (str, typer.Option(None, "--text", metavar="TEXT", help=HELDOUT)),
-        },
-    ),
-}
+)
 
 
 def _print_nothing(verb: str, source: Path, to: Path, reason: TiewiseError, json_: bool) -> None:
@@ -111,8 +60,9 @@ def _print_lines(lines: list[tuple[str, str]]) -> None:
     o.print_view(table)
 
 
-def _command(verb: str) -> Callable[..., None]:
+def command_of(name: str) -> Callable[..., None]:
     """Return the command that carries out a verb and prints its receipt."""
+    verb = find(name)
 
     def command(
         source: Path,
@@ -125,7 +75,6 @@ def _command(verb: str) -> Callable[..., None]:
         **options: Any,
     ) -> None:
         # Ctrl-C, SIGTERM and SIGHUP leave nothing, or all where it was finished
-        from tiewise.checkpoint import rewrite
         from tiewise.checkpoint.rewrite.change import NothingToDo
         from tiewise.checkpoint.rewrite.file_plan import PROVENANCE
         from tiewise.checkpoint.untrusted import following_links
@@ -151,9 +100,9 @@ def _command(verb: str) -> Callable[..., None]:
         with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True), following_links(follow_links):
             cost = passage_nats(source, texts) if texts else None  # before a result is there that it might not be for
             try:
-                receipt = getattr(rewrite, verb)(source, to, **options)
+                receipt = verb.run(source, to, **options)
             except NothingToDo as error:
-                return _print_nothing(verb, source, to, error, json_)
+                return _print_nothing(name, source, to, error, json_)
             loss = None if cost is None else cost_change(cost, passage_nats(to, texts), texts)
             check = None if no_verify_load or receipt.dry_run else verify_load(receipt)
         if json_:
@@ -168,8 +117,30 @@ def _command(verb: str) -> Callable[..., None]:
             o.tell(f"tiewise: do not use {to}: {check.sentence}")
             raise typer.Exit(1)
 
-    command.__doc__, own = VERBS[verb]
-    return o.taking(**{**BEFORE, **own, **AFTER})(command)
+    command.__doc__ = verb.help
+    return o.taking(**_options(verb))(command)
 
 
-tie, untie, dedupe, repair, densify, factor, slim, merge, resize, trim, transplant = map(_command, VERBS)
+def _options(verb: Verb) -> o.Options:
+    """Return all parameters of a verb's command."""
+    source = typer.Argument(metavar=verb.source.metavar, help=verb.source.help)
+    own = {option.name: _option(option) for option in verb.options()}
+    heldout = {"heldout": HELDOUT} if verb.measures_text else {}
+    return {"source": (Path, source), "to": TO, **own, **heldout, **AFTER}
+
+
+def _option(option: CommandOption) -> o.Option:
+    """Return typer's description of a verb's option."""
+    kind = _type(option.type)
+    is_required = option.described.required or option.default is inspect.Parameter.empty
+    default = ... if is_required else option.default
+    flag = "--" + option.name.replace("_", "-")  # without its counterpart --no-…
+    return kind, typer.Option(default, flag, metavar=option.described.metavar, help=option.described.help)
+
+
+def _type(annotation: Any) -> type:
+    """Return the type of an option's value: a plain type of its annotation, else a path."""
+    alternatives = get_args(annotation) or (annotation,)
+    if annotation is Any or any(get_origin(one) is os.PathLike for one in alternatives):
+        return Path
+    return next(one for one in alternatives if one in (bool, int, float, str))

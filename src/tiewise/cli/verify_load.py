@@ -19,7 +19,8 @@ from typing import Any, Literal
 from tiewise.checkpoint.claims import architecture, of_tiewise
 from tiewise.checkpoint.facts import quantisation
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
-from tiewise.checkpoint.rewrite import Receipt
+from tiewise.checkpoint.rewrite.engine import Receipt
+from tiewise.checkpoint.rewrite.registry import LOGITS_DIFFER, Verb, registered
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError
@@ -30,13 +31,6 @@ MOST_SECONDS = 180
 LIBRARY_BYTES = 2**31  # what torch and transformers take before a model is loaded
 MOST_REPLY = 2**20  # bytes
 ROUNDING = 1e-4  # of the largest logit: more than fp32 loses between two tables of other shapes
-# verb → rows whose logits stay: all, those that source and result both have, those that keep their bytes
-KEPT_ROWS = {"untie": "all", "dedupe": "all", "repair": "all", "tie": "all", "resize": "first", "trim": "same bytes"}
-CHANGED = {
-    "merge": "the adapter changes them",
-    "transplant": "the vocabulary is another one",
-    "tie": "the two tables differed",
-}
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class LoadCheck:
 
 def verify_load(receipt: Receipt) -> LoadCheck:
     """Load a receipt's source and result in a child process and compare the two."""
-    verb = receipt.verb
+    verb = registered(receipt.verb)
     try:
         folders = [open_folder(receipt.source), open_folder(receipt.to)]
         reason = _reason_against(verb, folders)
@@ -62,19 +56,19 @@ def verify_load(receipt: Receipt) -> LoadCheck:
     if reason is not None:
         return LoadCheck("not verified", reason)
     moved = receipt.logit_change > 0 or receipt.input_change > 0
-    rows = None if verb == "tie" and moved else KEPT_ROWS.get(verb)
+    rows = None if verb is None or moved else verb.keeps_logits
     reply = _loaded([folder.path for folder in folders], rows, max(map(_fp32_bytes, folders)))
     if isinstance(reply, str):
         return LoadCheck("not verified", reply)
     return _judged(reply, verb, rows)
 
 
-def _reason_against(verb: str, folders: list[Folder]) -> str | None:
+def _reason_against(verb: Verb | None, folders: list[Folder]) -> str | None:
     """Why the two are not loaded; None if they can be."""
     lacking = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if lacking:
         return f"not installed: {', '.join(lacking)}"
-    if verb == "slim":
+    if verb is not None and verb.of_adapter:
         return "an adapter has no logits without its base"
     for folder in folders:
         config = folder.config
@@ -146,7 +140,7 @@ def _loaded(paths: list[Path], rows: str | None, model_bytes: int) -> dict[str, 
     return reply if isinstance(reply, dict) else "loading reported nothing"
 
 
-def _judged(reply: dict[str, Any], verb: str, rows: str | None) -> LoadCheck:
+def _judged(reply: dict[str, Any], verb: Verb | None, rows: str | None) -> LoadCheck:
     """Say what the two loaded models have in common."""
     if "not_loaded" in reply:  # the source: nothing is known of what the result should be
         return LoadCheck("not verified", f"transformers does not load the source: {short(reply['not_loaded'], 160)}")
@@ -163,9 +157,8 @@ def _judged(reply: dict[str, Any], verb: str, rows: str | None) -> LoadCheck:
         left = f"the source itself lacks {names(reply['missing'][0])}, so its logits are random"
         return LoadCheck("verified", f"{version} misses no tensor of the result that the source has; {left}")
     if rows is None:
-        return LoadCheck(
-            "verified", f"{loaded}; logits were not compared: {CHANGED.get(verb, 'they are meant to change')}"
-        )
+        reason = LOGITS_DIFFER if verb is None else verb.logits_differ
+        return LoadCheck("verified", f"{loaded}; logits were not compared: {reason}")
     if "not_run" in reply:
         return LoadCheck("verified", f"{loaded}; logits were not compared: {short(reply['not_run'], 160)}")
     largest, change, tokens = reply["largest"], reply["change"], reply["tokens"]

@@ -1,7 +1,7 @@
-"""Types of the settings that `compare`, `train` and `heal` take as keywords, for type checkers and editors.
+"""Types of the settings that `compare`, `train` and `heal` take as keywords, for type checkers.
 
-`settings.Settings` and the options of each kind of run define what the settings mean, and check their values when a run
-starts. This file repeats names and types only; `tests/training/test_setting_types.py` compares it with them.
+`tools/make_stubs.py` writes this file from `settings.Settings` and from the options of each kind of run. These define
+what the settings mean, and check their values when a run starts.
 """
 
 from __future__ import annotations
@@ -13,21 +13,17 @@ from typing import TypedDict
 class SharedSettings(TypedDict, total=False):
     """Settings of every kind of run (PEP 692); `heal` names its `model` and `seed` itself."""
 
-    # text and tokenizer
+    # of every kind
+    seeds: int
     text: str | Sequence[str]
     split: str
     tokenizer: str
     train_tokens: int | None
-    # model
     kind: str
     width: int
     layers: int
     heads: int
     length: int
-    init: float | None
-    # training
-    recipe: str
-    seeds: int
     batch: int
     accumulate: int
     steps: int
@@ -35,29 +31,32 @@ class SharedSettings(TypedDict, total=False):
     learning_rate: float
     measured: int
     weight_decay: float
+    init: float | None
     match: str
     tune: bool
     bf16: bool
     activation_checkpointing: bool
     backend: str
-    # of ALBERT and recurrent models
+    recipe: str
+    # of kind=albert
+    share: str
     embedding: int | None
     inner: int | None
-    objective: str
-    optimizer: str
-    clip: float
-    # of ALBERT
-    share: str
     norm: str
     act: str
     dropout: float
+    objective: str
     in_order: float
     short: float
     masking: float
     longest: int
     whole_words: bool
+    optimizer: str
     warmup: float
-    # of recurrent models
+    clip: float
+    # of kind=heal
+    what: str
+    # of kind=recurrent
     bias: str
     dropout_embedding: float
     dropout_input: float
@@ -82,11 +81,9 @@ class SharedSettings(TypedDict, total=False):
     augment: float
     temperature: float
     parallel: int
-    # of encoder-decoders
+    # of kind=seq2seq
     noise: float
     span: float
-    # of healing
-    what: str
 
 
 class TrainingSettings(SharedSettings, total=False):

@@ -25,7 +25,7 @@ from tests.checkpoint.tiny_checkpoints import llama, table
 
 import tiewise.hf
 from tiewise.checkpoint.rewrite import factor
-from tiewise.checkpoint.rewrite.factor import low_rank, memory_needed, read_counts
+from tiewise.checkpoint.rewrite.verbs.factor import low_rank, memory_needed, read_counts
 from tiewise.core.errors import CheckpointError, InstallError, doing, heard
 from tiewise.core.spec import largest_rank
 
@@ -191,7 +191,7 @@ def test_needs_the_memory_that_it_announces(tmp_path):
     code = (
         "import re, sys; import numpy as np\n"
         "from tiewise.checkpoint.stored import read_header\n"
-        "from tiewise.checkpoint.rewrite.factor import low_rank\n"
+        "from tiewise.checkpoint.rewrite.verbs.factor import low_rank\n"
         "np.linalg.eigh(np.eye(300) @ np.eye(300))\n"  # what the library needs once is no part of it
         "peak = lambda: 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
         f"before = peak(); low_rank(read_header(sys.argv[1]).tensors['t'], {rank}); print(peak() - before)"

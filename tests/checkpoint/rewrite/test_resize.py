@@ -13,7 +13,7 @@ from tests.checkpoint.tiny_checkpoints import bpe_tokenizer, llama, table, write
 
 import tiewise.hf
 from tiewise.checkpoint.rewrite import factor, resize
-from tiewise.checkpoint.rewrite.resize import new_rows
+from tiewise.checkpoint.rewrite.verbs.resize import new_rows
 from tiewise.core.errors import CheckpointError
 
 # the rows that are drawn

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import tiewise
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rewrite import factor, transplant
-from tiewise.checkpoint.rewrite.transplant import pursue, renamed, spelled
+from tiewise.checkpoint.rewrite.verbs.transplant import pursue, renamed, spelled
 from tiewise.checkpoint.token_bytes import read_token_bytes
 from tiewise.core.errors import CheckpointError, heard
 

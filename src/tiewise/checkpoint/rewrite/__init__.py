@@ -1,21 +1,28 @@
 """Rewriting a checkpoint into a new folder: each verb only reads its source, and its result appears whole or not.
 
 @verb
-def untie(facts, *, force) -> Change: ...         what a verb is: from what a checkpoint holds to what shall change
+def untie(facts, *, force) -> Change: ...         a verb: from the facts of a checkpoint to what shall change
 untie(source, to, dry_run=True) -> Receipt        what its user calls: the engine carries the change out
+
+The verbs are the files of `verbs/`; each is imported when its name is first used. `tools/make_stubs.py` writes their
+signatures into `__init__.pyi`, for type checkers and editors.
 """
 
-from tiewise.checkpoint.rewrite.adapter_verbs import merge as merge
-from tiewise.checkpoint.rewrite.adapter_verbs import slim as slim
-from tiewise.checkpoint.rewrite.engine import Receipt as Receipt
-from tiewise.checkpoint.rewrite.engine import rewrite as rewrite
-from tiewise.checkpoint.rewrite.engine import verb as verb
-from tiewise.checkpoint.rewrite.factor import densify as densify
-from tiewise.checkpoint.rewrite.factor import factor as factor
-from tiewise.checkpoint.rewrite.resize import resize as resize
-from tiewise.checkpoint.rewrite.ties import dedupe as dedupe
-from tiewise.checkpoint.rewrite.ties import repair as repair
-from tiewise.checkpoint.rewrite.ties import tie as tie
-from tiewise.checkpoint.rewrite.ties import untie as untie
-from tiewise.checkpoint.rewrite.transplant import transplant as transplant
-from tiewise.checkpoint.rewrite.trim import trim as trim
+from importlib import import_module
+from typing import Any
+
+from tiewise.checkpoint.rewrite.listing import VERBS_PACKAGE, names
+
+_HOMES = {"Option": "registry", "Receipt": "engine", "rewrite": "engine", "verb": "registry"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if not name.startswith("_") and name in names():
+        return getattr(import_module(f"{VERBS_PACKAGE}.{name}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, *names()])

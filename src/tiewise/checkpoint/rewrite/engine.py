@@ -1,15 +1,14 @@
 """The engine of all verbs: write the changed checkpoint beside its place, look at it, and give it its name, or nothing.
 
-A verb is one function from facts and options to a `Change`; `@verb` makes of it what users call. The result is opened
-again as any reader would before it gets its name, and `tiewise.json` beside it tells what was done, carried on by
-every further rewrite.
+A verb is one function from facts and options to a `Change`; `registry.verb` makes of it what users call. The result is
+opened again as any reader would before it gets its name, and `tiewise.json` beside it tells what was done, carried on
+by every further rewrite.
 """
 
 from __future__ import annotations
 
 import hashlib
 import html
-import inspect
 import json
 import os
 import shlex
@@ -18,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,6 @@ from tiewise.core.files import size, to_record
 
 SCHEMA = 1  # of a receipt's record
 VERSION = 1  # of `tiewise.json`
-OF_ADAPTERS = ("slim",)  # verbs whose source is an adapter's folder
 SHOWN = 6  # names of tensors in one line
 
 Place = str | os.PathLike[str]
@@ -97,65 +94,20 @@ class Receipt:
         return f"<table>{''.join(rows)}</table>"
 
 
-COMMON = """
-
-    Args:
-        source: checkpoint folder, or one `.safetensors`; it is only read.
-        to: the folder to make; its parent exists.{options}
-        dry_run: foresee and measure everything, write nothing.
-        force: also where it changes the model's function, or breaks a rule of `check`; recorded.
-
-    Raises:
-        NothingToDo: the source is already what the verb would make of it.
-        CheckpointError: a source that cannot be read or must not be rewritten so, or a destination that
-            cannot be used. Nothing is left at `to` or beside it then.
-    """
-
-
-# a verb's counterpart for a model in memory
-LIVE = {
-    "tie": "tiewise.installed(model).tie()",
-    "untie": "tiewise.installed(model).untie()",
-    "densify": "tiewise.hf.plain_copy(model)",
-    "factor": 'tiewise.install(model, "factored:128")',
-    "resize": "model.resize_token_embeddings",
-}
-
-
-def verb(make: Verb) -> Callable[..., Receipt]:
-    """Make of a verb `name(facts, *, options, force)` what users call: `name(source, to, *, options, dry_run, force)`.
-
-    The verb's docstring says what it does and, under `Args:`, its options.
-    """
-
-    @wraps(make, assigned=("__module__", "__name__", "__qualname__"))
-    def run(
-        source: Place, to: Place | None = None, *, dry_run: bool = False, force: bool = False, **options: Any
-    ) -> Receipt:
-        if hasattr(source, "named_parameters"):
-            what = f"{make.__name__} rewrites a folder, and this is a live {type(source).__name__}"
-            live = LIVE.get(make.__name__)
-            raise CheckpointError(what, (f"use {live}, or " if live else "") + "save it first, with save_pretrained")
-        if to is None:
-            raise TypeError(f"{make.__name__}() needs `to`, the folder to make")
-        return rewrite(source, to, make, dry_run=dry_run, force=force, **options)
-
-    common = inspect.signature(run, follow_wrapped=False)
-    source, to, dry_run, force, _ = common.parameters.values()
-    to = to.replace(default=inspect.Parameter.empty, annotation="Place")
-    options = [p for name, p in inspect.signature(make).parameters.items() if name not in ("facts", "force")]
-    run.__dict__["__signature__"] = common.replace(parameters=[source, to, *options, dry_run, force])
-    said, _, described = (make.__doc__ or "").partition("\n\n    Args:")
-    run.__doc__ = said.rstrip() + COMMON.format(options=described.rstrip())
-    return run
-
-
 def rewrite(
-    source: Place, to: Place, make: Verb, *, dry_run: bool = False, force: bool = False, **options: Any
+    source: Place,
+    to: Place,
+    make: Verb,
+    *,
+    of_adapter: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
+    **options: Any,
 ) -> Receipt:
     """Open a checkpoint, ask the verb `make` what shall change, and write that to the new folder `to`.
 
-    `force` keeps the result although its headers and config break a rule that the source's do not.
+    `of_adapter` demands the folder of an adapter, which every other verb refuses. `force` keeps the result although its
+    headers and config break a rule that the source's do not.
     """
     if Path(source).suffix == ".gguf":
         fix = "rewrite the Hugging Face folder from which it was made, and convert that"
@@ -164,9 +116,9 @@ def rewrite(
     what, fix = "a folder without safetensors has no two ends to rewrite", "give a folder with model.safetensors"
     if folder.has(ADAPTER_CONFIG):
         what, fix = "an adapter has no two ends to rewrite", "tiewise merge it into its base first"
-    if make.__name__ in OF_ADAPTERS:
+    if of_adapter:
         what, fix = f"{make.__name__} is for adapters", f"give a folder with {ADAPTER_CONFIG} and {WEIGHTS}"
-    if (WEIGHTS in folder.headers) != (make.__name__ in OF_ADAPTERS) or not (folder.tensors or folder.faults):
+    if (WEIGHTS in folder.headers) != of_adapter or not (folder.tensors or folder.faults):
         raise CheckpointError(f"{source}: {what}", fix)
     facts = Facts(folder)
     change = make(facts, force=force, **options)

@@ -1,20 +1,14 @@
-"""`tie`, `untie`, `dedupe`, `repair`: one table for both ends, or one for each, and the flag that says so.
-
-`repair` applies the safe fixes that `check` proposes, all at once; most are of the flag and of a head stored twice.
-"""
+"""One table for both ends, or one for each, and the flag that says so: the changes of several verbs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts, quantisation
 from tiewise.checkpoint.numeric_ends import readable, require_head, tied_names
@@ -22,14 +16,12 @@ from tiewise.checkpoint.rewrite.change import (
     Change,
     Moved,
     NewTensor,
-    NothingToDo,
     TableRows,
     measure_move,
     refuse,
     require_plain_head,
     share_lost,
 )
-from tiewise.checkpoint.rewrite.engine import verb
 from tiewise.checkpoint.roles import BY_DATA, MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rules.rule import difference, names
 from tiewise.checkpoint.stored import Stored, rounded
@@ -37,100 +29,7 @@ from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-KEEP = ("input", "output", "mean")
-ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # the flag, a head stored twice, or alone
-INDEX = frozenset({"B002", "B003"})
-COPIES = frozenset({"B004"})
 COPIED = Moved(0.0, 0.0, "nothing: what is new is a copy of stored bytes, and no stored table changes")
-
-
-@verb
-def tie(facts: Facts, *, keep: str | None = None, force: bool = False) -> Change:
-    """Store one table for both ends, under the input's name, and say so in the config at every level.
-
-    Args:
-        keep: whose values the table gets where the two differ: "input", "output", or "mean", their average,
-            rounded once to the input table's type. Without effect where they are equal.
-    """
-    if keep is not None and keep not in KEEP:
-        raise CheckpointError(f"keep is {short(keep)}", f"choose one of {', '.join(KEEP)}")
-    _require_ends(facts, "tie")
-    change = joined(facts, keep, force)
-    if not change.drop and not change.put and not change.config:
-        raise NothingToDo(f"{facts.path}: it is tied already, and stores one table", "nothing to do")
-    return change
-
-
-@verb
-def untie(facts: Facts, *, force: bool = False) -> Change:
-    """Store the head as a tensor of its own, and say so in the config at every level.
-
-    The head gets the bytes of the input table, in the same file; so does every other tensor that the class ties by the
-    same flag (BERT's second head bias, BART's stacks). Where both are stored already, only the flag changes.
-    """
-    _require_ends(facts, "untie")
-    change = parted(facts, force)
-    if not change.put and not change.config:
-        raise NothingToDo(f"{facts.path}: it is untied already", "nothing to do")
-    return change
-
-
-@verb
-def dedupe(facts: Facts, *, force: bool = False) -> Change:
-    """Drop a head that equals the input table, and every other equal copy that the class ties to it.
-
-    The flag becomes true at every level of the config. No logit changes.
-    """
-    if not facts.packed_twice:
-        _require_ends(facts, "dedupe")
-    table, head = facts.roles.input, facts.roles.output
-    if facts.claims.t5_like and head is not None and facts.claims.deciding.effective is False:
-        drop, put = _without_copies(facts, head)  # the head is trained apart; only the stacks share the table
-        change = Change(drop=drop - {head.name}, put=put)
-    elif table is not None and head is not None and not facts.same(table, head):
-        what = f"{facts.path}: {short(table.name)} and {short(head.name)} differ: {_how_they_differ(table, head)}"
-        raise CheckpointError(what, "nothing is stored twice; tiewise tie --keep makes them one")
-    else:
-        change = joined(facts, force=force)
-    if not change.drop & set(facts.folder.tensors):
-        raise NothingToDo(f"{facts.path}: no table is stored twice", "nothing to do")
-    return change
-
-
-@verb
-def repair(facts: Facts, *, force: bool = False) -> Change:
-    """Write flags as the tensors have them, drop what is stored twice, and write the index as the files are.
-
-    What is fixed is what `check` calls safe: it changes no logit of a loader that was right. The result has no such
-    finding any more.
-    """
-    findings = check(facts.path).findings
-    rules = {finding.rule for finding in findings if finding.safe}
-    left = [f"{found.rule}: {found.repair}" for found in findings if not found.safe and found.severity != "info"]
-    listed = "; ".join(left[:3]) + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
-    if not rules:
-        if not left:
-            raise NothingToDo(f"{facts.path}: nothing to repair", "tiewise check finds nothing wrong")
-        raise CheckpointError(f"{facts.path}: nothing to repair", f"by hand: {listed}")
-    change = Change()
-    if rules & ENDS:
-        change = parted(facts) if facts.truth is False else joined(facts)
-    if rules & INDEX:
-        head, only_named = facts.roles.output_name, set(facts.folder.weight_map or ()) - set(facts.folder.tensors)
-        gone = {head} & only_named if head is not None and facts.claims.tied else set()
-        change = replace(change, reindex=True, drop=change.drop | gone)
-    if rules & COPIES:
-        stored, found = facts.folder.tensors, facts.folder.copies
-        unlike = {copy.name for copy in found if not facts.same(copy, stored[copy.name])}
-        copies = frozenset((copy.path.name, copy.name) for copy in found if copy.name not in unlike)
-        change = replace(change, drop_copies=copies)
-    if left:
-        change = replace(change, notes=(*change.notes, f"not repaired: {listed}"))
-
-    def flaws(made: Path) -> Iterator[str]:
-        yield from (f"{again.rule} is left ({again.evidence})" for again in check(made).findings if again.safe)
-
-    return replace(change, flaws=flaws)
 
 
 def flags(facts: Facts, tied: bool) -> dict[str, bool]:
@@ -197,7 +96,7 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
     if facts.packed_twice:
         return Change(drop=_packed_head(facts), config=config, notes=notes)
     if table is None or head is None or facts.same(table, head):
-        drop, put = _without_copies(facts)
+        drop, put = without_copies(facts)
         return Change(drop=drop, put=put, config=config, notes=notes)
     both = f"{short(table.name)} and {short(head.name)}"
     if table.shape != head.shape:
@@ -206,7 +105,7 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
             raise CheckpointError(f"{what}: {facts.unequal_on_purpose}", "keep both tables")
         raise CheckpointError(what, "tiewise resize makes the rows equal")
     if keep is None:
-        what = f"{facts.path}: {both} are two tables: {_how_they_differ(table, head)}"
+        what = f"{facts.path}: {both} are two tables: {how_they_differ(table, head)}"
         raise CheckpointError(what, "choose with --keep input, output or mean, or keep both with tiewise untie")
     notes += require_plain_head(facts, "tie", force)
     old_input, old_output = TableRows.of(table), TableRows.of(head)
@@ -227,7 +126,7 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
         for end, pair in ((head, outputs), (table, inputs))
         if pair is not None
     )
-    drop, put = _without_copies(facts, head, chosen)
+    drop, put = without_copies(facts, head, chosen)
     # what layers for further tokens hold as copies of an end goes with it
     for other in facts.roles.others:
         end = {MTP_INPUT: table if keep != "input" else None, MTP_OUTPUT: head}.get(other.role)
@@ -245,7 +144,7 @@ def _packed_head(facts: Facts) -> frozenset[str]:
     return frozenset(part.name for part in facts.roles.output_end.parts.values())
 
 
-def _without_copies(
+def without_copies(
     facts: Facts, head: Stored | None = None, chosen: NewTensor | None = None
 ) -> tuple[frozenset[str], tuple[NewTensor, ...]]:
     """(names that go, tensors that come), to leave one tensor of those that are tied, under its source's name.
@@ -263,7 +162,7 @@ def _without_copies(
                 both = f"{short(tied.kept.name)} and {short(other.name)}"
                 what = f"{facts.path}: {both} are tied in this class and differ"
                 fix = "choose for the head with tiewise tie --keep, or tiewise untie to keep both"
-                raise CheckpointError(f"{what} ({_how_they_differ(tied.kept, other)})", fix)
+                raise CheckpointError(f"{what} ({how_they_differ(tied.kept, other)})", fix)
         drop |= known & set(tied.targets)
         if tied.kept.name != tied.source and (chosen is None or chosen.name != tied.source):
             put.append(NewTensor.copy(tied.kept, name=tied.source))
@@ -281,7 +180,7 @@ def _mean(table: Stored, head: Stored, start: int, stop: int) -> NDArray:
         return rounded(np.where(far, a / 2 + b / 2, total / 2), table.dtype, np.where(far, 0.0, lost))
 
 
-def _require_ends(facts: Facts, name: str) -> None:
+def require_ends(facts: Facts, name: str) -> None:
     """Raise unless the tables are plain numbers and the model has a head; `name` is the verb's."""
     if facts.roles.input is not None or facts.roles.output is None or facts.roles.output_end.quantised:
         readable(facts, name)
@@ -315,7 +214,7 @@ def _notes(facts: Facts, tied: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _how_they_differ(a: Stored, b: Stored) -> str:
+def how_they_differ(a: Stored, b: Stored) -> str:
     """Half a sentence on two tensors that are not equal; `check` names the first rows, and says more."""
     if (alike := likeness(a, b)) is None:
         return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"

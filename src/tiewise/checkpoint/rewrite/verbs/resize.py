@@ -15,32 +15,28 @@ since gᵢ depends on nothing but the seed, the existing row and the new row.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import in_layer, module_of
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
-from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.rewrite.change import Change, Moved, NewTensor, NothingToDo, Pieces, refuse, stored_bytes
+from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, stored_bytes
 from tiewise.checkpoint.rewrite.config_ids import ids_named
-from tiewise.checkpoint.rewrite.engine import verb
-from tiewise.checkpoint.roles import DRAFT_MAP, MODALITY, NGRAM, PER_LAYER
-from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored, widened
+from tiewise.checkpoint.rewrite.registry import Option, verb
+from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, still_to_do, with_rows
+from tiewise.checkpoint.roles import DRAFT_MAP, MODALITY, NGRAM
+from tiewise.checkpoint.stored import NUMPY, Reader, Stored, widened
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-KEPT = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
 OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; a part of the format, since results depend on it
 DRAWN, ZERO = "drawn", "zero"  # what new rows are
 SUM_BYTES = 64 * 2**20  # of sums held during one reading of the table
-PER_LAYER_SIZE = "vocab_size_per_layer_input"
 UNSIZED = {  # roles whose rows no resize can serve: why, and what to do
     NGRAM: (
         "its rows are found by a hash of vocab_size, so that under another one every n-gram reads another row",
@@ -54,19 +50,27 @@ UNSIZED = {  # roles whose rows no resize can serve: why, and what to do
 }
 
 
-@verb
+@verb(
+    order=50,
+    details="",
+    live="model.resize_token_embeddings",
+    keeps_logits="first",
+    example="tied --vocab=50",
+)
 def resize(
     facts: Facts,
     *,
-    vocab: int | None = None,
-    multiple_of: int | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
-    shrink: bool = False,
-    rows: str = DRAWN,
-    seed: int = 0,
+    vocab: Annotated[int | None, Option("Rows that both ends shall have.")] = None,
+    multiple_of: Annotated[int | None, Option("Round the rows up to a multiple of this.")] = None,
+    tokenizer: Annotated[
+        str | os.PathLike[str] | None, Option("Give every token of this tokenizer a row.", metavar="DIR")
+    ] = None,
+    shrink: Annotated[bool, Option("Rows may be dropped from the end.")] = False,
+    rows: Annotated[str, Option("New rows; zeros are padding.", metavar="drawn|zero")] = DRAWN,
+    seed: Annotated[int, Option("Of the new rows.")] = 0,
     force: bool = False,
 ) -> Change:
-    """Write a checkpoint with another number of tokens.
+    """Give both ends, and the head's bias, another number of rows; new ones are drawn like the existing ones.
 
     With `force` other tables with as many rows are left as they are.
 
@@ -143,72 +147,6 @@ def resize(
     return Change(KEPT, put=put, config=sizes_of(facts, before, count), notes=(*notes, *left_to_do))
 
 
-def parts_of_tokens(
-    facts: Facts, verb: str, *, may_lack_rows: bool = False
-) -> tuple[tuple[Stored, ...], tuple[Stored, ...], tuple[Stored, ...]]:
-    """(both ends' tables, biases as [V], other tables): everything stored with a row for each token, or a refusal."""
-    tables = tuple(readable(facts, verb))
-    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
-    beside = tuple(other.tensor for other in facts.roles.others if other.by_id)
-    rows = tables[0].rows
-    if facts.unequal_on_purpose is not None:
-        what = f"{facts.path}: {facts.unequal_on_purpose}, and {verb} keeps one number of rows at both ends"
-        raise CheckpointError(what, "no verb changes such a vocabulary: keep it, or train another model")
-    for part in (*tables, *biases, *beside):
-        lacks = part.rows < rows and not (may_lack_rows and part in beside)
-        if part.rows > rows or lacks or part.dtype not in FLOATING:
-            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {rows:,}"
-            fix = "both ends, every bias and every other table of tokens must have one number of rows first"
-            raise CheckpointError(what, fix)
-    return tables, biases, beside
-
-
-def with_rows(
-    facts: Facts, parts: Iterable[Stored], count: int, pieces: Callable[[Stored], Pieces]
-) -> tuple[NewTensor, ...]:
-    """Return what becomes of `parts_of_tokens` with so many rows, whose bytes `pieces` gives; a bias may be [1, V]."""
-
-    def shape(part: Stored) -> tuple[int, ...]:
-        stored = facts.folder.tensors[part.name].shape
-        return (*stored[:-1], count) if part.shape != stored or len(stored) == 1 else (count, *stored[1:])
-
-    return tuple(NewTensor.like(part, partial(pieces, part), shape=shape(part)) for part in parts)
-
-
-def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
-    """Return the config's entries that give the number of rows, now `count`: those that said `before`, else a new one.
-
-    A table of layers may have had fewer rows. A type is one of BERT's segments.
-    """
-    level, found = facts.text.level if facts.text.level in facts.levels else "", dict[str, int]()
-    per_layer = any(other.role == PER_LAYER for other in facts.roles.others)
-    for key in ("vocab_size", PER_LAYER_SIZE)[: 1 + per_layer] if facts.folder.config is not None else ():
-        paths = [p for p, n in leaves_of(facts.config) if p.endswith(key) and (n == before or key == PER_LAYER_SIZE)]
-        paths = [path for path in paths if not path.endswith("type_vocab_size")]
-        found |= dict.fromkeys(paths or [f"{level}.{key}".lstrip(".")], count)
-    return found
-
-
-def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
-    """What else the user should see to; refused unless forced where a table of no known role has as many rows."""
-    notes: tuple[str, ...] = ()
-    if facts.folder.config is None:
-        notes = ("there is no config.json: write the new vocab_size into the one that goes with this file",)
-    for what in unknown_tables(facts, resized, rows):
-        notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
-    return notes
-
-
-def unknown_tables(facts: Facts, known: set[str], rows: int) -> Iterator[str]:
-    """Say of every table with as many rows that it is neither `known` nor of positions: they may be tokens'."""
-    for name, tensor in facts.folder.tensors.items():
-        # any but a matrix within a layer has its rows for tokens
-        of_tokens = not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]
-        passed = name in known or tensor in facts.roles.positions
-        if not passed and len(tensor.shape) == 2 and tensor.rows == rows and of_tokens:
-            yield f"{facts.path}: {short(name)} has {rows:,} rows too, and plays no part that is known"
-
-
 def _new_count(
     facts: Facts, rows: int, vocab: int | None, multiple: int | None, words: Tokenizer | None, shrink: bool, again: bool
 ) -> int:
@@ -232,15 +170,6 @@ def _new_count(
         fix = f"choose {needed:,} or more"
         raise CheckpointError(f"{facts.path}: its tokenizer and config name token {needed - 1:,}", fix)
     return wanted
-
-
-def leaves_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of everything in a config, at any level."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{path}", leaf) for path, leaf in leaves_of(value))
-        else:
-            yield str(key), value
 
 
 def _pieces(part: Stored, used: NDArray[np.bool_] | None, count: int, seed: int, first: int) -> Pieces:

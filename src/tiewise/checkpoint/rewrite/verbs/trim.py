@@ -13,15 +13,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, json_object, open_folder
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo, gathered
 from tiewise.checkpoint.rewrite.config_ids import values_with_ids, with_ids
-from tiewise.checkpoint.rewrite.engine import verb
 from tiewise.checkpoint.rewrite.file_plan import edited_file
-from tiewise.checkpoint.rewrite.resize import KEPT, parts_of_tokens, sizes_of, unknown_tables, with_rows
+from tiewise.checkpoint.rewrite.registry import Option, verb
+from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, unknown_tables, with_rows
 from tiewise.checkpoint.rewrite.tokenizer_file import Noted, TokenizerFile, encoded, loaded
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import MOST_BYTES, read_whole, short
@@ -34,16 +34,25 @@ CONFIGS = ("generation_config.json", "tokenizer_config.json", "processor_config.
 OTHER_TOKENIZERS = re.compile(r"\.(model(\.v\d+)?|spm|tiktoken)$|^tekken\.json$")  # which nothing here rewrites
 
 
-@verb
+@verb(
+    order=60,
+    details="Text that is made of the tokens that stay is cut into the same tokens as before.",
+    keeps_logits="same bytes",
+    example="tied --size=35",
+)
 def trim(
     facts: Facts,
     *,
-    text: str | os.PathLike[str] | None = None,
-    keep: str | os.PathLike[str] | None = None,
-    size: int | None = None,
+    text: Annotated[
+        str | os.PathLike[str] | None, Option("Tokens that occur in this text stay.", metavar="FILE")
+    ] = None,
+    keep: Annotated[
+        str | os.PathLike[str] | None, Option("These stay too: a token, or an id, on each line.", metavar="FILE")
+    ] = None,
+    size: Annotated[int | None, Option("So many stay: the text's most frequent, then the smallest ids.")] = None,
     force: bool = False,
 ) -> Change:
-    """Write a checkpoint with fewer tokens: rows, tokenizer and the ids that configs name.
+    """Drop the tokens that a text does not need: rows at both ends, the tokenizer, and ids in configs.
 
     Special and added tokens, bytes and whatever a config names always stay, and so do the ancestors of all that stay.
 

@@ -1,6 +1,4 @@
-"""The verbs of adapters: `merge` writes one into its base, `slim` leaves out of one what its base has.
-
-`merge`: the adapter's changes in its base's own tensors, so that the result does what base and adapter do together.
+"""`merge`: an adapter's changes in its base's own tensors, so that the result does what both do together.
 
     linear      W + s·B A       s = alpha / r, or alpha / √r (rsLoRA); W is stored [out, in], or turned as in GPT-2
     DoRA        m · (W + s·B A) / ‖W + s·B A‖, row by row
@@ -10,52 +8,33 @@
 Computed in fp64 from pieces of a few MB, and rounded once to the base's type. On a tied base an update of one end acts
 at that end alone while it is not merged, and in the one table it would act at both: where the two ends come out
 different, the result stores both.
-
-`slim`: an adapter that stores whole tables keeps the rows that differ from its base, as PEFT's trained rows. PEFT's
-`trainable_tokens_delta` holds a row's new values, not a difference, so that base and rows together are the copy, bit
-for bit: the result is read back and compared so, every row. On a tied base PEFT gives trained rows of the input table
-to the head too; a copy that acts at one end alone cannot be written so, and is refused.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.adapter import BASE, COPY, DELTA, LORA, PREFIX, WEIGHTS, AdapterFacts, end_modules, open_adapter
+from tiewise.checkpoint.adapter import BASE, DELTA, AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import ends_with, family_type, number
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, TOKENIZER_FILES, Folder, open_folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.rewrite.change import (
-    Change,
-    Moved,
-    NewTensor,
-    NothingToDo,
-    Pieces,
-    TableRows,
-    gathered,
-    hidden_vectors,
-    measure_move,
-)
-from tiewise.checkpoint.rewrite.engine import Place, Receipt, verb
-from tiewise.checkpoint.rewrite.file_plan import edited_file
+from tiewise.checkpoint.rewrite.change import Change, NewTensor, TableRows, hidden_vectors, measure_move
+from tiewise.checkpoint.rewrite.engine import Place, Receipt
+from tiewise.checkpoint.rewrite.merged import Merged, require_numbers
+from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, runner, verb
 from tiewise.checkpoint.rewrite.ties import parted
-from tiewise.checkpoint.rules.adapter import empty_tensors
 from tiewise.checkpoint.rules.rule import describe, names
-from tiewise.checkpoint.stored import FLOATING, Reader, Stored, read_header, rounded, widened
-from tiewise.checkpoint.table_scans import changed_rows
+from tiewise.checkpoint.stored import FLOATING, Stored, widened
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError, doing
+from tiewise.core.errors import CheckpointError
 
 TURNED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")  # families whose layers store [in, out]
 # settings under which an adapter does more than the sums of this file
@@ -66,88 +45,12 @@ WHOLE = {f"{wrap}{kind}" for wrap in ("", BASE) for kind in ("weight", "bias")}
 KNOWN = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *WHOLE}
 PLAIN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")  # no groups, one repetition: never slow
 
-SAME = Moved(0.0, 0.0, "every row, bit for bit: the base and the rows that are kept are the copies again")
-
-
-@dataclass(frozen=True)
-class Merged:
-    """A tensor of the result."""
-
-    old: Stored  # what it starts from: the base's tensor, or the adapter's copy of it
-    dtype: str  # of the base's tensor
-    factors: Callable[[], tuple[NDArray, NDArray]] | None = None  # [rows, r] and s·[r, columns], whose product is added
-    length: Stored | None = None  # [rows]: that of each row once the product is added (DoRA)
-    ids: tuple[int, ...] = ()  # rows that are replaced, each by one of
-    rows: Stored | None = None
-
-    def table(self) -> TableRows:
-        """Its rows, in its type; it holds the two factors."""
-        product = None if self.factors is None else self.factors()
-        lengths = None if self.length is None else widened(self.length.read())
-        ids = np.array(self.ids, np.int64)
-
-        @np.errstate(all="ignore")  # an adapter may hold infinities; the result then says so
-        def read(start: int, stop: int) -> NDArray:
-            made = self.old.read(start, stop).astype(np.float64)
-            if product is not None:
-                made += (product[0][start:stop].astype(np.float64) @ product[1]).reshape(made.shape)
-            if lengths is not None:
-                made *= (lengths[start:stop] / np.linalg.norm(made, axis=1))[:, None]
-            if self.rows is not None:
-                here = np.flatnonzero((ids >= start) & (ids < stop))
-                with Reader(self.rows) as reader:
-                    made[ids[here] - start] = reader.take(here)
-            return rounded(made, self.dtype)
-
-        return TableRows(self.old.rows, math.prod(self.old.shape[1:]), read)
-
-    def pieces(self) -> Pieces:
-        """Yield its bytes."""
-        return self.table().pieces()
-
-
-def merge(
-    source: Place,
-    to: Place | None = None,
-    *,
-    base: Place | None = None,
-    adapter: Place | None = None,
-    dry_run: bool = False,
-    force: bool = False,
-) -> Receipt:
-    """Write a LoRA adapter's changes into its base, so that the result does what base and adapter do together.
-
-    On a base whose two ends are one table, an update that acts at one of them unties the result. The first argument is
-    the adapter with `base=`, as on the command line, or the base with `adapter=`.
-
-    Args:
-        source: folder of the PEFT adapter, or of the base where `adapter` is given; it is only read.
-        to: the folder to make; its parent exists.
-        base: checkpoint folder that the adapter was trained on; it is only read.
-        adapter: folder of the PEFT adapter, where `source` is the base; it is only read.
-        dry_run: foresee and measure everything, write nothing.
-        force: also where it changes the model's function, or breaks a rule of `check`; recorded.
-
-    Raises:
-        CheckpointError: neither or both of `base` and `adapter`, a source that cannot be read or must not be rewritten
-            so, or a destination that cannot be used. Nothing is left at `to` or beside it then.
-    """
-    for given in (source, base, adapter):
-        if hasattr(given, "named_parameters"):
-            return _merge_into_base(given, to, adapter=adapter)  # which refuses a live model
-    if (base is None) == (adapter is None):
-        what = f"merge of {source} has {'no base' if base is None else 'base and adapter both'}"
-        raise CheckpointError(what, "call merge(adapter, to, base=base), as on the command line")
-    if base is not None:
-        return _merge_into_base(base, to, adapter=source, dry_run=dry_run, force=force)
-    return _merge_into_base(source, to, adapter=adapter, dry_run=dry_run, force=force)
-
 
 def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Change:
     """Return what becomes of a base when an adapter is merged into it."""
     folder, table = open_folder(adapter), readable(facts, "merge into")[0]
     given, tensors, head = open_adapter(folder, facts), facts.folder.tensors, facts.roles.output or table
-    _require_numbers(given)
+    require_numbers(given)
     modules = {module: module for module in given.base_modules.values()} | given.base_modules
     for what, fix in _against(given, facts, folder, modules):
         raise CheckpointError(f"{given.path}: {what}", fix)
@@ -185,14 +88,54 @@ def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Chang
 
 
 _merge_change.__name__ = "merge"  # the verb's name in receipts
-_merge_into_base = verb(_merge_change)
+_merge_into_base = runner(_merge_change)
 
 
-def _require_numbers(given: AdapterFacts) -> None:
-    """Raise where a tensor of an adapter holds no numbers, as after a save under ZeRO-3 without gathering."""
-    empty = empty_tensors(given)
-    if empty is not None:
-        raise CheckpointError(f"{given.path}: {empty.evidence}", empty.repair)
+@verb(
+    order=110,
+    details="",
+    source=ADAPTER,
+    logits_differ="the adapter changes them",
+    example="adapter --base=tied",
+)
+def merge(
+    source: Place,
+    to: Place | None = None,
+    *,
+    base: Annotated[
+        Place | None,
+        Option("Checkpoint that it was trained on. It is only read.", metavar="DIR", required=True),
+    ] = None,
+    adapter: Place | None = None,
+    dry_run: bool = False,
+    force: bool = False,
+) -> Receipt:
+    """Write an adapter's changes into its base; where they part the two ends of a tied base, it has two tables.
+
+    The result does what base and LoRA adapter do together. The first argument is
+    the adapter with `base=`, as on the command line, or the base with `adapter=`.
+
+    Args:
+        source: folder of the PEFT adapter, or of the base where `adapter` is given; it is only read.
+        to: the folder to make; its parent exists.
+        base: checkpoint folder that the adapter was trained on; it is only read.
+        adapter: folder of the PEFT adapter, where `source` is the base; it is only read.
+        dry_run: foresee and measure everything, write nothing.
+        force: also where it changes the model's function, or breaks a rule of `check`; recorded.
+
+    Raises:
+        CheckpointError: neither or both of `base` and `adapter`, a source that cannot be read or must not be rewritten
+            so, or a destination that cannot be used. Nothing is left at `to` or beside it then.
+    """
+    for given in (source, base, adapter):
+        if hasattr(given, "named_parameters"):
+            return _merge_into_base(given, to, adapter=adapter)  # which refuses a live model
+    if (base is None) == (adapter is None):
+        what = f"merge of {source} has {'no base' if base is None else 'base and adapter both'}"
+        raise CheckpointError(what, "call merge(adapter, to, base=base), as on the command line")
+    if base is not None:
+        return _merge_into_base(base, to, adapter=source, dry_run=dry_run, force=force)
+    return _merge_into_base(source, to, adapter=adapter, dry_run=dry_run, force=force)
 
 
 def _against(
@@ -316,101 +259,3 @@ def _tables(
         if made is not None:
             put |= {name: NewTensor.like(was, made.pieces, name=name) for name in targets}
     return replace(change, put=tuple(put.values()))
-
-
-# the adapter alone
-
-
-@verb
-def slim(facts: Facts, *, base: str | os.PathLike[str], force: bool = False) -> Change:
-    """Keep of an adapter's copies of whole tables the rows that differ from its base, as `trainable_token_indices`.
-
-    A copy of the base's own table that PEFT saved below a low-rank update goes altogether.
-
-    Args:
-        base: checkpoint folder of the model that the adapter was trained on; it is only read.
-    """
-    model = Facts(open_folder(base))
-    adapter = open_adapter(facts.folder, model)
-    _require_numbers(adapter)
-    readable(model, "slim an adapter of")
-    pairs = ((adapter.input, model.roles.input), (adapter.output, model.roles.output or model.roles.input))
-    ends = [(end, end.copy, table) for end, table in pairs if end is not None and end.copy is not None and table]
-    if not ends:
-        raise NothingToDo(f"{adapter.path}: it stores no copy of a table of the base", "there is nothing to slim")
-    first = end_modules(model)[0] or ""  # a list of rows that names no module is of the input table
-    gone = {end.module for end, _, _ in ends if end.kind == COPY}
-    _require_rows_will_do(adapter, model, gone)
-
-    kept: dict[str, tuple[Stored, Stored, list[int]]] = {}  # module → its copy, the base's table, rows that differ
-    for end, copy, table in ends:
-        if copy.shape != table.shape or not {copy.dtype, table.dtype} <= set(FLOATING):
-            what = f"{adapter.path}: {describe(copy)} is no copy of {describe(table)}"
-            raise CheckpointError(what, "tiewise check ADAPTER --base BASE says more")
-        with doing(f"comparing {short(copy.name)} with the base", copy.nbytes):
-            ids = changed_rows(copy, table).tolist()
-        if ids and end.kind == LORA:
-            what = f"{adapter.path}: below a low-rank update, {short(copy.name)} has {len(ids):,} rows of its own"
-            raise CheckpointError(what, "PEFT has no place for both; tiewise merge joins them")
-        if len(ids) > copy.rows // 2:
-            what = f"{adapter.path}: {len(ids):,} of {copy.rows:,} rows of {short(copy.name)} differ from the base"
-            raise CheckpointError(what, "was it trained on another base? If not, the copy is what it needs")
-        if end.kind == COPY and not (adapter.tied and kept):  # of a tied pair PEFT keeps the rows once, at the input
-            kept[first if adapter.tied else end.module] = (copy, table, ids)
-
-    rows = {name or first: list(ids) for name, ids in adapter.token_rows.items()}
-    changed = {module: (copy, ids) for module, (copy, _, ids) in kept.items() if ids}
-    rows |= {module: ids for module, (_, ids) in changed.items()}
-    saved = [name for name in adapter.listed("modules_to_save") if not any(ends_with(one, name) for one in gone)]
-    config = {"modules_to_save": saved or None, "trainable_token_indices": rows or None} if gone else {}
-    put = [
-        NewTensor(_delta(module), copy.dtype, (len(ids), copy.shape[1]), WEIGHTS, partial(gathered, copy, ids))
-        for module, (copy, ids) in changed.items()
-    ]
-    if not put and len(ends) == len(adapter.tensors):
-        raise CheckpointError(f"{adapter.path}: nothing but the tables of the base", "leave it out: it does nothing")
-    said = (f"{len(ids):,} of {copy.rows:,} rows of {short(module)}" for module, (copy, _, ids) in kept.items())
-
-    def flaws(made: Path) -> Iterator[str]:
-        stored = read_header(made / WEIGHTS).tensors
-        written = json.loads((made / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("trainable_token_indices") or {}
-        for module, (copy, table, _) in kept.items():
-            again = Merged(table, copy.dtype, ids=tuple(written.get(module, ())), rows=stored.get(_delta(module)))
-            with doing(f"comparing every row of {short(module)}", copy.nbytes):
-                if any(a != b for a, b in zip(again.pieces(), Merged(copy, copy.dtype).pieces(), strict=True)):
-                    yield f"its rows of {short(module)} are not those of the copy"
-
-    return Change(
-        SAME,
-        drop=frozenset(copy.name for _, copy, _ in ends),
-        put=tuple(put),
-        texts={ADAPTER_CONFIG: edited_file(facts.folder, ADAPTER_CONFIG, config)},
-        notes=(f"kept: {' and '.join(said) or 'the low-rank updates; the copies were the tables of the base'}",),
-        flaws=flaws,
-    )
-
-
-def _require_rows_will_do(adapter: AdapterFacts, model: Facts, copies: set[str]) -> None:
-    """Raise where PEFT's trained rows would not do what the copies of these modules do."""
-    untie, wrong = f"{model.command('untie')}, and slim for that", ""
-    tied, ends = adapter.tied, [end for end in (adapter.input, adapter.output) if end is not None]
-    if adapter.config.get("peft_type") != "LORA":
-        wrong, untie = "its peft_type is not LORA", "keep it: rows beside other updates are not known"
-    elif copies and tied is None:
-        wrong, untie = "whether the base ties its two ends is not known", f"tiewise check {model.path} says more"
-    elif copies and tied and len(ends) == 2 and not adapter.equal:
-        wrong = "what it does to the two ends differs, and the base has one table for both"
-    elif copies and tied and len(ends) == 1 and not adapter.ties:
-        wrong = f"only {short(ends[0].module)} has a copy, and trained rows of a tied base act at both ends"
-    elif model.roles.biases and (copies if tied else copies & {adapter.output.module if adapter.output else ""}):
-        wrong, untie = "the head has a bias, which PEFT (0.21) leaves out where rows are trained", "keep the copy"
-    others = [m for m, parts in adapter.parts.items() if "weight" in parts and m not in copies]
-    for name in adapter.listed("modules_to_save"):
-        if any(ends_with(m, name) for m in copies) and any(ends_with(m, name) for m in others):
-            wrong, untie = f"modules_to_save names {short(name)}, which is more than a table", "write full names there"
-    if wrong:
-        raise CheckpointError(f"{adapter.path}: {wrong}", untie)
-
-
-def _delta(module: str) -> str:
-    return f"{PREFIX}{module}.token_adapter.{DELTA}"

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,9 @@ from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rewrite.change import Change, Pieces, require_plain_head
 from tiewise.checkpoint.rewrite.config_ids import values_with_ids, with_ids
-from tiewise.checkpoint.rewrite.engine import verb
 from tiewise.checkpoint.rewrite.file_plan import edited_file
-from tiewise.checkpoint.rewrite.resize import KEPT, parts_of_tokens, sizes_of, still_to_do, with_rows
+from tiewise.checkpoint.rewrite.registry import Option, verb
+from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, still_to_do, with_rows
 from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.untrusted import require_memory, short
@@ -58,18 +58,27 @@ class Recipe:
     mixed: dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]  # new id → (old rows, their coefficients)
 
 
-@verb
+@verb(
+    order=70,
+    details="The rows of the others are made of these, without training; `tiewise heal` trains them.",
+    logits_differ="the vocabulary is another one",
+    measures_text=True,
+    example="tied --tokenizer=untied",
+)
 def transplant(
     facts: Facts,
     *,
-    tokenizer: str | os.PathLike[str],
-    donor: str | os.PathLike[str] | None = None,
-    atoms: int = 64,
+    tokenizer: Annotated[str | os.PathLike[str], Option("Folder of the new tokenizer.", metavar="DIR")],
+    donor: Annotated[
+        str | os.PathLike[str] | None, Option("A model that has it: rows combine as there.", metavar="MODEL")
+    ] = None,
+    atoms: Annotated[int, Option("With --donor: shared tokens in one combination at most.")] = 64,
     force: bool = False,
 ) -> Change:
-    """Write a checkpoint with another tokenizer's vocabulary, made of its own rows without training.
+    """Give a checkpoint another tokenizer's vocabulary: tokens that both have keep their rows.
 
-    With `force` other tables with as many rows are left as they are.
+    The rows of other tokens are made of these, without training. With `force` other tables with as many rows are left
+    as they are.
 
     Args:
         tokenizer: folder of the new tokenizer; its files come with the result, and the old ones stay behind.

@@ -1,11 +1,10 @@
-"""`factor` and `densify`: tables as products of a narrow table and a map, and products as plain tables again.
+"""`factor`: tables as products of a narrow table and a map.
 
     tied       W ≈ (W Q) Qᵀ                 factored:k           table [V, k], in_map Q [D, k], out_map Qᵀ [k, D]
     untied     E ≈ (E Q) Qᵀ, U ≈ (U P) Pᵀ   factored-untied:k    two such tables, in_map Q, out_map Pᵀ
 
 What `factor` writes has the config type `tiewise`: `tiewise.load` reads it, and `AutoModelForCausalLM` after
-`import tiewise.hf`. `densify` multiplies the maps and scales of any such boundary into its tables: every loader reads
-the result, which is tied where both ends come out equal, else untied.
+`import tiewise.hf`. `densify` leads back to plain tables.
 
 W = U S Qᵀ. Of all matrices of rank k, W Qₖ Qₖᵀ is nearest to W in Frobenius norm (Eckart and Young 1936), and its
 error is √(σₖ₊₁² + … + σ_D²). Q comes from the eigenvectors of WᵀW, a D × D matrix to which each chunk of rows adds its
@@ -18,33 +17,22 @@ step sizes keep their meaning in training.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE, module_of
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, plain_ends, read_boundary, tied_names
-from tiewise.checkpoint.rewrite.change import (
-    DELETE,
-    PROBES,
-    Change,
-    Moved,
-    NewTensor,
-    TableRows,
-    hidden_vectors,
-    measure_move,
-    require_plain_head,
-)
-from tiewise.checkpoint.rewrite.engine import verb
-from tiewise.checkpoint.rewrite.ties import flags, keep_layer_ties
+from tiewise.checkpoint.numeric_ends import plain_ends, tied_names
+from tiewise.checkpoint.rewrite.change import PROBES, Change, Moved, NewTensor, hidden_vectors, require_plain_head
+from tiewise.checkpoint.rewrite.registry import Option, verb
+from tiewise.checkpoint.rewrite.ties import flags
 from tiewise.checkpoint.rewrite.tokenizer_file import count_tokens
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
@@ -59,11 +47,26 @@ WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace o
 MOST_BYTES = 64 * 2**20  # of a file of counts
 
 
-@verb
+@verb(
+    order=30,
+    details="With counts or a text, the error is told for frequent and rare tokens apart.",
+    live='tiewise.install(model, "factored:128")',
+    example="untied --rank=4",
+)
 def factor(
-    facts: Facts, *, rank: int, counts: Any = None, text: str | os.PathLike[str] | None = None, force: bool = False
+    facts: Facts,
+    *,
+    rank: Annotated[int, Option("Width k of the factored tables.")],
+    counts: Annotated[
+        Any, Option("How often each token occurs (JSON, .npy, .safetensors, or a number a line).", metavar="FILE")
+    ] = None,
+    text: Annotated[
+        str | os.PathLike[str] | None,
+        Option("Or a text, counted with the checkpoint's own tokenizer.json.", metavar="FILE"),
+    ] = None,
+    force: bool = False,
 ) -> Change:
-    """Write a checkpoint whose tables are products of a narrow table and a map.
+    """Replace each table by its best approximation of rank k, as a narrow table and a map.
 
     With `force` two different tables are taken as untied although the config claims one.
 
@@ -248,92 +251,3 @@ def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
         fix = "were they made with this model's tokenizer?"
         raise CheckpointError(f"{name}: it counts token {len(found) - 1:,}, and the table has {rows:,} rows", fix)
     return np.pad(found, (0, rows - len(found)))
-
-
-# plain tables again
-
-
-@verb
-def densify(facts: Facts, *, force: bool = False) -> Change:
-    """Write a checkpoint with plain tables that computes what the source computes, up to rounding.
-
-    The source is a checkpoint of config type `tiewise`. With `force` a soft-cap or a bias that no plain table can hold
-    is dropped.
-    """
-    boundary = read_boundary(facts)
-    spec, lookup, head, t5_like = boundary.spec, boundary.lookup, boundary.head, facts.claims.t5_like
-    fix = "keep the boundary, and load the model with tiewise.load; --force drops it"
-    if spec.softcap is not None and not force:
-        raise CheckpointError(f"{facts.path}: {spec}: a soft-cap is no matrix, so no dense table does the same", fix)
-    if spec.bias and not force:
-        raise CheckpointError(f"{facts.path}: {spec}: the family's own head has no bias to keep this one in", fix)
-    family, classes = facts.config.get(BASE_TYPE), facts.config.get("architectures")
-    if not isinstance(family, str):
-        fix = f"write {BASE_TYPE}: llama, say, into it"
-        raise CheckpointError(f"{facts.path}: its config.json does not name the model's family", fix)
-    moved = measure_move(_rounding(head), _rounding(lookup))
-    if not math.isfinite(moved.logits + moved.input_rows):
-        what = f"{facts.path}: a product of table and map is not finite in {lookup.table.dtype}"
-        raise CheckpointError(what, "look for NaN with tiewise check --deep, or cast the checkpoint to F32 first")
-
-    one = lookup.mark == head.mark
-    merged = set() if one else _merged(facts, boundary)
-    tied = one or bool(merged)
-    put = {lookup.table.name: lookup} if lookup.changed else {}
-    if not tied and (head.changed or head.table.name != boundary.head_name):
-        put[boundary.head_name] = head
-    copies = []
-    # whatever else the class ties by the flag that turns false: BART's stacks, BERT's second bias
-    for one_tensor in [] if tied or t5_like else tied_names(facts):
-        for name in one_tensor.missing:
-            if one_tensor.kept is not None and one_tensor.kept.name == lookup.table.name:
-                put.setdefault(name, lookup)
-            elif one_tensor.kept is not None and name != boundary.head_name:
-                copies.append(NewTensor.copy(one_tensor.kept, name=name))
-    shapes = {name: (end.table.rows, end.width) for name, end in put.items()}
-    tables = (NewTensor.like(end.table, end.pieces, name=name, shape=shapes[name]) for name, end in put.items())
-    drop = {tensor.name for tensor in boundary.maps} | merged
-    if spec.bias:
-        drop |= {boundary.head_name.removesuffix("weight") + "bias"} & facts.folder.tensors.keys()
-    classes = classes if isinstance(classes, list) else []
-    plain = [name.removeprefix(OWN_PREFIX) if isinstance(name, str) else name for name in classes]
-    config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
-    config |= {} if one or t5_like else flags(facts, tied)
-    forced = () if one or t5_like else keep_layer_ties(facts, tied, force)
-
-    notes = [*forced, "both ends use one table" if tied else "each end has a table of its own"]
-    if not tied and t5_like:
-        claims = "this family claims one table whatever its config says"
-        notes.append(f"{claims}: loaders that do not compare the two drop the head")
-    if spec.softcap is not None:
-        notes.append(f"softcap={spec.softcap:g} is lost, which changes the logits")
-    if spec.bias:
-        notes.append("the head's bias is lost, which changes the logits")
-    trained = [f"pad={spec.pad}"] if spec.pad is not None else []
-    trained += [f"alpha={spec.alpha:g}"] if spec.alpha != 1.0 else []
-    trained += [f"{name}={value:g}" for name in ("penalty", "decay") if (value := getattr(spec, name))]
-    if trained:
-        notes.append(f"{short(', '.join(trained))} acts in training only, and plain tables do not know of it")
-    return Change(moved, frozenset(drop), (*tables, *copies), config, notes=tuple(notes))
-
-
-def _rounding(end: Dense) -> tuple[TableRows, TableRows] | None:
-    """The table before and after rounding; None where nothing is computed."""
-    one, two = (TableRows(end.table.rows, end.width, read) for read in (end.exact, end.rounded))
-    return (one, two) if end.changed else None
-
-
-def _merged(facts: Facts, boundary: StoredBoundary) -> set[str]:
-    """Tensors that go because two unequal ends come out equal, and the class can keep them as one; mostly none."""
-    lookup, head, claims = boundary.lookup, boundary.head, facts.claims
-    sizes = [(end.table.dtype, end.table.rows, end.width) for end in (lookup, head)]
-    if sizes[0] != sizes[1] or claims.t5_like or claims.fixed is False:
-        return set()
-    if any(a != b for a, b in zip(lookup.pieces(), head.pieces(), strict=True)):
-        return set()
-    gone = set()
-    for tied in tied_names(facts):
-        if any(not facts.same(tied.stored[0], other) for other in tied.stored[1:] if other.name != head.table.name):
-            return set()  # BERT's two biases, trained apart
-        gone |= {other.name for other in tied.stored if other.name in tied.targets}
-    return gone

@@ -1,0 +1,111 @@
+"""Signatures of the verbs, for type checkers and editors; `tools/make_stubs.py` writes them."""
+
+import os
+from typing import Any
+
+from tiewise.checkpoint.rewrite.engine import Receipt as Receipt
+from tiewise.checkpoint.rewrite.engine import rewrite as rewrite
+from tiewise.checkpoint.rewrite.registry import Option as Option
+from tiewise.checkpoint.rewrite.registry import verb as verb
+
+def tie(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    keep: str | None = ...,
+    dry_run: bool = ...,
+    force: bool = ...,
+) -> Receipt:
+    """Give both ends of a checkpoint one table."""
+
+def untie(
+    source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
+) -> Receipt:
+    """Give each end of a checkpoint a table of its own."""
+
+def factor(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    rank: int,
+    counts: Any = ...,
+    text: str | os.PathLike[str] | None = ...,
+    dry_run: bool = ...,
+    force: bool = ...,
+) -> Receipt:
+    """Replace each table by its best approximation of rank k, as a narrow table and a map."""
+
+def densify(
+    source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
+) -> Receipt:
+    """Turn factored or mapped boundaries into plain matrices that every loader reads."""
+
+def resize(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    vocab: int | None = ...,
+    multiple_of: int | None = ...,
+    tokenizer: str | os.PathLike[str] | None = ...,
+    shrink: bool = ...,
+    rows: str = ...,
+    seed: int = ...,
+    dry_run: bool = ...,
+    force: bool = ...,
+) -> Receipt:
+    """Give both ends, and the head's bias, another number of rows; new ones are drawn like the existing ones."""
+
+def trim(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    text: str | os.PathLike[str] | None = ...,
+    keep: str | os.PathLike[str] | None = ...,
+    size: int | None = ...,
+    dry_run: bool = ...,
+    force: bool = ...,
+) -> Receipt:
+    """Drop the tokens that a text does not need: rows at both ends, the tokenizer, and ids in configs."""
+
+def transplant(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str],
+    donor: str | os.PathLike[str] | None = ...,
+    atoms: int = ...,
+    dry_run: bool = ...,
+    force: bool = ...,
+) -> Receipt:
+    """Give a checkpoint another tokenizer's vocabulary: tokens that both have keep their rows."""
+
+def dedupe(
+    source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
+) -> Receipt:
+    """Drop an output head that equals the input table byte by byte."""
+
+def repair(
+    source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
+) -> Receipt:
+    """Apply the safe fixes that `tiewise check` proposes."""
+
+def slim(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    base: str | os.PathLike[str],
+    dry_run: bool = ...,
+    force: bool = ...,
+) -> Receipt:
+    """Keep of an adapter's copies of tables only the rows that differ from its base."""
+
+def merge(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str] | None = ...,
+    *,
+    base: str | os.PathLike[str] | None = ...,
+    adapter: str | os.PathLike[str] | None = ...,
+    dry_run: bool = ...,
+    force: bool = ...,
+) -> Receipt:
+    """Write an adapter's changes into its base; where they part the two ends of a tied base, it has two tables."""

@@ -1,0 +1,217 @@
+"""Registry of the verbs that rewrite a checkpoint. A verb is one file in `verbs/`, named as its function.
+
+    @verb(example="tied --by=us", keeps_logits="all")
+    def sign(facts: Facts, *, by: Annotated[str, Option("The maker's name.", metavar="NAME")], force: bool = False):
+        '''Write the maker's name into config.json.
+
+        Args:
+            by: name of the maker.
+        '''
+        return Change(config={"made_by": by})
+
+The command line, the public names, their stubs, the check that loads the result and the tests read this registry.
+The first paragraph of the docstring is the help of the command.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from tiewise.checkpoint.rewrite.change import Change
+from tiewise.checkpoint.rewrite.engine import Place, Receipt, rewrite
+from tiewise.checkpoint.rewrite.listing import LAST, VERBS_PACKAGE, names, paragraph
+from tiewise.core.errors import CheckpointError
+
+RESULT = "The result is a new folder: source untouched, only changed files written, checked before it appears."
+LOGITS_DIFFER = "they are meant to change"
+COMMON = """
+
+    Args:
+        source: checkpoint folder, or one `.safetensors`; it is only read.
+        to: the folder to make; its parent exists.{options}
+        dry_run: foresee and measure everything, write nothing.
+        force: also where it changes the model's function, or breaks a rule of `check`; recorded.
+
+    Raises:
+        NothingToDo: the source is already what the verb would make of it.
+        CheckpointError: a source that cannot be read or must not be rewritten so, or a destination that
+            cannot be used. Nothing is left at `to` or beside it then.
+    """
+ENGINE = ("facts", "source", "to", "dry_run", "force")  # parameters that every verb has; the rest are its options
+
+Make = Callable[..., Change]
+Run = Callable[..., Receipt]
+KeptLogits = Literal["all", "first", "same bytes"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a verb on the command line: the metadata of its parameter's `Annotated` type.
+
+    A parameter without this metadata is an argument in Python only.
+    """
+
+    help: str
+    metavar: str | None = None  # the value's name in the help; None for the name of its type
+    required: bool = False  # on the command line, although Python has a default
+
+
+CHECKPOINT = Option("Checkpoint folder or .safetensors file. It is only read.", metavar="PATH")
+ADAPTER = Option("Folder of a PEFT adapter. It is only read.", metavar="ADAPTER")
+
+
+@dataclass(frozen=True)
+class CommandOption:
+    """One option of a verb as the command line needs it."""
+
+    name: str  # of the parameter
+    type: Any  # without `Annotated`
+    default: Any  # `inspect.Parameter.empty` if there is none
+    described: Option
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb, with everything that other modules need to know about it."""
+
+    name: str
+    run: Run  # what users call: run(source, to, *, options, dry_run, force)
+    options_from: Callable[..., Any]  # the function whose parameters are the options
+    order: int  # of the commands in the help
+    details: str  # paragraph of the command's help below the first one
+    source: Option  # the first argument on the command line
+    of_adapter: bool  # source and result are adapters' folders
+    keeps_logits: KeptLogits | None  # rows whose logits stay
+    logits_differ: str  # why logits are not compared
+    measures_text: bool  # the command takes `--text` and measures what the change costs on it
+    example: str  # a command line without the verb and `--to`; `example_sources.py` of the tests makes its folders
+
+    @property
+    def help(self) -> str:
+        """The help of the command."""
+        summary = paragraph(inspect.getdoc(self.run) or "")
+        return f"{summary}\n\n{self.details}" if self.details else summary
+
+    def options(self) -> list[CommandOption]:
+        """Return the options that the command line has, in their order."""
+        hints = get_type_hints(self.options_from, include_extras=True)
+        options = []
+        for name, parameter in inspect.signature(self.options_from).parameters.items():
+            if name not in ENGINE and get_origin(hints.get(name)) is Annotated:
+                plain, *metadata = get_args(hints[name])
+                described = next(item for item in metadata if isinstance(item, Option))
+                options.append(CommandOption(name, plain, parameter.default, described))
+        return options
+
+
+_REGISTERED: dict[str, Verb] = {}
+
+
+def registered(name: str) -> Verb | None:
+    """Return a verb whose file is loaded, or None."""
+    return _REGISTERED.get(name)
+
+
+def find(name: str) -> Verb:
+    """Load a verb of the folder `verbs/` by its name."""
+    import_module(f"{VERBS_PACKAGE}.{name}")
+    return _REGISTERED[name]
+
+
+def verbs() -> dict[str, Verb]:
+    """Load every verb of the folder `verbs/`, and return them in the order of the help."""
+    every = [find(name) for name in names()]
+    return {one.name: one for one in sorted(every, key=lambda one: (one.order, one.name))}
+
+
+def verb(
+    make: Callable[..., Any] | None = None,
+    /,
+    *,
+    order: int = LAST,
+    details: str = RESULT,
+    source: Option = CHECKPOINT,
+    of_adapter: bool = False,
+    live: str = "",
+    keeps_logits: KeptLogits | None = None,
+    logits_differ: str = LOGITS_DIFFER,
+    measures_text: bool = False,
+    example: str = "",
+) -> Any:
+    """Make of `name(facts, *, options, force)` what users call, and register it.
+
+    The result is `name(source, to, *, options, dry_run, force)`. The docstring describes the verb and, under `Args:`,
+    its options. A function that has the parameters `source` and `to` already is registered as it is.
+
+    Args:
+        live: the counterpart for a model in memory, named if a caller passes one; `Verb` explains the other arguments.
+    """
+
+    def _register(make: Callable[..., Any]) -> Run:
+        run: Run = make
+        if "to" in inspect.signature(make).parameters:
+            make.__dict__["__signature__"] = _plain_signature(make)
+        else:
+            run = runner(make, live=live, of_adapter=of_adapter)
+        _REGISTERED[make.__name__] = Verb(
+            name=make.__name__,
+            run=run,
+            options_from=make,
+            order=order,
+            details=details,
+            source=source,
+            of_adapter=of_adapter,
+            keeps_logits=keeps_logits,
+            logits_differ=logits_differ,
+            measures_text=measures_text,
+            example=example,
+        )
+        return run
+
+    return _register if make is None else _register(make)
+
+
+def runner(make: Make, *, live: str = "", of_adapter: bool = False) -> Run:
+    """Return the function with which users call a verb; the engine carries its change out."""
+
+    @wraps(make, assigned=("__module__", "__name__", "__qualname__"))
+    def run(
+        source: Place, to: Place | None = None, *, dry_run: bool = False, force: bool = False, **options: Any
+    ) -> Receipt:
+        if hasattr(source, "named_parameters"):
+            what = f"{make.__name__} rewrites a folder, and this is a live {type(source).__name__}"
+            raise CheckpointError(what, (f"use {live}, or " if live else "") + "save it first, with save_pretrained")
+        if to is None:
+            raise TypeError(f"{make.__name__}() needs `to`, the folder to make")
+        return rewrite(source, to, make, of_adapter=of_adapter, dry_run=dry_run, force=force, **options)
+
+    run.__dict__["__signature__"] = _signature(make)
+    summary, _, described = (make.__doc__ or "").partition("\n\n    Args:")
+    run.__doc__ = summary.rstrip() + COMMON.format(options=described.rstrip())
+    return run
+
+
+def _signature(make: Make) -> inspect.Signature:
+    """Return the signature for users: source and `to`, the verb's options, `dry_run` and `force`."""
+    given = _plain_signature(make).parameters
+    options = [parameter for name, parameter in given.items() if name not in ENGINE]
+    plain, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    places = [inspect.Parameter(name, plain, annotation=Place) for name in ("source", "to")]
+    flags = [inspect.Parameter(name, keyword, default=False, annotation=bool) for name in ("dry_run", "force")]
+    return inspect.Signature([*places, *options, *flags], return_annotation=Receipt)
+
+
+def _plain_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a function's signature with evaluated types, without what describes them for the command line."""
+    hints = get_type_hints(function)
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(annotation=hints.get(name, parameter.empty))
+        for name, parameter in signature.parameters.items()
+    ]
+    return signature.replace(parameters=parameters, return_annotation=hints.get("return", signature.empty))

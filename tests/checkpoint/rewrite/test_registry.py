@@ -1,0 +1,98 @@
+"""The registry of verbs: what it lists without importing is what the files define, and its examples run."""
+
+import inspect
+import sys
+from importlib import import_module
+from pathlib import Path
+from subprocess import run
+
+import pytest
+from tests.checkpoint.rewrite.verb_examples import example_lines, write_sources
+
+import tiewise
+from tiewise.checkpoint.rewrite import listing, registry, verbs
+from tiewise.checkpoint.rewrite.change import Change
+from tiewise.cli.main import command_line, commands
+
+HEAVY = ("numpy", "tiewise.checkpoint.rewrite.engine", "tiewise.checkpoint.rewrite.registry")
+# another quote style, a comment behind the decorator, and a helper above it
+WRITTEN_OTHERWISE = '''
+from tiewise.checkpoint.rewrite.registry import verb
+
+
+def helper():
+    """Help."""
+
+
+@verb(example="tied")  # of ours
+def throwaway(facts, *, force=False):
+    """Write nothing (really)
+    at all.
+
+    More.
+    """
+'''
+
+
+def test_the_list_without_imports_is_that_of_the_loaded_verbs():
+    loaded = registry.verbs().values()
+    listed = [(one.name, one.order, one.summary) for one in listing.listed()]
+    assert listed == [(verb.name, verb.order, verb.help.partition("\n\n")[0]) for verb in loaded]
+    assert all(summary for _, _, summary in listed)
+    assert len({verb.order for verb in loaded}) == len(loaded)
+
+
+def test_listing_verbs_imports_none():
+    code = "import sys; from tiewise.checkpoint.rewrite import listing; listing.listed(); "
+    code += f"print([name for name in {HEAVY} if name in sys.modules])"
+    assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_file_in_another_folder_is_a_verb(tmp_path):
+    (tmp_path / "throwaway.py").write_text(WRITTEN_OTHERWISE)
+    verbs.__path__.append(str(tmp_path))
+    try:
+        last = listing.listed()[-1]
+        assert (last.name, last.order, last.summary) == ("throwaway", listing.LAST, "Write nothing (really) at all.")
+        assert list(commands()["Checkpoints"])[-1] == "throwaway"
+        assert command_line(["throwaway"]).registered_commands[0].name == "throwaway"
+        assert import_module("tiewise.checkpoint.rewrite").throwaway is registry.find("throwaway").run
+    finally:
+        verbs.__path__.remove(str(tmp_path))
+        sys.modules.pop("tiewise.checkpoint.rewrite.verbs.throwaway", None)
+
+
+def test_every_file_is_a_verb_with_a_public_name():
+    names = {path.stem for path in Path(verbs.__file__).parent.glob("[a-z]*.py")}
+    assert names == set(registry.verbs()) == names & set(tiewise.__all__)
+    assert all(getattr(tiewise, name) is registry.find(name).run for name in names)
+
+
+@pytest.mark.parametrize("name", listing.names())
+def test_the_command_line_has_what_a_call_needs(name):
+    verb = registry.find(name)
+    parameters = inspect.signature(verb.run).parameters.values()
+    needed = {one.name for one in parameters if one.default is one.empty} - {"source", "to"}
+    options = {option.name: option for option in verb.options()}
+    assert needed <= set(options)
+    assert all(option.described.help.endswith(".") for option in options.values())
+
+
+@pytest.mark.parametrize("name", listing.names())
+def test_every_example_runs(name, tmp_path, monkeypatch):
+    write_sources(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = [*example_lines()[name], "--to=new", "--no-verify-load", "--json"]
+    assert command_line(words)(words, standalone_mode=False) in (0, None)
+    assert (tmp_path / "new").is_dir()
+
+
+def test_a_verb_without_types_has_no_options_on_the_command_line():
+    @registry.verb
+    def forget(facts, *, name, force=False):
+        """Drop one tensor."""
+        return Change(drop=frozenset({name}))
+
+    verb = registry.registered("forget")
+    assert (verb.options(), verb.order, verb.help) == ([], listing.LAST, f"Drop one tensor.\n\n{registry.RESULT}")
+    assert list(inspect.signature(forget).parameters) == ["source", "to", "name", "dry_run", "force"]
