@@ -15,10 +15,10 @@ from tests.training.conftest import assert_same
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import tiewise.hf  # noqa: F401, factored checkpoints load through it
+from tiewise.boundary.flax import training as flax_training
 from tiewise.boundary.flax.models import FlaxDecoder
 from tiewise.boundary.flax.training import OptaxRecipe
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
-from tiewise.flax import flax_training
 from tiewise.training.compare import finish
 from tiewise.training.folder import newest_checkpoint
 from tiewise.training.kinds import flax
