@@ -311,7 +311,7 @@ def audit_view(audit: Audit) -> Any:
     table = rich_table.Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in (*_claims(audit), *_stored(audit)):
+    for name, value in summary_rows(audit):
         table.add_row(name, rich_text.Text(value))
     title = rich_text.Text.assemble((str(audit.path), "bold"), f"  {audit.kind}{loaded_as}, {what}", overflow="fold")
     parts: list[Any] = [title, table, *([_loaders(audit.outcomes)] if audit.outcomes else [])]
@@ -322,13 +322,25 @@ def audit_view(audit: Audit) -> Any:
         repair = rich_text.Text.assemble(("  → ", "green"), found.repair, (safe, "dim"))
         parts.append(rich_padding.Padding(rich_console.Group(head, repair), (0, 0, 0, 2)))
     if audit.findings:
-        counts = {name: sum(f.count for f in audit.findings if f.severity == name) for name in reversed(SEVERITIES)}
-        ending = {name: "s" if count > 1 and name in ("error", "warning") else "" for name, count in counts.items()}
-        told = ", ".join(f"{count:,} {name}{ending[name]}" for name, count in counts.items() if count)
-        parts.append(rich_text.Text(f"  {told}; tiewise check --explain {audit.findings[0].rule} says more", "dim"))
+        told = f"  {counted_findings(audit)}; tiewise check --explain {audit.findings[0].rule} says more"
+        parts.append(rich_text.Text(told, "dim"))
     else:
-        parts.append(rich_text.Text(f"  nothing found by {len(audit.ran)} rules", "green"))
+        parts.append(rich_text.Text(f"  {counted_findings(audit)}", "green"))
     return rich_console.Group(*parts)
+
+
+def summary_rows(audit: Audit) -> list[tuple[str, str]]:
+    """Return what the config states and what is stored at the two ends, as (label, value)."""
+    return [*_claims(audit), *_stored(audit)]
+
+
+def counted_findings(audit: Audit) -> str:
+    """Return the findings by severity in words, e.g. "1 error, 2 warnings"."""
+    if not audit.findings:
+        return f"nothing found by {len(audit.ran)} rules"
+    counts = {name: sum(f.count for f in audit.findings if f.severity == name) for name in reversed(SEVERITIES)}
+    ending = {name: "s" if count > 1 and name in ("error", "warning") else "" for name, count in counts.items()}
+    return ", ".join(f"{count:,} {name}{ending[name]}" for name, count in counts.items() if count)
 
 
 def rule_view(rule: Rule) -> Any:

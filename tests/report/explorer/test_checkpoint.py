@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 from tests.report.explorer.dropping import drop
+from tests.report.explorer.test_page import CONTRASTS
 
+from tiewise.checkpoint.audit import check, counted_findings, summary_rows
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.inspection.sections.direct_path import direct_path_of
@@ -20,7 +22,7 @@ from tiewise.report.explorer.embedded import MOST_BYTES, MOST_ROWS, embedded
 from tiewise.report.explorer.page import explore
 from tiewise.training.data.tokenizer import make_tokenizer
 
-from tiny_checkpoints import llama  # isort: skip - dropping.py says where it is
+from tiny_checkpoints import llama, llama_config, table, write_checkpoint  # isort: skip - see dropping.py
 
 V = 257
 
@@ -48,7 +50,7 @@ def test_with_the_keyboard_alone(visit, folder):
     page.keyboard.press("Enter")
     page.locator("#copy-issue").wait_for()
     assert page.locator("#status").inner_text() == "Scores are drawn."
-    for _ in range(4):
+    for _ in range(9):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.id") == "words":
             break
@@ -67,17 +69,22 @@ def drag(page, path):
     for step in ("dragEnter", "dragOver", "drop"):
         at = {"type": step, "x": box["x"] + 20, "y": box["y"] + 20, "data": data}
         devtools.send("Input.dispatchDragEvent", at)
-    page.locator("#verdict, #refused").first.wait_for()
+    page.locator("#tensors, #refused").first.wait_for()
 
 
 def test_a_folder_and_a_file_dragged_onto_the_page_that_was_opened_from_the_disk(visit, folder):
     page = visit("at=checkpoint").page
     drag(page, folder)
-    assert "Untied, by config and by bytes" in page.locator("#verdict").inner_text()
+    page.get_by_text("Two tensors that differ, first in row 0: untied.").wait_for()
     assert page.evaluate("dropped.opened.name") == "my model"
-    page.evaluate("document.getElementById('verdict').remove()")
+    assert page.locator("#verdict").count() == 0
+    assert "for a verdict, run tiewise check" in page.locator("#no-verdict").inner_text()
+    assert page.locator(".command pre").first.inner_text() == "tiewise check 'my model'"
+    page.evaluate("document.getElementById('tensors').remove()")
     drag(page, folder / "model.safetensors")
-    assert "It stores two tables of their own" in page.locator("#verdict").inner_text()
+    page.get_by_role("heading", name="model.safetensors").wait_for()
+    names = page.locator("#tensors tbody th").all_inner_texts()
+    assert sorted(names) == sorted(load_file(folder / "model.safetensors"))
 
 
 def test_a_folder_dragged_where_folders_are_read_by_entry(chromium, plain_page, folder):
@@ -91,7 +98,7 @@ def test_a_folder_dragged_where_folders_are_read_by_entry(chromium, plain_page, 
         page.add_init_script("delete DataTransferItem.prototype.getAsFileSystemHandle")  # as in Firefox and Safari
         page.goto(f"http://127.0.0.1:{server.server_address[1]}/{plain_page.name}#at=checkpoint")
         drag(page, folder)
-        assert "Untied, by config and by bytes" in page.locator("#verdict").inner_text()
+        page.get_by_text("Two tensors that differ").wait_for()
         page.close()
         server.shutdown()
 
@@ -117,17 +124,79 @@ def test_every_command_of_the_report_gives_the_numbers_beside_it(dropper, folder
         ["bash", "-c", line.replace("python", sys.executable, 1)], cwd=folder.parent, capture_output=True, text=True
     )
     assert [(way["score"], way["rank"]) for way in found["ways"]] == [
-        (pytest.approx(score, abs=1e-12), rank) for score, _, rank in ast.literal_eval(run.stdout)
+        (pytest.approx(score, abs=1e-12), rank) for score, rank in ast.literal_eval(run.stdout)
     ], run.stderr
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#copy-issue").click()
+    page.get_by_text("Copied.").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == report
+
+
+def test_an_embedded_checkpoint_has_the_verdict_of_check_and_the_figures_of_inspect(visit, folder, tmp_path):
+    page = visit(path=explore(folder).write(tmp_path / "page.html")).page
+    page.locator("#copy-issue").wait_for()
+    audit = check(folder)
+    said = page.locator("#verdict").inner_text()
+    assert said.endswith(f"Two tables, one at each end; tiewise check: {counted_findings(audit)}")
+    for finding, shown in zip(audit.findings, page.locator(".findings li").all(), strict=True):
+        assert f"{finding.rule}, {finding.severity}: {finding.evidence}" in shown.inner_text()
+        assert finding.repair.replace(str(folder), folder.name) in shown.inner_text()
+    rows = page.locator("dl.said").inner_text()
+    assert all(value.replace("  ", " ") in rows for _, value in summary_rows(audit))
+    found = ask(page, "a, b")
     told = {q.name: q for q in direct_path_of(open_folder(folder), [("a", "b")]).quantities}
     for name, way in zip(("a → b", "b → a"), found["ways"], strict=True):
         assert way["logit"] == pytest.approx(told[name].value, abs=1e-6)
         assert np.exp(way["log"]) == pytest.approx(told[f"p({name})"].value, rel=1e-6)
         assert told[f"p({name})"].why == f"rank {way['modelRank']:,}"
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.locator("#copy-issue").click()
-    page.get_by_text("Copied.").wait_for()
-    assert page.evaluate("navigator.clipboard.readText()") == report
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_an_opened_checkpoint_fits_and_has_the_contrast_that_wcag_aa_asks_for(visit, folder, tmp_path, width, scheme):
+    embedding = explore(folder).write(tmp_path / "page.html")
+    page = visit(path=embedding, width=width, scheme=scheme).page
+    for ready in ("#verdict", "#no-verdict"):
+        page.locator(ready).wait_for()
+        page.locator("#copy-issue").wait_for()
+        page.evaluate("document.querySelectorAll('#checkpoint details').forEach(one => { one.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(CONTRASTS) == []
+        page.set_input_files("#files", folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence", "choice"),
+    [
+        ({"tied": True}, "One table at both ends", ("model.embed_tokens.weight", "model.embed_tokens.weight")),
+        ({"tied": False}, "Two tables, one at each end", ("model.embed_tokens.weight", "lm_head.weight")),
+        (
+            {"tied": True, "head": table()},
+            "One table at both ends",
+            ("model.embed_tokens.weight", "model.embed_tokens.weight"),
+        ),
+    ],
+)
+def test_what_is_said_of_the_tables_follows_their_bytes(tmp_path, made, sentence, choice):
+    path = llama(tmp_path / "a", **made)
+    found = embedded(path)
+    assert found["verdict"]["sentence"].startswith(sentence)
+    assert (found["choice"]["input"], found["choice"]["output"]) == choice
+
+
+def test_a_checkpoint_without_a_head_or_without_tables_is_embedded_too(visit, tmp_path):
+    """The page shows rows alone, and where nothing is embedded it says so."""
+    config = llama_config() | {"architectures": ["LlamaForSequenceClassification"]}
+    path = write_checkpoint(tmp_path / "body", config, {"model.embed_tokens.weight": table()})
+    found = embedded(path)
+    assert found["choice"] == {"input": "model.embed_tokens.weight", "output": ""}
+    assert found["verdict"]["sentence"].startswith("An input table, and no output head")
+    page = visit(path=explore(path).write(tmp_path / "page.html")).page
+    page.get_by_role("heading", name="Nearest rows at the input").wait_for()
+    assert page.get_by_role("heading", name="Scores both ways").count() == 0
+    path = write_checkpoint(tmp_path / "none", None, {"x": np.ones(3, np.float32)})
+    assert embedded(path)["choice"] is None
+    page = visit(path=explore(path).write(tmp_path / "empty.html")).page
+    page.get_by_text("None of its tensors is a matrix: there is no table to choose.").wait_for()
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +206,7 @@ def long(tmp_path_factory):
 
 
 def test_what_is_embedded_says_so_and_is_scored_as_if_dropped(visit, long, tmp_path):
+    other = llama(tmp_path / "long", False, rows=50, width=32)
     page_file = explore(long, words=["#5999", "#7"]).write(tmp_path / "page.html")
     page = visit(path=page_file).page
     page.locator("#copy-issue").wait_for()
@@ -147,8 +217,13 @@ def test_what_is_embedded_says_so_and_is_scored_as_if_dropped(visit, long, tmp_p
     page.locator("#words").press("Enter")
     assert "of those that this page holds" in page.locator("[id^=help]").inner_text()
     verdict = page.evaluate("dropped.opened.verdict")
+    assert verdict["sentence"].startswith("Two tables")
+    page.set_input_files("#folder", other)  # of the same name, with other tensors: nothing is known of it
+    page.locator("#no-verdict").wait_for()
+    page.locator("#copy-issue").wait_for()
+    assert page.evaluate("[dropped.opened.verdict, dropped.opened.path]") == [None, None]
     page.set_input_files("#folder", long)
-    page.get_by_text("This page holds").wait_for(state="detached")
+    page.locator("#verdict").wait_for()
     page.locator("#copy-issue").wait_for()
     assert page.evaluate("dropped.opened.verdict") == verdict
     whole = ask(page, "#5999, #7")

@@ -1,4 +1,4 @@
-"""Models that transformers saved, dropped on the page: what it says of words is what torch computes."""
+"""Models that transformers saved, dropped on the page or embedded: what it shows of words is what torch computes."""
 
 import ast
 import contextlib
@@ -13,6 +13,7 @@ import transformers as tr
 from safetensors.torch import load_file, save_file
 from tests.report.explorer.dropping import drop
 
+from tiewise.report.explorer.page import explore
 from tiewise.training.data.tokenizer import make_tokenizer
 
 V, D = 257, 24
@@ -78,10 +79,7 @@ def every_number_is_repeated(page, path, within=1e-9):
         np.testing.assert_allclose(np.array(a, float), np.array(b, float), rtol=0, atol=within)
 
     (stored,) = said["Scores both ways"]
-    near([(s, r) for s, _, r in stored], [(way["score"], way["rank"]) for way in found["ways"]])
-    if "As the model applies it" in said:
-        (applied,) = said["As the model applies it"]
-        near(applied, [(way["logit"], np.exp(way["log"]), way["modelRank"]) for way in found["ways"]])
+    near(stored, [(way["score"], way["rank"]) for way in found["ways"]])
     tied = found["near"]["output"] is None
     titles = {"input": "Nearest rows, at both ends" if tied else "Nearest rows at the input"}
     titles |= {} if tied else {"output": "Nearest rows at the output"}
@@ -99,6 +97,29 @@ def every_number_is_repeated(page, path, within=1e-9):
         near(bands, [[band[of] for of in ("token", "low", "middle", "high")] for band in found["bands"][end]])
 
 
+def saved(folder, name, dtype):
+    """A model with random norms and biases, its folder and its fp64 copy: (path, model)."""
+    torch.manual_seed(1)
+    model = MODELS[name]().to(dtype)
+    with torch.no_grad():
+        for part in model.parameters():  # norms and biases too: those of a fresh model do nothing
+            part.copy_(torch.randn_like(part))
+    path = folder / "model"
+    model.save_pretrained(path, max_shard_size="20kB")
+    make_tokenizer("bytes").save_pretrained(path)
+    return path, model.double()
+
+
+def score(page):
+    """Ask for the words; (what the page measured, ids of the words)."""
+    ids = torch.tensor([make_tokenizer("bytes").convert_tokens_to_ids(one) for one in "ab"] + [200])
+    page.locator("#words").fill(WORDS)
+    page.evaluate("dropped.result = null; document.getElementById('copy-issue').remove()")
+    page.get_by_role("button", name="Score them").click()
+    page.locator("#copy-issue").wait_for()
+    return page.evaluate("dropped.result"), ids
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -108,39 +129,19 @@ def every_number_is_repeated(page, path, within=1e-9):
     ],
 )
 def test_scores_ranks_and_neighbours_are_torchs(dropper, tmp_path, name, dtype):
-    torch.manual_seed(1)
-    model = MODELS[name]().to(dtype)
-    with torch.no_grad():
-        for part in model.parameters():  # norms and biases too: those of a fresh model do nothing
-            part.copy_(torch.randn_like(part))
-    path = tmp_path / "model"
-    model.save_pretrained(path, max_shard_size="20kB")
-    make_tokenizer("bytes").save_pretrained(path)
-    model = model.double()
+    path, model = saved(tmp_path, name, dtype)
     first, second = (w.weight.double().detach() for w in (model.get_input_embeddings(), model.get_output_embeddings()))
-    ids = torch.tensor([make_tokenizer("bytes").convert_tokens_to_ids(one) for one in "ab"] + [200])
-
-    page = dropper.page
-    drop(dropper, path)
-    page.locator("#words").fill(WORDS)
-    page.evaluate("dropped.result = null; document.getElementById('copy-issue').remove()")
-    page.get_by_role("button", name="Score them").click()
-    page.locator("#copy-issue").wait_for()
-    found = page.evaluate("dropped.result")
+    page = drop(dropper, path)
+    found, ids = score(page)
 
     scores = first[ids] @ second.T
     assert found["ids"] == ids.tolist()
     np.testing.assert_allclose(found["plain"], scores[:, ids].numpy(), atol=1e-4, rtol=0)
-    logits = applied(model, ids)
     for way, (i, j) in zip(found["ways"], ((0, 1), (1, 0)), strict=True):
         assert (way["from"], way["to"]) == (ids[i], ids[j])
         assert way["score"] == pytest.approx(scores[i, ids[j]].item(), abs=1e-4)
         assert way["rank"] == 1 + (scores[i] > scores[i, ids[j]] + 1e-9).sum().item()
-        assert ("logit" in way) == (logits is not None)
-        if logits is not None:
-            assert way["logit"] == pytest.approx(logits[i, ids[j]].item(), abs=1e-4)
-            assert way["modelRank"] == 1 + (logits[i] > logits[i, ids[j]] + 1e-9).sum().item()
-            assert way["log"] == pytest.approx(logits[i].log_softmax(0)[ids[j]].item(), abs=1e-4)
+        assert "logit" not in way  # the page does not know what a class does between its tables
     for end, table in (("input", first), ("output", second)):
         if found["near"][end] is not None:
             angles = torch.nn.functional.cosine_similarity(table[ids[0]], table, dim=1)
@@ -150,6 +151,33 @@ def test_scores_ranks_and_neighbours_are_torchs(dropper, tmp_path, name, dtype):
             np.testing.assert_allclose(found["lengths"][end], table[ids].norm(dim=1), atol=1e-6)
     assert (found["near"]["output"] is None) == torch.equal(first, second)
     every_number_is_repeated(page, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, kind, marks=[] if kind == torch.bfloat16 else [pytest.mark.slow])
+        for name in ("llama, untied", "gpt2", "gemma", "opt", "bert")
+        for kind in (torch.bfloat16, torch.float32)
+    ],
+)
+def test_an_embedded_checkpoint_has_the_logits_of_torch(visit, tmp_path, name, dtype):
+    path, model = saved(tmp_path, name, dtype)
+    page = visit(path=explore(path).write(tmp_path / "page.html")).page
+    page.locator("#copy-issue").wait_for()
+    found, ids = score(page)
+    logits = applied(model, ids)
+    for way, (i, j) in zip(found["ways"], ((0, 1), (1, 0)), strict=True):
+        assert ("logit" in way) == (logits is not None)
+        if logits is not None:
+            assert way["logit"] == pytest.approx(logits[i, ids[j]].item(), abs=1e-4)
+            assert way["modelRank"] == 1 + (logits[i] > logits[i, ids[j]] + 1e-9).sum().item()
+            assert way["log"] == pytest.approx(logits[i].log_softmax(0)[ids[j]].item(), abs=1e-4)
+    page.get_by_label("Output head").select_option("")  # other tables than Python's have no such path
+    page.get_by_text("No output head").wait_for()
+    page.locator("#copy-issue").wait_for()
+    assert page.evaluate("dropped.opened.path") is None
+    assert page.get_by_role("heading", name="As the model applies it").count() == 0
 
 
 def quantised(path, scale_name, blocks, dtype):
@@ -192,14 +220,13 @@ def test_quantised_tables_are_read_with_their_scales(dropper, tmp_path, scale, b
     found = page.evaluate("dropped.result")
     a, b = found["ids"]
     np.testing.assert_allclose(found["plain"], (first[[a, b]] @ second[[a, b]].T).numpy(), atol=1e-4)
-    assert "packed" in page.locator("dl.said").inner_text()
     every_number_is_repeated(page, tmp_path / "q", 1e-6)  # the page multiplies codes by scales in 32 bits
 
 
 def test_packed_tables_are_named_and_not_read(dropper, tmp_path):
     quantised(tmp_path / "q", "weight_zero_point", (1, D), torch.int8)
-    said = drop(dropper, tmp_path / "q", answered=False).locator("#checkpoint").inner_text()
-    assert "is packed (I8 beside weight_zero_point) in a way that this page does not read" in said
+    page = drop(dropper, tmp_path / "q", answered=False)
+    page.get_by_text("is packed (I8 beside weight_zero_point) in a way that this page does not read").wait_for()
 
 
 def test_a_table_stored_twice_is_one_and_the_report_says_how_to_repeat_everything(dropper, tmp_path):
@@ -209,8 +236,47 @@ def test_a_table_stored_twice_is_one_and_the_report_says_how_to_repeat_everythin
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     page = drop(dropper, path)
-    assert page.locator("#verdict").inner_text().endswith("It is tied, and stores its one table twice.")
+    assert page.locator("#tables").inner_text() == "The two tensors are equal, byte for byte: one table, stored twice."
     assert page.evaluate("dropped.result.near.output") is None
     report = page.locator("#issue").input_value()
-    assert "tiewise dedupe twice --to NEW_DIR" in report
     assert "tiewise check twice" in report
+    tensors["lm_head.weight"][200, 3] += 1
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    page = drop(dropper, path)
+    assert page.locator("#tables").inner_text() == "Two tensors that differ, first in row 200: untied."
+
+
+def test_the_reader_chooses_other_tables_than_names_suggest(dropper, tmp_path):
+    path = tmp_path / "odd"
+    path.mkdir()
+    tensors = {"words": torch.randn(40, 6), "lm_head.weight": torch.randn(40, 6), "wide": torch.randn(40, 8)}
+    tensors |= {"layers.0.embed_tokens.weight": torch.randn(50, 6), "norm.weight": torch.ones(6)}
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    page = drop(dropper, path)
+    first, second = (page.get_by_label(label) for label in ("Input embedding", "Output head"))
+    assert (first.input_value(), second.input_value()) == ("words", "lm_head.weight")
+    page.get_by_text("Two tensors that differ, first in row 0").wait_for()
+    page.locator("#words").fill("#3, #5")
+    page.evaluate("document.getElementById('copy-issue').remove()")
+    page.locator("#words").press("Enter")
+    page.locator("#copy-issue").wait_for()
+    ways = page.evaluate("dropped.result.ways")
+    assert ways[0]["score"] == pytest.approx((tensors["words"][3] @ tensors["lm_head.weight"][5]).item(), abs=1e-5)
+    assert ways[1]["score"] != ways[0]["score"]
+    second.select_option("words")
+    page.get_by_text("One tensor at both ends: tied.").wait_for()
+    page.get_by_text("One table: two of its rows have one product, whichever comes first.").wait_for()
+    page.locator("#copy-issue").wait_for()
+    ways = page.evaluate("dropped.result.ways")
+    assert ways[0]["score"] == ways[1]["score"]
+    assert "output-table=words" in page.url
+    second.select_option("wide")
+    page.get_by_text("These two cannot be multiplied: they are 6 and 8 wide.").wait_for()
+    assert page.get_by_role("heading", name="Scores both ways").count() == 0
+    second.select_option("")
+    page.get_by_text("No output head: only rows are shown.").wait_for()
+    page.get_by_role("heading", name="Nearest rows at the input").wait_for()
+    assert page.evaluate("dropped.result.ways") == []
+    options = first.locator("option").evaluate_all("all => all.map(one => one.value)")
+    assert options[-1] == "layers.0.embed_tokens.weight"  # those in layers come last
+    assert "norm.weight" not in options

@@ -147,7 +147,11 @@ def open_path(folder: Folder) -> DirectPath:
     Raises:
         CheckpointError: a table is missing, quantised or mapped to another width, or the final norm is not stored.
     """
-    facts = Facts(folder)
+    return path_of(Facts(folder))
+
+
+def path_of(facts: Facts) -> DirectPath:
+    """Open the direct path of a checkpoint of which the facts are known. Raises as `open_path`."""
     roles, boundary = facts.roles, read_boundary(facts) if facts.is_own else None
     if boundary is not None:  # that this package stored: tables are met behind its maps and scales
         table, source = boundary.lookup.table, dense_table(boundary.lookup)
@@ -159,10 +163,9 @@ def open_path(folder: Folder) -> DirectPath:
             raise CheckpointError(what, "give a model whose tables are as wide as its body")
         source = StoredTable(table)
         target = source if head is None else StoredTable(head)
-    level = facts.levels.get(facts.text.level, facts.config)
-    family = level.get(BASE_TYPE if facts.is_own else "model_type")
+    level, family = _family(facts)
     scalars = {key.rpartition(".")[2]: value for key, value in roles.scalars.items()}
-    ending = FAMILIES.get(family) if isinstance(family, str) else None
+    ending = final_norm_of(facts)
     norm, known = Norm(), {}
     if ending is None:
         named = short(family) if isinstance(family, str) else "of no stated type"
@@ -195,6 +198,18 @@ def open_path(folder: Folder) -> DirectPath:
     if roles.positions:
         notes.append("position rows are left out")
     return DirectPath(source, target, norm, input_scale, output_scale, bias, softcap, tuple(notes))
+
+
+def final_norm_of(facts: Facts) -> FinalNorm | None:
+    """Return how the family of a checkpoint ends; None where it is not known."""
+    _, family = _family(facts)
+    return FAMILIES.get(family) if isinstance(family, str) else None
+
+
+def _family(facts: Facts) -> tuple[Mapping[str, Any], Any]:
+    """Return the level of the config that describes the text model, and the family that it states."""
+    level = facts.levels.get(facts.text.level, facts.config)
+    return level, level.get(BASE_TYPE if facts.is_own else "model_type")
 
 
 def _root(width: int, table: Stored) -> float:

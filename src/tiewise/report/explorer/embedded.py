@@ -1,4 +1,6 @@
-"""`tiewise explore CKPT`: what of a checkpoint the page carries: at most 20 MB; dropping it brings the rest.
+"""`tiewise explore CKPT`: the verdict of `tiewise check`, and what of a checkpoint the page carries: at most 20 MB.
+
+Dropping the checkpoint on the page brings the rest of its rows.
 
 Of a live model the ends lie beside its config in a folder for a moment, which is read as any folder is.
 """
@@ -9,23 +11,25 @@ import json
 import os
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import in_layer, is_foreign
+from tiewise.checkpoint.audit import Audit, check, counted_findings, summary_rows
+from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.stored import FLOATING, Reader, Stored
-from tiewise.core import Late
+from tiewise.checkpoint.stored import Reader, Stored
+from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError, DataError, RunError, UnsupportedError
 from tiewise.core.files import size
 from tiewise.core.found import count
 from tiewise.core.text import token_counts
+from tiewise.inspection.tables.open_path import final_norm_of, path_of
 from tiewise.inspection.tables.token_texts import find_tokens, read_as
 
 MOST_BYTES = 20_000_000  # of the checkpoint, before they are written as text
@@ -53,16 +57,8 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
         raise CheckpointError(what, "give one with safetensors, as save_pretrained writes, or one of `tiewise compare`")
     facts = Facts(folder)
     outer = {name: tensor for name, tensor in folder.tensors.items() if not in_layer(name)}
-    ends = [facts.roles.input, None if facts.ends and facts.ends.equal else facts.roles.output]
-    # those that can be read row by row, the input's first
-    tables = [t for t in ends if t is not None and len(t.shape) == 2 and not facts.roles.packed(t) and t.nbytes]
-    width = {side for table in tables for side in table.shape}
-    vectors = [
-        tensor
-        for name, tensor in outer.items()
-        if len(tensor.shape) == 1 and tensor.shape[0] in width and tensor.dtype in FLOATING and not is_foreign(name)
-    ]
-    beside = sum(vector.nbytes for vector in vectors)
+    tables, choice, applied = _tables(facts), _choice(facts), _applied(facts)
+    beside = sum(len(text) * 3 // 4 for text in applied.values() if isinstance(text, str)) if applied else 0
     frequent: list[int] = []  # tokens that the texts have, the most frequent first, those of one count by number
     if texts and tables:
         least = min(table.rows for table in tables)
@@ -72,7 +68,7 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
             raise DataError("the text has no tokens", "give a longer one")
     ids = _rows(folder, tables, MOST_BYTES - beside, words, frequent)
     rank = {token: place for place, token in enumerate(frequent, 1)}
-    data = {one.name: _text(one, None) for one in vectors} | {one.name: _text(one, ids) for one in tables}
+    data = {one.name: _text(one, ids) for one in tables}
     whole = all(len(ids) == table.rows for table in tables)
     held = beside + sum(len(ids) * table.nbytes // table.rows for table in tables)
     name = Path(os.path.abspath(path)).name
@@ -86,19 +82,84 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
     return {
         "name": name,
         "note": "" if whole and tables else note,
-        "config": folder.config,
         "count": len(folder.tensors),
-        "complete": facts.complete,
         "faults": [f"{fault.what}; {fault.fix}" for fault in folder.faults],
         "tensors": [
             {"name": name, "file": t.path.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
             | ({"data": data[name]} if name in data else {})
             for name, t in outer.items()
         ],
-        "alike": None if facts.ends is None else asdict(facts.ends),
+        "choice": choice,
+        "path": applied,
+        "verdict": _verdict(check(path), choice, name),
         "ids": ids,
         "ranks": [rank.get(token, 0) for token in ids] if frequent else [],  # 0: not in the text
         "texts": list(read_as(folder, ids)) if folder.has("tokenizer.json") else [],
+    }
+
+
+def _tables(facts: Facts) -> list[Stored]:
+    """Return the tables that can be read row by row, the input's first, a tied one once."""
+    if facts.is_own:  # its tables are behind maps and scales, so their products are not the model's
+        return []
+    ends = [facts.roles.input, None if facts.ends and facts.ends.equal else facts.roles.output]
+    return [t for t in ends if t is not None and len(t.shape) == 2 and not facts.roles.packed(t) and t.nbytes]
+
+
+def _choice(facts: Facts) -> dict[str, str] | None:
+    """Return the names of both tables, "" for no output head; None where `tiewise check` finds no input table."""
+    roles = facts.roles
+    if roles.input is None or facts.is_own:
+        return None
+    if roles.output is None:
+        return {"input": roles.input.name, "output": "" if roles.headless or facts.tied is False else roles.input.name}
+    equal = facts.ends is not None and facts.ends.equal
+    return {"input": roles.input.name, "output": roles.input.name if equal else roles.output.name}
+
+
+def _applied(facts: Facts) -> dict[str, Any] | None:
+    """Return what the class does between its tables, vectors as fp64 in base64; None where that is not known."""
+    if facts.is_own or final_norm_of(facts) is None:
+        return None
+    try:
+        path = path_of(facts)
+    except (CheckpointError, DataError):
+        return None
+
+    def vector(values: NDArray | None) -> str | None:
+        return None if values is None else b64encode(values.astype("<f8").tobytes()).decode("ascii")
+
+    return {
+        "kind": path.norm.kind,
+        "eps": path.norm.eps,
+        "gain": vector(path.norm.gain),
+        "shift": vector(path.norm.shift),
+        "bias": vector(path.bias),
+        "input_scale": path.input_scale,
+        "output_scale": path.output_scale,
+        "cap": path.softcap,
+        "notes": path.notes,
+    }
+
+
+def _verdict(audit: Audit, choice: Mapping[str, str] | None, name: str) -> dict[str, Any]:
+    """Return the verdict of `tiewise check` as the page shows it, with `name` for an absolute path in commands."""
+    if choice is None:
+        stored = "No table of tokens to show"
+    elif choice["input"] == choice["output"]:
+        stored = "One table at both ends"
+    else:
+        stored = "Two tables, one at each end" if choice["output"] else "An input table, and no output head"
+    fields = ("rule", "severity", "where", "evidence", "repair")
+    findings = [{field: getattr(finding, field) for field in fields} for finding in audit.findings]
+    for finding in findings if audit.path.is_absolute() else ():  # the page may be read on another machine
+        finding["repair"] = finding["repair"].replace(str(audit.path), name)
+    return {
+        "sentence": f"{stored}; tiewise check: {counted_findings(audit)}",
+        "severity": audit.worst,
+        "rows": summary_rows(audit),
+        "findings": findings,
+        "made": f"tiewise {__version__} ran {len(audit.ran)} rules when it made this page.",
     }
 
 

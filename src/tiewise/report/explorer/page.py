@@ -5,9 +5,8 @@
 The modules import each other by name, so that an editor knows them; joined, they are one script in which every name is
 unique, and which a worker of the page runs too. Needs neither torch nor plotly, but for a live model.
 
-Nothing is counted in the page: it puts its sizes into the terms that `planning.resized` has run the counting for. What
-decides a verdict comes from where `tiewise check` and `tiewise inspect` take it. Where no script runs, its first
-sentences and one figure are seen, as SVG.
+Nothing is counted in the page: it puts its sizes into the terms that `planning.resized` has run the counting for. The
+verdict on a checkpoint is Python's. Where no script runs, its first sentences and one figure are seen, as SVG.
 """
 
 from __future__ import annotations
@@ -18,18 +17,15 @@ import pkgutil
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.claims import BESIDE, PACKED, POSITION, SCALARS, family_data, usual
-from tiewise.checkpoint.roles import PLAIN_TABLE
+from tiewise.checkpoint.claims import usual
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_result
 from tiewise.core.found import COLOURS, DIVERGING, PATHS, PLACES, count, plain
-from tiewise.inspection.tables.open_path import FAMILIES
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import models
 from tiewise.planning.costs import DTYPES, training_bytes
@@ -106,7 +102,7 @@ def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), t
         path = isinstance(model, Path)
         held = embedded(model, words, texts) if path else live(model, tokenizer, words, texts)
     known = {"at": "checkpoint" if held else "runs" if runs else "symmetry", "counts": facts()}
-    known["checkpoint"] = {"table": verdict_table(), "embedded": held}
+    known["checkpoint"] = {"names": table_names(), "embedded": held}
     known |= {"runs": compared(runs)} if runs else {}
     # texts of users stand in the JSON, which closes no script, and in the picture
     told = json.dumps(known, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
@@ -152,7 +148,7 @@ def _text(path: str) -> str:
     return data.decode()
 
 
-# what it is told whatever it is opened at: of counting, and of how a checkpoint's ends are found and judged
+# what it is told whatever it is opened at: of counting, and how tables are usually named
 
 
 @cache
@@ -200,43 +196,12 @@ def facts() -> dict[str, Any]:
     }
 
 
-def _ends_alone(entry: dict[str, Any]) -> dict[str, Any]:
-    """What a class does at its ends, without what the rules of the page do not ask."""
-    beside = ("head", "only_if", "wide")
-    return {key: value for key, value in entry.items() if key not in beside} | {"layers": ()}
-
-
-def verdict_table() -> dict[str, Any]:
-    """What rules B010 to B016 need to know of families, some 100 kB; classes with ends alike share one of `ends`."""
-    data = family_data()
-    places: dict[str, int] = {}
-    families: dict[str, Any] = {}
-    for kind, known in data["families"].items():
-        classes = {
-            name: places.setdefault(json.dumps(_ends_alone(entry), sort_keys=True), len(places))
-            for name, entry in known.get("classes", {}).items()
-        }
-        families[kind] = {
-            key: known[key] for key in ("tie", "loose", "levels", "sizes", "scalars", "auto") if key in known
-        }
-        families[kind] |= {"classes": classes} if classes else {}
-    norms = sorted({json.dumps(asdict(ending)) for ending in FAMILIES.values()})
-    return {
-        "transformers": data["transformers"],
-        "tokenless": data["tokenless"],
-        "bodies": data["bodies"],
-        "not_built": data["not_built"],
-        "families": families,
-        "ends": [json.loads(entry) for entry in places],
-        "usual": vars(usual()),
-        "position": POSITION.pattern,
-        "beside_ends": PLAIN_TABLE.pattern,
-        "beside": BESIDE.pattern,
-        "packed": PACKED,
-        "scalars": SCALARS,
-        "norms": [json.loads(norm) for norm in norms],
-        "norm_of": {kind: norms.index(json.dumps(asdict(ending))) for kind, ending in FAMILIES.items()},
-    }
+def table_names() -> dict[str, Sequence[str]]:
+    """Return usual paths of both tables' modules, the likeliest first, and parts of a path that name other towers."""
+    names = usual()
+    inputs = dict.fromkeys(path for path, _ in names.pairs)
+    outputs = dict.fromkeys([*names.outputs, *(path for _, path in names.pairs), *names.whole_outputs])
+    return {"inputs": list(inputs), "outputs": list(outputs), "foreign": names.foreign}
 
 
 # what is seen where no script runs

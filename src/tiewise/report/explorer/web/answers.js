@@ -3,8 +3,7 @@
 import { curves } from "./curves.js";
 import { bars, button, command, el, heat, listing, panel, panels } from "./kit.js";
 import { count, plain } from "./numbers.js";
-import { appliedCode, bandsCode, highestCode, nearestCode, python, storedCode, waysCode } from "./repeat.js";
-import { quoted } from "./verdict.js";
+import { bandsCode, highestCode, nearestCode, python, quoted, storedCode, waysCode } from "./repeat.js";
 import { NEAREST, findToken, tokenName } from "./words.js";
 
 /** Everything that is drawn of a result. */
@@ -16,7 +15,8 @@ export function answers(opened, result) {
 }
 
 const wayName = (opened, { from, to }) => `${tokenName(opened, from)} → ${tokenName(opened, to)}`;
-const amongOf = ({ ends, embedded }) => `of ${count(ends.output.shape[0])}${embedded ? " embedded rows" : ""}`;
+const isPart = ({ embedded }) => Boolean(embedded?.note);
+const amongOf = (opened) => `of ${count(opened.ends.output.shape[0])}${isPart(opened) ? " embedded rows" : ""}`;
 
 /** Commands that repeat the numbers above them, behind a line that opens. */
 const repeated = (...lines) => el("details", {}, el("summary", {}, "Repeat it"), lines.filter(Boolean).map(command));
@@ -35,9 +35,8 @@ function storedScores(opened, result) {
     : "Two tables: each way is a product of two other rows.";
   const caption = [
     `${note} Input row of the first word · output row of the second, as they are stored; norm, scales and bias are `,
-    `left out. Rank 1 is the highest ${among}.`, opened.embedded && " The command ranks among all rows.",
-    !opened.path.applied && ` What the model applies besides is not shown: ${opened.path.notes[0]}.`,
-    repeated(pairCode(opened, result.ids, storedCode)),
+    `left out. Rank 1 is the highest ${among}.`, isPart(opened) && " The command ranks among all rows.",
+    repeated(pairCode(opened, result.ids), opened.path ? null : inspection(opened, result.ids)),
   ].filter(Boolean);
   return panel(title, wayBars(title, opened, ways, "score", "rank"), caption, listing(title, ["Words", "Score", "Rank"],
     ways.map((way) => [wayName(opened, way), plain(way.score, 6), `${count(way.rank)} ${among}`])));
@@ -45,10 +44,10 @@ function storedScores(opened, result) {
 
 function appliedScores(opened, { ways, ids }) {
   const title = "As the model applies it", inspect = inspection(opened, ids);
-  if (!ways.length || !opened.path.applied) return null;
+  if (!ways.length || !opened.path) return null;
   const notes = opened.path.notes.join(", "), caption = [
-    `The straight path with all that this class does between its tables: ${notes}.`,
-    repeated(inspect, pairCode(opened, ids, () => appliedCode(opened, ids.slice(0, 2))))];
+    `The straight path with what this class does between its tables, as tiewise found it: ${notes}.`,
+    inspect && repeated(inspect)];
   const chance = ({ log }) => (Number.isNaN(log) ? "–" : Math.exp(log).toPrecision(4));
   return panel(title, wayBars(title, opened, ways, "logit", "modelRank"), caption,
     listing(title, ["Words", "Logit", "Probability", "Rank"], ways.map((way) =>
@@ -62,16 +61,15 @@ function nearestPanels(opened, { ids, near, after }) {
   const list = (title, header, before, found, caption, code) => panel(title, listing(title,
     pair.flatMap((text) => [`${before}${text}`, header]),
     found[0].map((_, i) => found.flatMap((each) => cells(each[i])))), [caption, repeated(python(opened, ...code))]);
-  const asked = ids.slice(0, 2), { applied } = opened.path ?? {};
+  const asked = ids.slice(0, 2);
   const first = opened.ends.tied ? "Nearest rows, at both ends" : "Nearest rows at the input";
-  const angle = `By the angle between rows${opened.embedded ? ", among the embedded ones" : ""}.`;
+  const angle = `By the angle between rows${isPart(opened) ? ", among the embedded ones" : ""}.`;
   return [
     list(first, "cosine", "", near.input, angle, nearestCode("E", asked, NEAREST)),
     near.output && list("Nearest rows at the output", "cosine", "", near.output, angle,
       nearestCode("U", asked, NEAREST)),
     after.length > 0 && list("Highest scores behind each word", "score", "behind ", after,
-      applied ? "As the model applies it." : "Of the stored rows.",
-      [...(applied ? appliedCode(opened, asked) : storedCode(asked)), highestCode(NEAREST)]),
+      "Of the stored rows.", [...storedCode(asked), highestCode(NEAREST)]),
   ].filter(Boolean);
 }
 
@@ -115,8 +113,8 @@ function inspection(opened, ids) {
   return known ? opened.command("inspect", "--only", "direct_path", "--tokens", quoted(words.join(", "))) : null;
 }
 
-/** The command that repeats both ways of a pair, as `code` says what each token scores. */
-const pairCode = (opened, ids, code) => python(opened, ...code(ids.slice(0, 2)), waysCode(ids.slice(0, 2)));
+/** The command that repeats both ways of a pair. */
+const pairCode = (opened, ids) => python(opened, ...storedCode(ids.slice(0, 2)), waysCode(ids.slice(0, 2)));
 
 function reportOf(opened, result) {
   const text = markdown(opened, result), copied = el("span", { role: "status" });
@@ -133,11 +131,11 @@ function reportOf(opened, result) {
     el("details", {}, el("summary", {}, "The report as Markdown"), area));
 }
 
-/** The report: verdict, findings, scores, and what repeats them. */
+/** The report: tables, verdict where there is one, scores, and what repeats them. */
 function markdown(opened, result) {
-  const { verdict, faults } = opened, { ways, ids } = result, applied = opened.path?.applied && ways.length > 0;
+  const { verdict, faults, choice, ends } = opened, { ways, ids } = result, applied = opened.path && ways.length > 0;
   const safe = (text) => `\`${String(text).replaceAll("`", "ˋ")}\``, inspect = inspection(opened, ids);
-  const found = verdict.findings.map(({ rule, severity, where, evidence, repair: fix }) =>
+  const found = (verdict?.findings ?? []).map(({ rule, severity, where, evidence, repair: fix }) =>
     `- **${rule}** (${severity}) at ${safe(where)}: ${evidence}. Fix: ${safe(fix)}`);
   const row = (cells) => `| ${cells.join(" | ")} |`, columns = ["words", "score of stored rows", "rank"];
   const cells = (way) => [safe(wayName(opened, way)), plain(way.score, 6), count(way.rank),
@@ -145,12 +143,13 @@ function markdown(opened, result) {
   const table = [row([...columns, ...(applied ? ["logit as applied", "rank"] : [])]),
     row(["---", ...Array(applied ? 4 : 2).fill("---:")]), ...ways.map((way) => row(cells(way)))];
   const stored = !ways.length ? [] : [...table, "", "Scores of stored rows, repeated:", "", "```",
-    pairCode(opened, ids, storedCode), "```"];
-  const told = `Logits as applied (${opened.path?.notes.join(", ")})`;
+    pairCode(opened, ids), "```"];
+  const told = applied ? `Logits as applied (${opened.path.notes.join(", ")})` : "Logits as the model applies them";
   return [
-    `### Tying of ${safe(opened.name)}`, "", verdict.sentence, "", `- by config: ${verdict.config}`,
-    `- by bytes: ${verdict.bytes}`, ...found, ...faults.map((fault) => `- ${fault}`), "",
-    `Repeat: ${safe(opened.command("check"))}`, "", ...stored,
-    ...(applied ? ["", inspect ? `${told}: ${safe(inspect)}` : told] : []),
+    `### Tying of ${safe(opened.name)}`, "", verdict?.sentence ?? "Its verdict: run the first command below.", "",
+    `- input embedding: ${safe(choice.input)}`,
+    `- output head: ${ends.tied ? "the same table" : safe(choice.output)}`, ...found,
+    ...faults.map((fault) => `- ${fault}`), "", `Repeat: ${safe(opened.command("check"))}`, "", ...stored,
+    ...(inspect ? ["", `${told}: ${safe(inspect)}`] : applied ? ["", told] : []),
   ].join("\n");
 }

@@ -1,11 +1,11 @@
 // Long work on files, in workers: with progress, to be cancelled at any moment, and never in the page's own thread.
 import { openFolder } from "./folder.js";
-import { likeness, rowsOf, scan } from "./scans.js";
+import { rowsOf, sameBytes, scan } from "./scans.js";
 import { Refusal } from "./stored.js";
 
 /** What a worker does: the message { job, given } names one of these functions and what it is given. */
 function serveJobs() {
-  const jobs = { openFolder, likeness, rowsOf, scan };
+  const jobs = { openFolder, rowsOf, sameBytes, scan };
   globalThis.onmessage = async ({ data: { job, given } }) => {
     try {
       globalThis.postMessage({ made: await jobs[job](...given, (share) => globalThis.postMessage({ share })) });

@@ -1,5 +1,5 @@
-// What two words in a row make a direct path pay: the objective and the exact parts of tiewise.inspection.tables.bigram_paths,
-// for a handful of words. No part of the page.
+// What two words in a row make a direct path pay: the objective and the exact parts of
+// tiewise.inspection.tables.bigram_paths, for a handful of words. No part of the page.
 import { dot, product, random, softmax, transposed } from "./numbers.js";
 
 const sumOf = (row) => row.reduce((sum, x) => sum + x, 0);

@@ -1,11 +1,13 @@
-// Your checkpoint: dropped or chosen, read here and nowhere else. The verdict first, then what its two tables say of
-// words.
+// Your checkpoint: dropped or chosen, read here and nowhere else. The reader chooses its two tables; the page shows
+// what they say of words. A verdict is Python's, where it embedded one.
 import { answers } from "./answers.js";
-import { announce, button, command, el, fresh, paragraph } from "./kit.js";
-import { count } from "./numbers.js";
-import { gathered, openDropped, openEmbedded } from "./opened.js";
+import { ask } from "./ask.js";
+import { announce, button, command, el, fresh, listing, paragraph, pick } from "./kit.js";
+import { count, size } from "./numbers.js";
+import { choose, comparable, gathered, openDropped, openEmbedded } from "./opened.js";
 import { facts, keep, kept } from "./state.js";
-import { Refusal } from "./stored.js";
+import { Refusal, short } from "./stored.js";
+import { MOST_OFFERED } from "./tables.js";
 import { MOST_WORDS, findToken, likely, measure, tokenName } from "./words.js";
 
 export const checkpoint = { id: "checkpoint", title: "Your checkpoint", draw: drawCheckpoint };
@@ -29,24 +31,24 @@ function drawCheckpoint(place) {
     el("p", { class: "note" }, "It is read here, a few MB at a time. Nothing leaves this machine: this page may not ",
       "reach any network."));
   const busy = el("div"), shown = el("div"), job = runner(busy);
-  place.append(paragraph("Do the two ends of your model share one table? The config says one thing; only the bytes ",
-    "are evidence. Then ask the two tables about words of your own."), zone, busy, shown);
+  place.append(paragraph("Choose the two tables of your model, its input embedding and its output head, and ask them ",
+    "about words of your own. If both are one table, a pair of words has one score both ways."), zone, busy, shown);
 
   const show = () => {
     zone.classList.toggle("small", dropped.opened !== null);
-    if (dropped.opened) shown.replaceChildren(...verdictOf(dropped.opened), wordsOf(dropped.opened, job));
+    if (dropped.opened) shown.replaceChildren(...summaryOf(dropped.opened), ...tablesOf(dropped.opened, job));
   };
   const take = async (files) => {
     Object.assign(dropped, { opened: null, result: null });
     [busy, shown].forEach((each) => each.replaceChildren());
-    const opened = await job.told(async () => openDropped(gathered(await files()), facts.checkpoint.table, job.run));
+    const opened = await job.told(async () => openDropped(gathered(await files()), facts.checkpoint, job.run));
     if (!opened) return;
     dropped.opened = opened;
+    announce(`${count(opened.total)} tensors are listed.`);
     show();
-    announce(opened.verdict.sentence);
   };
-  const { embedded, table } = facts.checkpoint;
-  if (!dropped.opened && embedded) dropped.opened = openEmbedded(embedded, table);
+  const { embedded } = facts.checkpoint;
+  if (!dropped.opened && embedded) dropped.opened = openEmbedded(embedded, facts.checkpoint);
   show();
 }
 
@@ -103,28 +105,99 @@ function runner(place) {
   return { run, told };
 }
 
-function verdictOf(opened) {
-  const { verdict, name, embedded } = opened, mark = { fatal: "✕", error: "✕", warning: "!",
-    info: "i" }[verdict.severity] ?? "✓";
-  const known = (label, text) => el("div", {}, el("dt", {}, label), el("dd", {}, text));
-  const findings = verdict.findings.map((finding) => el("li", {},
+/** What is known of a checkpoint before a table is read: Python's verdict or where to get one, faults, its tensors. */
+function summaryOf(opened) {
+  const { verdict, embedded, faults } = opened;
+  return [
+    embedded?.note && el("p", { class: "banner" }, embedded.note),
+    ...(verdict ? verdictOf(opened) : [el("h2", { tabindex: -1 }, short(opened.name)),
+      el("p", { class: "note", id: "no-verdict" }, "This page lists tensors and reads tables. It does not judge the ",
+        "checkpoint: for a verdict, run ", el("code", {}, "tiewise check"), ".")]),
+    faults.length > 0 && el("ul", { class: "findings" }, faults.map((fault) => el("li", {}, `${fault}.`))),
+    command(opened.command("check")),
+    tensorList(opened),
+  ].filter(Boolean);
+}
+
+function verdictOf({ verdict, name }) {
+  const mark = { fatal: "✕", error: "✕", warning: "!", info: "i" }[verdict.severity] ?? "✓";
+  const known = ([label, text]) => el("div", {}, el("dt", {}, label), el("dd", {}, text));
+  const findings = verdict.findings.map((finding) => el("li", { class: finding.severity },
     el("p", {}, el("strong", {}, `${finding.rule}, ${finding.severity}: `), `${finding.evidence}.`),
     el("p", { class: "note" }, "Fix: ", el("code", {}, finding.repair))));
   return [
-    embedded && el("p", { class: "banner" }, embedded.note),
     el("h2", { id: "verdict", tabindex: -1, class: `verdict ${verdict.severity ?? "fine"}` },
       el("span", { class: "mark", "aria-hidden": "true" }, mark), ` ${verdict.sentence}`),
-    el("dl", { class: "said" }, known("Folder", name), known("Tied by config?", verdict.config),
-      known("Tied by bytes?", verdict.bytes),
-      known("Rules B010–B016", findings.length
-        ? `${findings.length === 1 ? "one finding" : `${findings.length} findings`}` : "nothing found")),
+    el("dl", { class: "said" }, [["checkpoint", name], ...verdict.rows].map(known)),
     findings.length > 0 && el("ul", { class: "findings" }, findings),
-    opened.faults.length > 0 && el("ul", { class: "findings" },
-      opened.faults.map((fault) => el("li", {}, `${fault}.`))),
-    command(opened.command("check")),
-    el("p", { class: "note" }, "Seven rules are decided here, by tensors and config alone. ",
-      el("code", {}, "tiewise check"), " runs all of its rules and says what each loader will make of it."),
+    el("p", { class: "note" }, verdict.made),
   ].filter(Boolean);
+}
+
+const MOST_LISTED = 200;
+
+/** Every tensor with its type and shape, behind a line that opens; of very many the first. */
+function tensorList({ folder: { tensors }, total, verdict }) {
+  const rows = tensors.slice(0, MOST_LISTED).map(({ name, dtype, shape, start, end }) =>
+    [short(name, 120), dtype, `[${shape.map(count).join(", ")}]`, size(end - start)]);
+  const rest = total - rows.length;
+  return el("details", { id: "tensors", open: verdict === null }, el("summary", {}, `${count(total)} tensors`),
+    listing("Tensors", ["Name", "Type", "Shape", "Size"], rows),
+    rest > 0 && el("p", { class: "note" }, `and ${count(rest)} more`));
+}
+
+/** The choice of both tables, and below it what they say of words. */
+function tablesOf(opened, job) {
+  const words = el("div"), said = el("p", { class: "note", id: "tables", role: "status" });
+  if (!opened.tables.length)
+    return [el("p", { class: "note", id: "tables" }, "None of its tensors is a matrix: there is no table to choose.")];
+  const choice = { ...opened.choice }, known = new Set(opened.tables.map(({ name }) => name));
+  for (const end of ["input", "output"]) if (known.has(kept(`${end}-table`))) choice[end] = kept(`${end}-table`);
+  const take = async () => {
+    words.replaceChildren();
+    said.textContent = "";
+    const found = await compared(opened, choice, job);
+    if (!found) return;
+    choose(opened, choice, found.equal);
+    said.textContent = describedChoice(opened, choice, found);
+    words.replaceChildren(...wordsOf(opened, job));
+  };
+  const options = Object.fromEntries(opened.tables.map(({ name, dtype, shape }) =>
+    [name, `${short(name, 80)}  ${dtype} [${shape.map(count).join(", ")}]`]));
+  const list = (label, end, more = {}) => pick(label, { ...options, ...more }, choice[end], (name) => {
+    choice[end] = name;
+    keep({ [`${end}-table`]: name });
+    take();
+  });
+  take();
+  return [el("h2", {}, "Its two tables"),
+    el("div", { class: "controls tables" }, list("Input embedding", "input"),
+      list("Output head", "output", { "": "none: show rows alone" })),
+    opened.tables.length === MOST_OFFERED && el("p", { class: "note" },
+      `The lists have ${count(MOST_OFFERED)} matrices, those outside layers first.`),
+    said, words].filter(Boolean);
+}
+
+/** Whether two chosen tables hold the same bytes: { equal, row, how }; null where reading failed. */
+async function compared(opened, choice, job) {
+  const both = comparable(opened, choice), label = `Comparing ${short(choice.input)} with ${short(choice.output)}`;
+  if (!both) return { equal: false, row: null, how: "not compared" };
+  return job.told(() => job.run(label, (run) => ask("sameBytes", both, run)).catch((error) => {
+    if (error.name !== "AbortError") throw error;
+    return { equal: false, row: null, how: "cancelled" };
+  }));
+}
+
+/** One sentence on the two chosen tables. */
+function describedChoice({ ends, embedded }, { input, output }, { equal, row, how }) {
+  if (output === "") return ends.why ? `It cannot be read: ${ends.why}.` : "No output head: only rows are shown.";
+  if (input === output) return `One tensor at both ends: tied.${ends.why && ` But ${ends.why}.`}`;
+  if (ends.why) return `These two cannot be multiplied: ${ends.why}.`;
+  if (equal) return "The two tensors are equal, byte for byte: one table, stored twice.";
+  if (how === "cancelled") return "Two tensors. They were not compared, as you cancelled it.";
+  if (embedded) return "Two tables that are not equal: untied.";
+  if (how) return "Two tensors of different types or shapes: untied.";
+  return `Two tensors that differ, first in row ${count(row)}: untied.`;
 }
 
 /** The words that were asked last, else two that most vocabularies have, else two rows. */
@@ -137,11 +210,11 @@ function firstWords(opened) {
 
 function wordsOf(opened, job) {
   const { ends } = opened;
-  if (!ends.input) return el("p", { class: "note" }, `Its rows cannot be multiplied here: ${ends.why}.`);
+  if (!ends.input) return [];
   const help = el("p", { class: "note", id: fresh("help"), role: "status" }), drawn = el("div", { id: "answer" });
   const box = el("input", { id: "words", type: "text", autocomplete: "off", spellcheck: "false",
     "aria-describedby": help.id, value: firstWords(opened) });
-  const ask = async () => {
+  const score = async () => {
     const words = box.value.split(",").map((word) => word.trim()).filter(Boolean).slice(0, MOST_WORDS);
     const ids = words.map((word) => findToken(opened, word)), wrong = words.find((_, i) => ids[i] === null);
     const fine = wrong === undefined && words.length > 0;
@@ -158,15 +231,15 @@ function wordsOf(opened, job) {
     drawn.replaceChildren(...answers(opened, result));
     announce("Scores are drawn.");
   };
-  ask();
-  return el("section", {}, el("h2", {}, "What its two tables say of words"),
-    ends.why && el("p", { class: "note" }, `Scores need both ends: ${ends.why}.`),
-    el("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); ask(); } },
-      el("label", { for: "words" }, "Words, with commas between"), box, el("button", {}, "Score them")), help, drawn);
+  score();
+  return [el("section", {}, el("h2", {}, "What its two tables say of words"),
+    ends.why && el("p", { class: "note" }, `Scores need both tables: ${ends.why}.`),
+    el("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); score(); } },
+      el("label", { for: "words" }, "Words, with commas between"), box, el("button", {}, "Score them")), help, drawn)];
 }
 
 function unknown(opened, word) {
-  const near = likely(opened, word), where = opened.embedded ? "of those that this page holds" : "here";
+  const near = likely(opened, word), where = opened.embedded?.note ? "of those that this page holds" : "here";
   const instead = near.length ? `there are ${near.join(", ")}` : "#1234 names a row by its number";
   return `“${word}” is not one token ${where}; ${instead}.`;
 }

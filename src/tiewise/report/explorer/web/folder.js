@@ -6,7 +6,7 @@ import { Refusal, short, bytesOf, jsonOf, headerOf } from "./stored.js";
 /**
  * Read a folder, given as [{ name, file }] of the files directly inside: only headers, index, config and tokenizer.
  * A fault in one file does not hide the others. Nothing pickled is opened.
- * → { config, tensors, count, faults, complete, pickles, adapter, texts, lower }
+ * → { config, tensors, faults, pickles, adapter, texts, pieces, lower }
  */
 export async function openFolder(files) {
   const by = new Map(files.map((entry) => [entry.name, entry.file])), faults = [],
@@ -39,14 +39,13 @@ export async function openFolder(files) {
   if (wanted.length > 30_000)
     throw new Refusal(`${count(wanted.length)} shards are no checkpoint; give the checkpoint's own folder`);
   const tensors = new Map();
-  let complete = true, seen = 0;
+  let seen = 0;
   for (const name of wanted) {
     const found = await tried(async () => {
       if (!by.has(name))
         throw new Refusal(`${name}: the index names it, and it was not dropped; choose the whole folder`);
       return headerOf(by.get(name), name);
     });
-    complete &&= found !== null;
     seen += found?.length ?? 0;
     if (seen > 160_000)
       throw new Refusal(`More than 160,000 tensors are no checkpoint; give the checkpoint's own folder`);
@@ -57,8 +56,8 @@ export async function openFolder(files) {
   const pickles = [...by.keys()].filter((name) => /\.(bin|pt|pth|ckpt|pkl|msgpack|h5)$/.test(name)
     && !name.startsWith("training_args"));
   const adapter = by.has("adapter_config.json") && tensors.size === 0;
-  return { config, tensors: [...tensors.values()], count: tensors.size, faults, complete: complete && tensors.size > 0,
-    pickles, adapter, ...(read ?? { texts: null, pieces: null, lower: false }) };
+  return { config, tensors: [...tensors.values()], faults, pickles, adapter,
+    ...(read ?? { texts: null, pieces: null, lower: false }) };
 }
 
 /**

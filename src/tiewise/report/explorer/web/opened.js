@@ -1,11 +1,10 @@
-// A checkpoint as this page has opened it: dropped, chosen, or embedded in part by `tiewise explore CKPT`. And what
-// is said of it first.
+// A checkpoint as this page has opened it: dropped, chosen, or embedded in part by `tiewise explore CKPT`.
 import { ask } from "./ask.js";
-import { isOwn } from "./claims.js";
 import { count } from "./numbers.js";
-import { endsOf, pathOf } from "./path.js";
+import { vectorOf } from "./path.js";
+import { commandLine } from "./repeat.js";
 import { Refusal, short } from "./stored.js";
-import { commandLine, comparable, difference, factsOf, sized, tyingFindings } from "./verdict.js";
+import { offered, readable, suggested } from "./tables.js";
 
 /** Of dropped or chosen files those directly inside one folder: { name, files: [{ name, file }] }. */
 export function gathered(list) {
@@ -20,25 +19,15 @@ export function gathered(list) {
 }
 
 /** Open it: `job(label, run)` shows how far it is and lets a person stop it. Rejects with a Refusal of one sentence. */
-export async function openDropped({ name, files }, data, job) {
+export async function openDropped({ name, files }, { names, embedded }, job) {
   if (!files.length || files.length > 100_000)
     throw new Refusal(`${count(files.length)} files are no checkpoint; give the checkpoint's own folder`);
   const folder = await job(`Reading the headers of ${short(name)}`, (run) => ask("openFolder", [files], run));
   const wrong = folder.tensors.length ? "" : notTensors(name, files, folder);
   if (wrong) throw new Refusal(wrong);
-  const facts = factsOf(folder, data), by = new Map(files.map((entry) => [entry.name, entry.file])), { roles } = facts;
-  const held = (tensor) => ({ ...tensor, file: by.get(tensor.where) });
-  let alike = null, stopped = false;
-  if (comparable(facts)) {
-    const label = `Comparing ${short(roles.input.name)} with ${short(roles.output.name)}`;
-    const both = [held(roles.input), held(roles.output)];
-    alike = await job(label, (run) => ask("likeness", both, run)).catch((error) => {
-      if (error.name !== "AbortError") throw error;
-      stopped = true;
-      return null;
-    });
-  }
-  return finished({ name, folder, facts, alike, stopped, by, data });
+  const known = isSame(embedded, name, folder.tensors) ? embedded : null;
+  return opening(name, folder, {
+    files: new Map(files.map((entry) => [entry.name, entry.file])), names, known, ranks: null, embedded: null });
 }
 
 /** Why there are no tensors, and what reads what is there. */
@@ -53,84 +42,78 @@ function notTensors(name, files, { adapter, faults, pickles }) {
     + "here nor by tiewise; save it again with save_pretrained, which writes safetensors";
 }
 
-/** What was found, put together: what the section asks of a checkpoint that is open. */
-function finished({ name, folder, facts, alike, stopped, by, data }) {
-  const { texts, pieces, lower, faults } = folder, ends = endsOf(facts, alike, by);
-  const findings = isOwn(folder.config) ? [] : tyingFindings(name, facts, alike);
-  const verdict = { sentence: headline(facts, alike, findings, stopped), config: byConfig(facts.claims),
-    bytes: byBytes(facts, alike, stopped), findings, severity: findings[0]?.severity ?? null };
-  return { name, embedded: null, texts, pieces, lower, faults, ends, verdict,
-    path: ends.output ? pathOf(facts, ends, by, data) : null, command: (verb, ...options) => commandLine(name, verb,
-      ...options) };
+/** Whether a dropped folder has the name and the tensors of the checkpoint that Python embedded a part of. */
+function isSame(embedded, name, tensors) {
+  if (!embedded || embedded.name !== name) return false;
+  const kinds = new Map(tensors.map((one) => [one.name, `${one.dtype} ${one.shape}`]));
+  return embedded.tensors.every((one) => kinds.get(one.name) === `${one.dtype} ${one.shape}`);
 }
 
-function byConfig({ levels, deciding, tied, fixed }) {
-  const flag = `${deciding.level ? `${short(deciding.level)}.` : ""}tie_word_embeddings`,
-    word = tied ? "tied" : "untied";
-  if (!levels.length) return "no config.json, so nothing is said";
-  if (fixed !== null) return `${word}: its class ${fixed ? "always" : "never"} ties, whatever the flag says`;
-  if (tied === null) return `not known: ${flag} is absent, and its class is not known here`;
-  const read = deciding.written === null ? "is absent, which its class reads so" : `is ${deciding.written}`;
-  return `${word}: ${flag} ${read}`;
+/** What the section asks of a checkpoint that is open; `known` is what Python found in it, or null. */
+function opening(name, folder, { files, names, known, ranks, embedded }) {
+  const { texts, pieces, lower, faults, tensors } = folder, tables = offered(tensors);
+  const choice = known?.choice ?? suggested(tables, names);
+  return { name, folder, files, tables, choice, texts, pieces, lower, faults, ranks, embedded,
+    total: known?.count ?? tensors.length, verdict: known?.verdict ?? null, known,
+    ends: { input: null, output: null, tied: false, why: "" }, path: null,
+    command: (verb, ...options) => commandLine(name, verb, ...options) };
 }
 
-function byBytes({ roles: { input, output, headless }, folder }, alike, stopped) {
-  const stored = ({ name, dtype, shape, start, end }) =>
-    `${short(name)} (${dtype} [${shape.join(", ")}], ${sized(end - start)})`;
-  if (input === null && output === null) return `no table of tokens among ${count(folder.count)} tensors`;
-  if (input === null) return `a head alone, ${stored(output)}`;
-  const lack = headless ? "this class has no token head" : "no head of its own";
-  if (output === null) return `one table, ${stored(input)}; ${lack}`;
-  const not = stopped ? "not compared, as it was cancelled" : "of other shapes or packed, so they are not compared";
-  return `two tables, ${stored(input)} and ${stored(output)}: ${alike ? difference(alike) : not}`;
+/** Two chosen tables that can be compared byte by byte: [input, output], or null. */
+export function comparable({ folder, files, embedded }, { input, output }) {
+  if (embedded || input === output) return null;
+  const [one, other] = [input, output].map((name) => folder.tensors.find((tensor) => tensor.name === name));
+  if (!one || !other || one.dtype !== other.dtype || String(one.shape) !== String(other.shape)) return null;
+  return [one, other].map((tensor) => ({ ...tensor, file: files.get(tensor.where) }));
 }
 
-const HEADLINES = {
-  B010: "A loader does not find the input table under its name.",
-  B011: "It says untied, and no output head that a loader reads is stored.",
-  B012: "It says tied, and stores two different tables: one folder, two models.",
-  B013: "It is tied, and stores its one table twice.",
-  B014: "Its two tables are the same, and nothing says that they are tied.",
-  B015: "Its two tables were one table not long ago.",
-  B016: "It stores the output head alone, and no input table.",
-};
-
-function headline({ claims, roles: { input, output, headless }, folder }, alike, findings, stopped) {
-  if (isOwn(folder.config)) return "Its boundary is one of tiewise's own: tiewise check decides on it.";
-  if (!folder.complete) return "A part of it could not be read, so what is missing cannot be told.";
-  if (findings.length) return HEADLINES[findings[0].rule];
-  if (headless) return "It has no token head, so there is nothing to tie.";
-  if (stopped) return "Its two tables were not compared.";
-  if (input === null) return output ? "It stores one table, under the head's name."
-    : "No table of tokens was found in it.";
-  const told = claims.tied === false || claims.deciding.written === false ? "untied" : claims.tied ? "tied" : null;
-  const silent = "and nothing says whether it is tied.";
-  if (output === null && told === "tied") return "Tied, by config and by bytes: one table serves both ends.";
-  if (output === null) return told ? "It says untied, and which tensor is its head is not known here."
-    : `It stores one table, ${silent}`;
-  if (alike === null)
-    return `It says ${told ?? "nothing of tying"}; its two tables cannot be compared as they are stored.`;
-  return told ? "Untied, by config and by bytes: two tables of their own."
-    : `It stores two tables of their own, ${silent}`;
+/**
+ * Take two tensors by name as the two tables, "" for no output head; `equal`: they hold the same bytes. Sets `choice`,
+ * `ends` and `path`.
+ */
+export function choose(opened, { input: inputName, output: outputName }, equal) {
+  const { folder, known } = opened, tied = equal || inputName === outputName;
+  const table = (name) => {
+    if (name === "") return null;
+    const tensor = folder.tensors.find((one) => one.name === name);
+    if (!tensor) return "no table is chosen";
+    const found = readable(tensor, folder, opened.files);
+    return typeof found === "string" ? found : partOf(opened, found);
+  };
+  const [input, output] = [table(inputName), table(outputName)];
+  const why = [input, output].find((one) => typeof one === "string")
+    ?? (!output || input.shape[1] === output.shape[1] ? ""
+      : `they are ${count(input.shape[1])} and ${count(output.shape[1])} wide`);
+  opened.choice = { input: inputName, output: outputName };
+  opened.ids = null;
+  opened.ends = { input: typeof input === "string" ? null : input, output: why ? null : tied ? input : output,
+    tied: tied && !why, why };
+  const isPythons = known?.choice?.input === inputName && known.choice.output === (tied ? inputName : outputName);
+  opened.path = known?.path && isPythons && !why && output ? pathOf(known.path) : null;
 }
+
+/** A table of a page that holds some of its rows; others as they are. */
+function partOf({ embedded }, table) {
+  if (!embedded) return table;
+  if (!table.file || table.scale) return `the rows of ${short(table.name)} are not in this page; drop the folder`;
+  if (!embedded.note) return table;
+  return { ...table, shape: [embedded.ids.length, table.shape[1]], end: table.file.size, ids: embedded.ids };
+}
+
+/** What the model does between its tables, as Python has it, with its vectors as numbers. */
+const pathOf = ({ gain, shift, bias, input_scale: inputScale, output_scale: outputScale, ...rest }) =>
+  ({ ...rest, inputScale, outputScale, gain: vectorOf(gain), shift: vectorOf(shift), bias: vectorOf(bias) });
 
 /** What Python embedded of a checkpoint (embedded.py), opened: as if it were dropped, with the rows that are there. */
-export function openEmbedded(given, data) {
-  const by = new Map(), tensors = given.tensors.map(({ name, dtype, shape, bytes, data: text, file: saved }) => {
-    if (text !== undefined) by.set(name, new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))]));
+export function openEmbedded(given, { names }) {
+  const files = new Map(), tensors = given.tensors.map(({ name, dtype, shape, bytes, data: text, file: saved }) => {
+    if (text !== undefined) files.set(name, new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))]));
     return { name, where: name, saved, dtype, shape, start: 0, end: bytes };
   });
-  const texts = [], ranks = given.ranks.length ? new Map(given.ids.map((id, i) => [id, given.ranks[i]])) : null;
-  given.ids.forEach((id, i) => { if (given.texts.length) texts[id] = given.texts[i]; });
-  const named = given.texts.length ? Array.from(texts, (text) => text ?? null) : null;
-  const folder = { ...given, tensors, texts: named, pieces: named, lower: false }, facts = factsOf(folder, data);
-  const opened = finished({ name: given.name, folder, facts, alike: given.alike, stopped: false, by, data });
-  const part = (table) => {
-    const rows = [given.ids.length, table?.shape[1]];
-    return table?.file && !table.scale ? { ...table, shape: rows, end: table.file.size, ids: given.ids } : null;
-  };
-  const { input, output, tied, why } = opened.ends, [one, other] = [part(input), part(output)];
-  opened.ends = { input: one, output: tied ? one : other, tied,
-    why: why || (one && (tied || other) ? "" : "its rows are not embedded; drop the folder") };
-  return { ...opened, ranks, embedded: given.note ? given : null, path: opened.ends.output ? opened.path : null };
+  const ranks = given.ranks.length ? new Map(given.ids.map((id, i) => [id, given.ranks[i]])) : null;
+  const named = given.texts.length ? [] : null;
+  given.texts.forEach((text, i) => { named[given.ids[i]] = text; });
+  const texts = named && Array.from(named, (text) => text ?? null);
+  const folder = { tensors, config: null, faults: given.faults, texts, pieces: texts, lower: false };
+  return opening(given.name, folder, { files, names, known: given, ranks, embedded: given });
 }

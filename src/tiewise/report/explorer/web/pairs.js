@@ -1,5 +1,5 @@
-// SOP beside NSP: pairs for pretraining made of a reader's own text, by the rules of `tiewise.training.data.sentence_pairs`,
-// with words as tokens. A line of three dashes begins another document.
+// SOP beside NSP: pairs for pretraining made of a reader's own text, by the rules of
+// `tiewise.training.data.sentence_pairs`, with words as tokens. A line of three dashes begins another document.
 import { button, el, guess, listing, panel, panels, paragraph, slider } from "./kit.js";
 import { count, plain, random } from "./numbers.js";
 import { facts, keep, keptNumbers } from "./state.js";

@@ -1,5 +1,10 @@
 // Commands that repeat the numbers of an opened checkpoint from its files alone, in Python with nothing of tiewise.
-import { quoted } from "./verdict.js";
+
+/** A word of a command line, in quotes where a shell needs them. */
+export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
+
+/** A command line of tiewise for a checkpoint. */
+export const commandLine = (name, verb, ...options) => ["tiewise", verb, quoted(name), ...options].join(" ");
 
 /** A command that runs some statements behind E and U, the two tables [V, D], whole and in 64 bits. */
 export function python(opened, ...statements) {
@@ -28,23 +33,9 @@ function tableCode(opened, table) {
 /** Statements behind which s holds what each of some tokens says of every token that may follow [n, V]. */
 export const storedCode = (ids) => [`s = E[[${ids}]] @ U.T`];
 
-export function appliedCode(opened, ids) {
-  const { kind, eps, gain, plusOne, shift, inputScale, outputScale, bias, cap } = opened.path;
-  const vector = (one) => `${tensorCode(opened, one)}.reshape(-1)`;
-  return [
-    `x = E[[${ids}]]${inputScale === 1 ? "" : ` * ${inputScale}`}`,
-    kind === "layer" && "x = x - x.mean(1, keepdim=True)",
-    kind !== "none" && `x = x / (x.square().mean(1, keepdim=True) + ${eps}).sqrt()`,
-    gain && `x = x * ${plusOne ? `(1 + ${vector(gain)})` : vector(gain)}`,
-    shift && `x = x + ${vector(shift)}`,
-    `s = x @ U.T${outputScale === 1 ? "" : ` * ${outputScale}`}${bias ? ` + ${vector(bias)}` : ""}`,
-    cap && `s = ${cap} * (s / ${cap}).tanh()`,
-  ].filter(Boolean);
-}
-
-/** Of a pair both ways, of one token itself: its score in s, its probability and its rank. */
+/** Of a pair both ways, of one token itself: its score in s and its rank. */
 export const waysCode = ([a, b]) =>
-  `print([(s[i, j].item(), s[i].softmax(0)[j].item(), 1 + (s[i] > s[i, j] + 1e-12).sum().item()) for i, j in `
+  `print([(s[i, j].item(), 1 + (s[i] > s[i, j] + 1e-12).sum().item()) for i, j in `
     + `${b === undefined ? `[(0, ${a})]` : `[(0, ${b}), (1, ${a})]`}])`;
 
 export const highestCode = (most) => `print([(x.values.tolist(), x.indices.tolist()) for x in [s.topk(${most})]])`;

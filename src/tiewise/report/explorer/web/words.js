@@ -105,9 +105,8 @@ export async function measure(opened, ids, { signal, progress = () => {} }) {
   const ins = await take(input, ids.map((id) => place(input, id))),
     outs = tied || !output ? ins : await take(output, ids.map((id) => place(output, id)));
   const pair = ids.slice(0, 2);
-  const [gain, shift, bias] = await Promise.all([path?.gain, path?.shift,
-    path?.bias].map((tensor) => (tensor ? wholeVector(tensor, signal) : null)));
-  const lefts = path?.applied ? pair.map((_, i) => leftOf(ins[i], path, gain)) : [];
+  const { shift, bias } = path ?? {};
+  const lefts = path ? pair.map((_, i) => leftOf(ins[i], path)) : [];
   const heads = output ? [...pair.map((_, i) => ins[i]), ...lefts, ...(tied ? [] : pair.map((_, i) => outs[i])),
     ...(shift && lefts.length ? [shift] : [])] : [];
   const share = tied || !output ? 1 : 0.5, last = output ? await scanAll(output, heads,
@@ -140,8 +139,8 @@ export async function measure(opened, ids, { signal, progress = () => {} }) {
     return path.cap ? path.cap * Math.tanh(whole / path.cap) : whole;
   }));
   pair.forEach((_, i) => {
-    const best = logits[i] ?? last.dots[i];
-    found.after.push(largestOf(best, NEAREST).map((row) => ({ id: idOf(output)(row), value: best[row] })));
+    found.after.push(largestOf(last.dots[i], NEAREST).map((row) => ({ id: idOf(output)(row),
+      value: last.dots[i][row] })));
     pair.forEach((__, j) => {
       if (n > 1 && i === j) return;
       const row = place(output, pair[j]), way = { from: pair[i], to: pair[j], score: found.plain[i][j],
@@ -156,9 +155,4 @@ export async function measure(opened, ids, { signal, progress = () => {} }) {
     });
   });
   return found;
-}
-
-/** A stored vector [n] or [1, n], whole. */
-async function wholeVector(tensor, signal) {
-  return (await ask("rowsOf", [{ ...tensor, shape: [1, tensor.shape.at(-1)] }, [0]], { signal }))[0];
 }
