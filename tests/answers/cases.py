@@ -7,7 +7,7 @@ as a person reads it, and with `--json`.
 import re
 from dataclasses import dataclass, field
 
-from tests.answers import inputs, python_names
+from tests.answers import inputs, package, python_names
 from tests.answers.faults import FAULTS
 from tests.answers.texts import words
 
@@ -72,13 +72,7 @@ CASES = {}
 
 # help, usage errors and texts
 
-COMMANDS = words(
-    """
-    compare train heal sweep data vocab plan models inspect explore diff check tie untie factor densify resize
-    trim transplant dedupe repair slim merge kernels exercise
-    """
-)
-CASES |= cases({f"help {name}": f"{name} --help" for name in COMMANDS}, tolerance="words", json=False)
+CASES |= cases({f"help {name}": f"{name} --help" for name in package.commands()}, tolerance="words", json=False)
 CASES |= cases(
     {
         "help": "--help",
@@ -302,7 +296,6 @@ LINKED = {
 }
 LINKED |= {f"{verb} links": f"{verb} b063 --base b001-link --to new --follow-links" for verb in ("slim", "merge")}
 CASES |= cases(LINKED, needs=("outside.safetensors",))
-VERBS = words("tie untie dedupe repair factor densify resize trim transplant slim merge")
 LOADED = {
     "tie": "tie model-untied --to new --keep input",
     "untie": "untie model-tied --to new",
@@ -325,6 +318,28 @@ CASES |= cases(
 CASES |= cases(
     {"transplant text": "transplant model-bytes --to new --tokenizer other-words --text words.txt"}, tolerance="trained"
 )
+
+
+def cases_of_verb(verb, example):
+    """Return cases for a verb that has none above: its example with every option that all verbs share."""
+    source, *options = example.split()
+    # the examples' name of a checkpoint → that of the inputs here
+    source = {"wrong": "flag-lies", "factored": "model-factored"}.get(source, source)
+    line = " ".join([verb, source, *options, "--to new"])
+    return {
+        verb: line,
+        f"{verb} absent": " ".join([verb, "nowhere", *options, "--to new"]),
+        f"{verb} dry": f"{line} --dry-run -q",
+        f"{verb} forced": f"{line} --force",
+        f"{verb} links": f"{line} --follow-links",
+        f"{verb} not loaded": f"{line} --no-verify-load",
+    }
+
+
+TRIED = {case.command for case in CASES.values()}
+for verb, example in package.examples().items():
+    if verb not in TRIED:
+        CASES |= cases(cases_of_verb(verb, example))
 
 # tables: inspect without a text, diff, explore
 
@@ -446,12 +461,8 @@ CASES |= cases(
 
 # sections that run a model
 
-SECTIONS = words(
-    """
-    direct_path first_mlp bigrams alignment which_end gradients tokens lens refinement applications precision
-    bottleneck
-    """
-)
+OF_RUNS = "gradients_over_training"  # the section that reads a comparison
+SECTIONS = [name for name in package.sections() if name != OF_RUNS]
 CASES |= cases(
     {
         **{f"inspect {name}": f"inspect model-untied model-tied --only {name} {EFFORT}" for name in SECTIONS},
@@ -460,7 +471,7 @@ CASES |= cases(
             "inspect untied --samples=20 --out page",
             "inspect equal --samples=20 --out page --overwrite",
         ],
-        "inspect gradients_over_training": "inspect run-decoder --only=gradients_over_training",
+        f"inspect {OF_RUNS}": f"inspect run-decoder --only={OF_RUNS}",
         "inspect albert": f"inspect run-albert/*/seed-1/final --only=refinement,applications {EFFORT}",
     },
     tolerance="trained",
@@ -564,6 +575,17 @@ CASES |= cases(
     },
     tolerance="trained",
     slow=True,
+    needs=("text.txt",),
+)
+
+# a kind of run that no case above names trains like a decoder; one that needs other settings gets a row above
+
+BY_OTHER_NAMES = {"decoder", "albert", "recurrent", "flax", "heal"}  # the default, recipes, a backend and a command
+NAMED = " ".join(f"{line} " for case in CASES.values() for line in case.lines)
+OTHER_KINDS = [kind for kind in package.kinds() if kind not in BY_OTHER_NAMES and f"--set=kind={kind} " not in NAMED]
+CASES |= cases(
+    {f"train {kind}": f"train {DECODER} --set=kind={kind} -o out" for kind in OTHER_KINDS},
+    tolerance="trained",
     needs=("text.txt",),
 )
 

@@ -47,11 +47,18 @@ def verbs():
     return [verb.name for verb in listing.listed()]
 
 
+def examples():
+    """Return {verb: its example}, a command line without the verb and `--to`."""
+    from tiewise.checkpoint.rewrite.registry import verbs as loaded
+
+    return {name: verb.example for name, verb in loaded().items()}
+
+
 def sections():
     """Return the names of the sections of `inspect`."""
-    from tiewise.inspection.inspection import NAMES
+    from tiewise.inspection.inspection import section_names
 
-    return list(NAMES)
+    return section_names()
 
 
 def kinds():

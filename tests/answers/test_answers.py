@@ -39,6 +39,8 @@ def test_answer(case, place):
 
 def test_every_recorded_answer_has_a_case():
     files = {path.stem for path in record.RECORDED.glob("*.json")}
-    assert files == {case.command for case in CASES.values()}
     names = {name for command in files for name in recorded(command)}
-    assert names == set(CASES)
+    missing, of_no_case = sorted(CASES.keys() - names), sorted(names - CASES.keys())
+    assert missing == [], f"run python -m tests.answers.record --only {shlex.join(missing)}"
+    assert of_no_case == [], "delete these entries of tests/answers/recorded"
+    assert files == {case.command for case in CASES.values()}

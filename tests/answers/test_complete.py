@@ -17,6 +17,7 @@ EXEMPT_OPTIONS = {}
 # settings that `--set`, an option or a file gives no case of, and why
 EXEMPT_SETTINGS = {}
 EXEMPT_RECIPES = {}
+RECORD = "python -m tests.answers.record --only"
 RESULT = "a result type: what it holds is recorded where a function returns it"
 RAISED = "an error or warning: its message is recorded where it is raised"
 EXEMPT_NAMES = dict.fromkeys(
@@ -79,12 +80,16 @@ def test_every_option_is_used(command):
 
 def test_every_command_has_cases_and_help():
     assert set(package.commands()) <= {case.command for case in CASES.values()}
-    assert {f"help {name}" for name in package.commands()} <= set(CASES)
+    recorded_help = set(record_of("help"))
+    missing = sorted({f"help {name}" for name in package.commands()} - recorded_help)
+    assert missing == [], f"run {RECORD} {shlex.join(missing)}"
 
 
 def test_every_verb_is_run_and_refuses():
     codes = {verb: _exit_codes(verb) for verb in package.verbs()}
-    assert {verb: codes_of_verb for verb, codes_of_verb in codes.items() if not {0, 2} <= codes_of_verb} == {}
+    missing = [verb for verb, codes_of_verb in codes.items() if not {0, 2} <= codes_of_verb]
+    names = [case.name for case in CASES.values() if case.command in missing]
+    assert missing == [], f"run {RECORD} {shlex.join(names)}"
 
 
 def _exit_codes(command):
@@ -98,7 +103,8 @@ def test_every_rule_fires_in_a_recorded_case(rule):
         for line in answer.values():
             leaves = line.get("json", {})
             fired += [name for path, leaf in leaves.items() if path.endswith("/rule") and leaf == rule]
-    assert fired, f"add a checkpoint for {rule} to tests/answers/faults.py and record its case"
+    case = f"check fault {rule.lower()}"
+    assert fired, f"add a checkpoint {rule.lower()!r} to FAULTS of tests/answers/faults.py, then run {RECORD} {case!r}"
     assert f"check explain {rule.lower()}" in CASES
 
 
@@ -107,11 +113,14 @@ def test_every_section_is_measured():
     for answer in record_of("inspect").values():
         for line in answer.values():
             measured |= {path.split("/")[2] for path in line.get("json", {}) if re.match(r"/sections/\w+/found/", path)}
-    assert set(package.sections()) - measured == set()
+    missing = set(package.sections()) - measured
+    assert missing == set(), f"run {RECORD} {' '.join(repr(f'inspect {name}') for name in sorted(missing))}"
 
 
 def test_every_kind_of_run_is_trained():
-    assert set(package.kinds()) - _trained_kinds() == set(), "add a short run of it to tests/answers/cases.py"
+    missing = set(package.kinds()) - _trained_kinds()
+    names = " ".join(repr(f"train {kind}") for kind in sorted(missing))
+    assert missing == set(), f"run {RECORD} {names}; if one does not train so, add a row for it to cases.py"
 
 
 def _trained_kinds():
@@ -132,7 +141,8 @@ def _named_kinds(files):
 def test_every_setting_is_used():
     text = everything()
     missing = [name for name in package.settings() if not _is_set(name, text) and name not in EXEMPT_SETTINGS]
-    assert missing == [], "add a case, or a row with the reason to EXEMPT_SETTINGS"
+    row = '"train NAME": f"train {DECODER} --set=kind=KIND --set=SETTING=VALUE -o out"'
+    assert missing == [], f"add a row such as {row} to cases.py, or one with the reason to EXEMPT_SETTINGS"
 
 
 def _is_set(name, text):

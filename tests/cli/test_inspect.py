@@ -47,8 +47,8 @@ def test_one_model_without_a_text(here):
     said = here("untied", "--json", "--samples", "100", "--held-out", "0")
     assert (said.code, said.err) == (0, "")
     sections = strict(said.out)["sections"]
-    found = {"evidence", "direct_path", "first_mlp", "alignment", "tokens"}
-    assert {name for name in sections if sections[name]["found"]} == found
+    of_tables = {"evidence", "direct_path", "first_mlp", "alignment", "tokens"}
+    assert of_tables <= {name for name in sections if sections[name]["found"]}
     for name in RUNNING:
         assert sections[name]["left_out"] == {"untied": "needs a text; give --text"}
     assert sections["direct_path"]["found"]["untied"]["answer"].startswith("it can: two tables")

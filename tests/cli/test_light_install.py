@@ -11,7 +11,7 @@ from tests.inspection.tiny_folders import write_model
 
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.cli.main import commands
-from tiewise.inspection.inspection import NAMES
+from tiewise.inspection.inspection import section_names
 from tiewise.inspection.tables import token_texts
 
 TORCH, PLOTS = "pip install 'tiewise[torch]'", "pip install 'tiewise[plots]'"
@@ -97,7 +97,7 @@ def test_inspection_measures_tables_and_says_what_all_else_needs(said):
         assert f"\n{title}\n" in out
     assert " ".join(out.split()).count("needs torch and transformers: pip install 'tiewise[torch]'") == 1
     sections = json.loads(said["inspect untied tied --samples=50 --json"]["out"])["sections"]
-    assert set(sections) == {"evidence", *NAMES}
+    assert set(sections) == {"evidence", *section_names()}
     assert set(sections["which_end"]["found"]) == {"tied"}
 
 

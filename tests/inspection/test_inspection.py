@@ -181,7 +181,7 @@ def squareness(subject, bench):
 
 def test_every_file_of_the_folder_is_one_section_with_a_question_and_a_place():
     found = inspection.sections()
-    assert {one.name for one in found} == set(inspection.SECTIONS) == set(inspection.NAMES)
+    assert {one.name for one in found} == set(inspection.SECTIONS) == set(inspection.section_names())
     assert all(one.asks.endswith("?") for one in found)
     assert [one.place for one in found] == sorted({one.place for one in found})
 
@@ -189,7 +189,6 @@ def test_every_file_of_the_folder_is_one_section_with_a_question_and_a_place():
 def test_a_section_is_one_file(monkeypatch, tmp_path):
     (tmp_path / "squareness.py").write_text(SOURCE)
     monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
-    monkeypatch.setattr(inspection, "NAMES", (*inspection.NAMES, "squareness"))
     monkeypatch.setitem(inspection.SECTIONS, "squareness", None)  # which the file sets, and the test takes back
     found = inspect(write_model(tmp_path / "tiny"), only=["squareness"])
     record = json.loads(json.dumps(found.record(), allow_nan=False))["sections"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,7 @@ from tiewise.core.errors import (
 from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.found import NATS, NEITHER, ONE, TWO, Found, Quantity
+from tiewise.inspection import sections as sections_folder
 from tiewise.inspection.bench import LACKS, SECTIONS, Bench, Effort, NotHere, Request, Section, Subject, comparison_of
 from tiewise.inspection.tables.token_texts import find_tokens
 from tiewise.training.folder import FINAL, RESULTS, seed_folder
@@ -46,8 +48,11 @@ PARTS = 1000  # that progress counts for each call of a section of weight 1
 NO_VERDICT = "one model cannot tell: `tiewise compare` trains tied and untied side by side"
 FINISH = "finish it with `tiewise compare --resume`"
 NO_INTERVAL = "no verdict: the losses' difference has no interval; train more seeds"
-# sections that can be asked for, told by their files' names alone: to import some of them needs torch
-NAMES = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
+
+
+def section_names() -> list[str]:
+    """Return the names of all sections: those of the files, since to import some of them needs torch."""
+    return sorted(module.name for module in pkgutil.iter_modules(sections_folder.__path__))
 
 
 def sections() -> tuple[Section, ...]:
@@ -57,7 +62,7 @@ def sections() -> tuple[Section, ...]:
         raise NotHere(LACKS)
 
     lacking = []
-    for name in NAMES:
+    for name in section_names():
         try:
             import_module(f"tiewise.inspection.sections.{name}")
         except ModuleNotFoundError as error:
@@ -118,9 +123,10 @@ def inspect(
 
 def checked(request: Request) -> Request:
     """Return a request that names sections that there are, and efforts that suffice."""
+    names = section_names()
     for name in request.only:
-        if name not in NAMES:
-            fix = f"{choices(name, NAMES, 'sections are')}; evidence is drawn from them"
+        if name not in names:
+            fix = f"{choices(name, names, 'sections are')}; evidence is drawn from them"
             raise DataError(f"there is no section {name!r}", fix)
     effort = request.effort
     for name, least in {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}.items():
