@@ -1,6 +1,7 @@
 """Write the reference pages from what they describe: the command line from its options, the API from its docstrings.
 
-python tools/make_reference.py           writes docs/reference-cli.md, docs/reference-api.md, docs/reference-rules.md
+python tools/make_reference.py           writes docs/reference-cli.md, docs/reference-api.md, docs/reference-rules.md,
+                                         the table in docs/check.md, and the list in checkpoint/rules/__init__.py
 python tools/make_reference.py --hold    writes nothing, and exits with 1 where a page is not what it would write
 """
 
@@ -15,11 +16,13 @@ from pathlib import Path
 import typer
 
 import tiewise
-from tiewise.checkpoint.rules.rule import rules
+from tiewise.checkpoint.rules.rule import rules, rules_by_subject
 from tiewise.cli.main import command_line, commands
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
+INDEX_NOTE = "# `tools/make_reference.py` writes this list. Look here before you write a rule: it may be one of these."
+TABLE = "<!-- table made by `python tools/make_reference.py`: `@rule` has what it says -->"  # mark in docs/check.md
 ROOMS = {  # modules that `import tiewise` offers names of, in the order in which a reader meets them
     "Comparing and training": ("lab", "training", "planning", "inspection.inspection", "report"),
     "The boundary in a model": (
@@ -144,19 +147,48 @@ def rule_page() -> Iterator[str]:
             yield f"Seen or read in: {', '.join(escaped(source) for source in rule.sources)}."
 
 
-PAGES = {"reference-cli.md": cli, "reference-api.md": api, "reference-rules.md": rule_page}
+def check_page() -> Iterator[str]:
+    """Lines of the page on `tiewise check`, with the table of rules as they are."""
+    before, mark, rest = (DOCS / "check.md").read_text(encoding="utf-8").partition(f"{TABLE}\n")
+    assert mark, "docs/check.md lacks the mark above its table of rules"
+    _, _, after = rest.lstrip("\n").partition("\n\n")  # behind the old table
+    yield from (before + TABLE, "")
+    yield "| id | severity | what holds in a sound checkpoint | read |"
+    yield "|---|---|---|---|"
+    for rule in rules().values():
+        yield f"| {rule.id} | {rule.severity} | {rule.title} | {rule.reads} |"
+    yield from ("", after)
+
+
+def rule_index() -> Iterator[str]:
+    """Lines of the package of rules: its docstring, and comments that list them by subject."""
+    yield '"""Check rules, one file per subject; `rule.rules` imports every file of this folder and lists them."""'
+    yield from ("", INDEX_NOTE)
+    for subject, found in rules_by_subject().items():
+        yield from ("#", f"# {subject}.py")
+        for rule in found:
+            yield f"#     {rule.id}  {rule.severity:7}  {rule.title}"
+
+
+RULES = Path(tiewise.__file__).parent / "checkpoint" / "rules"
+PAGES = {
+    DOCS / "reference-cli.md": cli,
+    DOCS / "reference-api.md": api,
+    DOCS / "reference-rules.md": rule_page,
+    DOCS / "check.md": check_page,
+    RULES / "__init__.py": rule_index,
+}
 
 
 def main() -> None:
     """Write the pages, or say which of them is behind."""
     behind = []
-    for name, lines in PAGES.items():
+    for path, lines in PAGES.items():
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines())).rstrip() + "\n"
-        path = DOCS / name
         if "--hold" not in sys.argv:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            behind.append(name)
+            behind.append(path.name)
     if behind:
         sys.exit(f"{', '.join(behind)}: behind the code; run python tools/make_reference.py")
 

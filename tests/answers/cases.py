@@ -584,7 +584,7 @@ BY_OTHER_NAMES = {"decoder", "albert", "recurrent", "flax", "heal"}  # the defau
 NAMED = " ".join(f"{line} " for case in CASES.values() for line in case.lines)
 OTHER_KINDS = [kind for kind in package.kinds() if kind not in BY_OTHER_NAMES and f"--set=kind={kind} " not in NAMED]
 CASES |= cases(
-    {f"train {kind}": f"train {DECODER} --set=kind={kind} -o out" for kind in OTHER_KINDS},
+    {f"train kind {kind}": f"train {DECODER} --set=kind={kind} -o out" for kind in OTHER_KINDS},
     tolerance="trained",
     needs=("text.txt",),
 )

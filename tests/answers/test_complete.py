@@ -119,7 +119,7 @@ def test_every_section_is_measured():
 
 def test_every_kind_of_run_is_trained():
     missing = set(package.kinds()) - _trained_kinds()
-    names = " ".join(repr(f"train {kind}") for kind in sorted(missing))
+    names = " ".join(repr(f"train kind {kind}") for kind in sorted(missing))
     assert missing == set(), f"run {RECORD} {names}; if one does not train so, add a row for it to cases.py"
 
 

@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 from tiewise.checkpoint.audit import audit_view, check
 from tiewise.checkpoint.rules import rule as rule_module
-from tiewise.checkpoint.rules.rule import SEVERITIES, rules
+from tiewise.checkpoint.rules.rule import SEVERITIES, rules, rules_by_subject
 from tiewise.cli.main import command_line
 from tiewise.core.errors import CheckpointError, heard
 
@@ -44,9 +44,13 @@ def ids(audit):
 
 def test_the_table_of_rules_is_the_catalogue_and_every_rule_explains_itself():
     lines = (DOCS / "check.md").read_text(encoding="utf-8").splitlines()
-    table = [line.split("|")[1:4] for line in lines if line.startswith(("| B0", "| B1"))]
-    said = [(rule.id, rule.severity, rule.title) for rule in rules().values()]
-    assert [tuple(cell.strip() for cell in row) for row in table] == said
+    table = [line.split("|")[1:5] for line in lines if line.startswith(("| B0", "| B1"))]
+    listed = [(rule.id, rule.severity, rule.title, rule.reads) for rule in rules().values()]
+    assert [tuple(cell.strip() for cell in row) for row in table] == listed
+    subjects = {subject: [rule.id for rule in of_it] for subject, of_it in rules_by_subject().items()}
+    assert sorted(id for ids in subjects.values() for id in ids) == list(rules())
+    assert subjects["gguf"] == ["B070", "B071"]
+    assert len({rule.title for rule in rules().values()}) == len(rules())
     for rule in rules().values():
         assert rule.severity in SEVERITIES
         assert rule.title
@@ -65,7 +69,9 @@ def test_what_an_audit_says_of_a_healthy_folder(tmp_path):
     assert {outcome.loader for outcome in audit.outcomes} == {"transformers", "vLLM", "SGLang", "llama.cpp", "mlx-lm"}
     assert set(audit.ran) | set(audit.skipped) == set(rules())
     deep, drafts, others = "B041 B081", "B083 B084 B085", "B060 B061 B062 B063 B064 B070 B071 B100 B101"
-    assert set(audit.skipped) == set(f"{deep} {drafts} {others}".split())
+    expected = set(f"{deep} {drafts} {others}".split())
+    assert expected <= set(audit.skipped)
+    assert all(rules()[name].deep or rules()[name].kind != "folder" for name in audit.skipped)
 
 
 WRONG = {"head": table(seed=2), "config": {"eos_token_id": 99}}

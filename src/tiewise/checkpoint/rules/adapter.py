@@ -162,7 +162,7 @@ def renamed(module: str, known: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-@rule("B063", "info", "an adapter stores no row that the base has", kind="adapter", scans=True)
+@rule("B063", "info", "an adapter stores no row that the base has", kind="adapter", scans=True, reads="its tables")
 def adapter_copies(facts: AdapterFacts) -> Told:
     """An adapter that trains some tokens as a module to save, or that PEFT saves together with its embedding layers,
     stores whole tables of which most rows are the base's own: hundreds of megabytes for one token.
@@ -189,7 +189,7 @@ def adapter_copies(facts: AdapterFacts) -> Told:
 STOPS = ("weight", "bias", "lora_B.bias", "lora_magnitude_vector", DELTA)
 
 
-@rule("B064", "info", "engines that serve adapters serve this one", kind="adapter")
+@rule("B064", "info", "engines that serve adapters serve this one", kind="adapter", reads="its headers")
 def adapter_engines(facts: AdapterFacts) -> Told:
     """Engines keep an adapter apart from its base, and know sums of two factors alone. vLLM refuses a whole table
     (modules_to_save), trained rows of new tokens, use_dora and lora_bias. SGLang refuses use_dora and target_modules

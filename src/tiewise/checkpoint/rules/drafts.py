@@ -34,7 +34,7 @@ def _values(facts: Facts, tensor: Stored | None) -> NDArray[np.int64] | None:
     return tensor.read().astype(np.int64)
 
 
-@rule("B083", "error", "a draft's maps lead each of its rows to a token of its own", kind="draft")
+@rule("B083", "error", "a draft's maps lead each of its rows to a token of its own", kind="draft", reads="the maps")
 def draft_maps(facts: Facts) -> Told:
     """Engines add d2t to the row's number to get the target's token. Where it is missing or was saved before it was
     set, row i stands for token i and nearly no proposal is accepted; nothing else is wrong, and no shape shows it.
@@ -151,7 +151,7 @@ def _known(tokenizer: Tokenizer | None) -> Tokenizer | None:
     return None if tokenizer is None or not tokenizer.base or set(tokenizer.files) & set(PIECES[1:]) else tokenizer
 
 
-@rule("B085", "error", "a draft's ids are the target's", kind="draft")
+@rule("B085", "error", "a draft's ids are the target's", kind="draft", reads="tokenizers, else the input tables")
 def draft_ids(facts: Facts) -> Told:
     """A proposal is accepted where draft and target mean the same token by an id. Two vocabularies of one size can
     differ in every id: acceptance falls to about 1 %, and no size shows it. Told from both tokenizers, id by id; a

@@ -259,7 +259,7 @@ def ids_without_row(facts: Facts) -> Told:
     yield Said(tokenizer.files[0], what, fix, severity="fatal" if base else "warning" if foreign else "error")
 
 
-@rule("B032", "info", "rows without a token are padding")
+@rule("B032", "info", "rows without a token are padding", reads="headers, rows of padding and a sample of the others")
 def padding(facts: Facts) -> Told:
     """Tables are often longer than the tokenizer, so that the row count divides by 64 or by the number of ranks. Some
     vocabularies leave out ids too, and their rows have no token either. That is healthy. It bites when a script calls

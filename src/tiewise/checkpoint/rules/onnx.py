@@ -240,7 +240,13 @@ class _Graph:
 EXPORT = "export it again with one initialiser for both ends (onnxruntime-genai: shared_embeddings=true)"
 
 
-@rule("B100", "warning", "an ONNX file stores a shared table once", kind="onnx")
+@rule(
+    "B100",
+    "warning",
+    "an ONNX file stores a shared table once",
+    kind="onnx",
+    reads="the table, and tensors of its size",
+)
 def onnx_shared(facts: OnnxFacts) -> Told:
     """Exporters write a tied model's table for the lookup and once more for the head: the same bytes, their transpose,
     or a quantised copy beside the full one. With one initialiser for both, Phi-4-mini went from 5.15 to 2.69 GB. An
@@ -265,7 +271,7 @@ def onnx_shared(facts: OnnxFacts) -> Told:
         yield short(others[0].name), f"{what} {describe(others[0])} ({size(others[0].nbytes)})", EXPORT
 
 
-@rule("B101", "error", "an exported model has its head", kind="onnx")
+@rule("B101", "error", "an exported model has its head", kind="onnx", reads="the graph")
 def onnx_head(facts: OnnxFacts) -> Told:
     """A tied checkpoint stores no lm_head, and an exporter that looks for one by name leaves a weight without data, or
     a graph that ends at the hidden states, which is right for an embedding model alone.

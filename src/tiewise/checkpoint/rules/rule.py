@@ -9,7 +9,7 @@
         yield "where", "evidence", "repair"        # and, fourth, whether `tiewise repair` does it
 
 A new rule is one function in a file of this folder: its docstring is what `--explain` prints, and nothing else has to
-name it.
+name it. The comments in the folder's `__init__.py` list all rules by subject.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tiewise.core.errors import CheckpointError
 
 Severity = Literal["info", "warning", "error", "fatal"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # from the least
+HEADERS, BOTH_TABLES, EVERY_ROW = "headers", "both tables", "every row, with `--deep`"  # what rules read
 Kind = Literal["folder", "draft", "adapter", "gguf", "onnx", "any"]
 
 
@@ -73,6 +74,12 @@ class Rule:
     scans: bool = False  # it reads the two tables, and does not run where only headers may be read
     deep: bool = False  # it reads every row of every large tensor, and runs only when asked
     kind: Kind = "folder"  # of checkpoint that it looks at
+    reads: str = HEADERS  # what of the checkpoint, for the table of rules in docs/check.md
+
+    @property
+    def subject(self) -> str:
+        """The name of the file that has it."""
+        return self.look.__module__.rpartition(".")[2]
 
     def check(self, facts: Any) -> Iterator[Finding]:
         """Yield what it finds."""
@@ -84,16 +91,28 @@ _REGISTERED: dict[str, Rule] = {}
 
 
 def rule(
-    id: str, severity: Severity, title: str, *, scans: bool = False, deep: bool = False, kind: Kind = "folder"
+    id: str,
+    severity: Severity,
+    title: str,
+    *,
+    scans: bool = False,
+    deep: bool = False,
+    kind: Kind = "folder",
+    reads: str = "",
 ) -> Callable[[Callable[[Any], Told]], Callable[[Any], Told]]:
-    """Register a function over facts as a rule."""
+    """Register a function over facts as a rule; `reads` is by default what `scans` and `deep` say."""
+    usual = HEADERS
+    if scans:
+        usual = BOTH_TABLES
+    if deep:
+        usual = EVERY_ROW
 
     def registered(look: Callable[[Any], Told]) -> Callable[[Any], Told]:
         if id in _REGISTERED:
             raise ValueError(f"{id} is the id of two rules: {_REGISTERED[id].title}; {title}")
         explain, _, sources = cleandoc(look.__doc__ or "").partition("\nSources: ")
         named = tuple(" ".join(source.split()) for source in sources.split(";"))
-        _REGISTERED[id] = Rule(id, severity, title, explain, named, look, scans, deep, kind)
+        _REGISTERED[id] = Rule(id, severity, title, explain, named, look, scans, deep, kind, reads or usual)
         return look
 
     return registered
@@ -105,6 +124,14 @@ def rules() -> dict[str, Rule]:
     for file in pkgutil.iter_modules(import_module(folder).__path__, f"{folder}."):
         import_module(file.name)
     return dict(sorted(_REGISTERED.items()))
+
+
+def rules_by_subject() -> dict[str, list[Rule]]:
+    """Return the rules by the name of their file, which is their subject."""
+    subjects: dict[str, list[Rule]] = {}
+    for one in rules().values():
+        subjects.setdefault(one.subject, []).append(one)
+    return dict(sorted(subjects.items()))
 
 
 def matching(wanted: Iterable[str]) -> frozenset[str]:

@@ -129,7 +129,13 @@ def _rows(found: Sequence[int]) -> str:
     return f"{len(found):,} rows ({numbers(found[:8], len(found))})"
 
 
-@rule("B043", "error", "the tables are not all zeros", scans=True)
+@rule(
+    "B043",
+    "error",
+    "the tables are not all zeros",
+    scans=True,
+    reads="both tables, up to the first number that is not zero",
+)
 def zero_tables(facts: Facts) -> Told:
     """A model whose tables are all zero gives every token the same logit: the loss stays at the logarithm of the
     vocabulary's size, and no gradient reaches either table (Automodel#3808: 12.0066 for 163,840 tokens). It comes from
