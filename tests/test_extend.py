@@ -1,4 +1,4 @@
-"""docs/extend.md is right: what it says adds a section, a rule, a verb, a kind of run and a spec option that work.
+"""docs/extend.md is right: it adds a section, a rule, a verb, a kind of run, a column and an option that work.
 
 The test follows the page in a copy of the repository. It takes new files and changed lines from the page's blocks.
 """
@@ -38,10 +38,12 @@ tests/cli/test_encodings.py
 tests/cli/test_light_install.py
 tests/inspection/test_inspection.py
 tests/report/test_faces.py
+tests/report/test_comparison_found.py
 tests/checkpoint/rewrite/test_densify.py
 tests/checkpoint/rewrite/test_registry.py
 tests/training/kinds/test_kind.py
 tests/training/test_setting_types.py
+tests/checkpoint/test_audit.py::test_what_an_audit_says_of_a_healthy_folder
 """
 
 
@@ -120,11 +122,13 @@ class Clone:
         return self.run(sys.executable, "-m", "tiewise", *arguments, cwd=cwd, code=code)
 
 
-def test_the_page_adds_five_things():
+def test_the_page_adds_six_things():
     page = PAGE.read_text(encoding="utf-8")
     folders = [Path(path).parent.name for path in new_files(page)]
     assert folders == ["sections", "rules", "verbs", "kinds"]
-    assert "src/tiewise/core/spec.py" in {change.path for change in changes(page)}
+    assert {"src/tiewise/core/spec.py", "src/tiewise/report/comparison_found.py"} <= {
+        change.path for change in changes(page)
+    }
     assert all(change.old and change.old != change.new for change in changes(page))
 
 
@@ -200,6 +204,25 @@ def test_the_kind_trains(extended, tmp_path):
     line = ["train", "-t", "builtin", "--tokenizer=bytes", "--steps=4", "--boundary=tied", "-o", "run", "--json"]
     record = json.loads(extended.tiewise(*line, *settings, cwd=tmp_path))
     assert record["init_std"] == 2 * 16**-0.5
+
+
+COLUMN = """
+import io
+from rich.console import Console
+from tests.report.comparison_sample import sample_comparison
+from tiewise.report.comparison_found import comparison_view
+from tiewise.report.comparison_page import render
+comparison = sample_comparison()
+printed = io.StringIO()
+Console(file=printed, width=200).print(comparison_view(comparison))
+assert "minutes" in printed.getvalue()
+assert "minutes" in render(comparison)
+"""
+
+
+@pytest.mark.slow
+def test_the_column_is_in_every_view(extended):
+    extended.run(sys.executable, "-c", COLUMN)
 
 
 OPTION = """

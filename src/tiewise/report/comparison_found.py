@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -90,34 +91,41 @@ def difference(d: Difference) -> Quantity:
 
 
 def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> Iterator[Quantity]:
-    shares = [name for name in SHARES if any(name in run.shares for run in comparison.runs)]
-    reference = comparison.reference if len(comparison.reference) <= SHORT else "reference"
-
-    def minus(metric: str, name: str, **more: Any) -> Iterator[Quantity]:
-        d = comparison.difference(arm, metric)
-        if len(comparison.arms) > 1:
-            q = Quantity("", math.nan) if d is None else difference(d)
-            yield replace(q, name=f"{name} − {reference}", **more)
-
-    heldout = [run.heldout_nll for run in runs]
+    """Yield the columns of the report for one arm."""
+    minus = partial(_minus, comparison, arm)
     yield Quantity("parameters", runs[0].total_parameters)
-    yield over_seeds("validation nll", heldout, NATS)
+    yield over_seeds("validation nll", [run.heldout_nll for run in runs], NATS)
     yield from minus("heldout_nll", "validation")
     yield over_seeds("training nll", (run.train_nll for run in runs), NATS)
     yield from minus("train_nll", "training", main=False)
-    for name in shares:
-        if (q := share(runs, name)) is not None:
-            yield q
-        yield from minus(f"share:{name}", name, unit="points", digits=2)
-    if not shares:  # figures of a whole text, which masked tokens are not
-        mean = statistics.fmean(heldout)
-        yield Quantity("perplexity", math.exp(mean) if mean <= 700 else math.inf, digits=2)
-        yield Quantity("bits per byte", statistics.fmean(run.bits_per_byte for run in runs), digits=4)
+    yield from _judged_right(comparison, arm, runs)
     if runs[0].training_bytes is not None:
         yield Quantity("training memory", runs[0].training_bytes, unit="bytes")
     if len(comparison.seeds) > 1:  # the speed of one run says as much of the machine as of the arm
         speeds = [run.tokens_per_second for run in runs]
         yield over_seeds("tokens/s", speeds if all(map(math.isfinite, speeds)) else [math.nan], "", 0)
+
+
+def _minus(comparison: Comparison, arm: str, metric: str, name: str, **more: Any) -> Iterator[Quantity]:
+    """Yield a column with the difference from the reference, if there is anything to compare with."""
+    reference = comparison.reference if len(comparison.reference) <= SHORT else "reference"
+    d = comparison.difference(arm, metric)
+    if len(comparison.arms) > 1:
+        q = Quantity("", math.nan) if d is None else difference(d)
+        yield replace(q, name=f"{name} − {reference}", **more)
+
+
+def _judged_right(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> Iterator[Quantity]:
+    """Yield the shares of an ALBERT; of other models the figures of a whole text, which masked tokens are not."""
+    shares = [name for name in SHARES if any(name in run.shares for run in comparison.runs)]
+    for name in shares:
+        if (q := share(runs, name)) is not None:
+            yield q
+        yield from _minus(comparison, arm, f"share:{name}", name, unit="points", digits=2)
+    if not shares:
+        mean = statistics.fmean(run.heldout_nll for run in runs)
+        yield Quantity("perplexity", math.exp(mean) if mean <= 700 else math.inf, digits=2)
+        yield Quantity("bits per byte", statistics.fmean(run.bits_per_byte for run in runs), digits=4)
 
 
 def beside_papers(comparison: Comparison) -> dict[str, papers.Beside]:
