@@ -19,7 +19,6 @@ from typing import Any
 
 import typer
 
-from tiewise.checkpoint.rewrite import listing
 from tiewise.core.errors import TiewiseError, ctrl_c_behind, nearest
 
 gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
@@ -47,6 +46,8 @@ STAND_INS = {
 
 def commands() -> dict[str, dict[str, str]]:
     """Return COMMANDS with the verbs, in the order of the help."""
+    from tiewise.checkpoint.rewrite import listing
+
     verbs = {verb.name: VERBS for verb in listing.listed()}
     return {**COMMANDS, "Checkpoints": COMMANDS["Checkpoints"] | verbs}
 
@@ -79,6 +80,8 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
         if asked in modules:
             _add(app, panel, asked, function_of(asked, modules[asked]))
             return app
+    from tiewise.checkpoint.rewrite import listing  # which no other command needs
+
     if asked in listing.names():
         _add(app, "Checkpoints", asked, function_of(asked, VERBS))
         return app
