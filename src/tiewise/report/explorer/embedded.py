@@ -59,13 +59,7 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
     outer = {name: tensor for name, tensor in folder.tensors.items() if not in_layer(name)}
     tables, choice, applied = _tables(facts), _choice(facts), _applied(facts)
     beside = sum(len(text) * 3 // 4 for text in applied.values() if isinstance(text, str)) if applied else 0
-    frequent: list[int] = []  # tokens that the texts have, the most frequent first, those of one count by number
-    if texts and tables:
-        least = min(table.rows for table in tables)
-        counts = token_counts(_TOKENIZER.read_tokens(folder.path, texts, least, MOST_TOKENS), least)
-        frequent = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
-        if not frequent:
-            raise DataError("the text has no tokens", "give a longer one")
+    frequent = _frequent(folder, tables, texts) if texts and tables else []
     ids = _rows(folder, tables, MOST_BYTES - beside, words, frequent)
     rank = {token: place for place, token in enumerate(frequent, 1)}
     data = {one.name: _text(one, ids) for one in tables}
@@ -73,11 +67,7 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
     held = beside + sum(len(ids) * table.nbytes // table.rows for table in tables)
     name = Path(os.path.abspath(path)).name
     which = f"{count(len(ids))} of {count(max(table.rows for table in tables))} rows" if tables else "no rows"
-    chosen = "the first, which tokenizers mostly give to frequent tokens"
-    if frequent:
-        chosen = f"the most frequent of the {count(len(frequent))} tokens that the text has"
-    chosen += ", and those asked for" if words else ""
-    part = f"This page holds {which} of {name} ({size(held)}): {chosen}."
+    part = f"This page holds {which} of {name} ({size(held)}): {_chosen(frequent, words)}."
     note = f"{part} Ranks and neighbours are among them. Drop the folder for the rest."
     return {
         "name": name,
@@ -96,6 +86,24 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
         "ranks": [rank.get(token, 0) for token in ids] if frequent else [],  # 0: not in the text
         "texts": list(read_as(folder, ids)) if folder.has("tokenizer.json") else [],
     }
+
+
+def _frequent(folder: Folder, tables: Sequence[Stored], texts: Sequence[str]) -> list[int]:
+    """Return the tokens that the texts have, the most frequent first, those of one count by number."""
+    least = min(table.rows for table in tables)
+    counts = token_counts(_TOKENIZER.read_tokens(folder.path, texts, least, MOST_TOKENS), least)
+    if not counts.any():
+        raise DataError("the text has no tokens", "give a longer one")
+    found: list[int] = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
+    return found
+
+
+def _chosen(frequent: Sequence[int], words: Sequence[str]) -> str:
+    """Return in words which rows a page holds."""
+    chosen = "the first, which tokenizers mostly give to frequent tokens"
+    if frequent:
+        chosen = f"the most frequent of the {count(len(frequent))} tokens that the text has"
+    return f"{chosen}, and those asked for" if words else chosen
 
 
 def _tables(facts: Facts) -> list[Stored]:
