@@ -97,10 +97,11 @@ def _inherited(settings_type):
 def spec_options():
     """Return the written forms of all kinds, arguments and options of boundaries and of sharing."""
     spec, sharing = import_module("tiewise.core.spec"), import_module("tiewise.core.sharing_spec")
+    table = import_module("tiewise.core.spec_options")
     names = {f"boundary kind {kind}" for kind in spec.KINDS}
-    names |= {f"{kind}:{name}" for kind, table in spec._ARGUMENTS.items() for name in table}
-    names |= {f"+{name}" for name in spec._OPTIONS}
-    names |= {f"scale {name}" for name in spec.SCALES}
+    names |= {f"{kind}:{key}" for kind in spec.KINDS for key in table.arguments(spec.BoundarySpec, kind)}
+    names |= {f"+{key}" for key in table.options(spec.BoundarySpec)}
+    names |= {f"scale {name}" for name in table.SCALES}
     names |= {f"sharing kind {kind}" for kind in (*sharing.KINDS, *sharing.SHORT)}
     return names | {f"sharing {name}" for name in ("groups", "cycle", "ends", "rank")}
 

@@ -36,6 +36,7 @@ from tiewise.boundary.vectors import start_from_rows
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import SpecError
 from tiewise.core.spec import BoundarySpec, Vocabularies
+from tiewise.core.spec_options import BOUNDARY
 from tiewise.planning.first_loss import sound_std, starting_nll
 
 Body = Callable[[Tensor], Tensor]
@@ -198,14 +199,12 @@ class Boundary(nn.Module):
         if not hasattr(width, "__index__") or width < 1:
             raise SpecError(f"a width of {width!r}", "give D, a whole number")
         self.width = width
-        if self.spec != self.spec.plainly():
-            fix = "give the schedule to a training run; build the boundary without it"
-            raise SpecError(f"{self.spec} changes during training", fix)
+        self.spec.require(BOUNDARY)
         rows = self.vocab.rows(self.tied)
         if self.spec.pad is not None and self.spec.pad >= rows:
             raise SpecError(f"pad={self.spec.pad} is outside the table of {rows} rows", "lower it")
         in_width, out_width = self.spec.table_widths(width)
-        self.table_in = nn.Parameter(torch.empty(rows, in_width))
+        self.table_in = nn.Parameter(torch.empty(rows, in_width), requires_grad=not self.spec.freeze)
         self.table_out = self.table_in if self.tied else nn.Parameter(torch.empty(self.vocab.outputs, out_width))
         self.in_map, self.out_map = make_maps(self.spec, width)
         self.bias = nn.Parameter(torch.empty(self.vocab.outputs)) if self.spec.bias else None
@@ -235,10 +234,12 @@ class Boundary(nn.Module):
     def load_rows(self, rows: Tensor, freeze: bool = False) -> None:
         """Start the input table (and a tied output) from pretrained rows [V, E]; rows of nan keep their drawn values.
 
+        `freeze` stops its gradient, as `+freeze` in the spec does.
+
         Raises:
             SpecError: rows of another shape.
         """
-        start_from_rows(self.table_in, rows, freeze, self.spec)
+        start_from_rows(self.table_in, rows, freeze or self.spec.freeze, self.spec)
 
     def predicted_nll(self) -> float:
         """Expected loss (nats) of the first step around a body of two Llama layers, on targets drawn uniformly."""

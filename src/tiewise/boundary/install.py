@@ -38,6 +38,7 @@ from tiewise.boundary.watch import unwatch
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec_options import INSTALL
 
 # choices of `Installed.tie` and `Installed.untie`
 KEEP, STATE = ("input", "output", "mean"), ("copy", "split", "reset")
@@ -263,6 +264,8 @@ def install(
     if not isinstance(model, nn.Module):
         raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
     wanted = None if spec is None else BoundarySpec.parse(spec)
+    if wanted is not None:
+        wanted.require(INSTALL)
     if wanted is None or wanted.vectors is None:
         return build_into(model, wanted, batch)
     if tokenizer is None:

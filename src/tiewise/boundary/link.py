@@ -36,6 +36,7 @@ from tiewise.boundary.sharded_tables import KEPT, local, narrowed, set_aside, sh
 from tiewise.boundary.watch import watch
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec_options import INSTALL
 
 BACKWARD_HOOK = "a backward hook on its output head"
 
@@ -186,6 +187,8 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
     Nothing is run: a model class that is being loaded (`loading`, from a config that was saved with this spec) attaches
     too, on the meta device. What `install` verifies afterwards.
     """
+    if spec is not None:
+        spec.plainly().require(INSTALL)  # a saved spec may have a schedule, which is over
     ends = locate(model)
     hidden_width = ends.head.weight.shape[1]
     structure = restructure(ends, spec.plainly(), journal) if spec is not None else Structure()

@@ -39,6 +39,7 @@ from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.boundary.saved import link_of, on_meta
 from tiewise.boundary.sharded_tables import KEPT, by_rows, narrowed, require_whole_heads, set_aside, spread, units
 from tiewise.core.errors import InstallError, UnsupportedError
+from tiewise.core.spec_options import SHARDED
 
 AXIS = "tp"
 
@@ -96,7 +97,9 @@ def _whole_ends(model: Any, mesh: Any, by: str) -> ModelEnds:
     """Find the ends whose rows are to be spread `by` a function, or refuse."""
     if not isinstance(model, nn.Module):
         raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
-    ends = locate(model)
+    ends, link = locate(model), link_of(model)
+    if link is not None:
+        link.spec.require(SHARDED)
     if not isinstance(mesh, DeviceMesh):
         fix = "make one with torch.distributed.device_mesh.init_device_mesh"
         raise InstallError(f"{by} of a {type(mesh).__name__} in place of a mesh", fix)

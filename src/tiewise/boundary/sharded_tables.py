@@ -34,6 +34,7 @@ from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
 
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, mapped
 from tiewise.core.errors import InstallError, TiewiseError, UnsupportedError
+from tiewise.core.spec_options import SHARDED
 
 ASIDE = "_tiewise_parallel_forward"
 KEPT = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own
@@ -213,6 +214,7 @@ def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verif
     whole tables alone; attention heads that the ranks do not divide, of which transformers itself says nothing.
     """
     kind = type(model).__name__
+    (spec or has).require(SHARDED)
     if spec not in (None, has) or changed:
         fix = "install it before fully_shard and tensor parallelism, which tiewise.parallel_plan gives its tables"
         raise InstallError(f"{kind} has {has} tables that are sharded, and {spec} would change them", fix)

@@ -193,8 +193,8 @@ class StoredBoundary:
     maps: tuple[Stored, ...]  # of both ends
 
 
-def read_boundary(facts: Facts) -> StoredBoundary:
-    """Read it."""
+def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
+    """Read it for a backend, one of `STORED` of the spec's options."""
     written, fix = facts.config.get(SPEC), "this is for checkpoints whose model_type is tiewise"
     if not facts.is_own or not isinstance(written, str):
         raise CheckpointError(f"{facts.path}: its tables are plain already", fix)
@@ -207,6 +207,10 @@ def read_boundary(facts: Facts) -> StoredBoundary:
     if spec.out_bias:
         what = f"{facts.path}: {spec}: the projection's bias is no table, so no plain tables do the same"
         raise CheckpointError(what, "keep the boundary, and load the model with tiewise.load")
+    try:
+        spec.require(backend)
+    except SpecError as error:
+        raise CheckpointError(f"{facts.path}: {error.what}", error.fix) from None
     readable(facts, "densify")
     table, tensors = facts.roles.input, facts.folder.tensors
     assert table is not None

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiewise.core.errors import SpecError, choices
-from tiewise.core.spec import count, read_option
+from tiewise.core.spec import read_option
+from tiewise.core.spec_options import count
 
 KINDS = ("none", "attention", "ffn", "all")
 SHORT = {"sandwich": "all:ends=1"}

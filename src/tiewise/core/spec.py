@@ -19,20 +19,49 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote, unquote
 
 from tiewise.core.errors import SpecError, choices
+from tiewise.core.spec_options import (
+    AS_SAVED,
+    AS_TABLES,
+    BACKENDS,
+    FLAX_RUN,
+    GRADIENT,
+    INPUT_ROWS,
+    LOGITS,
+    LOSS,
+    MODULES,
+    NEVER,
+    PLAN,
+    PRETRAINED,
+    RUN,
+    RUNS,
+    SCALES,
+    SCHEDULE,
+    START,
+    STORED,
+    TRAINED,
+    Refusal,
+    Row,
+    argument,
+    arguments,
+    count,
+    file_path,
+    map_kind,
+    not_negative,
+    option,
+    options,
+    positive,
+    row_number,
+    rows,
+    scale,
+)
 
 MODEL_TYPE = "tiewise"  # `model_type` of a saved model whose boundary no other tool knows
 KINDS = ("untied", "tied", "factored", "factored-untied", "projected", "residual", "spd")
-# The named scales are functions of the model width D, so that one spec serves models of any width.
-SCALES: dict[str, Callable[[int], float]] = {
-    "sqrt_d": math.sqrt,
-    "1/sqrt_d": lambda d: 1 / math.sqrt(d),
-    "1/d": lambda d: 1 / d,
-}
+_IN_TRAINING = Refusal(" changes during training", "give the schedule to a training run; build the boundary without it")
 
 
 @dataclass(frozen=True)
@@ -48,28 +77,150 @@ class BoundarySpec:
 
     kind: str = "tied"
     # sizes and arguments of a kind, written after its colon
-    width: int | None = None  # table width: k of factored, E of projected, input table of factored-untied
-    out_width: int | None = None  # output table of factored-untied, where it differs
-    rank: int | None = None  # r of residual
-    strength: float = 0.03  # s of residual
-    in_map: bool | None = None  # projected: a linear map behind the lookup; None = where the widths need one
-    out_map: bool | None = None  # projected: a linear map before the head
-    two_tables: bool = False  # projected: untied
-    penalty: float = 0.0  # projected: λ of the penalty λ‖P_out‖₂, as printed (Press & Wolf 2017, §3)
-    decay: float = 0.0  # projected: c of c/2 ‖P_out‖²_F, which is what their code adds
-    out_bias: bool = False  # projected: a bias [E] behind P_out, which their code has and their counts leave out
+    width: int | None = argument(
+        None,
+        {"factored": ("k",), "factored-untied": ("k", "in"), "projected": ("k",)},
+        count,
+        "a number",
+        "table width",
+    )
+    out_width: int | None = argument(
+        None, {"factored-untied": ("out",)}, count, "`in=`, `out=`", "widths of the two tables"
+    )
+    rank: int | None = argument(None, {"residual": ("r",)}, count, "a number", "rank r")
+    strength: float = argument(0.03, {"residual": ("s",)}, positive, "`s=`", "strength s (0.03)", changes=LOGITS)
+    in_map: bool | None = argument(  # None: where the widths need one
+        None,
+        {"projected": ("in",)},
+        map_kind,
+        r"`in=linear\|none`",
+        "whether a map stands behind the lookup",
+    )
+    out_map: bool | None = argument(
+        None,
+        {"projected": ("out",)},
+        map_kind,
+        r"`out=linear\|none`",
+        "whether a map stands before the head; with `untied` and `none` the output table is [V, D]",
+    )
+    two_tables: bool = argument(False, {"projected": ("untied",)}, None, "`untied`", "two tables")
+    penalty: float = argument(  # as printed (Press & Wolf 2017, §3)
+        0.0,
+        {"projected": ("penalty",)},
+        not_negative,
+        "`penalty=λ`",
+        "adds λ‖P_out‖₂ to the training loss (λ = 0.15 in the paper)",
+        changes=LOSS,
+    )
+    decay: float = argument(
+        0.0,
+        {"projected": ("decay",)},
+        not_negative,
+        "`decay=c`",
+        "adds c/2 ‖P_out‖²_F, as the authors' code does",
+        changes=LOSS,
+    )
+    out_bias: bool = argument(  # their code has it, and their counts leave it out
+        False,
+        {"projected": ("out_bias",)},
+        None,
+        "`out_bias`",
+        "a bias [E] behind P_out, as the authors' code has; no plain tables do the same, so it is not densified",
+        changes=LOGITS,
+        backends=BACKENDS - STORED,
+        other_tools=NEVER,
+        no_tables=Refusal(": the projection's bias is no table", "keep the boundary, or train without out_bias"),
+    )
     # options of every kind, each written after a plus
-    bias: bool = False
-    input_scale: str | None = None
-    output_scale: str | None = None
-    softcap: float | None = None
-    alpha: float = 1.0
-    pad: int | None = None
-    init: float | None = None
-    vectors: str | None = None
-    freeze: bool = False
-    tie_at: int | None = None
-    untie_at: int | None = None
+    bias: bool = option(False, None, "`bias`", "output bias [V]", LOGITS, backends=BACKENDS, other_tools=AS_TABLES)
+    input_scale: str | None = option(
+        None,
+        scale,
+        "`input_scale=x`",
+        "input rows times a number, `sqrt_d`, `1/sqrt_d` or `1/d` (μP)",
+        INPUT_ROWS,
+        backends=BACKENDS,
+        other_tools=AS_TABLES,
+    )
+    output_scale: str | None = option(
+        None,
+        scale,
+        "`output_scale=x`",
+        "logits times x, before the bias",
+        LOGITS,
+        backends=BACKENDS,
+        other_tools=AS_TABLES,
+    )
+    softcap: float | None = option(
+        None,
+        positive,
+        "`softcap=c`",
+        "c·tanh(logit / c)",
+        LOGITS,
+        backends=BACKENDS,
+        other_tools=NEVER,
+        no_tables=Refusal(" has a soft-cap, which is not linear", "densify it without, or keep tiewise"),
+    )
+    alpha: float = option(
+        1.0,
+        not_negative,
+        "`alpha=α`",
+        "factor on the lookup path, the gradient through the lookup",
+        GRADIENT,
+        backends=BACKENDS,
+    )
+    pad: int | None = option(
+        None,
+        row_number,
+        "`pad=row`",
+        "this row stays zero and gets no gradient from either path "
+        "(`padding_idx` of torch stops the lookup path alone)",
+        GRADIENT,
+        backends=BACKENDS,
+    )
+    init: float | None = option(
+        None,
+        positive,
+        "`init=σ`",
+        "tables start N(0, σ²); without it, σ = D^-½: *embedded* rows of unit norm, "
+        "rows of a table of width E of norm √(E/D)",
+        START,
+        backends=BACKENDS,
+    )
+    vectors: str | None = option(
+        None,
+        file_path,
+        "`vectors=FILE`",
+        "the input table starts from pretrained vectors (below)",
+        PRETRAINED,
+        backends=MODULES | STORED | {PLAN, RUN},
+    )
+    freeze: bool = option(
+        False,
+        None,
+        "`freeze`",
+        "keeps the table of `vectors` fixed; without it training tunes it",
+        TRAINED,
+        backends=MODULES | STORED | {PLAN, RUN},
+    )
+    tie_at: int | None = option(
+        None,
+        count,
+        "`tie_at=step`",
+        "the two tables become their mean at this step of training",
+        SCHEDULE,
+        backends=(RUNS - {FLAX_RUN}) | STORED | {PLAN},
+        refusal=_IN_TRAINING,
+    )
+    untie_at: int | None = option(
+        None,
+        count,
+        "`untie_at=step`",
+        "the head gets a copy of the table at this step of training",
+        SCHEDULE,
+        backends=(RUNS - {FLAX_RUN}) | STORED | {PLAN},
+        refusal=_IN_TRAINING,
+    )
 
     def __post_init__(self) -> None:
         if self.out_width == self.width:
@@ -80,11 +231,10 @@ class BoundarySpec:
             raise SpecError(f"{self.kind} needs the table width k", f"write {self.kind}:128, say")
         if self.kind == "residual" and self.rank is None:
             raise SpecError("residual needs the rank r", "write residual:32, say")
-        allowed = {name for name, _ in _ARGUMENTS.get(self.kind, {}).values()}
-        arguments = {name for table in _ARGUMENTS.values() for name, _ in table.values()}
-        for name in sorted(arguments - allowed):
-            if getattr(self, name) != _DEFAULTS[name]:
-                raise SpecError(f"{self.kind} takes no {name}", "leave it out")
+        for row in sorted(rows(type(self)), key=lambda one: one.field):
+            foreign = row.kinds is not None and self.kind not in row.kinds
+            if foreign and getattr(self, row.field) != row.default:
+                raise SpecError(f"{self.kind} takes no {row.field}", "leave it out")
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise SpecError(f"{name} = {value} in {self.kind}", "give a finite number")
@@ -112,37 +262,54 @@ class BoundarySpec:
             return text
         if not isinstance(text, str):
             raise SpecError(f"a {type(text).__name__} is no boundary", "write tied, untied or factored:128, say")
-        head, *options = text.strip().split("+")
-        kind, _, arguments = head.partition(":")
+        head, *given = text.strip().split("+")
+        kind, _, sizes = head.partition(":")
         if kind not in KINDS:
             raise SpecError(f"unknown boundary {kind!r} in {text!r}", choices(kind, KINDS))
         values: dict[str, Any] = {}
-        for item in filter(None, arguments.split(",")):
+        for item in filter(None, sizes.split(",")):
             key, equals, value = item.partition("=")
             if not equals and key not in ("untied", "out_bias"):
                 key, value = ("r" if kind == "residual" else "k"), item
-            read_option(text, key, value, _ARGUMENTS.get(kind, {}), f"argument of {kind}", values)
-        for option in options:
-            key, _, value = option.partition("=")
-            read_option(text, key, value, _OPTIONS, "option", values)
+            read_option(text, key, value, _as_read(arguments(cls, kind)), f"argument of {kind}", values)
+        for item in given:
+            key, _, value = item.partition("=")
+            read_option(text, key, value, _as_read(options(cls)), "option", values)
         return cls(kind=kind, **values)
 
     def __str__(self) -> str:
-        options = [
-            key if reader is None else f"{key}={_printed(getattr(self, name))}"
-            for key, (name, reader) in _OPTIONS.items()
-            if getattr(self, name) != _DEFAULTS[name]
-        ]
-        arguments = []
+        written = [row.written(getattr(self, row.field)) for row in self.given() if row.kinds is None]
         if self.kind == "factored-untied":
-            arguments = [f"{self.width}" if self.out_width is None else f"in={self.width},out={self.out_width}"]
+            sizes = [f"{self.width}" if self.out_width is None else f"in={self.width},out={self.out_width}"]
         else:
-            for key, (name, reader) in _ARGUMENTS.get(self.kind, {}).items():
-                value = getattr(self, name)
-                if name == "rank" or value != _DEFAULTS[name]:
-                    text = key if reader is None else f"{key}={_printed(value)}"
-                    arguments.append(text.partition("=")[2] if key in ("k", "r") else text)
-        return "+".join([self.kind + (f":{','.join(arguments)}" if arguments else ""), *options])
+            sizes = []
+            for key, row in arguments(type(self), self.kind).items():
+                value = getattr(self, row.field)
+                if value != row.default:
+                    text = row.written(value, key)
+                    sizes.append(text.partition("=")[2] if key in ("k", "r") else text)
+        return "+".join([self.kind + (f":{','.join(sizes)}" if sizes else ""), *written])
+
+    def given(self) -> list[Row]:
+        """Rows of the options and arguments that differ from their defaults, in the order of the table."""
+        return [row for row in rows(type(self)) if getattr(self, row.field) != row.default]
+
+    def unsupported(self, backend: str) -> list[Row]:
+        """Rows of what this spec has and the backend does not honour."""
+        return [row for row in self.given() if backend not in row.backends]
+
+    def require(self, backend: str) -> None:
+        """Refuse a spec with an option that a backend does not honour.
+
+        Raises:
+            SpecError: names the first such option and the backend.
+        """
+        for row in self.unsupported(backend):
+            words = row.refusal
+            if words is None:
+                where = ", ".join(sorted(row.backends)) or "nothing yet"
+                words = Refusal(f": {backend} does not honour {row.key!r}", f"leave it out; it acts in: {where}")
+            raise SpecError(f"{self}{words.problem}", words.fix)
 
     @property
     def tables(self) -> int:
@@ -152,8 +319,7 @@ class BoundarySpec:
     @property
     def plain(self) -> bool:
         """Whether any loader reads the resulting checkpoint: two or one matrices of width D and nothing else."""
-        extras = (self.bias, self.input_scale, self.output_scale, self.softcap)
-        return self.kind in ("tied", "untied") and not any(extras)
+        return self.kind in ("tied", "untied") and all(row.other_tools == AS_SAVED for row in self.given())
 
     def table_widths(self, d: int) -> tuple[int, int]:
         """Widths (input table, output table) in a model of width `d`."""
@@ -207,15 +373,14 @@ class BoundarySpec:
         Raises:
             SpecError: a soft-cap stands behind the product, or a bias before it.
         """
-        if self.out_bias:
-            fix = "keep the boundary, or train without out_bias"
-            raise SpecError(f"{self}: the projection's bias is no table", fix)
-        if self.softcap is not None:
-            raise SpecError(f"{self} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
+        for row in self.given():
+            if row.no_tables is not None:
+                raise SpecError(f"{self}{row.no_tables.problem}", row.no_tables.fix)
 
     def plainly(self) -> BoundarySpec:
         """Return this spec without its schedule, as a model is at any one moment."""
-        return replace(self, tie_at=None, untie_at=None)
+        schedule = {row.field: row.default for row in self.given() if row.changes == SCHEDULE}
+        return replace(self, **schedule)
 
 
 def largest_rank(rows: int, width: int, maps: int) -> int:
@@ -223,85 +388,13 @@ def largest_rank(rows: int, width: int, maps: int) -> int:
     return (rows * width - 1) // (rows + maps * width)
 
 
-_DEFAULTS = {f.name: f.default for f in fields(BoundarySpec)}
-
-
-def _reader(kind: type[float], holds: Callable[[float], bool], must: str) -> Callable[[str], Any]:
-    """Return what reads a number and raises `ValueError` with what it must be."""
-
-    def read(text: str) -> Any:
-        value = kind(text)
-        if not holds(value):
-            raise ValueError(f"must be {must}")
-        return value
-
-    return read
-
-
-positive = _reader(float, lambda value: 0 < value < math.inf, "a positive number")
-not_negative = _reader(float, lambda value: 0 <= value < math.inf, "zero or a positive number")
-count = _reader(int, lambda value: value >= 1, "1 or more")
-row = _reader(int, lambda value: value >= 0, "a row number, 0 or more")
-
-
-def scale(text: str) -> str:
-    """Read a named scale or a positive number; returns its shortest written form."""
-    return text if text in SCALES else _printed(positive(text))
-
-
-def map_kind(text: str) -> bool:
-    """Read whether a linear map stands there."""
-    if text not in ("linear", "none"):
-        raise ValueError("must be 'linear' or 'none'")
-    return text == "linear"
-
-
-def file_path(text: str) -> str:
-    """Read a path, percent-encoded where it holds a plus or a comma."""
-    if not text:
-        raise ValueError("must be a file path")
-    return unquote(text)
-
-
-def _printed(value: Any) -> str:
-    """Print any value as its reader takes it."""
-    if isinstance(value, bool):
-        return "linear" if value else "none"
-    if isinstance(value, float):
-        short = f"{value:g}" if float(f"{value:g}") == value else repr(value)
-        return short.replace("e+", "e")  # a plus would start the next option
-    return quote(value, safe="/.:~_-") if isinstance(value, str) and value not in SCALES else str(value)
-
-
 # written key -> (field, reader); a reader of None marks a switch without a value
 _Table = Mapping[str, tuple[str, Callable[[str], Any] | None]]
-_ARGUMENTS: dict[str, _Table] = {
-    "factored": {"k": ("width", count)},
-    "factored-untied": {"k": ("width", count), "in": ("width", count), "out": ("out_width", count)},
-    "projected": {
-        "k": ("width", count),
-        "in": ("in_map", map_kind),
-        "out": ("out_map", map_kind),
-        "untied": ("two_tables", None),
-        "penalty": ("penalty", not_negative),
-        "decay": ("decay", not_negative),
-        "out_bias": ("out_bias", None),
-    },
-    "residual": {"r": ("rank", count), "s": ("strength", positive)},
-}
-_OPTIONS: _Table = {
-    "bias": ("bias", None),
-    "input_scale": ("input_scale", scale),
-    "output_scale": ("output_scale", scale),
-    "softcap": ("softcap", positive),
-    "alpha": ("alpha", not_negative),
-    "pad": ("pad", row),
-    "init": ("init", positive),
-    "vectors": ("vectors", file_path),
-    "freeze": ("freeze", None),
-    "tie_at": ("tie_at", count),
-    "untie_at": ("untie_at", count),
-}
+
+
+def _as_read(table: Mapping[str, Row]) -> _Table:
+    """Return what `read_option` needs of some rows."""
+    return {key: (row.field, row.read) for key, row in table.items()}
 
 
 def split_specs(text: str) -> list[str]:
@@ -347,9 +440,9 @@ class Vocabularies:
     output_to_input: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for count in (self.inputs, self.outputs):
-            if not hasattr(count, "__index__") or count < 1:
-                raise SpecError(f"a vocabulary of {count!r} tokens", "give a whole number, 1 or more")
+        for size in (self.inputs, self.outputs):
+            if not hasattr(size, "__index__") or size < 1:
+                raise SpecError(f"a vocabulary of {size!r} tokens", "give a whole number, 1 or more")
         rows = self.output_to_input
         if rows is None:
             return

@@ -19,6 +19,7 @@ from tiewise.core.errors import PlanError
 from tiewise.core.found import rounded
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec_options import PLAN
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget, thresholds
 from tiewise.planning.certainty import marked, marked_parameters
@@ -101,6 +102,8 @@ def plan(
     name, architecture = described(model)
     setting = setting or Setting()
     specs = dict.fromkeys(BoundarySpec.parse(text) for text in boundaries)
+    for spec in specs:
+        spec.require(PLAN)
     sharing = [architecture.sharing] if share is None else list(dict.fromkeys(map(SharingSpec.parse, share)))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
         raise PlanError(f"{name}: its layers are not told apart", "share can be planned for families that are known")

@@ -44,6 +44,7 @@ from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError, one_line
 from tiewise.core.files import from_record, to_record
 from tiewise.core.sharing_spec import SharingSpec
+from tiewise.core.spec_options import RUN
 from tiewise.core.text import BINS, bin_of
 from tiewise.planning.architecture import budget
 from tiewise.planning.costs import FSDP, KEPT, Setting, keeps
@@ -127,6 +128,7 @@ def without_bars() -> Iterator[None]:
 class Kind(ABC):
     """What differs between kinds of run. Most methods are about one: its `job`, and the boundary `installed` for it."""
 
+    backend = RUN  # its name among the backends that rows of spec options list
     where = ""  # says of a setting whose run it is: "in a recurrent run"
     options: type | None = None  # dataclass of the settings that it has beyond those of all
     defaults: Mapping[str, Any] = {}  # of settings, where they are others than those of all

@@ -19,6 +19,7 @@ import yaml
 from tiewise.core.errors import RunError, choices, one_line
 from tiewise.core.files import require, require_one, setting
 from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec_options import RUN
 from tiewise.training.data.documents import CONTIGUOUS, RANDOM
 
 FILE = "run.yaml"
@@ -109,7 +110,10 @@ class Settings:
                 if getattr(self, name) != getattr(Settings, name):
                     raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
         specs = self.specs()
-        own = None if self.run_kind == DECODER else find(self.run_kind).check(self)
+        kind = None if self.run_kind == DECODER else find(self.run_kind)
+        own = None if kind is None else kind.check(self)
+        for spec in specs.values():
+            spec.require(RUN if kind is None else kind.backend)
         if len(specs) < len(self.arms):
             raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
         for name, spec in specs.items():

@@ -35,6 +35,7 @@ from tiewise.boundary.flax.loss import FlaxLossOptions, as_array, check_range, l
 from tiewise.boundary.flax.paths import enter
 from tiewise.core.errors import SpecError
 from tiewise.core.spec import BoundarySpec, Vocabularies
+from tiewise.core.spec_options import FLAX
 from tiewise.planning.first_loss import sound_std, starting_nll
 
 Spec = BoundarySpec | str
@@ -61,9 +62,7 @@ class PureBoundary:
         """
         chosen = BoundarySpec.parse(spec)
         pure = cls(chosen, vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab), width)
-        if chosen != chosen.plainly():
-            fix = "give the schedule to a training run; build the boundary without it"
-            raise SpecError(f"{chosen} changes during training", fix)
+        chosen.require(FLAX)
         rows = pure.vocab.rows(pure.tied)
         if chosen.pad is not None and chosen.pad >= rows:
             raise SpecError(f"pad={chosen.pad} is outside the table of {rows} rows", "lower it")

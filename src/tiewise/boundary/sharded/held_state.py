@@ -22,7 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tiewise.boundary.locate import ask
+from tiewise.boundary.saved import link_of
 from tiewise.core.errors import CheckpointError, RunError, UnsupportedError
+from tiewise.core.spec_options import SHARDED
 
 Runs = Sequence[Sequence[int]]  # [start, stop) of indices of one axis, in the order of the bytes
 Held = Sequence[Runs]  # of every axis
@@ -44,6 +46,8 @@ def find_held(model: nn.Module, optimizer: Any) -> HeldState:
     if not isinstance(model, nn.Module):
         raise UnsupportedError(f"a {type(model).__name__} is no model", "give a torch.nn.Module")
     model = unwrapped(model)
+    if (link := link_of(model)) is not None:
+        link.spec.require(SHARDED)
     live, names, state = HeldState({}, {}, {}, None, []), dict[int, str](), model.state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor) or value.is_meta:

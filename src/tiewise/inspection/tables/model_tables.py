@@ -27,6 +27,7 @@ from tiewise.checkpoint.stored import FLOATING, Reader, Stored, read_float64, wi
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError, doing
+from tiewise.core.spec_options import INSPECT
 
 CHUNK_VALUES = 2**20  # 8 MB in fp64
 Array = NDArray[np.float64]
@@ -197,7 +198,7 @@ def ends_of(folder: Folder) -> Ends:
         target, shared = (source, source) if head is None else (StoredTable(head), None)
         tensors = (table,) if head is None else (table, head)
         return Ends(folder, source, target, shared, tensors, tuple(notes), facts.roles.others)
-    boundary = read_boundary(facts)
+    boundary = read_boundary(facts, INSPECT)
     lookup, head_end = boundary.lookup, boundary.head
     one = lookup.table.name == head_end.table.name
     if lookup.map is not None or head_end.map is not None:

@@ -21,6 +21,7 @@ from tiewise.checkpoint.numeric_ends import read_boundary
 from tiewise.checkpoint.stored import FLOATING, Stored, read_float64, rounded
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.spec_options import INSPECT
 from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, TokenTable, dense_table, stored_ends
 
 NONE, RMS, LAYER = "none", "rms", "layer"
@@ -152,7 +153,7 @@ def open_path(folder: Folder) -> DirectPath:
 
 def path_of(facts: Facts) -> DirectPath:
     """Open the direct path of a checkpoint of which the facts are known. Raises as `open_path`."""
-    roles, boundary = facts.roles, read_boundary(facts) if facts.is_own else None
+    roles, boundary = facts.roles, read_boundary(facts, INSPECT) if facts.is_own else None
     if boundary is not None:  # that this package stored: tables are met behind its maps and scales
         table, source = boundary.lookup.table, dense_table(boundary.lookup)
         target = source if boundary.lookup.mark == boundary.head.mark else dense_table(boundary.head)

@@ -28,6 +28,7 @@ from tiewise.core.errors import DataError, RunError, SpecError
 from tiewise.core.files import require, require_one, to_record
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec_options import ALBERT_RUN
 from tiewise.planning.first_loss import first_step
 from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.data.sentence_pairs import OBJECTIVES, Packing
@@ -113,6 +114,7 @@ def parts_of(arm: str) -> tuple[BoundarySpec, SharingSpec | None]:
 class Alberts(Kind):
     """Pretrained on any text, in sentences."""
 
+    backend = ALBERT_RUN
     where = "in an ALBERT run"
     options = AlbertOptions
     lacks: Mapping[str, tuple[Any, str]] = {

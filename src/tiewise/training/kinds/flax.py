@@ -26,6 +26,7 @@ from tiewise.boundary.flax.training import Fitting, OptaxRecipe, token_losses
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
 from tiewise.core.files import sync, write_whole
+from tiewise.core.spec_options import FLAX_RUN
 from tiewise.training.folder import METRICS, add_line, keep_lines, read_json, replace_path, write_json
 from tiewise.training.kinds.decoder import Decoders
 from tiewise.training.settings import DECODER, Settings
@@ -39,6 +40,7 @@ _TORCH = "leave it out, or use the torch backend"
 class FlaxDecoders(Decoders):
     """Llamas, by one process, with a boundary that stays."""
 
+    backend = FLAX_RUN
     where = "with the flax backend"
     lacks: Mapping[str, tuple[Any, str]] = {
         "kind": (DECODER, _TORCH),

@@ -16,6 +16,7 @@ from tiewise.checkpoint.rewrite.registry import verb
 from tiewise.checkpoint.rewrite.ties import flags, keep_layer_ties
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.spec_options import DENSIFY, TRAINING_ONLY
 
 
 @verb(order=40, live="tiewise.hf.plain_copy(model)", example="factored")
@@ -25,7 +26,7 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
     The result computes what the source computes, up to rounding. The source is a checkpoint of config type `tiewise`.
     With `force` a soft-cap or a bias that no plain table can hold is dropped.
     """
-    boundary = read_boundary(facts)
+    boundary = read_boundary(facts, DENSIFY)
     spec, lookup, head, t5_like = boundary.spec, boundary.lookup, boundary.head, facts.claims.t5_like
     fix = "keep the boundary, and load the model with tiewise.load; --force drops it"
     if spec.softcap is not None and not force:
@@ -74,9 +75,8 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
         notes.append(f"softcap={spec.softcap:g} is lost, which changes the logits")
     if spec.bias:
         notes.append("the head's bias is lost, which changes the logits")
-    trained = [f"pad={spec.pad}"] if spec.pad is not None else []
-    trained += [f"alpha={spec.alpha:g}"] if spec.alpha != 1.0 else []
-    trained += [f"{name}={value:g}" for name in ("penalty", "decay") if (value := getattr(spec, name))]
+    in_training = [row for row in spec.given() if row.changes in TRAINING_ONLY]
+    trained = [row.written(getattr(spec, row.field)) for row in in_training]
     if trained:
         notes.append(f"{short(', '.join(trained))} acts in training only, and plain tables do not know of it")
     return Change(moved, frozenset(drop), (*tables, *copies), config, notes=tuple(notes))

@@ -1,0 +1,182 @@
+"""Rows of the table of spec options: how one is written, what it means, and which readers of specs honour it.
+
+A row is the declaration of a field of `BoundarySpec`: `option(…)` follows a plus, `argument(…)` follows the kind's
+colon. Parsing, printing, the lists in messages, the tables of docs/boundary.md and every refusal derive from it.
+
+A reader of specs is a *backend*. It calls `spec.require(BACKEND)` before it builds or reads anything. An option whose
+row does not list the backend is refused there, so a row without behaviour is refused everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
+from typing import Any
+from urllib.parse import quote, unquote
+
+# The named scales are functions of the model width D, so that one spec serves models of any width.
+SCALES: dict[str, Callable[[int], float]] = {
+    "sqrt_d": math.sqrt,
+    "1/sqrt_d": lambda d: 1 / math.sqrt(d),
+    "1/d": lambda d: 1 / d,
+}
+
+# backends, by the name that a message gives them
+BOUNDARY = "Boundary in PyTorch"
+INSTALL = "install"
+FLAX = "Boundary in Flax"
+PLAN = "tiewise plan"
+DENSIFY = "tiewise densify"
+INSPECT = "the direct path of tiewise inspect"
+SHARDED = "a sharded model"
+RUN = "a training run"
+ALBERT_RUN = "an ALBERT run"
+FLAX_RUN = "a run with the flax backend"
+MODULES = frozenset({BOUNDARY, INSTALL, FLAX, SHARDED})  # compute rows, logits and gradients
+RUNS = frozenset({RUN, ALBERT_RUN, FLAX_RUN})
+STORED = frozenset({DENSIFY, INSPECT})  # read a saved boundary
+BACKENDS = frozenset({PLAN}) | MODULES | RUNS | STORED
+
+# what an option changes
+SIZES = "sizes"
+INPUT_ROWS = "input rows"
+LOGITS = "logits"
+GRADIENT = "gradient of a table"
+LOSS = "training loss"
+START = "start values"
+PRETRAINED = "start values, from a file"
+TRAINED = "what is trained"
+SCHEDULE = "schedule"
+TRAINING_ONLY = frozenset({GRADIENT, LOSS, TRAINED, SCHEDULE})  # a saved table computes the same without it
+
+# how other tools load a model that has the option
+AS_SAVED = "as saved"
+AS_TABLES = "as dense tables"
+NEVER = "not at all"
+
+Reader = Callable[[str], Any] | None  # None: a switch without a value
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Words that follow the spec in an error, and the way out."""
+
+    problem: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One option, or one argument of some kinds."""
+
+    read: Reader
+    shown: str  # as docs/boundary.md writes it
+    meaning: str
+    changes: str
+    backends: frozenset[str] = frozenset()
+    other_tools: str = AS_SAVED
+    no_tables: Refusal | None = None  # why two plain tables cannot compute the same; given where `other_tools` is NEVER
+    refusal: Refusal | None = None  # what a backend that lacks it says, where the general words do not do
+    kinds: Mapping[str, tuple[str, ...]] | None = None  # kind → written keys of an argument; None for an option
+    field: str = ""
+    default: Any = None
+
+    @property
+    def key(self) -> str:
+        """Written key: the field's name of an option, the last key of an argument."""
+        if self.kinds is None:
+            return self.field
+        return next(keys[-1] for keys in self.kinds.values())
+
+    def written(self, value: Any, key: str | None = None) -> str:
+        """Return `key=value` as it stands in a spec, or the key of a switch."""
+        key = key or self.key
+        return key if self.read is None else f"{key}={printed(value)}"
+
+
+def option(default: Any, read: Reader, shown: str, meaning: str, changes: str, **more: Any) -> Any:
+    """Declare a field of a spec and its row: an option that any kind takes, written after a plus."""
+    return field(default=default, metadata={"row": Row(read, shown, meaning, changes, **more)})
+
+
+def argument(
+    default: Any, kinds: Mapping[str, tuple[str, ...]], read: Reader, shown: str, meaning: str, **more: Any
+) -> Any:
+    """Declare a field of a spec and its row: an argument of some kinds, written after their colon."""
+    more = {"changes": SIZES, "backends": BACKENDS, "other_tools": AS_TABLES} | more
+    return field(default=default, metadata={"row": Row(read, shown, meaning, kinds=kinds, **more)})
+
+
+def rows(spec_type: Any) -> tuple[Row, ...]:
+    """Return the rows of a type of specs, in the order of its fields."""
+    return _rows(spec_type)
+
+
+@cache
+def _rows(spec_type: Any) -> tuple[Row, ...]:
+    declared = [one for one in fields(spec_type) if "row" in one.metadata]
+    assert all(one.default is not MISSING for one in declared)
+    return tuple(replace(one.metadata["row"], field=one.name, default=one.default) for one in declared)
+
+
+def options(spec_type: Any) -> dict[str, Row]:
+    """Return written key → row of every option."""
+    return {row.key: row for row in rows(spec_type) if row.kinds is None}
+
+
+def arguments(spec_type: Any, kind: str) -> dict[str, Row]:
+    """Return written key → row of every argument of a kind."""
+    own = [(row, row.kinds[kind]) for row in rows(spec_type) if row.kinds is not None and kind in row.kinds]
+    return {key: row for row, keys in own for key in keys}
+
+
+# readers of values
+
+
+def _reader(kind: type[float], holds: Callable[[float], bool], must: str) -> Callable[[str], Any]:
+    """Return what reads a number and raises `ValueError` with what it must be."""
+
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not holds(value):
+            raise ValueError(f"must be {must}")
+        return value
+
+    return read
+
+
+positive = _reader(float, lambda value: 0 < value < math.inf, "a positive number")
+not_negative = _reader(float, lambda value: 0 <= value < math.inf, "zero or a positive number")
+count = _reader(int, lambda value: value >= 1, "1 or more")
+row_number = _reader(int, lambda value: value >= 0, "a row number, 0 or more")
+
+
+def scale(text: str) -> str:
+    """Read a named scale or a positive number; returns its shortest written form."""
+    return text if text in SCALES else printed(positive(text))
+
+
+def map_kind(text: str) -> bool:
+    """Read whether a linear map stands there."""
+    if text not in ("linear", "none"):
+        raise ValueError("must be 'linear' or 'none'")
+    return text == "linear"
+
+
+def file_path(text: str) -> str:
+    """Read a path, percent-encoded where it holds a plus or a comma."""
+    if not text:
+        raise ValueError("must be a file path")
+    return unquote(text)
+
+
+def printed(value: Any) -> str:
+    """Print any value as its reader takes it."""
+    if isinstance(value, bool):
+        return "linear" if value else "none"
+    if isinstance(value, float):
+        short = f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        return short.replace("e+", "e")  # a plus would start the next option
+    return quote(value, safe="/.:~_-") if isinstance(value, str) and value not in SCALES else str(value)

@@ -1,0 +1,653 @@
+"""Every option of a spec is honoured by every backend that its row lists, and refused by all others.
+
+The pairs come from the table. Rows, logits and gradients are compared with a dense fp64 formula that is written here.
+A backend that a row lists must also show a difference of the kind that the row's `changes` names.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from tiny_models import build
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+import tiewise
+from tiewise.boundary.boundary import Boundary
+from tiewise.boundary.flax.boundary import PureBoundary
+from tiewise.boundary.install import install
+from tiewise.boundary.parallel_plan import parallel_plan
+from tiewise.boundary.saved import link_of
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.rewrite import densify
+from tiewise.core.errors import SpecError, TiewiseError
+from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec_options import (
+    ALBERT_RUN,
+    AS_SAVED,
+    BACKENDS,
+    BOUNDARY,
+    DENSIFY,
+    FLAX,
+    FLAX_RUN,
+    GRADIENT,
+    INPUT_ROWS,
+    INSPECT,
+    INSTALL,
+    LOGITS,
+    LOSS,
+    MODULES,
+    NEVER,
+    PLAN,
+    PRETRAINED,
+    RUN,
+    SHARDED,
+    SIZES,
+    START,
+    STORED,
+    TRAINED,
+    option,
+    options,
+    positive,
+    rows,
+)
+from tiewise.inspection.tables.open_path import open_path
+from tiewise.training.kinds.albert import AlbertOptions
+from tiewise.training.run import build_drawn
+from tiewise.training.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+V, D = 61, 16  # as the tiny models have them
+IDS = torch.tensor([3, 5, 3, 7, 11, 60])
+TARGETS = torch.tensor([5, 3, 7, 11, 60, 3])
+
+# spec without and with each option or argument; a new row needs a pair here
+PAIRS = {
+    "bias": ("tied", "tied+bias"),
+    "input_scale": ("tied", "tied+input_scale=sqrt_d"),
+    "output_scale": ("tied", "tied+output_scale=1/sqrt_d"),
+    "softcap": ("tied", "tied+softcap=0.5"),
+    "alpha": ("tied", "tied+alpha=0.25"),
+    "pad": ("tied", "tied+pad=3"),
+    "init": ("tied", "tied+init=0.5"),
+    "vectors": ("untied", "untied+vectors=FILE"),
+    "freeze": ("untied+vectors=FILE", "untied+vectors=FILE+freeze"),
+    "tie_at": ("untied", "untied+tie_at=2"),
+    "untie_at": ("tied", "tied+untie_at=2"),
+    "width": ("factored:4", "factored:6"),
+    "out_width": ("factored-untied:4", "factored-untied:in=4,out=6"),
+    "rank": ("residual:2", "residual:3"),
+    "strength": ("residual:2,s=0.03", "residual:2,s=0.5"),
+    "in_map": ("projected", "projected:in=linear"),
+    "out_map": ("projected:untied", "projected:untied,out=none"),
+    "two_tables": ("projected", "projected:untied"),
+    "penalty": ("projected", "projected:penalty=0.15"),
+    "decay": ("projected", "projected:decay=0.2"),
+    "out_bias": ("projected", "projected:out_bias"),
+}
+ROWS = {row.field: row for row in rows(BoundarySpec)}
+
+# what each backend's figures can show of an option; under any other kind of option they must not change
+SHOWS = {PLAN: {SIZES, INPUT_ROWS, LOGITS, START, TRAINED}} | {backend: {INPUT_ROWS, LOGITS} for backend in STORED}
+FIGURES = {
+    SIZES: "sizes",
+    INPUT_ROWS: "rows",
+    LOGITS: "logits",
+    GRADIENT: "gradients",
+    LOSS: "penalty",
+    START: "start",
+    PRETRAINED: "start",
+    TRAINED: "trained",
+}
+
+
+def numbers(*shape, seed=0):
+    """Numbers of about the size of trained weights, the same for every backend."""
+    return np.random.default_rng(seed).normal(size=shape, scale=0.3)
+
+
+def rows_of_file():
+    """The pretrained vectors [V, D] of `FILE`."""
+    return torch.tensor(numbers(V, D, seed=99), dtype=torch.float32)
+
+
+@dataclass
+class Figures:
+    """What a backend computes; None where it does not compute it."""
+
+    sizes: object = None
+    rows: object = None
+    logits: object = None
+    gradients: object = None
+    penalty: object = None
+    start: object = None
+    trained: object = None
+
+
+def same(one, other):
+    """Whether two figures agree."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if one is None or other is None:
+        return one is other
+    one, other = np.asarray(one), np.asarray(other)
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+# the dense fp64 formula
+
+
+def set_numbers(named):
+    """Numbers of every parameter, by name; a bias too, so that it is seen."""
+    return {name: numbers(*shape, seed=place) for place, (name, shape) in enumerate(sorted(named.items()))}
+
+
+def formula(spec, values):
+    """Rows, logits, gradients and penalty of a spec by plain autograd in fp64."""
+    leaves = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in values.items()}
+    table_in = leaves["table_in"]
+    table_out = leaves.get("table_out", table_in)
+    lookup_path = table_in * spec.alpha + table_in.detach() * (1 - spec.alpha)
+    if spec.pad is not None:
+        keep = torch.ones(V, 1, dtype=torch.float64)
+        keep[spec.pad] = 0
+        lookup_path = lookup_path * keep + (lookup_path * (1 - keep)).detach()
+        table_out = table_out * keep + (table_out * (1 - keep)).detach()
+    scales = [{None: 1.0, "sqrt_d": D**0.5, "1/sqrt_d": D**-0.5}[s] for s in (spec.input_scale, spec.output_scale)]
+    embedded = lookup_path[IDS]
+    if "in_map.weight" in leaves:
+        embedded = embedded @ leaves["in_map.weight"].T
+    embedded = embedded * scales[0]
+    features = torch.tanh(embedded)
+    if "out_map.p" in leaves:
+        features = features + spec.strength * features @ leaves["out_map.q"].T @ leaves["out_map.p"].T
+    if "out_map.weight" in leaves:
+        features = features @ leaves["out_map.weight"].T
+    if "out_map.bias" in leaves:
+        features = features + leaves["out_map.bias"]
+    logits = features @ table_out.T * scales[1]
+    if "bias" in leaves:
+        logits = logits + leaves["bias"]
+    if spec.softcap is not None:
+        logits = spec.softcap * torch.tanh(logits / spec.softcap)
+    torch.nn.functional.cross_entropy(logits, TARGETS).backward()
+    gradients = {name: leaf.grad.numpy() for name, leaf in leaves.items()}
+    if spec.freeze:
+        del gradients["table_in"]
+    squares = float((values["out_map.weight"] ** 2).sum()) if spec.penalty or spec.decay else 0.0
+    penalty = spec.penalty * squares**0.5 + spec.decay / 2 * squares
+    return Figures(rows=embedded.detach(), logits=logits.detach(), gradients=gradients, penalty=penalty)
+
+
+# backends that compute
+
+
+def of_module(named, embed, logits, penalty, values):
+    """Figures of torch modules, by the oracle's names of their parameters."""
+    start = full(named["table_in"]).clone()
+    with torch.no_grad():
+        for name, parameter in named.items():
+            local(parameter).copy_(torch.tensor(values[name]))
+    embedded = embed(IDS)
+    z = logits(torch.tanh(embedded))
+    torch.nn.functional.cross_entropy(z, TARGETS).backward()
+    trained = {name: parameter.requires_grad for name, parameter in named.items()}
+    gradients = {name: full(parameter.grad).numpy() for name, parameter in named.items() if parameter.requires_grad}
+    sizes = {name: tuple(parameter.shape) for name, parameter in named.items()}
+    return Figures(sizes, embedded.detach(), z.detach(), gradients, float(penalty), start, trained)
+
+
+def full(tensor):
+    """The whole of a tensor that may be spread over processes."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor):
+    """The part that is here: all of it in one process."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def of_boundary(spec, values, tmp_path):
+    torch.manual_seed(0)
+    boundary = Boundary(spec, V, D)
+    if boundary.spec.vectors is not None:
+        boundary.load_rows(rows_of_file())
+    penalty = boundary.penalty
+    named = dict(boundary.named_parameters())
+    found = of_module(named, boundary.embed, boundary.logits, 0.0, values)
+    found.penalty = float(penalty().detach())
+    fused = boundary.loss(torch.tanh(found.rows), TARGETS).detach()
+    assert same(fused, torch.nn.functional.cross_entropy(found.logits, TARGETS))
+    return found
+
+
+def installed_model(spec, tmp_path):
+    """A tiny Llama with a spec, and its parameters by the oracle's names."""
+    torch.manual_seed(0)
+    model = build("llama", tied=BoundarySpec.parse(spec).tables == 1)
+    made = install(model, spec, tokenizer=tokenizer())
+    lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
+    named = {"table_in": lookup.weight}
+    named |= {} if head.weight is lookup.weight else {"table_out": head.weight}
+    named |= {} if head.bias is None else {"bias": head.bias}
+    for owner, part in ((lookup, "in_map"), (head, "out_map")):
+        module = getattr(owner, part, None)
+        named |= {} if module is None else {f"{part}.{name}": p for name, p in module.named_parameters()}
+    return model, made, named
+
+
+def tokenizer():
+    """Names of the rows: safetensors vectors need no more than their number."""
+    names = [f"t{row}" for row in range(V)]
+    return SimpleNamespace(
+        get_vocab=lambda: {name: row for row, name in enumerate(names)},
+        convert_ids_to_tokens=lambda ids: [names[row] for row in ids],
+    )
+
+
+def of_installed(spec, values, tmp_path):
+    model, made, named = installed_model(spec, tmp_path)
+    found = of_module(named, model.get_input_embeddings(), model.get_output_embeddings(), 0.0, values)
+    penalty = made.penalty()
+    found.penalty = 0.0 if penalty is None else float(penalty.detach())
+    return found
+
+
+def of_sharded(spec, values, tmp_path):
+    """Tables in rows over a mesh of one process, then saved by `save_sharded` and loaded into another model."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, made, named = installed_model(spec, tmp_path)
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        parallelize_module(model, mesh, parallel_plan(model, mesh))
+        lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
+        places = {"table_in": lookup.weight, "table_out": head.weight, "bias": head.bias}
+        named |= {name: parameter for name, parameter in places.items() if name in named}
+        assert isinstance(named["table_in"], DTensor)
+        found = of_module(named, lookup, head, 0.0, values)
+        penalty = made.penalty()
+        found.penalty = 0.0 if penalty is None else float(penalty.detach())
+        tmp_path.mkdir(exist_ok=True)
+        place = tiewise.save_sharded(tmp_path / f"sharded{len(list(tmp_path.iterdir()))}", model)
+    finally:
+        dist.destroy_process_group()
+    other, _, again = installed_model(spec, tmp_path)
+    tiewise.load_sharded(place, other)
+    for name, parameter in again.items():
+        assert same(parameter.detach(), torch.tensor(values[name], dtype=torch.float32)), name
+    return found
+
+
+def of_flax(spec, values, tmp_path):
+    pure = PureBoundary.of(spec, V, D)
+    params = pure.initial(jax.random.key(0))
+    if pure.spec.vectors is not None:
+        params = pure.with_rows(params, rows_of_file().numpy())
+    start = np.asarray(params["table_in"])
+    params = {name: jnp.asarray(values[name], jnp.float32) for name in params}
+    ids, targets = IDS.numpy(), TARGETS.numpy()
+    loss, gradients = jax.value_and_grad(lambda p: pure.model_loss(p, ids, jnp.tanh, targets))(params)
+    embedded = pure.embed(params, ids)
+    logits = pure.logits(params, jnp.tanh(embedded))
+    assert same(loss, torch.nn.functional.cross_entropy(torch.tensor(np.asarray(logits)), TARGETS))
+    gradients = {name: np.asarray(gradient) for name, gradient in gradients.items()}
+    trained = dict.fromkeys(params, True)
+    if not gradients["table_in"].any():
+        trained["table_in"] = False
+        del gradients["table_in"]
+    sizes = {name: tuple(value.shape) for name, value in params.items()}
+    return Figures(sizes, embedded, logits, gradients, float(pure.penalty(params)), start, trained)
+
+
+# backends that count or read
+
+
+def planned(spec):
+    """The choice that `plan` makes of a spec."""
+    (choice,) = tiewise.plan(build("llama").config.to_dict(), [spec]).record()["choices"]
+    return choice
+
+
+def of_plan(spec, values, tmp_path):
+    choice = planned(spec)
+    first = choice["first_loss"]["nll"]
+    return Figures(
+        sizes=choice["parameters"]["total"],
+        rows=first,
+        logits=(first, choice["parameters"].get("head_bias", 0), choice["parameters"].get("maps", 0)),
+        start=first,
+        trained=choice["parameters"]["trainable"],
+    )
+
+
+def saved(spec, values, tmp_path):
+    """A folder of a tiny Llama with a boundary that has the given numbers."""
+    text = str(replace(BoundarySpec.parse(spec), vectors=None, freeze=False).plainly())
+    model, _, named = installed_model(text, tmp_path)
+    with torch.no_grad():
+        for name, parameter in named.items():
+            parameter.copy_(torch.tensor(values[name]))
+    folder = tmp_path / "saved"
+    model.save_pretrained(folder)
+    return folder
+
+
+def of_inspect(spec, values, tmp_path):
+    path = open_path(open_folder(saved(spec, values, tmp_path)))
+    ids = IDS.numpy()
+    embedded = path.input.read(0, V)[ids] * path.input_scale
+    out = path.output.read(0, V)
+    logits = path.logits(np.tanh(embedded) @ out.T * path.output_scale, out, slice(0, V))
+    return Figures(rows=embedded, logits=logits)
+
+
+def of_densify(spec, values, tmp_path):
+    folder = saved(spec, values, tmp_path)
+    if json.loads((folder / "config.json").read_text())["model_type"] == "tiewise":
+        densify(folder, tmp_path / "dense")
+        folder = tmp_path / "dense"
+    tensors = load_file(folder / "model.safetensors")
+    table_in = tensors["model.embed_tokens.weight"]
+    embedded = table_in[IDS]
+    return Figures(rows=embedded, logits=torch.tanh(embedded) @ tensors.get("lm_head.weight", table_in).T)
+
+
+COMPUTE = {BOUNDARY: of_boundary, INSTALL: of_installed, FLAX: of_flax, SHARDED: of_sharded}
+READ = {PLAN: of_plan, INSPECT: of_inspect, DENSIFY: of_densify}
+
+
+# honoured
+
+
+def parameters(spec):
+    """Numbers of every parameter that a spec has in a model of V tokens and width D, by the oracle's names."""
+    spec = BoundarySpec.parse(spec)
+    width_in, width_out = spec.table_widths(D)
+    shapes = {"table_in": (V, width_in)} | ({} if spec.tables == 1 else {"table_out": (V, width_out)})
+    shapes |= spec.map_shapes(D) | ({"bias": (V,)} if spec.bias else {})
+    values = {name: numbers(*shape, seed=sum(name.encode())) for name, shape in shapes.items()}
+    if spec.pad is not None:
+        values["table_in"][spec.pad] = 0
+    return values
+
+
+@pytest.fixture
+def vectors(tmp_path, monkeypatch):
+    """Have `FILE` in the working directory."""
+    save_file({"rows": rows_of_file()}, tmp_path / "FILE")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory):
+    """A folder for saves that are read back at once."""
+    return tmp_path_factory.mktemp("options")
+
+
+def differs(row, one, other):
+    """Whether two results differ in what the row says it changes."""
+    name = FIGURES[row.changes]
+    return not same(getattr(one, name), getattr(other, name))
+
+
+def pairs(backends, *, honoured):
+    """(backend, field) of the table, honoured or refused."""
+    return [
+        (backend, row.field) for backend in backends for row in ROWS.values() if (backend in row.backends) == honoured
+    ]
+
+
+def two(row):
+    """The specs without and with an option."""
+    assert row.field in PAIRS, f"a pair of specs without and with {row.field}"
+    return PAIRS[row.field]
+
+
+def quick_or_slow(pair):
+    """XLA compiles each spec anew, so in Flax most arguments of kinds are slow."""
+    backend, name = pair
+    is_slow = backend == FLAX and ROWS[name].kinds is not None and name != "out_bias"
+    return pytest.param(*pair, marks=pytest.mark.slow if is_slow else ())
+
+
+@cache
+def computed(backend, spec, tmp_path):
+    """Figures of a spec; those without an option serve several options."""
+    return COMPUTE[backend](spec, parameters(spec), tmp_path)
+
+
+@pytest.mark.usefixtures("vectors")
+@pytest.mark.parametrize(("backend", "name"), [quick_or_slow(pair) for pair in pairs(COMPUTE, honoured=True)])
+def test_a_backend_that_computes_honours_the_option(backend, name, shared_folder):
+    row = ROWS[name]
+    without, spec = two(row)
+    before, after = computed(backend, without, shared_folder), computed(backend, spec, shared_folder)
+    assert differs(row, before, after)
+    for text, found in ((without, before), (spec, after)):
+        expected = formula(BoundarySpec.parse(text), parameters(text))
+        assert same(found.rows, expected.rows)
+        assert same(found.logits, expected.logits)
+        assert same(found.gradients, expected.gradients)
+        assert same(found.penalty, expected.penalty)
+
+
+@pytest.mark.parametrize("backend", COMPUTE)
+def test_tables_start_with_the_scale_the_rows_and_the_zero_row_of_the_spec(backend, vectors, tmp_path):
+    start = {
+        name: COMPUTE[backend](PAIRS[name][1], parameters(PAIRS[name][1]), tmp_path / name).start
+        for name in ("init", "pad", "vectors")
+    }
+    assert np.asarray(start["init"]).std() == pytest.approx(0.5, rel=0.1)
+    assert not np.asarray(start["pad"])[3].any()
+    assert same(start["vectors"], rows_of_file())
+
+
+@pytest.mark.usefixtures("vectors")
+@pytest.mark.parametrize(("backend", "name"), pairs(READ, honoured=True))
+def test_a_backend_that_reads_or_counts_honours_the_option(backend, name, tmp_path):
+    row = ROWS[name]
+    without, spec = two(row)
+    if backend == DENSIFY and name in ("bias", "softcap"):
+        with pytest.raises(TiewiseError, match=rf"{name}|soft-cap"):
+            of_densify(spec, parameters(spec), tmp_path)
+        return
+    before, after = (READ[backend](text, parameters(text), tmp_path / str(n)) for n, text in enumerate((without, spec)))
+    if (backend, name) == (PLAN, "strength"):
+        assert same(before.logits, after.logits)  # P starts at zero, so the first loss is that of a tied table
+    elif row.changes in SHOWS[backend]:
+        assert differs(row, before, after)
+    elif row.changes != SIZES:
+        values = parameters(spec)
+        assert same(vars(before), vars(READ[backend](without, values, tmp_path / "2"))) or name == "pad"
+    if backend in STORED:
+        expected = formula(BoundarySpec.parse(spec), parameters(spec))
+        assert same(after.rows, formula(replace(BoundarySpec.parse(spec), softcap=None), parameters(spec)).rows)
+        assert same(after.logits, expected.logits)
+
+
+def test_plan_counts_what_the_option_adds():
+    def choice(spec):
+        return planned(spec)["parameters"]
+
+    assert choice("tied+bias")["total"] - choice("tied")["total"] == V
+    assert choice("tied")["trainable"] - choice("tied+vectors=FILE+freeze")["trainable"] == V * D
+    assert choice("projected:out_bias")["total"] - choice("projected")["total"] == D
+
+
+# refused
+
+
+@dataclass(frozen=True)
+class Extended(BoundarySpec):
+    """Specs with one more row, which no backend knows."""
+
+    throwaway: float | None = option(None, positive, "`throwaway=x`", "nothing", LOGITS, other_tools=NEVER)
+
+
+@pytest.fixture
+def with_throwaway(monkeypatch):
+    """Have every reader of specs read the row as well."""
+    monkeypatch.setattr(BoundarySpec, "parse", Extended.parse)
+
+
+def write(folder, text):
+    """Write a folder whose saved spec is `text`; its config is all that is read of it before the refusal."""
+    tensors = {"model.embed_tokens.weight": torch.zeros(V, D), "model.norm.weight": torch.ones(D)}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = build("llama").config.to_dict() | {"base_model_type": "llama"}
+    config |= {"model_type": "tiewise", "tiewise_boundary": text, "architectures": ["TiewiseLlamaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def check_run(text, **settings):
+    """Check the settings of a run."""
+    Settings(arms=(text,), width=D, heads=2, steps=10, **settings).checked()
+
+
+def read_sharded(text, tmp_path):
+    """Give a link the spec, as if `install` had taken it, and save the model."""
+    model = build("llama", tied=True)
+    install(model, "tied")
+    link_of(model).spec = BoundarySpec.parse(text)
+    tiewise.save_sharded(tmp_path / "sharded", model)
+
+
+def plan_rows(text, tmp_path):
+    """Spread the rows of an installed model's tables."""
+    model = build("llama", tied=True)
+    install(model, "tied")
+    link_of(model).spec = BoundarySpec.parse(text)
+    parallel_plan(model, None)
+
+
+ENTER = {
+    BOUNDARY: lambda text, tmp_path: Boundary(text, V, D),
+    INSTALL: lambda text, tmp_path: install(build("llama", tied="untied" not in text), text),
+    FLAX: lambda text, tmp_path: PureBoundary.of(text, V, D),
+    PLAN: lambda text, tmp_path: planned(text),
+    DENSIFY: lambda text, tmp_path: densify(write(tmp_path / "stored", text), tmp_path / "dense"),
+    INSPECT: lambda text, tmp_path: open_path(open_folder(write(tmp_path / "stored", text))),
+    SHARDED: read_sharded,
+    RUN: lambda text, tmp_path: check_run(text),
+    ALBERT_RUN: lambda text, tmp_path: check_run(text, kind="albert", model="albert", own=AlbertOptions()),
+    FLAX_RUN: lambda text, tmp_path: check_run(text, backend="flax"),
+}
+
+
+def test_every_backend_of_the_table_is_entered_here():
+    assert ENTER.keys() == BACKENDS
+    assert COMPUTE.keys() == MODULES
+    assert all(row.backends <= BACKENDS for row in ROWS.values())
+
+
+@pytest.mark.parametrize(("backend", "name"), pairs(ENTER, honoured=False))
+def test_a_backend_refuses_the_option_by_name(backend, name, tmp_path):
+    spec = two(ROWS[name])[1]
+    with pytest.raises(TiewiseError) as caught:
+        ENTER[backend](spec, tmp_path)
+    assert spec in str(caught.value)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+@pytest.mark.parametrize("backend", ENTER)
+@pytest.mark.usefixtures("with_throwaway")
+def test_a_row_without_behaviour_is_refused_everywhere(backend, kind, tmp_path):
+    with pytest.raises(TiewiseError, match=f"{backend} does not honour 'throwaway'") as caught:
+        ENTER[backend](f"{kind}+throwaway=2", tmp_path)
+    assert "leave it out" in caught.value.fix
+
+
+@pytest.mark.usefixtures("with_throwaway")
+def test_other_entries_refuse_the_row_too(tmp_path):
+    with pytest.raises(SpecError, match="a sharded model does not honour 'throwaway'"):
+        plan_rows("tied+throwaway=2", tmp_path)
+    with pytest.raises(SpecError, match="install does not honour 'throwaway'"):
+        tiewise.load(write(tmp_path / "stored", "tied+throwaway=2"))
+    with pytest.raises(TiewiseError, match="boundary is tied\\+throwaway=2 already"):
+        tiewise.factor(tmp_path / "stored", tmp_path / "narrow", rank=2)
+
+
+@pytest.mark.usefixtures("with_throwaway")
+def test_the_row_is_read_printed_and_known_to_the_properties_of_a_spec():
+    spec = BoundarySpec.parse("tied+throwaway=2+bias")
+    assert str(spec) == "tied+bias+throwaway=2"
+    assert not spec.plain
+    with pytest.raises(SpecError, match=r"must be a positive number"):
+        BoundarySpec.parse("tied+throwaway=-1")
+    with pytest.raises(SpecError, match=r"known: bias, .*untie_at, throwaway"):
+        BoundarySpec.parse("tied+thing")
+
+
+# `factor`, runs, docs
+
+
+@pytest.mark.parametrize(
+    "name", [row.field for row in ROWS.values() if row.other_tools != AS_SAVED and row.field != "out_map"]
+)
+def test_factor_takes_no_boundary_and_names_the_one_that_it_meets(name, tmp_path):
+    spec = two(ROWS[name])[1]
+    folder = saved(spec, parameters(spec), tmp_path)
+    with pytest.raises(TiewiseError) as caught:
+        tiewise.factor(folder, tmp_path / "narrow", rank=2)
+    assert f"its boundary is {spec} already" in str(caught.value)
+
+
+def run_of(spec):
+    """What a run's model starts with."""
+    job = SimpleNamespace(seed=1, spec=BoundarySpec.parse(spec), text=SimpleNamespace(tokenizer=tokenizer(), vocab=V))
+    return build_drawn(job, lambda: build("llama", tied=True), job.spec.init or 0.1)
+
+
+@pytest.mark.parametrize("name", [row.field for row in ROWS.values() if RUN in row.backends])
+@pytest.mark.usefixtures("vectors")
+def test_a_run_installs_what_the_arm_says(name):
+    spec = two(ROWS[name])[1]
+    check_run(spec)
+    made = run_of(spec)
+    table = made.tables()[0].detach()
+    installed = replace(BoundarySpec.parse(spec).plainly(), init=None, vectors=None, freeze=False)
+    assert made.spec == installed
+    assert made.tables()[0].requires_grad == ("freeze" not in spec)
+    if "vectors" in spec:
+        assert same(table, rows_of_file())
+    elif name == "init":
+        assert float(table.std()) == pytest.approx(0.5, rel=0.1)
+    elif name == "pad":
+        assert not table[3].any()
+
+
+def test_the_page_has_the_table():
+    page = (ROOT / "docs" / "boundary.md").read_text(encoding="utf-8")
+    lines = []
+    for row in ROWS.values():
+        kinds = ", ".join(f"`{kind}`" for kind in row.kinds or ())
+        cells = (row.meaning, row.changes, row.other_tools) if row.kinds is None else (kinds, row.meaning)
+        lines.append(f"| {' | '.join((row.shown, *cells))} |")
+    after = [line for line in page.splitlines() if line in lines]
+    assert after == lines
+
+
+def test_what_other_tools_load_follows_from_the_table():
+    for key, row in options(BoundarySpec).items():
+        spec = BoundarySpec.parse(two(row)[1])
+        assert spec.plain == (row.other_tools == AS_SAVED), key
+        assert (row.no_tables is not None) == (row.other_tools == NEVER)
+        if row.no_tables is not None:
+            with pytest.raises(SpecError, match=str(key) if key != "softcap" else "soft-cap"):
+                spec.require_tables_alone()
+        else:
+            spec.require_tables_alone()
