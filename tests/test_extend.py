@@ -28,6 +28,7 @@ NEW_FILE = re.compile(r"# (src/\S+)\n")
 REGISTRY_TESTS = """
 tests/test_layering.py
 tests/core/test_spec.py
+tests/test_spec_options.py
 tests/test_wrong_types.py
 tests/tools/test_run_docs.py::test_every_measured_number_of_the_book_is_in_its_source
 tests/boundary/test_boundary.py
