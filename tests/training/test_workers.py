@@ -5,13 +5,13 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import replace
 from functools import partial
 from io import StringIO
 from multiprocessing import Pipe
-from subprocess import PIPE, Popen
 
 import psutil
 import pytest
@@ -27,8 +27,9 @@ from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import ENVIRONMENT, METRICS, RESULT, SPEED, newest_checkpoint, read_json
 from tiewise.training.run import train
 from tiewise.training.short_trials import Pace, how_many, steps_within
-from tiewise.training.workers import Workers
+from tiewise.training.workers import Worker, Workers
 
+PATIENCE = 120  # seconds, which only what hangs takes
 GIGABYTE = 1 << 30
 
 
@@ -104,6 +105,8 @@ def test_an_error_in_one_stops_the_others_with_a_checkpoint_and_comes_as_it_was(
 
 def killed(job):
     if job.seed == 2:
+        while not (job.folder.parent / "1" / METRICS).exists():  # until the other trains
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     return train(job)
 
@@ -111,18 +114,21 @@ def killed(job):
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_named_and_the_others_can_be_resumed(job, tiny, tmp_path):
     before = psutil.Process().children()
-    jobs = [replace(job(tiny(steps=200), tmp_path / f"{n}"), seed=n, title=f"run {n}") for n in (1, 2)]
+    jobs = [replace(job(tiny(steps=1000), tmp_path / f"{n}"), seed=n, title=f"run {n}") for n in (1, 2)]
     undisturbed = train(replace(jobs[0], folder=tmp_path / "whole"))
+    shown = []
     with Workers(2) as pair, pytest.raises(RunError, match="run 2: its process was ended by SIGKILL; --resume"):
-        pair.each(killed, jobs, unheard, unheard)
+        pair.each(killed, jobs, lambda job, what, done, total: shown.append((job.title, total)), unheard)
     assert psutil.Process().children() == before
+    assert set(shown) == {("run 1", 1000)}
+    assert 0 < newest_checkpoint(tmp_path / "1")[1] < 1000
     # a window that it was stopped in has fewer steps
     assert differing(train(jobs[0]).result, undisturbed.result) <= {"curve"}
 
 
 @pytest.mark.slow
 def test_ctrl_c_while_a_worker_is_started_ends_it(job, tiny, tmp_path):
-    before = psutil.Process().children()
+    before, sessions = psutil.Process().children(), []
     jobs = [replace(job(tiny(), tmp_path / f"{n}"), seed=n) for n in (1, 2)]
 
     class Pressed(Workers):
@@ -130,11 +136,15 @@ def test_ctrl_c_while_a_worker_is_started_ends_it(job, tiny, tmp_path):
 
         def hear(self, busy):
             for number in self.presses:  # once, while both still import
+                started = [child for child in psutil.Process().children() if child not in before]
+                sessions.extend(os.getsid(child.pid) for child in started)
                 signal.raise_signal(number)
             return super().hear(busy)
 
     with Pressed(2) as pair, pytest.raises(KeyboardInterrupt):
         pair.each(train, jobs, unheard, unheard)
+    # a terminal sends Ctrl-C to its whole session, and only the parent may pass it on
+    assert len({*sessions, os.getsid(0)}) == 3
     assert psutil.Process().children() == before
     assert list(tmp_path.iterdir()) == []
 
@@ -291,7 +301,7 @@ def test_a_worker_that_nobody_reads_ends_without_a_traceback():
     """The process that started it was killed, and its end is not noticed yet: a write fails before a read does."""
     ours, theirs = Pipe()
     command = f"from tiewise.training.workers import serve; serve({theirs.fileno()})"
-    process = Popen([sys.executable, "-c", command], pass_fds=[theirs.fileno()], stderr=PIPE)
+    process = subprocess.Popen([sys.executable, "-c", command], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
     theirs.close()
     assert ours.recv() == ("ready",)
     with socket.socket(fileno=os.dup(ours.fileno())) as end:
@@ -299,3 +309,38 @@ def test_a_worker_that_nobody_reads_ends_without_a_traceback():
     ours.send_bytes(pickle.dumps(partial(str, 1)))
     assert process.communicate(timeout=900)[1] == b""
     assert process.returncode == 1
+
+
+UNGUARDED = """
+from tiewise.training.workers import Workers
+
+print("begun", flush=True)
+with Workers(2) as pair:
+    print(pair.each(abs, [-1, -2], print, lambda job, value: None))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_runs_once(tmp_path):
+    """As `tiewise.compare(…, jobs=2)` in a script may be written; `multiprocessing` would run the script again."""
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n[1, 2]\n", "")
+
+
+@pytest.mark.slow
+def test_ctrl_c_just_after_a_run_has_ended_keeps_its_value_and_says_nothing(capfd):
+    worker = Worker()
+    try:
+        worker.take("a run", pickle.dumps(partial(abs, -1)))
+        assert worker.says() == ("ready",)
+        assert worker.connection.poll(PATIENCE)  # its answer, not yet read
+        worker.stop()
+        what, value = worker.says()
+        assert (what, pickle.loads(value)) == ("found", 1)
+        assert worker.connection.poll(PATIENCE)  # what it says of Ctrl-C
+        assert worker.process.poll() is None
+    finally:
+        worker.end()
+    assert capfd.readouterr().err == ""

@@ -1,15 +1,42 @@
-"""Several runs at a time, each in a process of its own, for whoever holds the other end of its connection.
+"""Worker processes that train several runs at a time.
 
     Workers.each(train, jobs, …)  ── (work, job, threads), pickled ──►  serve: work(job), with its share of the threads
-        show(job, what, n, of)    ◄────────────── at ──────────────     what it says of its progress
-        done(job, value)          ◄─────── found or error ─────────     the value, or what ended it, pickled once more
+        show(job, what, n, of)    ◄────────────── at ──────────────     its progress
+        done(job, value)          ◄─────── found or error ─────────     the value or the error, pickled again
 
-Where the processes are is decided by `hire` and `hear`: here on this machine, in `launchers` on others. Nothing here
-imports torch by itself: what carries words between two machines (`streamed`, a Ray task) need not hold a second one.
+`hire` and `hear` decide where the processes are: here on this machine, in `launchers` on others. This module does not
+import torch itself, because a process that only passes messages (`streamed`, a Ray task) does not need it.
 
-A worker is started by `subprocess`: `multiprocessing` would run the caller's script again. It is in a session of its
-own, so Ctrl-C comes to it from its parent alone, as to a run that is alone: once, and it writes a checkpoint; twice,
-and it is gone. However the parent ends, the connection closes and the worker ends at once.
+`subprocess` starts a worker in a separate session, so Ctrl-C reaches it from its parent alone. At the first press the
+worker writes a checkpoint, at the second it ends. If the parent ends, in whatever way, the connection closes and the
+worker ends at once.
+
+The processes are our own because `concurrent.futures` (Python 3.11) and loky (3.7) break documented promises.
+`test_workers.py` tests our side. The tests named for the other side are in `test_process_pools.py`. Each turns red as
+soon as `concurrent.futures` keeps the promise:
+
+- A run whose process is killed is named with the signal, and the other runs write a checkpoint
+  (`test_a_worker_that_is_killed_is_named_and_the_others_can_be_resumed`). Both pools end all processes with the one
+  that is killed, and every run gets the same error
+  (`test_one_killed_process_fails_all_calls_and_no_error_names_its_work`). `concurrent.futures` sometimes hangs instead.
+- Workers end with their parent, also if it is killed (`test_process.py`). Those of both pools live on
+  (`test_a_process_outlives_its_killed_parent`).
+- A script may call `tiewise.compare` without `if __name__ == "__main__"` (`test_a_script_without_a_guard_runs_once`).
+  `concurrent.futures` runs the script again in every process
+  (`test_a_script_without_a_guard_runs_again`).
+- Ctrl-C on a terminal prints no traceback, also while a process starts
+  (`test_ctrl_c_while_a_worker_is_started_ends_it`). Both pools start processes in the session of the parent, and cannot
+  do otherwise (`test_a_process_is_in_the_session_of_its_parent`).
+- Ctrl-C just as a run ends prints no traceback either
+  (`test_ctrl_c_just_after_a_run_has_ended_keeps_its_value_and_says_nothing`). A process of
+  `concurrent.futures` prints one and ends. The next call then raises, or never returns.
+- Nothing but the workers is started. Both pools start processes that track semaphores, which end with the parent only
+  and print warnings if it is killed.
+
+A prototype had one pool of one process for each worker. An initializer watched the parent, redirected the output and
+opened a pipe for progress. It kept the first two promises and broke the others, and loky kept the third as well. Either
+took more statements than this module. Ray is an optional package that takes six seconds to start nine processes, and
+each of its tasks needs a `Worker` too.
 """
 
 from __future__ import annotations
