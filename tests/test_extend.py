@@ -1,4 +1,4 @@
-"""docs/extend.md is right: it adds a section, a rule, a verb, a kind of run, a column and an option that work.
+"""docs/extend.md is right: its section, rule, verb, kind of run, column, family and option work.
 
 The test follows the page in a copy of the repository. It takes new files and changed lines from the page's blocks.
 """
@@ -27,6 +27,7 @@ NEW_FILE = re.compile(r"# (src/\S+)\n")
 # tests that go through a registry or compare it with a list
 REGISTRY_TESTS = """
 tests/test_layering.py
+tests/test_family_records.py
 tests/core/test_spec.py
 tests/test_spec_options.py
 tests/test_wrong_types.py
@@ -123,13 +124,12 @@ class Clone:
         return self.run(sys.executable, "-m", "tiewise", *arguments, cwd=cwd, code=code)
 
 
-def test_the_page_adds_six_things():
+def test_the_page_adds_seven_things():
     page = PAGE.read_text(encoding="utf-8")
     folders = [Path(path).parent.name for path in new_files(page)]
     assert folders == ["sections", "rules", "verbs", "kinds"]
-    assert {"src/tiewise/core/spec.py", "src/tiewise/report/comparison_found.py"} <= {
-        change.path for change in changes(page)
-    }
+    rows = ("core/spec.py", "report/comparison_found.py", "checkpoint/families.py")
+    assert {f"src/tiewise/{path}" for path in rows} <= {change.path for change in changes(page)}
     assert all(change.old and change.old != change.new for change in changes(page))
 
 
@@ -224,6 +224,29 @@ assert "minutes" in render(comparison)
 @pytest.mark.slow
 def test_the_column_is_in_every_view(extended):
     extended.run(sys.executable, "-c", COLUMN)
+
+
+FAMILY = """
+import json, numpy, tiewise
+from pathlib import Path
+from safetensors.numpy import load_file, save_file
+config = {"model_type": "ours", "architectures": ["OursForCausalLM"], "vocab_size": 8, "dim": 4, "depth": 1}
+config |= {"num_attention_heads": 2, "intermediate_size": 16}
+found = tiewise.plan(config).record()["model"]
+assert not found["estimated"]
+assert found["parameters"]["total"] == 8 * 4 + 4 * 4 * 4 + 3 * 4 * 16 + 3 * 4  # table, attention, ffn, norms
+Path("model").mkdir()
+Path("model/config.json").write_text(json.dumps(config))
+save_file({"core.symbols.weight": numpy.ones((8, 4), "float32")}, "model/model.safetensors")
+assert tiewise.check("model").claims.tied
+assert tiewise.untie("model", "new").notes == ()
+assert load_file("new/model.safetensors").keys() == {"core.symbols.weight", "core.readout.weight"}
+"""
+
+
+@pytest.mark.slow
+def test_the_family_is_known_to_every_command(extended, tmp_path):
+    extended.run(sys.executable, "-c", FAMILY, cwd=tmp_path)
 
 
 OPTION = """

@@ -1,6 +1,6 @@
 """Write the model types whose parameters the generic formula counts, and those that have other parts.
 
-    python tools/make_estimated_families.py     writes src/tiewise/planning/data/estimated_families.json; two minutes
+    python tools/make_estimated_families.py     writes src/tiewise/checkpoint/data/estimated_families.json; two minutes
 
 Every type of the installed transformers that has token tables and no reader in tiewise is built on the meta device, as
 its class completes an empty config, and once more with another layer. The formula counts a type if its total differs
@@ -21,12 +21,12 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import tiewise
+from tiewise.checkpoint.families import family as record_of
 from tiewise.core.errors import PlanError
 from tiewise.planning.config import Config
-from tiewise.planning.model_families import READERS
 from tiewise.planning.read_config import formula
 
-PATH = Path(tiewise.__file__).parent / "planning" / "data" / "estimated_families.json"
+PATH = Path(tiewise.__file__).parent / "checkpoint" / "data" / "estimated_families.json"
 MOST = 0.02  # of the class's own count
 HEADS = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM", "SpeechSeq2Seq", "PreTraining")
 BUILT = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
@@ -78,7 +78,7 @@ def families() -> dict[str, list[str]]:
     """Sort the model types: those without a reader by what is counted of them, all by whether they have a head."""
     found: dict[str, list[str]] = {"estimated": [], "not_counted": [], "headless": []}
     for family in sorted(CONFIG_MAPPING_NAMES):
-        if family not in READERS and has_tables(family):
+        if record_of(family).reader is None and has_tables(family):
             found["estimated" if is_estimated(family) else "not_counted"].append(family)
         if is_headless(family):
             found["headless"].append(family)

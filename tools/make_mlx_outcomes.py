@@ -33,7 +33,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "checkpoint"))
 import saved_models as saved  # noqa: E402
 
-from tiewise.checkpoint.claims import FLAG, family, family_data  # noqa: E402
+from tiewise.checkpoint.claims import FLAG  # noqa: E402
+from tiewise.checkpoint.families import family  # noqa: E402
+from tiewise.checkpoint.family_record import family_data  # noqa: E402
 from tiewise.checkpoint.loaders import ALONE, MLX_LETTERS, NEITHER, NONE, SAME, STATES  # noqa: E402
 
 TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "mlx_lm.json"

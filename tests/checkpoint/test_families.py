@@ -11,7 +11,9 @@ import transformers as tr
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
-from tiewise.checkpoint.claims import Family, class_ends, family, family_data, without_tokens
+from tiewise.checkpoint.claims import class_ends, without_tokens
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import Family, family_data
 from tiewise.core.files import packaged_json
 
 ROOT = Path(__file__).parents[2]
@@ -68,9 +70,9 @@ def test_the_file_is_small_and_one_line_a_family():
 
 
 def test_asked_by_config():
-    assert family("llama").tie is False
-    assert family("gpt2").tie is True
-    assert family("nobody") == Family()
+    assert family("llama").ends.tie is False
+    assert family("gpt2").ends.tie is True
+    assert family("nobody") == Family("nobody", is_written=False)
     assert class_ends("llama", None) == class_ends("llama", "LlamaForCausalLM") is not None
     assert class_ends("nobody", "BertForMaskedLM").output == "cls.predictions.decoder"
     assert class_ends("llama", "LlamaForSequenceClassification") is None

@@ -14,6 +14,7 @@ from tiny_checkpoints import V, llama_config, table, write_checkpoint
 
 from tiewise.checkpoint import loaders
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import open_folder
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +143,7 @@ def test_heads_that_the_tensor_map_of_gguf_has_no_name_for(arch):
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     named = gguf.get_tensor_name_map(number, 1).get_name("lm_head.weight", try_suffixes=(".weight",))
     kind = {"command-r": "cohere", "lfm2moe": "lfm2_moe", "phi2": "phi", "qwen2moe": "qwen2_moe"}.get(arch, arch)
-    column = loaders.LLAMA_CPP_BY_FAMILY.get(kind, loaders.LLAMA_CPP)
+    column = loaders.LLAMA_CPP_NAMED[family(kind).llama_cpp]
     assert (named is None) == (column in (loaders.LLAMA_CPP_UNNAMED, loaders.LLAMA_CPP_GEMMA))
 
 

@@ -1,4 +1,4 @@
-"""Writes src/tiewise/planning/data/class_defaults.json from the installed transformers: `python family_defaults.py`.
+"""Writes src/tiewise/checkpoint/data/class_defaults.json from the installed transformers: `python family_defaults.py`.
 
 What is recorded: for each model type that tiewise reads, the class defaults of the keys that its readers ask for, and
 the class's own names for usual ones.
@@ -11,10 +11,14 @@ from pathlib import Path
 from transformers import CONFIG_MAPPING
 
 import tiewise
+from tiewise.checkpoint.families import FAMILIES
 from tiewise.planning.config import Config
-from tiewise.planning.read_config import READERS, fresh_table
+from tiewise.planning.model_families import reader_of
+from tiewise.planning.read_config import fresh_table
 
-PATH = Path(tiewise.__file__).parent / "planning" / "data" / "class_defaults.json"
+READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
+
+PATH = Path(tiewise.__file__).parent / "checkpoint" / "data" / "class_defaults.json"
 # Names that the classes take but do not list: an older field, or their own for what others call otherwise.
 BESIDES = {
     "bloom": {"hidden_size": "n_embed"},
@@ -60,14 +64,14 @@ def read_keys(family: str, names: dict[str, str]) -> set[str]:
         recorder = _Recorder(values)
         c = Config(recorder, family)
         c.defaults, c.names = {}, names
-        READERS[family](c)
+        reader_of(c.record)(c)
         fresh_table(c)
         asked |= recorder.asked
     return asked
 
 
 def main() -> None:
-    lines = [f'"{family}": {json.dumps(recorded(family), sort_keys=True)}' for family in sorted(READERS)]
+    lines = [f'"{family}": {json.dumps(recorded(family), sort_keys=True)}' for family in READERS]
     PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -1,7 +1,9 @@
 """Configs whose counts are held against transformers' classes: the catalogue's, and of what it has none of."""
 
+from tiewise.checkpoint.families import FAMILIES
 from tiewise.planning.catalogue import models
-from tiewise.planning.read_config import READERS
+
+READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
 
 
 def sized(model_type, d, layers, heads, ffn, vocab, **more):

@@ -6,9 +6,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tiewise.checkpoint.families import FAMILIES
 from tiewise.core.errors import PlanError
 from tiewise.planning.catalogue import SORTS, find, models, neighbours, select
-from tiewise.planning.read_config import READERS
+
+READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
 
 ROWS = models()
 SIZES = {"vocab": "vocab_size", "width": "hidden_size", "layers": "num_hidden_layers", "tied": "tie_word_embeddings"}

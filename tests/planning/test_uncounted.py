@@ -11,11 +11,11 @@ import transformers
 from uncounted_configs import CLIP, CONFIGS, PARTS
 
 import tiewise
+from tiewise.checkpoint.family_record import estimated_families
 from tiewise.core.found import rounded
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan_rows import how_to_be_exact, lookups, rows
 from tiewise.planning.read_config import count_on_meta, read
-from tiewise.planning.uncounted import known_types
 from tiewise.report.plan_page import render
 
 QWEN = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -163,7 +163,7 @@ def test_a_key_of_a_part_is_enough_in_a_family_that_nobody_knows(key, value, par
 
 def test_a_type_of_transformers_that_the_formula_miscounts_needs_no_key():
     """BitNet has norms and an ffn that its keys do not show; its class's defaults are left out of saved configs."""
-    assert "bitnet" in known_types()["not_counted"]
+    assert "bitnet" in estimated_families()["not_counted"]
     assert read({**QWEN, "model_type": "bitnet"}).not_counted
     assert read({**QWEN, "model_type": "arcee"}).not_counted == ()
 
@@ -182,4 +182,4 @@ def test_the_listed_types_are_those_that_the_tool_finds():
     """Builds every type of transformers on the meta device: a minute or two."""
     root = Path(__file__).parents[2]
     made = runpy.run_path(str(root / "tools" / "make_estimated_families.py"))["families"]()
-    assert known_types() == made, "run python tools/make_estimated_families.py"
+    assert estimated_families() == made, "run python tools/make_estimated_families.py"

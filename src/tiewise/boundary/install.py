@@ -29,12 +29,13 @@ from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
 from tiewise.boundary.ops.exact_top import ExactTop
 from tiewise.boundary.ops.path_gradient import PathRecord, gather, path_norms
-from tiewise.boundary.saved import ENTRY, NAME, declare_family, link_of, on_meta
+from tiewise.boundary.saved import BASE, ENTRY, NAME, declare_family, link_of, on_meta
 from tiewise.boundary.sharded_tables import KEPT, held, require_same_tables, require_whole_table, reshard, spread, units
 from tiewise.boundary.undisturbed import generator_states, restore_generators
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, required_link, verify
 from tiewise.boundary.watch import unwatch
+from tiewise.checkpoint.families import family
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
@@ -53,7 +54,17 @@ class Installed:
         self._link = link
 
     def __repr__(self) -> str:
-        return f"Installed({self.spec} on {type(self.model).__name__})"
+        notes = "".join(f"; {note}" for note in self.notes)
+        return f"Installed({self.spec} on {type(self.model).__name__}{notes})"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what tiewise does not know of this model; empty for a known family."""
+        config = self.model.config
+        known = family(getattr(config, BASE, None) or getattr(config, "model_type", None))
+        if known.is_known:
+            return ()
+        return (f"{known.unknown}: its ends come from the model's own methods, and install verified the result",)
 
     @property
     def spec(self) -> BoundarySpec:

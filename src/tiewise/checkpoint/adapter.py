@@ -16,8 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.claims import ends_with, in_layer, is_foreign, module_of, unwrapped, usual
+from tiewise.checkpoint.claims import ends_with, in_layer, is_foreign, unwrapped, usual
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, noting, open_folder
 from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from tiewise.checkpoint.adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import FLAG, Claims, of_tiewise
 from tiewise.checkpoint.facts import Facts, config_for, read_quantisation
+from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
@@ -358,11 +359,14 @@ def _claims(audit: Audit) -> Iterator[tuple[str, str]]:
     for claim in audit.claims.levels:
         takes = ", and its class is not known" if claim.default is None else f"; its class takes {said(claim.default)}"
         what = f"{FLAG} absent{takes}" if claim.written is None else f"{FLAG}: {said(claim.written)}"
-        family = short(f" ({claim.model_type})" if claim.model_type else "")
+        kind = short(f" ({claim.model_type})" if claim.model_type else "")
         decides = ", decides" if claim is audit.claims.deciding and len(audit.claims.levels) > 1 else ""
-        yield f"config {short(claim.level) or 'root'}", what + family + decides
+        yield f"config {short(claim.level) or 'root'}", what + kind + decides
     if not audit.claims.levels and audit.roles is not None:
         yield "config", "none: tying is known from the tensors alone"
+    root = family(audit.claims.levels[0].model_type if audit.claims.levels else None)
+    if audit.claims.levels and audit.roles is not None and not root.is_known:
+        yield "family", f"{root.unknown}: its ends were identified by {audit.roles.source}"
 
 
 def _stored(audit: Audit) -> Iterator[tuple[str, str]]:

@@ -1,22 +1,23 @@
 """What a config claims of its vocabulary's ends, and what is known of the names and families that it speaks of.
 
 A config is a tree: the root, and below it the configs of parts (`text_config`, `decoder`). Each level may carry the
-flag, and only the level that the class owning the head reads decides. `data/families.json` is made by
-`tools/make_families.py` from the classes of transformers themselves, and says for which version;
-`data/usual_names.json` is written by hand, for families that it does not have.
+flag, and only the level that the class owning the head reads decides. `families.py` has what is known of each family;
+`data/usual_names.json` is written by hand, for families that are not known.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import ClassEnds, ends_from, family_data
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import packaged_json
 
@@ -46,12 +47,6 @@ def unwrapped(name: str) -> str:
     return ".".join(part for part in parts if part not in usual().wrappers).replace(".modules_to_save.default.", ".")
 
 
-def module_of(name: str) -> tuple[str, str]:
-    """(module, parameter) of a tensor's name."""
-    module, _, parameter = name.rpartition(".")
-    return module, parameter
-
-
 def ends_with(module: str, path: str) -> bool:
     """Whether a module's name ends with a path of whole parts: model.lm_head with lm_head, my_lm_head not."""
     return f".{module}".endswith(f".{path}")
@@ -67,126 +62,16 @@ def is_foreign(name: str) -> bool:
     return any(part in usual().foreign or part.startswith(("vision_", "audio_", "mtp_")) for part in name.split("."))
 
 
-@dataclass(frozen=True)
-class ClassEnds:
-    """What one model class does at its two ends; names of modules, whose tensor is `<name>.weight`."""
-
-    inputs: tuple[str, ...] = ()  # input tables, the one that ids are looked up in first
-    output: str | None = None  # the head; None for a class without one
-    biases: tuple[str, ...] = ()  # tensors of the head's bias
-    positions: tuple[str, ...] = ()  # position tables
-    maps: tuple[str, ...] = ()  # linear modules between table and hidden width
-    tied: Mapping[str, str] = field(default_factory=dict)  # tensors that the class may tie, {target: source}
-    # {module or bias: its name in a saved file} where that differs
-    disk: Mapping[str, str] = field(default_factory=dict)
-    prefix: str = ""  # of the body in the class ("model"); a body saved alone lacks it. "" where there is none.
-    # {module or bias: every other name in a file that transformers loads into it}; None where the prefix, put before a
-    # name or taken away, is all that it forgives
-    loads: Mapping[str, Sequence[str]] | None = None
-    layers: tuple[str, ...] = ()  # what stands before a layer's number in a file that is loaded, but for the prefix
-    # modules inside numbered layers that the same flag ties, `#` for each number ("model.layers.#.shared_transf")
-    layer_ties: tuple[str, ...] = ()
-    decides: tuple[str, ...] = ("",)  # levels of the config that decide; of several, one that says true is enough
-    always: bool = False  # tied whatever the flag says
-    never: bool = False  # never tied whatever the flag says
-    joined: bool = False  # all of `tied` but the head is tied whatever the flag says, though the head never is
-    # {tensor between the body and the head: its other names in a file, but for the prefix}
-    head: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # {tensor: (key of the config, value)}: the class has the tensor with this value alone
-    only_if: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    wide: Mapping[str, int] = field(default_factory=dict)  # {head: its width in hidden widths} where that is not one
-    # {level of the config: (module, "lm" or "body")} of parts whose class follows the level's `model_type`
-    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @property
-    def spellings(self) -> tuple[str, ...]:
-        """Names of modules that are loaded into the ends, but for what stands before them."""
-        own = [name for name in (*self.inputs, self.output) if name is not None]
-        return (*own, *(name for names in (self.loads or {}).values() for name in names))
-
-    def renamed(self, rename: Callable[[str], str]) -> ClassEnds:
-        """The same ends under other names."""
-
-        def tensor(name: str) -> str:
-            module, parameter = module_of(name)
-            if parameter != "weight" and rename(name) != name:  # a bias has a name of its own
-                return rename(name)
-            return f"{rename(module)}.{parameter}" if module else rename(name)
-
-        several = ("inputs", "biases", "positions", "maps")
-        made: dict[str, Any] = {key: tuple(map(rename, getattr(self, key))) for key in several}
-        made["output"] = None if self.output is None else rename(self.output)
-        made["wide"] = {rename(head): times for head, times in self.wide.items()}
-        return replace(self, **made, tied={tensor(target): tensor(source) for target, source in self.tied.items()})
-
-    def loaded_as(self, name: str) -> str | None:
-        """The module at an end, or the bias, that transformers loads what a file calls `name` into; None for none.
-
-        As `rename_source_key` of its `core_model_loading` does it, in which the prefix is a pattern.
-        """
-        known = {*self.inputs, *self.biases, self.output}
-        if self.loads is not None:
-            spelt = {other: own for own, names in self.loads.items() for other in (own, *names)}
-            return spelt.get(name, None if self.prefix else spelt.get(name[1:]))  # an empty pattern takes one letter
-        bare = re.sub(f"^{self.prefix}.", "", name, count=1)
-        if name.startswith(self.prefix) and bare in known:
-            return bare
-        return next((own for own in (f"{self.prefix}.{name}", name) if own in known), None)
-
-    def head_tensor(self, name: str) -> str | None:
-        """The tensor between body and head that transformers loads what a file calls `name` into; None for none."""
-        spelt = {other: own for own, names in self.head.items() for other in (own, *names)}
-        if name.endswith(".weight"):  # written without its ending, as the names of modules are
-            spelt |= {f"{other}.weight": own for other, own in spelt.items() if own.endswith(".weight")}
-        return spelt.get(name, spelt.get(name.removeprefix(f"{self.prefix}.")))
-
-    def has(self, tensor: str, config: Mapping[str, Any]) -> bool:
-        """Whether the class has a tensor with the switches of a config."""
-        if tensor not in self.only_if:
-            return True
-        path, value = self.only_if[tensor]
-        level: Any = config
-        for key in path.split("."):
-            level = level.get(key) if isinstance(level, Mapping) else None
-        return not isinstance(level, bool) or level is value
-
-
-@dataclass(frozen=True)
-class Family:
-    """What a `model_type` says by default."""
-
-    tie: bool | None = None  # the flag where it is absent
-    loose: str = ""  # flags that are no boolean and that the config class takes nevertheless: "" none, "null", "any"
-    levels: Mapping[str, str] = field(default_factory=dict)  # family of each nested level that does not say it
-    sizes: Mapping[str, str] = field(default_factory=dict)  # its own keys for `vocab_size` and `hidden_size`
-    scalars: Mapping[str, float] = field(default_factory=dict)  # numbers at the boundary where they are absent
-    classes: Mapping[str, ClassEnds] = field(default_factory=dict)  # its model classes with tables of tokens, by name
-    auto: Mapping[str, str] = field(default_factory=dict)  # its class as the "lm" or the "body" of a composite
-
-
-@lru_cache(maxsize=1)
-def family_data() -> dict[str, Any]:
-    """The architecture data as it is kept; "transformers" is the version that it was made from."""
-    return packaged_json("checkpoint/data/families.json")
-
-
-@lru_cache(maxsize=64)
-def family(model_type: str | None) -> Family:
-    """Return what is known of a `model_type`; nothing of one that is not in the data."""
-    record = family_data()["families"].get(model_type, {})
-    return Family(**record | {"classes": {name: _ends(entry) for name, entry in record.get("classes", {}).items()}})
-
-
 def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | None:
     """Return what is known of a class, of its family's own or any other's; of the family's main class for None."""
-    classes = family(model_type).classes
+    classes = family(model_type).ends.classes
     if architecture is None:
         main = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "MTModel", "ForPreTraining")
         return next((classes[name] for end in (*main, "") for name in sorted(classes) if name.endswith(end)), None)
     if architecture in classes:
         return classes[architecture]
-    anywhere = (record.get("classes", {}) for record in family_data()["families"].values())
-    return next((_ends(those[architecture]) for those in anywhere if architecture in those), None)
+    generated = (record.get("classes", {}) for record in family_data()["families"].values())
+    return next((ends_from(those[architecture]) for those in generated if architecture in those), None)
 
 
 def config_ends(config: Mapping[str, Any]) -> ClassEnds | None:
@@ -205,7 +90,7 @@ def family_ends(config: Mapping[str, Any]) -> ClassEnds | None:
 
 def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds | None:
     """Put the classes that a config chooses in the place of a composite's default parts; None if one is unknown."""
-    levels, defaults = dict(model_levels(config)), family(family_type(config)).levels
+    levels, defaults = dict(model_levels(config)), family(family_type(config)).ends.levels
     for path, (module, how) in ({} if ends is None else ends.parts).items():
         default = defaults.get(path)
         if ends is None or default is None:
@@ -215,7 +100,7 @@ def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds 
             ends = _with_head(ends, f"{module}.", path, part_ends(chosen, how))
             continue
         old, new = part_ends(default, how), part_ends(chosen, how)
-        if new is None and chosen not in family_data()["tokenless"]:
+        if new is None and not family(chosen).is_tokenless:
             return None
         ends = _exchanged(ends, f"{module}.", path, old or ClassEnds(), new or ClassEnds())
     return ends
@@ -223,7 +108,7 @@ def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds 
 
 def part_ends(kind: str, how: str) -> ClassEnds | None:
     """Return the ends of a family's class as a part of a composite: "lm" with its head, "body" without."""
-    known = family(kind)
+    known = family(kind).ends
     ends = known.classes.get(known.auto.get(how, "")) or class_ends(kind, None)
     if ends is None or how == "lm":
         return ends
@@ -322,16 +207,12 @@ def _below(key: str, value: Any, at: str, path: str) -> Any:
 
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
     """Whether a known class has no table of tokens at all: the data was made from it, and found none."""
-    data = family_data()
-    if model_type in data["tokenless"] or architecture is None:
-        return model_type in data["tokenless"]
-    known = model_type in data["families"] and not family(model_type).classes
-    return known and architecture not in data["not_built"] and class_ends(model_type, architecture) is None
-
-
-def _ends(entry: Mapping[str, Any]) -> ClassEnds:
-    made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-    return ClassEnds(biases=made.pop("bias", ()), **made)
+    known = family(model_type)
+    if known.is_tokenless or architecture is None:
+        return known.is_tokenless
+    if not known.has_ends or known.ends.classes or architecture in family_data()["not_built"]:
+        return False
+    return class_ends(model_type, architecture) is None
 
 
 FLAG = "tie_word_embeddings"
@@ -414,7 +295,7 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
         deciding = (next((path for path, level in levels.items() if FLAG in level), ""),)
     for path in dict.fromkeys((*levels, *deciding)):
         level = levels.get(path, {})  # absent: the class takes its own default
-        own, flag = family(family_type(level) or family(kind).levels.get(path)), level.get(FLAG)
+        own, flag = family(family_type(level) or family(kind).ends.levels.get(path)).ends, level.get(FLAG)
         widths = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "n_embed")
         claim = Claim(
             path,
@@ -428,10 +309,10 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
         )
         claims.append(claim)
     fixed = None if ends is None or not (ends.always or ends.never) else ends.always
-    t5_like = kind in ("mt5", "switch_transformers") or bool(
+    t5_like = family(kind).is_t5_like or bool(
         fixed and ends is not None and any(ends_with(table, "shared") for table in ends.inputs)
     )
-    known = kind in family_data()["families"] and (ends is not None or default is None)
+    known = family(kind).has_ends and (ends is not None or default is None)
     joined = ends is not None and ends.joined
     return Claims(tuple(claims), t5_like=t5_like, known=known, fixed=fixed, joined=joined)
 
@@ -509,7 +390,7 @@ def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, f
     """
     found = {}
     for path, level in levels:
-        defaults = family(family_type(level)).scalars
+        defaults = family(family_type(level)).ends.scalars
         width = next((number(level.get(key)) for key in ("hidden_size", "d_model") if key in level), None)
         for key, nothing in (SCALARS | (dict.fromkeys(WIDTHS, width) if width is not None else {})).items():
             value = number(level.get(key, defaults.get(key)))

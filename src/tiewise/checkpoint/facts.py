@@ -17,17 +17,17 @@ from tiewise.checkpoint.claims import (
     PACKED,
     Claim,
     Claims,
-    ClassEnds,
     architecture,
     count,
-    family_data,
+    family_type,
     first_count,
     in_layer,
     is_foreign,
     model_levels,
-    module_of,
     read_claims,
 )
+from tiewise.checkpoint.families import Family, family
+from tiewise.checkpoint.family_record import ClassEnds, family_data, module_of
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, json_object, noting, read_tokenizer
 from tiewise.checkpoint.roles import DRAFT_HEAD, Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
@@ -49,8 +49,6 @@ UNTRAINED = 10
 SCALED = 10  # an input table is scaled up if its values are so many times as large as those of the layers
 _WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
-# of the input table, beyond vocab_size: an image, a start; of ImageGPT's head, which never writes the start
-_EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1, "imagegpt": -1}
 _EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length", "num_codebooks", "codebook_vocab_size")
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
 # in a draft's class; Eagle 2 and 2.5 are vision-language models too
@@ -119,6 +117,11 @@ class Facts:
         """What the config says of tying."""
         return read_claims(self.folder.config)
 
+    @property
+    def family(self) -> Family:
+        """Return the record of its family: the base family where this package stored it."""
+        return family(family_type(self.config))
+
     @cached_property
     def tied(self) -> bool | None:
         """Whether the config ties the two ends: by its spec where our own class reads it, else by its flag."""
@@ -165,7 +168,8 @@ class Facts:
     @property
     def extra_rows(self) -> int:
         """Rows that the class gives the input table beyond vocab_size and the head lacks: Mllama's 8 for pictures."""
-        return _EXTRA_ROWS["mllama"] if str(self.text.model_type).startswith("mllama") else 0
+        known = family(self.text.model_type)
+        return known.extra_rows if known.head_lacks_extra_rows else 0
 
     @property
     def unequal_on_purpose(self) -> str | None:
@@ -449,9 +453,9 @@ def _vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
     found: set[int] = set()
     for level in levels:
         named = (value for key, value in level.items() if "vocab" in key and not _NO_VOCABULARY.search(key))
-        kind, number = str(level.get("model_type")), {key: count(level.get(key)) or 0 for key in _EXTRA_KEYS}
-        extra = {rows for name, rows in _EXTRA_ROWS.items() if kind.startswith(name)}
-        if kind == "kyutai_speech_to_text":  # text and codebooks share one table
+        known, number = family(level.get("model_type")), {key: count(level.get(key)) or 0 for key in _EXTRA_KEYS}
+        extra = {known.extra_rows}
+        if known.has_codebook_rows:
             extra.add(number["num_codebooks"] * number["codebook_vocab_size"] + 1)
         extra |= {0, number["additional_vocab_size"], number["prompt_types"] * number["prompt_length"]}
         found |= {size + rows for size in map(count, named) if size is not None for rows in extra}

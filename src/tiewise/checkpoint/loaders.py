@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
-from tiewise.checkpoint.claims import FLAG, architecture, family, family_data, of_tiewise, unwrapped
+from tiewise.checkpoint.claims import FLAG, architecture, of_tiewise, unwrapped
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import family_data, mlx_data
 from tiewise.checkpoint.hf_folder import SINGLE
 from tiewise.checkpoint.stored import BITS, TORCH_TYPES
 from tiewise.checkpoint.table_scans import SAME_VALUES
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.files import packaged_json
 
 NONE, SAME, DIFFERENT, ALONE, NEITHER = "no head", "equal head", "other head", "head alone", "neither"
 ROUNDED, UNKNOWN = "equal once rounded", "not known"
@@ -86,11 +86,12 @@ LLAMA_CPP_UNNAMED = _llama_cpp("gguf 0.19.0 (run), conversion/command_r.py (0048
 # its loader wants a head of these, and converters store what they find (their own classes were not read)
 LLAMA_CPP_REQUIRED = _llama_cpp("src/models/qwen2moe.cpp (623ac8d), stablelm.cpp (82234e0)", _REQUIRED)
 LLAMA_CPP_T5 = _llama_cpp("llama.cpp#8055, llama.cpp#8141", _AS_STORED)
-LLAMA_CPP_BY_FAMILY = {
-    **dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA),
-    **dict.fromkeys(("cohere", "cohere2", "lfm2_moe"), LLAMA_CPP_UNNAMED),
-    **dict.fromkeys(("phi", "qwen2_moe", "stablelm"), LLAMA_CPP_REQUIRED),
-    **dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5),  # the only encoder-decoder
+LLAMA_CPP_NAMED = {  # by `llama_cpp` of a family's record
+    "": LLAMA_CPP,
+    "no head": LLAMA_CPP_GEMMA,
+    "head unnamed": LLAMA_CPP_UNNAMED,
+    "head required": LLAMA_CPP_REQUIRED,
+    "T5": LLAMA_CPP_T5,  # the only encoder-decoder
 }
 MLX = Loader("mlx-lm", "0.2x", "models/llama.py: sanitize", _BY_FLAG, _REQUIRED)
 MLX_LETTERS = {"t": TIED, "u": UNTIED, "d": DROPPED, "e": ERROR}
@@ -149,12 +150,13 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
         own = *own, _transformers(facts, taught, claims.tied)
     if facts.as_class is not None:
         return own
-    newer = VLLM_HEADLESS if kind in ("gemma2", "cohere", "cohere2", "mpt") else VLLM_AFTER
+    known = family(kind)
+    newer = VLLM_HEADLESS if known.vllm == "no head" else VLLM_AFTER
     vllm = (_server(facts, VLLM_BEFORE, of_any), _server(facts, newer, of_any))
     return (
         *own,
-        *((_from_matrix(facts, VLLM_OWN_HEAD, True),) if kind == "nemotron_parse" else vllm),
-        _server(facts, LLAMA_CPP_BY_FAMILY.get(kind, LLAMA_CPP), claims.tied),
+        *((_from_matrix(facts, VLLM_OWN_HEAD, True),) if known.vllm == "own head" else vllm),
+        _server(facts, LLAMA_CPP_NAMED[known.llama_cpp], claims.tied),
         mlx(facts, kind),
         *sglang(facts, kind),
     )
@@ -163,7 +165,7 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
 def sglang(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
     """What SGLang makes of it; where that changed, what it made of it before."""
     made, head = _server(facts, SGLANG, facts.claims.tied), facts.roles.output_end
-    if made.outcome == UNTIED and kind.startswith("qwen3_vl"):
+    if made.outcome == UNTIED and family(kind).sglang == "dropped head":
         before = replace(SGLANG, versions="before February 2026", source="sglang#15398, sglang#18024")
         yield _outcome(before, DROPPED, "The input table is copied over the stored head.")
     section = facts.config.get("quantization_config")
@@ -184,10 +186,10 @@ def mlx(facts: Facts, kind: str) -> LoaderOutcome:
     written = {claim.written for claim in levels}
     if len(levels) == 1:  # of a composite it asks the text part's flag, where the root may say anything
         written = {_as_python_reads(facts.levels[""].get(FLAG, ABSENT))}
-    letters = data["families"].get(kind)
+    letters = family(kind).mlx_letters
     if letters is None or len(written) > 1:  # run was the flag at every level, or at none
         made = _server(facts, MLX, (written <= {None} or True in written) if fixed is None else fixed)
-        return made if kind in data["served"] or made.outcome == NO_HEAD else _outcome(MLX, NOT_SERVED)
+        return made if family(kind).is_served_by_mlx or made.outcome == NO_HEAD else _outcome(MLX, NOT_SERVED)
     words = tuple(MLX_LETTERS[letter] for letter in letters.split()[(True, False, None).index(written.pop())])
     run = replace(MLX, versions=data["version"], source=f"run on {data['date']}", tied=words, untied=words)
     made = _server(facts, run, True)
@@ -221,12 +223,6 @@ def _not_in_mlx(facts: Facts) -> str | None:
             names = " or ".join(sorted(saved))
             return f"It loads strictly, and its model has no {short(table.name)} ({names} is its name)."
     return None
-
-
-@lru_cache(maxsize=1)
-def mlx_data() -> dict[str, Any]:
-    """What mlx-lm made of tiny models, as tools/make_mlx_outcomes.py wrote it down."""
-    return packaged_json("checkpoint/data/mlx_lm.json")
 
 
 def _state(facts: Facts, compares: bool = False) -> str:
@@ -264,14 +260,15 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
     if opened.endswith(".safetensors") and opened not in facts.folder.headers:
         return _outcome(loader, DEPENDS, f"It opens {opened}, which the index does not name and which was not read.")
     if not facts.claims.known:
-        return _outcome(loader, DEPENDS, "The family is not in the architecture data: its own code decides.")
+        why = "Its class is not in the architecture data" if facts.family.is_known else _sentence(facts.family.unknown)
+        return _outcome(loader, DEPENDS, f"{why}: its own code decides.")
     if roles.headless:
         missing = roles.known is not None and facts.complete and not roles.opaque
         lost = roles.read_input is None and (roles.unread or missing)
         return _outcome(loader, RANDOM_TABLE if lost else RANDOM_LAYERS if facts.foreign_layers else NO_HEAD)
     deciding = facts.claims.deciding
     if recent and deciding.malformed is not None:
-        loose = family(deciding.model_type).loose
+        loose = family(deciding.model_type).ends.loose
         if loose != "any" and (loose, deciding.malformed) != ("null", "None"):
             return _outcome(loader, ERROR, "The flag is neither true nor false, and its config class refuses that.")
     if (misfit := _misfit(facts)) is not None:
@@ -306,6 +303,11 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
         return made
     loaded = flags in VERIFIED.get(architecture(facts.config) or "", ())
     return replace(made, predicted=False, source="loaded by this package's tests") if loaded else made
+
+
+def _sentence(text: str) -> str:
+    """Return a text with a capital first letter, unless it begins with a name."""
+    return f"{text[0].upper()}{text[1:]}" if text.startswith("no ") else text
 
 
 def _misfit(facts: Facts) -> str | None:

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import module_of
 from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Stored, read_float64, rounded
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, SpecError
@@ -95,7 +95,8 @@ def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
         fix = "tiewise check says what is there, and what the names should be"
         if roles.output is not None and facts.claims.tied is True:
             fix = "tiewise repair stores the one table under the input's name"
-        raise CheckpointError(f"{facts.path}: no input table was found, so there is nothing to {verb}", fix)
+        why = "" if facts.family.is_known else f"{facts.family.unknown}, and "
+        raise CheckpointError(f"{facts.path}: {why}no input table was found, so there is nothing to {verb}", fix)
     for table in filter(roles.packed, roles.tables):
         fix = f"{verb} the checkpoint from which it was quantised, then quantise again"
         raise CheckpointError(f"{facts.path}: {short(table.name)} is quantised ({table.dtype})", fix)
@@ -104,10 +105,30 @@ def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
 
 def require_head(facts: Facts, verb: str) -> str:
     """Return the name of the output table, stored or not."""
-    if facts.roles.headless or facts.roles.output_name is None:
-        fix = "a model without a token head has one end only; give one with a head"
-        raise CheckpointError(f"{facts.path}: no output head was found, so there is nothing to {verb}", fix)
-    return facts.roles.output_name
+    name = facts.roles.output_name
+    if name is not None and not facts.roles.headless:
+        return name
+    if not facts.roles.headless and (facts.claims.tied or not facts.family.is_known):
+        raise CheckpointError(f"{facts.path}: {_unnamed_head(facts, verb)}", _use_live_model(verb))
+    fix = "a model without a token head has one end only; give one with a head"
+    raise CheckpointError(f"{facts.path}: no output head was found, so there is nothing to {verb}", fix)
+
+
+def _unnamed_head(facts: Facts, verb: str) -> str:
+    """Say that the head's name is not known, of a model that has or may have one."""
+    why = "its class is not known" if facts.family.is_known else facts.family.unknown
+    ties = (
+        "its config says that the head is the input table"
+        if facts.claims.tied
+        else "no tensor has the usual name of a head"
+    )
+    return f"{why}: {ties}, and {verb} needs the name under which the class stores a head"
+
+
+def _use_live_model(verb: str) -> str:
+    """Return what to do where only the model's own class knows the name of its head."""
+    spec = {"untie": ', "untied"', "tie": ', "tied"'}.get(verb, "")
+    return f"load it with its own code, call tiewise.install(model{spec}), and save it"
 
 
 def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:

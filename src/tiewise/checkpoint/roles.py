@@ -22,7 +22,8 @@ from math import prod
 from typing import Any
 
 from tiewise.checkpoint import claims
-from tiewise.checkpoint.claims import ClassEnds, count, in_layer, is_foreign, model_levels, module_of, usual
+from tiewise.checkpoint.claims import count, in_layer, is_foreign, model_levels, usual
+from tiewise.checkpoint.family_record import ClassEnds, family_data, module_of
 from tiewise.checkpoint.stored import FLOATING, Stored
 
 PER_LAYER, NGRAM, MODALITY = "per-layer table", "n-gram table", "modality table"
@@ -209,7 +210,7 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
     head = modules.tables.get(output or "")
 
     headless = tokenless or (known is not None and known.output is None)
-    body = name in claims.family_data()["bodies"]
+    body = name in family_data()["bodies"]
     if known is None and name is not None and _HEADLESS.search(name) and (body or not _HEADED.search(name)):
         # a plain `…Model` that stores a head has one: Qwen2.5-Omni was published so
         headless = headless or head is None or not name.endswith("Model")

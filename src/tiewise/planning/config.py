@@ -1,38 +1,31 @@
 """A Hugging Face config as a family's class would complete it: the file's values, then the class's own defaults.
 
-`data/class_defaults.json` records, per model type, the class defaults of transformers 5.23 for the keys that are
-read here, and the class's other names for them (`n_embd` is GPT-2's `hidden_size`).
+The record of a family has the class defaults of transformers 5.23 for the keys that are read here, and the class's
+other names for them (`n_embd` is GPT-2's `hidden_size`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
+from tiewise.checkpoint import families
 from tiewise.core.errors import PlanError
-from tiewise.core.files import packaged_json
 from tiewise.planning.architecture import TokenTables
 
 # Beyond these no model is meant; a plan of more layers would take minutes.
 MOST, MOST_LAYERS = 10**12, 10_000
+GENERIC, UNNAMED = "generic decoder", "unknown"  # families of sizes alone, and of a config without model_type
 LANGUAGE_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
-
-
-@cache
-def recorded() -> dict[str, dict[str, dict[str, Any]]]:
-    """Per model type: `defaults` (key -> value) and `names` (usual name -> the class's own)."""
-    found: dict[str, dict[str, dict[str, Any]]] = packaged_json("planning/data/class_defaults.json")
-    return found
 
 
 class Config:
     """Values of one model's config, read by the usual names; each reader raises `PlanError` for what cannot be."""
 
     def __init__(self, values: Mapping[str, Any], family: str) -> None:
-        known = recorded().get(family, {"defaults": {}, "names": {}})
         self.values, self.family = values, family
-        self.defaults, self.names = known["defaults"], known["names"]
+        self.record = families.family("" if family == UNNAMED else family)
+        self.defaults, self.names = self.record.keys.defaults, self.record.keys.names
 
     def get(self, key: str, otherwise: Any = None) -> Any:
         """Value of `key`, under its usual or the family's own name; `otherwise` for null, and where there is none."""
@@ -55,7 +48,7 @@ class Config:
         if value is None and otherwise is not None:
             return otherwise
         if value is None:
-            raise PlanError(f"the config of {self.family} has no {key}", f"add {key} to the config, or plan from sizes")
+            raise self._missing(key)
         most = MOST_LAYERS if "layer" in key and "per_layer" not in key else MOST
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self._refused(key, value, f"a whole number from {least} to {most:,}")
@@ -74,6 +67,14 @@ class Config:
         if not isinstance(value, list):
             raise self._refused(key, value, "a list")
         return [each for each in value if isinstance(each, int)]
+
+    def _missing(self, key: str) -> PlanError:
+        """Return the error for a size that neither the config nor the family's class has."""
+        fix = f"add {key} to the config, or plan from sizes"
+        if self.record.is_known or self.family == GENERIC:
+            return PlanError(f"the config of {self.family} has no {key}", fix)
+        usual = "hidden_size or d_model" if key == "d_model" else key
+        return PlanError(f"{self.record.unknown}: its config has no {usual}", f"{fix}: --vocab, --width and --layers")
 
     def _refused(self, key: str, value: Any, must: str) -> PlanError:
         return PlanError(f"{key} = {str(value)[:40]!r} in the config of {self.family}", f"{key} must be {must}")

@@ -1,4 +1,4 @@
-"""What every known family is made of: `READERS`, from a model type to what reads its config as an `Architecture`.
+"""Exact readers: each turns the config of a family into an `Architecture`. Records of families name them.
 
 Counts are what transformers 5.23 builds, to the parameter (its modeling files are the source). Nearly every decoder is
 `decoder` with a few words of its own, and nearly every encoder is BERT, T5 or BART.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from tiewise.checkpoint.family_record import Family
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.planning.architecture import (
     AppliedLayers,
@@ -71,7 +72,7 @@ def heads_of(c: Config, grouped: bool = True) -> Heads:
 
 
 Switch = bool | str  # whether, or the key of the config that says so
-Reader = Callable[[Config], Architecture]
+Reader = Callable[..., Architecture]
 NORMS = {"one": (0, 0, 1), "two": (1, 1, 0), "four": (2, 2, 0)}  # of attention, ffn, and what both read
 AS_LLAMA: Mapping[str, Any] = {}  # nothing besides what every fresh body has
 
@@ -139,7 +140,47 @@ def decoder(
     return replace(found, fresh=FreshBody(**{**body, "positions_std": std if positions else 0.0, **fresh}))
 
 
-def _gemma(c: Config, **more: Any) -> Architecture:
+llama = partial(decoder, bias="attention_bias", ffn_bias="mlp_bias")
+biased = partial(decoder, bias="attention_bias")
+qwen3 = partial(biased, query_norms="one head")
+gpt = partial(decoder, bias=True, ffn_bias=True, gated=False, grouped=False, kind="layer")
+gpt2 = partial(gpt, positions="n_positions", fresh={"depth_scaled": True})
+phi = partial(gpt, grouped=True, norms="one", parallel=True, head_bias=True)
+beside = partial(biased, norms="one", parallel=True, kind="layer without bias")
+cohere = partial(beside, query_norms="all heads", normed_queries="use_qk_norm")
+READERS: dict[str, Reader] = {
+    "decoder": decoder,
+    "llama": llama,
+    "biased": biased,
+    "qwen3": qwen3,
+    "gpt": gpt,
+    "gpt2": gpt2,
+    "phi": phi,
+}
+
+
+def reads(name: str) -> Callable[[Reader], Reader]:
+    """Register a reader under the name that records of families use."""
+
+    def register(reader: Reader) -> Reader:
+        READERS[name] = reader
+        return reader
+
+    return register
+
+
+def reader_of(known: Family) -> Reader | None:
+    """Return the exact reader of a family with its options; None where it has none."""
+    return None if known.reader is None else partial(READERS[known.reader.name], **known.reader.options)
+
+
+@reads("gemma")
+def _gemma(c: Config) -> Architecture:
+    return biased(c, fresh={"input_scale": math.sqrt(c.size("hidden_size"))})
+
+
+@reads("gemma2")
+def _gemma2(c: Config, **more: Any) -> Architecture:
     cap = c.get("final_logit_softcapping")
     fresh = {
         "input_scale": math.sqrt(c.size("hidden_size")),
@@ -149,49 +190,25 @@ def _gemma(c: Config, **more: Any) -> Architecture:
     return biased(c, norms="four", fresh=fresh, **more)
 
 
-llama = partial(decoder, bias="attention_bias", ffn_bias="mlp_bias")
-biased = partial(decoder, bias="attention_bias")
-qwen3 = partial(biased, query_norms="one head")
-gpt = partial(decoder, bias=True, ffn_bias=True, gated=False, grouped=False, kind="layer")
-gpt2 = partial(gpt, positions="n_positions", fresh={"depth_scaled": True})
-neo = partial(gpt, bias=False)
-phi = partial(gpt, grouped=True, norms="one", parallel=True, head_bias=True)
-beside = partial(biased, norms="one", parallel=True, kind="layer without bias")
-cohere = partial(beside, query_norms="all heads", normed_queries="use_qk_norm")
-READERS: dict[str, Reader] = {
-    **dict.fromkeys(("llama", "mistral", "phi3", "smollm3"), llama),
-    **dict.fromkeys(("olmo2", "olmo3"), partial(biased, query_norms="all heads", fresh=None)),
-    "olmo": partial(biased, kind="none"),
-    "qwen2": partial(decoder, bias=True, out_bias=False),
-    "qwen3": qwen3,
-    "glm": partial(biased, out_bias=False),
-    "gemma": lambda c: biased(c, fresh={"input_scale": math.sqrt(c.size("hidden_size"))}),
-    "gemma2": _gemma,
-    "gemma3_text": partial(_gemma, query_norms="one head"),
-    "ernie4_5": partial(decoder, bias="use_bias", ffn_bias="use_bias"),
-    "starcoder2": partial(decoder, bias="use_bias", ffn_bias="use_bias", gated=False, kind="layer"),
-    **dict.fromkeys(("cohere", "cohere2"), lambda c: cohere(c, fresh={"output_scale": c.number("logit_scale")})),
-    "gpt2": gpt2,
-    "gpt_bigcode": lambda c: gpt2(c, heads=replace(heads_of(c, False), kv=1) if c.flag("multi_query") else None),
-    "gpt_neo": partial(neo, out_bias=True, positions="max_position_embeddings", fresh={"attention_scale": 1.0}),
-    "gptj": partial(neo, norms="one", parallel=True, head_bias=True),
-    "phi": partial(phi, query_norms="one head", normed_queries="qk_layernorm"),
-    "gpt_neox": partial(gpt, bias="attention_bias", parallel="use_parallel_residual"),
-    "bloom": partial(gpt, embedding_norm=True, fresh=None),
-    "mpt": partial(neo, ffn_bias=False, kind="layer without bias", fresh=None),
-    "mixtral": lambda c: decoder(c, experts=experts_of(c), fresh=None),
-    "gpt_oss": lambda c: biased(c, query_norms="sinks", experts=experts_of(c, bias=True), fresh=None),
-}
+@reads("cohere")
+def _cohere(c: Config) -> Architecture:
+    return cohere(c, fresh={"output_scale": c.number("logit_scale")})
 
 
-def reads(*types: str) -> Callable[[Reader], Reader]:
-    """Register the reader of these model types."""
+@reads("gpt_bigcode")
+def _gpt_bigcode(c: Config) -> Architecture:
+    """Read GPT-2 with one head of keys and values where `multi_query` is on."""
+    return gpt2(c, heads=replace(heads_of(c, False), kv=1) if c.flag("multi_query") else None)
 
-    def register(reader: Reader) -> Reader:
-        READERS.update(dict.fromkeys(types, reader))
-        return reader
 
-    return register
+@reads("mixtral")
+def _mixtral(c: Config) -> Architecture:
+    return decoder(c, experts=experts_of(c), fresh=None)
+
+
+@reads("gpt_oss")
+def _gpt_oss(c: Config) -> Architecture:
+    return biased(c, query_norms="sinks", experts=experts_of(c, bias=True), fresh=None)
 
 
 @reads("stablelm")
@@ -233,7 +250,7 @@ def _falcon(c: Config) -> Architecture:
     return plain(c, heads=replace(heads, kv=kv_heads), norms="two" if two else "one")
 
 
-@reads("qwen2_moe", "qwen3_moe")
+@reads("qwen_moe")
 def _qwen_moe(c: Config) -> Architecture:
     """Read experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
     step, only = c.size("decoder_sparse_step"), c.indices("mlp_only_layers")
@@ -245,7 +262,7 @@ def _qwen_moe(c: Config) -> Architecture:
     return decoder(c, bias="qkv_bias", out_bias=False, experts=experts, fresh=None)
 
 
-@reads("llama4_text")
+@reads("llama4")
 def _llama4(c: Config) -> Architecture:
     layers, step = c.size("num_hidden_layers"), c.size("interleave_moe_layer_step")
     sparse = range(step - 1, layers, step) if c.get("moe_layers") is None else c.indices("moe_layers")
@@ -253,7 +270,7 @@ def _llama4(c: Config) -> Architecture:
     return biased(c, ffn_width="intermediate_size_mlp", experts=experts, fresh=None)
 
 
-@reads("deepseek_v2", "deepseek_v3")
+@reads("deepseek")
 def _deepseek(c: Config) -> Architecture:
     """Read keys and values through a narrow latent state; queries too, where `q_lora_rank` is not 0."""
     d, count = c.size("hidden_size"), c.size("num_attention_heads")
@@ -293,7 +310,7 @@ def _mamba(c: Config) -> Architecture:
 # Encoders, whose head transforms the hidden state (dense, activation, norm) before the table
 
 
-@reads("bert", "roberta", "distilbert", "electra", "albert")
+@reads("bert")
 def _bert(c: Config) -> Architecture:
     """Read post-norm encoders: BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT."""
     d, count = c.size("hidden_size"), c.size("num_attention_heads")
@@ -357,7 +374,7 @@ def _side(
     return AppliedLayers(name, (layer,) * layers, more["around"], heads, saved)
 
 
-@reads("t5", "mt5", "umt5")
+@reads("t5")
 def _t5(c: Config) -> Architecture:
     d, count, ffn = c.size("d_model"), c.size("num_heads"), c.size("d_ff")
     heads, gated = Heads(count, c.size("d_kv"), count), c.text("feed_forward_proj").startswith("gated-")
@@ -377,7 +394,7 @@ def _t5(c: Config) -> Architecture:
     return Architecture(c.family, d, TokenTables(c.size("vocab_size"), d, head, head), tuple(stacks), notes=notes)
 
 
-@reads("bart", "mbart", "marian", "pegasus")
+@reads("bart")
 def _bart(c: Config) -> Architecture:
     d, vocab = c.size("d_model"), c.size("vocab_size")
     learned = c.family in ("bart", "mbart")  # positions; the others' are sinusoids, stored and never trained

@@ -18,7 +18,7 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import BETTER, Model, find
 from tiewise.planning.evidence import KIND, in_words
-from tiewise.planning.read_config import GENERIC
+from tiewise.planning.read_config import GENERIC, unknown_family
 
 Record = Mapping[str, Any]
 Show = Callable[[Any], str] | None
@@ -222,13 +222,17 @@ def how_to_be_exact(record: Record) -> str:
     """Say what is estimated or not counted, and how to count it exactly; "" for a plan that is exact."""
     model = record["model"]
     build = " For exact figures, add --build to the command (needs torch and transformers)."
+    unknown = unknown_family(model["family"])
     if model["not_counted"]:
         missing = f"Not counted, so no total is known: {', '.join(model['not_counted'])}."
+        missing = f"{unknown}. {missing}" if unknown else missing
         return missing + build if model["boundary"] else missing
     if not model["estimated"]:
         return ""
     if model["family"] == GENERIC:
         return "Figures marked ≈ are estimates from sizes. For exact figures, give a config.json or --like NAME."
+    if unknown:
+        return f"{unknown}: figures marked ≈ are estimates from the usual keys of its config.{build}"
     return f"Figures marked ≈ are estimates: tiewise has no reader for {model['family']}.{build}"
 
 

@@ -1,6 +1,6 @@
 """A config to an `Architecture`: by the family's own reader, by a generic formula, or by building the class.
 
-read(json.load(open("config.json")))      exact for `READERS`; others are estimated, or their tables alone are counted
+read(json.load(open("config.json")))      exact for families with a reader; others are estimated, or their tables alone
 from_sizes(Sizes(50_000, 1024, 12))       the generic decoder
 count_on_meta(config)                     exact for any family of transformers, its layers not told apart
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tiewise.checkpoint.families import family
 from tiewise.core import Late
 from tiewise.core.errors import PlanError
 from tiewise.planning.architecture import (
@@ -25,13 +26,13 @@ from tiewise.planning.architecture import (
     linear,
     lookup,
 )
-from tiewise.planning.config import MOST, MOST_LAYERS, Config
-from tiewise.planning.model_families import READERS, decoder
+from tiewise.planning.config import GENERIC, MOST, MOST_LAYERS, UNNAMED, Config
+from tiewise.planning.model_families import decoder, reader_of
 from tiewise.planning.uncounted import has_token_head, parts_of_body, towers
 
 torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
 roles = Late("tiewise.checkpoint.roles")
-GENERIC = "generic decoder"  # the family of sizes without a config
+TEXT_PART = "_text"  # names a nested text_config without model_type, after the outer model
 # What is built of a config, the first that transformers has for its type; older versions lack the last.
 BUILT = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM")
 UNGATED = ("relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu2")  # others stand behind a gate today
@@ -44,7 +45,7 @@ def read(config: Mapping[str, Any]) -> Architecture:
         PlanError: a size is missing or contradicts another.
     """
     found = _read(config)
-    if str(config.get("model_type")) in READERS or has_token_head(config):
+    if family(config.get("model_type")).reader is not None or has_token_head(config):
         return found
     return replace(found, ends=replace(found.ends, tied=False, head=False, head_biases=0))
 
@@ -55,19 +56,27 @@ def _read(config: Mapping[str, Any]) -> Architecture:
     if isinstance(nested, Mapping):
         inner = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         note = "read at text_config: the language model alone, without the other towers"
-        family = nested.get("model_type") or f"{config.get('model_type', 'unknown')}_text"
-        found = _read({**nested, **inner, "model_type": family})
+        kind = nested.get("model_type") or f"{config.get('model_type', 'unknown')}{TEXT_PART}"
+        found = _read({**nested, **inner, "model_type": kind})
         return replace(found, not_counted=(*found.not_counted, *towers(config)), notes=(*found.notes, note))
-    family = str(config.get("model_type") or "unknown")[:60]
-    c = Config(config, family)
+    c = Config(config, str(config.get("model_type") or UNNAMED)[:60])
     std, scale = fresh_table(c)
-    found, tables = READERS.get(family, _estimated)(c), other_tables(c)
+    reader = reader_of(c.record) or _estimated
+    found, tables = reader(c), other_tables(c)
     if tables.parameters:
         found = replace(found, around={**found.around, "other_tables": tables})
     if c.get("num_nextn_predict_layers"):
         note = "layers that predict further tokens, with what tables they have of their own, are not counted"
         found = replace(found, notes=(*found.notes, note))
     return replace(found, table_std=std, output_scale=scale)
+
+
+def unknown_family(kind: str) -> str:
+    """Return the sentence for a plan of a family that tiewise does not know; "" for any other."""
+    if kind in (GENERIC, UNNAMED):
+        return "" if kind == GENERIC else family(None).unknown
+    outer = family(kind.removesuffix(TEXT_PART))  # a nested config without model_type is called by its outer model
+    return "" if family(kind).is_known or outer.is_known else family(kind).unknown
 
 
 def other_tables(c: Config) -> Count:
@@ -91,15 +100,16 @@ def fresh_table(c: Config) -> tuple[float, float]:
 
     T5 draws its table with unit entries and scales hidden states by d^-½, but for the files that say untied (v1.1).
     """
-    if c.family in ("t5", "mt5", "umt5"):
-        scaled = c.family == "umt5" or (c.family == "t5" and c.values.get("tie_word_embeddings") is not False)
+    if c.record.unit_table:
+        says_untied = c.values.get("tie_word_embeddings") is False
+        scaled = c.record.unit_table == "scaled" or (c.record.unit_table == "scaled if tied" and not says_untied)
         return c.number("initializer_factor", 1.0), c.size("d_model") ** -0.5 if scaled else 1.0
     return c.number("initializer_range" if c.get("initializer_range") is not None else "init_std", 0.02), 1.0
 
 
 def _estimated(c: Config) -> Architecture:
     """Estimate a family without a reader; if the formula leaves parts of it out, count its tables alone."""
-    missing = parts_of_body(c.values, c.family)
+    missing = parts_of_body(c.values, c.record)
     if not missing:
         return formula(c)
     width = c.size("hidden_size" if c.get("hidden_size") is not None else "d_model")
@@ -123,7 +133,8 @@ def formula(c: Config) -> Architecture:
         ffn=sum(ffn) // len(ffn) if isinstance(ffn, list) and ffn and all(type(n) is int for n in ffn) else ffn,
         gated=(c.text("hidden_act") or c.text("hidden_activation")) not in UNGATED,
     )
-    note = f"{c.family} is not a family that tiewise counts exactly: attention and ffn matrices alone are estimated"
+    why = unknown_family(c.family) or f"{c.family} is not a family that tiewise counts exactly"
+    note = f"{why}: attention and ffn matrices alone are estimated"
     tied = c.get("tie_word_embeddings")
     found = from_sizes(sizes, tied is None or bool(tied))
     if c.class_name.endswith("ForMaskedLM"):
@@ -174,21 +185,23 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
         PlanError: transformers does not know the family, or refuses the config.
     """
     values, t = dict(config), transformers
-    family = str(values.pop("model_type", ""))
+    kind = str(values.pop("model_type", ""))
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = t.AutoConfig.for_model(family, **values)
-            kinds = [getattr(t, f"AutoModelFor{name}") for name in BUILT if hasattr(t, f"AutoModelFor{name}")]
-            model = next((kind.from_config(made) for kind in kinds if type(made) in kind._model_mapping), None)
+            made = t.AutoConfig.for_model(kind, **values)
+            autos = [getattr(t, f"AutoModelFor{name}") for name in BUILT if hasattr(t, f"AutoModelFor{name}")]
+            model = next((auto.from_config(made) for auto in autos if type(made) in auto._model_mapping), None)
     except Exception as error:  # whatever a stranger's class raises, the config is what it was raised for
-        what = f"transformers cannot build {family or 'a config without model_type'}: {str(error)[:120]}"
+        what = f"transformers cannot build {kind or 'a config without model_type'}: {str(error)[:120]}"
+        if unknown_family(kind or UNNAMED):
+            what = f"{unknown_family(kind or UNNAMED)}, and transformers has no class of this type"
         raise PlanError(what.replace("\n", " "), "leave build out to estimate instead") from None
     if model is None:
-        raise PlanError(f"transformers has no language model of type {family}", "leave build out to estimate instead")
+        raise PlanError(f"transformers has no language model of type {kind}", "leave build out to estimate instead")
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if table is None or head is None:
-        raise PlanError(f"{family} has no token table and head", "plan works on language models")
+        raise PlanError(f"{kind} has no token table and head", "plan works on language models")
     bias = getattr(head, "bias", None)
     ours = [id(p) for p in (table.weight, head.weight, bias)]
     looked_up = {id(p): p for n, p in model.named_parameters() if roles.PLAIN_TABLE.search(n.removesuffix(".weight"))}
@@ -196,9 +209,9 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     whole = sum(p.numel() for p in others)
     other = Count(whole, sum(p.numel() for p in others if p.dim() > 1), whole)
     if head.weight.shape != table.weight.shape:
-        raise PlanError(f"{family}: its two tables differ in shape", "such a model cannot be planned")
+        raise PlanError(f"{kind}: its two tables differ in shape", "such a model cannot be planned")
     vocab, width = table.weight.shape
     ends = TokenTables(vocab, width, head.weight is table.weight, head_biases=int(bias is not None))
-    note = f"{family} was built on the meta device; its layers are not told apart"
+    note = f"{kind} was built on the meta device; its layers are not told apart"
     tables = sum((lookup(*p.shape) for p in looked_up.values()), Count())
-    return Architecture(family, width, ends, (), {"other_tables": tables, "other": other}, notes=(note,))
+    return Architecture(kind, width, ends, (), {"other_tables": tables, "other": other}, notes=(note,))

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from tiewise.checkpoint.families import family
 from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import KINDS, SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget
-from tiewise.planning.config import Config, recorded
+from tiewise.planning.config import Config
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 # Sizes as `tiewise plan` names them: the letter of each, and the usual keys of configs, of which a family has one.
@@ -106,12 +107,12 @@ def terms_of(number: int) -> Terms:
 
 def resized(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return a config of the same family with other `sizes`; those that the family has no key for are left out."""
-    known = recorded().get(str(config.get("model_type")), {"defaults": {}, "names": {}})
+    known = family(config.get("model_type")).keys
     found = dict(config)
     for name, value in sizes.items():
         for key in KEYS[name]:
-            own = known["names"].get(key, key)
-            if own in config or own in known["defaults"] or key in known["names"]:
+            own = known.names.get(key, key)
+            if own in config or own in known.defaults or key in known.names:
                 found[own] = value
         if name == "width" and config.get("word_embed_proj_dim") == config.get("hidden_size"):
             found["word_embed_proj_dim"] = value  # OPT's tables: as wide as the model, where they were

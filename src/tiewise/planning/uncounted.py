@@ -1,6 +1,6 @@
 """Parts of a model that no formula of this package counts: by its model type, or by the keys of its config.
 
-parts_of_body(config, family)    experts, state-space layers, low-rank attention, layers of several kinds, …
+parts_of_body(config, known)     experts, state-space layers, low-rank attention, layers of several kinds, …
 towers(config)                   models for images or sound that stand beside the language model
 has_token_head(config)           whether the config's class computes logits over tokens
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from tiewise.core.files import packaged_json
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import Family
 from tiewise.planning.config import LANGUAGE_HEADS
 
 # What a part is called, and how configs name its sizes.
@@ -35,21 +35,14 @@ ONE_SHAPE = {"full_attention", "sliding_attention", "chunked_attention", "attent
 TOWER = re.compile(r"vision|visual|image|img|video|audio|speech|vit_|qformer|perceiver|vq_|tower|backbone|codec|talker")
 
 
-@cache
-def known_types() -> dict[str, list[str]]:
-    """Model types of transformers 5.23 without a reader: estimated, not_counted, and those without a token head."""
-    found: dict[str, list[str]] = packaged_json("planning/data/estimated_families.json")
-    return found
-
-
-def parts_of_body(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
+def parts_of_body(config: Mapping[str, Any], known: Family) -> tuple[str, ...]:
     """Name each part that the generic formula leaves out, with the key that shows it; empty if there is none."""
     found = [f"{part} ({key})" for part, names in PARTS.items() if (key := _first_set(config, re.compile(names)))]
     kinds = next((key for key, value in config.items() if KINDS_OF_LAYERS.search(key) and _differ(value)), None)
     if kinds is not None:
         found.append(f"layers of several kinds ({kinds})")
-    if not found and family in known_types()["not_counted"]:
-        found.append(f"what a layer of {family} has besides plain attention and ffn matrices")
+    if not found and known.has_uncounted_parts:
+        found.append(f"what a layer of {known.model_type} has besides plain attention and ffn matrices")
     return tuple(found)
 
 
@@ -66,7 +59,7 @@ def has_token_head(config: Mapping[str, Any]) -> bool:
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         return named[0].endswith(LANGUAGE_HEADS) or not named[0].endswith(("Model", "Classification", "Answering"))
-    return str(config.get("model_type")) not in known_types()["headless"]
+    return not family(config.get("model_type")).is_headless
 
 
 def _first_set(config: Mapping[str, Any], names: re.Pattern[str]) -> str | None:

@@ -122,6 +122,7 @@ def rewrite(
         raise CheckpointError(f"{source}: {what}", fix)
     facts = Facts(folder)
     change = make(facts, force=force, **options)
+    change = replace(change, notes=(*_note_on_family(facts), *change.notes))
     real = destination(folder, to)
     plan = plan_files(folder, change)
     before = _states(folder, plan)
@@ -181,6 +182,15 @@ def _healing(facts: Facts, to: Path) -> str | None:
     if facts.folder.single or not name.endswith(("ForCausalLM", "LMHeadModel")):
         return None
     return f"tiewise heal {shlex.quote(str(to))} --teacher {shlex.quote(str(facts.path))}"
+
+
+def _note_on_family(facts: Facts) -> tuple[str, ...]:
+    """Say that the family is unknown, and how its ends were identified."""
+    roles = facts.roles
+    if facts.family.is_known or facts.folder.is_adapter or roles.input_name is None:
+        return ()
+    ends = f"{short(roles.input_name)} and {short(roles.output_name or 'none')}"
+    return (f"{facts.family.unknown}: the two ends were identified by {roles.source}, {ends}",)
 
 
 def _opened(path: Place) -> Folder:

@@ -202,12 +202,11 @@ def _table_name(facts: Facts) -> str:
 
 
 def _notes(facts: Facts, tied: bool) -> tuple[str, ...]:
-    """What a family that is not known, and a file without a config, leave to the user."""
+    """What names that are not those of the class, and a file without a config, leave to the user."""
     notes, roles = [], facts.roles
-    if roles.source != BY_DATA:
+    if roles.source != BY_DATA and facts.family.is_known:
         ends = f"{short(roles.input_name or 'none')} and {short(roles.output_name or 'none')}"
-        found = f"the two ends were found by {roles.source}, {ends}"
-        notes.append(f"the family is not in the architecture data: {found}")
+        notes.append(f"the names of its class are not in the file: the two ends were found by {roles.source}, {ends}")
     if facts.folder.config is None:
         said = f"see that {FLAG} is {str(tied).lower()} in the one that goes with this file"
         notes.append(f"there is no config.json: {said}")

@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tiewise.checkpoint.claims import in_layer, module_of
+from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rewrite.change import Moved, NewTensor, Pieces, refuse
 from tiewise.checkpoint.roles import PER_LAYER

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tiewise.checkpoint.adapter import COPY, DELTA, LORA, PREFIX, AdapterFacts, EndUpdate
 from tiewise.checkpoint.claims import ends_with, family_type
+from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG
 from tiewise.checkpoint.rules.rule import Said, Told, describe, dotted, names, rule
 from tiewise.checkpoint.stored import FLOATING, Stored
@@ -214,7 +215,7 @@ def adapter_engines(facts: AdapterFacts) -> Told:
     unnamed = {"embed_tokens", "lm_head"} - {name.rpartition(".")[2] for name in asked}
     lost = [name for name in tensors("weight", DELTA) if name.split(".")[-2] in unnamed]
     llama, kind = names(tensors(*STOPS)), None if facts.base is None else family_type(facts.base.config)
-    if not llama and facts.output is not None and kind in ("gemma", "gemma2"):
+    if not llama and facts.output is not None and family(kind).llama_cpp == "no head":
         llama = short(facts.output.module)
     stops = [f"vLLM stops at {vllm}"] if vllm else []
     if sglang:

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.adapter import AdapterFacts
-from tiewise.checkpoint.claims import count, ends_with, first_count, module_of, usual
+from tiewise.checkpoint.claims import count, ends_with, first_count, usual
 from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PIECES, SINGLE, Fault, Folder, Tokenizer, is_id
 from tiewise.checkpoint.roles import NGRAM, PER_LAYER, modality_config, rows_said
 from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, dotted, names, numbers, rule, value_text
@@ -180,7 +182,7 @@ def other_tables(facts: Facts) -> Told:
             continue
         what = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
         per_layer = other.role == PER_LAYER  # of which Gemma 3n reads the first row for all further ids
-        if table.rows < main.rows and not (per_layer and str(facts.text.model_type).startswith("gemma3n")):
+        if table.rows < main.rows and not (per_layer and family(facts.text.model_type).repeats_first_row):
             yield where, f"{what}: ids from {table.rows:,} on read outside it", grow
         elif not per_layer:  # more rows than ids are padding there
             yield where, what, source
@@ -372,22 +374,6 @@ _ID_LISTS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force
 OTHER_VOCABULARY = re.compile(r"codebook|codec|t2u")  # in keys of ids that speech models look up in tables of their own
 _STRICT = tuple(f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "decoder_start"))
 _SPECIAL = (*_STRICT, *(f"{name}_token_id" for name in ("sep", "cls", "mask", "forced_bos", "forced_eos")))
-# families whose classes replace the placeholders of pictures and sounds before they look ids up (transformers 5.23)
-_REPLACES_PLACEHOLDERS = frozenset(
-    [
-        "gemma3",
-        "gemma4",
-        "gemma4_unified",
-        "embedding_gemma2",
-        "paligemma",
-        "granite_speech",
-        "granite_speech_plus",
-        "kimi_k25",
-        "muse_glimmer",
-        "muse_spark",
-        "nemotron3_5_transcribe",
-    ]
-)
 
 
 @rule("B034", "warning", "special ids lie inside the vocabulary")
@@ -422,7 +408,7 @@ def special_ids_outside(facts: Facts) -> Told:
             placeholder = _ID_KEY.search(name) and name not in _SPECIAL and level != _GENERATION
             if not placeholder:
                 yield key, what, f"edit {_GENERATION if level == _GENERATION else CONFIG} by hand: {key}"
-            elif {facts.config.get("model_type"), record.get("model_type")}.isdisjoint(_REPLACES_PLACEHOLDERS):
+            elif not any(family(level.get("model_type")).replaces_placeholders for level in (facts.config, record)):
                 fix = f"{facts.command('resize', f'--vocab {max(bad) + 1}')}, or {CONFIG_FIX}: {key}"
                 yield Said(key, f"{what}: the first use of this token reads outside the table", fix, severity="error")
 

@@ -5,14 +5,14 @@
 What h enters is the same direct path as without it: final norm, output rows, bias, soft-cap. One input table is
 exchanged for another, whose rows are computed a few at a time, so every measure of `inspection.tables` applies to both.
 
-Where each family keeps the block is said in `BLOCKS`. Every entry is held against transformers' own class: with one
-layer, whose attention gives nothing, its logits are those of the path through this block. No other is guessed at.
+The record of a family names its block (`first_mlp`). Tests compare each with transformers' own class: with one layer,
+whose attention gives nothing, its logits are those of the path through this block. A family without it is refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.saved import BASE
+from tiewise.checkpoint.families import family
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError, doing
 from tiewise.core.found import NATS, NONE, Found, Grid, Listing, Quantity, count, plain
@@ -119,36 +120,6 @@ def first_mlp_of(
 
 
 @dataclass(frozen=True)
-class BlockNames:
-    """Names within a family's body."""
-
-    layers: str = "layers"  # list of layers, below the model's body
-    before: tuple[str, ...] = ("post_attention_layernorm",)  # norm that the block reads: the first of these that exists
-    steps: tuple[str, ...] = ("mlp",)  # modules of the block, one after the other
-    after: str = ""  # norm of what the block gives
-    scale: str = ""  # attribute of the layer that its output is multiplied by
-
-
-_PLAIN = BlockNames()
-_SANDWICH = BlockNames(before=("pre_feedforward_layernorm",), after="post_feedforward_layernorm")
-_PARALLEL = BlockNames(before=("input_layernorm",))
-
-BLOCKS: Mapping[str, BlockNames] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm", "gemma", "olmo"), _PLAIN),
-    **dict.fromkeys(("gpt_neox", "starcoder2"), _PLAIN),
-    **dict.fromkeys(("gpt2", "gpt_neo"), BlockNames("h", ("ln_2",))),
-    **dict.fromkeys(("gemma2", "gemma3_text"), _SANDWICH),
-    **dict.fromkeys(("cohere", "phi"), _PARALLEL),
-    "olmo2": replace(_SANDWICH, before=()),
-    "granite": replace(_PLAIN, scale="residual_multiplier"),
-    "stablelm": BlockNames(before=("post_attention_layernorm", "input_layernorm")),
-    "gptj": BlockNames("h", ("ln_1",)),
-    "falcon": BlockNames("h", ("ln_mlp", "post_attention_layernorm", "input_layernorm")),
-    "opt": BlockNames("decoder.layers", ("final_layer_norm",), ("fc1", "activation_fn", "fc2")),
-}
-
-
-@dataclass(frozen=True)
 class FirstBlock:
     """The feed-forward block of a model's first layer."""
 
@@ -180,19 +151,22 @@ def first_block(model: Any) -> FirstBlock:
             stream itself.
     """
     config = model.config.get_text_config()
-    family = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
-    fix = "its direct path alone can be measured"
+    kind = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
+    fix, known = "its direct path alone can be measured", family(kind)
     if any("experts" in name.split(".") for name, _ in model.named_modules()):
-        raise InstallError(f"a {short(family)} model begins with a mixture of experts", fix)
-    if (names := BLOCKS.get(family)) is None:
-        raise InstallError(f"the first MLP of {short(family) or '(no type)'} is not known", fix)
+        raise InstallError(f"a {short(kind)} model begins with a mixture of experts", fix)
+    names = known.first_mlp
+    if names is None and not known.is_known:
+        raise InstallError(f"{known.unknown}: its record would name the first MLP", fix)
+    if names is None:
+        raise InstallError(f"the first MLP of {short(kind)} is not known", fix)
     if getattr(config, "do_layer_norm_before", True) is False:
-        raise InstallError(f"this {family} model normalises the stream behind its first MLP", fix)
+        raise InstallError(f"this {kind} model normalises the stream behind its first MLP", fix)
     layers = model.base_model
     for name in names.layers.split("."):
         layers = getattr(layers, name, None)
     if not layers:
-        raise InstallError(f"this {family} model has no layers", fix)
+        raise InstallError(f"this {kind} model has no layers", fix)
     layer = layers[0]
     before = next((name for name in names.before if getattr(layer, name, None) is not None), "")
     scale = float(getattr(layer, names.scale)) if names.scale else 1.0

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.checkpoint.claims import module_of
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import Dense, read_boundary
 from tiewise.checkpoint.roles import IndexedTensor, find_roles

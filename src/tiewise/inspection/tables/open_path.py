@@ -1,8 +1,8 @@
 """The direct path of a checkpoint: its two tables, and what its class does between them.
 
 Tables are opened, not read; only vectors (a norm's weight, a bias) are. What stands before the head is known exactly
-for `FAMILIES`: every entry is held against transformers' own class without layers, whose logits are the direct path.
-For a family that is not there nothing is assumed: its tables are multiplied as they are stored.
+for families whose record has a `final_norm`. Tests compare each with transformers' own class without layers, whose
+logits are the direct path. For any other family nothing is assumed: its tables are multiplied as they are stored.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tiewise.checkpoint.claims import BASE_TYPE, module_of, number
+from tiewise.checkpoint.claims import BASE_TYPE, number
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import LAYER, NONE, FinalNorm, module_of
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.numeric_ends import read_boundary
 from tiewise.checkpoint.stored import FLOATING, Stored, read_float64, rounded
@@ -23,8 +25,6 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.spec_options import INSPECT
 from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, TokenTable, dense_table, stored_ends
-
-NONE, RMS, LAYER = "none", "rms", "layer"
 
 
 @dataclass(frozen=True)
@@ -106,42 +106,6 @@ class DirectPath:
         return dots if self.softcap is None else self.softcap * np.tanh(dots / self.softcap)
 
 
-@dataclass(frozen=True)
-class FinalNorm:
-    """How a family ends."""
-
-    norm: str = "norm"  # the final norm's module, beside the input table
-    kind: str = RMS  # as `Norm`
-    eps_key: str = "rms_norm_eps"  # of the config; "" where the class fixes it
-    eps: float = 1e-6  # the class's own, where the config has no key
-    stored: bool = True  # whether the norm has a weight
-    plus_one: bool = False  # whether the stored weight is the gain less one
-    root_width: bool = False  # whether input rows are multiplied by √E, rounded to their type
-    scalars: tuple[str, ...] = ()  # keys of the config that this class applies at its two ends
-
-
-_GEMMA = FinalNorm(plus_one=True, root_width=True)
-_CAPPED = replace(_GEMMA, scalars=("final_logit_softcapping",))
-
-FAMILIES: Mapping[str, FinalNorm] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), FinalNorm()),
-    **dict.fromkeys(("phi3", "olmo2", "olmoe", "mixtral"), FinalNorm(eps=1e-5)),
-    **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "falcon"), FinalNorm("ln_f", LAYER, "layer_norm_epsilon", 1e-5)),
-    "glm": FinalNorm(eps=1.5625e-7),
-    "gemma": _GEMMA,
-    "gemma2": _CAPPED,
-    "gemma3_text": _CAPPED,
-    "granite": FinalNorm(scalars=("embedding_multiplier", "logits_scaling")),
-    "olmo": FinalNorm(kind=LAYER, eps_key="", eps=1e-5, stored=False),
-    "cohere": FinalNorm(kind=LAYER, eps_key="layer_norm_eps", eps=1e-5, scalars=("logit_scale",)),
-    "gpt_neox": FinalNorm("final_layer_norm", LAYER, "layer_norm_eps", 1e-5),
-    "opt": FinalNorm("final_layer_norm", LAYER, "", 1e-5),
-    "phi": FinalNorm("final_layernorm", LAYER, "layer_norm_eps", 1e-5),
-    "stablelm": FinalNorm("norm", LAYER, "layer_norm_eps", 1e-5),
-    "starcoder2": FinalNorm("norm", LAYER, "norm_epsilon", 1e-5),
-}
-
-
 def open_path(folder: Folder) -> DirectPath:
     """Open the direct path; `notes` say what of the model it applies and what it leaves out.
 
@@ -164,13 +128,12 @@ def path_of(facts: Facts) -> DirectPath:
             raise CheckpointError(what, "give a model whose tables are as wide as its body")
         source = StoredTable(table)
         target = source if head is None else StoredTable(head)
-    level, family = _family(facts)
+    level, kind = _family(facts)
     scalars = {key.rpartition(".")[2]: value for key, value in roles.scalars.items()}
     ending = final_norm_of(facts)
     norm, known = Norm(), {}
     if ending is None:
-        named = short(family) if isinstance(family, str) else "of no stated type"
-        notes = [f"the final norm of a model {named} is not known: none is applied"]
+        notes = [_without_norm(facts, kind)]
     else:
         norm = _norm(facts, ending, level, table, source.width)
         known = {key: value for key, value in scalars.items() if key in ending.scalars}
@@ -203,8 +166,16 @@ def path_of(facts: Facts) -> DirectPath:
 
 def final_norm_of(facts: Facts) -> FinalNorm | None:
     """Return how the family of a checkpoint ends; None where it is not known."""
-    _, family = _family(facts)
-    return FAMILIES.get(family) if isinstance(family, str) else None
+    return family(_family(facts)[1]).final_norm
+
+
+def _without_norm(facts: Facts, kind: Any) -> str:
+    """Say why no final norm is applied: the family is unknown, or its record has none."""
+    if not facts.family.is_known and not family(kind).is_known:
+        tables = f"its tables were identified by {facts.roles.source}"
+        return f"{facts.family.unknown}: no final norm is applied, and {tables}"
+    named = short(kind) if isinstance(kind, str) else "of no stated type"
+    return f"the final norm of a model {named} is not known: none is applied"
 
 
 def _family(facts: Facts) -> tuple[Mapping[str, Any], Any]:

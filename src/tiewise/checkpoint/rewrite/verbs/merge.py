@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.adapter import BASE, DELTA, AdapterFacts, open_adapter
-from tiewise.checkpoint.claims import ends_with, family_type, number
+from tiewise.checkpoint.claims import ends_with, number
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
@@ -36,7 +36,6 @@ from tiewise.checkpoint.stored import FLOATING, Stored, widened
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-TURNED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")  # families whose layers store [in, out]
 # settings under which an adapter does more than the sums of this file
 BEYOND = "target_parameters layer_replication use_qalora use_bdlora alora_invocation_tokens arrow_config kasa_config"
 INITIAL = ("True", "False", "None", "gaussian", "eva", "orthogonal")  # ways to begin that leave the base as it is
@@ -62,7 +61,7 @@ def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Chang
         end, stored = at_end.get(module, ""), modules[module]
         if any("bias" not in part for part in parts):
             own = {"input": table, "output": head}.get(end, tensors.get(f"{stored}.weight"))
-            made, own = _merged(given, module, "weight", own, turned=not end and family_type(facts.config) in TURNED)
+            made, own = _merged(given, module, "weight", own, turned=not end and facts.family.stores_transposed)
             if end:
                 ends[end] = made
             else:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, stored_bytes
 from tiewise.checkpoint.rewrite.config_ids import ids_named
@@ -128,7 +129,7 @@ def resize(
         how = "zeros, whose logit is 0 whatever was read: mask them where tokens are chosen, as padding"
     if more := max(0, count - before):
         notes.append(f"rows {before:,} to {count - 1:,} are new, {how}")
-    repeats_first = str(facts.text.model_type).startswith("gemma3n")  # for ids beyond its per-layer table
+    repeats_first = family(facts.text.model_type).repeats_first_row  # for ids beyond its per-layer table
     for part in (part for part in beside if part.rows < min(before, count)):
         how = "repeat its first, which their ids read so far" if repeats_first else f"are {how}"
         notes.append(f"{short(part.name)} lacks rows {part.rows:,} to {min(before, count) - 1:,}: they {how}")

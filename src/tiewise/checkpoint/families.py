@@ -1,0 +1,220 @@
+"""Families of models: one record each, and the one lookup that every command uses.
+
+    family("llama")             its record
+    family("acme")              a record without facts: `is_known` is False, and `unknown` is the sentence to print
+
+A family that transformers has and that is not in this table still has a record: its config and classes are in the
+generated data. A row adds what the data cannot say: an exact reader, the final norm, the first MLP, exceptions of
+loaders. `family_record.py` describes the fields, and docs/extend.md shows how to add a family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from tiewise.checkpoint.family_record import LAYER, BlockNames, Family, FinalNorm, counted
+
+# final norms
+_NORM, _NORM_5 = FinalNorm(), FinalNorm(eps=1e-5)
+_LN_F = FinalNorm("ln_f", LAYER, "layer_norm_epsilon", 1e-5)
+_GEMMA_NORM = FinalNorm(plus_one=True, root_width=True)
+_CAPPED_NORM = replace(_GEMMA_NORM, scalars=("final_logit_softcapping",))
+
+# first MLPs
+_MLP = BlockNames()
+_GPT2_MLP = BlockNames("h", ("ln_2",))
+_FOUR_NORMS = BlockNames(before=("pre_feedforward_layernorm",), after="post_feedforward_layernorm")
+_PARALLEL = BlockNames(before=("input_layernorm",))
+
+_DECODERS = (
+    Family("llama", counted("llama"), final_norm=_NORM, first_mlp=_MLP),
+    Family("mistral", counted("llama"), final_norm=_NORM, first_mlp=_MLP),
+    Family("smollm3", counted("llama"), final_norm=_NORM, first_mlp=_MLP),
+    Family("phi3", counted("llama"), final_norm=_NORM_5, first_mlp=_MLP),
+    Family("qwen2", counted("decoder", bias=True, out_bias=False), final_norm=_NORM, first_mlp=_MLP),
+    Family("qwen3", counted("qwen3"), final_norm=_NORM, first_mlp=_MLP),
+    Family("glm", counted("biased", out_bias=False), final_norm=FinalNorm(eps=1.5625e-7), first_mlp=_MLP),
+    Family(
+        "olmo",
+        counted("biased", kind="none"),
+        final_norm=FinalNorm(kind=LAYER, eps_key="", eps=1e-5, stored=False),
+        first_mlp=_MLP,
+    ),
+    Family(
+        "olmo2",
+        counted("biased", query_norms="all heads", fresh=None),
+        final_norm=_NORM_5,
+        first_mlp=replace(_FOUR_NORMS, before=()),
+    ),
+    Family("olmo3", counted("biased", query_norms="all heads", fresh=None)),
+    Family("gemma", counted("gemma"), final_norm=_GEMMA_NORM, first_mlp=_MLP, llama_cpp="no head"),
+    Family(
+        "gemma2", counted("gemma2"), final_norm=_CAPPED_NORM, first_mlp=_FOUR_NORMS, llama_cpp="no head", vllm="no head"
+    ),
+    Family("gemma3_text", counted("gemma2", query_norms="one head"), final_norm=_CAPPED_NORM, first_mlp=_FOUR_NORMS),
+    Family(
+        "granite",
+        counted("granite"),
+        final_norm=FinalNorm(scalars=("embedding_multiplier", "logits_scaling")),
+        first_mlp=replace(_MLP, scale="residual_multiplier"),
+    ),
+    Family("ernie4_5", counted("decoder", bias="use_bias", ffn_bias="use_bias")),
+    Family(
+        "starcoder2",
+        counted("decoder", bias="use_bias", ffn_bias="use_bias", gated=False, kind="layer"),
+        final_norm=FinalNorm("norm", LAYER, "norm_epsilon", 1e-5),
+        first_mlp=_MLP,
+    ),
+    Family(
+        "stablelm",
+        counted("stablelm"),
+        final_norm=FinalNorm("norm", LAYER, "layer_norm_eps", 1e-5),
+        first_mlp=BlockNames(before=("post_attention_layernorm", "input_layernorm")),
+        llama_cpp="head required",
+    ),
+    Family(
+        "cohere",
+        counted("cohere"),
+        final_norm=FinalNorm(kind=LAYER, eps_key="layer_norm_eps", eps=1e-5, scalars=("logit_scale",)),
+        first_mlp=_PARALLEL,
+        llama_cpp="head unnamed",
+        vllm="no head",
+    ),
+    Family("cohere2", counted("cohere"), llama_cpp="head unnamed", vllm="no head"),
+    Family("gpt2", counted("gpt2"), final_norm=_LN_F, first_mlp=_GPT2_MLP, stores_transposed=True),
+    Family("gpt_bigcode", counted("gpt_bigcode")),
+    Family(
+        "gpt_neo",
+        counted("gpt", bias=False, out_bias=True, positions="max_position_embeddings", fresh={"attention_scale": 1.0}),
+        final_norm=_LN_F,
+        first_mlp=_GPT2_MLP,
+    ),
+    Family(
+        "gptj",
+        counted("gpt", bias=False, norms="one", parallel=True, head_bias=True),
+        final_norm=_LN_F,
+        first_mlp=BlockNames("h", ("ln_1",)),
+    ),
+    Family(
+        "gpt_neox",
+        counted("gpt", bias="attention_bias", parallel="use_parallel_residual"),
+        final_norm=FinalNorm("final_layer_norm", LAYER, "layer_norm_eps", 1e-5),
+        first_mlp=_MLP,
+    ),
+    Family(
+        "phi",
+        counted("phi", query_norms="one head", normed_queries="qk_layernorm"),
+        final_norm=FinalNorm("final_layernorm", LAYER, "layer_norm_eps", 1e-5),
+        first_mlp=_PARALLEL,
+        llama_cpp="head required",
+    ),
+    Family(
+        "falcon",
+        counted("falcon"),
+        final_norm=_LN_F,
+        first_mlp=BlockNames("h", ("ln_mlp", "post_attention_layernorm", "input_layernorm")),
+    ),
+    Family(
+        "opt",
+        counted("opt"),
+        final_norm=FinalNorm("final_layer_norm", LAYER, "", 1e-5),
+        first_mlp=BlockNames("decoder.layers", ("final_layer_norm",), ("fc1", "activation_fn", "fc2")),
+    ),
+    Family("bloom", counted("gpt", embedding_norm=True, fresh=None)),
+    Family("mpt", counted("gpt", bias=False, ffn_bias=False, kind="layer without bias", fresh=None), vllm="no head"),
+    Family("mixtral", counted("mixtral"), final_norm=_NORM_5),
+    Family("olmoe", final_norm=_NORM_5),
+    Family("gpt_oss", counted("gpt_oss")),
+    Family("qwen2_moe", counted("qwen_moe"), llama_cpp="head required"),
+    Family("qwen3_moe", counted("qwen_moe")),
+    Family("llama4_text", counted("llama4")),
+    Family("deepseek_v2", counted("deepseek")),
+    Family("deepseek_v3", counted("deepseek")),
+    Family("mamba", counted("mamba")),
+    Family("lfm2_moe", llama_cpp="head unnamed"),
+)
+_ENCODERS = (
+    Family("bert", counted("bert")),
+    Family("roberta", counted("bert")),
+    Family("distilbert", counted("bert")),
+    Family("electra", counted("bert")),
+    Family("albert", counted("bert")),
+    Family("modernbert", counted("modernbert")),
+)
+_ENCODER_DECODERS = (
+    Family("t5", counted("t5"), unit_table="scaled if tied", llama_cpp="T5"),
+    Family("mt5", counted("t5"), unit_table="not scaled", is_t5_like=True, llama_cpp="T5"),
+    Family("umt5", counted("t5"), unit_table="scaled", llama_cpp="T5"),
+    Family("switch_transformers", is_t5_like=True),
+    Family("bart", counted("bart")),
+    Family("mbart", counted("bart")),
+    Family("marian", counted("bart")),
+    Family("pegasus", counted("bart")),
+)
+_WITH_PICTURES_OR_SOUND = (
+    Family("mllama", extra_rows=8, head_lacks_extra_rows=True),
+    Family("mllama_text_model", extra_rows=8, head_lacks_extra_rows=True),
+    Family("moshi", extra_rows=1),
+    Family("moshi_depth", extra_rows=1),
+    Family("musicgen", extra_rows=1),
+    Family("musicgen_decoder", extra_rows=1),
+    Family("musicgen_melody", extra_rows=1),
+    Family("musicgen_melody_decoder", extra_rows=1),
+    Family("imagegpt", extra_rows=-1, stores_transposed=True),
+    Family("kyutai_speech_to_text", has_codebook_rows=True),
+    Family("gemma3", replaces_placeholders=True),
+    Family("gemma3n", repeats_first_row=True),
+    Family("gemma3n_text", repeats_first_row=True),
+    Family("gemma4", replaces_placeholders=True),
+    Family("gemma4_unified", replaces_placeholders=True),
+    Family("embedding_gemma2", replaces_placeholders=True),
+    Family("paligemma", replaces_placeholders=True),
+    Family("granite_speech", replaces_placeholders=True),
+    Family("granite_speech_plus", replaces_placeholders=True),
+    Family("kimi_k25", replaces_placeholders=True),
+    Family("muse_glimmer", replaces_placeholders=True),
+    Family("muse_spark", replaces_placeholders=True),
+    Family("nemotron3_5_transcribe", replaces_placeholders=True),
+    Family("nemotron_parse", vllm="own head"),
+    Family("qwen3_vl", sglang="dropped head"),
+    Family("qwen3_vl_moe", sglang="dropped head"),
+    Family("clvp", stores_transposed=True),
+)
+_OTHERS = (
+    Family("openai-gpt", stores_transposed=True),
+    Family("decision_transformer", stores_transposed=True),
+    # this package's own
+    Family("tiewise"),
+    Family("tiewise-rnn"),
+    Family("tiewise-albert"),
+)
+
+
+def _by_type(rows: Iterable[Family]) -> dict[str, Family]:
+    """Return the rows by model type; two rows of one type are an error."""
+    table: dict[str, Family] = {}
+    for row in rows:
+        if row.model_type in table:
+            raise ValueError(f"two records of the family {row.model_type}")
+        table[row.model_type] = row
+    return table
+
+
+FAMILIES: Mapping[str, Family] = _by_type(
+    (*_DECODERS, *_ENCODERS, *_ENCODER_DECODERS, *_WITH_PICTURES_OR_SOUND, *_OTHERS)
+)
+
+
+def family(model_type: Any) -> Family:
+    """Return the record of a `model_type`; one without facts for an unknown type."""
+    kind = model_type if isinstance(model_type, str) else ""
+    return FAMILIES.get(kind) or _without_row(kind)
+
+
+@lru_cache(maxsize=64)
+def _without_row(model_type: str) -> Family:
+    """Return the record of a family without a row: the generated data alone."""
+    return Family(model_type, is_written=False)

@@ -1,0 +1,277 @@
+"""Each family has one record that every command uses, and an unknown family gets one answer from all of them."""
+
+import ast
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from rich.console import Console
+from safetensors.numpy import load_file, save_file
+
+import tiewise
+from tiewise.checkpoint.audit import audit_view
+from tiewise.checkpoint.claims import class_ends
+from tiewise.checkpoint.families import FAMILIES, family
+from tiewise.checkpoint.family_record import ConfigKeys, Family, FamilyEnds, class_defaults, counted, family_data
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.loaders import LLAMA_CPP_NAMED
+from tiewise.core.errors import CheckpointError, InstallError, PlanError
+from tiewise.inspection.sections.first_mlp import first_block
+from tiewise.inspection.tables.open_path import open_path
+from tiewise.planning.model_families import READERS
+from tiewise.planning.plan_rows import how_to_be_exact
+from tiewise.planning.read_config import count_on_meta, read
+
+ROOT = Path(tiewise.__file__).parent
+UNKNOWN = "acme is a family that tiewise does not know"
+V, D = 24, 8
+SIZES = {"hidden_size": D, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+USUAL = ("model.embed_tokens.weight", "lm_head.weight")  # names of the two ends that most families have
+ODD = ("core.symbols.weight", "core.readout.weight")  # names that no list has
+OURS = {"tiewise", "tiewise-rnn", "tiewise-albert"}
+REMOTE_CODE = {"nemotron_parse", "nemotron3_5_transcribe"}  # one fact of a loader each; transformers has no class
+
+
+def write(folder, tensors, **config):
+    """Write a checkpoint with a table of its own values for each name, and its config."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    save_file({name: draw.normal(size=(V, D)).astype(np.float32) for name in tensors}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"vocab_size": V, **config}))
+    return folder
+
+
+def acme(folder, tensors=USUAL[:1], tied=True, **config):
+    """Write a checkpoint of a family that nobody knows."""
+    return write(folder, tensors, model_type="acme", tie_word_embeddings=tied, **config)
+
+
+def names_of(kind):
+    """Return the names under which the main class of a family stores its two ends."""
+    ends = class_ends(kind, None)
+    if ends is None or ends.output is None or not ends.inputs:
+        return USUAL
+    return [f"{ends.disk.get(end, end)}.weight" for end in (ends.inputs[0], ends.output)]
+
+
+# every record, for every consumer
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_plan_counts_a_family_exactly_or_says_why_not(kind):
+    known = FAMILIES[kind]
+    if known.reader is not None:
+        assert known.reader.name in READERS
+        assert kind in class_defaults() or known.written_keys is not None
+        sizes = {} if known.written_keys is None else {"vocab_size": V, **SIZES}
+        found = read({"model_type": kind, **sizes})
+        assert not found.estimated
+        assert not found.not_counted
+        return
+    found = read({"model_type": kind, "vocab_size": V, **SIZES})
+    assert found.estimated
+    says = f"{kind} is not a family that tiewise counts exactly"
+    assert found.not_counted or any(says in note for note in found.notes)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind not in ("tiewise", "kyutai_speech_to_text")])
+def test_inspect_applies_the_final_norm_or_says_why_not(kind, tmp_path):
+    known = FAMILIES[kind]
+    folder = open_folder(write(tmp_path / "m", names_of(kind), model_type=kind, hidden_size=D))
+    if known.final_norm is not None and known.final_norm.stored:
+        with pytest.raises(CheckpointError, match=rf"the final norm \S*{known.final_norm.norm}\.weight is not stored"):
+            open_path(folder)
+        return
+    text = open_path(folder).notes[0]
+    assert text.startswith("layer norm applied" if known.final_norm else "the final norm of a model")
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_first_mlp_is_named_or_refused(kind):
+    class Model(torch.nn.Module):
+        config = transformers.PretrainedConfig(model_type=kind)
+        base_model = torch.nn.Module()
+
+    Model.config.model_type = kind
+    says = "has no layers" if FAMILIES[kind].first_mlp is not None else "the first MLP of .* is not known"
+    with pytest.raises(InstallError, match=says):
+        first_block(Model())
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_check_knows_the_classes_or_the_family_has_none(kind):
+    known = family(kind)
+    assert known is FAMILIES[kind]
+    assert known.model_type == kind
+    assert known.has_ends or known.is_tokenless or kind in OURS | REMOTE_CODE
+    assert known.llama_cpp in LLAMA_CPP_NAMED
+    assert known.vllm in ("", "no head", "own head")
+    assert known.sglang in ("", "dropped head")
+    assert known.unit_table in ("", "scaled", "not scaled", "scaled if tied")
+
+
+def test_every_family_of_transformers_is_known():
+    generated = [*family_data()["families"], *family_data()["tokenless"]]
+    assert len(generated) > 700
+    assert all(family(kind).is_known for kind in generated)
+    assert family("llama").ends.classes["LlamaForCausalLM"].output == "lm_head"
+
+
+@pytest.mark.parametrize("kind", ["acme", "", None, 5, ["llama"], {}])
+def test_what_is_no_family_has_an_empty_record(kind):
+    assert not family(kind).is_known
+    assert not family(kind).is_headless
+    assert family(kind).ends == FamilyEnds()
+    assert family(kind).keys == ConfigKeys()
+
+
+SEVERAL_TYPES = {  # modules that name several model types for another reason than a fact of each
+    "planning/model_families.py": "one reader of several families",
+    "training/kinds/decoder.py": "bodies that `train` builds",
+    "training/kinds/seq2seq.py": "bodies that `train` builds",
+    "training/least_time.py": "bodies that `train` builds",
+    "training/settings.py": "bodies that `train` builds",
+}
+
+
+def test_no_other_module_has_a_table_of_families():
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            of = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+            texts = {part.value for part in of if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+            if len(texts & FAMILIES.keys()) > 1:
+                found.add(path.relative_to(ROOT).as_posix())
+    assert found == SEVERAL_TYPES.keys()
+
+
+# a family that nobody knows
+
+
+def test_plan_estimates_an_unknown_family_and_says_so():
+    plan = tiewise.plan({"model_type": "acme", "vocab_size": V, **SIZES})
+    assert how_to_be_exact(plan.record()).startswith(f"{UNKNOWN}: figures marked ≈ are estimates")
+    assert plan.record()["model"]["notes"][0].startswith(f"{UNKNOWN}: attention and ffn matrices alone")
+
+
+def test_plan_of_an_unknown_family_without_sizes_is_refused():
+    with pytest.raises(PlanError, match=f"^{UNKNOWN}: its config has no hidden_size or d_model; .*--vocab"):
+        tiewise.plan({"model_type": "acme", "vocab_size": V, "dim": D})
+    with pytest.raises(PlanError, match=f"^{UNKNOWN}, and transformers has no class of this type"):
+        count_on_meta({"model_type": "acme", "vocab_size": V})
+
+
+def test_plan_of_an_unknown_family_with_uncounted_parts_says_both():
+    record = tiewise.plan({"model_type": "acme", "vocab_size": V, **SIZES, "num_experts": 4}).record()
+    assert how_to_be_exact(record).startswith(f"{UNKNOWN}. Not counted")
+
+
+@pytest.mark.parametrize(("names", "source"), [(USUAL, "usual names"), (ODD, "shapes")])
+def test_check_says_it(names, source, tmp_path):
+    audit = tiewise.check(acme(tmp_path / "m", names, tied=False))
+    screen = io.StringIO()
+    Console(file=screen, width=300).print(audit_view(audit))
+    assert f"{UNKNOWN}: its ends were identified by {source}" in screen.getvalue()
+    assert audit.outcomes[0].sentence == f"{UNKNOWN}: its own code decides."
+
+
+def test_inspect_says_it(tmp_path):
+    path = open_path(open_folder(acme(tmp_path / "m")))
+    assert path.notes[0].startswith(f"{UNKNOWN}: no final norm is applied")
+
+
+def test_the_first_mlp_of_an_unknown_family_is_refused():
+    class Model(torch.nn.Module):
+        config = transformers.PretrainedConfig()
+
+    Model.config.model_type = "acme"
+    with pytest.raises(InstallError, match=f"^{UNKNOWN}"):
+        first_block(Model())
+
+
+class AcmeConfig(transformers.LlamaConfig):
+    """A config of a family that nobody knows."""
+
+    model_type = "acme"
+
+
+class AcmeForCausalLM(transformers.LlamaForCausalLM):
+    """A model of that family, whose names are its own affair."""
+
+    config_class = AcmeConfig
+
+
+def test_install_works_and_says_it():
+    model = AcmeForCausalLM(AcmeConfig(vocab_size=V, **SIZES))
+    made = tiewise.install(model, "tied")
+    assert made.notes[0].startswith(f"{UNKNOWN}: its ends come from the model's own methods")
+    assert UNKNOWN in repr(made)
+    made.untie()
+    table_in, table_out = made.tables()
+    assert table_in is not table_out
+    assert torch.equal(table_in, table_out)
+
+
+def test_install_has_nothing_to_say_of_a_known_family():
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=V, **SIZES))
+    assert tiewise.install(model).notes == ()
+
+
+def test_untie_and_tie_use_the_usual_names_and_say_so(tmp_path):
+    untied = tiewise.untie(acme(tmp_path / "m"), tmp_path / "untied")
+    assert untied.notes[0] == f"{UNKNOWN}: the two ends were identified by usual names, {USUAL[0]} and {USUAL[1]}"
+    tensors = load_file(tmp_path / "untied" / "model.safetensors")
+    np.testing.assert_array_equal(tensors[USUAL[0]], tensors[USUAL[1]])
+    tied = tiewise.tie(tmp_path / "untied", tmp_path / "tied")
+    assert tied.notes[0].startswith(f"{UNKNOWN}: the two ends")
+    assert load_file(tmp_path / "tied" / "model.safetensors").keys() == {USUAL[0]}
+
+
+def test_repair_and_resize_say_it(tmp_path):
+    made = write(tmp_path / "m", ODD[:1], model_type="acme")  # no flag, so repair writes one
+    assert tiewise.repair(made, tmp_path / "repaired").notes[0].startswith(f"{UNKNOWN}: the two ends")
+    assert tiewise.resize(made, tmp_path / "longer", vocab=V + 8).notes[0].startswith(f"{UNKNOWN}: the two ends")
+
+
+@pytest.mark.parametrize("verb", ["untie", "tie", "dedupe"])
+def test_a_head_without_a_known_name_is_not_denied(verb, tmp_path):
+    source = acme(tmp_path / "m", ODD[:1])
+    with pytest.raises(CheckpointError) as refused:
+        getattr(tiewise, verb)(source, tmp_path / "new")
+    text = str(refused.value)
+    assert f"{UNKNOWN}: its config says that the head is the input table" in text
+    assert "tiewise.install(model" in text
+    assert "without a token head" not in text
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_known_class_without_a_head_is_still_said_to_have_none(tmp_path):
+    source = write(tmp_path / "m", ["embed_tokens.weight"], model_type="llama", architectures=["LlamaModel"])
+    with pytest.raises(CheckpointError, match="a model without a token head has one end only"):
+        tiewise.untie(source, tmp_path / "new")
+
+
+# a new row is all that a family needs
+
+
+def test_one_row_makes_a_family_known_to_every_command(tmp_path, monkeypatch):
+    llama = FAMILIES["llama"]
+    row = Family(
+        "acme",
+        counted("llama"),
+        final_norm=llama.final_norm,
+        first_mlp=llama.first_mlp,
+        written_ends=llama.ends,
+        written_keys=llama.keys,
+    )
+    monkeypatch.setitem(FAMILIES, "acme", row)
+    of_acme = read({"model_type": "acme", "vocab_size": V, **SIZES})
+    of_llama = read({"model_type": "llama", "vocab_size": V, **SIZES})
+    assert (of_acme.total, of_acme.estimated) == (of_llama.total, False)
+    folder = acme(tmp_path / "m", architectures=["LlamaForCausalLM"])
+    assert tiewise.check(folder).claims.known
+    assert tiewise.untie(folder, tmp_path / "new").notes == ()
