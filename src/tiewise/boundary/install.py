@@ -61,10 +61,10 @@ class Installed:
     def notes(self) -> tuple[str, ...]:
         """Return what tiewise does not know of this model; empty for a known family."""
         config = self.model.config
-        known = family(getattr(config, BASE, None) or getattr(config, "model_type", None))
-        if known.is_known:
+        record = family(getattr(config, BASE, None) or getattr(config, "model_type", None))
+        if record.is_known:
             return ()
-        return (f"{known.unknown}: its ends come from the model's own methods, and install verified the result",)
+        return (f"{record.unknown}: its ends come from the model's own methods, and install verified the result",)
 
     @property
     def spec(self) -> BoundarySpec:

@@ -108,8 +108,8 @@ def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds 
 
 def part_ends(kind: str, how: str) -> ClassEnds | None:
     """Return the ends of a family's class as a part of a composite: "lm" with its head, "body" without."""
-    known = family(kind).ends
-    ends = known.classes.get(known.auto.get(how, "")) or class_ends(kind, None)
+    names = family(kind).ends
+    ends = names.classes.get(names.auto.get(how, "")) or class_ends(kind, None)
     if ends is None or how == "lm":
         return ends
     bare = ends.renamed(lambda name: name.removeprefix(f"{ends.prefix}."))
@@ -207,10 +207,10 @@ def _below(key: str, value: Any, at: str, path: str) -> Any:
 
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
     """Whether a known class has no table of tokens at all: the data was made from it, and found none."""
-    known = family(model_type)
-    if known.is_tokenless or architecture is None:
-        return known.is_tokenless
-    if not known.has_ends or known.ends.classes or architecture in family_data()["not_built"]:
+    record = family(model_type)
+    if record.is_tokenless or architecture is None:
+        return record.is_tokenless
+    if not record.has_ends or record.ends.classes or architecture in family_data()["not_built"]:
         return False
     return class_ends(model_type, architecture) is None
 

@@ -168,8 +168,8 @@ class Facts:
     @property
     def extra_rows(self) -> int:
         """Rows that the class gives the input table beyond vocab_size and the head lacks: Mllama's 8 for pictures."""
-        known = family(self.text.model_type)
-        return known.extra_rows if known.head_lacks_extra_rows else 0
+        record = family(self.text.model_type)
+        return record.extra_rows if record.head_lacks_extra_rows else 0
 
     @property
     def unequal_on_purpose(self) -> str | None:

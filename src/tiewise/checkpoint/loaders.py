@@ -150,13 +150,13 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
         own = *own, _transformers(facts, taught, claims.tied)
     if facts.as_class is not None:
         return own
-    known = family(kind)
-    newer = VLLM_HEADLESS if known.vllm == "no head" else VLLM_AFTER
+    record = family(kind)
+    newer = VLLM_HEADLESS if record.vllm == "no head" else VLLM_AFTER
     vllm = (_server(facts, VLLM_BEFORE, of_any), _server(facts, newer, of_any))
     return (
         *own,
-        *((_from_matrix(facts, VLLM_OWN_HEAD, True),) if known.vllm == "own head" else vllm),
-        _server(facts, LLAMA_CPP_NAMED[known.llama_cpp], claims.tied),
+        *((_from_matrix(facts, VLLM_OWN_HEAD, True),) if record.vllm == "own head" else vllm),
+        _server(facts, LLAMA_CPP_NAMED[record.llama_cpp], claims.tied),
         mlx(facts, kind),
         *sglang(facts, kind),
     )

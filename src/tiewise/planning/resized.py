@@ -107,12 +107,12 @@ def terms_of(number: int) -> Terms:
 
 def resized(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return a config of the same family with other `sizes`; those that the family has no key for are left out."""
-    known = family(config.get("model_type")).keys
+    keys = family(config.get("model_type")).keys
     found = dict(config)
     for name, value in sizes.items():
         for key in KEYS[name]:
-            own = known.names.get(key, key)
-            if own in config or own in known.defaults or key in known.names:
+            own = keys.names.get(key, key)
+            if own in config or own in keys.defaults or key in keys.names:
                 found[own] = value
         if name == "width" and config.get("word_embed_proj_dim") == config.get("hidden_size"):
             found["word_embed_proj_dim"] = value  # OPT's tables: as wide as the model, where they were
