@@ -187,7 +187,7 @@ def _healing(facts: Facts, to: Path) -> str | None:
 def _note_on_family(facts: Facts) -> tuple[str, ...]:
     """Say that the family is unknown, and how its ends were identified."""
     roles = facts.roles
-    if facts.family.is_known or facts.folder.is_adapter or roles.input_name is None:
+    if facts.family.is_known or facts.folder.has(ADAPTER_CONFIG) or roles.input_name is None:
         return ()
     ends = f"{short(roles.input_name)} and {short(roles.output_name or 'none')}"
     return (f"{facts.family.unknown}: the two ends were identified by {roles.source}, {ends}",)
