@@ -159,7 +159,7 @@ def test_plan_estimates_an_unknown_family_and_says_so():
 
 
 def test_plan_of_an_unknown_family_without_sizes_is_refused():
-    with pytest.raises(PlanError, match=f"^{UNKNOWN}: its config has no hidden_size or d_model; .*--vocab"):
+    with pytest.raises(PlanError, match=f"^{UNKNOWN}: the config has no hidden_size or d_model; .*--vocab"):
         tiewise.plan({"model_type": "acme", "vocab_size": V, "dim": D})
     with pytest.raises(PlanError, match=f"^{UNKNOWN}, and transformers has no class of this type"):
         count_on_meta({"model_type": "acme", "vocab_size": V})

@@ -181,7 +181,7 @@ PLAN = {
     "--like=granite-4.1-8b": "nobody was seen to say its vocabulary",
     "gpt2": "gpt2: no such file or folder; check the path, or use --like gpt2 for a model of the catalogue",
     "bad.json": "bad.json",
-    "empty.json": "the config of unknown has no",
+    "empty.json": "the config has no model_type: the config has no",
     "--like=gpt2 --plot=no/such/plan.html": "choose another place with --plot",
     "--like=gpt2 --vocab=many": "--vocab",
     "--vocab=10 --width=4 --layers=1 --build": "--build has no config to build",

@@ -257,7 +257,7 @@ class Family:
     def unknown(self) -> str:
         """Return the sentence that every command prints of an unknown family, without its end."""
         if not self.model_type:
-            return "no model_type names a family that tiewise knows"
+            return "the config has no model_type"
         return f"{short(self.model_type)} is a family that tiewise does not know"
 
 

@@ -74,7 +74,7 @@ class Config:
         if self.record.is_known or self.family == GENERIC:
             return PlanError(f"the config of {self.family} has no {key}", fix)
         usual = "hidden_size or d_model" if key == "d_model" else key
-        return PlanError(f"{self.record.unknown}: its config has no {usual}", f"{fix}: --vocab, --width and --layers")
+        return PlanError(f"{self.record.unknown}: the config has no {usual}", f"{fix}: --vocab, --width and --layers")
 
     def _refused(self, key: str, value: Any, must: str) -> PlanError:
         return PlanError(f"{key} = {str(value)[:40]!r} in the config of {self.family}", f"{key} must be {must}")

@@ -194,8 +194,8 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
             model = next((auto.from_config(made) for auto in autos if type(made) in auto._model_mapping), None)
     except Exception as error:  # whatever a stranger's class raises, the config is what it was raised for
         what = f"transformers cannot build {kind or 'a config without model_type'}: {str(error)[:120]}"
-        if unknown_family(kind or UNNAMED):
-            what = f"{unknown_family(kind or UNNAMED)}, and transformers has no class of this type"
+        if kind and unknown_family(kind):
+            what = f"{unknown_family(kind)}, and transformers has no class of this type"
         raise PlanError(what.replace("\n", " "), "leave build out to estimate instead") from None
     if model is None:
         raise PlanError(f"transformers has no language model of type {kind}", "leave build out to estimate instead")
