@@ -7,10 +7,10 @@ has from its start or not at all: `test_liger_under_tritons_interpreter` runs th
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import weakref
-from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from unittest.mock import Mock
 
@@ -233,25 +233,36 @@ def test_a_cpu_and_a_package_that_is_not_there(monkeypatch):
 
 @pytest.fixture
 def kernels(monkeypatch, tmp_path):
-    """Kernels of plain torch in this file; the cache is empty, and what earlier tests tried forgotten."""
+    """Kernels of plain torch in this file, installed in version 1.0; nothing was tried before."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(gpu_kernels, "_tried", {})
-    monkeypatch.setattr(gpu_kernels, "_distances", {})
-    monkeypatch.setattr(gpu_kernels, "BACKENDS", ("auto", "right", "wrong", "first_upstream", "counts_ignored"))
-    monkeypatch.setattr(gpu_kernels, "version", lambda package: "1.0")
-    gpu_kernels._installed_version.cache_clear()
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setattr(gpu_kernels, "TRIALS", gpu_kernels.Trials())
+    CALLS.clear()
     made = {
         name: gpu_kernels.Kernel(
             name, f"{__name__}:{name}", (torch.float32,), ("softcap",), ("1.0",), lambda o, bias: {}
         )
         for name in ("right", "wrong", "failing", "first_upstream", "counts_ignored")
     }
+    install(tmp_path, made, "1.0")
     monkeypatch.setattr(gpu_kernels, "KERNELS", made)
     return made
 
 
+def install(tmp_path, packages, version):
+    """Write what pip writes about packages of this version."""
+    for name in packages:
+        folder = tmp_path / "packages" / f"{name}.dist-info"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+CALLS = []  # of `right`
+
+
 def right(h, w, t, *, ignore_index, reduction):
+    CALLS.append("right")
     return F.cross_entropy(h @ w.T, t, ignore_index=ignore_index, reduction=reduction)
 
 
@@ -289,7 +300,7 @@ def counts_ignored(h, w, t, *, ignore_index, reduction):
 def test_a_trial_times_those_that_run_and_agree(kernels, reduction, agree):
     (h, w, _), t = problem(torch.float32)
     tensors, options = (h, w, None, t), LossOptions(reduction=reduction)
-    ways = {name: gpu_kernels._by_kernel(name, options, tensors, torch.float32) for name in kernels}
+    ways = {name: gpu_kernels.kernel_sweep(name, options, tensors, torch.float32) for name in kernels}
     times = gpu_kernels.trial(ways, options, tensors, torch.float32, sweep)
     assert list(times) == (agree or ["right_ms", "first_upstream_ms"])
     assert min(times.values()) > 0
@@ -298,7 +309,7 @@ def test_a_trial_times_those_that_run_and_agree(kernels, reduction, agree):
 def test_the_memory_of_a_trial_is_that_of_one_table_gradient(kernels):
     v = 40_000
     tensors = torch.randn(64, E), torch.randn(v, E), None, torch.arange(64)
-    way = gpu_kernels._by_kernel("right", LossOptions(), tensors, torch.float32)
+    way = gpu_kernels.kernel_sweep("right", LossOptions(), tensors, torch.float32)
     alive, most = [], 0
 
     def watched(*given):
@@ -339,16 +350,16 @@ def test_a_kernel_that_is_asked_for_is_compared_with_ours_at_its_first_use(kerne
             loss()
 
 
-def test_a_version_that_no_test_runs_is_refused(kernels, monkeypatch):
+def test_a_version_that_no_test_runs_is_refused(kernels, tmp_path):
     (h, w, _), t = problem(torch.float32)
-    monkeypatch.setattr(gpu_kernels, "version", lambda package: "1.1")
+    install(tmp_path, kernels, "1.1")
     with pytest.raises(UnsupportedError, match=r"'right' is tested with right 1\.0, not 1\.1; pip install right==1\.0"):
-        gpu_kernels._by_kernel("right", LossOptions(), (h, w, None, t), torch.float32)
+        gpu_kernels.maintained("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, sweep)
     assert gpu_kernels.maintained("auto", LossOptions(backend="auto"), (h, w, None, t), torch.float32, sweep) is None
-    gpu_kernels._installed_version.cache_clear()
-    monkeypatch.setattr(gpu_kernels, "version", Mock(side_effect=PackageNotFoundError))
+    gpu_kernels.TRIALS.versions.clear()
+    shutil.rmtree(tmp_path / "packages")
     with pytest.raises(UnsupportedError, match="not a copy without a version"):
-        gpu_kernels._by_kernel("right", LossOptions(), (h, w, None, t), torch.float32)
+        gpu_kernels.maintained("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, sweep)
 
 
 def test_liger_is_used_in_the_versions_that_these_tests_passed_with():
@@ -357,33 +368,31 @@ def test_liger_is_used_in_the_versions_that_these_tests_passed_with():
 
 
 def test_a_trial_that_breaks_the_gpu_is_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=RuntimeError("CUDA error: device-side assert")))
+    answers = [RuntimeError("CUDA error: device-side assert"), None]
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=answers))
     says = r"the trial of backend='liger' broke the context of cuda:0 \(an illegal\); start anew .*TIEWISE_LOSS=tiewise"
     with pytest.raises(RunError, match=says), gpu_kernels._recoverable("liger", torch.device("cuda:0")):
         raise RuntimeError("an illegal")
-    monkeypatch.setattr(torch.cuda, "synchronize", Mock())
     with gpu_kernels._recoverable("liger", torch.device("cuda:0")):
         raise torch.OutOfMemoryError("no room for the kernel")
 
 
 def test_the_fastest_is_taken_and_remembered(kernels, monkeypatch, tmp_path):
-    tried, taken = [], []
+    tried = []
 
     def trial(ways, *_):
         tried.append(tuple(ways))
         return {"tiewise_ms": 3.0, "right_ms": 2.0}
 
     monkeypatch.setattr(gpu_kernels, "trial", trial)
-    swept = gpu_kernels._swept
-    monkeypatch.setattr(gpu_kernels, "_swept", lambda name, *rest: taken.append(name) or swept(name, *rest))
     (h, w, b), t = problem(torch.float32)
     t = t.clamp(min=0)
     for _ in range(2):
         for _ in range(2):
             assert error(linear_cross_entropy(h, w, t, backend="auto"), oracle(h, w, t)) < 1e-6
-        gpu_kernels._tried.clear()  # as in another process
+        gpu_kernels.TRIALS.times.clear()  # as in another process
     assert tried == [("tiewise", *kernels)]
-    assert taken == ["right"] * 4
+    assert CALLS == ["right"] * 4
     (record,) = json.loads((tmp_path / "tiewise" / "losses.json").read_text()).values()
     assert record | {"torch": ""} == {
         **{"device": "cpu", "type": "torch.float32", "options": "", "losses": "summed", "shape": "32 64 16"},
@@ -391,4 +400,4 @@ def test_the_fastest_is_taken_and_remembered(kernels, monkeypatch, tmp_path):
         **{"torch": "", "tiewise_ms": 3.0, "right_ms": 2.0},
     }
     linear_cross_entropy(h, w, t, b, backend="auto")  # no kernel has a bias: nothing to try
-    assert (len(tried), len(taken)) == (1, 4)
+    assert (len(tried), len(CALLS)) == (1, 4)

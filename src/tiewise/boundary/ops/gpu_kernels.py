@@ -22,8 +22,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -86,8 +86,16 @@ KERNELS = {
 }
 
 
-_tried: dict[Any, dict[str, float]] = {}  # milliseconds
-_distances: dict[Any, float] = {}  # of a kernel from ours, at its first use
+@dataclass
+class Trials:
+    """What this process tried; a new process starts with none of it."""
+
+    times: dict[Any, dict[str, float]] = field(default_factory=dict)  # milliseconds of each loss, by problem
+    distances: dict[Any, float] = field(default_factory=dict)  # of a kernel from ours, at its first use
+    versions: dict[str, str] = field(default_factory=dict)  # of installed packages
+
+
+TRIALS = Trials()
 
 # what does as `chunked.sweep`
 Sweep = Callable[[LossOptions, Any, torch.dtype, Any, Tensor | None], tuple[Tensor, Any]]
@@ -105,19 +113,19 @@ def maintained(name: str, o: LossOptions, tensors: Any, kind: torch.dtype, ours:
     run, that lacks an option, the type or the device, or that disagrees with ours.
     """
     features, _, _, targets = tensors
-    if name not in BACKENDS:
+    if name != "auto" and name not in KERNELS:
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
     # the variable is for GPUs: a model may see its first batch before it is moved to one
     if not len(targets) or (o.backend is None and not _has_kernels(features.device)):
         return None
     if name != "auto":
-        way = _by_kernel(name, o, tensors, kind)
+        way = kernel_sweep(name, o, tensors, kind)
         _require_agreement(name, way, o, tensors, kind, ours)
         return way
     ways: dict[str, Any] = {"tiewise": None}
     for name in KERNELS:
         with suppress(UnsupportedError):
-            ways[name] = _by_kernel(name, o, tensors, kind)
+            ways[name] = kernel_sweep(name, o, tensors, kind)
     return None if len(ways) == 1 else _fastest(ways, o, tensors, kind, ours)
 
 
@@ -132,12 +140,12 @@ def _fastest(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dty
         "shape": " ".join(str(2 ** round(math.log2(n))) for n in (min(len(targets), TOKENS), *weight.shape)),
     }
     key = (*what.values(), *ways)
-    if key not in _tried:
+    if key not in TRIALS.times:
         packages = {KERNELS[name].package: version(KERNELS[name].package) for name in ways if name in KERNELS}
         what |= {"torch": torch.__version__, **packages}
         found = remembered("losses.json", what, ("tiewise_ms",), lambda: trial(ways, o, tensors, kind, ours))
-        _tried[key] = {name: found.get(f"{name}_ms", math.inf) for name in ways}
-    return ways[min(ways, key=_tried[key].__getitem__)]
+        TRIALS.times[key] = {name: found.get(f"{name}_ms", math.inf) for name in ways}
+    return ways[min(ways, key=TRIALS.times[key].__getitem__)]
 
 
 # how a kernel is compared with ours
@@ -174,9 +182,9 @@ def _require_agreement(name: str, way: Any, o: LossOptions, tensors: Any, kind: 
     features, weight, bias, _ = tensors
     used = tuple(_options_used(o, bias, kind))
     key = (name, features.device, kind, used, o.reduction == "none", o.scale != 1.0, weight.shape[1])
-    if key not in _distances:
-        _distances[key] = agreement(way, o, tensors, kind, ours)
-    distance = _distances[key]
+    if key not in TRIALS.distances:
+        TRIALS.distances[key] = agreement(way, o, tensors, kind, ours)
+    distance = TRIALS.distances[key]
     if not distance <= SLACK * _tolerance(kind):
         package = KERNELS[name].package
         what = f"{package} {version(package)} differs from our loss by {distance:.1e} of it on a small problem"
@@ -268,7 +276,7 @@ def _recoverable(name: str, device: torch.device) -> Iterator[None]:
             raise BrokenDevice(what, f"start anew with backend='tiewise', or {VARIABLE}=tiewise") from error
 
 
-def _by_kernel(name: str, o: LossOptions, tensors: Any, kind: torch.dtype) -> Any:
+def kernel_sweep(name: str, o: LossOptions, tensors: Any, kind: torch.dtype) -> Any:
     """Return the sweep of a kernel that can compute this; raises as `maintained`."""
     kernel, (features, _, bias, _) = KERNELS[name], tensors
     lacks = [option for option in _options_used(o, bias, kind) if option not in kernel.has]
@@ -292,12 +300,13 @@ def _by_kernel(name: str, o: LossOptions, tensors: Any, kind: torch.dtype) -> An
     return partial(_swept, name, found)
 
 
-@cache
 def _installed_version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "a copy without a version"
+    if package not in TRIALS.versions:
+        try:
+            TRIALS.versions[package] = version(package)
+        except PackageNotFoundError:
+            TRIALS.versions[package] = "a copy without a version"
+    return TRIALS.versions[package]
 
 
 def _has_kernels(device: torch.device) -> bool:
