@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+from tests.boundary.ops.processor import PLAIN, Machine, flag, needs_exact
 
 from tiewise.boundary.ops import fast_products as fp
 from tiewise.core.errors import RunError
@@ -13,29 +14,23 @@ from tiewise.training.compare import finish, finish_one
 from tiewise.training.kinds import decoder
 from tiewise.training.trainer import TiewiseTrainer
 
-pytestmark = pytest.mark.skipif(fp._matmul is None or bool(fp._rounding()), reason="oneDNN rounds to bf16 here")
+pytestmark = needs_exact
 AMX = {"cpu_name": "Xeon", "amx_tile": True}
 
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Make up a processor and the trial's (default, oneDNN) times on it, for which every problem is large."""
+    """Make up a processor and the trial's (default, oneDNN) times on it; by default every problem is large."""
+    made = Machine(monkeypatch)
 
-    def make(times=None, traits=None):
-        fp._rounding.cache_clear()
-        fp._decided.cache_clear()
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"{times} {traits}"))
-        monkeypatch.setattr(fp, "_traits", lambda: traits or {"cpu_name": "EPYC", "amx_tile": False})
-        taken = dict(zip(("default_ms", "onednn_ms"), times or (), strict=False))
-        monkeypatch.setattr(fp, "trial", lambda threads, deadline: taken)
-        monkeypatch.setattr(fp, "kernels", lambda: None)
+    def make(*times, traits=PLAIN, large=1):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"{times} {traits['cpu_name']}"))
+        for where in (fp, compare):
+            monkeypatch.setattr(where, "LARGE", large)
+        made(*times, traits=traits)
 
-    for where in (fp, compare):
-        monkeypatch.setattr(where, "LARGE", 1)
-    monkeypatch.delenv("TIEWISE_PRODUCTS", raising=False)
     yield make
-    fp._rounding.cache_clear()
-    fp._decided.cache_clear()
+    made.restarted()
 
 
 @pytest.fixture
@@ -43,8 +38,8 @@ def flags(monkeypatch):
     """The flag within every training step and every measurement."""
     found = set()
     step, measure = TiewiseTrainer.training_step, decoder.measure
-    monkeypatch.setattr(TiewiseTrainer, "training_step", lambda *a, **k: found.add(fp._flag()) or step(*a, **k))
-    monkeypatch.setattr(decoder, "measure", lambda *a, **k: found.add(fp._flag()) or measure(*a, **k))
+    monkeypatch.setattr(TiewiseTrainer, "training_step", lambda *a, **k: found.add(flag()) or step(*a, **k))
+    monkeypatch.setattr(decoder, "measure", lambda *a, **k: found.add(flag()) or measure(*a, **k))
     return found
 
 
@@ -54,24 +49,23 @@ def products(out, file="env.json"):
 
 
 def test_all_runs_take_the_choice_of_the_start(tiny, tmp_path, lines, machine, flags):
-    machine(times=(10.0, 5.0))
+    machine(10.0, 5.0)
     out = lines.begin(tiny(steps=4, tune=True, arms=("tied",)), tmp_path / "out")
     assert products(out)["product"] == "onednn"
     assert json.loads((out / "env.json").read_text())["kernels"] == fp.kernels_state(full=False)
     assert products(out)["reason"] == "a trial on oneDNN took 0.50 of the time"
-    machine(times=(10.0, 20.0))  # a later trial changes nothing
+    machine(10.0, 20.0)  # a later trial changes nothing
     before = len(lines)
     finish(out, lines.display)
     assert flags == {"bf16"}
-    assert fp._flag() == "none"
+    assert flag() == "none"
     said = products(out, "results.json")
     assert re.fullmatch(r"onednn products on EPYC, \d+ threads?: a trial on oneDNN took 0.50 of the time", said)
     assert not any("products" in line for line in lines[before:])
 
 
-def test_where_nothing_is_large_the_default_is_written(tiny, tmp_path, lines, machine, monkeypatch, flags):
-    machine(times=(10.0, 5.0))
-    monkeypatch.setattr(fp, "LARGE", 2**28)
+def test_where_nothing_is_large_the_default_is_written(tiny, tmp_path, lines, machine, flags):
+    machine(10.0, 5.0, large=2**28)
     out = lines.begin(tiny(steps=2, seed=1, arms=("tied",)), tmp_path / "out")
     assert products(out)["product"] == "default"
     finish_one(out, lines.display)
@@ -81,7 +75,7 @@ def test_where_nothing_is_large_the_default_is_written(tiny, tmp_path, lines, ma
 @pytest.fixture
 def onednn(tiny, tmp_path, lines, machine):
     """A single run that began on oneDNN."""
-    machine(times=(10.0, 5.0))
+    machine(10.0, 5.0)
     return lines.begin(tiny(steps=4, seed=1, arms=("tied",)), tmp_path / "out")
 
 

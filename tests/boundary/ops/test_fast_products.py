@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.boundary.ops.processor import PLAIN, Machine, flag, needs_exact, needs_flag
 
 from tiewise import fast_products, linear_cross_entropy
 from tiewise.boundary.ops import chunked
@@ -19,35 +20,12 @@ from tiewise.boundary.ops import fast_products as fp
 from tiewise.boundary.ops.soft_targets import augmented_cross_entropy
 from tiewise.core.errors import RunError, TiewiseWarning, UnsupportedError
 
-PLAIN = {"cpu_name": "EPYC", "amx_tile": False, "amx_bf16": False}
-needs_flag = pytest.mark.skipif(fp._matmul is None, reason="this torch has no such flag")
-needs_exact = pytest.mark.skipif(fp._matmul is None or bool(fp._rounding()), reason="oneDNN rounds to bf16 here")
-
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Make this processor and its trials up, with a cache of its own; `.tried` counts the trials."""
-
-    class Machine:
-        tried = 0
-
-        def __call__(self, *times, traits=PLAIN):
-            def trial(threads, deadline):
-                self.tried += 1
-                return dict(zip(("default_ms", "onednn_ms", "native_ms"), times, strict=False))
-
-            self.restarted()
-            monkeypatch.setattr(fp, "_traits", lambda: traits)
-            monkeypatch.setattr(fp, "trial", trial)
-            monkeypatch.setattr(fp, "kernels", lambda: "kernels" if len(times) == 3 else None)
-
-        def restarted(self):
-            fp._rounding.cache_clear()
-            fp._decided.cache_clear()
-
-    monkeypatch.delenv("TIEWISE_PRODUCTS", raising=False)
+    """A made-up machine with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = Machine()
+    made = Machine(monkeypatch)
     yield made
     made.restarted()
     assert not fp._held
@@ -58,7 +36,7 @@ def flags(monkeypatch):
     """The flag at each product of logits."""
     found = []
     logits = chunked.chunk_logits
-    monkeypatch.setattr(chunked, "chunk_logits", lambda *a: found.append(fp._flag()) or logits(*a))
+    monkeypatch.setattr(chunked, "chunk_logits", lambda *a: found.append(flag()) or logits(*a))
     return found
 
 
@@ -83,7 +61,7 @@ class Rounds:
 def test_a_trial_decides_by_a_margin(machine, took, product, share):
     machine(10.0, took)
     with fast_products() as choice:
-        assert fp._flag() == ("bf16" if product == "onednn" else "none")
+        assert flag() == ("bf16" if product == "onednn" else "none")
     assert (choice.product, choice.exact, choice.default_ms, choice.onednn_ms) == (product, True, 10.0, took)
     assert str(choice).startswith(f"{product} products on EPYC, {torch.get_num_threads()} thread")
     assert str(choice).endswith(f": a trial on oneDNN took {share} of the time")
@@ -93,14 +71,14 @@ def test_a_trial_decides_by_a_margin(machine, took, product, share):
 
 @needs_exact
 @pytest.mark.parametrize(("times", "native"), [((10.0, 5.0, 5.5), True), ((5.0, 9.0, 5.6), False), ((5.0, 9.0), False)])
-def test_our_own_kernel_takes_losses_where_it_is_as_fast(machine, monkeypatch, times, native):
+def test_our_own_kernel_takes_losses_where_it_is_as_fast(machine, times, native):
     machine(*times)
     choice = fp.product_choice()
     assert (choice.native, choice.native_ms) == (native, times[2] if len(times) == 3 else None)
     assert ("own kernel" in str(choice)) == (len(times) == 3)
     assert not fp.product_choice("default").native  # asked for: figures of before
     tried = machine.tried
-    monkeypatch.setattr(fp, "kernels", lambda: None if len(times) == 3 else "kernels")
+    machine.library = None if machine.library else "kernels"
     machine.restarted()
     fp.product_choice()
     assert machine.tried == tried + 1  # a library that is new, or gone, is another trial
@@ -128,7 +106,7 @@ def test_where_a_probe_was_rounded_nothing_is_tried(machine, monkeypatch):
     three = fp._three
     monkeypatch.setattr(fp, "_three", lambda rows: [(Rounds(a), b) for a, b in three(rows)])
     assert fp.product_choice().reason == "a probe on oneDNN was rounded to bf16"
-    assert fp._flag() == "none"
+    assert flag() == "none"
     with pytest.warns(TiewiseWarning, match="rounded to bf16"):
         assert not fp.product_choice("onednn").exact
 
@@ -146,7 +124,7 @@ def test_a_torch_without_the_flag(machine, monkeypatch):
 def test_amx_can_be_asked_for_and_says_that_it_rounds(machine):
     machine(traits=PLAIN | {"amx_tile": True})
     with pytest.warns(TiewiseWarning, match=r"has AMX.*rounds to bf16"), fast_products("onednn") as choice:
-        assert fp._flag() == "bf16"
+        assert flag() == "bf16"
     assert not choice.exact
     assert "rounds to bf16" in str(choice)
 
@@ -154,16 +132,16 @@ def test_amx_can_be_asked_for_and_says_that_it_rounds(machine):
 @needs_flag
 def test_a_flag_that_was_set_by_hand_stays(machine):
     machine(10.0, 5.0)
-    fp._matmul.fp32_precision = "bf16"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
         with fast_products() as choice:
-            assert (choice.product, fp._flag()) == ("default", "bf16")
+            assert (choice.product, flag()) == ("default", "bf16")
         assert "already" in choice.reason
         assert machine.tried == 0
         with fast_products("default"):
-            assert fp._flag() == "bf16"
+            assert flag() == "bf16"
     finally:
-        fp._matmul.fp32_precision = "none"
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
 
 
 @needs_exact
@@ -175,7 +153,7 @@ def test_a_real_trial(machine):
     state = torch.get_rng_state()
     assert fp.product_choice().onednn_ms > 0
     assert torch.equal(torch.get_rng_state(), state)
-    assert fp._flag() == "none"
+    assert flag() == "none"
 
 
 # what is asked for
@@ -199,10 +177,10 @@ def test_auto_within_another_takes_what_that_one_took(machine, monkeypatch):
     with fast_products("onednn") as outer:
         with fast_products() as inner:
             assert inner is outer
-            assert fp._flag() == "bf16"
+            assert flag() == "bf16"
         with fast_products("default"), fast_products() as inner:
-            assert (inner.product, fp._flag()) == ("default", "none")
-        assert fp._flag() == "bf16"
+            assert (inner.product, flag()) == ("default", "none")
+        assert flag() == "bf16"
 
 
 # the flag
@@ -220,10 +198,10 @@ def test_whoever_comes_and_goes_the_last_to_come_rules(moves):
             stack.enter_context(fast_products(product))
             inside[place] = stack, product
         last = list(inside.values())[-1][1] if inside else "default"
-        assert fp._flag() == ("bf16" if last == "onednn" else "none")
+        assert flag() == ("bf16" if last == "onednn" else "none")
     for stack, _ in inside.values():
         stack.close()
-    assert fp._flag() == "none"
+    assert flag() == "none"
     assert not fp._held
 
 
@@ -232,19 +210,19 @@ def test_whoever_comes_and_goes_the_last_to_come_rules(moves):
 def test_an_error_leaves_the_flag_as_it_was(found):
     @fast_products("onednn")
     def fails(depth):
-        assert fp._flag() == "bf16"
+        assert flag() == "bf16"
         if depth:
             fails(depth - 1)
         raise KeyError
 
-    fp._matmul.fp32_precision = found
+    torch.backends.mkldnn.matmul.fp32_precision = found
     try:
         for _ in range(2):
             with pytest.raises(KeyError):
                 fails(2)
-            assert fp._flag() == found
+            assert flag() == found
     finally:
-        fp._matmul.fp32_precision = "none"
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
 
 
 @needs_exact
@@ -260,10 +238,10 @@ def test_two_threads_overlap():
     with fast_products("onednn"):
         thread.start()
         entered.wait(30)
-    assert fp._flag() == "bf16"
+    assert flag() == "bf16"
     leave.set()
     thread.join()
-    assert fp._flag() == "none"
+    assert flag() == "none"
 
 
 @needs_exact
@@ -324,7 +302,8 @@ def test_a_damaged_cache_is_replaced_whole(machine, tmp_path, content):
 @pytest.mark.parametrize("home", ["a file", "none"])
 def test_where_nothing_can_be_kept_every_process_tries(machine, tmp_path, monkeypatch, home):
     if home == "none":
-        monkeypatch.setattr(fp, "cache_folder", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setenv("HOME", "~")  # which is nobody's home
     else:
         (tmp_path / "cache").write_text("")
     machine(10.0, 5.0)
@@ -338,19 +317,22 @@ def test_where_nothing_can_be_kept_every_process_tries(machine, tmp_path, monkey
 # our own products
 
 
-def problem(dtype=torch.float32):
+def problem(dtype=torch.float32, n=40, v=50, d=300):
     draw = torch.Generator().manual_seed(0)
-    h, w = torch.randn(40, 300, generator=draw), torch.randn(50, 300, generator=draw) / 17
-    targets = torch.randint(0, 50, (40,), generator=draw)
+    h, w = torch.randn(n, d, generator=draw), torch.randn(v, d, generator=draw) / d**0.5
+    targets = torch.randint(0, v, (n,), generator=draw)
     return h.to(dtype).requires_grad_(), w.to(dtype).requires_grad_(), targets
+
+
+LARGE = {"n": 1024, "v": 512, "d": 512}  # 2²⁸ multiplications: the least that begin a trial
 
 
 def test_a_small_loss_begins_no_trial(machine, flags):
     machine()
     h, w, t = problem()
     linear_cross_entropy(h, w, t).backward()
-    assert flags == ["none" if fp._matmul is not None else None]
-    assert "no large" in fp.product_choice("auto", fp.LARGE - 1).reason
+    assert flags == ["none" if flag() is not None else None]
+    assert "no large" in fp.product_choice("auto", 2**28 - 1).reason
 
 
 @needs_exact
@@ -359,35 +341,34 @@ def test_a_small_loss_begins_no_trial(machine, flags):
 def test_a_large_loss_takes_the_choice_forward_and_backward(machine, flags, monkeypatch, reduction, compiled):
     machine(10.0, 5.0)
     found = {}
-    for large in (fp.LARGE, 1):
-        monkeypatch.setattr(fp, "LARGE", large)
-        h, w, t = problem()
+    for asked, product in (("default", "none"), ("auto", "bf16")):
+        monkeypatch.setenv("TIEWISE_PRODUCTS", asked)
+        h, w, t = problem(**LARGE)
         loss = linear_cross_entropy
         loss = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss
         loss(h, w, t, reduction=reduction).sum().backward()
-        found[large] = h.grad, w.grad
-        assert set(flags) == {"none" if large > 1 else "bf16"}
+        found[asked] = h.grad, w.grad
+        assert set(flags) == {product}
         assert len(flags) == (2 if reduction == "none" else 1)
-        assert fp._flag() == "none"
+        assert flag() == "none"
         flags.clear()
-    torch.testing.assert_close(*found.values(), rtol=1e-5, atol=1e-6)
+    for default, onednn in zip(*found.values(), strict=True):
+        assert (onednn - default).norm() < 1e-5 * default.norm()
 
 
 @needs_exact
-def test_products_of_other_types_are_left_alone(machine, flags, monkeypatch):
+def test_products_of_other_types_are_left_alone(machine, flags):
     machine()
-    monkeypatch.setattr(fp, "LARGE", 1)
     for dtype in (torch.bfloat16, torch.float64):
-        linear_cross_entropy(*problem(dtype)).backward()
+        linear_cross_entropy(*problem(dtype, **LARGE)).backward()
     assert set(flags) == {"none"}
     assert machine.tried == 0
 
 
 @needs_exact
-def test_the_augmented_loss_takes_it_too(machine, monkeypatch):
+def test_the_augmented_loss_takes_it_too(machine):
     machine(10.0, 5.0)
-    monkeypatch.setattr(fp, "LARGE", 1)
-    augmented_cross_entropy(*problem()).backward()
+    augmented_cross_entropy(*problem(**LARGE)).backward()
     assert machine.tried == 1
 
 
@@ -426,9 +407,9 @@ def test_a_compiled_graph_takes_the_products_of_the_moment_it_runs():
 def test_within_a_compiled_function_it_is_a_graph_break():
     def step(a):
         with fast_products("onednn"):
-            return fp._flag(), a @ a
+            return flag(), a @ a
 
     flag, product = torch.compile(step)(torch.eye(3))
     assert flag == "bf16"
     assert torch.equal(product, torch.eye(3))
-    assert fp._flag() == "none"
+    assert flag() == "none"

@@ -1,0 +1,57 @@
+"""A processor that tests make up, so that the choice of matrix products does not depend on the machine."""
+
+import warnings
+
+import pytest
+import torch
+
+from tiewise.boundary.ops import fast_products as fp
+from tiewise.core.errors import UnsupportedError
+
+PLAIN = {"cpu_name": "EPYC", "amx_tile": False, "amx_bf16": False}
+
+
+def flag():
+    """Return torch's flag for fp32 products on oneDNN; None if this torch has none."""
+    matmul = getattr(torch.backends.mkldnn, "matmul", None) if torch.backends.mkldnn.is_available() else None
+    return getattr(matmul, "fp32_precision", None)
+
+
+def is_exact():
+    """Return whether oneDNN computes fp32 products without rounding to bf16 on this machine."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return fp.product_choice("onednn").exact
+        except UnsupportedError:
+            return False
+
+
+needs_flag = pytest.mark.skipif(flag() is None, reason="this torch has no such flag")
+needs_exact = pytest.mark.skipif(not is_exact(), reason="oneDNN rounds to bf16 here")
+
+
+class Machine:
+    """A machine whose processor, kernels and times of a trial are made up; `tried` counts its trials."""
+
+    def __init__(self, monkeypatch):
+        self.monkeypatch, self.tried = monkeypatch, 0
+        self.times, self.traits, self.library = (), PLAIN, None
+        monkeypatch.delenv("TIEWISE_PRODUCTS", raising=False)
+
+    def __call__(self, *times, traits=PLAIN):
+        """Set the milliseconds of the default, of oneDNN and, if there are kernels, of ours."""
+        self.times, self.traits, self.library = times, traits, "kernels" if len(times) == 3 else None
+        self.restarted()
+        self.monkeypatch.setattr(fp, "_traits", lambda: self.traits)
+        self.monkeypatch.setattr(fp, "trial", self.trial)
+        self.monkeypatch.setattr(fp, "kernels", lambda: self.library)
+
+    def trial(self, threads, deadline):
+        self.tried += 1
+        return dict(zip(("default_ms", "onednn_ms", "native_ms"), self.times, strict=False))
+
+    def restarted(self):
+        """Forget what this process decided, as another process does."""
+        fp._rounding.cache_clear()
+        fp._decided.cache_clear()
