@@ -7,20 +7,15 @@ import pytest
 
 from tiewise.core.errors import RunError
 from tiewise.training import least_time, short_trials
-from tiewise.training.least_time import refuse_impossible_minutes
+from tiewise.training.least_time import Machine, refuse_impossible_minutes
 from tiewise.training.settings import Settings
 
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch):
-    """Two cores and no accelerator."""
-    monkeypatch.setattr(least_time.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr(least_time, "_may_have_gpu", lambda: False)
+TWO_CORES = Machine(cores=2, may_have_gpu=False)
 
 
 def test_the_bare_command_tuned_in_eighteen_seconds_is_refused_with_what_it_needs():
     with pytest.raises(RunError, match=r"--minutes 0\.3 does not hold 27 tuning runs and 9 runs of 20") as refused:
-        refuse_impossible_minutes(Settings(minutes=0.3, tune=True))
+        refuse_impossible_minutes(Settings(minutes=0.3, tune=True), TWO_CORES)
     # 5 s to start, 36 · 0.05 s, and by hand: runs read 2·45,000 + 21·2,048 tokens and train 20·512, trials 22,048 and
     # 2,560; 2 and 6 operations for each of 4,096·128 + 24·128² weights; 1.5e11 in a second of each core
     weights = 4096 * 128 + 24 * 128**2
@@ -34,12 +29,11 @@ def test_the_bare_command_tuned_in_eighteen_seconds_is_refused_with_what_it_need
     "settings", [{"minutes": 0.5, "tune": True}, {"minutes": 0.4}, {"tune": True}, {"minutes": 0.2, "text": ("a.txt",)}]
 )
 def test_what_might_do_is_left_to_the_trials(settings):
-    refuse_impossible_minutes(Settings(**settings))
+    refuse_impossible_minutes(Settings(**settings), TWO_CORES)
 
 
-def test_a_machine_that_may_have_an_accelerator_is_not_judged(monkeypatch):
-    monkeypatch.setattr(least_time, "_may_have_gpu", lambda: True)
-    refuse_impossible_minutes(Settings(minutes=0.001, tune=True))
+def test_a_machine_that_may_have_an_accelerator_is_not_judged():
+    refuse_impossible_minutes(Settings(minutes=0.001, tune=True), Machine(cores=2, may_have_gpu=True))
 
 
 def test_it_counts_the_runs_that_there_will_be():
@@ -53,7 +47,7 @@ def test_the_command_refuses_before_it_loads_torch_or_the_text(tmp_path):
 import sys, atexit
 from tiewise.cli.main import main
 from tiewise.training import least_time
-least_time._may_have_gpu = lambda: False
+least_time.Machine.here = classmethod(lambda cls: cls(cores=2, may_have_gpu=False))
 sys.argv = ["tiewise", "compare", "--minutes", "0.01", "--tune"]
 atexit.register(lambda: print({"torch", "transformers", "datasets", "tokenizers"} & set(sys.modules), flush=True))
 main()

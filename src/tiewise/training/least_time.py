@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from tiewise.core.errors import RunError
@@ -26,13 +27,33 @@ POINTS, POINT_BLOCKS = 20, 32  # of a curve: how many, and blocks of the held-ou
 BUILTIN_HELD_OUT, BUILTIN_TUNE = 45_000, 20_000
 
 
-def refuse_impossible_minutes(settings: Settings) -> None:
-    """Raise RunError if `settings` give fewer minutes than their runs take in the best case; a GPU is not judged."""
-    if settings.minutes is None or _may_have_gpu():
+@dataclass(frozen=True)
+class Machine:
+    """What limits the speed of runs on a machine."""
+
+    cores: int
+    may_have_gpu: bool  # True if torch might find an accelerator, whose speed is unknown
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Return this machine, as far as this process may use it."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cls(cores, _may_have_gpu())
+
+
+def refuse_impossible_minutes(settings: Settings, machine: Machine | None = None) -> None:
+    """Raise RunError if `settings` give fewer minutes than their runs take in the best case.
+
+    `machine` is this one by default. A machine that may have a GPU is not judged.
+    """
+    if settings.minutes is None:
+        return
+    machine = machine or Machine.here()
+    if machine.may_have_gpu:
         return
     arms = len(settings.arms)
     runs, trials = settings.seeds * arms, TRIALS * arms if settings.tune else 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = machine.cores
     work = runs * _operations(settings, trial=False) + trials * _operations(settings, trial=True)
     seconds = START + BUILTIN * _is_builtin(settings) + (runs + trials) * RUN + work / (cores * OPERATIONS)
     if 60 * settings.minutes < seconds:
