@@ -28,7 +28,7 @@ from tiewise.training.run import MeasuredSplit, evaluating, measured
 _SHORTEST = 5  # words of a step of varied length
 _SPREAD = 5.0  # its standard deviation
 _HALVED = 0.05  # how often it is drawn around half the length
-_AT_ONCE = 4096  # words of a forward pass that measures
+AT_ONCE = 4096  # words of a forward pass that measures
 _IGNORED = -100
 
 
@@ -98,11 +98,19 @@ class Steps(Dataset):
 
 @torch.no_grad()
 def measure_streams(
-    installed: Installed, tokens: np.ndarray, counts: np.ndarray, parallel: int, most: int | None = None
+    installed: Installed,
+    tokens: np.ndarray,
+    counts: np.ndarray,
+    parallel: int,
+    most: int | None = None,
+    at_once: int = AT_ONCE,
 ) -> MeasuredSplit:
-    """Evaluate a split [N], or its first `most` words, as `parallel` streams; `counts` [V] are those in training."""
+    """Evaluate a split [N], or its first `most` words, as `parallel` streams.
+
+    `counts` [V] are those in training. A forward pass has about `at_once` words.
+    """
     inputs, targets = side_by_side(np.asarray(tokens[:most]), parallel)
-    device, length = installed.tables()[0].device, max(1, _AT_ONCE // len(inputs))
+    device, length = installed.tables()[0].device, max(1, at_once // len(inputs))
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
         state: object = None

@@ -40,14 +40,13 @@ def folders(tmp_path_factory, text):
     return [model(made / f"m{tokens}", text, tokens, tokens) for tokens in (270, 300)]
 
 
-def test_passages_are_parts_of_the_text_evenly_apart(text, monkeypatch):
+def test_passages_are_parts_of_the_text_evenly_apart(text):
     every = passages([text])
     assert text.startswith("".join(every[:2]))
     assert all(200 < len(part) <= 400 and part in text for part in every)
-    monkeypatch.setattr(module, "MOST", 12)
-    assert [every.index(part) for part in passages([text])] == [i * len(every) // 12 for i in range(12)]
-    monkeypatch.setattr(module, "READ", 5000)
-    assert passages("x" * 6000 for _ in iter(int, 1)) == ["x" * 150] * 12  # of a text without an end
+    assert [every.index(part) for part in passages([text], most=12)] == [i * len(every) // 12 for i in range(12)]
+    endless = ("x" * 6000 for _ in iter(int, 1))
+    assert passages(endless, most=12, read=5000) == ["x" * 150] * 12
     assert {len(part) for part in passages(["x" * 2000])} == {100}
     with pytest.raises(DataError, match=r"700 characters of text are too few .*; give 2,000 or more"):
         passages([text[:300], text[:400]])

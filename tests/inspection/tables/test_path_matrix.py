@@ -165,12 +165,11 @@ def test_large_logits_do_not_overflow():
 
 
 @pytest.mark.parametrize("top", [1, 5, 10_000])
-def test_pairs_equal_a_dense_search(top, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 7)
+def test_pairs_equal_a_dense_search(top):
     generator = np.random.default_rng(top)
     path = DirectPath(HeldTable(generator.normal(size=(40, 4))), HeldTable(generator.normal(size=(40, 4))))
     for ids in (np.arange(40), module.sampled(40, 25, seed=1)):
-        found = asymmetric_pairs(path, ids, top)
+        found = asymmetric_pairs(path, ids, top, block=7)
         matrix = dense(path)
         difference = matrix - matrix.T
         wanted = sorted((difference[i, j] for i in ids for j in ids if difference[i, j] > 0), reverse=True)
@@ -210,13 +209,12 @@ def test_what_cannot_be_measured_is_refused(ask, said):
 
 
 @pytest.mark.parametrize("block", [7, 1024])
-def test_blocks_equal_dense(block, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", block)
+def test_blocks_equal_dense(block):
     generator = np.random.default_rng(0)
     first, second, right = generator.normal(size=(3, 40, 6)) + 0.5
     told = []
     with heard(lambda what, done, total: told.append(done)), doing("rows", 80):
-        a, b, change = module.sampled_asymmetry([first, second], right)
+        a, b, change = module.sampled_asymmetry([first, second], right, block=block)
     for found, left in ((a, first), (b, second)):
         s, middle = left @ right.T, np.eye(40) - 1 / 40
         expected = [((m - m.T) ** 2).sum() / (m**2).sum() for m in (s, middle @ s @ middle)]

@@ -126,10 +126,9 @@ def test_step_for_step_a_plain_model(arm, changes, exact, words, job, tmp_path):
 
 @pytest.mark.parametrize("at_once", [1, 7, 4096])
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_pieces_with_the_state_carried_are_each_stream_at_once(parallel, at_once, words, job, monkeypatch):
-    monkeypatch.setattr("tiewise.training.streams._AT_ONCE", at_once)
+def test_pieces_with_the_state_carried_are_each_stream_at_once(parallel, at_once, words, job):
     installed, tokens = KIND.build(job(settings())), words.split("heldout")
-    found = measure_streams(installed, tokens, words.counts, parallel)
+    found = measure_streams(installed, tokens, words.counts, parallel, at_once=at_once)
     inputs, targets = side_by_side(tokens, parallel)
     with torch.no_grad():
         logits, _ = Plain(installed.model.eval(), True)(inputs, None)

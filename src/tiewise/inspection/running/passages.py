@@ -31,8 +31,10 @@ LONGEST = 1024  # tokens read at once, where a model has more positions
 Nats = NDArray[np.float64]
 
 
-def passages(texts: Iterable[str]) -> list[str]:
-    """Cut texts into passages, at white space, and return at most 200 of them, evenly apart.
+def passages(texts: Iterable[str], most: int = MOST, read: int = READ) -> list[str]:
+    """Cut texts into passages, at white space, and return at most `most` of them, evenly apart.
+
+    No text is taken after `read` characters.
 
     Raises:
         DataError: they are too short for ten.
@@ -41,7 +43,7 @@ def passages(texts: Iterable[str]) -> list[str]:
     for text in texts:
         held.append(text)
         total += len(text)
-        if total > READ:
+        if total > read:
             break
     size, found = max(SHORTEST, min(LARGEST, total // (4 * FEWEST))), list[str]()
     for text in held:
@@ -54,7 +56,7 @@ def passages(texts: Iterable[str]) -> list[str]:
     if len(found) < FEWEST:
         what = f"{total:,} characters of text are too few to measure a loss on"
         raise DataError(what, f"give {2 * FEWEST * SHORTEST:,} or more")
-    count = min(MOST, len(found))
+    count = min(most, len(found))
     return [found[number * len(found) // count] for number in range(count)]
 
 

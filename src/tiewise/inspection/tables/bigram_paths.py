@@ -109,19 +109,21 @@ def path_nll(x: Array, q: Array, width: int) -> tuple[float, Array]:
     return nll, np.concatenate([*(slope.ravel() for slope in slopes), error.sum(0)])
 
 
-def frequent_loss(path: DirectPath, chain: Chain, kept: Ids, reduced: Chain, seed: int = 0) -> float:
+def frequent_loss(
+    path: DirectPath, chain: Chain, kept: Ids, reduced: Chain, seed: int = 0, most_others: int = OTHERS
+) -> float:
     """A path's nll in nats per token on a reduced chain, never below its entropy.
 
     `chain` is of the whole text, `kept` its frequent tokens [K], `reduced` the chain of their states: places in `kept`,
     and K for all other tokens. p(other | i) is the path's mass on all tokens that are not kept; p(j | other) is the
-    mean of p(j | i) over the other tokens i by their frequency: over all of them, or over 512 drawn ones.
+    mean of p(j | i) over the other tokens i by their frequency: over all of them, or over `most_others` drawn ones.
     """
     tokens = chain.tokens
     others = np.setdiff1d(np.flatnonzero(tokens), kept)
     weights = tokens[others] / max(1, tokens[others].sum())
-    if len(others) > OTHERS:
-        others = np.random.default_rng(seed).choice(others, OTHERS, p=weights)
-        weights = np.full(OTHERS, 1 / OTHERS)
+    if len(others) > most_others:
+        others = np.random.default_rng(seed).choice(others, most_others, p=weights)
+        weights = np.full(most_others, 1 / most_others)
     if int(kept.max()) >= path.output.rows:
         what = f"token {int(kept.max())} is outside the output table's {path.output.rows:,} rows"
         raise DataError(what, "use the tokenizer that belongs to the model")

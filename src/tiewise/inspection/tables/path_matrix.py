@@ -133,13 +133,16 @@ def _root(product: Array) -> Array:
     return np.sqrt(values[kept])[:, None] * vectors[:, kept].T
 
 
-def sampled_asymmetry(lefts: Sequence[Array], right: Array, seed: int = 0) -> list[tuple[Estimate, Estimate]]:
+def sampled_asymmetry(
+    lefts: Sequence[Array], right: Array, seed: int = 0, block: int = BLOCK
+) -> list[tuple[Estimate, Estimate]]:
     """Measure each path's A of sampled tokens [n, E] against their output rows, and the last less the first.
 
     Each is ‖S − Sᵀ‖² / ‖S‖² (0 symmetric, 2 for unrelated tables, 4 antisymmetric), and the same of S less the sample's
     row means and column means, which the normaliser and a bias can take up. Intervals are of the bootstrap over tokens
     (Efron 1979), with the same draws for every path. A token drawn twice is no pair with itself: entries off the
-    diagonal count by the product of both tokens' draws, those on it by the token's draws.
+    diagonal count by the product of both tokens' draws, those on it by the token's draws. Entries of S are computed in
+    blocks of `block` · `block`.
     """
     if (n := len(right)) < 8:
         raise DataError(f"{n} tokens", "sample 8 tokens or more")
@@ -147,7 +150,7 @@ def sampled_asymmetry(lefts: Sequence[Array], right: Array, seed: int = 0) -> li
         raise no_numbers("a table or a norm")
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
     weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
-    ratios = [_ratios(left, right, weights, place * n) for place, left in enumerate(lefts)]
+    ratios = [_ratios(left, right, weights, place * n, block) for place, left in enumerate(lefts)]
     found = []
     for one in (*ratios, ratios[-1] - ratios[0]):
         low, high = np.quantile(one[:, 1:], [0.025, 0.975], axis=1)
@@ -156,15 +159,15 @@ def sampled_asymmetry(lefts: Sequence[Array], right: Array, seed: int = 0) -> li
     return found
 
 
-def _ratios(left: Array, right: Array, weights: Array, before: int = 0) -> Array:
+def _ratios(left: Array, right: Array, weights: Array, before: int = 0, block: int = BLOCK) -> Array:
     """Ratios [2, draws] of S = A Uᵀ and of the centred S, for each column of weights [n, draws]; block by block."""
     rows, columns, mean = left @ right.mean(0), right @ left.mean(0), float(left.mean(0) @ right.mean(0))
     energy, turned = np.zeros((2, 2, weights.shape[1]))
     n = len(right)
-    for one in range(0, n, BLOCK):
-        first = slice(one, min(one + BLOCK, n))
-        for other in range(one, n, BLOCK):
-            second = slice(other, min(other + BLOCK, n))
+    for one in range(0, n, block):
+        first = slice(one, min(one + block, n))
+        for other in range(one, n, block):
+            second = slice(other, min(other + block, n))
             there, back = left[first] @ right[second].T, (left[second] @ right[first].T).T
             s = there - rows[first, None] - columns[None, second] + mean
             t = back - columns[first, None] - rows[None, second] + mean
@@ -248,15 +251,20 @@ def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> 
     ]
 
 
-def asymmetric_pairs(path: DirectPath, ids: ArrayLike, top: int = 20) -> list[tuple[int, int, float, float]]:
-    """`top` pairs (i, j, M[i, j], M[j, i]) of `ids` with the largest M[i, j] − M[j, i], falling; n tokens cost n²·E."""
+def asymmetric_pairs(
+    path: DirectPath, ids: ArrayLike, top: int = 20, block: int = BLOCK
+) -> list[tuple[int, int, float, float]]:
+    """Return the `top` pairs (i, j, M[i, j], M[j, i]) of `ids` with the largest M[i, j] − M[j, i], falling.
+
+    n tokens cost n²·E; `block` · `block` differences are in memory at a time.
+    """
     chosen = np.unique(np.asarray(ids, np.int64))
     best: list[tuple[int, int, float, float]] = []
-    for one in range(0, len(chosen), BLOCK):
-        first = chosen[one : one + BLOCK]
+    for one in range(0, len(chosen), block):
+        first = chosen[one : one + block]
         a, b = path.left(path.input.take(first)), path.output.take(first)
-        for other in range(one, len(chosen), BLOCK):
-            second = chosen[other : other + BLOCK]
+        for other in range(one, len(chosen), block):
+            second = chosen[other : other + block]
             forward = a @ path.output.take(second).T
             backward = b @ path.left(path.input.take(second)).T
             difference = np.where(first[:, None] < second[None, :], np.abs(forward - backward), -1.0).ravel()
