@@ -18,20 +18,17 @@ class Terminal(io.StringIO):
 def test_one_bar_whatever_is_told(reads, monkeypatch):
     """Several bars would move the cursor up; one that stands still at the first would keep its name on the screen."""
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setattr(options, "SOON", 0)
     for name in ("NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    with options.progress_bar(False, reads):
+    with options.progress_bar(False, reads, soon=0):
         for what, done in (("[first]", 0), ("second", 3), ("third", 5)):
             progress(what, done, 9)
     assert "third" in terminal.getvalue()
     assert "\x1b[1A" not in terminal.getvalue().rpartition("third")[0]
 
 
-def test_no_bar_where_nobody_looks(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
-    monkeypatch.setattr(options, "SOON", 0)
-    with options.progress_bar(False, reads=False):
+def test_no_bar_where_nobody_looks(capsys):
+    with options.progress_bar(False, reads=False, soon=0):
         progress("first", 0, 9)
-    assert said.getvalue() == ""
+    assert capsys.readouterr().err == ""

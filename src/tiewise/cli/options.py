@@ -138,10 +138,11 @@ def need(*names: str, extra: str = "torch") -> None:
 
 
 @contextmanager
-def progress_bar(quiet: bool, reads: bool) -> Iterator[None]:
+def progress_bar(quiet: bool, reads: bool, soon: float = SOON) -> Iterator[None]:
     """Show the progress inside on stderr where someone looks: bytes read of each thing, or parts of one work.
 
     Parts take from seconds to minutes each, so the time that has passed is shown, and none that remains.
+    The bar appears after `soon` seconds.
     """
     if quiet or not sys.stderr.isatty():
         yield
@@ -163,7 +164,7 @@ def progress_bar(quiet: bool, reads: bool) -> Iterator[None]:
 
     def show(what: str, done: float, total: float) -> None:
         nonlocal of
-        if time.monotonic() - begun < SOON:
+        if time.monotonic() - begun < soon:
             return
         if reads and of != (what, total):  # each has the bar to itself
             bar.reset(task)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tiewise.cli.exercises import EXERCISES, check, checker
+from tiewise.cli.exercises import EXERCISES, check
 from tiewise.cli.main import command_line
 from tiewise.core.errors import RunError
 
@@ -368,12 +368,12 @@ def test_all_are_here():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", EXERCISES)
-def test_what_is_right_is_accepted_and_three_mistakes_are_told(tmp_path, number, monkeypatch):
-    monkeypatch.setattr(checker, "SECONDS", 600)  # the machine may be busy
+def test_what_is_right_is_accepted_and_three_mistakes_are_told(tmp_path, number):
+    seconds = 600  # the machine may be busy
     for text in (solution(number), *RIGHT[number]):
-        assert check(number, written(tmp_path, number, text)) is None, text
+        assert check(number, written(tmp_path, number, text), seconds) is None, text
     for text, says in WRONG[number]:
-        wrong = check(number, written(tmp_path, number, text))
+        wrong = check(number, written(tmp_path, number, text), seconds)
         assert wrong is not None
         assert says in wrong, wrong
 
@@ -396,10 +396,9 @@ def test_a_file_that_cannot_answer_is_told_why(tmp_path, text, says):
         check(1, written(tmp_path, 1, text))
 
 
-def test_a_loop_that_does_not_end_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(checker, "SECONDS", 1)
+def test_a_loop_that_does_not_end_is_told(tmp_path):
     with pytest.raises(RunError, match=r"answer1\.py took more than 1 s; look for a loop"):
-        check(1, written(tmp_path, 1, "while True: pass"))
+        check(1, written(tmp_path, 1, "while True: pass"), seconds=1)
 
 
 def test_other_mistakes_are_told_by_place_and_shape(tmp_path):

@@ -105,7 +105,7 @@ def of_number(number: int) -> Exercise:
     return EXERCISES[number]
 
 
-def check(number: int, file: Path) -> str | None:
+def check(number: int, file: Path, seconds: float = SECONDS) -> str | None:
     """Run the function of a reader's file on every case; return where it is wrong and why, None where it is right.
 
     Raises:
@@ -118,9 +118,9 @@ def check(number: int, file: Path) -> str | None:
     command = [sys.executable, "-c", ANSWER_CASES, str(number), str(file)]
     try:
         held: dict[str, Any] = {"env": os.environ | ARENA, "stdin": subprocess.DEVNULL, "capture_output": True}
-        done = subprocess.run(command, timeout=SECONDS, **held)
+        done = subprocess.run(command, timeout=seconds, **held)
     except subprocess.TimeoutExpired:
-        raise RunError(f"{file} took more than {SECONDS} s", "look for a loop that does not end") from None
+        raise RunError(f"{file} took more than {seconds:g} s", "look for a loop that does not end") from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         raise RunError(f"{file}: {said[-1]}", f"tiewise exercise {number} says what {asked.name} gets and returns")
