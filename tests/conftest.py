@@ -4,7 +4,10 @@ Commands that rewrite do not load their results with transformers, which takes s
 """
 
 import gc
+import io
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -13,6 +16,24 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 os.environ.setdefault("TIEWISE_PRODUCTS", "default")
 os.environ.setdefault("TIEWISE_NO_VERIFY_LOAD", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; its library reads this once, when it is imported
+
+
+@pytest.fixture
+def type_command(monkeypatch):
+    """Return a function that sets the words of this process's command line."""
+    return lambda *words: monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+
+
+@pytest.fixture
+def pipe_in(monkeypatch):
+    """Return a function that sets standard input: to bytes, or to a stream of bytes."""
+
+    def piped(data):
+        stream = io.TextIOWrapper(io.BytesIO(data)) if isinstance(data, bytes) else SimpleNamespace(buffer=data)
+        monkeypatch.setattr(sys, "stdin", stream)
+
+    return piped
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -64,9 +64,15 @@ def test_the_page_is_that_of_the_committed_results():
     assert performance.PAGE.read_text(encoding="utf-8") == performance.page(performance.results(performance.RESULTS))
 
 
-def test_another_machine_adds_its_table_and_leaves_the_others(tmp_path, monkeypatch):
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """An empty folder of results."""
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
-    monkeypatch.setattr(performance, "PAGE", tmp_path / "page.md")
+    return tmp_path
+
+
+def test_another_machine_adds_its_table_and_leaves_the_others(results, monkeypatch):
+    monkeypatch.setattr(performance, "PAGE", results / "page.md")
     pages, names = [], ["tiewise", "tied step, tiewise", "tied step, paths tracked"]
     found = loss.measure(SHAPE, "fp32", names, 1, 60.0)
     for instructions in ("avx2", "amx"):
@@ -84,19 +90,18 @@ def test_another_machine_adds_its_table_and_leaves_the_others(tmp_path, monkeypa
     assert "| plain |  |  |  |  | 30 |" in one
 
 
-def test_a_row_is_measured_again_by_itself_and_keeps_its_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+def test_a_row_is_measured_again_by_itself_and_keeps_its_memory(results):
     row = {"error": {"loss": 1e-8}, "seconds": [1.0], "products": [1.0], "run": "1", "machine": "this"}
     loss.keep(SHAPE, "fp32", {"tiewise": row | {"megabytes": 3.0}, "plain": row})
     loss.keep(
         SHAPE, "fp32", {"tiewise": row | {"seconds": [2.0]}, "cut-cross-entropy, torch_compile": {"missing": "so"}}
     )
-    (path,) = tmp_path.iterdir()
+    (path,) = results.iterdir()
     kept = {r["name"]: r for r in json.loads(path.read_text(encoding="utf-8"))}
     assert (kept["tiewise"]["seconds"], kept["tiewise"]["megabytes"]) == ([2.0], 3.0)
     assert kept["plain"]["seconds"] == [1.0]
     loss.keep(SHAPE, "fp32", {"plain": {"missing": "not installed"}})
-    (m,) = performance.results(tmp_path)
+    (m,) = performance.results(results)
     assert performance.factor(m.kinds["fp32"]["plain"]) == 1.0
     assert performance.over(m.kinds["fp32"]["tiewise"], m.kinds["fp32"]["plain"]) == 2.0
 

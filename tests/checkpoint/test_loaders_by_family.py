@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -151,7 +150,7 @@ def test_heads_that_the_tensor_map_of_gguf_has_no_name_for(arch):
 @pytest.mark.parametrize("kind", ["llama", "granite", "gemma2", "gemma3_text", "mixtral", "qwen3", "helium", "phi3"])
 def test_mlx_does_what_is_written_down(kind, monkeypatch):
     mlx_lm = pytest.importorskip("mlx_lm")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tools")])
+    monkeypatch.syspath_prepend(ROOT / "tools")
     from make_mlx_outcomes import entry
 
     assert mlx_lm.__version__ == VERSION, "make the file again with tools/make_mlx_outcomes.py"

@@ -1,7 +1,5 @@
-import io
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -24,7 +22,7 @@ class Said:
 
 
 @pytest.fixture
-def tiewise(tmp_path, monkeypatch, capfd):
+def tiewise(tmp_path, monkeypatch, capfd, type_command, pipe_in):
     """Run a command line in this process, in an empty folder, without a terminal."""
     monkeypatch.chdir(tmp_path)
     # the command sets these; this puts them back
@@ -33,8 +31,8 @@ def tiewise(tmp_path, monkeypatch, capfd):
     verbosity = transformers.logging.get_verbosity()
 
     def run(*arguments, stdin=b""):
-        monkeypatch.setattr(sys, "argv", ["tiewise", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        type_command("tiewise", *arguments)
+        pipe_in(stdin)
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             main()

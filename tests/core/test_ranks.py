@@ -1,6 +1,5 @@
 """Alone, agreeing costs nothing and changes nothing; several processes are in tests/cli/test_launched.py."""
 
-import os
 import signal
 
 import pytest
@@ -45,7 +44,10 @@ def test_alone_everything_is_what_it_is():
 
 @pytest.mark.parametrize(("size", "rank"), [("", ""), ("1", "0"), ("2", ""), ("2", "1")])
 def test_who_is_launched(monkeypatch, size, rank):
-    monkeypatch.setattr(os, "environ", {name: n for name, n in (("WORLD_SIZE", size), ("RANK", rank)) if n})
+    for name, number in (("WORLD_SIZE", size), ("RANK", rank)):
+        monkeypatch.delenv(name, raising=False)
+        if number:
+            monkeypatch.setenv(name, number)
     assert ranks.launched() is ((size, rank) == ("2", "1"))
 
 

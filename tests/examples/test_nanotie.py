@@ -290,9 +290,7 @@ CURVES = [(spec, torch.float64) for spec in KINDS] + [("tied", torch.float32)]
 
 
 @pytest.mark.parametrize(("spec", "dtype"), CURVES, ids=str)
-def test_fifty_steps_with_the_library_s_boundary(spec, dtype, monkeypatch):
-    for name, size in {"WIDTH": 16, "LAYERS": 1, "HEADS": 2}.items():
-        monkeypatch.setattr(nanotie, name, size)
+def test_fifty_steps_with_the_library_s_boundary(spec, dtype):
     oracle = nanotie.LanguageModel(spec, V, seed=1).to(dtype)
     library = nanotie.LanguageModel(spec, V, seed=1).to(dtype)
     state = library.boundary.state_dict()
@@ -505,9 +503,8 @@ def test_the_command_prints_its_verdict_first(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 11, 20])
-def test_any_number_of_steps_trains(steps, monkeypatch):
+def test_any_number_of_steps_trains(steps):
     """The rate's schedule divides by no length that is zero for few steps, and ends above zero."""
-    monkeypatch.setattr(nanotie, "MEASUREMENTS", 1)
     run = nanotie.train("tied", nanotie.make_corpus(make_text()), seed=0, steps=steps)
     assert len(run.curve) == steps
     assert math.isfinite(run.last_loss)
@@ -572,12 +569,12 @@ def test_a_wrong_argument_is_one_line(arguments, tmp_path, monkeypatch, capsys):
     assert WRONG[arguments] in printed.err
 
 
-def test_an_interrupt_ends_without_a_traceback(monkeypatch):
+def test_an_interrupt_ends_without_a_traceback(monkeypatch, type_command):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torch.optim, "AdamW", interrupted)
-    monkeypatch.setattr(sys, "argv", ["nanotie.py", "--steps", "1"])
+    type_command("nanotie.py", "--steps", 1)
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(nanotie.__file__, run_name="__main__")
     assert ended.value.code == 130

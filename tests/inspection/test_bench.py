@@ -1,8 +1,6 @@
 """The text of an inspection: one standard input for several models, end tokens, tokenizers that cannot be read."""
 
-import io
 import json
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -40,13 +38,9 @@ def subjects(tmp_path):
     return subjects_of([write_tokenizer(folder) for folder in folders])
 
 
-def standard_input(monkeypatch, text):
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-
-
-def test_standard_input_is_read_once_for_all_models(subjects, monkeypatch):
+def test_standard_input_is_read_once_for_all_models(subjects, pipe_in):
     draw = np.random.default_rng(0)
-    standard_input(monkeypatch, "\n".join(" ".join(draw.choice(WORDS, 12)) for _ in range(30)))
+    pipe_in("\n".join(" ".join(draw.choice(WORDS, 12)) for _ in range(30)).encode())
     bench = Bench(Request(texts=("-",), effort=SMALL), subjects)
     first, second = map(bench.ids, subjects)
     assert len(first) == 360
@@ -85,18 +79,18 @@ def norms(subject):
     return np.linalg.norm(load_file(subject.folder.path / "model.safetensors")["model.embed_tokens.weight"], axis=1)
 
 
-def test_empty_standard_input_is_one_line(subjects, monkeypatch):
-    standard_input(monkeypatch, "")
+def test_empty_standard_input_is_one_line(subjects, pipe_in):
+    pipe_in(b"")
     with pytest.raises(DataError, match="standard input holds no text; pipe one in"):
         Bench(Request(texts=("-",), effort=SMALL), subjects).ids(subjects[0])
 
 
-def test_an_endless_standard_input_ends(subjects, monkeypatch):
+def test_an_endless_standard_input_ends(subjects, pipe_in):
     def lines():
         while True:
             yield b"w1 w2 w3\n"
 
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=lines()))
+    pipe_in(lines())
     bench = Bench(Request(texts=("-",), effort=Effort(length=2, tokens=500)), subjects)
     assert len(bench.ids(subjects[0])) == 500
 

@@ -102,7 +102,7 @@ class Ran:
 @pytest.fixture
 def run_here(monkeypatch, capfd):
     """Run the tool's main in this process: a process of its own spends two seconds on imports."""
-    monkeypatch.setattr(sys, "path", [str(TOOL.parent), *sys.path])
+    monkeypatch.syspath_prepend(TOOL.parent)
     tool = import_module(TOOL.stem)
 
     def run(*arguments):

@@ -28,7 +28,12 @@ def whole(trained, tiny, tmp_path_factory):
     return folder, trained(tiny(), folder)
 
 
-def test_what_a_run_leaves(text, job, whole, trained, tiny, monkeypatch):
+def written_at(folder):
+    """Return when each file of a folder was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_what_a_run_leaves(text, job, whole, trained, tiny):
     folder, outcome = whole
     assert {p.name for p in folder.iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
     assert finished(folder) == outcome
@@ -47,8 +52,9 @@ def test_what_a_run_leaves(text, job, whole, trained, tiny, monkeypatch):
     fresh = measure(decoder.KIND.build(job(tiny())), text.split("heldout"), 16, text.counts, 32)
     assert result.initial_nll == pytest.approx(fresh.nll, abs=1e-9)  # before any step
     assert result.init_std == sound_std(16)
-    monkeypatch.setattr(decoder.Decoders, "build", lambda *arguments: pytest.fail("built again"))
+    before = written_at(folder)
     assert trained(tiny(), folder) == outcome
+    assert written_at(folder) == before  # nothing was trained again
 
 
 def test_a_run_gives_the_caller_its_random_numbers_back(trained, tiny, tmp_path):

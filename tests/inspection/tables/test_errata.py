@@ -4,7 +4,6 @@ import contextlib
 import io
 import runpy
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,14 @@ def test_there_are_commands():
 
 
 @pytest.mark.parametrize(("command", "expected"), COMMANDS, ids=lambda value: str(value)[-60:])
-def test_a_command_prints_what_stands_under_it(command, expected, monkeypatch):
+def test_a_command_prints_what_stands_under_it(command, expected, type_command):
     words, said = shlex.split(command), io.StringIO()
     assert expected
     with contextlib.redirect_stdout(said):
         if words[:2] == ["python", "-c"]:
             exec(*words[2:], {"__name__": "__main__"})
         else:
-            monkeypatch.setattr(sys, "argv", words)
+            type_command(*words)
             with pytest.raises(SystemExit) as end:
                 main()
             assert end.value.code == 0

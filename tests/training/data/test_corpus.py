@@ -1,7 +1,6 @@
 """A text prepared: repeated for repeated, split, refused where it cannot be, in memory that does not grow with it."""
 
 import hashlib
-import io
 import json
 import os
 import random
@@ -48,10 +47,6 @@ def out(tmp_path):
 
 def never(stage, done, total):
     raise AssertionError("there is nothing to do")
-
-
-def stdin(monkeypatch, data):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
 def decoded(prepared, name):
@@ -146,9 +141,9 @@ def test_builtin_is_a_demo(out):
         (b"too short", "too little text: 1 document once repetitions are left out, and at least 3"),
     ],
 )
-def test_unusable_standard_input_is_not_kept(out, monkeypatch, data, match):
+def test_unusable_standard_input_is_not_kept(out, pipe_in, data, match):
     out.mkdir(parents=True)
-    stdin(monkeypatch, data)
+    pipe_in(data)
     with pytest.raises(DataError, match=match):
         prepare(["-"], "bytes", out, length=8)
     assert list(out.iterdir()) == []
@@ -352,12 +347,12 @@ def test_changed_tokenizer_file_is_noticed(source, out, tmp_path):
 PIPED = "\n\n".join(f"Paragraph {i} of the piped text, which is not long." for i in range(200))
 
 
-def test_standard_input_is_kept(out, monkeypatch):
-    stdin(monkeypatch, PIPED.encode())
+def test_standard_input_is_kept(out, pipe_in):
+    pipe_in(PIPED.encode())
     prepared = prepare(["-"], "bytes", out, length=8)
     assert prepared.facts["texts"] == ["-"]
     assert prepared.facts["characters"] > 0.9 * len(PIPED)
-    stdin(monkeypatch, b"")
+    pipe_in(b"")
     with heard(never):
         assert prepare(["-"], "bytes", out, length=8) == prepared
     (out / "data.json").unlink()  # killed before the end

@@ -69,7 +69,7 @@ def test_ids_and_coverage_by_another_count(target, texts, found, tmp_path):
     assert (said.low, said.high, said.rows) == pytest.approx((low, high, len(shares)), abs=1e-9)
 
 
-def test_one_document_that_is_most_of_the_text_leaves_no_interval(target, tmp_path, monkeypatch, capsys):
+def test_one_document_that_is_most_of_the_text_leaves_no_interval(target, tmp_path, type_command, capsys):
     """A long file falls into all splits: what is held out of it is one document, and short ones add little to it."""
     draw = random.Random(1)
     words = [f"w{draw.randrange(200)}" for _ in range(40_000)]
@@ -83,8 +83,7 @@ def test_one_document_that_is_most_of_the_text_leaves_no_interval(target, tmp_pa
         assert 0 < made.coverage.value < 1
         assert np.isnan([made.coverage.low, made.coverage.high]).all()
         assert made.record()["coverage"]["low"] is None
-    command = ["tiewise", "vocab", "hot", "-t", str(one), "--tokenizer", str(target), f"--size={N}"]
-    monkeypatch.setattr("sys.argv", command)
+    type_command("tiewise", "vocab", "hot", "-t", one, "--tokenizer", target, f"--size={N}")
     with pytest.raises(SystemExit):
         main()
     assert (
@@ -168,9 +167,9 @@ def test_a_tokenizer_alone_has_as_many_tokens_as_it_says(target, texts, tmp_path
     assert hot_tokens(texts, str(target / "tokenizer.json"), N, tmp_path / "more", vocab=ROWS).vocabulary == ROWS
 
 
-def test_the_command(target, texts, tmp_path, monkeypatch, capsys):
+def test_the_command(target, texts, tmp_path, type_command, capsys):
     def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["tiewise", "vocab", *arguments])
+        type_command("tiewise", "vocab", *arguments)
         with pytest.raises(SystemExit) as end:
             main()
         return end.value.code, capsys.readouterr()

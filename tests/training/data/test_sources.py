@@ -1,7 +1,6 @@
 """Texts from files, folders, patterns, pipes and Python itself: what a text may be, and what it may not."""
 
 import inspect
-import io
 import json
 import os
 import sys
@@ -12,7 +11,6 @@ import threading
 from pathlib import Path
 
 import datasets
-import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -72,9 +70,9 @@ def test_folder_takes_text_sorted_and_recursive_and_a_pattern_what_it_names(tmp_
     assert texts(f"{tmp_path}/b/**/*.txt") == [f"from {name}" for name in names]
 
 
-def test_several_texts_keep_their_order(tmp_path, monkeypatch):
+def test_several_texts_keep_their_order(tmp_path, pipe_in):
     written(tmp_path, {"a[1].txt": b"from a"})  # its name looks like a pattern
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"piped")))
+    pipe_in(b"piped")
     assert texts("-", str(tmp_path / "a[1].txt")) == ["piped", "from a"]
 
 
@@ -180,9 +178,7 @@ def test_missing_and_wrong_fields(tables):
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch, tmp_path_factory):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+def empty_cache(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 

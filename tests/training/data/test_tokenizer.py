@@ -1,7 +1,6 @@
 import json
 import shutil
 
-import huggingface_hub
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,11 +25,6 @@ def never():
 
 def ids(tokenizer, *documents):
     return StreamEncoder(tokenizer, np.dtype("<u2")).encode([(document, True) for document in documents]).tolist()
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="module")
