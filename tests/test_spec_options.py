@@ -577,8 +577,15 @@ def test_other_entries_refuse_the_row_too(tmp_path):
         plan_rows("tied+throwaway=2", tmp_path)
     with pytest.raises(SpecError, match="install does not honour 'throwaway'"):
         tiewise.load(write(tmp_path / "stored", "tied+throwaway=2"))
-    with pytest.raises(TiewiseError, match="boundary is tied\\+throwaway=2 already"):
-        tiewise.factor(tmp_path / "stored", tmp_path / "narrow", rank=2)
+    for rewrite in (
+        lambda source, to: tiewise.factor(source, to, rank=2),
+        lambda source, to: tiewise.resize(source, to, vocab=8),
+        tiewise.tie,
+        tiewise.untie,
+        tiewise.dedupe,
+    ):
+        with pytest.raises(TiewiseError, match=r"tied\+throwaway=2: .* does not honour 'throwaway'"):
+            rewrite(tmp_path / "stored", tmp_path / "new")
 
 
 @pytest.mark.usefixtures("with_throwaway")

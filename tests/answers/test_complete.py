@@ -159,7 +159,8 @@ def test_every_recipe_is_recorded():
 @pytest.mark.parametrize("form", sorted(package.spec_options()))
 def test_every_spec_option_is_used(form):
     specs = python_names.SHARINGS if form.startswith("sharing") else [*python_names.SPECS, *_arms()]
-    assert any(_has_form(spec, form) for spec in specs)
+    is_used = any(_has_form(spec, form) for spec in specs)
+    assert is_used, f"add a spec with {form} to SPEC_ARMS of tests/answers/cases.py and record its case"
 
 
 def _has_form(spec, form):

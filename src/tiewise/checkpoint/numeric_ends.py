@@ -27,6 +27,7 @@ from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Stored, read_float6
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec_options import INSTALL
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ def _use_live_model(verb: str) -> str:
 def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
     """Return the tables of both ends; with `force` two different ones are two, whatever the config claims."""
     readable(facts, verb)
+    require_loadable_options(facts)
     roles, where = facts.roles, facts.path
     if facts.is_own:
         what = f"{where}: its boundary is {short(facts.config.get(SPEC))} already"
@@ -212,6 +214,25 @@ class StoredBoundary:
     head: Dense  # the output's
     head_name: str  # name of the tensor that an output table of its own has
     maps: tuple[Stored, ...]  # of both ends
+
+
+def require_loadable_options(facts: Facts) -> None:
+    """Refuse a stored boundary with an option that `install`, and so `tiewise.load`, does not honour.
+
+    Raises:
+        CheckpointError: names the first such option. A spec that cannot be parsed is left to the verb.
+    """
+    written = facts.config.get(SPEC) if facts.is_own else None
+    try:
+        spec = BoundarySpec.parse(written) if isinstance(written, str) else None
+    except SpecError:
+        return
+    if spec is None:
+        return
+    try:
+        spec.plainly().require(INSTALL)
+    except SpecError as error:
+        raise CheckpointError(f"{facts.path}: {error.what}", error.fix) from None
 
 
 def read_boundary(facts: Facts, backend: str) -> StoredBoundary:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import FLAG
-from tiewise.checkpoint.facts import TEXT_PARTS, Facts, quantisation
-from tiewise.checkpoint.numeric_ends import readable, require_head, tied_names
+from tiewise.checkpoint.facts import SPEC, TEXT_PARTS, Facts, quantisation
+from tiewise.checkpoint.numeric_ends import readable, require_head, require_loadable_options, tied_names
 from tiewise.checkpoint.rewrite.change import (
     Change,
     Moved,
@@ -184,8 +184,10 @@ def require_ends(facts: Facts, name: str) -> None:
     """Raise unless the tables are plain numbers and the model has a head; `name` is the verb's."""
     if facts.roles.input is not None or facts.roles.output is None or facts.roles.output_end.quantised:
         readable(facts, name)
+    require_loadable_options(facts)
     if facts.is_own:
-        raise CheckpointError(f"{facts.path}: its boundary has maps of its own", "tiewise densify it first")
+        written = short(facts.config.get(SPEC))
+        raise CheckpointError(f"{facts.path}: its boundary is {written}", "tiewise densify makes plain tables of it")
     require_head(facts, name)
 
 

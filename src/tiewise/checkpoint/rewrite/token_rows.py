@@ -10,7 +10,7 @@ from typing import Any
 from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
-from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.numeric_ends import readable, require_loadable_options
 from tiewise.checkpoint.rewrite.change import Moved, NewTensor, Pieces, refuse
 from tiewise.checkpoint.roles import PER_LAYER
 from tiewise.checkpoint.stored import FLOATING, Stored
@@ -25,6 +25,7 @@ def parts_of_tokens(
     facts: Facts, verb: str, *, may_lack_rows: bool = False
 ) -> tuple[tuple[Stored, ...], tuple[Stored, ...], tuple[Stored, ...]]:
     """(both ends' tables, biases as [V], other tables): everything stored with a row for each token, or a refusal."""
+    require_loadable_options(facts)
     tables = tuple(readable(facts, verb))
     biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
     beside = tuple(other.tensor for other in facts.roles.others if other.by_id)
