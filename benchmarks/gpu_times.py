@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.measure import Candidate, alternate, ratio
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
 
 SHAPES = ((8192, 32_000, 2048), (16_384, 50_304, 768), (8192, 128_256, 4096))
@@ -112,29 +113,17 @@ def usable(ways: dict[str, Loss], problem: Problem) -> tuple[dict[str, Loss], di
     return kept, reasons
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Milliseconds of one call on the GPU."""
+def gpu_seconds(work: Candidate) -> float:
+    """Seconds of one call on the GPU."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     work()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end)
+    return start.elapsed_time(end) / 1e3
 
 
-def alternate(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each candidate in each round; the first round does not count."""
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for number in range(rounds + 1):
-        names = list(candidates)
-        for name in names if number % 2 else reversed(names):
-            milliseconds = timed(candidates[name])
-            if number:
-                times[name].append(milliseconds)
-    return times
-
-
-def peak_megabytes(work: Callable[[], object]) -> float:
+def peak_megabytes(work: Candidate) -> float:
     """Peak of the GPU's memory during a call, above what was allocated before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -160,21 +149,20 @@ def measured(shape: tuple[int, int, int], kind: torch.dtype, rounds: int) -> dic
     """Measure all rows of one shape and type."""
     problem = Problem.drawn(*shape, kind)
     ways, reasons = usable(losses(), problem)
-    candidates: dict[str, Callable[[], object]] = {PRODUCTS: problem.products}
+    candidates: dict[str, Candidate] = {PRODUCTS: problem.products}
     for name, loss in ways.items():
         candidates[name] = lambda loss=loss: problem.gradients(loss)
-    times = alternate(candidates, rounds)
+    times = alternate(candidates, rounds, timed=gpu_seconds)
     reference = reference_gradient(problem.first(512))
     rows = []
     for name, loss in ways.items():
-        ratios = [x / y for x, y in zip(times[name], times[PRODUCTS], strict=True)]
         memory = peak_megabytes(candidates[name])
         error = table_error(problem.first(512), loss, reference)
-        rows.append(Row(name, statistics.median(ratios), statistics.median(times[name]), memory, error))
+        rows.append(Row(name, ratio(times, name, PRODUCTS), 1e3 * statistics.median(times[name]), memory, error))
     return {
         "shape": list(shape),
         "dtype": str(kind).removeprefix("torch."),
-        "products_ms": statistics.median(times[PRODUCTS]),
+        "products_ms": 1e3 * statistics.median(times[PRODUCTS]),
         "rows": [asdict(row) for row in rows],
         "not_run": reasons,
     }

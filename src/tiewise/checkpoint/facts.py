@@ -123,12 +123,19 @@ class Facts:
         return family(family_type(self.config))
 
     @cached_property
+    def boundary(self) -> BoundarySpec | None:
+        """The stored boundary that only this package loads; None if there is none or its text cannot be parsed."""
+        written = self.config.get(SPEC) if self.is_own else None
+        if not isinstance(written, str):
+            return None
+        with suppress(SpecError):
+            return BoundarySpec.parse(written)
+        return None
+
+    @property
     def tied(self) -> bool | None:
         """Whether the config ties the two ends: by its spec where our own class reads it, else by its flag."""
-        spec = self.config.get(SPEC) if self.is_own else None
-        with suppress(SpecError):
-            return BoundarySpec.parse(spec).tables == 1 if isinstance(spec, str) else self.claims.tied
-        return self.claims.tied
+        return self.claims.tied if self.boundary is None else self.boundary.tables == 1
 
     @cached_property
     def levels(self) -> dict[str, Mapping[str, Any]]:

@@ -222,15 +222,14 @@ def require_loadable_options(facts: Facts) -> None:
     Raises:
         CheckpointError: names the first such option. A spec that cannot be parsed is left to the verb.
     """
-    written = facts.config.get(SPEC) if facts.is_own else None
+    if facts.boundary is not None:
+        _require(facts, facts.boundary.plainly(), INSTALL)
+
+
+def _require(facts: Facts, spec: BoundarySpec, backend: str) -> None:
+    """Refuse a stored spec with an option that the backend does not honour, and name the checkpoint."""
     try:
-        spec = BoundarySpec.parse(written) if isinstance(written, str) else None
-    except SpecError:
-        return
-    if spec is None:
-        return
-    try:
-        spec.plainly().require(INSTALL)
+        spec.require(backend)
     except SpecError as error:
         raise CheckpointError(f"{facts.path}: {error.what}", error.fix) from None
 
@@ -246,13 +245,7 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
         needs_in, needs_out = spec.maps(width)
     except SpecError as error:
         raise _wrong(facts, short(error.what, 120)) from None
-    if spec.out_bias:
-        what = f"{facts.path}: {spec}: the projection's bias is no table, so no plain tables do the same"
-        raise CheckpointError(what, "keep the boundary, and load the model with tiewise.load")
-    try:
-        spec.require(backend)
-    except SpecError as error:
-        raise CheckpointError(f"{facts.path}: {error.what}", error.fix) from None
+    _require(facts, spec, backend)
     readable(facts, "densify")
     table, tensors = facts.roles.input, facts.folder.tensors
     assert table is not None

@@ -130,6 +130,10 @@ class BoundarySpec:
         backends=BACKENDS - STORED,
         other_tools=NEVER,
         no_tables=Refusal(": the projection's bias is no table", "keep the boundary, or train without out_bias"),
+        refusal=Refusal(
+            ": the projection's bias is no table, so no plain tables do the same",
+            "keep the boundary, and load the model with tiewise.load",
+        ),
     )
     # options of every kind, each written after a plus
     bias: bool = option(False, None, "`bias`", "output bias [V]", LOGITS, backends=BACKENDS, other_tools=AS_TABLES)

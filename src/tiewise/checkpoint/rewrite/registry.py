@@ -89,7 +89,7 @@ class Verb:
     keeps_logits: KeptLogits | None  # rows whose logits stay
     logits_differ: str  # why logits are not compared
     measures_text: bool  # the command takes `--text` and measures what the change costs on it
-    example: str  # a command line without the verb and `--to`; `example_sources.py` of the tests makes its folders
+    example: str  # a command line without the verb and `--to`; `verb_examples.py` of the tests makes its folders
 
     @property
     def help(self) -> str:
