@@ -76,7 +76,7 @@ def main() -> None:
 def entry(kind: str) -> str | None:
     """Letters of one family, three groups of five; None where no state of it loads."""
     ends = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-    name = next((name for name in family(kind).classes if name.endswith(ends)), None)
+    name = next((name for name in family(kind).ends.classes if name.endswith(ends)), None)
     if name is None:
         return None
     with tempfile.TemporaryDirectory() as folder:

@@ -409,7 +409,7 @@ def test_within_a_compiled_function_it_is_a_graph_break():
         with fast_products("onednn"):
             return flag(), a @ a
 
-    flag, product = torch.compile(step)(torch.eye(3))
-    assert flag == "bf16"
+    flag_within, product = torch.compile(step)(torch.eye(3))
+    assert flag_within == "bf16"
     assert torch.equal(product, torch.eye(3))
     assert flag() == "none"
