@@ -27,7 +27,7 @@ from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import ENVIRONMENT, METRICS, RESULT, SPEED, newest_checkpoint, read_json
 from tiewise.training.run import train
 from tiewise.training.short_trials import Pace, how_many, steps_within
-from tiewise.training.workers import Worker, Workers
+from tiewise.training.workers import Worker, Workers, _PressInCall
 
 PATIENCE = 120  # seconds, which only what hangs takes
 GIGABYTE = 1 << 30
@@ -330,6 +330,19 @@ def test_a_script_without_a_guard_runs_once(tmp_path):
 
 
 @pytest.mark.slow
+def test_ctrl_c_waits_while_a_worker_sends():
+    press = _PressInCall()
+    press(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        press.start_call()
+    press.start_call()
+    with pytest.raises(KeyboardInterrupt):
+        press(signal.SIGINT, None)
+    press(signal.SIGINT, None)  # the call ends already
+    with pytest.raises(KeyboardInterrupt):
+        press.start_call()
+
+
 def test_ctrl_c_just_after_a_run_has_ended_keeps_its_value_and_says_nothing(capfd):
     worker = Worker()
     try:
@@ -339,7 +352,13 @@ def test_ctrl_c_just_after_a_run_has_ended_keeps_its_value_and_says_nothing(capf
         worker.stop()
         what, value = worker.says()
         assert (what, pickle.loads(value)) == ("found", 1)
-        assert worker.connection.poll(PATIENCE)  # what it says of Ctrl-C
+        worker.take("another run", pickle.dumps(partial(abs, -2)))  # Ctrl-C ends what follows it
+        what, error = worker.says()
+        assert what == "error"
+        assert isinstance(pickle.loads(error), KeyboardInterrupt)
+        worker.take("a third run", pickle.dumps(partial(abs, -3)))  # and is no answer to anything else
+        what, value = worker.says()
+        assert (what, pickle.loads(value)) == ("found", 3)
         assert worker.process.poll() is None
     finally:
         worker.end()

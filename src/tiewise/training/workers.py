@@ -65,7 +65,16 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from tiewise.core import Late, __version__
-from tiewise.core.errors import Interrupted, NotedPress, RunError, ctrl_c_came, heard, listen_for_ctrl_c, set_ctrl_c
+from tiewise.core.errors import (
+    Interrupted,
+    NotedPress,
+    RunError,
+    ctrl_c_came,
+    heard,
+    listen_for_ctrl_c,
+    raise_at_ctrl_c,
+    set_ctrl_c,
+)
 
 torch = Late("torch")
 Job = Any  # `trainer.Job`, whose file imports torch
@@ -292,16 +301,57 @@ def serve(descriptor: int) -> None:
         except OSError:  # the process that reads it is gone, which `receive` may not have noticed yet
             os._exit(1)
 
+    def show(text: str, n: float, of: float) -> None:
+        send(("at", text, n, of))
+
+    press = _PressInCall()
+    if signal.getsignal(signal.SIGINT) is raise_at_ctrl_c:
+        signal.signal(signal.SIGINT, press)
     Thread(target=receive, daemon=True).start()
     send(("ready",))
     while True:
+        send(_outcome(asked.get(), press, show))
+
+
+class _PressInCall:
+    """Handler of Ctrl-C in a worker: a press raises once within a call, and otherwise when the next call starts.
+
+    A press never raises while a message is sent, so every call has one complete answer.
+    """
+
+    def __init__(self) -> None:
+        self.in_call = False
+        self.is_waiting = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        if not self.in_call:
+            self.is_waiting = True
+            return
+        self.in_call = False  # by itself: a press may come just before the call's own end
+        raise_at_ctrl_c(number, frame)
+
+    def start_call(self) -> None:
+        """Let a press raise from now on; raise KeyboardInterrupt for one that waits."""
+        self.in_call = True
+        if self.is_waiting:
+            self.is_waiting = False
+            self(signal.SIGINT, None)
+
+
+def _outcome(pickled: bytes, press: _PressInCall, show: Callable[[str, float, float], None]) -> tuple[str, bytes]:
+    """Do a pickled call; return ("found", its pickled value) or ("error", the pickled error)."""
+    try:
         try:
-            call: Callable[[], Any] = pickle.loads(asked.get())
-            with heard(lambda what, n, of: send(("at", what, n, of))):
-                answer = "found", pickle.dumps(call())
-        except BaseException as error:
-            answer = "error", pickle.dumps(_portable(error))
-        send(answer)
+            press.start_call()
+            call: Callable[[], Any] = pickle.loads(pickled)
+            with heard(show):
+                value = pickle.dumps(call())
+        finally:
+            press.in_call = False
+    except BaseException as error:
+        return "error", pickle.dumps(_portable(error))
+    return "found", value
 
 
 def _portable(error: BaseException) -> BaseException:
