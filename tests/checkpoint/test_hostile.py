@@ -15,7 +15,7 @@ from test_header import entry, header
 from tiny_checkpoints import bpe_tokenizer, llama, llama_config, write_checkpoint, write_index
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.rules.onnx import MOST_FIELDS
+from tiewise.checkpoint.rules.onnx_file import MOST_FIELDS
 from tiewise.checkpoint.rules.rule import rules
 from tiewise.checkpoint.untrusted import MOST_VALUES, parse_json
 from tiewise.core.errors import CheckpointError

@@ -18,8 +18,8 @@ from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rules.gguf import GgufFacts, open_gguf
-from tiewise.checkpoint.rules.onnx import OnnxFacts, read_onnx
+from tiewise.checkpoint.rules.gguf_file import GgufFacts, open_gguf
+from tiewise.checkpoint.rules.onnx_file import OnnxFacts, read_onnx
 from tiewise.checkpoint.rules.rule import SEVERITIES, Finding, Rule, difference, matching, names, rules, said
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness

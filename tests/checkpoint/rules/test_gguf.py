@@ -11,7 +11,7 @@ from rule_runs import told
 from tiny_checkpoints import llama, table
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.rules.gguf import BY_NUMBER, open_gguf, read_gguf
+from tiewise.checkpoint.rules.gguf_file import BY_NUMBER, open_gguf, read_gguf
 from tiewise.core.errors import CheckpointError
 
 

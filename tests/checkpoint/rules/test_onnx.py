@@ -15,8 +15,8 @@ from tiny_checkpoints import D, V, llama, table
 
 from tiewise.checkpoint import table_scans
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.rules import onnx as rules_onnx
-from tiewise.checkpoint.rules.onnx import read_onnx
+from tiewise.checkpoint.rules import onnx_file
+from tiewise.checkpoint.rules.onnx_file import read_onnx
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_shared
 from tiewise.core.errors import CheckpointError
@@ -242,10 +242,10 @@ def test_what_is_refused(tmp_path, data, says):
 
 
 def test_more_fields_or_text_than_any_model_has(tmp_path, monkeypatch):
-    monkeypatch.setattr(rules_onnx, "MOST_FIELDS", 20_000)
+    monkeypatch.setattr(onnx_file, "MOST_FIELDS", 20_000)
     with pytest.raises(CheckpointError, match="more than 20,000 fields"):
         read_onnx(written(tmp_path, number(1, 1) * 20_001))
-    monkeypatch.setattr(rules_onnx, "MOST_TEXT", 10_000)
+    monkeypatch.setattr(onnx_file, "MOST_TEXT", 10_000)
     with pytest.raises(CheckpointError, match="too long"):
         read_onnx(written(tmp_path, model([node("Add", ["a" * 4000], [])] * 3)))
 

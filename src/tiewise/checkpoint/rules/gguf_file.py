@@ -1,0 +1,370 @@
+"""Reader of GGUF files: metadata and tensor places from the header, without the tensors and without trust.
+
+    "GGUF" │ version u32 │ tensors u64 │ keys u64 │ keys: name, type, value │ tensors: name, axes, type, offset │ data
+
+Versions 2 and 3, little endian. The reader skips the elements of arrays (a vocabulary of 128k tokens, its merges) and
+keeps their length. It compares every length with the bytes that are left before it believes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from io import BufferedReader, FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import same_bytes
+from tiewise.checkpoint.untrusted import LFS_POINTER, inside, open_regular, refuse_pointer, short
+from tiewise.core.errors import CheckpointError, doing
+from tiewise.core.files import packaged_json
+
+DAMAGED = "the file is damaged or was cut short: download or convert it again"
+
+
+class GgmlType(NamedTuple):
+    """One type: `block` values of a row are kept in `nbytes` bytes."""
+
+    name: str
+    block: int = 0  # 0 of a type that ggml has removed
+    nbytes: int = 0
+
+    @property
+    def bits(self) -> float:
+        """Return the bits of one value, its share of the block's scales included."""
+        return 8 * self.nbytes / self.block
+
+
+BY_NUMBER = {int(n): GgmlType(*entry) for n, entry in packaged_json("checkpoint/data/ggml_types.json")["types"].items()}
+BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
+
+MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 50_000, 2**22  # far above every file known; MOST_TEXTS in all arrays
+MOST_NAME, MOST_AXES, KEPT_TEXT, MOST_PARTS = 1024, 4, 4096, 1000
+TOKENS = "tokenizer.ggml.tokens"
+TABLE, HEAD = "token_embd.weight", "output.weight"
+
+Value = int | float | bool | str
+
+
+@dataclass(frozen=True)
+class GgufFacts:
+    """One GGUF file, or all parts of a split one, and the checkpoint that it was made from."""
+
+    path: Path  # the file (of a split: the one that was given)
+    metadata: dict[str, Value] = field(default_factory=dict)  # text is cut after 4096 bytes, arrays are left out
+    arrays: dict[str, int] = field(default_factory=dict)  # length of each array by key
+    # by name; `dtype` is ggml's name for the type, `shape` is in numpy's order, [rows, width] for a table
+    tensors: dict[str, Stored] = field(default_factory=dict)
+    size: int = 0  # bytes of the file (of a split: of all parts)
+    parts: int = 1  # number of files that the model is split over, by `split.count`
+    source: Facts | None = None  # the Hugging Face checkpoint; None where none was given
+    scan: bool = True  # tables may be read (False: headers only)
+
+    @property
+    def table(self) -> Stored | None:
+        """Return the input table [V, E]."""
+        return self.tensors.get(TABLE)
+
+    @property
+    def head(self) -> Stored | None:
+        """Return the output head [V, E]; None where the loader takes the table for it."""
+        return self.tensors.get(HEAD)
+
+    @property
+    def tokens(self) -> int | None:
+        """Return the number of tokens of the vocabulary that the file carries."""
+        return self.arrays.get(TOKENS)
+
+    @property
+    def partial(self) -> bool:
+        """Return whether the file is no whole model: an adapter, a projector, or a vocabulary without tensors."""
+        if self.metadata.get("general.type") in ("adapter", "mmproj", "imatrix"):
+            return True
+        return not self.tensors or self.metadata.get("general.architecture") == "clip"
+
+    @property
+    def heads(self) -> tuple[Stored, ...]:
+        """Return the output head, where it is stored."""
+        return () if self.head is None else (self.head,)
+
+    @property
+    def copies(self) -> tuple[Stored, ...]:
+        """Return the output head, where it repeats the table."""
+        return self.heads if self.equal else ()
+
+    @cached_property
+    def equal(self) -> bool | None:
+        """Return whether `token_embd` and `output` hold the same bytes; None unless both are stored and may be read."""
+        if self.table is None or self.head is None or not self.scan:
+            return None
+        with doing("comparing the two tables", self.table.nbytes):
+            return same_bytes(self.table, self.head)
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GgufFacts:
+    """Read a GGUF file; of one that is split, all parts in its folder (`…-00001-of-00003.gguf`)."""
+    first = read_gguf(path)
+    if first.parts == 1:
+        return first
+    match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", first.path.name, re.DOTALL)
+    if match is None or int(match[2]) != first.parts:
+        what = f"{first.path}: part of a model in {first.parts} files, and its name does not say which"
+        raise CheckpointError(what, "give it its own name again: NAME-00001-of-0000N.gguf")
+    parts = []
+    for number in range(1, first.parts + 1):
+        name = f"{match[1]}-{number:05d}-of-{match[2]}.gguf"
+        parts.append(read_gguf(inside(first.path.parent, name)))
+    nbytes = sum(part.size for part in parts)
+    return replace(parts[0], path=first.path, tensors=_tensors_of_all(parts), size=nbytes)
+
+
+def _tensors_of_all(parts: Iterable[GgufFacts]) -> dict[str, Stored]:
+    """Return the tensors of all parts of a split model, after checking that no two parts share a name."""
+    tensors: dict[str, Stored] = {}
+    for part in parts:
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise CheckpointError(f"{part.path}: {short(name)} lies in {tensors[name].path.name} too", DAMAGED)
+            tensors[name] = tensor
+    return tensors
+
+
+def read_gguf(path: str | os.PathLike[str]) -> GgufFacts:
+    """Read and check the header of one GGUF file."""
+    with BufferedReader(FileIO(open_regular(path)), WINDOW_BYTES) as file:
+        header = _Header(Path(path), file)
+        try:
+            refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
+            return header.read()
+        except OSError as error:
+            what = f"{path}: cannot be read at byte {header.at:,} ({error.strerror})"
+            raise CheckpointError(what, "check the disk") from None
+
+
+WINDOW_BYTES = 2**18  # of a header that are in memory
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_TEXT, _ARRAY = 8, 9
+
+
+class _TensorInfo(NamedTuple):
+    """The entry of one tensor in a header."""
+
+    name: str
+    shape: tuple[int, ...]  # in numpy's order
+    kind: int  # number of its ggml type
+    offset: int  # from the first byte of the data
+
+    @property
+    def label(self) -> str:
+        """Return the words that name it in errors."""
+        return f"tensor {short(self.name)}"
+
+
+class _Header:
+    """The header of an open file, and the place reached in it."""
+
+    def __init__(self, path: Path, file: BufferedReader[FileIO]) -> None:
+        self.path, self.file, self.size = path, file, os.fstat(file.fileno()).st_size
+        self.at = self.texts = 0  # bytes read; texts passed so far, in all arrays
+        self.metadata = dict[str, Value]()
+        self.arrays = dict[str, int]()
+
+    def read(self) -> GgufFacts:
+        """Read the whole header and place its tensors."""
+        self.require_version()
+        tensors, keys = self.u64("a count"), self.u64("a count")
+        # the least that a tensor and a key can take, so that no count is believed beyond the file
+        least = 24 * tensors + 13 * keys
+        if tensors > MOST_TENSORS or keys > MOST_KEYS or least > self.size - self.at:
+            raise self.wrong(f"it claims {tensors:,} tensors and {keys:,} keys in {self.size:,} bytes")
+        for _ in range(keys):
+            self.read_key()
+        infos = [self.tensor_info() for _ in range(tensors)]
+        placed = self.placed(infos)
+        return GgufFacts(self.path, self.metadata, self.arrays, placed, self.size, self.parts())
+
+    def require_version(self) -> None:
+        """Read magic and version, and raise where this reader does not know them."""
+        if self.size < 24 or self.take(4, "the magic") != b"GGUF":
+            raise CheckpointError(f"{self.path}: it does not begin as a GGUF file does", "give a .gguf file")
+        version = self.take(4, "the version")
+        number = int.from_bytes(version, "little")
+        if number in (2, 3):
+            return
+        if int.from_bytes(version, "big") in (2, 3):
+            raise CheckpointError(f"{self.path}: a big-endian GGUF file", "convert it for a little-endian machine")
+        raise CheckpointError(f"{self.path}: GGUF version {number:,}", "convert it again: 2 and 3 are read")
+
+    def read_key(self) -> None:
+        """Read one key with its value into `metadata`, or the length of its array into `arrays`."""
+        key = self.name("a key")
+        if key in self.metadata or key in self.arrays:
+            raise self.wrong(f"it names the key {short(key)} twice")
+        kind = self.u32(f"the type of {short(key)}")
+        if kind == _ARRAY:
+            self.arrays[key] = self.pass_array(f"array {short(key)}")
+        elif kind == _TEXT:
+            self.metadata[key] = self.text(f"text {short(key)}")
+        elif kind in _SCALARS:
+            self.metadata[key] = self.scalar(_SCALARS[kind], short(key))
+        else:
+            raise self.wrong(f"the key {short(key)} has the unknown type {kind:,}")
+
+    def tensor_info(self) -> _TensorInfo:
+        """Read the entry of one tensor."""
+        name = self.name("a tensor's name")
+        what = f"tensor {short(name)}"
+        axes = self.u32(what)
+        if axes > MOST_AXES:
+            raise self.wrong(f"{what} claims {axes:,} axes")
+        lengths = struct.unpack(f"<{axes}Q", self.take(8 * axes, what))
+        return _TensorInfo(name, lengths[::-1], kind=self.u32(what), offset=self.u64(what))
+
+    def placed(self, infos: list[_TensorInfo]) -> dict[str, Stored]:
+        """Return the tensors behind the header, each within the file and apart from the others."""
+        alignment = self.alignment()
+        data = -(-self.at // alignment) * alignment  # first byte of all tensors
+        tensors: dict[str, Stored] = {}
+        for info in infos:
+            if info.name in tensors:
+                raise self.wrong(f"it names the {info.label} twice")
+            if info.offset % alignment:
+                raise self.wrong(f"{info.label} begins at {info.offset:,}, no multiple of {alignment}")
+            tensors[info.name] = self.tensor(info, data + info.offset)
+        self.refuse_overlap(tensors.values())
+        return tensors
+
+    def alignment(self) -> int:
+        """Return the number that divides the offset of every tensor."""
+        value = self.metadata.get("general.alignment", 32)
+        if type(value) is int and value > 0 and value & (value - 1) == 0:
+            return value
+        raise self.wrong(f"general.alignment is {short(value)}, which is no power of two")
+
+    def tensor(self, info: _TensorInfo, start: int) -> Stored:
+        """Return one tensor, after checking its type and that the file holds all of it."""
+        kind = self.ggml_type(info)
+        width = info.shape[-1] if info.shape else 1
+        if width % kind.block:
+            raise self.wrong(f"{info.label} has rows of {width:,}, no multiple of {kind.name}'s {kind.block}")
+        end = start + math.prod(info.shape) // kind.block * kind.nbytes
+        if end > self.size:
+            raise self.wrong(f"the file ends {end - self.size:,} bytes before {info.label} does")
+        return Stored(info.name, self.path, kind.name, info.shape, start, end)
+
+    def ggml_type(self, info: _TensorInfo) -> GgmlType:
+        """Return the type of a tensor, or raise where ggml has none of that number."""
+        kind = BY_NUMBER.get(info.kind)
+        if kind is not None and kind.block:
+            return kind
+        how = f"of the unknown type {info.kind:,}"
+        if kind is not None:
+            how = f"{kind.name}, which ggml has removed"
+        fix = "convert it again; types of forks of llama.cpp are not known here"
+        raise CheckpointError(f"{self.path}: {info.label} is {how}", fix)
+
+    def refuse_overlap(self, tensors: Iterable[Stored]) -> None:
+        """Raise where two tensors share a byte."""
+        ordered = sorted((tensor for tensor in tensors if tensor.nbytes), key=lambda tensor: tensor.start)
+        for left, right in itertools.pairwise(ordered):
+            if right.start < left.end:
+                raise self.wrong(f"tensor {short(right.name)} overlaps tensor {short(left.name)}")
+
+    def parts(self) -> int:
+        """Return the number of files that the model is split over."""
+        count = self.metadata.get("split.count", 1)
+        if type(count) is int and 0 <= count <= MOST_PARTS:
+            return max(1, count)
+        raise self.wrong(f"split.count is {short(count)}")
+
+    def pass_array(self, what: str) -> int:
+        """Pass over an array and return its length."""
+        kind, count = self.u32(what), self.u64(what)
+        if kind in _SCALARS:
+            self.skip(count * struct.calcsize(_SCALARS[kind]), what)
+            return count
+        if kind == _ARRAY:
+            raise self.wrong(f"{what} holds an array of arrays, which no loader takes")
+        if kind != _TEXT:
+            raise self.wrong(f"{what} holds elements of the unknown type {kind:,}, which no loader takes")
+        self.texts += count
+        if self.texts > MOST_TEXTS:
+            raise self.wrong(f"{what} claims {count:,} texts")
+        self.need(8 * count, what)
+        self.pass_texts(count, what)
+        return count
+
+    def pass_texts(self, count: int, what: str) -> None:
+        """Pass over `count` texts, each a length and that many bytes."""
+        unpack, left = struct.Struct("<Q").unpack_from, count
+        while left:
+            # whole texts of the bytes that are in memory already cost no call of `read`
+            window, begin = self.file.peek(), 0
+            while left and begin <= len(window) - 8:
+                begin += 8 + unpack(window, begin)[0]
+                left -= 1
+            if begin:
+                self.skip(begin, what)
+            else:  # the window ends within a length
+                self.skip(self.u64(what), what)
+                left -= 1
+
+    def name(self, what: str) -> str:
+        """Read a name of a key or tensor."""
+        length = self.u64(what)
+        if length > MOST_NAME:
+            raise self.wrong(f"{what} at byte {self.at:,} claims {length:,} bytes")
+        return self.take(length, what).decode("utf-8", "replace")
+
+    def text(self, what: str) -> str:
+        """Read the first bytes of a text and skip the rest."""
+        length = self.u64(what)
+        self.need(length, what)
+        beginning = self.take(min(length, KEPT_TEXT), what).decode("utf-8", "replace")
+        self.skip(max(0, length - KEPT_TEXT), what)
+        return beginning
+
+    def scalar(self, form: str, what: str) -> int | float | bool:
+        """Read one value of a form of `struct`."""
+        value: int | float | bool = struct.unpack(form, self.take(struct.calcsize(form), what))[0]
+        return value
+
+    def u32(self, what: str) -> int:
+        """Read a whole number of four bytes."""
+        return int.from_bytes(self.take(4, what), "little")
+
+    def u64(self, what: str) -> int:
+        """Read a whole number of eight bytes."""
+        return int.from_bytes(self.take(8, what), "little")
+
+    def take(self, count: int, what: str) -> bytes:
+        """Return the next `count` bytes, a few thousand at most."""
+        self.need(count, what)
+        data = self.file.read(count)
+        if len(data) < count:
+            raise CheckpointError(f"{self.path}: it became shorter while {what} was read", "nothing else may write it")
+        self.at += count
+        return data
+
+    def skip(self, count: int, what: str) -> None:
+        """Pass over the next `count` bytes."""
+        self.need(count, what)
+        self.file.seek(count, os.SEEK_CUR)
+        self.at += count
+
+    def need(self, count: int, what: str) -> None:
+        """Raise where fewer than `count` bytes are left."""
+        if count > self.size - self.at:
+            raise CheckpointError(f"{self.path}: {what} at byte {self.at:,} goes beyond the file's end", DAMAGED)
+
+    def wrong(self, what: str) -> CheckpointError:
+        """Return the error of a damaged file."""
+        return CheckpointError(f"{self.path}: {what}", DAMAGED)

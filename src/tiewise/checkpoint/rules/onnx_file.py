@@ -1,0 +1,332 @@
+"""Reader of ONNX files: the graph and the places of its tensors, without their numbers and without trust.
+
+A model is a protocol buffer (onnx/onnx.proto): fields of a number, a kind and a value, messages among them. Its graph
+is field 7; it holds nodes (1), initialisers (5), inputs (11) and outputs (12), and nodes hold graphs. The reader skips
+all else. The bytes of a tensor are in the file itself or in another one of its folder.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.stored import BITS, MOST_AXES, Stored
+from tiewise.checkpoint.table_scans import same_shared
+from tiewise.checkpoint.untrusted import LFS_POINTER, inside, open_regular, refuse_pointer, short
+from tiewise.core.errors import CheckpointError, doing
+
+DAMAGED = "the file is damaged or was cut short, or is no ONNX model: export or download it again"
+MOST_FIELDS, MOST_NAME, MOST_TEXT = 1_500_000, 4096, 2**27  # far above every model known
+WINDOW_BYTES = 2**14  # of the file that are in memory
+_TYPES = "F32 U8 I8 U16 I16 I32 I64 - BOOL F16 F64 U32 U64 C64 C128 BF16 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ"
+TYPES = dict(enumerate([*_TYPES.split(), "U4", "I4", "F4"], 1))
+_BITS = BITS | {"U4": 4, "I4": 4, "C128": 128}
+LOOKUPS = ("Gather", "GatherBlockQuantized")
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulInteger", "DynamicQuantizeMatMul")
+PICKS = ("Gather", "GatherElements", "GatherND", "Slice", "Split", "Expand", "Flatten")  # some of the same numbers
+SAME_DATA = ("Transpose", "Reshape", "Cast", "CastLike", "Identity", "DequantizeLinear", "Squeeze", "Unsqueeze")
+
+# numbers of the fields that are read, by message of onnx.proto
+MODEL_GRAPH = 7
+GRAPH_NODE, GRAPH_INITIALIZER, GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_SPARSE_INITIALIZER = 1, 5, 11, 12, 15
+NODE_INPUT, NODE_OUTPUT, NODE_OPERATOR, NODE_ATTRIBUTE = 1, 2, 4, 5
+ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 6, 11
+VALUE_NAME = 1  # of an input or output
+SPARSE_VALUES = 1
+ENTRY_KEY, ENTRY_VALUE = 1, 2
+TENSOR_AXES, TENSOR_TYPE, TENSOR_NAME, TENSOR_EXTERNAL = 1, 2, 8, 13
+TENSOR_AS_IN_MEMORY = (4, 9, 10)  # float_data, raw_data, double_data
+TENSOR_DATA = (*TENSOR_AS_IN_MEMORY, 5, 6, 7, 11, TENSOR_EXTERNAL)
+
+# kinds of fields, the last three bits of a tag
+VARINT, LENGTH_DELIMITED = 0, 2
+FIXED_BYTES = {1: 8, 5: 4}
+
+Span = tuple[int, int]  # where a field's value begins and ends; of a number its value, and -1
+Fields = defaultdict[int, list[Span]]  # of one message, by their numbers
+
+
+class OnnxNode(NamedTuple):
+    """One operator, and the names of its inputs and outputs."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OnnxFacts:
+    """One ONNX file, and the checkpoint that it was made from."""
+
+    path: Path
+    tensors: dict[str, Stored]  # initialisers by name, those whose bytes lie in a row
+    nodes: tuple[OnnxNode, ...]  # of all graphs
+    filled: frozenset[str]  # names of inputs, and of initialisers that have data, of all graphs
+    inputs: tuple[str, ...]  # of the model's own graph, without initialisers: the caller gives these
+    outputs: tuple[str, ...]
+    source: Facts | None = None  # the Hugging Face checkpoint; None where none was given
+    scan: bool = True  # tables may be read (False: headers only)
+
+    @cached_property
+    def makers(self) -> dict[str, OnnxNode]:
+        """Return the node that makes each output, by the output's name."""
+        return {name: node for node in self.nodes for name in node.outputs}
+
+    def behind(self, name: str, through: tuple[str, ...] = SAME_DATA) -> str:
+        """Return the name whose numbers `name` repeats in another layout or type, or `through` other operators."""
+        for _ in range(MOST_AXES):  # a damaged graph may be a ring
+            maker = self.makers.get(name)
+            if maker is None or maker.operator not in through or not maker.inputs:
+                break
+            name = maker.inputs[0]
+        return name
+
+    def matrices(self, names: Iterable[str]) -> list[Stored]:
+        """Return the initialisers of two axes or more behind some names."""
+        stored = (self.tensors.get(self.behind(name)) for name in names)
+        return [tensor for tensor in stored if tensor is not None and len(tensor.shape) > 1]
+
+    @cached_property
+    def table(self) -> Stored | None:
+        """Return the table [V, …] of tokens: the largest one of which an input other than positions picks rows.
+
+        Ids may be some of the input's: a decoder that runs token by token often picks the last one first.
+        """
+        names = []
+        for node in self.nodes:
+            if node.operator not in LOOKUPS or len(node.inputs) < 2:
+                continue
+            ids = self.behind(node.inputs[1], SAME_DATA + PICKS)
+            if ids in self.inputs and "position" not in ids:
+                names.append(node.inputs[0])
+        return max(self.matrices(names), key=lambda table: math.prod(table.shape), default=None)
+
+    @cached_property
+    def heads(self) -> tuple[Stored, ...]:
+        """Return the factors of products that have a row or column for every token, a shared table among them."""
+        if self.table is None:
+            return ()
+        factors = list[str]()
+        for node in self.nodes:
+            if node.operator in PRODUCTS:
+                factors += node.inputs[:2]
+        rows = self.table.rows
+        heads = [matrix for matrix in self.matrices(factors) if rows in (matrix.shape[0], matrix.shape[-1])]
+        return tuple(dict.fromkeys(heads))
+
+    @cached_property
+    def copies(self) -> tuple[Stored, ...]:
+        """Return other initialisers that hold the table's bytes, transposed or not; none if headers alone are read."""
+        table = self.table
+        if table is None or not self.scan:
+            return ()
+        with doing(f"comparing {short(table.name)}", table.nbytes):
+            return tuple(one for one in self.tensors.values() if one is not table and same_shared(table, one))
+
+
+def read_onnx(path: str | os.PathLike[str]) -> OnnxFacts:
+    """Read and check the graph of an ONNX file; the files that it names must be there, and long enough."""
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+        try:
+            refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
+            return _Graph(Path(path), file.fileno()).read()
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})", "check the disk") from None
+
+
+class _Place(NamedTuple):
+    """The bytes of a tensor in a file."""
+
+    path: Path
+    start: int
+    end: int
+
+
+class _Graph:
+    """An open file, and the parts of its graphs that were read so far."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self.descriptor = path, descriptor
+        self.window, self.begin = b"", 0  # some bytes of the file, and where they begin
+        self.fields_left, self.text_left = MOST_FIELDS, MOST_TEXT
+        self.nodes = list[OnnxNode]()
+        self.tensors, self.filled = dict[str, Stored](), set[str]()
+        self.waiting = list[Span]()  # graphs inside nodes, not read yet
+
+    def read(self) -> OnnxFacts:
+        """Read the model's own graph, and then the graphs inside its nodes."""
+        graphs = self.message(0, os.fstat(self.descriptor).st_size)[MODEL_GRAPH]
+        if len(graphs) != 1:
+            raise self.wrong(f"it has {len(graphs)} graphs")
+        names, outputs = self.read_graph(*graphs[0])
+        while self.waiting:
+            self.read_graph(*self.waiting.pop())
+        inputs = tuple(name for name in names if name not in self.tensors)
+        return OnnxFacts(self.path, self.tensors, tuple(self.nodes), frozenset(self.filled), inputs, outputs)
+
+    def read_graph(self, start: int, end: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Read nodes and initialisers of one graph; return the names of its inputs and of its outputs."""
+        graph = self.message(start, end)
+        for span in graph[GRAPH_NODE]:
+            self.nodes.append(self.node(*span))
+        for span in graph[GRAPH_INITIALIZER]:
+            self.read_initialiser(*span)
+        for span in graph[GRAPH_SPARSE_INITIALIZER]:
+            for values in self.message(*span)[SPARSE_VALUES]:
+                self.filled.update(self.texts(self.message(*values)[TENSOR_NAME]))
+        inputs, outputs = self.value_names(graph[GRAPH_INPUT]), self.value_names(graph[GRAPH_OUTPUT])
+        self.filled.update(inputs)
+        return inputs, outputs
+
+    def value_names(self, spans: list[Span]) -> tuple[str, ...]:
+        """Return the names of inputs or outputs of a graph."""
+        names = list[str]()
+        for span in spans:
+            names += self.texts(self.message(*span)[VALUE_NAME])
+        return tuple(names)
+
+    def node(self, start: int, end: int) -> OnnxNode:
+        """Read one node, and note the graphs of its attributes."""
+        fields = self.message(start, end)
+        for span in fields[NODE_ATTRIBUTE]:
+            attribute = self.message(*span)
+            self.waiting += attribute[ATTRIBUTE_GRAPH] + attribute[ATTRIBUTE_GRAPHS]
+        inputs, outputs = self.texts(fields[NODE_INPUT]), self.texts(fields[NODE_OUTPUT])
+        return OnnxNode("".join(self.texts(fields[NODE_OPERATOR])), inputs, outputs)
+
+    def read_initialiser(self, start: int, end: int) -> None:
+        """Note that a name has data, and the place of its bytes where they lie in a row."""
+        fields = self.message(start, end)
+        shape = self.shape(fields[TENSOR_AXES])
+        dtype = "-"
+        if fields[TENSOR_TYPE]:
+            number, _ = fields[TENSOR_TYPE][0]
+            dtype = TYPES.get(number, "-")
+        name = "".join(self.texts(fields[TENSOR_NAME]))
+        entries = self.entries(fields[TENSOR_EXTERNAL])
+        what = f"the tensor {short(name)}"
+        if len(shape) > MOST_AXES or any(length >= 2**63 for length in shape):
+            raise self.wrong(f"{what} has the shape {short(shape)}")
+
+        needed = -(-math.prod(shape) * _BITS.get(dtype, 0) // 8)  # rounded up
+        if not needed or any(fields[field] for field in TENSOR_DATA):
+            self.filled.add(name)
+        if not needed:
+            return
+        if entries:
+            place = self.external(entries, needed, what)
+        else:
+            inline = [span for field in TENSOR_AS_IN_MEMORY for span in fields[field]]
+            if len(inline) != 1:
+                return  # texts, small integers of any length, and data in pieces: no table
+            place = _Place(self.path, *inline[0])
+        if place.end - place.start != needed:
+            raise self.wrong(f"{what} has {place.end - place.start:,} bytes, and {dtype} {shape} needs {needed:,}")
+        self.tensors[name] = Stored(name, place.path, dtype, tuple(shape), place.start, place.end)
+
+    def shape(self, spans: list[Span]) -> list[int]:
+        """Return the lengths of a tensor's axes, which are single numbers or packed ones."""
+        lengths = list[int]()
+        for first, second in spans:
+            if second < 0:
+                lengths.append(first)
+            else:
+                lengths += self.packed(first, second)
+        return lengths
+
+    def entries(self, spans: list[Span]) -> dict[str, str]:
+        """Return the keys and values that place a tensor in another file: location, offset, length."""
+        entries = dict[str, str]()
+        for span in spans:
+            entry = self.message(*span)
+            key = "".join(self.texts(entry[ENTRY_KEY]))
+            entries[key] = "".join(self.texts(entry[ENTRY_VALUE]))
+        return entries
+
+    def external(self, entries: dict[str, str], needed: int, what: str) -> _Place:
+        """Return the place of a tensor in another file, which must be there and long enough."""
+        numbers = (entries.get("offset") or "0", entries.get("length") or str(needed))
+        if not all(number.isascii() and number.isdigit() and len(number) < 20 for number in numbers):
+            raise self.wrong(f"{what} lies at {short(numbers)}, which are no numbers of bytes")
+        path = inside(self.path.parent, entries.get("location", ""))
+        start = int(numbers[0])
+        end = start + int(numbers[1])
+        with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+            refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
+            nbytes = os.fstat(file.fileno()).st_size
+        if end > nbytes:
+            fix = "the file was cut short, or is of another export: take both again"
+            raise CheckpointError(f"{path}: it ends {end - nbytes:,} bytes before {what} does", fix)
+        return _Place(path, start, end)
+
+    def message(self, start: int, end: int) -> Fields:
+        """Return the fields of a message by number."""
+        fields: Fields = defaultdict(list)
+        while start < end:
+            self.fields_left -= 1
+            if self.fields_left < 0:
+                raise self.wrong(f"it has more than {MOST_FIELDS:,} fields")
+            tag, start = self.varint(start, end)
+            kind = tag & 7
+            if kind == VARINT:
+                value, start = self.varint(start, end)
+                fields[tag >> 3].append((value, -1))
+                continue
+            if kind == LENGTH_DELIMITED:
+                length, start = self.varint(start, end)
+            else:
+                length = FIXED_BYTES.get(kind, 2**64)  # an unknown kind goes beyond every message
+            if length > end - start:
+                raise self.wrong(f"its field at byte {start:,} goes beyond its message")
+            fields[tag >> 3].append((start, start + length))
+            start += length
+        return fields
+
+    def packed(self, start: int, end: int) -> list[int]:
+        """Return numbers that follow one another, one more than a shape may have at most."""
+        values: list[int] = []
+        while start < end and len(values) <= MOST_AXES:
+            value, start = self.varint(start, end)
+            values.append(value)
+        return values
+
+    def varint(self, start: int, end: int) -> tuple[int, int]:
+        """Return a number of seven bits a byte, and where it ends."""
+        at, value = start - self.begin, 0
+        if start < end and 0 <= at < len(self.window) and self.window[at] < 128:  # nearly all are one byte
+            return self.window[at], start + 1
+        for place, byte in enumerate(self.take(start, min(10, end - start))):
+            value |= (byte & 127) << 7 * place
+            if byte < 128:
+                return value & (2**64 - 1), start + place + 1
+        raise self.wrong(f"its number at byte {start:,} does not end")
+
+    def texts(self, spans: list[Span]) -> tuple[str, ...]:
+        """Return the texts of some fields."""
+        return tuple(self.text(*span) for span in spans)
+
+    def text(self, start: int, end: int) -> str:
+        """Return the text of a field; a number in its place is an error."""
+        self.text_left -= end - start
+        if not 0 <= end - start <= MOST_NAME or self.text_left < 0:
+            raise self.wrong(f"its text at byte {start:,} is none, or too long")
+        return self.take(start, end - start).decode("utf-8", "replace")
+
+    def take(self, start: int, count: int) -> bytes:
+        """Return a few bytes, from the window where it holds them."""
+        if not self.begin <= start <= start + count <= self.begin + len(self.window):
+            self.window, self.begin = os.pread(self.descriptor, max(count, WINDOW_BYTES), start), start
+            if len(self.window) < count:
+                raise CheckpointError(f"{self.path}: it became shorter while it was read", "nothing else may write it")
+        return self.window[start - self.begin : start - self.begin + count]
+
+    def wrong(self, what: str) -> CheckpointError:
+        """Return the error of a damaged file."""
+        return CheckpointError(f"{self.path}: {what}", DAMAGED)
