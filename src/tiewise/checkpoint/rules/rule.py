@@ -20,14 +20,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import cleandoc
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 from tiewise.checkpoint.claims import FLAG
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.roles import MTP_INPUT, MTP_OUTPUT, Roles
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SIGNS, SOME_ROWS, UNRELATED, TableLikeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tiewise.checkpoint.adapter import AdapterFacts
+    from tiewise.checkpoint.rules.gguf_file import GgufFacts
+    from tiewise.checkpoint.rules.onnx_file import OnnxFacts
+
+AnyFacts: TypeAlias = "Facts | AdapterFacts | GgufFacts | OnnxFacts"
+FactsOfKind = TypeVar("FactsOfKind", bound=AnyFacts)  # those that one kind of rule looks at
 
 Severity = Literal["info", "warning", "error", "fatal"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # from the least
@@ -37,7 +46,7 @@ Kind = Literal["folder", "draft", "adapter", "gguf", "onnx", "any"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found."""
+    """One thing that is wrong with a checkpoint."""
 
     rule: str  # its id, "B012"
     severity: Severity  # fatal: no loader can be right; error: some loader is silently wrong, or fails; warning; info
@@ -49,7 +58,7 @@ class Finding:
 
 
 class Said(NamedTuple):
-    """What a rule yields; plain tuples of the first three or four will do."""
+    """One result of a rule; a plain tuple of the first three or four fields will do."""
 
     where: str
     evidence: str
@@ -58,7 +67,7 @@ class Said(NamedTuple):
     severity: Severity | None = None  # where it is not the rule's own
 
 
-Told = Iterator[tuple[Any, ...]]  # each makes a `Said`
+Told: TypeAlias = Iterator[Said | tuple[str, str, str] | tuple[str, str, str, bool]]  # each makes a `Said`
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class Rule:
     title: str  # what must hold, in half a line
     explain: str  # what goes wrong where it does not hold, in which tools, and what to do
     sources: tuple[str, ...]  # public threads or documentation that show it
-    look: Callable[[Any], Told]  # given `Facts`, or the facts of the adapter, GGUF or ONNX file
+    look: Callable[[AnyFacts], Told]  # called with the facts of `kind` alone
     scans: bool = False  # it reads the two tables, and does not run where only headers may be read
     deep: bool = False  # it reads every row of every large tensor, and runs only when asked
     kind: Kind = "folder"  # of checkpoint that it looks at
@@ -78,13 +87,15 @@ class Rule:
 
     @property
     def subject(self) -> str:
-        """The name of the file that has it."""
+        """Return the name of the file that has it."""
         return self.look.__module__.rpartition(".")[2]
 
-    def check(self, facts: Any) -> Iterator[Finding]:
-        """Yield what it finds."""
-        for said in (Said(*told) for told in self.look(facts)):
-            yield Finding(self.id, said.severity or self.severity, said.where, said.evidence, said.repair, said.safe)
+    def check(self, facts: AnyFacts) -> Iterator[Finding]:
+        """Yield one finding for each result of the rule's function."""
+        for fields in self.look(facts):
+            result = Said(*fields)
+            severity = result.severity or self.severity
+            yield Finding(self.id, severity, result.where, result.evidence, result.repair, result.safe)
 
 
 _REGISTERED: dict[str, Rule] = {}
@@ -99,7 +110,7 @@ def rule(
     deep: bool = False,
     kind: Kind = "folder",
     reads: str = "",
-) -> Callable[[Callable[[Any], Told]], Callable[[Any], Told]]:
+) -> Callable[[Callable[[FactsOfKind], Told]], Callable[[FactsOfKind], Told]]:
     """Register a function over facts as a rule; `reads` is by default what `scans` and `deep` say."""
     usual = HEADERS
     if scans:
@@ -107,12 +118,14 @@ def rule(
     if deep:
         usual = EVERY_ROW
 
-    def registered(look: Callable[[Any], Told]) -> Callable[[Any], Told]:
+    def registered(look: Callable[[FactsOfKind], Told]) -> Callable[[FactsOfKind], Told]:
         if id in _REGISTERED:
             raise ValueError(f"{id} is the id of two rules: {_REGISTERED[id].title}; {title}")
         explain, _, sources = cleandoc(look.__doc__ or "").partition("\nSources: ")
-        named = tuple(" ".join(source.split()) for source in sources.split(";"))
-        _REGISTERED[id] = Rule(id, severity, title, explain, named, look, scans, deep, kind, reads or usual)
+        threads = tuple(" ".join(source.split()) for source in sources.split(";"))
+        # `audit.check` calls a rule with facts of its kind alone, which types cannot say
+        any_look = cast("Callable[[AnyFacts], Told]", look)
+        _REGISTERED[id] = Rule(id, severity, title, explain, threads, any_look, scans, deep, kind, reads or usual)
         return look
 
     return registered
@@ -129,20 +142,24 @@ def rules() -> dict[str, Rule]:
 def rules_by_subject() -> dict[str, list[Rule]]:
     """Return the rules by the name of their file, which is their subject."""
     subjects: dict[str, list[Rule]] = {}
-    for one in rules().values():
-        subjects.setdefault(one.subject, []).append(one)
+    for each in rules().values():
+        subjects.setdefault(each.subject, []).append(each)
     return dict(sorted(subjects.items()))
 
 
-def matching(wanted: Iterable[str]) -> frozenset[str]:
+def matching(prefixes: Iterable[str]) -> frozenset[str]:
     """Return the ids that the given ids and prefixes name: "B01" names B010 to B016."""
-    known, found = rules(), set[str]()
-    for text in (wanted,) if isinstance(wanted, str) else wanted:
-        found |= (ids := {name for name in known if text and name.startswith(text.upper())})
+    if isinstance(prefixes, str):
+        prefixes = (prefixes,)
+    catalogue = rules()
+    selected = set[str]()
+    for prefix in prefixes:
+        ids = {id for id in catalogue if prefix and id.startswith(prefix.upper())}
         if not ids:
-            fix = f"rules are {', '.join(known)}; B01 stands for B010 to B016"
-            raise CheckpointError(f"there is no rule {text!r}", fix)
-    return frozenset(found)
+            fix = f"rules are {', '.join(catalogue)}; B01 stands for B010 to B016"
+            raise CheckpointError(f"there is no rule {prefix!r}", fix)
+        selected |= ids
+    return frozenset(selected)
 
 
 CONFIG_FIX = "edit config.json by hand"
@@ -155,59 +172,82 @@ def describe(tensor: Stored) -> str:
 
 def names(items: Collection[str], most: int = 4) -> str:
     """Return the first few names, and how many more there are."""
-    shown = ", ".join(short(item) for item in list(items)[:most])
-    return shown if len(items) <= most else f"{shown} and {len(items) - most:,} more"
+    listed = ", ".join(short(item) for item in list(items)[:most])
+    if len(items) <= most:
+        return listed
+    return f"{listed} and {len(items) - most:,} more"
 
 
 def numbers(values: Iterable[int], count: int) -> str:
     """Return the first few of `count` row numbers."""
-    shown = ", ".join(str(value) for value in values)
-    return f"{shown}, …" if count > len(shown.split(", ")) else shown
+    texts = [str(value) for value in values]
+    listed = ", ".join(texts)
+    return f"{listed}, …" if count > len(texts) else listed
 
 
 def difference(alike: TableLikeness) -> str:
     """Return how alike two tables are, with numbers."""
-    nan = ", and some values are NaN, which no loader finds equal" if alike.nan else ""
+    nan = ""
+    if alike.nan:
+        nan = ", and some values are NaN, which no loader finds equal"
     if alike.kind == IDENTICAL:
         return f"identical, byte by byte{nan}"
-    if alike.kind in (SIGNS, SAME_VALUES):
-        how = "but for the signs of zeros" if alike.kind == SIGNS else "once both have the narrower type"
-        return f"equal in all {alike.rows:,} rows {how}{nan}"
-    share = f"{alike.differing:,} of {alike.rows:,} rows differ (first: {numbers(alike.first, alike.differing)})"
-    by, origin = alike.relative, "two tables of their own" if alike.kind == UNRELATED else "once one table"
-    if not math.isfinite(by):
-        far = "from zeros" if math.isfinite(alike.largest) else "some values are NaN or infinite"
-    else:
-        far = f"by {100 * by:.2g} % of their length" if by < 1 else f"by {by:.2g} times their length"
-    return f"{share}, {far}; {origin}"
+    if alike.kind == SIGNS:
+        return f"equal in all {alike.rows:,} rows but for the signs of zeros{nan}"
+    if alike.kind == SAME_VALUES:
+        return f"equal in all {alike.rows:,} rows once both have the narrower type{nan}"
+    first = numbers(alike.first, alike.differing)
+    share = f"{alike.differing:,} of {alike.rows:,} rows differ (first: {first})"
+    origin = "two tables of their own" if alike.kind == UNRELATED else "once one table"
+    return f"{share}, {_distance(alike)}; {origin}"
 
 
-def copies(facts: Any, of: Roles) -> Told:
-    """Which tables of further tokens are not those at the same end of a model: the checkpoint's own, or a target."""
+def _distance(alike: TableLikeness) -> str:
+    """Return how far the differing rows of two tables are apart."""
+    if math.isfinite(alike.relative):
+        if alike.relative < 1:
+            return f"by {100 * alike.relative:.2g} % of their length"
+        return f"by {alike.relative:.2g} times their length"
+    if math.isfinite(alike.largest):  # the length that the distance is divided by is zero
+        return "from zeros"
+    return "some values are NaN or infinite"
+
+
+def copies(facts: Facts, of: Roles) -> Told:
+    """Report tables of further tokens that differ from a model's table at the same end.
+
+    The model is the checkpoint itself, or the target of a draft.
+    """
     ends = {MTP_INPUT: of.input, MTP_OUTPUT: of.output or of.input}
     for other in facts.roles.others:
-        end = ends.get(other.role)
-        alike = None if end is None or end.shape != other.tensor.shape else facts.compare(end, other.tensor)
-        if end is None or alike is None or not alike.differing:
+        end, copy = ends.get(other.role), other.tensor
+        if end is None or end.shape != copy.shape:
             continue
-        close = alike.kind in (SOME_ROWS, CLOSE)
-        what = f"{describe(other.tensor)} is not {short(end.name)}: {difference(alike)}"
-        what += "" if close or of is not facts.roles else "; transformers drafts with the main one in its place"
-        fix = f"store {short(end.name)} under that name too" if close else "none if it was trained so"
-        yield Said(short(other.tensor.name), what, fix, severity="warning" if close else "info")
+        alike = facts.compare(end, copy)
+        if alike is None or not alike.differing:
+            continue
+        what = f"{describe(copy)} is not {short(end.name)}: {difference(alike)}"
+        if alike.kind in (SOME_ROWS, CLOSE):
+            fix = f"store {short(end.name)} under that name too"
+            yield Said(short(copy.name), what, fix, severity="warning")
+            continue
+        if of is facts.roles:
+            what += "; transformers drafts with the main one in its place"
+        yield Said(short(copy.name), what, "none if it was trained so", severity="info")
 
 
 def dotted(level: str, key: str = FLAG) -> str:
-    """Return the path of a key, the flag's where none is given, at a level of the config; the level is the file's."""
+    """Return the path of a key, by default the flag's, at a level of the config; the level comes from the file."""
     return f"{short(level)}.{key}" if level else key
 
 
-def said(flag: Any) -> str:
+def said(flag: bool | None) -> str:
     """Return a flag as JSON writes it."""
     return {True: "true", False: "false", None: "absent"}[flag]
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """Return a value of a config as text of bounded length; a container by its type alone."""
-    plain = value is None or isinstance(value, bool | int | float | str)
-    return short(repr(value)) if plain else f"a {type(value).__name__}"
+    if value is None or isinstance(value, bool | int | float | str):
+        return short(repr(value))
+    return f"a {type(value).__name__}"
