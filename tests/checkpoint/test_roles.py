@@ -6,8 +6,9 @@ import pytest
 import saved_models as saved
 
 from tiewise.boundary.install import install
+from tiewise.checkpoint.end_names import BY_DATA, BY_NAMES, BY_SHAPES
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.roles import BY_DATA, BY_NAMES, BY_SHAPES, find_roles
+from tiewise.checkpoint.roles import find_roles
 from tiewise.checkpoint.stored import Stored
 
 QUICK = [

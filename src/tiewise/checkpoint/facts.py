@@ -29,7 +29,8 @@ from tiewise.checkpoint.claims import (
 from tiewise.checkpoint.families import Family, family
 from tiewise.checkpoint.family_record import ClassEnds, family_data, module_of
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, json_object, noting, read_tokenizer
-from tiewise.checkpoint.roles import DRAFT_HEAD, Roles, find_roles
+from tiewise.checkpoint.indexed_tensors import DRAFT_HEAD
+from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import (
     SAME_VALUES,

@@ -31,7 +31,7 @@ from tiewise.planning.model_families import decoder, reader_of
 from tiewise.planning.uncounted import has_token_head, parts_of_body, towers
 
 torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
-roles = Late("tiewise.checkpoint.roles")
+indexed_tensors = Late("tiewise.checkpoint.indexed_tensors")
 TEXT_PART = "_text"  # names a nested text_config without model_type, after the outer model
 # What is built of a config, the first that transformers has for its type; older versions lack the last.
 BUILT = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM")
@@ -204,7 +204,9 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
         raise PlanError(f"{kind} has no token table and head", "plan works on language models")
     bias = getattr(head, "bias", None)
     ours = [id(p) for p in (table.weight, head.weight, bias)]
-    looked_up = {id(p): p for n, p in model.named_parameters() if roles.PLAIN_TABLE.search(n.removesuffix(".weight"))}
+    looked_up = {
+        id(p): p for n, p in model.named_parameters() if indexed_tensors.PLAIN_TABLE.search(n.removesuffix(".weight"))
+    }
     others = [p for p in model.parameters() if id(p) not in (*ours, *looked_up)]
     whole = sum(p.numel() for p in others)
     other = Count(whole, sum(p.numel() for p in others if p.dim() > 1), whole)

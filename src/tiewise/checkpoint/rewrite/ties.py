@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import FLAG
+from tiewise.checkpoint.end_names import BY_DATA
 from tiewise.checkpoint.facts import SPEC, TEXT_PARTS, Facts, quantisation
+from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.numeric_ends import readable, require_head, require_loadable_options, tied_names
 from tiewise.checkpoint.rewrite.change import (
     Change,
@@ -22,7 +24,6 @@ from tiewise.checkpoint.rewrite.change import (
     require_plain_head,
     share_lost,
 )
-from tiewise.checkpoint.roles import BY_DATA, MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rules.rule import difference, names
 from tiewise.checkpoint.stored import Stored, rounded
 from tiewise.checkpoint.table_scans import likeness

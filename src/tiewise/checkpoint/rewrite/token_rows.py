@@ -10,9 +10,9 @@ from typing import Any
 from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
+from tiewise.checkpoint.indexed_tensors import PER_LAYER
 from tiewise.checkpoint.numeric_ends import readable, require_loadable_options
 from tiewise.checkpoint.rewrite.change import Moved, NewTensor, Pieces, refuse
-from tiewise.checkpoint.roles import PER_LAYER
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError

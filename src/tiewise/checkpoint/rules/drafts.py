@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import MOST_TOKENS, PIECES, Tokenizer
-from tiewise.checkpoint.roles import MTP_INPUT, MTP_OUTPUT
+from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, copies, describe, difference, numbers, rule
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import UNRELATED

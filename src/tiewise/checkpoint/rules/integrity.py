@@ -16,7 +16,7 @@ from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PIECES, SINGLE, Fault, Folder, Tokenizer, is_id
-from tiewise.checkpoint.roles import NGRAM, PER_LAYER, modality_config, rows_said
+from tiewise.checkpoint.indexed_tensors import NGRAM, PER_LAYER, modality_config, rows_said
 from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, dotted, names, numbers, rule, value_text
 from tiewise.checkpoint.stored import FLOATING, Stored, widened
 from tiewise.checkpoint.table_scans import SAMPLED_ROWS, row_lengths

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar, cast,
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.roles import MTP_INPUT, MTP_OUTPUT, Roles
+from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
+from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SIGNS, SOME_ROWS, UNRELATED, TableLikeness
 from tiewise.checkpoint.untrusted import short

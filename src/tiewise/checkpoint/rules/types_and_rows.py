@@ -14,9 +14,9 @@ from typing import Any
 from tiewise.checkpoint.claims import PACKED, count, ends_with
 from tiewise.checkpoint.facts import Facts, quantisation
 from tiewise.checkpoint.hf_folder import Tokenizer, json_object
-from tiewise.checkpoint.roles import End
 from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, names, numbers, rule, said
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES
+from tiewise.checkpoint.stored_modules import End
 from tiewise.checkpoint.table_scans import all_zero, duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import inside, items_of, read_whole, short
 from tiewise.core.errors import CheckpointError, doing

@@ -1,0 +1,156 @@
+"""Names of the modules at the two ends of a checkpoint.
+
+They are found in three ways, tried in this order: the class that the config names, as the architecture data describes
+it; the names that the two usually have, behind any prefix; matrices with as many rows as the config's vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tiewise.checkpoint import claims
+from tiewise.checkpoint.claims import count, is_foreign, model_levels, usual
+from tiewise.checkpoint.family_record import ClassEnds, module_of
+from tiewise.checkpoint.stored_modules import StoredModules
+
+BY_DATA, BY_NAMES, BY_SHAPES = "architecture data", "usual names", "shapes"
+MOST_PREFIXES = 64
+_STACK = re.compile(r"(^|\.)(shared|(en|de)coder\.embed_tokens)$")  # tables that an encoder and a decoder share
+_SOUNDS_LIKE_HEAD = re.compile(r"head|out|decoder|proj|logit")
+
+
+def find_end_names(
+    modules: StoredModules, config: Mapping[str, Any], known: ClassEnds | None, tokenless: bool
+) -> tuple[str, ClassEnds]:
+    """Return how the ends were found, and their names in this file.
+
+    Args:
+        modules: the checkpoint.
+        config: its config, empty if it has none.
+        known: the class that the config names; None if the architecture data lacks it.
+        tokenless: the class has no table of tokens, so that no shape suggests one.
+    """
+    ends = _by_data(modules, known or claims.family_ends(config))
+    if modules.hits(ends):
+        return BY_DATA, ends
+    ends = _by_names(modules)
+    if modules.hits(ends) or tokenless:
+        return BY_NAMES, ends
+    return BY_SHAPES, _by_shapes(modules, config)
+
+
+def _by_data(modules: StoredModules, ends: ClassEnds | None) -> ClassEnds:
+    """Return a class's ends under their names in this file: of all possible names, those of most stored tensors."""
+    if ends is None:
+        return ClassEnds()
+    styles = _spellings(modules, ends)
+    if not any(modules.hits(style) for style in styles):
+        styles = _inside_another_model(modules, styles)
+    return max(styles, key=modules.hits, default=ends)
+
+
+def _spellings(modules: StoredModules, ends: ClassEnds) -> list[ClassEnds]:
+    """Return a class's ends under each set of names that a file of its own may use."""
+    loaded: dict[str | None, str] = {}  # {end: the module that transformers loads it from}, the first of several
+    for module in sorted(modules.called(ends.spellings)):
+        stored_name = module_of(modules.tables[module].name)[0]
+        loaded.setdefault(ends.loaded_as(stored_name), module)
+
+    def as_saved(name: str) -> str:
+        return ends.disk.get(name, name)
+
+    def as_loaded(name: str) -> str:
+        return loaded.get(name, as_saved(name))
+
+    styles = [ends.renamed(as_loaded), ends.renamed(as_saved), ends]
+    if ends.prefix:  # as a body alone saves them, like GPT-2's first conversion
+        styles.append(ends.renamed(lambda name: name.removeprefix(f"{ends.prefix}.")))
+    return styles
+
+
+def _inside_another_model(modules: StoredModules, styles: list[ClassEnds]) -> list[ClassEnds]:
+    """Return the styles behind every prefix under which a model around this one may store them."""
+    behind_prefixes = []
+    for style in styles:
+        prefixes = _prefixes(modules, style)[:MOST_PREFIXES]
+        behind_prefixes += [style.renamed(prefix.__add__) for prefix in prefixes]
+    return behind_prefixes
+
+
+def _prefixes(modules: StoredModules, ends: ClassEnds) -> list[str]:
+    """Return the prefixes behind which a file stores modules with the names of these ends, the shortest first."""
+    names = list(ends.inputs)
+    if ends.output:
+        names.append(ends.output)
+    prefixes = set[str]()
+    for module in modules.called(names):
+        prefixes |= {module.removesuffix(name) for name in names if module.endswith(f".{name}")}
+    own = [prefix for prefix in prefixes if not is_foreign(prefix)]
+    return sorted(own, key=lambda prefix: (len(prefix), prefix))
+
+
+class _Match(NamedTuple):
+    """A module that has the name of a usual input table; the smallest of several is the model's."""
+
+    foreign: bool  # of another modality
+    rank: int  # of the usual pair
+    prefix_length: int
+    module: str
+    output: str  # the head that the pair has behind the same prefix
+
+
+def _by_names(modules: StoredModules) -> ClassEnds:
+    """Return the first of the usual pairs, behind any prefix, and the other tables of its stacks."""
+    matches = _usual_inputs(modules)
+    stored_output = modules.usual_output()
+    if not matches:
+        return ClassEnds(output=stored_output)
+    best = min(matches)
+    module, output = best.module, best.output
+    if output not in modules.tables and stored_output is not None and stored_output != module:
+        output = stored_output
+    stacks = [name for name in modules.outer if _STACK.search(name)]
+    others = [name for name in stacks if name != module] if module in stacks else []
+    return ClassEnds(inputs=(module, *others), output=output)
+
+
+def _usual_inputs(modules: StoredModules) -> list[_Match]:
+    """Return every stored module that has the name of a usual input table."""
+    matches = []
+    for module in modules.called(path for path, _ in usual().pairs):
+        for rank, (path, output) in enumerate(usual().pairs):
+            if claims.ends_with(module, path):
+                prefix = module.removesuffix(path)
+                matches.append(_Match(is_foreign(prefix), rank, len(prefix), module, prefix + output))
+    return matches
+
+
+def _by_shapes(modules: StoredModules, config: Mapping[str, Any]) -> ClassEnds:
+    """Return the first two matrices with a vocabulary's rows: one that sounds like a head, and one that does not."""
+    sizes = {count(level.get("vocab_size")) for _, level in model_levels(config)}
+    sized = [module for module, table in modules.outer.items() if len(table.shape) == 2 and table.rows in sizes]
+    candidates = [module for module in sized if not claims.POSITION.search(module)]
+    heads = [module for module in candidates if _SOUNDS_LIKE_HEAD.search(module)]
+    tables = [module for module in candidates if module not in heads]
+    return ClassEnds(inputs=tuple(tables[:1]), output=next(iter(heads), None))
+
+
+def input_of_head(modules: StoredModules, ends: ClassEnds) -> str | None:
+    """Return the input table that belongs to the head; None for a class without input tables.
+
+    The first that applies decides: the shape of the head, the decoder's table, the table that the head may be tied to.
+    Where an encoder and a decoder have separate tables, `shared` is a rest that no forward reads.
+    """
+    source = module_of(ends.tied.get(f"{ends.output}.weight", ""))[0]
+    stored = [name for name in ends.inputs if name in modules.tables]
+    candidates = stored or [name for name in ends.inputs if name == source] or list(ends.inputs)
+    head = modules.tables.get(ends.output or "")
+
+    def rank(name: str) -> tuple[bool, bool, bool, int]:
+        table = modules.tables.get(name)
+        fits = table is not None and head is not None and table.shape == head.shape
+        return not fits, "decoder" not in name, name != source, candidates.index(name)
+
+    return min(candidates, key=rank, default=None)

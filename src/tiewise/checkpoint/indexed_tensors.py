@@ -1,0 +1,162 @@
+"""Stored tensors next to the two ends that token ids index.
+
+Names find them, then shapes: a tensor that has such a name and the shape of something else is not one of them.
+
+    per-layer table   a row for each token, the widths of all layers side by side (Gemma 3n, Gemma 4)
+    n-gram table      a row for each value of a hash of several ids (LongCat-Flash-Lite, Qwen 4, BLT)
+    modality table    rows for the ids from an offset on, which represent pictures or sounds (Gemma 3n)
+    MTP input         the tables of the layers that predict further tokens, mostly copies of the two ends
+    MTP output        (DeepSeek-V3, README_WEIGHTS.md)
+    draft head        a head over a target's hidden states, one for each further token (Medusa)
+    draft map         a draft's own ids as the target's, and back (EAGLE-3: d2t, t2d; vLLM's Medusa: token_map)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tiewise.checkpoint import claims
+from tiewise.checkpoint.claims import count, model_levels
+from tiewise.checkpoint.family_record import module_of
+from tiewise.checkpoint.stored import Stored
+
+PER_LAYER, NGRAM, MODALITY = "per-layer table", "n-gram table", "modality table"
+MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD, DRAFT_MAP = "MTP input", "MTP output", "draft head", "draft map"
+PLAIN_TABLE = re.compile(  # ProphetNet's `ngram_embeddings` is of its streams
+    r"(^|\.)(embed_tokens_per_layer|ngram_embeddings\.embedders\.\d+|ngram_embedding(\.shard_\d+)?|encoder_hash_tok_embedding)$"
+)
+_MODALITY = re.compile(r"(^|\.)embed_(vision|audio)\.embedding$")
+_FURTHER = re.compile(r"(^|\.)(mtp|nextn)\w*\.")  # prefix of the layers that predict further tokens
+_FURTHER_CLASS = re.compile(r"nextn|mtp", re.IGNORECASE)  # a class of such layers alone
+# Medusa's heads within a model and alone; the same as vLLM has them
+_DRAFT_HEAD = re.compile(r"((.+\.)?medusa_heads?\.)?(\d{1,3}\.\d{1,3}|lm_heads\.\d{1,3})")
+_DRAFT_MAPS = ("d2t", "t2d", "token_map")
+_LAYER = re.compile(r"(^|\.)layers\.(\d{1,9})\.(embed_tokens|shared_head\.head)$")
+_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")  # keys of a config
+_INPUTS = ("embed_tokens", "word_embeddings", "tok_embeddings", "tok_emb", "embed", "embedding", "embeddings", "emb")
+_OUTPUTS = ("lm_head", "head", "shared_head", "output", "output_head", "output_layer", "unembed")
+_HASHED = re.compile(r"\.embedders\.(\d{1,9})$")  # LongCat-Flash's n-gram tables
+
+
+@dataclass(frozen=True)
+class IndexedTensor:
+    """A stored tensor, other than the two ends, that token ids index."""
+
+    role: str  # one of the words above
+    tensor: Stored  # [rows, width]; of a draft map [rows]
+    module: str  # its module's name without wrappers; of a draft map, the name before `d2t`
+
+    @property
+    def by_id(self) -> bool:
+        """Return whether it has a row for each token, so that its rows change with the vocabulary."""
+        return self.role in (PER_LAYER, MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD)
+
+
+def token_tables(
+    tensors: Mapping[str, Stored], config: Mapping[str, Any], ends: Collection[Stored]
+) -> Iterator[IndexedTensor]:
+    """Yield the indexed tensors among `tensors`, keyed by names without wrappers, that are none of the `ends`."""
+    first_further = _first_further_layer(config)
+    names_of_ends = {table.name for table in ends}
+    for name, tensor in tensors.items():
+        module, parameter = module_of(name)
+        role = role_of(module, parameter, first_further)
+        if role is None or tensor.name in names_of_ends:
+            continue
+        axes = 1 if role == DRAFT_MAP else 2
+        is_plain = parameter == "weight"  # the shape of packed numbers says nothing
+        if is_plain and len(tensor.shape) != axes:
+            continue
+        # a projection may be called `mtp.head`: a table is as wide or as long as an end
+        if is_plain and role in (MTP_INPUT, MTP_OUTPUT) and not _fits_an_end(tensor, ends):
+            continue
+        yield IndexedTensor(role, tensor, module)
+
+
+def _first_further_layer(config: Mapping[str, Any]) -> int:
+    """Return the number of the first layer that predicts further tokens: the smallest number of layers at any level."""
+    if _FURTHER_CLASS.search(claims.architecture(config) or ""):
+        return 0
+    layers = []
+    for _, level in model_levels(config):
+        layers += [number for key in _LAYER_COUNTS if (number := count(level.get(key)))]
+    return min(layers, default=0)
+
+
+def _fits_an_end(tensor: Stored, ends: Collection[Stored]) -> bool:
+    """Return whether a matrix has the rows or the width of an end; true if no end is a matrix."""
+    axes = set[tuple[int, int]]()
+    for end in ends:
+        if len(end.shape) == 2:
+            axes |= set(enumerate(end.shape))
+    return not axes or not axes.isdisjoint(enumerate(tensor.shape))
+
+
+def role_of(module: str, parameter: str, layers: int) -> str | None:
+    """Return the role that a name suggests; layers from number `layers` on predict further tokens."""
+    if parameter in _DRAFT_MAPS:
+        return DRAFT_MAP
+    if parameter not in ("weight", *claims.PACKED):
+        return None
+    if _DRAFT_HEAD.fullmatch(module):
+        return DRAFT_HEAD
+    last = module.rpartition(".")[2]
+    if PLAIN_TABLE.search(module):
+        return PER_LAYER if last == "embed_tokens_per_layer" else NGRAM
+    if _MODALITY.search(module):
+        return MODALITY
+    in_layer = _LAYER.search(module)
+    is_further = in_layer is not None and int(in_layer[2]) >= layers
+    if is_further or _FURTHER.search(module):
+        return _further_role(last)
+    if in_layer is not None and last == "embed_tokens":
+        return PER_LAYER
+    return None
+
+
+def _further_role(last: str) -> str | None:
+    """Return the role of a module of a layer that predicts further tokens, by the last part of its name."""
+    if last in _INPUTS:
+        return MTP_INPUT
+    return MTP_OUTPUT if last in _OUTPUTS else None
+
+
+def modality_config(other: IndexedTensor, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of a modality's table: vision_config for embed_vision.embedding; empty for any other table."""
+    parent = other.module.rpartition(".")[0]
+    modality = parent.rpartition("embed_")[2]
+    level = config.get(f"{modality}_config")
+    return level if other.role == MODALITY and isinstance(level, Mapping) else {}
+
+
+def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
+    """Return the rows that a config gives a table: its size, or that of its class's hash; None without either."""
+    if other.role == MODALITY:
+        return count(modality_config(other, config).get("vocab_size"))
+    levels = [level for _, level in model_levels(config)]
+    if other.role == PER_LAYER and other.module.endswith("embed_tokens_per_layer"):
+        return claims.first_count(levels, "vocab_size_per_layer_input")
+    if other.role != NGRAM:
+        return None
+    rows = (_ngram_rows(other.module, level) for level in levels)
+    return next((number for number in rows if number is not None), None)
+
+
+def _ngram_rows(module: str, level: Mapping[str, Any]) -> int | None:
+    """Return the rows that one level of a config gives an n-gram table; None if it gives none."""
+    if index := _HASHED.search(module):
+        # longcat_flash_ngram: each has another odd size, so that the hashes differ
+        ratio = claims.number(level.get("ngram_vocab_size_ratio")) or 0.0
+        base = ratio * (count(level.get("vocab_size")) or 0)
+        return int(base + 2 * int(index[1]) + 1) if 0 < base < 2**63 else None
+    if not module.endswith("encoder_hash_tok_embedding"):
+        return None
+    sizes = level.get("encoder_hash_byte_group_size")
+    factors = [count(level.get(f"encoder_hash_byte_group_{key}")) for key in ("vocab", "nb_functions")]
+    if not isinstance(sizes, list) or None in factors:
+        return None
+    return len(sizes) * prod(factor for factor in factors if factor is not None)
