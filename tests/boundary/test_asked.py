@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from transformers.trainer_pt_utils import LabelSmoother
 
-from tiewise.boundary.deferred import Counts, Deferred, _Targets
+from tiewise.boundary.deferred import Deferred
+from tiewise.boundary.recorded_logits import Counts, SweepTargets
 from tiewise.core.errors import UnsupportedError
 
 B, T, E, V = 3, 4, 5, 11
@@ -105,7 +106,7 @@ def test_answers_and_gradients_are_those_of_computed_logits(asked, head):
 def test_the_same_targets_are_recognised_on_a_device_without_reading_them():
     """Meta tensors have no values: a comparison raises, as on a GPU it waits."""
     labels = torch.zeros(B, T, 1, dtype=torch.long, device="meta")
-    known = _Targets(labels.reshape(-1))
+    known = SweepTargets(labels.reshape(-1))
     assert known.are(labels.reshape(-1))
     with pytest.raises(NotImplementedError):
         known.are(labels.reshape(-1)[1:])  # others

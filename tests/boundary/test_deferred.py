@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tiewise.boundary.deferred import _RECORDERS, ANSWERS, Counts, Deferred
+from tiewise.boundary.deferred import _RECORDERS, Deferred
 from tiewise.boundary.link import LazyLogits
+from tiewise.boundary.logit_answers import ANSWERS
+from tiewise.boundary.recorded_logits import Counts, RecordedLogits
 from tiewise.core.errors import UnsupportedError
 
 B, T, E, V = 2, 5, 4, 7
@@ -277,7 +279,12 @@ def test_every_argument_is_honoured_or_computes_the_logits(pair, name):
 
 
 def test_the_calls_name_every_method_of_ours_and_every_parameter_that_torch_gives_it():
-    written = {n for n in dir(torch.Tensor) if getattr(vars(Deferred).get(n), "__qualname__", "") == f"Deferred.{n}"}
+    written = {
+        name
+        for cls in (Deferred, RecordedLogits)
+        for name in dir(torch.Tensor)
+        if getattr(vars(cls).get(name), "__qualname__", "") == f"{cls.__name__}.{name}"
+    }
     assert written >= {"size", "numel"}
     own = {"__torch_function__", "__dict__", "__weakref__", "__init__", "real"}
     own |= {name for name in _RECORDERS if name.endswith("_") and name not in CALLS}  # in place: test_asked.py

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.boundary.deferred import Deferred, head_of
+from tiewise.boundary.deferred import Deferred
 from tiewise.boundary.link import LazyLogits, Link
 from tiewise.boundary.ops.exact_top import ExactTop
+from tiewise.boundary.recorded_logits import head_of
 
 
 class TopLogits(LazyLogits):
@@ -48,7 +49,7 @@ class TopLogits(LazyLogits):
         """Record what keeps the order, answer for the largest, and leave everything else to `LazyLogits`."""
         kwargs = dict(kwargs or {})
         first = args[0] if args else None
-        if isinstance(first, TopLogits) and first.deferred._real is None:
+        if isinstance(first, TopLogits) and not first.deferred.is_computed:
             if func in _KEPT:
                 if func is Tensor.to:
                     kwargs.pop("copy", None)  # nothing changes these in place

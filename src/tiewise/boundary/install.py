@@ -24,11 +24,11 @@ from transformers import TrainerCallback
 
 from tiewise.boundary.boundary import penalty_of
 from tiewise.boundary.decoding import decoding
-from tiewise.boundary.deferred import Counts
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
 from tiewise.boundary.ops.exact_top import ExactTop
 from tiewise.boundary.ops.path_gradient import PathRecord, gather, path_norms
+from tiewise.boundary.recorded_logits import Counts
 from tiewise.boundary.saved import BASE, ENTRY, NAME, declare_family, link_of, on_meta
 from tiewise.boundary.sharded_tables import KEPT, held, require_same_tables, require_whole_table, reshard, spread, units
 from tiewise.boundary.undisturbed import generator_states, restore_generators

@@ -28,9 +28,12 @@ from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map
 
 from tiewise.boundary.boundary import draw, make_maps
-from tiewise.boundary.deferred import Counts, Deferred, all_words, fused_cross_entropy, gradients
+from tiewise.boundary.deferred import Deferred
 from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
+from tiewise.boundary.logit_answers import fused_cross_entropy
+from tiewise.boundary.logit_gradients import gradients
 from tiewise.boundary.ops.path_gradient import LookupOptions, several, tied_lookup, without_row
+from tiewise.boundary.recorded_logits import Counts, all_words
 from tiewise.boundary.saved import NAME, link_of, swapped
 from tiewise.boundary.sharded_tables import KEPT, local, narrowed, set_aside, shard_of
 from tiewise.boundary.watch import watch
@@ -330,7 +333,7 @@ class LazyLogits(Tensor):
                 return func(*args, **kwargs)
         first = args[0] if args else None
         # logits that were read may have been changed since: their loss is that of what they are now
-        if func is F.cross_entropy and isinstance(first, LazyLogits) and first.deferred._real is None:
+        if func is F.cross_entropy and isinstance(first, LazyLogits) and not first.deferred.is_computed:
             loss = fused_cross_entropy(first.deferred, *args[1:], **kwargs)
             if loss is not None:
                 return loss

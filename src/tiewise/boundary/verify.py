@@ -36,9 +36,9 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaskedLMLoss
 
 from tiewise.boundary.boundary import dense_output
-from tiewise.boundary.deferred import Counts
 from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, attach, computed, divisor
 from tiewise.boundary.locate import SEED, Journal, declare_tying, ordinary_ids, untraced
+from tiewise.boundary.recorded_logits import Counts
 from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, forget, link_of
 from tiewise.boundary.sharded_tables import ASIDE, narrowed
 from tiewise.core.errors import InstallError, TiewiseError, TiewiseWarning, UnsupportedError

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 import tiewise.boundary.hf
-from tiewise.boundary.deferred import head_of
 from tiewise.boundary.install import Installed, installed
 from tiewise.boundary.ops.soft_targets import linear_divergence
+from tiewise.boundary.recorded_logits import head_of
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import open_folder

@@ -1,0 +1,245 @@
+"""Losses and statistics of deferred logits, answered in chunks of tokens without the [N, V] logits.
+
+Each function takes the arguments of a function of torch, and returns None for arguments that it does not answer: then
+the logits are computed. `tiewise.boundary.deferred` lists the expressions that are answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiewise.boundary.logit_gradients import note_loss
+from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
+from tiewise.boundary.ops.log_prob import VocabularyStatistics, vocabulary_statistics
+from tiewise.boundary.recorded_logits import (
+    LOG_P,
+    LOGITS,
+    MINUS_LOG_P,
+    P_LOG_P,
+    P_LOGITS,
+    P,
+    RecordedLogits,
+    Sweep,
+    SweepTargets,
+    head_of,
+)
+from tiewise.core.backends import chunk_rows
+
+# a sweep
+
+
+def sweep(z: RecordedLogits, targets: Tensor | None = None) -> VocabularyStatistics:
+    """Return statistics [N] of the tokens of `z`, from a sweep that may have been done before.
+
+    Logits of some tokens take theirs from the sweep of all; with their own targets they are swept alone.
+    """
+    z.require_unchanged()
+    owner = z if targets is not None and z.place is not None else z.origin()
+    last = owner.last_sweep
+    if last is None or not _serves(last, owner, targets):
+        last = owner.last_sweep = _new_sweep(owner, targets)
+        owner.counts.fused += 1
+    statistics = last.statistics
+    if owner is z or z.place is None:
+        return statistics
+    assert statistics.entropy is not None, "every sweep is asked for the entropy"
+    return VocabularyStatistics(None, statistics.lse[z.place], statistics.entropy[z.place])
+
+
+def _serves(last: Sweep, owner: RecordedLogits, targets: Tensor | None) -> bool:
+    """Return whether an earlier sweep has the gradient that is wanted now, and the same targets if there are any."""
+    if owner.requires_grad and not last.statistics.lse.requires_grad:
+        return False
+    if targets is None:
+        return True
+    return last.targets is not None and last.targets.are(targets)
+
+
+def _new_sweep(owner: RecordedLogits, targets: Tensor | None) -> Sweep:
+    hidden, table, bias, options = head_of(owner)
+    is_narrow = owner.product in (torch.bfloat16, torch.float16)
+    autocast_dtype = owner.product if is_narrow else None  # as the head multiplied, whatever autocast is now
+    with (
+        torch.set_grad_enabled(owner.requires_grad),
+        torch.autocast(owner.device.type, autocast_dtype, enabled=is_narrow),
+    ):
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        statistics = vocabulary_statistics(hidden, table, targets, bias, options, entropy=True, shard=owner.shard)
+    return Sweep(None if targets is None else SweepTargets(targets), statistics)
+
+
+# answers that a sweep has
+
+
+def gather(z: RecordedLogits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
+    """Answer `torch.gather` of one token per position."""
+    if z.form not in (LOGITS, LOG_P, MINUS_LOG_P, P) or not _can_sweep(z, dim) or sparse_grad:
+        return None
+    if not torch.is_tensor(index) or index.shape != (*z.shape[:-1], 1) or index.dtype != torch.long:
+        return None
+    if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < z.shape[-1]:
+        return None  # torch says what is wrong with it
+    with torch.set_grad_enabled(z.requires_grad):
+        return _shaped(z, _entry_at_target(sweep(z, index.reshape(-1)), z.form), keepdim=True)
+
+
+def _entry_at_target(statistics: VocabularyStatistics, form: str) -> Tensor:
+    """Return the target's logit, p, log p or −log p."""
+    log_prob = statistics.log_prob
+    assert log_prob is not None, "this sweep had no targets"
+    if form == LOGITS:
+        return statistics.lse + log_prob
+    if form == LOG_P:
+        return log_prob.clone()  # the caller may write into it
+    if form == MINUS_LOG_P:
+        return -log_prob
+    return log_prob.exp()
+
+
+def take_along_dim(z: RecordedLogits, indices: Tensor, dim: int | None = None) -> Tensor | None:
+    """Answer `torch.take_along_dim` of one token per position."""
+    return None if dim is None else gather(z, dim, indices)
+
+
+def logsumexp(z: RecordedLogits, dim: Any, keepdim: bool = False) -> Tensor | None:
+    """Answer `torch.logsumexp` over the vocabulary."""
+    if z.form != LOGITS or not _can_sweep(z, dim):
+        return None
+    with torch.set_grad_enabled(z.requires_grad):
+        return _shaped(z, sweep(z).lse.clone(), keepdim)
+
+
+def total(
+    z: RecordedLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
+    """Answer `torch.sum` over the vocabulary of log-probabilities, or of a product with probabilities."""
+    if not _can_sweep(z, dim):
+        return None
+    if z.form in (LOG_P, MINUS_LOG_P):
+        return _sum_of_log_probs(z, keepdim, dtype)
+    if z.form not in (P_LOG_P, P_LOGITS) or dtype is not None:
+        return None
+    with torch.set_grad_enabled(z.requires_grad):
+        statistics = sweep(z)
+        assert statistics.entropy is not None, "every sweep is asked for the entropy"
+        # Σ p log p = −H and Σ p z = lse − H
+        summed = -statistics.entropy if z.form == P_LOG_P else statistics.lse - statistics.entropy
+        return _shaped(z, summed, keepdim)
+
+
+def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | None) -> Tensor | None:
+    """Return the sum over the vocabulary of log p or −log p: V times a loss that is all label smoothing."""
+    if dtype not in (None, z.dtype, torch.float32):
+        return None
+    z.require_unchanged()
+    hidden, table, bias, options = head_of(z)
+    # with ε = 1 the loss of a token is the mean of −log p over the vocabulary, whatever its target
+    options = replace(options, label_smoothing=1.0, reduction="none")
+    targets = torch.zeros(z.shape[:-1], dtype=torch.long, device=z.device)
+    with torch.set_grad_enabled(z.requires_grad):
+        minus_sums = linear_cross_entropy(hidden, table, targets, bias, options, shard=z.shard) * z.shape[-1]
+        z.counts.fused += 1
+        summed = _shaped(z, minus_sums if z.form == MINUS_LOG_P else -minus_sums, keepdim)
+        return summed if dtype is None else summed.to(dtype)
+
+
+def _can_sweep(z: RecordedLogits, dim: Any) -> bool:
+    """Return whether `dim` is the vocabulary's and no compiler traces: a sweep keeps state between calls."""
+    return z.is_vocabulary(dim) and not torch.compiler.is_compiling()
+
+
+# answers by rows of logits, a chunk at a time
+
+
+def argmax(z: RecordedLogits, dim: Any = None, keepdim: bool = False) -> Tensor | None:
+    """Answer `torch.argmax` over the vocabulary."""
+    if not isinstance(dim, int) or not z.is_vocabulary(dim):
+        return None
+    return _by_rows(z, torch.argmax, keepdim)
+
+
+def mean(z: RecordedLogits, dim: Any = None, keepdim: bool = False) -> Tensor | None:
+    """Answer `torch.mean` over the vocabulary, or over everything, where no gradient is needed."""
+    if z.requires_grad:
+        return None
+    if dim is None:
+        means = _by_rows(z, torch.mean, keepdim=False)
+        return None if means is None else means.mean()
+    return _by_rows(z, torch.mean, keepdim) if z.is_vocabulary(dim) else None
+
+
+def _by_rows(z: RecordedLogits, function: Callable[..., Tensor], keepdim: bool) -> Tensor | None:
+    """Return `function` over the vocabulary, of a chunk of computed logits at a time, without gradients."""
+    ranks_may_differ = z.shard is not None and z.shard.own_tokens  # in their numbers of chunks
+    if z.form in (P_LOG_P, P_LOGITS) or ranks_may_differ or torch.compiler.is_compiling():
+        return None
+    with torch.no_grad():
+        hidden = z.hidden.reshape(-1, z.hidden.shape[-1])
+        chunks = torch.split(hidden, chunk_rows(len(hidden), z.shape[-1], z.device.type))
+        values = torch.cat([function(z.derive(hidden=chunk).computed(), -1) for chunk in chunks])
+        return _shaped(z, values, keepdim)
+
+
+def _shaped(z: RecordedLogits, values: Tensor, keepdim: bool) -> Tensor:
+    """Give values of all tokens the shape that a reduction over the vocabulary would have, and its type."""
+    values = _as_narrow_as(z, values)
+    return values.reshape((*z.shape[:-1], 1) if keepdim else z.shape[:-1])
+
+
+def _as_narrow_as(z: RecordedLogits, values: Tensor) -> Tensor:
+    """Return fp64 values in the type of `z`: transformers casts logits to fp32, also those of an fp64 model."""
+    return values.to(z.dtype) if values.dtype == torch.float64 else values
+
+
+# the loss
+
+
+def fused_cross_entropy(
+    input: RecordedLogits,
+    target: Any,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """Answer `F.cross_entropy` of deferred logits [N, V], fused; None for arguments that the fused loss lacks."""
+    if not torch.is_tensor(target) or target.is_floating_point() or input.form != LOGITS:
+        return None
+    if input.dim() != 2 or target.dim() != 1 or (size_average, reduce) != (None, None):
+        return None
+    input.require_unchanged()
+    if not torch.compiler.is_compiling():
+        input.counts.fused += 1
+    hidden, table, bias, options = head_of(input)
+    options = replace(
+        options,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        class_weight=weight,
+        reduction=reduction,
+    )
+    with torch.set_grad_enabled(input.requires_grad):
+        loss = linear_cross_entropy(hidden, table, target, bias, options, shard=input.shard)
+    loss = _as_narrow_as(input, loss)
+    if not torch.compiler.is_compiling():  # first, since Dynamo traces no question about a graph
+        note_loss(input, loss, target, options)
+    return loss
+
+
+# name of a function of torch -> its answer
+ANSWERS: dict[str, Callable[..., Tensor | None]] = {
+    "gather": gather,
+    "take_along_dim": take_along_dim,
+    "logsumexp": logsumexp,
+    "sum": total,
+    "argmax": argmax,
+    "mean": mean,
+    "cross_entropy": fused_cross_entropy,
+}

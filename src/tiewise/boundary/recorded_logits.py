@@ -1,0 +1,290 @@
+"""Logits that have not been computed: hidden states, a table, and the steps that a model's forward took since.
+
+`RecordedLogits` holds them, computes the real logits on demand, and remembers the last sweep over the vocabulary.
+`tiewise.boundary.deferred` lets it act as a Tensor; `tiewise.boundary.logit_answers` answers losses and statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from tiewise.boundary.ops.chunked import compute_dtype
+from tiewise.boundary.ops.log_prob import VocabularyStatistics
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, brought, exchanged, gathered
+from tiewise.core.backends import LossOptions
+from tiewise.core.errors import UnsupportedError
+
+# the forms that logits take on the way to a loss or a statistic
+LOGITS, LOG_P, P, P_LOG_P, P_LOGITS = "logits", "log p", "p", "p · log p", "p · logits"
+MINUS_LOG_P = "−log p"
+PRODUCTS = {frozenset((P, LOG_P)): P_LOG_P, frozenset((P, LOGITS)): P_LOGITS}
+
+
+class Fold(NamedTuple):
+    """scale · product + bias, and post · tanh(·) of it where `post` is not None.
+
+    / 30 → tanh → * 30          Fold(scale=1/30) → Fold(scale=1/30, post=1) → Fold(scale=1/30, post=30)
+    """
+
+    scale: float = 1.0
+    bias: Tensor | None = None
+    post: float | None = None
+
+
+class Step(NamedTuple):
+    """One recorded operation: `function(logits, *arguments)`."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass
+class Counts:
+    """Numbers of losses and statistics fused and of logits computed, and the operations that computed them."""
+
+    fused: int = 0
+    materialised: int = 0
+    operations: list[str] = field(default_factory=list)
+
+
+class FusedLoss(NamedTuple):
+    """A fused loss of deferred logits: its place in autograd's graph, and how to compute it from the logits."""
+
+    edge: GradientEdge
+    place: Tensor | None  # the tokens that it is of; None: all of them
+    dtype: torch.dtype
+    target: Tensor
+    options: LossOptions
+
+
+class SweepTargets:
+    """Targets [N] of a sweep, recognised when a later call has the same ones."""
+
+    def __init__(self, targets: Tensor) -> None:
+        self.source, self.version = targets, _version(targets)
+        self.values = targets.clone()  # the caller may write into its tensor
+
+    def are(self, other: Tensor) -> bool:
+        """Return whether `other` has the same values; on a GPU, unwritten memory is not compared again.
+
+        A comparison there would have the host wait for all work that is queued. On a CPU it costs nothing, and sees
+        writes that pass by autograd's version counters.
+        """
+        if other.device.type != "cpu" and self._is_unchanged(other):
+            return True
+        return torch.equal(self.values, other)
+
+    def _is_unchanged(self, other: Tensor) -> bool:
+        """Return whether `other` views the source's memory in the same way, and nobody wrote to it since."""
+        is_same_view = _view_of(self.source) == _view_of(other)
+        return is_same_view and self.version is not None and self.version == _version(other)
+
+
+def _view_of(x: Tensor) -> tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]:
+    """Return address, shape, strides, type and device: equal for two views of the same values."""
+    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
+
+
+def _version(x: Tensor) -> int | None:
+    """Return how often the memory of a tensor was written to; None for one that does not count."""
+    return None if x.is_inference() else x._version
+
+
+class Sweep(NamedTuple):
+    """Result of one sweep over the vocabulary, and the targets that it was for (None: it had none)."""
+
+    targets: SweepTargets | None
+    statistics: VocabularyStatistics
+
+
+class RecordedLogits:
+    """Logits [..., V] = steps(hidden [..., E] @ table [V, E]ᵀ + bias [V]) that have not been computed.
+
+    `shard` says which rows of a larger vocabulary `table` and `bias` hold. `logits` is that of `LossOptions`, for
+    answers that need no logits.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        table: Tensor,
+        bias: Tensor | None,
+        counts: Counts,
+        logits: str | None = None,
+        shard: VocabularyShard | None = None,
+    ) -> None:
+        self.hidden, self.table, self.bias, self.counts = hidden, table, bias, counts
+        self.shard = shard
+        self.logits = logits
+        self.fold = Fold(bias=bias)  # the sum of all steps
+        self.steps: tuple[Step, ...] = ()
+        self.dtype = self.product = compute_dtype(hidden, table)
+        self.grad_mode = torch.is_grad_enabled()  # where the head was called
+        self.form = LOGITS  # or probabilities, say
+        self.parent: RecordedLogits | None = None  # remembers the sweep, of these tokens or of more
+        self.place: Tensor | None = None  # [n] positions of these tokens among the parent's; None: all of them
+        self.last_sweep: Sweep | None = None
+        self.losses: list[FusedLoss] = []  # of an origin: the losses that were computed from its logits
+        # one counter for all that would be views of the same memory: a step in place counts it up
+        self.memory, self.version = [0], 0
+        self._real: Tensor | None = None
+
+    def derive(self, step: Step | None = None, **changes: Any) -> Self:
+        """Return these logits after one more `step`, if any, with attributes changed to `changes`."""
+        self.require_unchanged()
+        new = type(self)(self.hidden, self.table, self.bias, self.counts, self.logits, self.shard)
+        new.fold, new.dtype, new.product, new.form = self.fold, self.dtype, self.product, self.form
+        new.grad_mode = new.grad_mode and self.grad_mode
+        if step is None:
+            new.steps = self.steps
+            new.memory, new.version = self.memory, self.version
+        else:
+            new.steps = (*self.steps, step)
+        for name, value in changes.items():
+            setattr(new, name, value)
+        return new
+
+    def derive_aligned(self, step: Step | None = None, **changes: Any) -> Self:
+        """Derive logits of the same tokens in the same order: a sweep of one serves the other."""
+        return self.derive(step, parent=self.origin(), place=self.place, **changes)
+
+    def origin(self) -> RecordedLogits:
+        """Return the logits that remember the sweep; no step in place changes them."""
+        if self.parent is None:
+            self.parent = self.derive(memory=[0], version=0, grad_mode=self.grad_mode)
+        return self.parent
+
+    def __repr__(self) -> str:
+        return f"Deferred(shape={tuple(self.shape)}, dtype={self.dtype}, {len(self.steps)} steps)"
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the logits."""
+        vocab = len(self.table) if self.shard is None else self.shard.total
+        return torch.Size((*self.hidden.shape[:-1], vocab))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the logits."""
+        return self.hidden.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.hidden.dim()
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether computing the logits now would give a tensor with a gradient."""
+        if not (torch.is_grad_enabled() and self.grad_mode):
+            return False
+        bias = self.fold.bias
+        return self.hidden.requires_grad or self.table.requires_grad or (bias is not None and bias.requires_grad)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the real logits have been computed."""
+        return self._real is not None
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the shape, or one dimension of it."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """Return the number of logits."""
+        return prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def is_vocabulary(self, dim: Any) -> bool:
+        """Return whether `dim` is the vocabulary's dimension."""
+        return dim in (-1, self.ndim - 1, (-1,), [-1]) and not isinstance(dim, bool)
+
+    def require_unchanged(self) -> None:
+        """Refuse logits that a step in place would have changed, or whose table was freed.
+
+        `fully_shard` frees a gathered table by taking its memory away, while others still refer to it.
+        """
+        needs_table = not self.is_computed and self.table.numel() > 0 and not torch.compiler.is_compiling()
+        if needs_table and not self.table.untyped_storage().nbytes():
+            fix = "call set_reshard_after_forward(False, recurse=False) on the module that was sharded with the head"
+            raise UnsupportedError("fully_shard freed the table before these deferred logits were read", fix)
+        if self.version != self.memory[0]:
+            what = "these logits share memory with others that were scaled in place, and these are deferred"
+            raise UnsupportedError(what, "read those, or divide into a new tensor: logits / temperature")
+
+    def real(self, because: str = "real") -> Tensor:
+        """Compute the logits by repeating the recorded steps; `because` names the operation that needs them."""
+        self.require_unchanged()
+        if self._real is not None and (self._real.requires_grad or not self.requires_grad):
+            return self._real
+        logits = self.computed()
+        if not torch.compiler.is_compiling():
+            self.counts.materialised += 1
+            softmaxes = [s.function.__name__ for s in self.steps if s.function in (torch.softmax, torch.log_softmax)]
+            self.counts.operations.append(", ".join([*softmaxes, because]))
+            self._real = logits
+        return logits
+
+    def computed(self) -> Tensor:
+        """Compute the logits, and remember nothing."""
+        self.require_unchanged()
+        # as the head would have: autocast and gradient mode may have changed since
+        with torch.set_grad_enabled(self.requires_grad), torch.autocast(self.device.type, enabled=False):
+            logits = self._multiplied()
+            for function, arguments in self.steps:
+                logits = function(logits, *[_computed_argument(x) for x in arguments])
+        return logits
+
+    def _multiplied(self) -> Tensor:
+        """Compute hidden @ tableᵀ + bias [..., V], in the type that the head multiplies in."""
+        dtype = self.product
+        table = self.table.to(dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        if self.shard is None:
+            return F.linear(self.hidden.to(dtype), table, bias)
+        tokens = self.hidden.reshape(-1, self.hidden.shape[-1])
+        room = self.shard.room(tokens)
+        everyones = brought(tokens, self.shard, room).to(dtype)
+        logits = all_words(F.linear(everyones, table, bias), self.shard, room)
+        return logits[: len(tokens)].view(self.shape)
+
+
+def _computed_argument(argument: Any) -> Any:
+    """Return an argument of a step, with deferred logits computed."""
+    return argument.computed() if isinstance(argument, RecordedLogits) else argument
+
+
+def all_words(logits: Tensor, shard: VocabularyShard, room: int | None = None) -> Tensor:
+    """Return logits [..., V] of the whole vocabulary, from every rank's [..., V_r].
+
+    With `room`, every rank multiplied everyone's tokens: from [W · room, V_r] come those of the tokens here.
+    """
+    padded = F.pad(logits, (0, shard.rows - logits.shape[-1]))  # only behind the vocabulary's last word
+    if room is None:
+        parts = gathered(padded, shard)
+    else:
+        parts = exchanged(torch.unflatten(padded, 0, (shard.size, room)), shard)
+    return parts.movedim(0, -2).flatten(-2)[..., : shard.total]
+
+
+def head_of(z: RecordedLogits) -> tuple[Tensor, Tensor, Tensor | None, LossOptions]:
+    """Return features, table, bias and options whose logits are those of `z`."""
+    scale, bias, softcap = z.fold
+    if softcap is not None:  # post · tanh(x) = softcap(post · x), with softcap(x) = c · tanh(x / c)
+        scale = scale * softcap
+        bias = None if bias is None else bias * softcap
+    return z.hidden, z.table, bias, LossOptions(scale, softcap, logits=z.logits)
