@@ -15,7 +15,7 @@ from tiewise.inspection import inspection, sections
 from tiewise.inspection.bench import Effort, NotHere, Request, Section
 from tiewise.inspection.inspection import checked, inspect, inspected, labels, pairs_of, subjects_of
 from tiewise.report.faces import inspection_view
-from tiewise.report.figures import inspection_page
+from tiewise.report.inspection_page import inspection_page
 
 
 def counted(subject, bench):

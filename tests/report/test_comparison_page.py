@@ -14,7 +14,7 @@ from tiewise.report import comparison_found as told
 from tiewise.report import comparison_page as page_of
 from tiewise.report.comparison_found import AHEAD, COSINE, DEMO, OUTPUT_SHARE, SHARES, TRAINING, VALIDATION
 from tiewise.report.comparison_page import asymmetry, render, training_panels, write_report
-from tiewise.report.figures import style
+from tiewise.report.drawing import style
 from tiewise.training.results import ArmDirectPath, CurvePoint, complete
 
 

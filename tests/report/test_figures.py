@@ -11,17 +11,18 @@ from tests.report.comparison_sample import sample_comparison
 from tiewise.core import found as colours
 from tiewise.core.found import Curve, Found, Grid, Quantity
 from tiewise.planning.plan import plan
-from tiewise.report import figures, plan_page, sheet
+from tiewise.report import drawing, plan_page, sheet
 from tiewise.report.comparison_found import VALIDATION
 from tiewise.report.comparison_page import training_panels
-from tiewise.report.figures import panels, styles, token_label
+from tiewise.report.drawing import styles, token_label
+from tiewise.report.figures import panels
 
 
 def test_arms_differ_in_colour_dash_and_marker():
-    first = [figures.style(i) for i in range(6)]
+    first = [drawing.style(i) for i in range(6)]
     for field in ("colour", "dash", "marker"):
         assert len({getattr(style, field) for style in first}) == 6
-    assert len({figures.style(i) for i in range(168)}) == 168
+    assert len({drawing.style(i) for i in range(168)}) == 168
 
 
 def luminance(colour):

@@ -79,7 +79,7 @@ def inspect(
 def _write(found: Inspection, record: dict[str, Any], out: Path) -> Path:
     """Write the page and the result to `out`, and return the page; after an error nothing new is there."""
     from tiewise.core.files import write_result
-    from tiewise.report.figures import write_inspection
+    from tiewise.report.inspection_page import write_inspection
 
     new_folders = [place for place in (out, *out.parents) if not place.exists()]
     is_new = not (out / PAGE).exists()

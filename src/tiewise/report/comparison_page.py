@@ -21,7 +21,10 @@ from tiewise.core.files import size, write_result
 from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
 from tiewise.report import comparison_found as told
-from tiewise.report.figures import UNSAID, dots, heat_map, lines, stacked, styles
+from tiewise.report.dot_plot import dots
+from tiewise.report.drawing import UNSAID, styles
+from tiewise.report.figures import heat_map, stacked
+from tiewise.report.line_plot import lines
 from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
 

@@ -24,7 +24,9 @@ from tiewise.planning.ledger import ALBERT_AVERAGE, results
 from tiewise.planning.plan import Plan
 from tiewise.planning.plan_rows import Record
 from tiewise.planning.read_config import Sizes, from_sizes, read
-from tiewise.report.figures import QUIET, finish, lines, stacked, styles
+from tiewise.report.drawing import QUIET, finish, styles
+from tiewise.report.figures import stacked
+from tiewise.report.line_plot import lines
 from tiewise.report.sheet import PageSection, Panel, Sheet
 
 WIDTHS = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)

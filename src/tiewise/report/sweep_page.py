@@ -20,8 +20,10 @@ from tiewise.core.files import write_result
 from tiewise.core.found import NATS, Curve, Grid, Listing, Quantity, count, plain, signed
 from tiewise.planning.surface import Surface, enclosed, fit, leave_one_out, scored
 from tiewise.report.comparison_found import DEMO, difference
+from tiewise.report.drawing import styles
 from tiewise.report.faces import rich_table
-from tiewise.report.figures import heat_map, lines, styles
+from tiewise.report.figures import heat_map
+from tiewise.report.line_plot import lines
 from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.study.study import Study, SweepRow
 

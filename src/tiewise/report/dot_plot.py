@@ -1,0 +1,158 @@
+"""Quantities as dots with their intervals: a row for each name and a dot for each model."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
+
+import plotly.graph_objects as go
+
+from tiewise.core.found import Listing, Quantity
+from tiewise.report.drawing import QUIET, Style, finish, marker
+from tiewise.report.sheet import Panel
+
+INTERVALS = "Bars and bands: 95 % intervals; grey strokes: no effect; grey crosses: permuted data."
+LEAST_SHOWN = {"probability": 1e-12}  # where a value that is smaller still is drawn, by unit
+LABEL_WIDTH = 24  # letters in a line of a row's name, as many as a phone has room for
+ROW_HEIGHT, FOREST_ROW_HEIGHT = 38, 46  # pixels
+SPREAD = 0.5  # of a row's height, over which its dots are spread
+HOVER = "%{customdata}<extra>%{fullData.name}</extra>"
+
+
+def dots(
+    title: str, quantities: Sequence[Quantity], looks: Mapping[str, Style], forest: bool = False, why: str = INTERVALS
+) -> Panel:
+    """Draw a row for each name and a dot for each model.
+
+    Args:
+        title: of the figure.
+        quantities: what is drawn.
+        looks: the style of each model, in the order of the legend.
+        forest: whether each row has one dot, which is hollow if its quantity is not the main one.
+        why: how to read the figure.
+    """
+    plot = _DotPlot(quantities, forest)
+    if not forest:
+        plot.add_no_effect()
+        plot.add_permuted()
+    plot.add_level_lines()
+    plot.add_models(looks)
+    plot.arrange(title)
+    rows = [[q.name, q.of, str(q), q.no_effect] for q in quantities]
+    return Panel(plot.figure, why, Listing("", ["measure", "model", "value [95 %]", "no effect"], rows))
+
+
+class _DotPlot:
+    """A dot plot while it is drawn; rows are numbered from the top."""
+
+    def __init__(self, quantities: Sequence[Quantity], is_forest: bool) -> None:
+        self.quantities = quantities
+        self.is_forest = is_forest
+        self.names = list(dict.fromkeys(q.name for q in quantities))
+        self.units = [unit.replace("%", "share") for unit in dict.fromkeys(q.unit for q in quantities)]
+        self.figure = go.Figure()
+
+    def add_no_effect(self) -> None:
+        """Add a grey stroke at the value that no effect gives each quantity."""
+        points = [(q.name, q.chance) for q in self.quantities if q.chance is not None]
+        self._add_grey("no effect", points, "line-ns-open", 16)
+
+    def add_permuted(self) -> None:
+        """Add a grey cross at each value that permuted data gave."""
+        points: list[tuple[str, float]] = []
+        for q in self.quantities:
+            points += [(q.name, value) for value in q.null]
+        self._add_grey("permuted", points, "x-thin-open", 7)
+
+    def _add_grey(self, label: str, points: Sequence[tuple[str, float]], symbol: str, size: float) -> None:
+        """Add (row's name, value) points under one label of the legend, if there are any."""
+        if not points:
+            return
+        self.figure.add_scatter(
+            x=[value for _, value in points],
+            y=[self.names.index(name) for name, _ in points],
+            name=label,
+            mode="markers",
+            marker=marker(QUIET, size, symbol, 1.6),
+            customdata=[f"{html.escape(name)}: {Quantity('', value, unit='value')}" for name, value in points],
+            hovertemplate=HOVER,
+        )
+
+    def add_level_lines(self) -> None:
+        """Add a vertical line at zero, or in a forest at each value that no effect gives."""
+        if self.units == ["probability"]:  # its axis is logarithmic and has no 0
+            return
+        levels = {0.0}
+        if self.is_forest:
+            levels = {q.chance for q in self.quantities if q.chance is not None}
+        for level in levels:
+            self.figure.add_vline(x=level, line_width=1, line_color=QUIET)
+
+    def add_models(self, looks: Mapping[str, Style]) -> None:
+        """Add the dots of every model that has a quantity; those of one row are spread around its middle."""
+        measured = {q.of for q in self.quantities}
+        models = [label for label in looks if label in measured]
+        for position, label in enumerate(models):
+            offset: float = 0
+            if not self.is_forest:
+                offset = (position - (len(models) - 1) / 2) * SPREAD / len(models)
+            self._add_model(label, looks[label], offset)
+        self.figure.update_traces(error_x_thickness=1.6, error_x_width=4)
+
+    def _add_model(self, label: str, look: Style, offset: float) -> None:
+        """Add the dots of one model with their intervals, `offset` rows below the middle of their rows."""
+        quantities = [q for q in self.quantities if q.of == label]
+        x = [max(q.value, LEAST_SHOWN.get(q.unit, q.value)) for q in quantities]
+        lengths = [_interval_lengths(q, value) for q, value in zip(quantities, x, strict=True)]
+        self.figure.add_scatter(
+            x=x,
+            y=[self.names.index(q.name) + offset for q in quantities],
+            name=html.escape(label),
+            showlegend=not self.is_forest,
+            mode="markers",
+            marker=marker(look.colour, 9, [self._symbol(q, look) for q in quantities], 1.6),
+            error_x_array=[above for _, above in lengths],
+            error_x_arrayminus=[below for below, _ in lengths],
+            error_x_visible=any(not math.isnan(q.low) for q in quantities),
+            error_x_symmetric=False,
+            customdata=[f"{html.escape(q.name)}: {q}" for q in quantities],
+            hovertemplate=HOVER,
+        )
+
+    def _symbol(self, quantity: Quantity, look: Style) -> str:
+        """Return the marker of a quantity: hollow in a forest, if it is not the main one."""
+        is_hollow = self.is_forest and not quantity.main
+        return f"{look.marker}-open" if is_hollow else look.marker
+
+    def arrange(self, title: str) -> None:
+        """Set title and height, write the rows' names, and scale the axis of values by its unit."""
+        row_height = FOREST_ROW_HEIGHT if self.is_forest else ROW_HEIGHT
+        finish(self.figure, title, None).update_layout(height=150 + row_height * max(len(self.names), 1))
+        places = list(range(len(self.names)))
+        self.figure.update_yaxes(tickvals=places, ticktext=_row_labels(self.names), zeroline=False)
+        self.figure.update_yaxes(range=[len(self.names) - 0.4, -0.6])
+        self.figure.update_xaxes(title=", ".join(self.units), zeroline=False)
+        if self.units == ["share"]:
+            self.figure.update_xaxes(title="", tickformat=".1~%" if self.is_forest else ".0%")
+        if self.units == ["probability"]:
+            self.figure.update_xaxes(type="log", dtick=1, exponentformat="power")
+
+
+def _interval_lengths(quantity: Quantity, x: float) -> tuple[float, float]:
+    """Return how far the interval reaches below and above a dot at `x`; 0 where it has no end."""
+    below = 0.0 if math.isnan(quantity.low) else x - quantity.low
+    above = 0.0 if math.isnan(quantity.high) else quantity.high - x
+    return below, above
+
+
+def _row_labels(names: Iterable[str]) -> list[str]:
+    """Return names of rows as plotly text, in short lines; how layers are shared starts a new line."""
+    labels = []
+    for name in names:
+        lines: list[str] = []
+        for part in html.escape(name).replace("+share=", "\n+share=").split("\n"):
+            lines += wrap(part, LABEL_WIDTH)
+        labels.append("<br>".join(lines))
+    return labels

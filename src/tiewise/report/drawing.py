@@ -1,0 +1,58 @@
+"""What all figures share: a style for each arm or model, markers, labels of tokens, titles and margins.
+
+Whatever is compared keeps its colour (`core/found.py`), dash and marker through all figures, in both themes.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tiewise.core.found import COLOURS, places, visible
+from tiewise.report.sheet import LIGHT, MARGIN
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
+QUIET = "#8a8f99"
+UNSAID: dict[str, Any] = {"showlegend": False, "hoverinfo": "skip"}  # of traces that no legend and no hover names
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colour, dash and marker of one arm or model in every figure."""
+
+    colour: str
+    dash: str
+    marker: str
+
+
+def style(place: int) -> Style:
+    """Return the style at a place; the periods differ in length, so 168 of them look different."""
+    return Style(COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)], MARKERS[place % len(MARKERS)])
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """Return a style for each of these, by its place."""
+    return {name: style(place) for name, place in places(names).items()}
+
+
+def finish(figure: go.Figure, title: str, unit: str | None) -> go.Figure:
+    """Give a figure its template, title, height and margins, and its y axis a title."""
+    figure.update_layout(template=LIGHT, title=html.escape(title), height=380, margin=MARGIN)
+    if unit:
+        figure.update_yaxes(title=unit)
+    return figure
+
+
+def marker(colour: str, size: float, symbol: str | Sequence[str] = "circle", width: float = 0) -> go.scatter.Marker:
+    """Return a marker whose outline has its own colour; `symbol` may be one for each point."""
+    return go.scatter.Marker(color=colour, size=size, symbol=symbol, line_color=colour, line_width=width)
+
+
+def token_label(token: str) -> str:
+    """Return a token as plotly text: visible, and with its markup escaped (a quote is no markup to plotly)."""
+    return html.escape(visible(token), quote=False)

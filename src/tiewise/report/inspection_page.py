@@ -1,0 +1,57 @@
+"""The page of an inspection: the verdict, then an answer, a table and figures for each section."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tiewise.core.files import write_result
+from tiewise.inspection.inspection import Inspection, SectionFound
+from tiewise.report import faces
+from tiewise.report.figures import panels
+from tiewise.report.sheet import PageSection, Sheet
+
+
+def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], command: str) -> Path:
+    """Write `report.html` into `folder`, whole or not at all, and return its path.
+
+    Raises:
+        RunError: when the file cannot be written there.
+    """
+    return write_result(inspection_page(inspection, command), Path(folder) / "report.html", "--out")
+
+
+def inspection_page(inspection: Inspection, command: str) -> str:
+    """Return the page as text: the verdict, what can decide, then every section that has a finding."""
+    models = [subject.label for subject in inspection.subjects]
+    tie_or_not, *sections = inspection.sections
+    (evidence,) = tie_or_not.found.values()
+    decisive = faces.deciding(evidence, models)
+    page_sections = [_page_section(section) for section in sections if section.found]
+    return Sheet(
+        command_name="inspect",
+        title=f"{', '.join(models)}: tiewise inspection",
+        subject=", ".join(models),
+        heading=faces.TITLE,
+        answer=[faces.verdict(evidence)],
+        results=PageSection("What can decide", tables=[decisive], folded=[faces.evidence(evidence)]),
+        sections=[*page_sections, PageSection("Not measured", notes=faces.absent(inspection.sections))],
+        command=command,
+        facts=[("Models", [(subject.label, str(subject.folder.path)) for subject in inspection.subjects])],
+        contents=True,
+    ).render()
+
+
+def _page_section(section: SectionFound) -> PageSection:
+    """Return a section's sentence, summary and first figure; other figures and all numbers are folded."""
+    title = faces.title(section.name)
+    figures = panels(section.found)
+    return PageSection(
+        title,
+        panels=figures[:1],
+        said=[faces.sentence(section.found)],
+        tables=[faces.summary(section.found, title)],
+        more=figures[1:],
+        folded=list(faces.every(section.found)),
+        notes=faces.notes(section),
+    )
