@@ -19,62 +19,98 @@ _KEYS = re.compile(
     r"|sequence_bias$"
 )
 _IN_PAIRS = {"forced_decoder_ids": 1, "sequence_bias": 0}  # lists of [place, id] and of [ids, number]: which is of ids
-_GONE: Final = object()  # stands for an entry whose token is gone
+_GONE: Final = object()  # replaces an entry whose token is gone
 MAP = "vocabulary_map"  # {text of a token: its id}, in Chameleon's and Emu3's configs
+DECODER = "added_tokens_decoder"  # {id as text: the token}, in tokenizer_config.json
+MOST_DIGITS = 18  # of an id that is written as text
+
+NewId = Callable[[int], int | None]  # the new id of a token, None where the token is gone
 
 
 def values_with_ids(record: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted path, value) of everything in a config that is ids of tokens of the text's vocabulary."""
     for key, value in record.items():
         place = f"{path}.{key}" if path else str(key)
-        if isinstance(value, Mapping) and key == MAP:
-            yield place, value
-        elif isinstance(value, Mapping):
-            if not is_foreign_level(str(key)):
+        if isinstance(value, Mapping):
+            if key == MAP:
+                yield place, value
+            elif not is_foreign_level(str(key)):
                 yield from values_with_ids(value, place)
         elif _KEYS.search(place) and not OTHER_VOCABULARY.search(str(key)):
             yield place, value
 
 
-def with_ids(path: str, value: Any, each: Callable[[int], int | None]) -> Any:
-    """Return a value of `values_with_ids` with other ids. An entry of which `each` returns None for an id goes."""
+def with_ids(path: str, value: Any, new_id: NewId) -> Any:
+    """Return a value of `values_with_ids` with other ids. An entry with an id for which `new_id` returns None goes."""
     if isinstance(value, Mapping):
-        made = {text: _replaced(number, each) for text, number in value.items()}
-        return {text: number for text, number in made.items() if number is not _GONE}
-    if not isinstance(value, list):
-        return None if (made := _replaced(value, each)) is _GONE else made
-    place = _IN_PAIRS.get(path.rpartition(".")[2])
-    if place is not None and not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-        return value
-    kept = [_replaced(entry, each) if place is None else _pair(entry, place, each) for entry in value]
-    return [entry for entry in kept if entry is not _GONE]
-
-
-def _pair(pair: list[Any], place: int, each: Callable[[int], int | None]) -> Any:
-    """A pair of which one place holds ids."""
-    made = [_replaced(part, each) if at == place else part for at, part in enumerate(pair)]
-    return _GONE if made[place] is _GONE else made
-
-
-def _replaced(value: Any, each: Callable[[int], int | None]) -> Any:
-    """An id, or a word as a list of ids, with other ids; `_GONE` if one of them is gone. Other values stay."""
+        entries = {text: _replaced(number, new_id) for text, number in value.items()}
+        return {text: number for text, number in entries.items() if number is not _GONE}
     if isinstance(value, list):
-        made = [_replaced(part, each) for part in value]
-        return _GONE if any(part is _GONE for part in made) else made
+        replaced = _replaced_entries(value, _IN_PAIRS.get(path.rpartition(".")[2]), new_id)
+        return [entry for entry in replaced if entry is not _GONE]
+    number = _replaced(value, new_id)
+    return None if number is _GONE else number
+
+
+def _replaced_entries(entries: list[Any], place: int | None, new_id: NewId) -> list[Any]:
+    """Return a list with other ids, `_GONE` for entries that go; `place` is where each pair of the list has ids."""
+    if place is None:
+        return [_replaced(entry, new_id) for entry in entries]
+    if all(isinstance(pair, list) and len(pair) == 2 for pair in entries):
+        return [_replaced_in_pair(pair, place, new_id) for pair in entries]
+    return entries
+
+
+def _replaced_in_pair(pair: list[Any], place: int, new_id: NewId) -> Any:
+    """Return a pair with other ids at one of its places; `_GONE` if one of them is gone."""
+    replaced = _replaced(pair[place], new_id)
+    if replaced is _GONE:
+        return _GONE
+    return [replaced, pair[1]] if place == 0 else [pair[0], replaced]
+
+
+def _replaced(value: Any, new_id: NewId) -> Any:
+    """Return an id, or a word as a list of ids, with other ids; `_GONE` if one of them is gone. Other values stay."""
+    if isinstance(value, list):
+        word = [_replaced(part, new_id) for part in value]
+        return _GONE if any(part is _GONE for part in word) else word
     if not is_id(value):
         return value
-    number = each(value)
+    number = new_id(value)
     return _GONE if number is None else number
 
 
 def ids_named(record: Mapping[str, Any]) -> list[int]:
     """Return every id that a config names."""
-    found = list[int]()
+    ids: list[int] = []
 
     def note(number: int) -> int:
-        found.append(number)
+        ids.append(number)
         return number
 
     for path, value in values_with_ids(record):
         with_ids(path, value, note)
-    return found
+    return ids
+
+
+def renumbered(record: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
+    """Return {dotted path: new value} of everything in a config that names tokens; negative numbers name none.
+
+    Raises:
+        KeyError: the config names a token that `new_ids` lacks.
+    """
+    changes: dict[str, Any] = {}
+    for path, value in values_with_ids(record):
+        after = with_ids(path, value, new_ids.__getitem__)
+        if after != value:
+            changes[path] = after
+    decoder = record.get(DECODER)
+    if isinstance(decoder, dict):
+        changes[DECODER] = {_renumbered_key(key, new_ids): entry for key, entry in decoder.items()}
+    return changes
+
+
+def _renumbered_key(key: str, new_ids: Mapping[int, int]) -> str:
+    """Return a key that is an id with the new id; other keys stay."""
+    is_number = key.isascii() and key.isdigit() and len(key) <= MOST_DIGITS
+    return str(new_ids[int(key)]) if is_number else key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,40 +18,82 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
 KEPT = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
+SIZE = "vocab_size"
 PER_LAYER_SIZE = "vocab_size_per_layer_input"
+SEGMENTS = "type_vocab_size"  # of BERT: kinds of segments, no tokens
 
 
-def parts_of_tokens(
-    facts: Facts, verb: str, *, may_lack_rows: bool = False
-) -> tuple[tuple[Stored, ...], tuple[Stored, ...], tuple[Stored, ...]]:
-    """(both ends' tables, biases as [V], other tables): everything stored with a row for each token, or a refusal."""
+@dataclass(frozen=True)
+class TokenParts:
+    """Everything that is stored with a row for each token."""
+
+    tables: tuple[Stored, ...]  # of both ends, the input's first
+    biases: tuple[Stored, ...]  # of the head, as [V]
+    others: tuple[Stored, ...]  # tables of layers or drafts
+
+    @property
+    def all(self) -> tuple[Stored, ...]:
+        """All of them."""
+        return (*self.tables, *self.biases, *self.others)
+
+    @property
+    def lookups(self) -> tuple[Stored, ...]:
+        """All but the biases."""
+        return (*self.tables, *self.others)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the input table."""
+        return self.tables[0].rows
+
+
+def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> TokenParts:
+    """Return everything that is stored with a row for each token.
+
+    Args:
+        verb: name of the verb, for errors.
+        may_lack_rows: accept other tables that have fewer rows than the two ends.
+
+    Raises:
+        CheckpointError: a part with another number of rows, or one that is quantised.
+    """
     require_loadable_options(facts)
-    tables = tuple(readable(facts, verb))
-    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
-    beside = tuple(other.tensor for other in facts.roles.others if other.by_id)
-    rows = tables[0].rows
+    parts = TokenParts(
+        tables=tuple(readable(facts, verb)),
+        biases=tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases),  # [V] or [1, V]
+        others=tuple(other.tensor for other in facts.roles.others if other.by_id),
+    )
     if facts.unequal_on_purpose is not None:
         what = f"{facts.path}: {facts.unequal_on_purpose}, and {verb} keeps one number of rows at both ends"
         raise CheckpointError(what, "no verb changes such a vocabulary: keep it, or train another model")
-    for part in (*tables, *biases, *beside):
-        lacks = part.rows < rows and not (may_lack_rows and part in beside)
-        if part.rows > rows or lacks or part.dtype not in FLOATING:
-            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {rows:,}"
+    for part in parts.all:
+        may_be_shorter = may_lack_rows and part in parts.others
+        has_rows = part.rows == parts.rows or (may_be_shorter and part.rows < parts.rows)
+        if not has_rows or part.dtype not in FLOATING:
+            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {parts.rows:,}"
             fix = "both ends, every bias and every other table of tokens must have one number of rows first"
             raise CheckpointError(what, fix)
-    return tables, biases, beside
+    return parts
 
 
 def with_rows(
     facts: Facts, parts: Iterable[Stored], count: int, pieces: Callable[[Stored], Pieces]
 ) -> tuple[NewTensor, ...]:
-    """Return what becomes of `parts_of_tokens` with so many rows, whose bytes `pieces` gives; a bias may be [1, V]."""
+    """Return the tensors that replace some of `TokenParts` with `count` rows.
 
-    def shape(part: Stored) -> tuple[int, ...]:
-        stored = facts.folder.tensors[part.name].shape
-        return (*stored[:-1], count) if part.shape != stored or len(stored) == 1 else (count, *stored[1:])
+    Args:
+        pieces: gives the bytes of a part's new rows.
+    """
+    return tuple(
+        NewTensor.like(part, partial(pieces, part), shape=_shape_with_rows(facts, part, count)) for part in parts
+    )
 
-    return tuple(NewTensor.like(part, partial(pieces, part), shape=shape(part)) for part in parts)
+
+def _shape_with_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
+    """Return the shape in which a part is stored with `count` rows; the tokens of a bias are its last axis."""
+    stored = facts.folder.tensors[part.name].shape
+    is_bias = part.shape != stored or len(stored) == 1
+    return (*stored[:-1], count) if is_bias else (count, *stored[1:])
 
 
 def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
@@ -59,17 +101,35 @@ def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
 
     A table of layers may have had fewer rows. A type is one of BERT's segments.
     """
-    level, found = facts.text.level if facts.text.level in facts.levels else "", dict[str, int]()
-    per_layer = any(other.role == PER_LAYER for other in facts.roles.others)
-    for key in ("vocab_size", PER_LAYER_SIZE)[: 1 + per_layer] if facts.folder.config is not None else ():
-        paths = [p for p, n in leaves_of(facts.config) if p.endswith(key) and (n == before or key == PER_LAYER_SIZE)]
-        paths = [path for path in paths if not path.endswith("type_vocab_size")]
-        found |= dict.fromkeys(paths or [f"{level}.{key}".lstrip(".")], count)
-    return found
+    if facts.folder.config is None:
+        return {}
+    keys = [SIZE]
+    if any(other.role == PER_LAYER for other in facts.roles.others):
+        keys.append(PER_LAYER_SIZE)
+    level = facts.text.level if facts.text.level in facts.levels else ""
+    sizes: dict[str, int] = {}
+    for key in keys:
+        paths = _paths_of_size(facts.config, key, before)
+        sizes |= dict.fromkeys(paths or [f"{level}.{key}".lstrip(".")], count)
+    return sizes
+
+
+def _paths_of_size(config: Mapping[str, Any], key: str, rows: int) -> list[str]:
+    """Return the dotted paths that end with `key` and give this number of rows; of tables of layers, any number."""
+    paths = []
+    for path, value in leaves_of(config):
+        is_size = path.endswith(key) and not path.endswith(SEGMENTS)
+        if is_size and (value == rows or key == PER_LAYER_SIZE):
+            paths.append(path)
+    return paths
 
 
 def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
-    """What else the user should see to; refused unless forced where a table of no known role has as many rows."""
+    """Return notes on everything else that the user should see to.
+
+    Raises:
+        CheckpointError: a table of unknown role has as many rows, and `force` is false.
+    """
     notes: tuple[str, ...] = ()
     if facts.folder.config is None:
         notes = ("there is no config.json: write the new vocab_size into the one that goes with this file",)
@@ -78,20 +138,31 @@ def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tupl
     return notes
 
 
-def unknown_tables(facts: Facts, known: set[str], rows: int) -> Iterator[str]:
-    """Say of every table with as many rows that it is neither `known` nor of positions: they may be tokens'."""
+def unknown_tables(facts: Facts, resized: set[str], rows: int) -> Iterator[str]:
+    """Say of every table with as many rows that its role is unknown: its rows may be of tokens.
+
+    Tables that are `resized`, and those of positions, are left out.
+    """
     for name, tensor in facts.folder.tensors.items():
-        # any but a matrix within a layer has its rows for tokens
-        of_tokens = not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]
-        passed = name in known or tensor in facts.roles.positions
-        if not passed and len(tensor.shape) == 2 and tensor.rows == rows and of_tokens:
+        if name in resized or tensor in facts.roles.positions:
+            continue
+        if len(tensor.shape) == 2 and tensor.rows == rows and _may_be_of_tokens(name):
             yield f"{facts.path}: {short(name)} has {rows:,} rows too, and plays no part that is known"
 
 
+def _may_be_of_tokens(name: str) -> bool:
+    """Return False for a matrix within a layer, unless its name speaks of an embedding or a head."""
+    if not in_layer(name) or "embed" in name:
+        return True
+    module = module_of(name)[0].rpartition(".")[2]
+    return "head" in module
+
+
 def leaves_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of everything in a config, at any level."""
+    """Yield (dotted path, value) of everything in a config, at any level."""
     for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{path}", leaf) for path, leaf in leaves_of(value))
-        else:
+        if not isinstance(value, Mapping):
             yield str(key), value
+            continue
+        for path, leaf in leaves_of(value):
+            yield f"{key}.{path}", leaf

@@ -1,5 +1,6 @@
-"""`resize`: another number of tokens at both ends, in every head bias and every other table with a row for each token,
-and in the config at every level.
+"""`resize`: another number of tokens in tables, head biases and config.
+
+Every tensor with a row for each token changes, and the config at every level.
 
 Rows that stay keep their bytes. New ones are drawn from the normal distribution that has the mean and covariance of
 the rows in use:
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Annotated
 
@@ -30,14 +31,15 @@ from tiewise.checkpoint.indexed_tensors import DRAFT_MAP, MODALITY, NGRAM
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, stored_bytes
 from tiewise.checkpoint.rewrite.config_ids import ids_named
 from tiewise.checkpoint.rewrite.registry import Option, verb
-from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, still_to_do, with_rows
+from tiewise.checkpoint.rewrite.token_rows import KEPT, TokenParts, parts_of_tokens, sizes_of, still_to_do, with_rows
 from tiewise.checkpoint.stored import NUMPY, Reader, Stored, widened
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
 OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; a part of the format, since results depend on it
 DRAWN, ZERO = "drawn", "zero"  # what new rows are
-SUM_BYTES = 64 * 2**20  # of sums held during one reading of the table
+SUM_BYTES = 64 * 2**20  # of sums in memory during one reading of the table
+BYTE_HASH = "encoder_hash_tok_embedding"  # end of a module's name: BLT's n-gram tables, whose hash is of bytes
 UNSIZED = {  # roles whose rows no resize can serve: why, and what to do
     NGRAM: (
         "its rows are found by a hash of vocab_size, so that under another one every n-gram reads another row",
@@ -83,6 +85,38 @@ def resize(
         rows: "drawn", new rows go together as those in use do; "zero", they and their biases are zeros, as padding is.
         seed: of the new rows, 0 or more.
     """
+    _require_arguments(vocab, multiple_of, tokenizer, rows, seed)
+    words = None if tokenizer is None else _tokenizer_of(tokenizer)
+    _require_resizable(facts)
+    parts = parts_of_tokens(facts, "resize", may_lack_rows=True)
+    notes = still_to_do(facts, {part.name for part in parts.all}, parts.rows, force)
+    count = _requested_rows(parts.rows, vocab, multiple_of, words, shrink)
+    lacks_rows = any(part.rows < parts.rows for part in parts.others)
+    if count == parts.rows and not lacks_rows:
+        raise NothingToDo(f"{facts.path}: it has {parts.rows:,} rows already", "there is nothing to do")
+    if count < parts.rows:
+        _require_unused_end(facts, count, parts.rows, words, shrink)
+
+    lengths = _row_lengths(parts)
+    used = _rows_in_use(facts, words, lengths)
+    has_new_rows = count > min(part.rows for part in parts.all)
+    if has_new_rows and rows == DRAWN and not used.any():
+        fix = "train or repair the model first: new rows are drawn from those in use"
+        raise CheckpointError(f"{facts.path}: no row of {short(parts.tables[0].name)} is in use", fix)
+    repeats_first = family(facts.text.model_type).repeats_first_row
+    resized = _Resized(parts, count, used, rows == DRAWN, seed, repeats_first)
+    return Change(
+        KEPT,
+        put=with_rows(facts, parts.all, count, resized.pieces),
+        config=sizes_of(facts, parts.rows, count),
+        notes=(*resized.notes(), *resized.length_notes(lengths), *notes),
+    )
+
+
+def _require_arguments(
+    vocab: int | None, multiple_of: int | None, tokenizer: str | os.PathLike[str] | None, rows: str, seed: int
+) -> None:
+    """Raise if the options of `resize` contradict each other or are out of range."""
     if vocab is not None and tokenizer is not None:
         raise CheckpointError("vocab and tokenizer both say how many rows there shall be", "give one of them")
     if vocab is None and tokenizer is None and multiple_of is None:
@@ -92,102 +126,147 @@ def resize(
     for name, value, least in (("vocab", vocab, 1), ("multiple_of", multiple_of, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise CheckpointError(f"{name} is {value}", f"it must be {least} or more")
-    given = read_tokenizer(open_folder(tokenizer)) if tokenizer is not None else None
-    for fault in given.faults if given is not None else ():
-        raise CheckpointError(fault.what, fault.fix)
-    if tokenizer is not None and (given is None or given.max_id < 0):
-        fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
-        raise CheckpointError(f"{os.fspath(tokenizer)}: no tokenizer was found in it", fix)
 
+
+def _tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
+    """Read the tokenizer of a folder; raise if it is missing or damaged."""
+    words = read_tokenizer(open_folder(folder))
+    if words is not None and words.faults:
+        raise CheckpointError(words.faults[0].what, words.faults[0].fix)
+    if words is None or words.max_id < 0:
+        fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
+        raise CheckpointError(f"{os.fspath(folder)}: no tokenizer was found in it", fix)
+    return words
+
+
+def _require_resizable(facts: Facts) -> None:
+    """Raise if the checkpoint has a table that reads other rows, or none, under another number of tokens."""
     for other in facts.roles.others:
-        if other.role in UNSIZED and not other.module.endswith("encoder_hash_tok_embedding"):  # BLT's hash is of bytes
+        if other.role in UNSIZED and not other.module.endswith(BYTE_HASH):
             why, fix = UNSIZED[other.role]
             raise CheckpointError(f"{facts.path}: {short(other.tensor.name)}: {why}", fix)
-    # a table beside the ends may be too short: a resize that passed it by left it so, and this one does not
-    tables, biases, beside = parts_of_tokens(facts, "resize", may_lack_rows=True)
-    before = tables[0].rows
-    parts, lookups = (*tables, *biases, *beside), (*tables, *beside)
-    left_to_do = still_to_do(facts, {part.name for part in parts}, before, force)
-    count = _new_count(facts, before, vocab, multiple_of, given, shrink, any(part.rows < before for part in beside))
 
-    # a row is in use where the tokenizer can produce its id, and at every table it is finite and not zero
-    own = next((words for words in (facts.tokenizer, given) if words is not None and words.base_max >= 0), None)
-    used = np.ones(before, np.bool_) if own is None else np.isin(np.arange(before), list(own.used))
-    lengths = np.zeros((len(lookups), before))
-    for table, length in zip(lookups, lengths, strict=True):
+
+def _requested_rows(
+    rows: int, vocab: int | None, multiple_of: int | None, words: Tokenizer | None, shrink: bool
+) -> int:
+    """Return the number of rows that the options ask for, of tables that have `rows` rows."""
+    needed = words.max_id + 1 if words is not None else 0
+    if vocab:
+        count = vocab
+    elif shrink and needed:
+        count = needed
+    else:
+        count = max(rows, needed)
+    if multiple_of is not None:
+        count = -(-count // multiple_of) * multiple_of  # rounded up, exactly
+    return count
+
+
+def _require_unused_end(facts: Facts, count: int, rows: int, words: Tokenizer | None, shrink: bool) -> None:
+    """Raise if rows from `count` on are not to be dropped, or if a tokenizer or a config names one of them."""
+    if not shrink:
+        fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
+        raise CheckpointError(f"{facts.path}: {count:,} tokens are fewer than its {rows:,} rows", fix)
+    largest = max(-1 if tokenizer is None else tokenizer.max_id for tokenizer in (words, facts.tokenizer))
+    for record in (facts.config, facts.generation):
+        if isinstance(record, Mapping):  # else a generation_config.json that cannot be read
+            ids = [number for number in ids_named(record) if number < rows]
+            largest = max(largest, *ids) if ids else largest
+    if count <= largest:
+        fix = f"choose {largest + 1:,} or more"
+        raise CheckpointError(f"{facts.path}: its tokenizer and config name token {largest:,}", fix)
+
+
+def _row_lengths(parts: TokenParts) -> NDArray[np.float64]:
+    """Return the Euclidean lengths of rows [tables, V] of all tables; 0 where a table lacks a row."""
+    lengths = np.zeros((len(parts.lookups), parts.rows))
+    for table, length in zip(parts.lookups, lengths, strict=True):
         with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
             for start, stop in reader.spans():
                 length[start:stop] = np.linalg.norm(reader.rows(start, stop).astype(np.float64), axis=1)
-    used &= (np.isfinite(lengths) & (lengths > 0)).all(axis=0)
-    if count > min(part.rows for part in parts) and rows == DRAWN and not used.any():
-        fix = "train or repair the model first: new rows are drawn from those in use"
-        raise CheckpointError(f"{facts.path}: no row of {short(tables[0].name)} is in use", fix)
-
-    notes = [f"rows {count:,} to {before - 1:,} are dropped"] if count < before else []
-    how = f"drawn like the {int(used.sum()):,} rows in use, with seed {seed}"
-    if rows == ZERO:
-        how = "zeros, whose logit is 0 whatever was read: mask them where tokens are chosen, as padding"
-    if more := max(0, count - before):
-        notes.append(f"rows {before:,} to {count - 1:,} are new, {how}")
-    repeats_first = family(facts.text.model_type).repeats_first_row  # for ids beyond its per-layer table
-    for part in (part for part in beside if part.rows < min(before, count)):
-        how = "repeat its first, which their ids read so far" if repeats_first else f"are {how}"
-        notes.append(f"{short(part.name)} lacks rows {part.rows:,} to {min(before, count) - 1:,}: they {how}")
-    for table, length in zip(lookups if more and rows == DRAWN else (), lengths, strict=False):
-        new = np.linalg.norm(next(new_rows(table, used, more, seed)), axis=1)
-        low, high = np.quantile(length[used], (0.05, 0.95))
-        of = f"the first {len(new):,} new rows" if len(new) < more else "new rows"
-        others = f"nine in ten of those in use {low:.4g} to {high:.4g}"
-        notes.append(f"{short(table.name)}: {of} are {new.min():.4g} to {new.max():.4g} long, {others}")
-
-    def pieces(part: Stored) -> Pieces:
-        first = max(0, min(before, count) - part.rows) if repeats_first else 0
-        return _pieces(part, used if rows == DRAWN else None, count, seed, first)
-
-    put = with_rows(facts, parts, count, pieces)
-    return Change(KEPT, put=put, config=sizes_of(facts, before, count), notes=(*notes, *left_to_do))
+    return lengths
 
 
-def _new_count(
-    facts: Facts, rows: int, vocab: int | None, multiple: int | None, words: Tokenizer | None, shrink: bool, again: bool
-) -> int:
-    """How many rows there shall be; `again`: a table lacks some, and may be given those that the others have."""
-    given = words.max_id + 1 if words is not None else 0
-    wanted = vocab or (given if shrink and given else max(rows, given))
-    if multiple is not None:
-        wanted = -(-wanted // multiple) * multiple
-    if wanted == rows and not again:
-        raise NothingToDo(f"{facts.path}: it has {rows:,} rows already", "there is nothing to do")
-    if wanted >= rows:
-        return wanted
-    if not shrink:
-        fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
-        raise CheckpointError(f"{facts.path}: {wanted:,} tokens are fewer than its {rows:,} rows", fix)
-    needed = max(given, facts.tokenizer.max_id + 1 if facts.tokenizer is not None else 0)
-    for record in (facts.config, facts.generation):  # which name tokens, at any level
-        ids = ids_named(record) if isinstance(record, Mapping) else ()
-        needed = max([needed, *(number + 1 for number in ids if number < rows)])
-    if wanted < needed:
-        fix = f"choose {needed:,} or more"
-        raise CheckpointError(f"{facts.path}: its tokenizer and config name token {needed - 1:,}", fix)
-    return wanted
+def _rows_in_use(facts: Facts, words: Tokenizer | None, lengths: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return a mask [V] of rows in use: the tokenizer can produce their id, and in every table they are finite, not 0.
 
-
-def _pieces(part: Stored, used: NDArray[np.bool_] | None, count: int, seed: int, first: int) -> Pieces:
-    """Yield the bytes of a part with `count` rows: those that stay, `first` times its first, new ones.
-
-    New ones are zeros where none is `used`.
+    The checkpoint's own tokenizer counts before `words`; without any, every id is in use.
     """
-    stay, nbytes = min(part.rows, count), part.nbytes // max(1, part.rows)
-    yield from stored_bytes(replace(part, shape=(stay, *part.shape[1:]), end=part.start + stay * nbytes))
-    for _ in range(first):
-        yield from stored_bytes(replace(part, shape=(1, *part.shape[1:]), end=part.start + nbytes))
-    stay += first
-    if used is None:
-        yield from repeat(bytes(nbytes), max(0, count - stay))
-        return
-    for block in new_rows(part, used, count - stay, seed):
-        yield block.astype(NUMPY[part.dtype]).tobytes()
+    is_sound: NDArray[np.bool_] = np.all(np.isfinite(lengths) & (lengths > 0), axis=0)
+    for tokenizer in (facts.tokenizer, words):
+        if tokenizer is not None and tokenizer.base_max >= 0:
+            return is_sound & np.isin(np.arange(len(is_sound)), list(tokenizer.used))
+    return is_sound
+
+
+@dataclass(frozen=True)
+class _Resized:
+    """Parts with another number of rows."""
+
+    parts: TokenParts
+    count: int
+    used: NDArray[np.bool_]  # [V] rows that new ones are drawn from
+    is_drawn: bool  # new rows are drawn, not zeros
+    seed: int
+    repeats_first: bool  # the class reads row 0 for ids beyond its table of layers
+
+    @property
+    def added(self) -> int:
+        """Number of rows that are new in every part."""
+        return max(0, self.count - self.parts.rows)
+
+    def notes(self) -> list[str]:
+        """Say which rows are dropped or new."""
+        rows, count, notes = self.parts.rows, self.count, []
+        how = f"drawn like the {int(self.used.sum()):,} rows in use, with seed {self.seed}"
+        if not self.is_drawn:
+            how = "zeros, whose logit is 0 whatever was read: mask them where tokens are chosen, as padding"
+        if count < rows:
+            notes.append(f"rows {count:,} to {rows - 1:,} are dropped")
+        if self.added:
+            notes.append(f"rows {rows:,} to {count - 1:,} are new, {how}")
+        become = "repeat its first, which their ids read so far" if self.repeats_first else f"are {how}"
+        end = min(rows, count)
+        for part in self.parts.others:
+            if part.rows < end:
+                notes.append(f"{short(part.name)} lacks rows {part.rows:,} to {end - 1:,}: they {become}")
+        return notes
+
+    def length_notes(self, lengths: NDArray[np.float64]) -> list[str]:
+        """Compare the lengths of rows that are drawn with those of rows in use, `lengths` [tables, V]."""
+        if not self.added or not self.is_drawn:
+            return []
+        notes = []
+        for table, length in zip(self.parts.lookups, lengths, strict=True):
+            block = next(new_rows(table, self.used, self.added, self.seed))
+            new = np.linalg.norm(block, axis=1)
+            low, high = np.quantile(length[self.used], (0.05, 0.95))
+            which = "new rows" if len(new) == self.added else f"the first {len(new):,} new rows"
+            others = f"nine in ten of those in use {low:.4g} to {high:.4g}"
+            notes.append(f"{short(table.name)}: {which} are {new.min():.4g} to {new.max():.4g} long, {others}")
+        return notes
+
+    def pieces(self, part: Stored) -> Pieces:
+        """Yield the bytes of a part with `count` rows: those that stay, copies of its first, new ones."""
+        row_bytes = part.nbytes // max(1, part.rows)
+        stay = min(part.rows, self.count)
+        yield from stored_bytes(_first_rows(part, stay, row_bytes))
+        missing = max(0, min(self.parts.rows, self.count) - part.rows)
+        copies = missing if self.repeats_first else 0
+        for _ in range(copies):
+            yield from stored_bytes(_first_rows(part, 1, row_bytes))
+        left = self.count - stay - copies
+        if not self.is_drawn:
+            yield from repeat(bytes(row_bytes), max(0, left))
+            return
+        for block in new_rows(part, self.used, left, self.seed):
+            yield block.astype(NUMPY[part.dtype]).tobytes()
+
+
+def _first_rows(part: Stored, count: int, row_bytes: int) -> Stored:
+    """Return the first rows of a part as a stored tensor."""
+    return replace(part, shape=(count, *part.shape[1:]), end=part.start + count * row_bytes)
 
 
 def new_rows(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> Iterator[NDArray[np.float64]]:
@@ -195,29 +274,42 @@ def new_rows(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> It
 
     A new row depends on the seed and its own number, not on how many are drawn with it.
     """
-    blocks, n = range(-(-count // NEW_BLOCK)), int(used.sum())
+    blocks, used_count = range(-(-count // NEW_BLOCK)), int(used.sum())
     width = part.shape[1] if len(part.shape) == 2 else 1
     at_once = max(1, SUM_BYTES // (8 * NEW_BLOCK * width))
     for first in blocks[::at_once]:  # each with one reading of the part
         group = blocks[first : first + at_once]
-        sums = np.zeros((len(group), NEW_BLOCK, width))  # Σ gᵢ xᵢ
-        weights = np.zeros((len(group), NEW_BLOCK, 1))  # Σ gᵢ
-        total = np.zeros(width)
-        with Reader(part) as reader:
-            for old, start in enumerate(range(0, part.rows, OLD_BLOCK)):
-                inside = np.flatnonzero(used[start : start + OLD_BLOCK])
-                if not len(inside):
-                    continue
-                rows = widened(reader.rows(start, start + OLD_BLOCK)).reshape(-1, width)[inside]
-                total += rows.sum(axis=0, dtype=np.float64)
-                for at, new in enumerate(group):
-                    draw = np.random.default_rng([seed, new, old])
-                    g = draw.standard_normal((OLD_BLOCK, NEW_BLOCK), np.float32)[inside]
-                    sums[at] += g.T @ rows
-                    weights[at, :, 0] += g.sum(axis=0, dtype=np.float64)
-        mean = total / n
+        sums, weights, total = _weighted_sums(part, used, group, seed)
+        mean = total / used_count
         sums -= weights * mean  # in place: the sums are most of the memory
-        sums /= max(1, n - 1) ** 0.5
+        sums /= max(1, used_count - 1) ** 0.5
         sums += mean
-        for new, made in zip(group, sums, strict=True):
-            yield made[: count - new * NEW_BLOCK].reshape(-1, *part.shape[1:])
+        for new, block in zip(group, sums, strict=True):
+            yield block[: count - new * NEW_BLOCK].reshape(-1, *part.shape[1:])
+
+
+def _weighted_sums(
+    part: Stored, used: NDArray[np.bool_], group: range, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Read the rows in use once, and return Σ gᵢ xᵢ [blocks, 256, E], Σ gᵢ [blocks, 256, 1] and Σ xᵢ [E].
+
+    Args:
+        group: numbers of the blocks of new rows; each has other gᵢ.
+    """
+    width = part.shape[1] if len(part.shape) == 2 else 1
+    sums = np.zeros((len(group), NEW_BLOCK, width))
+    weights = np.zeros((len(group), NEW_BLOCK, 1))
+    total = np.zeros(width)
+    with Reader(part) as reader:
+        for old, start in enumerate(range(0, part.rows, OLD_BLOCK)):
+            in_use = np.flatnonzero(used[start : start + OLD_BLOCK])
+            if not len(in_use):
+                continue
+            rows = widened(reader.rows(start, start + OLD_BLOCK)).reshape(-1, width)[in_use]
+            total += rows.sum(axis=0, dtype=np.float64)
+            for at, new in enumerate(group):
+                draw = np.random.default_rng([seed, new, old])
+                g = draw.standard_normal((OLD_BLOCK, NEW_BLOCK), np.float32)[in_use]
+                sums[at] += g.T @ rows
+                weights[at, :, 0] += g.sum(axis=0, dtype=np.float64)
+    return sums, weights, total

@@ -24,7 +24,9 @@ a step costs its products with the anchors and no new solution; coefficients com
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -45,8 +47,18 @@ from tiewise.core.errors import CheckpointError, progress
 
 GENERATION = "generation_config.json"
 AT_ONCE = 256  # rows that are made at a time
-BLOCK_BYTES = 64 * 2**20  # held at a time beside the anchors
+BLOCK_BYTES = 64 * 2**20  # in memory at a time, next to the anchors
 SMALL = 1e-6  # a residual or a new direction below this share of its vector is rounding
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A combination of old rows."""
+
+    rows: NDArray[np.int64]  # their numbers
+    coefficients: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,16 @@ class Recipe:
 
     copied: NDArray[np.int64]  # [V'] the old row that it equals; -1 where it is made
     middle: NDArray[np.float64]  # [V'] coefficient of m in a row that is made
-    mixed: dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]  # new id → (old rows, their coefficients)
+    mixed: dict[int, Mix]  # by new id
+
+    @property
+    def shared(self) -> int:
+        """Number of new rows that equal an old one."""
+        return int((self.copied >= 0).sum())
+
+    def lacks(self, number: int) -> bool:
+        """Return True for a new id whose row is neither copied nor mixed yet."""
+        return bool(self.copied[number] < 0) and number not in self.mixed
 
 
 @verb(
@@ -89,51 +110,49 @@ def transplant(
     if atoms < 1:
         raise CheckpointError(f"atoms is {atoms}", "it must be 1 or more")
     forced = require_plain_head(facts, "transplant", force)
+    parts = _parts(facts)
+    other_notes = still_to_do(facts, {part.name for part in parts}, parts[0].rows, force)
+    new_folder = open_folder(tokenizer)
+    old, new = read_token_bytes(facts.folder), read_token_bytes(new_folder)
+    if old.rows > parts[0].rows:
+        rows = f"its tables have {parts[0].rows:,} rows"
+        what = f"{facts.path}: its tokenizer gives ids up to {old.rows - 1:,}, and {rows}"
+        raise CheckpointError(what, "tiewise check says what is wrong with it")
+    recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
+    if not recipe.shared:
+        raise CheckpointError(f"{new_folder.path}: no token writes what one of {facts.path} does", "choose another")
+    notes = list(forced)
+    tokens = f"{recipe.shared:,} of {len(new.pieces):,} tokens"
+    notes.append(f"{tokens} are in both vocabularies and keep their rows bit for bit")
+    if donor is not None:
+        notes.append(_mix_by_donor(recipe, new, open_folder(donor), atoms))
+    notes += _mix_by_spelling(recipe, old, new)
+    notes += _notes_on_rest(recipe, new)
+
+    configs = _renamed_configs(facts, recipe, new)
+    if configs.lost:
+        notes.append(f"{', '.join(sorted(configs.lost))}: null now, for the new vocabulary has no such token")
+    texts = new_folder.read(*TOKENIZER_FILES) | configs.texts
+    old_files = frozenset(name for name in TOKENIZER_FILES if facts.folder.has(name))
+    return Change(
+        KEPT,
+        put=with_rows(facts, parts, new.rows, partial(_pieces, recipe=recipe)),
+        config=configs.config | sizes_of(facts, parts[0].rows, new.rows),
+        texts=texts,
+        leave=old_files - texts.keys(),
+        notes=(*notes, *other_notes),
+    )
+
+
+def _parts(facts: Facts) -> tuple[Stored, ...]:
+    """Return the tables of both ends and the biases, as [V, …]; refuse a model with further tables of tokens."""
     for other in facts.roles.others:
         what = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
         raise CheckpointError(what, "only models whose two ends alone are indexed by tokens are transplanted")
-    tables, biases, _ = parts_of_tokens(facts, "transplant")
-    before = tables[0].rows
-    others = still_to_do(facts, {part.name for part in (*tables, *biases)}, before, force)
-    given = open_folder(tokenizer)
-    old, new = read_token_bytes(facts.folder), read_token_bytes(given)
-    if old.rows > before:
-        what = f"{facts.path}: its tokenizer gives ids up to {old.rows - 1:,}, and its tables have {before:,} rows"
-        raise CheckpointError(what, "tiewise check says what is wrong with it")
-    recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
-    shared = int((recipe.copied >= 0).sum())
-    if not shared:
-        raise CheckpointError(f"{given.path}: no token writes what one of {facts.path} does", "choose another")
-    notes = [f"{shared:,} of {len(new.pieces):,} tokens are in both vocabularies and keep their rows bit for bit"]
-    if donor is not None:
-        notes.append(_by_donor(recipe, new, open_folder(donor), atoms))
-    combined, known = len(recipe.mixed), {writes: number for number, writes in old.writes.items()}
-    longest = max(map(len, known), default=0)
-    for number, writes in new.writes.items():
-        if recipe.copied[number] < 0 and number not in recipe.mixed and (its := spelled(writes, known, longest)):
-            recipe.mixed[number] = np.array(its), np.full(len(its), 0.5 / len(its))
-            recipe.middle[number] = 0.5
-    if made := len(recipe.mixed) - combined:
-        notes.append(f"{made:,} get the mean of the old tokens that spell them, halfway to the mean of all shared rows")
-    if rest := len(new.pieces) - shared - len(recipe.mixed):
-        notes.append(f"{rest:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
-    if holes := new.rows - len(new.pieces):
-        notes.append(f"{holes:,} rows have no token, for the new vocabulary leaves out ids: they get that mean too")
-    put = with_rows(facts, (*tables, *biases), new.rows, lambda part: _pieces(part, recipe))
+    return parts_of_tokens(facts, "transplant").all
 
-    becomes = {int(row): number for number, row in reversed(list(enumerate(recipe.copied))) if row >= 0}
-    config = renamed(facts.config, new, becomes)
-    files = given.read(*TOKENIZER_FILES)
-    lost = {path for path, value in config.items() if value is None}
-    if isinstance(facts.generation, dict) and facts.generation:
-        ids = renamed(facts.generation, new, becomes)
-        files[GENERATION] = edited_file(facts.folder, GENERATION, ids)
-        lost |= {path for path, value in ids.items() if value is None}
-    if lost:
-        notes.append(f"{', '.join(sorted(lost))}: null now, for the new vocabulary has no such token")
-    config |= sizes_of(facts, before, new.rows)
-    left = frozenset(filter(facts.folder.has, TOKENIZER_FILES)) - files.keys()
-    return Change(KEPT, put=put, config=config, texts=files, leave=left, notes=(*forced, *notes, *others))
+
+# what each new row is made of
 
 
 def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:
@@ -142,73 +161,175 @@ def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:
     Of two old tokens that write the same the one counts that is spelled alike, else the later: SentencePiece's letters
     come after the bytes that they are.
     """
-    found = np.full(new.rows, -1, np.int64)
+    copied = np.full(new.rows, -1, np.int64)
     by_bytes = {writes: number for number, writes in old.writes.items()}
     by_piece = {piece: number for number, piece in old.pieces.items()}
     for number, piece in new.pieces.items():
         alike, writes = by_piece.get(piece, -1), new.writes.get(number)
-        if writes is not None:
-            found[number] = alike if old.writes.get(alike) == writes else by_bytes.get(writes, -1)
-        elif alike >= 0 and alike not in old.writes:
-            found[number] = alike
-        else:  # one token may have several roles; an end is what most models have and need
-            roles = (role for role in ROLES if new.roles.get(role) == number and role in old.roles)
-            found[number] = old.roles.get(next(roles, ""), -1)
-    return found
+        if writes is None:
+            copied[number] = _shared_special(number, alike, old, new)
+        elif old.writes.get(alike) == writes:
+            copied[number] = alike
+        else:
+            copied[number] = by_bytes.get(writes, -1)
+    return copied
 
 
-def spelled(writes: bytes, known: dict[bytes, int], longest: int) -> list[int]:
-    """Return tokens that together write these bytes, each the longest that goes on; bytes that none writes are left."""
-    found, at = list[int](), 0
-    while at < len(writes):
-        end = next((end for end in range(min(len(writes), at + longest), at, -1) if writes[at:end] in known), at + 1)
-        found += [known[writes[at:end]]] if writes[at:end] in known else []
-        at = end
-    return found
+def _shared_special(number: int, alike: int, old: TokenBytes, new: TokenBytes) -> int:
+    """Return the old id whose row a new special token takes, -1 without one.
+
+    Args:
+        alike: the old token that is spelled as this one, -1 without one.
+    """
+    if alike >= 0 and alike not in old.writes:
+        return alike
+    for role in ROLES:  # one token may have several; an end is what most models have and need
+        if new.roles.get(role) == number and role in old.roles:
+            return old.roles[role]
+    return -1
 
 
-def _by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -> str:
-    """Add to a recipe what new rows are of shared ones in a donor; return a note."""
+def _mix_by_spelling(recipe: Recipe, old: TokenBytes, new: TokenBytes) -> list[str]:
+    """Add to a recipe the rows of new tokens that old tokens spell; return a note on them, if there are any."""
+    id_of = {writes: number for number, writes in old.writes.items()}
+    longest = max(map(len, id_of), default=0)
+    count = 0
+    for number, writes in new.writes.items():
+        pieces = spelled(writes, id_of, longest) if recipe.lacks(number) else []
+        if pieces:
+            recipe.mixed[number] = Mix(np.array(pieces), np.full(len(pieces), 0.5 / len(pieces)))
+            recipe.middle[number] = 0.5
+            count += 1
+    if not count:
+        return []
+    return [f"{count:,} get the mean of the old tokens that spell them, halfway to the mean of all shared rows"]
+
+
+def spelled(writes: bytes, id_of: dict[bytes, int], longest: int) -> list[int]:
+    """Return old tokens that together write these bytes, each the longest that continues them.
+
+    Bytes that no token writes are left out.
+
+    Args:
+        id_of: old tokens by the bytes that they write.
+        longest: number of bytes of the longest old token.
+    """
+    tokens: list[int] = []
+    start = 0
+    while start < len(writes):
+        for end in range(min(len(writes), start + longest), start, -1):
+            if writes[start:end] in id_of:
+                tokens.append(id_of[writes[start:end]])
+                start = end
+                break
+        else:
+            start += 1
+    return tokens
+
+
+def _notes_on_rest(recipe: Recipe, new: TokenBytes) -> list[str]:
+    """Return notes on new rows that are neither copied nor mixed."""
+    notes = []
+    rest = len(new.pieces) - recipe.shared - len(recipe.mixed)
+    if rest:
+        notes.append(f"{rest:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
+    holes = new.rows - len(new.pieces)
+    if holes:
+        notes.append(f"{holes:,} rows have no token, for the new vocabulary leaves out ids: they get that mean too")
+    return notes
+
+
+def _mix_by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -> str:
+    """Add to a recipe the rows of new tokens as combinations of shared ones in a donor; return a note."""
     if read_token_bytes(folder).pieces != new.pieces:
         raise CheckpointError(f"{folder.path}: its vocabulary is not the new tokenizer's", "give a model that has it")
-    theirs = readable(Facts(folder), "take rows from")[0]
+    table = readable(Facts(folder), "take rows from")[0]
     # shared rows, the same with length 1, and the others
-    require_memory(8 * theirs.shape[1] * theirs.rows, f"{folder.path}: the rows of its table")
-    ids = np.array([number for number in new.writes if number < theirs.rows], np.int64)
-    with Reader(theirs) as reader:
+    require_memory(8 * table.shape[1] * table.rows, f"{folder.path}: the rows of its table")
+    ids = np.array([number for number in new.writes if number < table.rows], np.int64)
+    with Reader(table) as reader:
         rows = widened(reader.take(ids))
-    sound = np.isfinite(rows).all(axis=1) & rows.any(axis=1)
-    anchors, targets = (sound & mask for mask in (recipe.copied[ids] >= 0, recipe.copied[ids] < 0))
+    is_sound = np.isfinite(rows).all(axis=1) & rows.any(axis=1)
+    is_shared = recipe.copied[ids] >= 0
+    anchors, targets = is_sound & is_shared, is_sound & ~is_shared
     if not anchors.any():
         raise CheckpointError(f"{folder.path}: no shared token has a row in use", "leave --donor out")
-    most = min(atoms, max(1, theirs.shape[1] // 8))
+    most = min(atoms, max(1, table.shape[1] // 8))
     places, coefficients = pursue(rows[anchors], rows[targets], most, "matching rows of the donor")
-    left = [0.0]
-    for number, row, its, c in zip(ids[targets], rows[targets], ids[anchors][places], coefficients, strict=True):
-        recipe.mixed[int(number)] = recipe.copied[its], c
+    left = []  # of each target, the share of its length that the combination lacks
+    for number, row, shared, c in zip(ids[targets], rows[targets], ids[anchors][places], coefficients, strict=True):
+        recipe.mixed[int(number)] = Mix(recipe.copied[shared], c)
         recipe.middle[number] = 0.0
-        left.append(float(np.linalg.norm(row - c @ rows[np.searchsorted(ids, its)]) / np.linalg.norm(row)))
+        difference = row - c @ rows[np.searchsorted(ids, shared)]
+        left.append(float(np.linalg.norm(difference) / np.linalg.norm(row)))
     how = f"combine the rows of at most {places.shape[1]} shared tokens, as they do in {short(folder.path.name)}"
-    return f"{len(places):,} {how}; there {np.median(left[1:] or left):.0%} of a row's length is left over (median)"
+    return f"{len(places):,} {how}; there {np.median(left or [0.0]):.0%} of a row's length is left over (median)"
 
 
-def renamed(record: Any, new: TokenBytes, becomes: dict[int, int]) -> dict[str, Any]:
-    """{dotted path: new value} of every token id in a config; None where the new vocabulary has no such token."""
-    found = dict[str, Any]()
+# token ids in configs
+
+
+@dataclass(frozen=True)
+class RenamedConfigs:
+    """The configs with the ids of the new vocabulary."""
+
+    config: dict[str, Any]  # {dotted path: new value} of config.json
+    texts: dict[str, bytes]  # {file: new content} of other files
+    lost: set[str]  # dotted paths that have no token any more
+
+
+def _renamed_configs(facts: Facts, recipe: Recipe, new: TokenBytes) -> RenamedConfigs:
+    """Return what becomes of the token ids in config.json and generation_config.json."""
+    becomes: dict[int, int] = {}  # {old id: the first new id that takes its row}
+    for number, row in enumerate(recipe.copied.tolist()):
+        if row >= 0:
+            becomes.setdefault(row, number)
+    changes = renamed(facts.config, new, becomes)
+    lost = {path for path, value in changes.items() if value is None}
+    texts: dict[str, bytes] = {}
+    if isinstance(facts.generation, dict) and facts.generation:
+        ids = renamed(facts.generation, new, becomes)
+        texts[GENERATION] = edited_file(facts.folder, GENERATION, ids)
+        lost |= {path for path, value in ids.items() if value is None}
+    return RenamedConfigs(changes, texts, lost)
+
+
+def renamed(record: Mapping[str, Any], new: TokenBytes, becomes: dict[int, int]) -> dict[str, Any]:
+    """Return {dotted path: new value} of every token id in a config; None where the new vocabulary lacks the token."""
+    changes: dict[str, Any] = {}
     for path, value in values_with_ids(record):
+        if value is None:
+            continue
         key = path.rpartition(".")[2]
-        if key.endswith(("token_id", "token_ids", "token_index")) and value is not None:
-            ids = value if isinstance(value, list) else [value]
-            role = [new.roles[key[:-3]]] if key[:-3] in new.roles else []
-            made = role + [becomes[n] for n in ids[len(role) :] if type(n) is int and n in becomes]
-            found[path] = (made if isinstance(value, list) else made[0]) if made else None
-        elif value is not None:  # lists and maps lose the entries whose tokens are gone
-            made = with_ids(path, value, becomes.get)
-            found[path] = made if made else None
-    return found
+        if key.endswith(("token_id", "token_ids", "token_index")):
+            changes[path] = _renamed_role(key.removesuffix("_id"), value, new, becomes)
+        else:  # lists and maps lose the entries whose tokens are gone
+            changes[path] = with_ids(path, value, becomes.get) or None
+    return changes
 
 
-def _pieces(part: Stored, recipe: Recipe) -> Pieces:
+def _renamed_role(role: str, value: Any, new: TokenBytes, becomes: dict[int, int]) -> Any:
+    """Return the new value of a key such as `eos_token_id`, whose first id is that of the role in the new vocabulary.
+
+    Args:
+        role: the key without its ending, "eos_token".
+        value: one id, or a list of ids.
+    """
+    old_ids = value if isinstance(value, list) else [value]
+    ids = []
+    if role in new.roles:
+        ids.append(new.roles[role])
+        old_ids = old_ids[1:]
+    ids += [becomes[number] for number in old_ids if type(number) is int and number in becomes]
+    if not ids:
+        return None
+    return ids if isinstance(value, list) else ids[0]
+
+
+# new rows
+
+
+def _pieces(part: Stored, *, recipe: Recipe) -> Pieces:
     """Yield the bytes of a part's new rows [V', …], in order."""
     with Reader(part) as reader:
         shared = np.unique(recipe.copied[recipe.copied >= 0])
@@ -219,10 +340,12 @@ def _pieces(part: Stored, recipe: Recipe) -> Pieces:
             copied = recipe.copied[start : start + step]
             rows = reader.take(np.maximum(copied, 0))
             for at in np.flatnonzero(copied < 0):
-                made = recipe.middle[start + at] * mean
-                if mix := recipe.mixed.get(start + int(at)):
-                    made = made + np.tensordot(mix[1], widened(reader.take(mix[0])).astype(np.float64), 1)
-                rows[at] = rounded(np.atleast_1d(made), part.dtype).reshape(np.shape(made))
+                row = recipe.middle[start + at] * mean
+                mix = recipe.mixed.get(start + int(at))
+                if mix is not None:
+                    old_rows = widened(reader.take(mix.rows)).astype(np.float64)
+                    row = row + np.tensordot(mix.coefficients, old_rows, 1)
+                rows[at] = rounded(np.atleast_1d(row), part.dtype).reshape(np.shape(row))
             yield rows.tobytes()
 
 
@@ -230,48 +353,56 @@ def _pieces(part: Stored, recipe: Recipe) -> Pieces:
 
 
 def pursue(
-    anchors: NDArray, targets: NDArray, most: int, what: str = "matching"
+    anchors: Floats, targets: Floats, most: int, what: str = "matching"
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Write targets [n, D] as combinations of at most `most` anchors [S, D], none of which is zero.
 
-    Those are chosen in fp32, and combined in fp64: (places among the anchors [n, k], coefficients [n, k], 0 where fewer
-    were needed), k ≤ S and k ≤ D. `what` names the work in progress.
+    Those are chosen in fp32, and combined in fp64. `what` names the work in progress.
+
+    Returns:
+        Places among the anchors [n, k], and coefficients [n, k], 0 where fewer were needed; k ≤ S and k ≤ D.
     """
     most = min(most, *anchors.shape)
     lengths = np.sqrt(np.einsum("sd,sd->s", anchors, anchors, dtype=np.float64))
     unit = (anchors / lengths[:, None]).astype(np.float32)
-    chosen = np.zeros((len(targets), most), np.int64)
+    places = np.zeros((len(targets), most), np.int64)
     coefficients = np.zeros((len(targets), most))
     step = max(1, BLOCK_BYTES // (4 * len(anchors) + 8 * most * (anchors.shape[1] + most)))
     for start in range(0, len(targets), step):
         block = slice(start, start + step)
-        chosen[block], coefficients[block] = _block(anchors, lengths, unit, targets[block].astype(np.float64), most)
+        x = targets[block].astype(np.float64)
+        places[block], coefficients[block] = _pursue_block(anchors, lengths, unit, x, most)
         progress(what, min(start + step, len(targets)), len(targets))
-    return chosen, coefficients
+    return places, coefficients
 
 
-def _block(
-    anchors: NDArray, lengths: NDArray[np.float64], unit: NDArray[np.float32], x: NDArray[np.float64], most: int
+def _pursue_block(
+    anchors: Floats, lengths: NDArray[np.float64], unit: NDArray[np.float32], x: NDArray[np.float64], most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """As `pursue`; `unit` [S, D] are the anchors with length 1."""
-    n, rest, least = np.arange(len(x)), x.copy(), SMALL * np.linalg.norm(x, axis=1)
-    basis, triangle = np.zeros((len(x), most, x.shape[1])), np.tile(np.eye(most), (len(x), 1, 1))
-    places, along = np.zeros((len(x), most), np.int64), np.zeros((len(x), most))
+    """Return what `pursue` does for a block of targets x [n, D]; `unit` [S, D] are the anchors with length 1."""
+    n = np.arange(len(x))
+    rest = x.copy()  # r
+    least = SMALL * np.linalg.norm(x, axis=1)
+    basis = np.zeros((len(x), most, x.shape[1]))  # the chosen anchors, orthonormal
+    triangle = np.tile(np.eye(most), (len(x), 1, 1))  # column k: anchor k in that basis
+    places = np.zeros((len(x), most), np.int64)
+    along = np.zeros((len(x), most))  # the targets in that basis
     for k in range(most):
-        alike = np.abs(rest.astype(np.float32) @ unit.T)
-        alike[n[:, None], places[:, :k]] = -1
-        places[:, k] = alike.argmax(axis=1)
+        likeness = np.abs(rest.astype(np.float32) @ unit.T)
+        likeness[n[:, None], places[:, :k]] = -1  # an anchor is chosen once
+        places[:, k] = likeness.argmax(axis=1)
         new = anchors[places[:, k]] / lengths[places[:, k], None]
         for _ in range(2):
             part = np.einsum("nkd,nd->nk", basis[:, :k], new)
             new -= np.einsum("nk,nkd->nd", part, basis[:, :k])
             triangle[:, :k, k] += part
         length = np.linalg.norm(new, axis=1)
-        # what the anchors so far hold already, and what is no longer needed, gets the coefficient 0
+        # what the anchors so far contain already, and what is no longer needed, gets the coefficient 0
         useful = (length > SMALL) & (np.linalg.norm(rest, axis=1) > least)
         triangle[:, :k, k] *= useful[:, None]
         triangle[:, k, k] = np.where(useful, length, 1.0)
         basis[:, k] = np.where(useful[:, None], new / np.where(useful, length, 1.0)[:, None], 0.0)
         along[:, k] = np.einsum("nd,nd->n", basis[:, k], rest)
         rest -= along[:, k, None] * basis[:, k]
-    return places, np.linalg.solve(triangle, along[:, :, None])[:, :, 0] / lengths[places]
+    solution = np.linalg.solve(triangle, along[:, :, None])[:, :, 0]
+    return places, solution / lengths[places]

@@ -1,0 +1,76 @@
+"""Files next to tokenizer.json that repeat its vocabulary, without the tokens that are gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import json_object
+from tiewise.checkpoint.rewrite.tokenizer_file import TokenizerFile
+from tiewise.checkpoint.untrusted import short
+from tiewise.core.errors import CheckpointError
+
+VOCABULARIES = ("vocab.json", "added_tokens.json")  # {token: id}
+LINES = "vocab.txt"  # a token on each line, which is its id
+MERGES = "merges.txt"  # both parts of a merge on each line
+
+
+def trimmed_vocabularies(facts: Facts, words: TokenizerFile, new_ids: Mapping[int, int]) -> dict[str, bytes]:
+    """Return {file: new content} of the files that repeat the vocabulary; `new_ids` are of the tokens that stay.
+
+    Raises:
+        CheckpointError: a file that gives a token another id than tokenizer.json does.
+    """
+    texts: dict[str, str] = {}
+    for name, ids in _vocabularies(facts).items():
+        _require_same_ids(facts, name, ids, words)
+        left = {token: new_ids[number] for token, number in ids.items() if number in new_ids}
+        if name == LINES:
+            texts[name] = "".join(f"{token}\n" for token in left)
+        else:
+            texts[name] = json.dumps(left)
+    merges = _text(facts, MERGES)
+    if merges is not None:
+        texts[MERGES] = _trimmed_merges(merges, words, new_ids)
+    return {name: text.encode() for name, text in texts.items()}
+
+
+def _text(facts: Facts, name: str) -> str | None:
+    """Return the text of a file of the checkpoint, None if it is missing."""
+    for content in facts.folder.read(name).values():
+        return content.decode("utf-8", "replace")
+    return None
+
+
+def _vocabularies(facts: Facts) -> dict[str, dict[str, Any]]:
+    """Return {file: {token: id}} of the files that repeat the vocabulary."""
+    vocabularies: dict[str, dict[str, Any]] = {}
+    for name in VOCABULARIES:
+        if facts.folder.has(name):
+            vocabularies[name] = json_object(facts.folder.path, name)
+    text = _text(facts, LINES)
+    if text is not None:
+        lines = text.removesuffix("\n").split("\n")
+        vocabularies[LINES] = {line.rstrip("\r"): number for number, line in enumerate(lines)}
+    return vocabularies
+
+
+def _require_same_ids(facts: Facts, name: str, ids: Mapping[str, Any], words: TokenizerFile) -> None:
+    """Raise if a file gives a token another id than tokenizer.json does."""
+    for token, number in ids.items():
+        if words.ids.get(token, -1) != number:
+            what = f"{facts.folder.path / name}: it gives {short(token)!r} another id than tokenizer.json"
+            raise CheckpointError(what, "take away the one that is not this model's")
+
+
+def _trimmed_merges(text: str, words: TokenizerFile, new_ids: Mapping[int, int]) -> str:
+    """Return the text of merges.txt with the merges whose parts and result stay."""
+    pieces = {"", *(piece for piece, number in words.pieces.items() if number in new_ids)}
+    lines = []
+    for line in text.split("\n"):
+        tokens = {*line.split(" "), line.replace(" ", "")}  # both parts, and the token that they make
+        if line.startswith("#version") or tokens <= pieces:
+            lines.append(line)
+    return "\n".join(lines)
