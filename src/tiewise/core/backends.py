@@ -51,22 +51,34 @@ class LossOptions:
 def check_loss(
     features: Any, weight: Any, targets: Any, bias: Any, o: LossOptions, floating: Callable[[Any], bool]
 ) -> None:
-    """Refuse what neither backend can take, as their losses say; `floating` tells whether an array's numbers are."""
-    for name, given in (("features", features), ("a weight", weight)):
-        if not floating(given):
+    """Refuse arrays and options that neither backend can take; `floating` tests whether an array has a float type.
+
+    Raises:
+        UnsupportedError: features or weight of another type.
+        ValueError: shapes that do not fit together, or an option out of range.
+    """
+    for name, array in (("features", features), ("a weight", weight)):
+        if not floating(array):
             fix = "pass floating-point hidden states [..., E] and a table [V, E]; token ids are looked up first"
-            raise UnsupportedError(f"linear_cross_entropy of {name} of type {given.dtype}", fix)
-    if (
-        weight.ndim != 2
-        or not features.ndim
-        or features.shape[-1] != weight.shape[1]
-        or features.shape[:-1] != targets.shape
-    ):
-        got = f"features {tuple(features.shape)}, weight {tuple(weight.shape)}, targets {tuple(targets.shape)}"
-        raise ValueError(f"shapes do not meet: {got}; need [..., E], [V, E], [...]")
+            raise UnsupportedError(f"linear_cross_entropy of {name} of type {array.dtype}", fix)
+    _check_shapes(features, weight, targets)
     for name, vector in (("bias", bias), ("class_weight", o.class_weight)):
         if vector is not None and vector.shape != (weight.shape[0],):
             raise ValueError(f"{name} has shape {tuple(vector.shape)}; need [V] = [{weight.shape[0]}]")
+    _check_options(o)
+
+
+def _check_shapes(features: Any, weight: Any, targets: Any) -> None:
+    """Raise ValueError unless the shapes are [..., E], [V, E], [...]."""
+    has_dimensions = weight.ndim == 2 and features.ndim >= 1
+    if has_dimensions and features.shape == (*targets.shape, weight.shape[1]):
+        return
+    shapes = f"features {tuple(features.shape)}, weight {tuple(weight.shape)}, targets {tuple(targets.shape)}"
+    raise ValueError(f"shapes do not meet: {shapes}; need [..., E], [V, E], [...]")
+
+
+def _check_options(o: LossOptions) -> None:
+    """Raise ValueError for an option out of range."""
     if o.reduction not in REDUCTIONS:
         raise ValueError(f"unknown reduction {o.reduction!r}; choose one of {', '.join(REDUCTIONS)}")
     if not 0 <= o.label_smoothing <= 1:

@@ -92,7 +92,9 @@ class UnsupportedError(TiewiseError, RuntimeError):
 
 def printable(text: str) -> str:
     """Return text with a question mark for whatever no terminal should be sent: names in files come from strangers."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 class CheckpointError(TiewiseError, ValueError):
@@ -120,7 +122,9 @@ class TiewiseWarning(UserWarning):
 def one_line(error: BaseException, most: int = 160) -> str:
     """Return what another library's error says on one line of at most `most` letters."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= most else text[: most - 1] + "…"
+    if len(text) <= most:
+        return text
+    return text[: most - 1] + "…"
 
 
 def no_numbers(where: str) -> DataError:

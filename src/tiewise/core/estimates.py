@@ -52,13 +52,15 @@ def _t(n: int) -> float:
 def p_value(estimate: Estimate, levels: Sequence[float]) -> float:
     """Two-sided p that what `mean_interval` estimated lies within the range of `levels`; nan without an interval."""
     half = (estimate.high - estimate.low) / 2
-    away = max(min(levels) - estimate.value, estimate.value - max(levels), 0.0)
-    if not math.isfinite(half + away):
+    distance = max(min(levels) - estimate.value, estimate.value - max(levels), 0.0)
+    if not math.isfinite(half + distance):
         return math.nan
     if half <= 0:
-        return 0.0 if away else 1.0
-    t = away / half * _t(estimate.rows)
-    return two_sided(t, estimate.rows - 1) if estimate.rows < MANY else math.erfc(t / math.sqrt(2))
+        return 0.0 if distance else 1.0
+    t = distance / half * _t(estimate.rows)
+    if estimate.rows >= MANY:
+        return math.erfc(t / math.sqrt(2))
+    return two_sided(t, estimate.rows - 1)
 
 
 def jackknife(statistic: Callable[[Sequence[int]], float], units: Sequence[int]) -> Estimate:
@@ -85,7 +87,7 @@ def jackknife(statistic: Callable[[Sequence[int]], float], units: Sequence[int])
     return Estimate(whole, whole - half, whole + half, n)
 
 
-def ratio_interval(parts: NDArray, wholes: NDArray) -> Estimate:
+def ratio_interval(parts: NDArray[np.float64], wholes: NDArray[np.float64]) -> Estimate:
     """Return Σ parts / Σ wholes over independent units of unequal size, with an interval that resamples the units.
 
     The standard error is that of the delete-one jackknife. Student's t has n* − 1 degrees of freedom, where
@@ -104,12 +106,14 @@ def ratio_interval(parts: NDArray, wholes: NDArray) -> Estimate:
     return Estimate(value, value - half, value + half, n)
 
 
-def equal_units(wholes: NDArray) -> float:
+def equal_units(wholes: NDArray[np.float64]) -> float:
     """Return (Σ w)² / Σ w²: how many units of equal size say as much as these of sizes w."""
     return float(np.sum(wholes, dtype=np.float64) ** 2 / np.sum(np.square(wholes, dtype=np.float64)))
 
 
-def paired_bootstrap(first: NDArray, second: NDArray, seed: int = 0, resamples: int = 1000) -> Estimate:
+def paired_bootstrap(
+    first: NDArray[np.float64], second: NDArray[np.float64], seed: int = 0, resamples: int = 1000
+) -> Estimate:
     """Return the mean of second − first over the same rows, with the interval of the bootstrap-t over rows.
 
     It resamples the mean in units of its standard error (Efron 1981), and so follows skewed values and has Student's
@@ -193,13 +197,13 @@ def levels(p: Sequence[float]) -> list[float]:
     return found
 
 
-def interaction(values: NDArray) -> NDArray:
+def interaction(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """A map less m + a_i + b_j, fitted by least squares to what is there off the diagonal."""
     k = len(values)
     off = ~np.isnan(values) & ~np.eye(k, dtype=bool)
     design = np.hstack([np.repeat(np.eye(k), k, axis=0), np.tile(np.eye(k), (k, 1))])  # each entry's row and column
     fitted = np.linalg.lstsq(design[off.ravel()], values[off], rcond=None)[0]
-    found: NDArray = values - (design @ fitted).reshape(k, k)
+    found: NDArray[np.float64] = values - (design @ fitted).reshape(k, k)
     return found
 
 

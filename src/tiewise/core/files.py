@@ -86,11 +86,13 @@ def cache_folder() -> Path:
 
 def size(bytes_: float) -> str:
     """12.3 MB, in powers of ten as disks and checkpoints are sold."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if bytes_ < 999.5:  # which three digits would write as 1e+03
-            return f"{bytes_:.0f} {unit}" if unit == "bytes" else f"{bytes_:.3g} {unit}"
+    if bytes_ < 999.5:  # three digits would write a larger number as 1e+03
+        return f"{bytes_:.0f} bytes"
+    for unit in ("kB", "MB", "GB", "TB"):
         bytes_ /= 1000
-    return f"{bytes_:.3g} TB" if bytes_ < 999.5 else f"{bytes_:,.0f} TB"
+        if bytes_ < 999.5:
+            return f"{bytes_:.3g} {unit}"
+    return f"{bytes_:,.0f} TB"
 
 
 # dataclasses as plain values and back
@@ -102,66 +104,92 @@ def strict(value: Any) -> Any:
         return {key: strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    is_no_number = isinstance(value, float) and not math.isfinite(value)
+    return None if is_no_number else value
 
 
 def to_record(measured: Any) -> dict[str, Any]:
     """Return any dataclass as strict JSON takes it."""
-    return strict(asdict(measured))
+    record: dict[str, Any] = strict(asdict(measured))
+    return record
 
 
 def from_record(cls: type[T], record: Any, where: str, fix: str = "correct it") -> T:
     """Read what `to_record` returned; a RunError names a missing field, or one of the wrong type."""
+    value: T = _read_value(cls, record, where, fix)
+    return value
 
-    def read(hint: Any, value: Any, where: str) -> Any:
-        outer, inner = get_origin(hint), get_args(hint)
-        if outer in (Union, types.UnionType) and value is not None:
-            return read(inner[0], value, where)
-        if outer is list:
-            if not isinstance(value, list):
-                raise RunError(f"{where} must be a list", fix)
-            return [read(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
-        if outer is not dict and not is_dataclass(hint):
-            return math.nan if hint is float and value is None else scalar(hint, value, where, fix)
-        if not isinstance(value, Mapping):
-            raise RunError(f"{where} must be an object", fix)
-        if outer is dict:
-            return {key: read(inner[1], item, f"{where}[{key!r}]") for key, item in value.items()}
-        values, hints = {}, get_type_hints(hint)
-        for item in fields(hint):
-            if item.name in value:
-                values[item.name] = read(hints[item.name], value[item.name], f"{where}: {item.name}")
-            elif item.default is MISSING and item.default_factory is MISSING:
-                raise RunError(f"{where}: {item.name} is missing", fix)
-        return hint(**values)
 
-    return read(cls, record, where)
+def _read_value(hint: Any, value: Any, where: str, fix: str) -> Any:
+    """Return a value of JSON as a type hint asks: dataclass, list, dict, optional or scalar."""
+    outer, inner = get_origin(hint), get_args(hint)
+    if outer in (Union, types.UnionType) and value is not None:
+        return _read_value(inner[0], value, where, fix)
+    if outer is list:
+        if not isinstance(value, list):
+            raise RunError(f"{where} must be a list", fix)
+        return [_read_value(inner[0], item, f"{where}[{i}]", fix) for i, item in enumerate(value)]
+    if outer is dict:
+        items = _object(value, where, fix).items()
+        return {key: _read_value(inner[1], item, f"{where}[{key!r}]", fix) for key, item in items}
+    if is_dataclass(hint):
+        return _read_dataclass(hint, _object(value, where, fix), where, fix)
+    if hint is float and value is None:
+        return math.nan
+    return scalar(hint, value, where, fix)
+
+
+def _object(value: Any, where: str, fix: str) -> Mapping[str, Any]:
+    """Return a value that is a JSON object; raise RunError for any other."""
+    if not isinstance(value, Mapping):
+        raise RunError(f"{where} must be an object", fix)
+    return value
+
+
+def _read_dataclass(cls: Any, record: Mapping[str, Any], where: str, fix: str) -> Any:
+    """Return a dataclass from a JSON object; raise RunError for a missing field without a default."""
+    values, hints = {}, get_type_hints(cls)
+    for item in fields(cls):
+        is_required = item.default is MISSING and item.default_factory is MISSING
+        if item.name in record:
+            values[item.name] = _read_value(hints[item.name], record[item.name], f"{where}: {item.name}", fix)
+        elif is_required:
+            raise RunError(f"{where}: {item.name} is missing", fix)
+    return cls(**values)
 
 
 def scalar(hint: Any, value: Any, where: str, fix: str) -> Any:
     """Return a value as a field's hint says (number, text, bool, None where optional, any), or raise RunError."""
-    wanted = next((kind for kind in get_args(hint) if kind is not types.NoneType), hint)
-    if wanted is Any or (value is None and wanted is not hint):
+    expected = next((kind for kind in get_args(hint) if kind is not types.NoneType), hint)
+    is_optional = expected is not hint
+    if expected is Any or (value is None and is_optional):
         return value
-    kinds = (int, float) if wanted is float else wanted
-    if not isinstance(value, kinds) or isinstance(value, bool) != (wanted is bool):
-        raise RunError(f"{where} must be {_NAMES[wanted]}, not {value!r}", fix)
+    accepted = (int, float) if expected is float else expected
+    is_mixed_up = isinstance(value, bool) != (expected is bool)  # Python counts a bool as an int
+    if not isinstance(value, accepted) or is_mixed_up:
+        raise RunError(f"{where} must be {_NAMES[expected]}, not {value!r}", fix)
     if isinstance(value, int) and abs(value) >= 1 << 63:  # beyond what arrays count with, and soon beyond a float
         raise RunError(f"{where} is too large a number", fix)
-    return wanted(value)
+    return expected(value)
 
 
 def setting(hint: Any, value: Any, where: str) -> Any:
     """Return a value of YAML as what a field's hint says. Raises as `scalar`."""
     if get_origin(hint) is tuple:
-        items = [value] if isinstance(value, str) else value
-        if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
-            return tuple(items)
-        raise RunError(f"{where} must be a list of text", "write [tied, untied], say")
-    if isinstance(value, str) and (hint is float or float in get_args(hint)):
+        return _texts(value, where)
+    takes_float = hint is float or float in get_args(hint)
+    if takes_float and isinstance(value, str):
         with suppress(ValueError):  # YAML 1.1 takes 3e-3, without a point, for text
             value = float(value)
     return scalar(hint, value, where, "correct it")
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    """Return a text or a list of texts as a tuple; raise RunError for anything else."""
+    items = [value] if isinstance(value, str) else value
+    if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
+        return tuple(items)
+    raise RunError(f"{where} must be a list of text", "write [tied, untied], say")
 
 
 def require(
@@ -169,21 +197,23 @@ def require(
 ) -> None:
     """See that something holds of the named fields of a record, of those that are not None; else raise the `error`."""
     for name in names.split():
-        value, right = getattr(record, name), False
-        with suppress(TypeError):  # a text where a number is wanted
-            right = value is None or holds(value)
-        if not right:
+        value, is_right = getattr(record, name), False
+        with suppress(TypeError):  # a text instead of a number
+            is_right = value is None or holds(value)
+        if not is_right:
             raise error(f"{name} = {repr(value)[:80]}", fix)
 
 
 def require_one(record: Any, name: str, known: Collection[str], error: type[TiewiseError] = RunError) -> None:
     """See that a field of a record is None or one of the known names; else raise the `error`, with the nearest."""
     value = getattr(record, name)
-    if value is not None and not (isinstance(value, str) and value in known):
+    is_known = isinstance(value, str) and value in known
+    if value is not None and not is_known:
         raise error(f"{name} = {repr(value)[:80]}", choices(value, known))
 
 
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_UNNUMBERED = 0  # a writing error whose number is unknown
 _NEARLY_FULL = 1 << 20  # bytes; what did not fit is larger
 _RUST = re.compile(r"os error (\d+)")  # how safetensors and tokenizers print the system's error
 _TORCH = re.compile(r"PytorchStreamWriter failed|inline_container|iostream error")  # torch.save keeps no error number
@@ -191,28 +221,40 @@ _TORCH = re.compile(r"PytorchStreamWriter failed|inline_container|iostream error
 
 def disk_error(error: BaseException, out: Path, fix: str) -> RunError | None:
     """Return what to say where `error`, of any library, means that the disk of `out` took no more, else None."""
-    if (code := _code(error)) is None:
+    code = _code(error)
+    if code is None:
         return None
-    whole = out.absolute()
-    mount = next(folder for folder in (whole, *whole.parents) if folder.is_mount())
-    code = code or (errno.ENOSPC if shutil.disk_usage(mount).free < _NEARLY_FULL else errno.EIO)
+    path = out.absolute()
+    mount = next(folder for folder in (path, *path.parents) if folder.is_mount())
+    if code == _UNNUMBERED:
+        is_full = shutil.disk_usage(mount).free < _NEARLY_FULL
+        code = errno.ENOSPC if is_full else errno.EIO
     return RunError(f"cannot write to {out}: {os.strerror(code)} (file system {mount})", fix)
 
 
 def _code(error: BaseException | None) -> int | None:
-    """Return the system's error number, 0 where it is a writing error of unknown number, None where it is none."""
+    """Return the number of a writing error, `_UNNUMBERED` if it has none; None if it is no writing error."""
     if isinstance(error, OSError):
-        return error.errno if error.errno in _CODES else None
-    if isinstance(error, Exception) and (found := _RUST.search(str(error))):
-        return int(found[1]) if int(found[1]) in _CODES else None
-    return 0 if isinstance(error, RuntimeError) and _TORCH.search(str(error)) else None
+        code = error.errno
+    elif isinstance(error, Exception) and (match := _RUST.search(str(error))):
+        code = int(match[1])
+    elif isinstance(error, RuntimeError) and _TORCH.search(str(error)):
+        return _UNNUMBERED
+    else:
+        return None
+    return code if code in _CODES else None
 
 
 @contextmanager
 def quiet_threads() -> Iterator[None]:
     """Within this context a thread's writing error prints no traceback: whoever wrote through it gets the error."""
     before = threading.excepthook
-    threading.excepthook = lambda thrown: before(thrown) if _code(thrown.exc_value) is None else None
+
+    def print_other_errors(thrown: threading.ExceptHookArgs) -> None:
+        if _code(thrown.exc_value) is None:
+            before(thrown)
+
+    threading.excepthook = print_other_errors
     try:
         yield
     finally:

@@ -18,7 +18,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import count as numbers
 from typing import Any
 
 from tiewise.core.files import size
@@ -34,7 +33,8 @@ def plain(value: float | None, digits: int = 4, sign: str = "") -> str:
     if value is None or not math.isfinite(value):
         return NONE
     text = f"{value:{sign},.{digits}f}".replace("-", MINUS)
-    return text if text.strip("+−0.,") else text.lstrip("+−")
+    is_zero = not text.strip("+−0.,")
+    return text.lstrip("+−") if is_zero else text
 
 
 def signed(value: float | None, digits: int = 4) -> str:
@@ -95,41 +95,70 @@ class Quantity:
         """Return an estimate under a name; without one, or without an interval, NaN."""
         if found is None:
             return cls(name, math.nan, **more)
-        low, high = (found.low, found.high) if found.rows > 1 else (math.nan, math.nan)
-        return cls(name, found.value, low, high, found.rows, **more)
+        if found.rows <= 1:
+            return cls(name, found.value, n=found.rows, **more)
+        return cls(name, found.value, found.low, found.high, found.rows, **more)
 
     @property
     def speaks(self) -> str:
-        """What it speaks for: `below`, `above`, or neither where the interval holds what no effect gives."""
-        bar = (self.chance or 0.0, *self.null)
+        """What it speaks for: `below`, `above`, or neither if the interval contains what no effect gives."""
+        no_effect = (self.chance or 0.0, *self.null)
         if math.isnan(self.low) or math.isnan(self.high):
             return NEITHER
-        return self.below if self.high < min(bar) else self.above if self.low > max(bar) else NEITHER
+        if self.high < min(no_effect):
+            return self.below
+        if self.low > max(no_effect):
+            return self.above
+        return NEITHER
 
     @property
     def no_effect(self) -> str:
         """What no effect gives, in words: its chance, and the most that permuted data gave."""
         digits = 3 if self.unit != "%" else 4
-        chance = [] if self.chance is None else [plain(self.chance, digits)]
-        return ", ".join(chance + ([f"permuted up to {plain(max(self.null), digits)}"] if self.null else [])) or NONE
+        parts = []
+        if self.chance is not None:
+            parts.append(plain(self.chance, digits))
+        if self.null:
+            parts.append(f"permuted up to {plain(max(self.null), digits)}")
+        return ", ".join(parts) or NONE
 
     def __str__(self) -> str:
         """0.192 [0.184, 0.199], or 5.2851 ± 0.0042 over seeds: the one form in which a number is written."""
-        if not math.isfinite(self.value):
-            return "diverged" if math.isinf(self.value) else NONE
+        if math.isinf(self.value):
+            return "diverged"
+        if math.isnan(self.value):
+            return NONE
         if self.unit == "bytes":
             return size(self.value)
-        scale, mark, digits = 1.0, "", self.digits
-        if self.unit in ("%", "points"):
-            scale, mark, digits = 100.0, " %" if self.unit == "%" else "", 1 if digits is None else digits
-        elif digits is None and self.unit:
-            largest = max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
-            digits = 3 if largest >= 0.01 or not largest else 5 if largest >= 1e-4 else 8
-        numbers = (self.value, self.low, self.high, self.deviation)
-        value, low, high, spread = (plain(scale * x, digits or 0) for x in numbers)
+        value = self._written(self.value)
+        mark = " %" if self.unit == "%" else ""
         if not math.isnan(self.low):
-            return f"{value}{mark} [{low}, {high}]"
-        return f"{value}{mark}" if math.isnan(self.deviation) else f"{value} ± {spread}"
+            return f"{value}{mark} [{self._written(self.low)}, {self._written(self.high)}]"
+        if not math.isnan(self.deviation):
+            return f"{value} ± {self._written(self.deviation)}"
+        return f"{value}{mark}"
+
+    @property
+    def _is_share(self) -> bool:
+        """Whether the value is a share, written in hundredths."""
+        return self.unit in ("%", "points")
+
+    def _written(self, number: float) -> str:
+        """Return one of the quantity's numbers in its scale, with its digits after the point."""
+        return plain(100.0 * number if self._is_share else number, self._digits())
+
+    def _digits(self) -> int:
+        """Return the digits after the point: as declared, or as many as the size of the value asks for."""
+        if self.digits is not None:
+            return self.digits
+        if self._is_share:
+            return 1
+        if not self.unit:
+            return 0
+        largest = max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
+        if largest >= 0.01 or largest == 0:
+            return 3
+        return 5 if largest >= 1e-4 else 8
 
 
 @dataclass(frozen=True)
@@ -161,8 +190,14 @@ class Curve:
     @classmethod
     def through(cls, name: str, points: Iterable[tuple[float, Any]], **more: Any) -> Curve:
         """Return the curve through (x, estimate or None); what is none, or no number, is left out."""
-        found = [(x, e.value, e.low, e.high) for x, e in points if e is not None and math.isfinite(e.value)]
-        return cls(name, *(tuple(column) for column in zip(*found, strict=True)) if found else ((), ()), **more)
+        rows = []
+        for x, estimate in points:
+            if estimate is not None and math.isfinite(estimate.value):
+                rows.append((x, estimate.value, estimate.low, estimate.high))
+        if not rows:
+            return cls(name, (), (), **more)
+        x_values, values, low, high = zip(*rows, strict=True)
+        return cls(name, x_values, values, low, high, **more)
 
 
 @dataclass(frozen=True)
@@ -232,12 +267,12 @@ class Found:
 
     def about(self, label: str) -> Found:
         """Return it with everything that names no model as of this one."""
-        named: dict[str, Any] = {
-            kind.name: tuple(part if part.of else replace(part, of=label) for part in getattr(self, kind.name))
-            for kind in fields(self)
-            if kind.name not in ("answer", "notes")
-        }
-        return replace(self, **named)
+        labelled: dict[str, Any] = {}
+        for kind in fields(self):
+            if kind.name not in ("answer", "notes"):
+                parts = getattr(self, kind.name)
+                labelled[kind.name] = tuple(part if part.of else replace(part, of=label) for part in parts)
+        return replace(self, **labelled)
 
     def __getitem__(self, name: str) -> Quantity:
         """Return the first quantity of this name; KeyError where there is none."""
@@ -268,11 +303,19 @@ def places(names: Iterable[str]) -> dict[str, int]:
     The first of a kind of boundary has that kind's place in every figure; what is left takes places that are free, but
     never those of tied and untied.
     """
-    names, found = list(dict.fromkeys(names)), dict[str, int]()
-    for name in names:
+    distinct = list(dict.fromkeys(names))
+    place_of: dict[str, int] = {}
+    for name in distinct:
         kind = _KIND.search(name)
-        if kind and PLACES[kind[1]] not in found.values():
-            found[name] = PLACES[kind[1]]
-    free = (place for place in numbers() if place % len(COLOURS) > PLACES["untied"] and place not in found.values())
-    found |= {name: next(free) for name in names if name not in found}
-    return {name: found[name] for name in names}
+        if kind and PLACES[kind[1]] not in place_of.values():
+            place_of[name] = PLACES[kind[1]]
+    taken = set(place_of.values())
+    place = 0
+    for name in distinct:
+        if name in place_of:
+            continue
+        while place in taken or place % len(COLOURS) <= PLACES["untied"]:
+            place += 1
+        place_of[name] = place
+        taken.add(place)
+    return {name: place_of[name] for name in distinct}

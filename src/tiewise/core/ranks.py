@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -40,15 +41,39 @@ class Elsewhere(TiewiseError):
     """Another process of this run ended with an error, which it says itself."""
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """How one process failed, in a form that survives pickling whatever its error is."""
+
+    how: str  # "interrupted", "stopped" by Ctrl-C, or "failed"
+    text: str  # the run to resume of an interrupted process, otherwise its error
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Failure:
+        """Describe an error."""
+        if isinstance(error, Interrupted):
+            return cls("interrupted", error.out)
+        return cls("stopped" if ctrl_c_behind(error) else "failed", f"{type(error).__name__}: {error}")
+
+    def error(self, rank: int) -> BaseException:
+        """Return the error that another process raises for this one of process `rank`."""
+        if self.how == "interrupted":
+            return Interrupted(self.text)
+        if self.how == "stopped":
+            return KeyboardInterrupt()
+        return Elsewhere(f"process {rank} ended ({self.text})")
+
+
 class _Group:
     """The processes that joined; `dist` is `torch.distributed`, or None where there is one process."""
 
     def __init__(self, dist: Any = None) -> None:
         self.dist = dist
-        self.rank: int = 0 if dist is None else dist.get_rank()
-        self.size: int = 1 if dist is None else dist.get_world_size()
-        # a group of its own: on the CPU whatever trains, and patient
-        self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE) if dist is not None else None
+        self.rank, self.size = 0, 1
+        self.agreeing: Any = None  # a second group of the same processes: on the CPU whatever trains, and patient
+        if dist is not None:
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self.fsdp = self.tp = 1  # fsdp · tp processes hold one model between them
         self.tables = AUTO  # what fsdp does with its tables
         self.press = NotedPress()  # where Ctrl-C is not handled as training does: until all can act on it
@@ -81,7 +106,8 @@ def join(fsdp: int = 1, tp: int = 1, tables: str = AUTO) -> None:
     import torch  # slow to import, and alone nobody waits for it before the settings are checked
     import torch.distributed as dist
 
-    on_cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() not in ("1", "true")
+    is_kept_on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    on_cuda = torch.cuda.is_available() and not is_kept_on_cpu
     if on_cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
     try:
@@ -95,17 +121,19 @@ def join(fsdp: int = 1, tp: int = 1, tables: str = AUTO) -> None:
 
 
 def _check(fsdp: int, tp: int, tables: str) -> None:
+    """Raise RunError if this run's processes cannot be divided into groups of `fsdp` · `tp`."""
     if tables not in TABLES:
         raise RunError(f"--tables {tables}", choices(tables, TABLES))
     if tables != AUTO and (fsdp == 1 or tp > 1):
         where = "beside --tp, which spreads them" if tp > 1 else "without --fsdp"
         raise RunError(f"--tables {tables} {where}", "leave it out")
-    asked = " ".join(f"--{name} {value}" for name, value in (("tp", tp), ("fsdp", fsdp)) if value != 1)
+    options = " ".join(f"--{name} {value}" for name, value in (("tp", tp), ("fsdp", fsdp)) if value != 1)
     if min(fsdp, tp) < 1:
-        raise RunError(asked, "give numbers of processes, from 1")
+        raise RunError(options, "give numbers of processes, from 1")
     if size() % (fsdp * tp):
         fix = f"start {fsdp * tp}, or a multiple: torchrun --nproc_per_node {fsdp * tp} -m tiewise …"
-        raise RunError(f"{asked} and {size()} process{'es' if size() > 1 else ''}", fix)
+        processes = "1 process" if size() == 1 else f"{size()} processes"
+        raise RunError(f"{options} and {processes}", fix)
 
 
 def leave(*, together: bool) -> None:
@@ -132,8 +160,10 @@ def rank() -> int:
 
 def sharded() -> tuple[int, int, int] | None:
     """Return (replicas, fsdp, tp) whose product is `size`, where processes hold each model between them; else None."""
-    held = _group.fsdp * _group.tp
-    return None if held == 1 else (size() // held, _group.fsdp, _group.tp)
+    processes_per_model = _group.fsdp * _group.tp
+    if processes_per_model == 1:
+        return None
+    return size() // processes_per_model, _group.fsdp, _group.tp
 
 
 def tables() -> str:
@@ -157,7 +187,9 @@ def share(batch: int) -> int:
 
 def all_of(value: T) -> list[T]:
     """Return what every process brings, by rank; it must be picklable, and all must ask."""
-    return [value] if _group.dist is None else _group.gather(value)
+    if _group.dist is None:
+        return [value]
+    return _group.gather(value)
 
 
 def any_of(flag: bool) -> bool:
@@ -184,7 +216,8 @@ def first_does(work: Callable[[], T]) -> T:
             error = raised
         finally:
             set_ctrl_c(before)
-    return _agree(error, value)
+    agreed_value: T = _agree(error, value)
+    return agreed_value
 
 
 @contextmanager
@@ -249,23 +282,19 @@ def everywhere(error: E) -> E:
 
 
 def _agree(error: BaseException | None, value: Any = None) -> Any:
-    """Tell the others how this process fared; raise where one of them, the lowest first, brings an error."""
+    """Exchange outcomes with the other processes; raise the error of the lowest rank that has one."""
     if _group.dist is None:
         if error is not None:
             raise error
         return value
     if error is None and _group.press.pressed:
         error = KeyboardInterrupt()
-    told = None  # what the others need to know, in a form that survives pickling whatever the error is
-    if error is not None:
-        how = "interrupted" if isinstance(error, Interrupted) else "stopped" if ctrl_c_behind(error) else "failed"
-        told = how, error.out if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
-    found = _group.gather((told, value))
-    for rank, (said, _) in enumerate(found):
-        if said is not None:
-            how, what = said
-            heard: BaseException = Elsewhere(f"process {rank} ended ({what})")
-            if how != "failed":
-                heard = Interrupted(what) if how == "interrupted" else KeyboardInterrupt()
-            raise everywhere(error if rank == _group.rank and error is not None else heard)
-    return found[0][1]
+    mine = None if error is None else _Failure.of(error)
+    outcomes: list[tuple[_Failure | None, Any]] = _group.gather((mine, value))
+    for rank, (failure, _) in enumerate(outcomes):
+        if failure is None:
+            continue
+        if rank == _group.rank and error is not None:
+            raise everywhere(error)
+        raise everywhere(failure.error(rank))
+    return outcomes[0][1]

@@ -45,6 +45,20 @@ class SharingSpec:
     rank: int = 0  # of each layer's own difference from a shared matrix; 0 for none
 
     def __post_init__(self) -> None:
+        self._check_range()
+        if self.cycle == 1:
+            object.__setattr__(self, "cycle", 0)  # one written form for one meaning: a block of one is one run
+        if self.cycle and self.groups != 1:
+            fix = "groups use each layer for a run, cycle uses them in turn: choose one of the two"
+            raise SpecError(f"groups={self.groups} and cycle={self.cycle} at once", fix)
+        changed = [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
+        if self.kind == "none" and changed:
+            name = changed[0]
+            what = f"{name}={getattr(self, name)} on none: nothing is shared"
+            raise SpecError(what, "use all:groups=2, say, or none alone")
+
+    def _check_range(self) -> None:
+        """Refuse an unknown kind and numbers out of range."""
         if self.kind not in KINDS:
             raise SpecError(f"unknown sharing {self.kind!r}", choices(self.kind, KINDS))
         if self.groups < 1:
@@ -52,14 +66,6 @@ class SharingSpec:
         for name in ("cycle", "ends", "rank"):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be negative", "0 leaves it out")
-        if self.cycle == 1:
-            object.__setattr__(self, "cycle", 0)  # one written form for one meaning: a block of one is one run
-        if self.cycle and self.groups != 1:
-            fix = "groups use each layer for a run, cycle uses them in turn: choose one of the two"
-            raise SpecError(f"groups={self.groups} and cycle={self.cycle} at once", fix)
-        used = next((f"{k}={getattr(self, k)}" for k in _DEFAULTS if getattr(self, k) != _DEFAULTS[k]), None)
-        if self.kind == "none" and used:
-            raise SpecError(f"{used} on none: nothing is shared", "use all:groups=2, say, or none alone")
 
     @classmethod
     def parse(cls, text: str | SharingSpec) -> SharingSpec:
@@ -72,15 +78,18 @@ class SharingSpec:
             return text
         if not isinstance(text, str):
             raise SpecError(f"a {type(text).__name__} is no sharing", "write all, ffn or all:groups=2, say")
-        head, *options = SHORT.get(text.strip(), text.strip()).split("+")
+        written = text.strip()
+        head, *options = SHORT.get(written, written).split("+")
         kind, colon, arguments = head.partition(":")
         if kind not in KINDS:
-            begun = kind.partition(",")[0]
-            known = choices(kind, (*KINDS, *SHORT))
-            fix = f"write {begun}:groups=2 or {begun}+rank=4, say" if begun in KINDS else known
+            first = kind.partition(",")[0]
+            fix = choices(kind, (*KINDS, *SHORT))
+            if first in KINDS:
+                fix = f"write {first}:groups=2 or {first}+rank=4, say"
             raise SpecError(f"unknown sharing {kind!r} in {text!r}", fix)
         values: dict[str, Any] = {}
-        for item in arguments.split(",") if colon else ():
+        items = arguments.split(",") if colon else []
+        for item in items:
             key, _, value = item.partition("=")
             read_option(text, key, value, _ARGUMENTS, "argument", values, _DOCS)
         for item in options:
@@ -89,8 +98,13 @@ class SharingSpec:
         return cls(kind, **values)
 
     def __str__(self) -> str:
-        arguments = ",".join(f"{k}={getattr(self, k)}" for k in _ARGUMENTS if getattr(self, k) != _DEFAULTS[k])
-        return self.kind + (f":{arguments}" if arguments else "") + (f"+rank={self.rank}" if self.rank else "")
+        arguments = [f"{name}={getattr(self, name)}" for name in _ARGUMENTS if getattr(self, name) != _DEFAULTS[name]]
+        text = self.kind
+        if arguments:
+            text += f":{','.join(arguments)}"
+        if self.rank:
+            text += f"+rank={self.rank}"
+        return text
 
     def group_of(self, layer: int, layers: int) -> int:
         """Return a number that is the same for the layers of a stack of `layers` that share with each other.
@@ -106,12 +120,14 @@ class SharingSpec:
         if self.ends and between < 1:
             raise SpecError(f"{self}: two ends of {self.ends} in {layers} layers", "leave a layer between the ends")
         if distinct > between:
-            name = "cycle" if self.cycle else "groups"
-            what = f"{self}: a cycle of {distinct}" if self.cycle else f"{self}: {distinct} groups"
-            raise SpecError(f"{what} of {between} layers", f"choose {name} ≤ {between}")
+            if self.cycle:
+                raise SpecError(f"{self}: a cycle of {distinct} of {between} layers", f"choose cycle ≤ {between}")
+            raise SpecError(f"{self}: {distinct} groups of {between} layers", f"choose groups ≤ {between}")
         if not 0 <= place < between:
             return distinct + layer
-        return place % self.cycle if self.cycle else place * self.groups // between
+        if self.cycle:
+            return place % self.cycle
+        return place * self.groups // between
 
 
 _ARGUMENTS = {name: (name, count) for name in ("groups", "cycle", "ends")}

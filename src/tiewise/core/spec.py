@@ -229,16 +229,23 @@ class BoundarySpec:
     def __post_init__(self) -> None:
         if self.out_width == self.width:
             object.__setattr__(self, "out_width", None)  # one written form for one meaning
+        self._check_kind()
+        self._check_numbers()
+        self._check_combinations()
+
+    def _check_kind(self) -> None:
+        """Refuse an unknown kind, a kind without its size, and an argument that the kind does not take."""
         if self.kind not in KINDS:
             raise SpecError(f"unknown boundary {self.kind!r}", choices(self.kind, KINDS))
-        if self.kind in ("factored", "factored-untied") and self.width is None:
+        if self.is_factored and self.width is None:
             raise SpecError(f"{self.kind} needs the table width k", f"write {self.kind}:128, say")
         if self.kind == "residual" and self.rank is None:
             raise SpecError("residual needs the rank r", "write residual:32, say")
-        for row in sorted(rows(type(self)), key=lambda one: one.field):
-            foreign = row.kinds is not None and self.kind not in row.kinds
-            if foreign and getattr(self, row.field) != row.default:
-                raise SpecError(f"{self.kind} takes no {row.field}", "leave it out")
+        for name in sorted(row.field for row in self.given() if not row.is_of(self.kind)):
+            raise SpecError(f"{self.kind} takes no {name}", "leave it out")
+
+    def _check_numbers(self) -> None:
+        """Refuse infinities, NaN, and sizes below 1."""
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise SpecError(f"{name} = {value} in {self.kind}", "give a finite number")
@@ -246,6 +253,9 @@ class BoundarySpec:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SpecError(f"{name} = {value} in {self.kind}", "sizes are 1 or more")
+
+    def _check_combinations(self) -> None:
+        """Refuse options that contradict each other or the kind."""
         if self.out_bias and self.out_map is False:
             raise SpecError("out_bias stands behind a map that out=none leaves out", "leave one of the two out")
         if self.freeze and self.vectors is None:
@@ -266,33 +276,47 @@ class BoundarySpec:
             return text
         if not isinstance(text, str):
             raise SpecError(f"a {type(text).__name__} is no boundary", "write tied, untied or factored:128, say")
-        head, *given = text.strip().split("+")
+        head, *written_options = text.strip().split("+")
         kind, _, sizes = head.partition(":")
         if kind not in KINDS:
             raise SpecError(f"unknown boundary {kind!r} in {text!r}", choices(kind, KINDS))
         values: dict[str, Any] = {}
-        for item in filter(None, sizes.split(",")):
-            key, equals, value = item.partition("=")
-            if not equals and key not in ("untied", "out_bias"):
-                key, value = ("r" if kind == "residual" else "k"), item
-            read_option(text, key, value, _as_read(arguments(cls, kind)), f"argument of {kind}", values)
-        for item in given:
+        argument_readers = _readers(arguments(cls, kind))
+        for item in sizes.split(","):
+            if item:
+                key, value = _split_argument(item, kind)
+                read_option(text, key, value, argument_readers, f"argument of {kind}", values)
+        option_readers = _readers(options(cls))
+        for item in written_options:
             key, _, value = item.partition("=")
-            read_option(text, key, value, _as_read(options(cls)), "option", values)
+            read_option(text, key, value, option_readers, "option", values)
         return cls(kind=kind, **values)
 
     def __str__(self) -> str:
-        written = [row.written(getattr(self, row.field)) for row in self.given() if row.kinds is None]
+        sizes = self._written_sizes()
+        head = f"{self.kind}:{sizes}" if sizes else self.kind
+        written_options = [row.written(getattr(self, row.field)) for row in self.given() if row.kinds is None]
+        return "+".join([head, *written_options])
+
+    def _written_sizes(self) -> str:
+        """Return the arguments after the kind's colon, in their shortest form."""
         if self.kind == "factored-untied":
-            sizes = [f"{self.width}" if self.out_width is None else f"in={self.width},out={self.out_width}"]
-        else:
-            sizes = []
-            for key, row in arguments(type(self), self.kind).items():
-                value = getattr(self, row.field)
-                if value != row.default:
-                    text = row.written(value, key)
-                    sizes.append(text.partition("=")[2] if key in ("k", "r") else text)
-        return "+".join([self.kind + (f":{','.join(sizes)}" if sizes else ""), *written])
+            return str(self.width) if self.out_width is None else f"in={self.width},out={self.out_width}"
+        sizes = []
+        for key, row in arguments(type(self), self.kind).items():
+            value = getattr(self, row.field)
+            if value == row.default:
+                continue
+            text = row.written(value, key)
+            if key in _UNNAMED:
+                text = text.removeprefix(f"{key}=")
+            sizes.append(text)
+        return ",".join(sizes)
+
+    @property
+    def is_factored(self) -> bool:
+        """Whether a table of smaller width and a linear map stand for a table of the model's width."""
+        return self.kind in ("factored", "factored-untied")
 
     def given(self) -> list[Row]:
         """Rows of the options and arguments that differ from their defaults, in the order of the table."""
@@ -318,7 +342,8 @@ class BoundarySpec:
     @property
     def tables(self) -> int:
         """1 where both ends use the same table, else 2."""
-        return 2 if self.kind in ("untied", "factored-untied") or self.two_tables else 1
+        has_two = self.two_tables or self.kind in ("untied", "factored-untied")
+        return 2 if has_two else 1
 
     @property
     def plain(self) -> bool:
@@ -328,8 +353,10 @@ class BoundarySpec:
     def table_widths(self, d: int) -> tuple[int, int]:
         """Widths (input table, output table) in a model of width `d`."""
         width = self.width or d
-        bare_output = self.kind == "projected" and self.two_tables and self.out_map is False
-        return width, d if bare_output else self.out_width or width
+        has_bare_output = self.kind == "projected" and self.two_tables and self.out_map is False
+        if has_bare_output:
+            return width, d
+        return width, self.out_width or width
 
     def maps(self, d: int) -> tuple[bool, bool]:
         """Whether a linear map stands (behind the lookup, before the head) in a model of width `d`.
@@ -337,7 +364,7 @@ class BoundarySpec:
         Raises:
             SpecError: where the widths need a map that the spec switches off at the output, or k > d.
         """
-        if self.kind in ("factored", "factored-untied"):
+        if self.is_factored:
             widest = max(self.table_widths(d))
             if widest > d:
                 fix = f"choose k ≤ {d}, or projected:{widest} for a wider table"
@@ -346,10 +373,13 @@ class BoundarySpec:
         if self.kind != "projected":
             return False, False
         differs = self.width not in (None, d)
-        # Press & Wolf's projection stands before the head; behind the lookup only where the widths ask for it
-        in_map = differs if self.in_map is None else self.in_map
-        out_map = True if self.out_map is None else self.out_map
-        if differs and not out_map and not self.two_tables:
+        in_map, out_map = self.in_map, self.out_map
+        if in_map is None:  # Press & Wolf project before the head; after the lookup only if the widths differ
+            in_map = differs
+        if out_map is None:
+            out_map = True
+        one_table_of_wrong_width = differs and not out_map and not self.two_tables
+        if one_table_of_wrong_width:
             fix = f"use out=linear, a table of width {d}, or two tables (untied)"
             raise SpecError(f"{self}: hidden width {d} cannot meet a table of width {self.width}", fix)
         return in_map, out_map
@@ -361,15 +391,20 @@ class BoundarySpec:
             return {"out_map.p": (d, rank), "out_map.q": (rank, d)}
         if self.kind == "spd":
             return {"out_map.factor": (d, d)}
-        (has_in, has_out), (in_width, out_width) = self.maps(d), self.table_widths(d)
-        found: dict[str, tuple[int, ...]] = {"in_map.weight": (d, in_width)} if has_in else {}
-        found |= {"out_map.weight": (out_width, d)} if has_out else {}
-        return found | ({"out_map.bias": (out_width,)} if self.out_bias else {})
+        has_in, has_out = self.maps(d)
+        in_width, out_width = self.table_widths(d)
+        shapes: dict[str, tuple[int, ...]] = {}
+        if has_in:
+            shapes["in_map.weight"] = (d, in_width)
+        if has_out:
+            shapes["out_map.weight"] = (out_width, d)
+        if self.out_bias:
+            shapes["out_map.bias"] = (out_width,)
+        return shapes
 
     def scales(self, d: int) -> tuple[float, float]:
         """(input scale, output scale) as numbers in a model of width `d`."""
-        into, out = (SCALES[s](d) if s in SCALES else float(s or 1) for s in (self.input_scale, self.output_scale))
-        return into, out
+        return _scale_factor(self.input_scale, d), _scale_factor(self.output_scale, d)
 
     def require_tables_alone(self) -> None:
         """Refuse a spec whose function two plain tables cannot have.
@@ -392,13 +427,31 @@ def largest_rank(rows: int, width: int, maps: int) -> int:
     return (rows * width - 1) // (rows + maps * width)
 
 
+def _scale_factor(written: str | None, d: int) -> float:
+    """Return a named scale or a written number as the factor in a model of width `d`; 1 without one."""
+    if written is None:
+        return 1.0
+    named_scale = SCALES.get(written)
+    return float(written) if named_scale is None else named_scale(d)
+
+
 # written key -> (field, reader); a reader of None marks a switch without a value
-_Table = Mapping[str, tuple[str, Callable[[str], Any] | None]]
+_Readers = Mapping[str, tuple[str, Callable[[str], Any] | None]]
+_UNNAMED = ("k", "r")  # arguments that are written as a number alone: `factored:128`
+_SWITCHES = ("untied", "out_bias")  # arguments without a value
 
 
-def _as_read(table: Mapping[str, Row]) -> _Table:
-    """Return what `read_option` needs of some rows."""
+def _readers(table: Mapping[str, Row]) -> _Readers:
+    """Return the fields and readers of some rows by their written key."""
     return {key: (row.field, row.read) for key, row in table.items()}
+
+
+def _split_argument(item: str, kind: str) -> tuple[str, str]:
+    """Split one argument of a kind into its key and its value; a number alone is the kind's size."""
+    key, equals, value = item.partition("=")
+    if equals or key in _SWITCHES:
+        return key, value
+    return ("r" if kind == "residual" else "k"), item
 
 
 def split_specs(text: str) -> list[str]:
@@ -413,7 +466,7 @@ def split_specs(text: str) -> list[str]:
 
 
 def read_option(
-    text: str, key: str, value: str, table: _Table, what: str, into: dict[str, Any], docs: str = "docs/boundary.md"
+    text: str, key: str, value: str, table: _Readers, what: str, into: dict[str, Any], docs: str = "docs/boundary.md"
 ) -> None:
     """Read one `key=value` of the written form `text` by its table; raises SpecError, which names the `docs`."""
     if key not in table:
@@ -447,12 +500,14 @@ class Vocabularies:
         for size in (self.inputs, self.outputs):
             if not hasattr(size, "__index__") or size < 1:
                 raise SpecError(f"a vocabulary of {size!r} tokens", "give a whole number, 1 or more")
-        rows = self.output_to_input
-        if rows is None:
-            return
+        if self.output_to_input is not None:
+            self._check_index(self.output_to_input)
+
+    def _check_index(self, rows: tuple[int, ...]) -> None:
+        """Refuse an index map of another length, or with a row that the input vocabulary lacks."""
         if len(rows) != self.outputs:
             raise SpecError(f"an index map of {len(rows)} for {self.outputs} output tokens", "give one entry per token")
-        if any(not -1 <= row < self.inputs for row in rows):
+        if rows and not -1 <= min(rows) <= max(rows) < self.inputs:
             what = f"the index map leaves the input vocabulary of {self.inputs}"
             raise SpecError(what, "use -1 for tokens of their own")
 
@@ -462,7 +517,9 @@ class Vocabularies:
         return cls(vocab, vocab)
 
     def __str__(self) -> str:
-        return str(self.inputs) if self.inputs == self.outputs else f"{self.inputs}->{self.outputs}"
+        if self.inputs == self.outputs:
+            return str(self.inputs)
+        return f"{self.inputs}->{self.outputs}"
 
     @property
     def read_and_predicted(self) -> int:

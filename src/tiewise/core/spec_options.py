@@ -90,10 +90,16 @@ class Row:
             return self.field
         return next(keys[-1] for keys in self.kinds.values())
 
+    def is_of(self, kind: str) -> bool:
+        """Whether a boundary of this kind takes it."""
+        return self.kinds is None or kind in self.kinds
+
     def written(self, value: Any, key: str | None = None) -> str:
-        """Return `key=value` as it stands in a spec, or the key of a switch."""
+        """Return `key=value` as it is written in a spec, or the key of a switch."""
         key = key or self.key
-        return key if self.read is None else f"{key}={printed(value)}"
+        if self.read is None:
+            return key
+        return f"{key}={printed(value)}"
 
 
 def option(default: Any, read: Reader, shown: str, meaning: str, changes: str, **more: Any) -> Any:
@@ -128,8 +134,11 @@ def options(spec_type: Any) -> dict[str, Row]:
 
 def arguments(spec_type: Any, kind: str) -> dict[str, Row]:
     """Return written key → row of every argument of a kind."""
-    own = [(row, row.kinds[kind]) for row in rows(spec_type) if row.kinds is not None and kind in row.kinds]
-    return {key: row for row, keys in own for key in keys}
+    by_key = {}
+    for row in rows(spec_type):
+        if row.kinds is not None:
+            by_key.update(dict.fromkeys(row.kinds.get(kind, ()), row))
+    return by_key
 
 
 # readers of values
@@ -155,7 +164,9 @@ row_number = _reader(int, lambda value: value >= 0, "a row number, 0 or more")
 
 def scale(text: str) -> str:
     """Read a named scale or a positive number; returns its shortest written form."""
-    return text if text in SCALES else printed(positive(text))
+    if text in SCALES:
+        return text
+    return printed(positive(text))
 
 
 def map_kind(text: str) -> bool:
@@ -177,6 +188,10 @@ def printed(value: Any) -> str:
     if isinstance(value, bool):
         return "linear" if value else "none"
     if isinstance(value, float):
-        short = f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        short = f"{value:g}"
+        if float(short) != value:
+            short = repr(value)
         return short.replace("e+", "e")  # a plus would start the next option
-    return quote(value, safe="/.:~_-") if isinstance(value, str) and value not in SCALES else str(value)
+    if isinstance(value, str) and value not in SCALES:
+        return quote(value, safe="/.:~_-")
+    return str(value)

@@ -61,8 +61,14 @@ def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
 
 def begins_spaced(engine: Any) -> bool:
     """Whether a tokenizer begins every text with a space, as SentencePiece does: what goes on must not bring one."""
-    word, spaced, both = (engine.encode(t, add_special_tokens=False).ids for t in ("a", " a", "b a"))
-    return both[-len(spaced) :] != spaced and both[-len(word) :] == word
+
+    def ids(text: str) -> list[int]:
+        tokens: list[int] = engine.encode(text, add_special_tokens=False).ids
+        return tokens
+
+    word, spaced_word, second_word = ids("a"), ids(" a"), ids("b a")
+    ends_with_spaced = second_word[-len(spaced_word) :] == spaced_word
+    return not ends_with_spaced and second_word[-len(word) :] == word
 
 
 def byte_letters() -> dict[str, int]:
