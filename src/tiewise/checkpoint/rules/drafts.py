@@ -1,4 +1,4 @@
-"""Drafts, whose tables stand beside another model's: B083 to B085.
+"""Drafts, whose tables belong to another model's vocabulary: B083 to B085.
 
 EAGLE-3 (arXiv:2503.01840) drafts over the N most frequent of the target's V tokens. Its head has N rows, and two maps
 lie beside it: `d2t` [N], the distance of row i's token from i, and `t2d` [V], whether a token has a row. How engines
@@ -7,13 +7,15 @@ read them: `llama_eagle3.py` of vLLM and of SGLang; how they are made: `process_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import count
-from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.facts import Draft, Facts
 from tiewise.checkpoint.hf_folder import MOST_TOKENS, PIECES, Tokenizer
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, copies, describe, difference, numbers, rule
@@ -23,15 +25,6 @@ from tiewise.checkpoint.untrusted import short
 
 AGAIN = "take the draft from its source again, or export it again with the maps that it was trained with"
 OTHER = "give the target that it was trained for, or train a draft for this one"
-
-
-def _values(facts: Facts, tensor: Stored | None) -> NDArray[np.int64] | None:
-    """A stored map; None where it may not be read, or is no list of whole numbers."""
-    if tensor is None or not facts.scan or len(tensor.shape) != 1 or tensor.rows > MOST_TOKENS:
-        return None
-    if tensor.dtype not in ("I64", "I32", "I16", "I8", "U8", "BOOL"):
-        return None
-    return tensor.read().astype(np.int64)
 
 
 @rule("B083", "error", "a draft's maps lead each of its rows to a token of its own", kind="draft", reads="the maps")
@@ -44,42 +37,88 @@ def draft_maps(facts: Facts) -> Told:
     What to do: store the maps that the head was trained with; new ones belong to another head.
     Sources: Automodel#2447; EAGLE#222; EAGLE#258; SpecForge#534; verl-SpeCo#66; vllm llama_eagle3.py (read)
     """
-    draft, every = facts.draft, facts.vocabulary
-    if draft is None or (draft.map is None and not draft.reduced):
+    draft, vocabulary = facts.draft, facts.vocabulary
+    if draft is None:
         return
     if draft.map is None:
-        name = "token_map" if draft.heads else "d2t"
-        what = f"it drafts over {draft.size:,} of {every:,} tokens, and no {name} says which"
-        yield name, f"{what}: engines take row i for token i, and accept nearly nothing", AGAIN
+        if draft.reduced:
+            name = "token_map" if draft.heads else "d2t"
+            what = f"it drafts over {draft.size:,} of {vocabulary:,} tokens, and no {name} says which"
+            yield name, f"{what}: engines take row i for token i, and accept nearly nothing", AGAIN
         return
     if draft.t2d is None and not draft.holds_ids:
         yield Said("t2d", "d2t is stored without t2d: it serves, and cannot be trained on", AGAIN, severity="info")
-    where, steps, marks = short(draft.map.name), _values(facts, draft.map), _values(facts, draft.t2d)
-    for one, read in ((draft.map, steps), (draft.t2d, marks)):
-        if one is not None and read is None and facts.scan:
-            yield short(one.name), f"{describe(one)} is no list of whole numbers", AGAIN
+    steps, marks = _whole_numbers(facts, draft.map), _whole_numbers(facts, draft.t2d)
+    for tensor, values in ((draft.map, steps), (draft.t2d, marks)):
+        if tensor is not None and values is None and facts.scan:
+            yield short(tensor.name), f"{describe(tensor)} is no list of whole numbers", AGAIN
     if steps is None:
         return
-    most = every if every is not None else MOST_TOKENS
-    ids = steps if draft.holds_ids else steps + np.arange(len(steps))
-    outside, falls = np.flatnonzero((ids < 0) | (ids >= most)), np.flatnonzero(np.diff(ids) < 0)
-    here = None if marks is None else np.flatnonzero(marks)
-    if draft.reduced and not steps.any() and not draft.holds_ids:
-        yield where, f"{where} is all zeros: its {len(ids):,} rows stand for the first {len(ids):,} tokens", AGAIN
-    elif len(outside) and here is not None and np.array_equal(here, np.sort(steps)):
-        what = f"{where} holds the tokens' ids, and engines add them to the row's number"
-        yield where, what, f"store {where}[i] − i for row i"
-    elif len(outside):
-        first = f"row {outside[0]:,} to {ids[outside[0]]:,}"
-        yield where, f"{len(outside):,} of {len(ids):,} rows of {where} lead outside {most:,} tokens ({first})", AGAIN
-    elif (distinct := len(np.unique(ids))) < len(ids):
-        yield where, f"the {len(ids):,} rows of {where} lead to {distinct:,} tokens: some have several rows", AGAIN
-    elif len(falls) and not draft.holds_ids:
-        pair = f"row {falls[0] + 1:,}: token {ids[falls[0] + 1]:,} after {ids[falls[0]]:,}"
-        yield Said(where, f"the tokens of {where} do not rise with the rows ({pair})", AGAIN, severity="warning")
-    if draft.t2d is not None and here is not None and len(apart := np.setxor1d(ids, here)):
+    draft_map = _DraftMap(short(draft.map.name), steps, draft.holds_ids)
+    marked = None if marks is None else np.flatnonzero(marks)
+    fault = _map_fault(draft_map, draft, marked, MOST_TOKENS if vocabulary is None else vocabulary)
+    if fault is not None:
+        yield fault
+    if draft.t2d is not None and marked is not None:
+        yield from _other_marks(short(draft.t2d.name), draft_map.tokens(), marked)
+
+
+def _whole_numbers(facts: Facts, tensor: Stored | None) -> NDArray[np.int64] | None:
+    """Return the values of a stored map; None where it may not be read, or is no list of whole numbers."""
+    if tensor is None or not facts.scan:
+        return None
+    if len(tensor.shape) != 1 or tensor.rows > MOST_TOKENS:
+        return None
+    if tensor.dtype not in ("I64", "I32", "I16", "I8", "U8", "BOOL"):
+        return None
+    return tensor.read().astype(np.int64)
+
+
+class _DraftMap(NamedTuple):
+    """The map from the rows of a draft to tokens of the target."""
+
+    name: str  # of the tensor, as findings print it
+    steps: NDArray[np.int64]  # [N], as stored
+    holds_ids: bool  # the steps are the tokens' ids, and not their distances from the row
+
+    def tokens(self) -> NDArray[np.int64]:
+        """Return the token of each row [N]."""
+        return self.steps if self.holds_ids else self.steps + np.arange(len(self.steps))
+
+
+def _map_fault(draft_map: _DraftMap, draft: Draft, marked: NDArray[np.int64] | None, most: int) -> Said | None:
+    """Return the first thing that is wrong with a map; None for a sound one.
+
+    `marked` are the tokens that t2d marks, None where it was not read; `most` is one more than the largest id.
+    """
+    where, steps, tokens = draft_map.name, draft_map.steps, draft_map.tokens()
+    rows = f"{len(tokens):,}"
+    if draft.reduced and not draft.holds_ids and not steps.any():
+        return Said(where, f"{where} is all zeros: its {rows} rows stand for the first {rows} tokens", AGAIN)
+    outside = np.flatnonzero((tokens < 0) | (tokens >= most))
+    if len(outside):
+        if marked is not None and np.array_equal(marked, np.sort(steps)):
+            what = f"{where} holds the tokens' ids, and engines add them to the row's number"
+            return Said(where, what, f"store {where}[i] − i for row i")
+        first = f"row {outside[0]:,} to {tokens[outside[0]]:,}"
+        return Said(where, f"{len(outside):,} of {rows} rows of {where} lead outside {most:,} tokens ({first})", AGAIN)
+    distinct = len(np.unique(tokens))
+    if distinct < len(tokens):
+        return Said(where, f"the {rows} rows of {where} lead to {distinct:,} tokens: some have several rows", AGAIN)
+    falls = np.flatnonzero(np.diff(tokens) < 0)
+    if len(falls) and not draft.holds_ids:
+        row = falls[0] + 1
+        pair = f"row {row:,}: token {tokens[row]:,} after {tokens[row - 1]:,}"
+        return Said(where, f"the tokens of {where} do not rise with the rows ({pair})", AGAIN, severity="warning")
+    return None
+
+
+def _other_marks(where: str, tokens: NDArray[np.int64], marked: NDArray[np.int64]) -> Told:
+    """Report that t2d marks other tokens than the map leads to."""
+    apart = np.setxor1d(tokens, marked)
+    if len(apart):
         what = f"t2d marks other tokens than d2t leads to: {len(apart):,} are in one of the two alone"
-        yield short(draft.t2d.name), f"{what} ({numbers(apart[:4].tolist(), len(apart))})", AGAIN
+        yield where, f"{what} ({numbers(apart[:4].tolist(), len(apart))})", AGAIN
 
 
 @rule("B084", "error", "a draft has the rows that its config and its target say", kind="draft")
@@ -98,57 +137,116 @@ def draft_sizes(facts: Facts) -> Told:
     llama_eagle3.py, vllm medusa.py
     (01dbb08), Medusa medusa_model.py (e2a5d20) (read)
     """
-    draft, roles, target, own = facts.draft, facts.roles, facts.target, facts.vocabulary
+    draft, target = facts.draft, facts.target
     if draft is not None and facts.complete:
-        of, rows = "truncated_vocab_size" if draft.heads else "draft_vocab_size", draft.size
-        of, rows = ("vocab_size", own) if rows is None else (of, rows)
-        if rows is not None and own is not None and rows > own:
-            yield "config.json", f"{of} is {rows:,}, and vocab_size {own:,}", CONFIG_FIX
-        held = [(tensor, rows, of) for tensor in (draft.map, roles.output)]
-        held += [(head, own if draft.map and head.rows == own else rows, of) for head in draft.heads]  # the map cuts it
-        held += [(tensor, own, "vocab_size") for tensor in (draft.t2d, roles.input)]
-        held += [(other.tensor, own, "vocab_size") for other in roles.others if other.role in (MTP_INPUT, MTP_OUTPUT)]
-        for tensor, wanted, said in held:
-            packed = tensor in roles.pair and roles.packed(tensor)
-            if tensor is not None and wanted not in (None, tensor.rows) and not packed:
-                what = f"{describe(tensor)} has {tensor.rows:,} rows, and {said} is {wanted:,}"
-                yield short(tensor.name), what, AGAIN
-        no_head = roles.output is None and not draft.heads and not roles.output_end.quantised
-        if draft.size is not None and no_head and not facts.tied:
-            what = f"{of} is {rows:,}, and no head of {rows:,} rows is stored"
-            borrowed = ": vLLM since #28549 (November 2025) takes the target's head, and SGLang draws one at random"
-            yield "lm_head", what + ("" if draft.reduced else borrowed), AGAIN
-        shared = None if target is None or roles.input is not None else target.roles.counted
-        width = next((head.shape[1] for head in draft.heads), facts.text.hidden_size)
-        if shared is not None and width not in (None, shared.shape[-1]):
-            where, reads = ("medusa_head", "hidden states") if draft.heads else ("embed_tokens", "input table")
-            what = f"it is {width:,} wide and reads the target's {reads}, and the target's table is {describe(shared)}"
-            yield where, what, OTHER
-        planned, stored = count(facts.config.get("medusa_num_heads", facts.config.get("num_heads"))), len(draft.heads)
-        if stored and planned is not None and planned != stored:
-            what = f"its config says {planned:,} heads, and {stored:,} are stored"
-            yield Said("config.json", what, CONFIG_FIX, severity="error" if planned > stored else "info")
-    every = None if target is None else target.vocabulary
-    if target is None or own is None or every is None or own == every:
+        size = _draft_size(facts, draft)
+        yield from _wrong_rows(facts, draft, size)
+        yield from _promised_head(facts, draft, size)
+        if target is not None:
+            yield from _other_width(facts, draft, target)
+        yield from _wrong_head_count(facts, draft)
+    if target is not None:
+        yield from _other_vocabulary(facts, target)
+
+
+class _Size(NamedTuple):
+    """A number of rows, and the key of the config that gives it."""
+
+    key: str
+    rows: int | None  # None where the config does not say
+
+
+def _draft_size(facts: Facts, draft: Draft) -> _Size:
+    """Return the number of tokens that a draft proposes from: its own, else the whole vocabulary."""
+    if draft.size is None:
+        return _Size("vocab_size", facts.vocabulary)
+    return _Size("truncated_vocab_size" if draft.heads else "draft_vocab_size", draft.size)
+
+
+def _wrong_rows(facts: Facts, draft: Draft, size: _Size) -> Told:
+    """Report tensors that have other rows than the config gives them, and a draft larger than its vocabulary."""
+    vocabulary = facts.vocabulary
+    if size.rows is not None and vocabulary is not None and size.rows > vocabulary:
+        yield "config.json", f"{size.key} is {size.rows:,}, and vocab_size {vocabulary:,}", CONFIG_FIX
+    roles = facts.roles
+    for tensor, expected in _sized_tensors(facts, draft, size):
+        if tensor is None or expected.rows is None or expected.rows == tensor.rows:
+            continue
+        if tensor in roles.pair and roles.packed(tensor):
+            continue  # its shape does not count its rows
+        what = f"{describe(tensor)} has {tensor.rows:,} rows, and {expected.key} is {expected.rows:,}"
+        yield short(tensor.name), what, AGAIN
+
+
+def _sized_tensors(facts: Facts, draft: Draft, size: _Size) -> list[tuple[Stored | None, _Size]]:
+    """Return every tensor with a row for each token of the draft or of the whole vocabulary, and that size."""
+    roles, whole = facts.roles, _Size("vocab_size", facts.vocabulary)
+    tensors: list[tuple[Stored | None, _Size]] = [(draft.map, size), (roles.output, size)]
+    for head in draft.heads:
+        is_whole = draft.map is not None and head.rows == whole.rows  # and the map picks rows of it
+        if not is_whole:
+            tensors.append((head, size))
+    tensors += [(draft.t2d, whole), (roles.input, whole)]
+    tensors += [(other.tensor, whole) for other in roles.others if other.role in (MTP_INPUT, MTP_OUTPUT)]
+    return tensors
+
+
+def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Told:
+    """Report that a config gives a draft a vocabulary, and no head of that size is stored."""
+    roles = facts.roles
+    has_head = roles.output is not None or draft.heads or roles.output_end.quantised
+    if draft.size is None or has_head or facts.tied:
         return
-    (less, smaller), (more, _) = sorted(((own, facts), (every, target)), key=lambda one: one[0])
-    what = f"the draft's vocabulary has {own:,} rows, the target's {every:,}"
-    tokenizer = next((one for one in (target.tokenizer, facts.tokenizer) if one is not None and one.max_id >= 0), None)
-    if tokenizer is None:
+    what = f"{size.key} is {draft.size:,}, and no head of {draft.size:,} rows is stored"
+    if not draft.reduced:
+        what += ": vLLM since #28549 (November 2025) takes the target's head, and SGLang draws one at random"
+    yield "lm_head", what, AGAIN
+
+
+def _other_width(facts: Facts, draft: Draft, target: Facts) -> Told:
+    """Report a draft without an input table that is not as wide as the target, from which it reads."""
+    table = target.roles.counted
+    if facts.roles.input is not None or table is None:
+        return
+    where, reads, width = "embed_tokens", "input table", facts.text.hidden_size
+    if draft.heads:
+        where, reads, width = "medusa_head", "hidden states", draft.heads[0].shape[1]
+    if width is not None and width != table.shape[-1]:
+        what = f"it is {width:,} wide and reads the target's {reads}, and the target's table is {describe(table)}"
+        yield where, what, OTHER
+
+
+def _wrong_head_count(facts: Facts, draft: Draft) -> Told:
+    """Report that a config of Medusa gives another number of heads than are stored."""
+    stored = len(draft.heads)
+    planned = count(facts.config.get("medusa_num_heads", facts.config.get("num_heads")))
+    if stored and planned is not None and planned != stored:
+        what = f"its config says {planned:,} heads, and {stored:,} are stored"
+        yield Said("config.json", what, CONFIG_FIX, severity="error" if planned > stored else "info")
+
+
+def _other_vocabulary(facts: Facts, target: Facts) -> Told:
+    """Report that draft and target have vocabularies of two sizes, by the tokens in the rows that only one has."""
+    ours, theirs = facts.vocabulary, target.vocabulary
+    if ours is None or theirs is None or ours == theirs:
+        return
+    less, more = sorted((ours, theirs))
+    what = f"the draft's vocabulary has {ours:,} rows, the target's {theirs:,}"
+    tokenizers = [one for one in (target.tokenizer, facts.tokenizer) if one is not None and one.max_id >= 0]
+    if not tokenizers:
         what += "; no tokenizer says whether tokens lie between"
         yield Said("vocab_size", what, "put the target's tokenizer.json beside it", severity="warning")
-    elif tokenizer.max_id < less:
-        fix = "pad its input table and t2d with zeros, and set vocab_size"
-        fix = smaller.command("resize", f"--vocab {more}", "--rows zero") if smaller.draft is None else fix
-        what += f": rows {less:,} to {more - 1:,} hold no token (the last is {tokenizer.max_id:,}), so padding is safe"
-        yield Said("vocab_size", what, f"where an engine wants one size: {fix}", severity="info")
-    else:
-        yield "vocab_size", f"{what}, and tokens up to {tokenizer.max_id:,} lie in the rows that only one has", OTHER
-
-
-def _known(tokenizer: Tokenizer | None) -> Tokenizer | None:
-    """A tokenizer whose tokens' texts were read; of SentencePiece models other than tokenizer.model they are not."""
-    return None if tokenizer is None or not tokenizer.base or set(tokenizer.files) & set(PIECES[1:]) else tokenizer
+        return
+    last = tokenizers[0].max_id
+    if last >= less:
+        yield "vocab_size", f"{what}, and tokens up to {last:,} lie in the rows that only one has", OTHER
+        return
+    smaller = facts if ours < theirs else target
+    fix = "pad its input table and t2d with zeros, and set vocab_size"
+    if smaller.draft is None:
+        fix = smaller.command("resize", f"--vocab {more}", "--rows zero")
+    what += f": rows {less:,} to {more - 1:,} hold no token (the last is {last:,}), so padding is safe"
+    yield Said("vocab_size", what, f"where an engine wants one size: {fix}", severity="info")
 
 
 @rule("B085", "error", "a draft's ids are the target's", kind="draft", reads="tokenizers, else the input tables")
@@ -164,37 +262,82 @@ def draft_ids(facts: Facts) -> Told:
     target = facts.target
     if target is None:
         return
-    yield from copies(facts, target.roles) if facts.roles.input is None else ()
-    head = target.roles.output or target.roles.input
-    for each in facts.draft_heads:
-        alike = None if head is None or head.shape != each.shape else facts.compare(each, head)
-        if head is not None and alike is not None and not alike.differing:
-            what = f"{describe(each)} is {short(head.name)} of the target, row by row"
-            yield Said(short(each.name), what, "none if its blocks alone were to be trained", severity="info")
-    ours, theirs = _known(facts.tokenizer), _known(target.tokenizer)
-    copy = next((other.tensor for other in facts.roles.others if other.role == MTP_INPUT), None)
-    tables = [one for one in (facts.roles.counted or copy, target.roles.counted) if one is not None]
-    rows = min((one.rows for one in tables), default=0)  # of the longer one the first: it may be padded
-    ends = [one.start + one.nbytes // max(1, one.rows) * rows for one in tables]
-    tables = [replace(one, shape=(rows, *one.shape[1:]), end=end) for one, end in zip(tables, ends, strict=True)]
+    if facts.roles.input is None:
+        yield from copies(facts, target.roles)
+    yield from _heads_of_target(facts, target)
+    ours, theirs = _with_texts(facts.tokenizer), _with_texts(target.tokenizer)
     if ours is not None and theirs is not None:
-        one, other = ours.texts, theirs.texts
-        if (PIECES[0] in ours.files) is not (PIECES[0] in theirs.files):  # a conversion writes Gemma's tab as it is
-            tab = {"<0x09>": "\t"}
-            one, other = ({number: tab.get(text, text) for number, text in both.items()} for both in (one, other))
-        wrong = sorted(number for number, text in one.items() if other.get(number) != text)
-        if wrong:
-            there = short(repr(other[wrong[0]]), 30) if wrong[0] in other else "no token"
-            what = f"{len(wrong):,} of its {len(one):,} ids are other tokens in the target, or none"
-            what += f": {wrong[0]:,} is {short(repr(one[wrong[0]]), 30)} here and {there} there"
-            yield "tokenizer", f"{what} (vocabularies {ours.fingerprint} and {theirs.fingerprint})", OTHER
-        elif lacking := len(other) - len(one):
-            what = f"{lacking:,} tokens of the target have no id in the draft's tokenizer; all others agree"
-            yield Said("tokenizer", what, "none needed: it never proposes them", severity="info")
-    elif len(tables) == 2 and (alike := facts.compare(*tables)) is not None:
-        if alike.kind == UNRELATED and copy is None:  # of a copy it is said above
-            what = f"its input table is not the target's: {difference(alike)}"
-            yield Said(short(tables[0].name), what, OTHER, severity="warning")
+        yield from _other_tokens(ours, theirs)
     else:
+        yield from _other_input_table(facts, target)
+
+
+def _heads_of_target(facts: Facts, target: Facts) -> Told:
+    """Report heads of Medusa that are copies of the target's head."""
+    head = target.roles.output or target.roles.input
+    if head is None:
+        return
+    for draft_head in facts.draft_heads:
+        if draft_head.shape != head.shape:
+            continue
+        alike = facts.compare(draft_head, head)
+        if alike is not None and not alike.differing:
+            what = f"{describe(draft_head)} is {short(head.name)} of the target, row by row"
+            yield Said(short(draft_head.name), what, "none if its blocks alone were to be trained", severity="info")
+
+
+def _with_texts(tokenizer: Tokenizer | None) -> Tokenizer | None:
+    """Return a tokenizer if the texts of its tokens were read.
+
+    Of SentencePiece models other than tokenizer.model they are not.
+    """
+    if tokenizer is None or not tokenizer.base or set(tokenizer.files) & set(PIECES[1:]):
+        return None
+    return tokenizer
+
+
+def _other_tokens(ours: Tokenizer, theirs: Tokenizer) -> Told:
+    """Report ids of a draft's tokenizer that are other tokens in the target's, or that the draft lacks."""
+    texts, target_texts = ours.texts, theirs.texts
+    if (PIECES[0] in ours.files) is not (PIECES[0] in theirs.files):
+        texts, target_texts = _with_plain_tab(texts), _with_plain_tab(target_texts)
+    wrong = sorted(number for number, text in texts.items() if target_texts.get(number) != text)
+    if wrong:
+        first = wrong[0]
+        there = short(repr(target_texts[first]), 30) if first in target_texts else "no token"
+        what = f"{len(wrong):,} of its {len(texts):,} ids are other tokens in the target, or none"
+        what += f": {first:,} is {short(repr(texts[first]), 30)} here and {there} there"
+        yield "tokenizer", f"{what} (vocabularies {ours.fingerprint} and {theirs.fingerprint})", OTHER
+        return
+    lacking = len(target_texts) - len(texts)
+    if lacking:
+        what = f"{lacking:,} tokens of the target have no id in the draft's tokenizer; all others agree"
+        yield Said("tokenizer", what, "none needed: it never proposes them", severity="info")
+
+
+def _with_plain_tab(texts: Mapping[int, str]) -> dict[int, str]:
+    """Return texts of tokens with a tab as it is, which a conversion writes for the byte token of Gemma's model."""
+    return {number: "\t" if text == "<0x09>" else text for number, text in texts.items()}
+
+
+def _other_input_table(facts: Facts, target: Facts) -> Told:
+    """Report that a draft's input table is not the target's, or that no two tables can be compared."""
+    # layers that predict further tokens bring a copy of the target's table, on which `copies` has reported
+    copy = next((other.tensor for other in facts.roles.others if other.role == MTP_INPUT), None)
+    table, target_table = facts.roles.counted or copy, target.roles.counted
+    alike = None
+    if table is not None and target_table is not None:
+        rows = min(table.rows, target_table.rows)  # the longer one may be padded
+        alike = facts.compare(_first_rows(table, rows), _first_rows(target_table, rows))
+    if table is None or alike is None:
         what = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
         yield Said("tokenizer", what, "put each model's own tokenizer.json beside it", severity="info")
+    elif alike.kind == UNRELATED and copy is None:
+        what = f"its input table is not the target's: {difference(alike)}"
+        yield Said(short(table.name), what, OTHER, severity="warning")
+
+
+def _first_rows(table: Stored, rows: int) -> Stored:
+    """Return the first rows of a stored table."""
+    row_bytes = table.nbytes // max(1, table.rows)
+    return replace(table, shape=(rows, *table.shape[1:]), end=table.start + row_bytes * rows)
