@@ -17,26 +17,30 @@
 #     B084  error    a draft has the rows that its config and its target say
 #     B085  error    a draft's ids are the target's
 #
-# gguf.py
-#     B070  error    a GGUF file keeps its source's two ends
-#     B071  warning  a GGUF file stores a shared table once, and finely enough
-#
-# integrity.py
+# files.py
 #     B001  fatal    every file can be read, and every header describes exactly its file
 #     B002  fatal    the index and the shards name the same tensors
 #     B003  warning  total_size is right, and no older weights lie beside the checkpoint
 #     B004  error    no name lies in two shards
-#     B017  error    every table that a token id indexes has the rows that ids need
-#     B030  fatal    both tables have the shapes that the model needs
-#     B031  fatal    every id of the tokenizer has a row
-#     B032  info     rows without a token are padding
-#     B033  error    vocab_size is the number of rows
-#     B034  warning  special ids lie inside the vocabulary
-#     B035  warning  the head's bias is as long as the vocabulary, and one
+#
+# gguf.py
+#     B070  error    a GGUF file keeps its source's two ends
+#     B071  warning  a GGUF file stores a shared table once, and finely enough
 #
 # onnx.py
 #     B100  warning  an ONNX file stores a shared table once
 #     B101  error    an exported model has its head
+#
+# table_sizes.py
+#     B017  error    every table that a token id indexes has the rows that ids need
+#     B030  fatal    both tables have the shapes that the model needs
+#     B033  error    vocab_size is the number of rows
+#     B035  warning  the head's bias is as long as the vocabulary, and one
+#
+# token_ids.py
+#     B031  fatal    every id of the tokenizer has a row
+#     B032  info     rows without a token are padding
+#     B034  warning  special ids lie inside the vocabulary
 #
 # tying.py
 #     B010  fatal    the input table is stored under a name that a loader knows

@@ -1,0 +1,183 @@
+"""Files of a checkpoint can be read, and index and shards agree: B001 to B004."""
+
+from __future__ import annotations
+
+import re
+
+from tiewise.checkpoint.adapter import AdapterFacts
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder
+from tiewise.checkpoint.rules.rule import AnyFacts, Said, Told, names, rule, value_text
+from tiewise.checkpoint.untrusted import short
+
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+_MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")
+
+
+@rule("B001", "fatal", "every file can be read, and every header describes exactly its file", kind="any")
+def unreadable(facts: AnyFacts) -> Told:
+    """A safetensors file is a length, a header and tensors that lie one behind the other up to the last byte. A file
+    that was cut short by a full disk or a broken download, or that a tool wrote wrongly, breaks one of these. Loaders
+    then fail late, or read a tensor's bytes from the wrong place. Config, generation config and tokenizer files must be
+    JSON objects. Weights that exist only as pickles are named and never opened, because opening them runs code.
+    What to do: take the damaged file from its source again; compare its size with what the source says.
+    Sources: https://github.com/huggingface/safetensors#format
+    """
+    if isinstance(facts, AdapterFacts):
+        for fault in facts.faults:
+            yield fault.file, fault.what, fault.fix
+    if isinstance(facts, Facts):
+        yield from _unreadable_files(facts)
+
+
+def _unreadable_files(facts: Facts) -> Told:
+    """Report the files of a model's folder that cannot be read, and weights that exist as pickles alone."""
+    folder, tokenizer = facts.folder, facts.tokenizer
+    for fault in folder.faults:
+        if fault.file != INDEX and folder.has(fault.file):  # B002 reports the index and missing shards
+            yield short(fault.file), _without_path(fault, folder), fault.fix
+    further = list[Fault]()
+    if tokenizer is not None:
+        further += tokenizer.faults
+    further += [record for record in (facts.generation, facts.modelopt) if isinstance(record, Fault)]
+    for fault in further:
+        yield Said(fault.file, _without_path(fault, folder), fault.fix, severity="warning")
+    if folder.pickles and not folder.headers and not folder.faults:
+        what = f"its weights are only in {names(folder.pickles)}, which unpickling would execute: they are not opened"
+        yield folder.pickles[0], what, "load it in a sandbox that you trust and save it as safetensors; then check that"
+
+
+def _without_path(fault: Fault, folder: Folder) -> str:
+    """Return the sentence of a fault without the folder's path at its beginning."""
+    return fault.what.removeprefix(f"{folder.path}/")
+
+
+@rule("B002", "fatal", "the index and the shards name the same tensors")
+def index_and_shards(facts: Facts) -> Told:
+    """model.safetensors.index.json maps every tensor to the shard that holds it. Tools that add, drop or rename tensors
+    without rewriting it leave names that no shard holds, or tensors that no loader asks for. llama.cpp's converter
+    stopped at a `wte` that only the index knew (llama.cpp#12456), and users edit the file by hand after merges
+    (mergekit#385). A missing shard is fatal. Tensors that lie in another shard, or that the index forgot, can be mapped
+    again from the headers; a name that no shard holds cannot be, unless it is the head of a tied model.
+    What to do: `tiewise repair` rebuilds the index; a missing shard must be downloaded.
+    Sources: llama.cpp#12456; mergekit#385
+    """
+    yield from _missing_shards(facts.folder)
+    weight_map = facts.folder.weight_map
+    if weight_map is None:
+        yield from _missing_index(facts.folder)
+    else:
+        yield from _wrong_index(facts, weight_map)
+
+
+def _missing_shards(folder: Folder) -> Told:
+    """Report an index that cannot be read, and shards that it names and the folder lacks."""
+    by_file: dict[str, list[str]] = {}  # in one pass: there may be as many missing shards as tensors
+    if folder.faults and folder.weight_map is not None:
+        for name, file in folder.weight_map.items():
+            by_file.setdefault(file, []).append(name)
+    for fault in folder.faults:
+        if fault.file == INDEX:
+            yield INDEX, _without_path(fault, folder), fault.fix
+        elif not folder.has(fault.file) and folder.weight_map is not None:
+            lacking = by_file[fault.file]
+            tensors = f"{len(lacking):,} tensor{'s' * (len(lacking) > 1)}"
+            what = f"the index maps {tensors} to it ({names(lacking)}), and it is not there"
+            yield short(fault.file), what, "download the missing file"
+
+
+def _missing_index(folder: Folder) -> Told:
+    """Report a folder without an index in which loaders find no weights."""
+    if folder.config is None or folder.opened is not None or folder.has(INDEX) or not folder.headers:
+        return
+    shards = [name for name in folder.headers if _SHARD.fullmatch(name)]
+    if shards:
+        what = f"{len(shards)} shards ({names(shards)}) without an index: loaders of transformers find no weights"
+        yield INDEX, what, "download the index, or write the checkpoint again"
+    elif isinstance(folder.config.get("model_type"), str):
+        files = list(folder.headers)
+        what = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(files)}"
+        fix = f"rename it to {SINGLE}" if len(files) == 1 else "write the checkpoint again"
+        yield Said(short(files[0]), what, fix, severity="error")
+
+
+def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Told:
+    """Report tensors that the index maps to a wrong shard, or that it alone knows, or that it lacks."""
+    tensors, headers = facts.folder.tensors, facts.folder.headers
+    elsewhere, lost = list[str](), list[str]()
+    for name, file in weight_map.items():
+        if file not in headers or name in headers[file].tensors:
+            continue
+        if name in tensors:
+            elsewhere.append(name)
+        else:
+            lost.append(name)
+    if elsewhere:
+        what = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
+        yield Said(short(weight_map[elsewhere[0]]), what, facts.command("repair"), True, severity="error")
+    if lost:
+        what = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
+        fix, safe = "download the shards again, or the index that belongs to them", False
+        if lost == [facts.roles.output_name] and facts.claims.tied is True:  # the model does without it
+            fix, safe = facts.command("repair"), True
+        yield Said(INDEX, what, fix, safe, severity="error")
+    unknown = [name for name in tensors if name not in weight_map]
+    if unknown:
+        file = tensors[unknown[0]].path.name
+        what = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
+        yield Said(short(file), what, facts.command("repair"), True, severity="error")
+
+
+@rule("B003", "warning", "total_size is right, and no older weights lie beside the checkpoint")
+def stale(facts: Facts) -> Told:
+    """The index states the bytes of all tensors; a wrong number is harmless to most loaders and a sign that the file
+    was edited or kept from before a rewrite. Files of weights that the index does not name are read by some tools all
+    the same: mlx-lm takes every model*.safetensors of a folder. transformers deletes its own old shards before it
+    writes new ones; other tools leave them. Optimizer states, adapters and training arguments are not meant here.
+    What to do: `tiewise repair` corrects the number; move old weights out of the folder.
+    Sources: transformers `save_pretrained`; mlx-lm `load_model`
+    """
+    folder = facts.folder
+    total = sum(tensor.nbytes for tensor in folder.tensors.values())
+    claimed = folder.total_size
+    is_wrong = isinstance(claimed, bool) or claimed != total  # True equals 1
+    if claimed is not None and facts.complete and is_wrong:
+        what = f"total_size is {value_text(claimed)}, and the tensors have {total:,} bytes"
+        yield INDEX, what, facts.command("repair"), True
+    old = [name for name in folder.extra if name.startswith("model") or _SHARD.fullmatch(name)]
+    if old:
+        yield _older_weights(folder, old)
+    others = [name for name in folder.extra if name not in old]
+    if folder.headers:
+        others += [name for name in folder.pickles if _MODEL_PICKLE.fullmatch(name)]
+    if others:
+        what = f"weights in other formats or layouts lie beside ({names(others)}); they are not compared"
+        yield Said(short(others[0]), what, "remove them if they are older than the safetensors", severity="info")
+
+
+def _older_weights(folder: Folder, old: list[str]) -> Said:
+    """Return the finding about files of weights that the index does not name, an error where loaders open one."""
+    what = f"{len(old)} more files beside the checkpoint's own ({names(old)}): mlx-lm reads every model*.safetensors"
+    fix = "move them out of the folder if they are old"
+    if SINGLE in old and folder.opened == SINGLE:
+        what += f"; transformers opens {SINGLE}, and not what the index names"
+        return Said(short(old[0]), what, fix, severity="error")
+    return Said(short(old[0]), what, fix, severity="warning")
+
+
+@rule("B004", "error", "no name lies in two shards")
+def name_in_two_shards(facts: Facts) -> Told:
+    """Two shards that hold one name leave it to the loader which of the two it takes: the one that the index maps, or
+    the one that is read last. Where both are equal this only wastes bytes; where they differ, two loaders make two
+    models. It comes from merges and from expert or pipeline ranks that each wrote the shared table
+    (Megatron-Bridge#919).
+    What to do: `tiewise repair` drops copies that are equal. Where they differ, find out which one training ended with.
+    Sources: Megatron-Bridge#919; mergekit#385
+    """
+    for copy in facts.folder.copies:
+        first = facts.folder.tensors[copy.name]  # the one that loaders should take
+        equal = facts.same(copy, first) if facts.scan else None
+        how = {True: "equal", False: "different", None: "not compared"}[equal]
+        what = f"{short(copy.name)} also lies in {short(first.path.name)}, which is the one loaders should take; {how}"
+        fix = facts.command("repair") if equal else "find out which one is meant, and write the shards again"
+        yield f"{short(copy.path.name)}: {short(copy.name)}", what, fix, bool(equal)

@@ -1,0 +1,258 @@
+"""Tables and biases have the rows that ids, config and classes give them: B017, B030, B033, B035."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+
+from tiewise.checkpoint.claims import Claim, count, ends_with, first_count, usual
+from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import module_of
+from tiewise.checkpoint.indexed_tensors import NGRAM, PER_LAYER, IndexedTensor, modality_config, rows_said
+from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule
+from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.untrusted import items_of, short
+
+_SOURCE = "take it from the checkpoint's source"
+
+
+@rule("B017", "error", "every table that a token id indexes has the rows that ids need")
+def other_tables(facts: Facts) -> Told:
+    """Models look ids up in more than two tables: Gemma 3n and 4 in one that is as wide as all layers together,
+    LongCat-Flash-Lite in tables of hashed n-grams, Gemma 3n in one each for ids of pictures and sounds, DeepSeek-V3 in
+    those of the layer that predicts a further token. A tool that resizes input table and head and knows of no other
+    leaves these as they were: a new id then raises an IndexError, or reads outside a table on a GPU
+    (transformers#45276, #45335, #45324). The rows of an n-gram table are counted from vocab_size, so that another
+    vocab_size means other rows for every n-gram.
+    What to do: `tiewise resize` grows per-layer tables and those of further tokens with the rest, also where an earlier
+    resize passed them by; tables of n-grams and of pictures or sounds must be trained for their vocabulary.
+    Sources: transformers#45276; transformers#45335; transformers#45324; transformers modeling_gemma3n.py; mlx-lm
+    models/longcat_flash_ngram.py; transformers modeling_blt.py
+    """
+    main = facts.roles.counted
+    grow = _SOURCE if main is None else facts.command("resize", f"--vocab {main.rows}")
+    others = [other for other in facts.roles.others if other.tensor.dtype in FLOATING]
+    for other in others:
+        yield from _rows_of_config(facts, other, grow)
+        if main is not None and other.by_id:
+            yield from _rows_of_main(facts, other, main, grow)
+    if main is not None:
+        yield from _missing_per_layer_table(facts)
+        yield from _beyond_modalities(facts, others, main)
+
+
+def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Told:
+    """Report a table with other rows than the config gives it; `grow` is the command that adds rows."""
+    table, rows = other.tensor, rows_said(other, facts.config)
+    if rows is None or rows == table.rows:
+        return
+    what = f"the config makes it {rows:,} rows, and {describe(table)} has {table.rows:,}"
+    fix = grow if other.by_id else _SOURCE
+    if other.role == NGRAM:
+        what += ": every n-gram reads another row, or one outside"
+        fix = "bring vocab_size back to what the model was trained with"
+    yield short(table.name), what, fix
+
+
+def _rows_of_main(facts: Facts, other: IndexedTensor, main: Stored, grow: str) -> Told:
+    """Report a table by id that has other rows than the input table `main`; `grow` is the command that adds rows."""
+    table, is_per_layer = other.tensor, other.role == PER_LAYER
+    what = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
+    if table.rows < main.rows:
+        # Gemma 3n reads the first row of its per-layer table for all further ids
+        if not (is_per_layer and family(facts.text.model_type).repeats_first_row):
+            yield short(table.name), f"{what}: ids from {table.rows:,} on read outside it", grow
+    elif table.rows > main.rows and not is_per_layer:  # more rows than ids are padding there
+        yield short(table.name), what, _SOURCE
+
+
+def _missing_per_layer_table(facts: Facts) -> Told:
+    """Report that the config gives the layers a table of tokens, and none is stored."""
+    config = facts.levels.get(facts.text.level, {})
+    width = count(config.get("hidden_size_per_layer_input"))
+    is_expected = width is not None and count(config.get("vocab_size_per_layer_input")) is not None
+    is_stored = any(other.role == PER_LAYER for other in facts.roles.others)
+    if is_expected and facts.complete and not is_stored:
+        key = dotted(facts.text.level, "hidden_size_per_layer_input")
+        yield key, f"it is {width:,}, and no per-layer table is stored: one is drawn at random", _SOURCE
+
+
+def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) -> Told:
+    """Report ids of the input table `main` that the last modality's table should have and lacks."""
+    tables: dict[int, Stored] = {}  # by first id; the last modality takes all ids that follow
+    for other in others:
+        offset = count(modality_config(other, facts.config).get("vocab_offset"))
+        if offset is not None:
+            tables[offset] = other.tensor
+    if not tables:
+        return
+    start = max(tables)
+    last = tables[start]
+    end = start + last.rows
+    if main.rows > end:
+        what = f"ids from {start:,} on are looked up in {describe(last)}"
+        what += f": those from {end:,} to {main.rows - 1:,} read outside it"
+        yield short(last.name), what, "bring the vocabulary back to its size, and use unused ids"
+
+
+@rule("B030", "fatal", "both tables have the shapes that the model needs")
+def table_shapes(facts: Facts) -> Told:
+    """Input and output table must count the same tokens unless the config names two vocabularies, and be as wide as the
+    model unless a projection or a factored table stands between (ALBERT, ELECTRA, OPT-350m, tiewise's own). A resize
+    that reached one end only leaves them apart (transformers#35141), and loaders stop or draw the smaller one anew.
+    What to do: `tiewise resize --vocab` brings both ends and the bias to one size; a wrong width is a wrong table.
+    Sources: transformers#35141; transformers#45236; llama.cpp#12483
+    """
+    tables = [table for table in facts.roles.pair if not facts.roles.packed(table)]
+    if len({table.rows for table in tables}) == 2:
+        table, head = tables
+        if facts.tied is True or not _may_differ(facts, table, head):
+            what = f"{describe(table)} and {describe(head)} count different tokens"
+            yield short(head.name), what, facts.command("resize", f"--vocab {max(table.rows, head.rows)}")
+    yield from _lost_extra_rows(facts)
+    if facts.text.hidden_size is None:
+        return
+    for table in tables:
+        if not facts.explains(table):
+            what = f"{describe(table)} is {table.shape[1]:,} wide, the model {facts.text.hidden_size:,}"
+            what += ", and neither a projection nor a width in the config explains it"
+            yield short(table.name), what, f"{CONFIG_FIX}, or take the table from its source"
+
+
+def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
+    """Return whether a config means two numbers of rows, as Marian's with `decoder_vocab_size` does."""
+    return SPEC in facts.config or {table.rows, head.rows} <= facts.vocabularies
+
+
+def _lost_extra_rows(facts: Facts) -> Told:
+    """Report that an input table lacks the rows that its class adds to the vocabulary."""
+    table, vocabulary, extra = facts.roles.counted, facts.text.vocab_size, facts.extra_rows
+    if not extra or table is None or vocabulary is None or table.rows == vocabulary + extra:
+        return
+    what = f"{describe(table)} has {table.rows:,} rows, and {vocabulary + extra:,} rows are asked for: vocab_size "
+    what += f"{vocabulary:,} and {extra} of the class's own, which a resize in transformers drops"
+    yield short(table.name), what, "take the table from before the resize"
+
+
+@rule("B033", "error", "vocab_size is the number of rows")
+def vocab_size(facts: Facts) -> Told:
+    """Loaders size both tables by vocab_size and then find other shapes in the files: transformers stops, or with
+    ignore_mismatched_sizes draws the table anew; vLLM and llama.cpp stop. It comes from resizing in one tool and
+    writing the config in another, and in nested configs from changing one level only. Classes read the text level; a
+    larger number at the root is a warning, because older releases and other tools read that one (transformers#40130).
+    Sizes of other vocabularies in the config (decoder_vocab_size, per-layer tables) are respected, and so are paddings
+    that the config declares.
+    What to do: set vocab_size to the number of rows at every level, or resize the tables.
+    Sources: transformers#45236; LlamaFactory#6749; transformers#40130; LlamaFactory#6840; lerobot#825
+    """
+    text, table = facts.text, facts.roles.counted
+    if text.vocab_size is None or table is None:
+        return
+    key = dotted(text.level, "vocab_size")
+    padded = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
+    multiple = first_count(facts.levels.values(), *padded) or 1
+    declared = {text.vocab_size, math.ceil(text.vocab_size / multiple) * multiple, *facts.text_vocabularies}
+    if table.rows not in declared:
+        what = f"{key} is {text.vocab_size:,}, and {describe(table)} has {table.rows:,} rows"
+        yield key, what, f"{CONFIG_FIX}: {key} = {table.rows}"
+        return
+    for claim in facts.claims.levels:
+        if not _is_above(claim, text.level) or claim.vocab_size is None:
+            continue
+        if claim.vocab_size > max(declared):
+            outer = dotted(claim.level, "vocab_size")
+            what = f"{outer} is {claim.vocab_size:,}, and {key} is {text.vocab_size:,}, which {describe(table)} has"
+            what += ": releases and tools that read the first number stop at the shape, or at the loss"
+            yield Said(outer, what, f"{CONFIG_FIX}: {outer} = {table.rows}", severity="warning")
+
+
+def _is_above(claim: Claim, level: str) -> bool:
+    """Return whether a level of the config contains another one; the root contains all others."""
+    if claim.level == level:
+        return False
+    return claim.level == "" or level.startswith(f"{claim.level}.")
+
+
+@rule("B035", "warning", "the head's bias is as long as the vocabulary, and one")
+def head_biases(facts: Facts) -> Told:
+    """A bias of the head has one entry for each row, in the shape that its class gives it; transformers 5 refuses any
+    other. Resizing a table without it leaves it short (transformers#35141, skeletoken#108). A bias on a tied causal
+    head is noted for another reason: loaders that skip every tensor under a tied head's prefix drop the bias too, and
+    the model speaks garbage (vllm#46835). BERT and its kin store the bias under two names, which is healthy while the
+    two are equal, and encoders are not meant by that note.
+    What to do: take the bias from the source; `tiewise resize` changes tables and bias together.
+    Sources: vllm#46835; transformers#35141; skeletoken#108
+    """
+    biases = {bias.name: bias for bias in facts.roles.biases}
+    yield from _unequal_copies(facts, biases)
+    yield from _missing_biases(facts, biases)
+    rows = {table.rows for table in facts.roles.tables} | facts.vocabularies
+    for bias in _all_biases(facts, biases):
+        finding = _bias_finding(facts, bias, rows)
+        if finding is not None:
+            yield finding
+
+
+def _unequal_copies(facts: Facts, biases: dict[str, Stored]) -> Told:
+    """Report two stored biases of different numbers that a class makes one."""
+    if facts.tied is not True or not facts.scan:
+        return
+    for target, source in facts.roles.ties.items():
+        bias, other = biases.get(target), biases.get(source)
+        if bias is None or other is None or facts.same(bias, other):
+            continue
+        what = f"{short(target)} is not {short(source)}, and the two are one in this class: loaders differ in which"
+        fix = "find out which one was trained, and store that one alone"
+        yield Said(short(target), what, fix, severity="error")
+
+
+def _missing_biases(facts: Facts, biases: Collection[str]) -> Told:
+    """Report biases of the head that the file lacks, so that transformers initialises them."""
+    for target, source in facts.fresh:
+        if target not in biases and target.endswith("bias"):
+            what = f"{short(source)} is stored alone, and an untied model of this class starts {short(target)} anew"
+            yield Said(short(target), what, f"store it as {short(target)} too", severity="error")
+    missing = [facts.named(name) for name in facts.missing_biases]
+    if missing:  # several are names of one
+        what = f"{' or '.join(missing)} is not stored: transformers starts the head's bias anew"
+        fix = "take the bias from the source, or store zeros if the model was trained without one"
+        yield Said(missing[0], what, fix, severity="error")
+
+
+def _all_biases(facts: Facts, biases: dict[str, Stored]) -> Iterator[Stored]:
+    """Yield the head's biases, those of a shape that the class refuses, and vectors under a name of such a bias."""
+    tensors, output = facts.folder.tensors, facts.roles.output_name
+    every = biases | {name: tensors[name] for name in facts.misfits}
+    endings = set(usual().biases)
+    if output is not None:
+        endings.add(f"{module_of(output)[0]}.bias")
+    for name, tensor in tensors.items():
+        is_vector = tensor.shape and tensor.shape[:-1] in ((), (1,))
+        if is_vector and any(ends_with(name, ending) for ending in endings):
+            every[name] = tensor
+    yield from every.values()
+
+
+def _bias_finding(facts: Facts, bias: Stored, rows: set[int]) -> Said | None:
+    """Return the finding about a bias of a wrong length or shape, or of a tied head; `rows` are the right lengths."""
+    expected = facts.misfits.get(bias.name)  # the shape in its class, where that is another one
+    if rows and bias.shape[-1] not in rows:
+        listed = names(sorted(map(str, rows)))
+        what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
+        fix = "take the bias from the source; `tiewise resize` changes tables and bias together"
+        if expected is None:
+            return Said(short(bias.name), what, fix, severity="warning")
+        return Said(short(bias.name), f"{what}: transformers refuses to load it", fix, severity="error")
+    if expected is not None:
+        what = f"{describe(bias)} has the shape {list(expected)} in its class: transformers refuses it"
+        return Said(short(bias.name), what, "store it in that shape", severity="error")
+    if facts.tied is True and bias.name.endswith("lm_head.bias") and _is_causal(facts):
+        what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
+        return Said(short(bias.name), what, "none needed; vLLM before its fix of #46835 drops it", severity="info")
+    return None
+
+
+def _is_causal(facts: Facts) -> bool:
+    """Return whether the checkpoint was saved by a class that generates text."""
+    return any(name.endswith("ForCausalLM") for name in items_of(str, facts.config.get("architectures")))
