@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tiewise.boundary.deferred import _RECORDERS, Deferred
-from tiewise.boundary.link import LazyLogits
+from tiewise.boundary.lazy_logits import LazyLogits
 from tiewise.boundary.logit_answers import ANSWERS
 from tiewise.boundary.recorded_logits import Counts, RecordedLogits
 from tiewise.core.errors import UnsupportedError

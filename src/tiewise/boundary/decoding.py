@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from tiewise.boundary.deferred import Deferred
-from tiewise.boundary.link import LazyLogits, Link
+from tiewise.boundary.lazy_logits import LazyLogits
+from tiewise.boundary.link import Link
 from tiewise.boundary.ops.exact_top import ExactTop
 from tiewise.boundary.recorded_logits import head_of
 

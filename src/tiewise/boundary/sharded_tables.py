@@ -148,8 +148,8 @@ def shard_of(module: Any) -> VocabularyShard | None:
     return VocabularyShard(len(module.weight), mesh.get_group(mesh.ndim - 1), own_tokens=KEPT in vars(module))
 
 
-def local(module: Any, name: str = "weight", kind: torch.dtype | None = None) -> Any:
-    """Return what is here of an end's Parameter, its gradient that of the whole's rows; a kept one in type `kind`."""
+def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -> Any:
+    """Return what is here of an end's Parameter, its gradient that of the whole's rows; a kept one in type `dtype`."""
     held = getattr(module, name)
     if not by_rows(held):
         return held
@@ -163,7 +163,7 @@ def local(module: Any, name: str = "weight", kind: torch.dtype | None = None) ->
             dist.all_reduce(upstream, group=mesh.get_group(dimension))
         return upstream
 
-    return mapped(held.to_local(), lambda x: x.view_as(x), averaged).to(kind or held.dtype)
+    return mapped(held.to_local(), lambda x: x.view_as(x), averaged).to(dtype or held.dtype)
 
 
 def held(gradient: Any) -> tuple[Any, VocabularyShard | None]:

@@ -36,7 +36,8 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaskedLMLoss
 
 from tiewise.boundary.boundary import dense_output
-from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, attach, computed, divisor
+from tiewise.boundary.lazy_logits import LazyLogits, computed
+from tiewise.boundary.link import BACKWARD_HOOK, Link, attach, divisor
 from tiewise.boundary.locate import SEED, Journal, declare_tying, ordinary_ids, untraced
 from tiewise.boundary.recorded_logits import Counts
 from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, forget, link_of

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.link import computed
+from tiewise.boundary.lazy_logits import computed
 from tiewise.boundary.locate import SEED, ordinary_ids
 from tiewise.boundary.undisturbed import undisturbed
 from tiewise.core.errors import UnsupportedError, one_line

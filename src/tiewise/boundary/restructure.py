@@ -1,0 +1,181 @@
+"""Tables, maps and options of a boundary, built into the ends of a model in place.
+
+`restructure` takes the spec apart: tables, then the maps between tables and body, then bias and padding row. Every
+change goes into a journal that can take it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tiewise.boundary.boundary import draw, make_maps
+from tiewise.boundary.locate import Journal, ModelEnds
+from tiewise.core.errors import InstallError, SpecError
+from tiewise.core.spec import BoundarySpec
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Everything that a model's ends have beyond one or two plain tables."""
+
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    softcap: float | None = None
+    maps: bool = False
+    new_bias: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether the family's own class can hold it."""
+        return self == Structure()
+
+    @property
+    def folded(self) -> bool:
+        """Whether its dense tables are others than its tables."""
+        return self.maps or (self.input_scale, self.output_scale) != (1.0, 1.0)
+
+
+def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Structure:
+    """Change tables, maps and options in place, remembering everything in `journal`."""
+    widths = _Widths(ends.source.weight.shape[1], ends.head.weight.shape[1])
+    _require_one_vocabulary(ends, spec, widths)
+    _set_tables(ends, _make_tables(ends, spec, widths), spec, journal)
+    maps = _make_maps(spec, widths, ends.head.weight)
+    _set_maps(ends, maps, journal)
+    new_bias = spec.bias and ends.head.bias is None
+    if new_bias:
+        table = ends.head.weight
+        journal.set(ends.head, "bias", nn.Parameter(table.new_zeros(len(table))))
+    if spec.pad is not None:
+        _zero_padding_row(ends, spec.pad, journal)
+    input_scale, output_scale = spec.scales(widths.input)[0], spec.scales(widths.output)[1]
+    return Structure(input_scale, output_scale, spec.softcap, maps != (None, None), new_bias)
+
+
+class _Widths(NamedTuple):
+    """Widths D of the body at its two ends, which were the widths of its tables."""
+
+    input: int
+    output: int
+
+
+class _Tables(NamedTuple):
+    """Tables of the two ends; the same one where tied."""
+
+    input: Tensor
+    output: Tensor
+
+
+class _Maps(NamedTuple):
+    """Maps between tables and body; None is the identity."""
+
+    into: nn.Module | None
+    out: nn.Module | None
+
+
+def _require_one_vocabulary(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> None:
+    """Refuse ends whose numbers of rows or widths one table, or tables of one width, cannot serve."""
+    rows = len(ends.source.weight)
+    has_one_size = all(len(lookup.weight) == rows for _, lookup in ends.lookups)
+    if spec.tables == 2 and has_one_size:
+        return
+    counts = {name: len(lookup.weight) for name, lookup in ends.lookups} | {ends.head_name: len(ends.head.weight)}
+    if len(set(counts.values())) > 1:
+        sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
+        fix = "choose untied, or resize_token_embeddings to one vocabulary first"
+        raise InstallError(f"{spec} needs one vocabulary, and the tables have {sizes} rows", fix)
+    if widths.input != widths.output and spec.width is None:
+        what = f"{spec}: the input table is {widths.input} wide, the output table {widths.output}"
+        raise InstallError(what, "choose factored:k or projected:k, whose maps meet both widths")
+
+
+# tables
+
+
+def _make_tables(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> _Tables:
+    """Return tables as the spec has them: those of the model, where their widths and values may stay."""
+    old_in, old_out = ends.source.weight, ends.head.weight
+    width_in, width_out = spec.table_widths(widths.input)[0], spec.table_widths(widths.output)[1]
+    table_in = old_in
+    if spec.init is not None or width_in != widths.input:
+        padding = spec.pad if spec.pad is not None else ends.source.padding_idx
+        table_in = _new_table(old_in, width_in, spec.init, padding)
+    if spec.tables == 1:
+        return _Tables(table_in, table_in)
+    table_out = old_out
+    if spec.init is not None or width_out != widths.output:
+        table_out = _new_table(old_out, width_out, spec.init, spec.pad)
+    elif old_out is old_in:
+        table_out = nn.Parameter(old_out.detach().clone(), requires_grad=old_out.requires_grad)
+    return _Tables(table_in, table_out)
+
+
+def _new_table(like: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
+    """Draw a table N(0, std²) of a new width; without a std, as spread as the table it replaces."""
+    table = nn.Parameter(like.new_empty(len(like), width), requires_grad=like.requires_grad)
+    if not table.is_meta:
+        draw(table, float(like.detach().float().std()) if std is None else std, zero_row)
+    return table
+
+
+def _set_tables(ends: ModelEnds, tables: _Tables, spec: BoundarySpec, journal: Journal) -> None:
+    """Give every lookup and the head its table; a lookup whose own table may stay keeps it."""
+    old_in = ends.source.weight
+    is_for_all = spec.tables == 1 or tables.input is not old_in
+    for _, lookup in ends.lookups:
+        if is_for_all or lookup.weight is old_in:
+            journal.set(lookup, "weight", tables.input)
+    journal.set(ends.head, "weight", tables.output)
+
+
+# maps
+
+
+def _make_maps(spec: BoundarySpec, widths: _Widths, table: Tensor) -> _Maps:
+    """Draw the maps of the spec, with the type and device of `table`."""
+    in_map, out_map = None, None
+    with torch.device("meta" if table.is_meta else "cpu"):  # whatever the default device is
+        if spec.map_shapes(widths.input):
+            in_map, out_map = make_maps(spec, widths.input)
+        if widths.output != widths.input:
+            if spec.kind == "spd":
+                what = f"spd: its two maps are one matrix, and the widths {widths.input} and {widths.output} differ"
+                raise InstallError(what, "choose factored:k, whose maps are two")
+            out_map = make_maps(spec, widths.output)[1]
+    for module in (in_map, out_map):
+        if module is not None:
+            module.to(device=table.device, dtype=table.dtype)
+    return _Maps(in_map, out_map)
+
+
+def _set_maps(ends: ModelEnds, maps: _Maps, journal: Journal) -> None:
+    """Attach the maps, and write the widths of the tables into lookups and head."""
+    for _, lookup in ends.lookups:
+        journal.set(lookup, "embedding_dim", int(lookup.weight.size(1)))
+    if maps.into is not None:  # one owner, to which the other places turn: a checkpoint holds it once
+        journal.set(ends.owner, "in_map", maps.into)
+    journal.set(ends.head, "in_features", ends.head.weight.shape[1])
+    if maps.out is not None:
+        journal.set(ends.head, "out_map", maps.out)
+
+
+# the padding row
+
+
+def _zero_padding_row(ends: ModelEnds, row: int, journal: Journal) -> None:
+    """Make one row of every table zero."""
+    for table in dict.fromkeys([ends.head.weight, *(lookup.weight for _, lookup in ends.lookups)]):
+        if row >= len(table):
+            raise SpecError(f"pad={row}: the table has {len(table)} rows", f"choose a row below {len(table)}")
+        if not table.is_meta:
+            journal.later(_put_row, table, row, table.detach()[row].clone())
+            _put_row(table, row, table.new_zeros(()))
+
+
+@torch.no_grad()
+def _put_row(table: Tensor, row: int, values: Tensor) -> None:
+    table[row] = values
