@@ -59,7 +59,7 @@ class Share:
 
     @classmethod
     def of(cls, right: int, count: int, nll: float) -> Share:
-        """Make one of a count."""
+        """Return the share of `right` among `count`, with its interval."""
         return cls(right / count, *estimates.wilson(right / count, count), count, nll)
 
 
@@ -185,10 +185,10 @@ class Comparison:
         return next((d for d in self.differences if (d.arm, d.metric) == (arm, metric)), None)
 
     def record(self) -> dict[str, Any]:
-        """Return what results.json holds: only dicts, lists, strings, finite numbers, booleans and None."""
-        found = to_record(replace(self, folder=None))
-        del found["folder"]
-        return found
+        """Return the content of results.json: only dicts, lists, strings, finite numbers, booleans and None."""
+        record = to_record(replace(self, folder=None))
+        del record["folder"]
+        return record
 
     def _repr_html_(self) -> str:
         return _html([self.of(arm) for arm in self.arms], self.finding)
@@ -202,23 +202,35 @@ class Comparison:
         return from_record(cls, record, "results.json", AGAIN)
 
 
-def _html(runs: list[list[RunResult]], said: str) -> str:
-    """Return a notebook's view: a row of means for each arm, and what is said under it."""
-    html = "".join(f"<th>{name}</th>" for name in ("arm", "parameters", "validation nll", "training nll", "seeds"))
-    for of in filter(None, runs):
-        nlls = (f"{fmean(getattr(run, name) for run in of):.4f}" for name in ("heldout_nll", "train_nll"))
-        cells = (escape(of[0].arm), f"{of[0].total_parameters:,}", *nlls, len(of))
-        html += "</tr><tr>" + "".join(f"<td>{cell}</td>" for cell in cells)
-    return f"<table><tr>{html}</tr></table><p>{escape(said)}</p>"
+def _html(runs: list[list[RunResult]], note: str) -> str:
+    """Return a notebook's view: a row of means for each arm, and a note under it."""
+    header = "".join(f"<th>{name}</th>" for name in ("arm", "parameters", "validation nll", "training nll", "seeds"))
+    rows = "".join(f"</tr><tr>{_html_cells(arm_runs)}" for arm_runs in runs if arm_runs)
+    return f"<table><tr>{header}{rows}</tr></table><p>{escape(note)}</p>"
+
+
+def _html_cells(runs: list[RunResult]) -> str:
+    """Return the cells of an arm: its name and size, the means of its losses, and how many runs it has."""
+    validation = fmean(run.heldout_nll for run in runs)
+    training = fmean(run.train_nll for run in runs)
+    size = f"{runs[0].total_parameters:,}"
+    cells = (escape(runs[0].arm), size, f"{validation:.4f}", f"{training:.4f}", len(runs))
+    return "".join(f"<td>{cell}</td>" for cell in cells)
 
 
 def over_seeds(name: str, values: Iterable[float], unit: str, digits: int = 4) -> Quantity:
-    """Mean and standard deviation over seeds; infinite where a loss of one of them is no number any more."""
+    """Return mean and standard deviation over seeds; infinite where a loss of one of them is no number any more."""
     numbers = list(values)
-    if not all(map(math.isfinite, numbers)):
+    if not _all_finite(numbers):
         return Quantity(name, math.inf if unit else math.nan, unit=unit)
-    deviation = stdev(numbers) if len(numbers) > 1 else math.nan
+    deviation = math.nan
+    if len(numbers) > 1:
+        deviation = stdev(numbers)
     return Quantity(name, fmean(numbers), deviation=deviation, n=len(numbers), unit=unit, digits=digits)
+
+
+def _all_finite(numbers: Iterable[float]) -> bool:
+    return all(math.isfinite(number) for number in numbers)
 
 
 def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "", metric: str = "") -> Difference:
@@ -233,14 +245,23 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
         raise ValueError(f"pairs need equally many values, at least one: got {len(reference)} and {len(other)}")
     d = [b - a for a, b in zip(reference, other, strict=True)]
     n = len(d)
-    mean = fmean(d) if all(map(math.isfinite, d)) else math.nan
-    if n == 1 or math.isnan(mean):
-        return Difference(arm, metric, n, mean, None, None, None, False)
+    if not _all_finite(d):
+        return _without_interval(arm, metric, n, math.nan)
+    mean = fmean(d)
+    if n == 1:
+        return _without_interval(arm, metric, n, mean)
     error = stdev(d) / math.sqrt(n)
     half = estimates.critical(n - 1) * error
     low, high = mean - half, mean + half
-    p = estimates.two_sided(mean / error, n - 1) if error else float(not mean)
+    if error:
+        p = estimates.two_sided(mean / error, n - 1)
+    else:
+        p = float(mean == 0)  # all pairs differ by the same: certain, or no difference at all
     return Difference(arm, metric, n, mean, low, high, estimates.detectable(n - 1) * error, low > 0 or high < 0, p)
+
+
+def _without_interval(arm: str, metric: str, n: int, mean: float) -> Difference:
+    return Difference(arm, metric, n, mean, low=None, high=None, detectable=None, detected=False)
 
 
 def by_holm(family: Sequence[Difference]) -> list[Difference]:
@@ -250,7 +271,12 @@ def by_holm(family: Sequence[Difference]) -> list[Difference]:
     """
     p = [d.p for d in family if d.p is not None]
     adjusted = iter(zip(estimates.holm(p), estimates.levels(p), strict=True))
-    return [d if d.p is None else _at_level(d, *next(adjusted)) for d in family]
+    corrected = []
+    for d in family:
+        if d.p is not None:
+            d = _at_level(d, *next(adjusted))
+        corrected.append(d)
+    return corrected
 
 
 def _at_level(d: Difference, p: float, level: float) -> Difference:
@@ -264,79 +290,132 @@ def _at_level(d: Difference, p: float, level: float) -> Difference:
 def complete(comparison: Comparison) -> Comparison:
     """Fill the differences (every arm but the reference, every metric, every frequency bin) and the finding."""
     others = [arm for arm in comparison.arms if arm != comparison.reference]
-    found = [d for arm in others for d in differences(comparison, comparison.reference, arm).values()]
-    for family in ("heldout_nll", "frequency:"):  # what the finding says of arms, and of their tokens
-        places = [i for i, d in enumerate(found) if d.metric.startswith(family)]
-        for i, d in zip(places, by_holm([found[i] for i in places]), strict=True):
-            found[i] = d
-    comparison = replace(comparison, differences=found)
-    nothing = f"{comparison.reference} is the only arm, so there is nothing to compare it with."
-    return replace(comparison, finding="\n".join(_sentence(comparison, arm) for arm in others) or nothing)
+    measured: list[Difference] = []
+    for arm in others:
+        measured += differences(comparison, comparison.reference, arm).values()
+    for family in ("heldout_nll", "frequency:"):  # the finding is about arms and, by frequency, about their tokens
+        measured = _corrected_family(measured, family)
+    comparison = replace(comparison, differences=measured)
+    if not others:
+        finding = f"{comparison.reference} is the only arm, so there is nothing to compare it with."
+    else:
+        finding = "\n".join(_sentence(comparison, arm) for arm in others)
+    return replace(comparison, finding=finding)
+
+
+def _corrected_family(measured: Sequence[Difference], family: str) -> list[Difference]:
+    """Return differences in the same order, with Holm's correction over those whose metric begins with `family`."""
+    corrected = iter(by_holm([d for d in measured if d.metric.startswith(family)]))
+    return [next(corrected) if d.metric.startswith(family) else d for d in measured]
 
 
 def differences(comparison: Comparison, reference: str, arm: str) -> dict[str, Difference]:
-    """Differences of an arm to another by metric, over the seeds that both finished."""
+    """Return the differences of an arm to another by metric, over the seeds that both finished."""
     measures: dict[str, dict[int, dict[str, float]]] = {}  # metric → seed → arm → its value
     for run in (*comparison.of(reference), *comparison.of(arm)):
-        found = {"heldout_nll": run.heldout_nll, "train_nll": run.train_nll}
-        if not run.shares:  # masked tokens are not a text
-            found["bits_per_byte"] = run.bits_per_byte
-        found |= {f"share:{name}": share.share for name, share in run.shares.items()}
-        found |= {f"frequency:{bin_.label}": bin_.nll for bin_ in run.frequency if bin_.nll is not None}
-        for metric, value in found.items():
+        for metric, value in _compared_values(run).items():
             measures.setdefault(metric, {}).setdefault(run.seed, {})[run.arm] = value
-    made = {}
+    by_metric = {}
     for metric, by_seed in measures.items():
-        pairs = [(of[reference], of[arm]) for of in by_seed.values() if len(of) == 2]
-        if pairs:
-            made[metric] = paired(*zip(*pairs, strict=True), arm=arm, metric=metric)
-    return made
+        both = [by_arm for by_arm in by_seed.values() if len(by_arm) == 2]
+        if both:
+            ours, theirs = [by_arm[reference] for by_arm in both], [by_arm[arm] for by_arm in both]
+            by_metric[metric] = paired(ours, theirs, arm=arm, metric=metric)
+    return by_metric
+
+
+def _compared_values(run: RunResult) -> dict[str, float]:
+    """Return the values of a run that are compared over seeds, by metric."""
+    values = {"heldout_nll": run.heldout_nll, "train_nll": run.train_nll}
+    if not run.shares:  # masked tokens are not a text
+        values["bits_per_byte"] = run.bits_per_byte
+    values |= {f"share:{name}": share.share for name, share in run.shares.items()}
+    for bin_ in run.frequency:
+        if bin_.nll is not None:
+            values[f"frequency:{bin_.label}"] = bin_.nll
+    return values
 
 
 def gaps(comparison: Comparison) -> tuple[Difference, Difference] | None:
-    """(tying gap, generalisation gap): tied − untied in training and in validation nll; None without both arms."""
-    found = differences(comparison, "untied", "tied") if {"tied", "untied"} <= set(comparison.arms) else {}
-    return (found["train_nll"], found["heldout_nll"]) if found else None
+    """Return (tying gap, generalisation gap), tied − untied in training and validation nll; None without both arms."""
+    if not {"tied", "untied"} <= set(comparison.arms):
+        return None
+    by_metric = differences(comparison, "untied", "tied")
+    return (by_metric["train_nll"], by_metric["heldout_nll"]) if by_metric else None
 
 
 def interval(difference: Difference) -> str:
-    """−0.0123 to +0.0040, or a dash where one pair gives no interval."""
-    return NONE if difference.low is None else f"{signed(difference.low)} to {signed(difference.high)}"
+    """Return −0.0123 to +0.0040, or a dash where one pair gives no interval."""
+    if difference.low is None:
+        return NONE
+    return f"{signed(difference.low)} to {signed(difference.high)}"
 
 
 def _sentence(comparison: Comparison, arm: str) -> str:
-    """What the validation losses of an arm show, and no more."""
+    """Say what the validation losses of an arm show, and no more."""
     d = comparison.difference(arm, "heldout_nll")
     who = f"{arm} against {comparison.reference}:"
     if d is None:
         return f"{who} no seed finished with both, so nothing is known yet."
-    own, base = (comparison.of(name)[0] for name in (arm, comparison.reference))
-    more, cost = own.total_parameters - base.total_parameters, "equally many parameters"
-    if more:
-        part = more / base.total_parameters
-        could = comparison.setting.get("match") == "width" and not own.shares  # ALBERTs cannot
-        advice = "; --match parameters compares equal sizes" if could and abs(part) >= UNEQUAL else ""
-        cost = f"{count(abs(more))} {'more' if more > 0 else 'fewer'} parameters ({signed(100 * part, 1)} %{advice})"
+    cost = _cost(comparison, arm)
     if not math.isfinite(d.mean):
         return f"{who} one of them diverged, so no difference can be stated; {cost}."
-    measured = f"{signed(d.mean)} nats/token"
-    if d.low is None or d.high is None:
-        return f"{who} validation loss {measured} from one seed, which cannot tell a difference from chance; {cost}."
+    if d.low is None:
+        loss = f"validation loss {signed(d.mean)} nats/token"
+        return f"{who} {loss} from one seed, which cannot tell a difference from chance; {cost}."
+    verdict = _verdict(d, len(comparison.arms) - 1)
+    return f"{who} {verdict}, with {cost}.{_token_clause(comparison, arm)}"
+
+
+def _cost(comparison: Comparison, arm: str) -> str:
+    """Say how many parameters an arm has more or fewer than the reference."""
+    run, base = comparison.of(arm)[0], comparison.of(comparison.reference)[0]
+    more = run.total_parameters - base.total_parameters
+    if not more:
+        return "equally many parameters"
+    part = more / base.total_parameters
+    can_be_matched = comparison.setting.get("match") == "width" and not run.shares  # ALBERTs cannot
+    advice = ""
+    if can_be_matched and abs(part) >= UNEQUAL:
+        advice = "; --match parameters compares equal sizes"
+    word = "more" if more > 0 else "fewer"
+    return f"{count(abs(more))} {word} parameters ({signed(100 * part, 1)} %{advice})"
+
+
+def _verdict(d: Difference, arms: int) -> str:
+    """Say whether a validation loss differs; `arms` are compared with the reference."""
+    assert d.low is not None, "one seed has no interval and no verdict"
+    assert d.high is not None, "an interval has both ends"
     evidence = f"95 % interval {interval(d)}, {d.n} seeds"
     if d.detected:
         side = "lower (better)" if d.mean < 0 else "higher (worse)"
-        said = f"validation loss is {side} by {plain(abs(d.mean))} nats/token ({evidence})"
-    else:
-        if d.low > 0 or d.high < 0:
-            evidence += f", p = {plain(d.p, 3)} with {len(comparison.arms) - 1} arms (Holm)"
-        smallest = f"{d.n} seeds detect {plain(d.detectable)} in 80 of 100 repetitions, more seeds less"
-        said = f"no difference detected at this budget (validation loss {measured}, {evidence}; {smallest})"
-    tokens = []  # which of them the arm predicts better and worse: bins whose difference is detected
-    for word, sign in (("better", -1), ("worse", 1)):
-        found = [one for one in comparison.differences if one.arm == arm and one.detected and sign * one.mean > 0]
-        bins = [one.metric.removeprefix("frequency:") for one in found if one.metric.startswith("frequency:")]
+        return f"validation loss is {side} by {plain(abs(d.mean))} nats/token ({evidence})"
+    if d.low > 0 or d.high < 0:  # the interval excludes zero, and the correction for several arms does not confirm it
+        evidence += f", p = {plain(d.p, 3)} with {arms} arms (Holm)"
+    smallest = f"{d.n} seeds detect {plain(d.detectable)} in 80 of 100 repetitions, more seeds less"
+    loss = f"validation loss {signed(d.mean)} nats/token"
+    return f"no difference detected at this budget ({loss}, {evidence}; {smallest})"
+
+
+def _token_clause(comparison: Comparison, arm: str) -> str:
+    """Say which tokens, by frequency, an arm predicts better and worse; "" if no bin's difference is detected."""
+    better: list[str] = []
+    worse: list[str] = []
+    for d in comparison.differences:
+        if d.arm == arm and d.detected and d.metric.startswith("frequency:"):
+            side = better if d.mean < 0 else worse
+            side.append(d.metric.removeprefix("frequency:"))
+    clauses = []
+    for word, bins in (("better", better), ("worse", worse)):
         if bins:
-            listed = " or ".join(filter(None, (", ".join(bins[:-1]), bins[-1])))
-            tokens.append(f"{word} the tokens that the training text has {listed} times")
-    predicts = f" It predicts {', and '.join(tokens)} (p < 0.05 over all bins, Holm)." if tokens else ""
-    return f"{who} {said}, with {cost}.{predicts}"
+            clauses.append(f"{word} the tokens that the training text has {_joined_by_or(bins)} times")
+    if not clauses:
+        return ""
+    return f" It predicts {', and '.join(clauses)} (p < 0.05 over all bins, Holm)."
+
+
+def _joined_by_or(words: Sequence[str]) -> str:
+    """Return "a", "a or b", "a, b or c"."""
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} or {words[-1]}"
