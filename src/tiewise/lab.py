@@ -15,7 +15,7 @@ from tiewise.report.comparison_page import write_report
 from tiewise.report.sweep_page import write_sweep
 from tiewise.training.compare import Display, finish, finish_one, opened, start
 from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path, write_json
-from tiewise.training.kinds.heal import HEAL, healing
+from tiewise.training.kinds.heal import HEAL, HealOptions, healing
 from tiewise.training.launchers import LAUNCHERS, LOCAL, RAY, OnRay
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
@@ -139,9 +139,10 @@ def finish_healing(out: Path, display: Display, workers: Workers | None = None) 
     run, tokenizer = finish_one(out, display, workers), text.tokenizer
     held_out = tokenizer.decode(text.split("heldout")[:MOST_HELD_OUT]).replace(tokenizer.eos_token, "\n\n")
     with display.stages():
-        found = healed(run.model, settings.model, settings.own.teacher, passages([held_out]))
-    write_json(out / HEALED, found.record())
-    return found
+        teacher = HealOptions.of(settings).teacher
+        result = healed(run.model, settings.model, teacher, passages([held_out]))
+    write_json(out / HEALED, result.record())
+    return result
 
 
 def carry_out(

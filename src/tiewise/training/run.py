@@ -22,13 +22,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoModelForCausalLM
+from torch.utils.data import Dataset
+from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
@@ -44,6 +46,7 @@ from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError, one_line
 from tiewise.core.files import from_record, to_record
 from tiewise.core.sharing_spec import SharingSpec
+from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import RUN
 from tiewise.core.text import BINS, bin_of
 from tiewise.planning.architecture import budget
@@ -74,7 +77,7 @@ SHAPE = ("model", "width", "layers", "heads", "length", "batch", "accumulate", "
 
 @dataclass(frozen=True)
 class MeasuredSplit:
-    """What a split was found to be."""
+    """Losses of a model on a split."""
 
     nll: float  # mean, in nats per predicted token
     tokens: int  # that were predicted
@@ -85,21 +88,61 @@ class MeasuredSplit:
 
 def measured(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray) -> MeasuredSplit:
     """Gather (losses [n], tokens [n]) of predicted tokens by their training counts [V]."""
-    parts = [(losses.double().cpu().numpy(), targets.cpu().numpy()) for losses, targets in pieces]
-    losses = np.concatenate([part for part, _ in parts] or [np.zeros(0)])
-    where = np.concatenate([bin_of(counts[part]) for _, part in parts] or [np.zeros(0, np.int64)])
-    sums, sizes = np.bincount(where, losses, len(BINS)), np.bincount(where, minlength=len(BINS))
-    bins = [BinNll(label, int(n), float(s / n) if n else None) for label, s, n in zip(BINS, sums, sizes, strict=True)]
-    return MeasuredSplit(float(sums.sum() / len(losses)) if parts else math.nan, len(losses), bins)
+    loss_parts, target_parts = [], []
+    for piece_losses, piece_targets in pieces:
+        loss_parts.append(piece_losses.double().cpu().numpy())
+        target_parts.append(piece_targets.cpu().numpy())
+    if not loss_parts:
+        return MeasuredSplit(math.nan, 0, [BinNll(label, 0, None) for label in BINS])
+    losses = np.concatenate(loss_parts)
+    bins = bin_of(counts[np.concatenate(target_parts)])
+    sums, sizes = np.bincount(bins, losses, len(BINS)), np.bincount(bins, minlength=len(BINS))
+    by_bin = []
+    for label, total, size in zip(BINS, sums, sizes, strict=True):
+        mean = float(total / size) if size else None
+        by_bin.append(BinNll(label, int(size), mean))
+    return MeasuredSplit(float(sums.sum() / len(losses)), len(losses), by_bin)
 
 
-def measured_shares(found: Mapping[str, Sequence[Tensor]], counts: np.ndarray) -> MeasuredSplit:
-    """The same of what is `found` of MASKED tokens and of pairs: (losses in fp64, targets, which were right) [n]."""
-    shares = {name: Share.of(int(right.sum()), len(nll), float(nll.mean())) for name, (nll, _, right) in found.items()}
-    losses, targets, _ = found[MASKED]
+@dataclass(frozen=True)
+class JudgedPredictions:
+    """JudgedPredictions of n masked tokens, or of the order of n pairs."""
+
+    losses: Tensor  # in fp64 [n]
+    targets: Tensor  # [n]
+    right: Tensor  # whether the likeliest was the target [n]
+
+    @classmethod
+    def of(cls, logits: Tensor, targets: Tensor) -> JudgedPredictions:
+        """Judge logits [n, V] by their targets [n]."""
+        losses = F.cross_entropy(logits, targets, reduction="none").double()
+        return cls(losses, targets, logits.argmax(-1) == targets)
+
+    @classmethod
+    def joined(cls, parts: Sequence[JudgedPredictions]) -> JudgedPredictions:
+        """Join the predictions of several batches."""
+        losses = torch.cat([part.losses for part in parts])
+        targets = torch.cat([part.targets for part in parts])
+        return cls(losses, targets, torch.cat([part.right for part in parts]))
+
+    def cpu(self) -> JudgedPredictions:
+        """Return the same in the main memory."""
+        return JudgedPredictions(self.losses.cpu(), self.targets.cpu(), self.right.cpu())
+
+    def share(self) -> Share:
+        """Return the share that is right."""
+        return Share.of(int(self.right.sum()), len(self.losses), float(self.losses.mean()))
+
+
+def measured_shares(predictions: Mapping[str, JudgedPredictions], counts: np.ndarray) -> MeasuredSplit:
+    """Return the same of predicted MASKED tokens, and the shares that are right of these and of pairs."""
+    shares = {name: judged.share() for name, judged in predictions.items()}
+    masked = predictions[MASKED]
     # of these tokens by nothing but their training counts, one added to each
-    unigram = -np.log((counts + 1) / (counts.sum() + len(counts)))[targets.cpu().numpy()].mean()
-    return replace(measured([(losses, targets)], counts), shares=shares, unigram_nll=float(unigram))
+    log_probabilities = np.log((counts + 1) / (counts.sum() + len(counts)))
+    unigram = -log_probabilities[masked.targets.cpu().numpy()].mean()
+    split = measured([(masked.losses, masked.targets)], counts)
+    return replace(split, shares=shares, unigram_nll=float(unigram))
 
 
 @contextmanager
@@ -115,24 +158,33 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Within this context transformers draws no bar for each file that it writes: a run has one of its own."""
-    drawn = logging.is_progress_bar_enabled()
+    """Within this context transformers draws no bar for each file that it writes: a run has its own."""
+    had_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if drawn:
+        if had_bars:
             logging.enable_progress_bar()
 
 
+class TrainerParts(TypedDict):
+    """Keywords that every `TiewiseTrainer` is made with."""
+
+    args: TrainingArguments
+    evaluator: Callable[[], dict[str, float]] | None
+    train_dataset: Dataset[dict[str, Tensor]]
+    callbacks: list[TrainerCallback]
+
+
 class Kind(ABC):
-    """What differs between kinds of run. Most methods are about one: its `job`, and the boundary `installed` for it."""
+    """Base of all kinds of run. Most methods are about one run: its `job`, and the boundary `installed` for it."""
 
     backend = RUN  # its name among the backends that rows of spec options list
     where = ""  # says of a setting whose run it is: "in a recurrent run"
     options: type | None = None  # dataclass of the settings that it has beyond those of all
-    defaults: Mapping[str, Any] = {}  # of settings, where they are others than those of all
-    lacks: Mapping[str, tuple[Any, str]] = {}  # setting → (the one value that it can have, the way out)
+    defaults: Mapping[str, object] = {}  # of settings, where they are others than those of all
+    lacks: Mapping[str, tuple[object, str]] = {}  # setting → (the one value that it can have, the way out)
     shards = False  # whether processes can hold its model between them
     alone: tuple[str, str] | None = None  # what several processes cannot train, and the way out
     curve_blocks = 32  # of a split, behind each point of a curve; the final figures take all of it
@@ -140,7 +192,7 @@ class Kind(ABC):
     leftovers: tuple[str, ...] = ("checkpoint-*",)  # in a run's folder, of no use to a finished run
     packages: tuple[str, ...] = ()  # that train beside PyTorch
 
-    def check(self, settings: Settings) -> Any:
+    def check(self, settings: Settings) -> object:
         """Return the kind's own options, checked. Raises TiewiseError for settings that it cannot have."""
         for name, (value, fix) in self.lacks.items():
             if getattr(settings, name) != value:
@@ -148,14 +200,15 @@ class Kind(ABC):
         return settings.own
 
     def check_processes(self, settings: Settings) -> None:
-        """Refuse what as many processes as are here cannot do, before any of them has begun."""
+        """Refuse settings that these processes cannot train together, before any of them has begun."""
         ranks.share(settings.batch)
         if ranks.size() == 1:
             return
         if self.alone is not None:
             raise UnsupportedError(f"{self.alone[0]} on several processes", self.alone[1])
-        if (held := ranks.sharded()) and not self.shards:
-            flag = "--tp" if held[2] > 1 else "--fsdp"
+        sizes = ranks.sharded()
+        if sizes is not None and not self.shards:
+            flag = "--tp" if sizes[2] > 1 else "--fsdp"
             raise UnsupportedError(f"{flag} {self.where or 'with this kind of run'}", "leave it out")
         for name, spec in settings.specs().items():
             if spec != spec.plainly():
@@ -167,16 +220,16 @@ class Kind(ABC):
         """Make a run's tokens in `folder`; SpecError for an arm that these sizes cannot have, DataError for a text."""
 
     def steps(self, settings: Settings, text: PreparedText) -> int:
-        """Steps that a run takes."""
+        """Return the steps that a run takes."""
         return settings.steps
 
     def described(self, settings: Settings, text: PreparedText) -> str:
-        """Say what was prepared, in a line."""
+        """Say in a line what was prepared."""
         sizes = ", ".join(f"{name} {split['tokens']:,}" for name, split in text.facts["splits"].items())
         return f"text: {', '.join(settings.text)}; {settings.tokenizer} tokens: {sizes}; vocabulary {text.vocab:,}"
 
     def feed_forward(self, settings: Settings, vocab: int) -> Mapping[str, int | None]:
-        """Width of each arm's feed-forward layers; None where it is that of the settings."""
+        """Return the width of each arm's feed-forward layers; None where it is that of the settings."""
         return dict.fromkeys(settings.specs())
 
     @abstractmethod
@@ -185,44 +238,48 @@ class Kind(ABC):
 
     @abstractmethod
     def table_std(self, job: Job) -> float:
-        """Scale that an arm's tables start with."""
+        """Return the scale that an arm's tables start with."""
 
     @abstractmethod
     def first_loss(self, job: Job) -> float:
-        """First loss (nats) that is expected of an arm."""
+        """Return the first loss (nats) that is expected of an arm."""
 
     @abstractmethod
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
-        """Make what takes the steps, of what is `given` to all."""
+        """Make the trainer of a job, with what is `given` to all."""
 
-    def given(self, job: Job, installed: Installed, rows: Any, **own: Any) -> dict[str, Any]:
-        """What every Trainer is given; `own` are its `arguments` where they are others. A trial has no curve."""
-        changes = ((untie_at, job.spec.untie_at), (tie_at, job.spec.tie_at))
-        scheduled = [change(step) for change, step in changes if step is not None]
+    def given(self, job: Job, installed: Installed, rows: Dataset[dict[str, Tensor]], **changes: Any) -> TrainerParts:
+        """Return what every Trainer is given; `changes` are to its `arguments`. A trial has no curve."""
+        # the record first: what it measures is steps, not what others do after them
+        callbacks = [RunRecord(job), Events(job.folder / "tensorboard")]
+        if job.spec.untie_at is not None:
+            callbacks.append(untie_at(job.spec.untie_at))
+        if job.spec.tie_at is not None:
+            callbacks.append(tie_at(job.spec.tie_at))
+        evaluator = None
+        if not job.trial:
+            evaluator = partial(self.point, job, installed)
         return {
-            "args": arguments(job, **own),
-            "evaluator": None if job.trial else partial(self.point, job, installed),
+            "args": arguments(job, **changes),
+            "evaluator": evaluator,
             "train_dataset": rows,
-            # the record first: what it measures is steps, not what others do after them
-            "callbacks": [RunRecord(job), Events(job.folder / "tensorboard"), *scheduled],
+            "callbacks": callbacks,
         }
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
         """Train from a checkpoint at a step, if there is one; return how many steps were timed, and their seconds."""
         with ranks.agreed():
-            # the boundary as it was when the checkpoint was written
-            if job.spec.untie_at is not None and step > job.spec.untie_at:
-                installed.untie()
-            if job.spec.tie_at is not None and step > job.spec.tie_at:
-                installed.tie()
+            _install_as_at(job.spec, installed, step)
             trainer = self.trainer(job, installed)
             trainer.remove_callback(PrinterCallback)  # the Trainer adds it where its own bar is off
         with Interrupt() as interrupt:
             trainer.add_callback(interrupt)
-            if checkpoint is not None and step == trainer.args.max_steps:
+            if checkpoint is None:
+                trainer.train(resume_from_checkpoint=None)
+            elif step == trainer.args.max_steps:
                 trainer.load(checkpoint)  # killed while it was measured; the Trainer would take one step more
             else:
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                trainer.train(resume_from_checkpoint=str(checkpoint))
         if ranks.any_of(interrupt.pressed):
             raise ranks.everywhere(Interrupted(str(job.folder)))
         record = next(one for one in trainer.callback_handler.callbacks if isinstance(one, RunRecord))
@@ -233,56 +290,75 @@ class Kind(ABC):
         """Evaluate a split: all of it that a result takes, or the little that a `point` of a curve does."""
 
     def point(self, job: Job, installed: Installed) -> dict[str, float]:
-        """Measure what a point of the curve shows beside what training logs."""
+        """Measure what a point of the curve shows next to the values that training logs."""
         return {"heldout_nll": self.measure(job, installed, job.split, point=True).nll}
 
     def evaluated(self, job: Job) -> int:
-        """Tokens that a run evaluates: before its first step, at the points of its curve, at its end."""
+        """Return how many tokens a run evaluates: before its first step, at the points of its curve, at its end."""
         steps, tokens = job.settings.steps, len(job.text.split(job.split))
-        points = 1 if job.trial else 1 + steps // logging_window(steps)
+        points, ends = 1 + steps // logging_window(steps), 2
+        if job.trial:  # has no curve, and measures no training text
+            points, ends = 1, 1
         curve = points * min(tokens, self.curve_blocks * job.settings.length)
-        return curve + (1 if job.trial else 2) * min(tokens, job.settings.measured)
+        return curve + ends * min(tokens, job.settings.measured)
 
     def tokens_seen(self, job: Job) -> np.ndarray:
-        """Training tokens seen up to and with each step [steps]."""
+        """Return the training tokens seen up to and with each step [steps]."""
         s = job.settings
         return np.arange(1, s.steps + 1) * (s.batch * s.accumulate * s.length)
 
     def parameters(self, installed: Installed) -> dict[str, int]:
-        """Parameters by component, each counted once however often it is used; the values sum to the model's total."""
+        """Count parameters by component, each once however often it is used; the sum is the model's total."""
         model = installed.model
         table_in, table_out = installed.tables()
         head, lookup = model.get_output_embeddings(), model.get_input_embeddings()
-        tables = (("shared", table_in),) if table_in is table_out else (("input", table_in), ("output", table_out))
-        found = {f"{which} table": table.numel() for which, table in tables}
-        maps = {p: p.numel() for end in (lookup, head) for name, p in end.named_parameters() if "_map." in name}
+        if table_in is table_out:
+            counts = {"shared table": table_in.numel()}
+        else:
+            counts = {"input table": table_in.numel(), "output table": table_out.numel()}
+        maps = _maps_of(lookup) | _maps_of(head)
         if maps:
-            found["maps"] = sum(maps.values())
+            counts["maps"] = sum(p.numel() for p in maps)
         if getattr(head, "bias", None) is not None:
-            found["output bias"] = head.bias.numel()
-        found["body"] = sum(p.numel() for p in model.parameters()) - sum(found.values())
-        return found
+            counts["output bias"] = head.bias.numel()
+        counts["body"] = sum(p.numel() for p in model.parameters()) - sum(counts.values())
+        return counts
 
     def moments(self, job: Job) -> int:
-        """Numbers that the optimizer keeps for each that is trained: Adam's and LAMB's two."""
+        """Return how many numbers the optimizer keeps for each that is trained: Adam's and LAMB's two."""
         return 2
 
     def beside(self, validation: MeasuredSplit) -> dict[str, Any]:
-        """JSON files that a run of this kind has beside its result, by their names."""
+        """Return the JSON files that a run of this kind has next to its result, by their names."""
         return {}
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
         """Return what results.json says of the models."""
-        own = vars(settings.own) if settings.own is not None else {}
-        shape = {name: getattr(settings, name) for name in (*SHAPE, "match", "tune", "bf16", "backend")}
+        record = {name: getattr(settings, name) for name in (*SHAPE, "match", "tune", "bf16", "backend")}
+        if settings.own is not None:
+            record |= vars(settings.own)
         tokens = settings.steps * settings.batch * settings.accumulate * settings.length
-        return {**shape, **own, "vocab": text.vocab, "tokens_per_run": tokens, "tokenizer": settings.tokenizer}
+        return {**record, "vocab": text.vocab, "tokens_per_run": tokens, "tokenizer": settings.tokenizer}
+
+
+def _install_as_at(spec: BoundarySpec, installed: Installed, step: int) -> None:
+    """Bring a boundary to what its schedule had made of it when the checkpoint of a step was written."""
+    if spec.untie_at is not None and step > spec.untie_at:
+        installed.untie()
+    if spec.tie_at is not None and step > spec.tie_at:
+        installed.tie()
+
+
+def _maps_of(end: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
+    """Return the parameters of the maps at a lookup or a head, with their names."""
+    return {parameter: name for name, parameter in end.named_parameters() if "_map." in name}
 
 
 def kind_of(settings: Settings) -> Kind:
     """Return the kind of run that settings ask for."""
-    found: Kind = find(settings.run_kind)
-    return found
+    kind = find(settings.run_kind)
+    assert isinstance(kind, Kind), f"{settings.run_kind} is no kind of run"
+    return kind
 
 
 def prepared_blocks(settings: Settings, folder: Path) -> PreparedText:
@@ -316,23 +392,36 @@ def build_drawn(job: Job, make: Callable[[], Any], std: float, reach: float | No
     """Make a model with seeded weights, install the job's boundary, and draw its tables.
 
     They are N(0, std²), or, with the maps, uniform within ± `reach`. Arms of one seed have the same body, bit for bit:
-    it is drawn first, by a plain tied model, and only then does the boundary change. Tables are drawn last, from a seed
-    of their own, so the arms' input tables agree where shapes do. The boundary's schedule, if any, is the caller's.
+    it is drawn first, by a plain tied model, and only then does the boundary change. Tables are drawn last, from a
+    separate seed, so the arms' input tables agree where shapes do. The boundary's schedule, if any, is the caller's.
     """
     seed_generators(job.seed)
     installed = install(make(), replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
     seed_generators(job.seed + TABLES)
-    table_in, table_out = installed.tables()
-    maps = [p for name, p in installed.model.named_parameters() if "_map." in name and p.dim() > 1]
-    with torch.no_grad():
-        for table in dict.fromkeys((table_in, table_out) if reach is None else (table_in, *maps, table_out)):
-            table.normal_(0, std) if reach is None else table.uniform_(-reach, reach)
-        for table in (table_in, table_out) if job.spec.pad is not None else ():
-            table[job.spec.pad].zero_()
+    _draw_tables(installed, std, reach)
+    if job.spec.pad is not None:
+        with torch.no_grad():
+            for table in installed.tables():
+                table[job.spec.pad].zero_()
     if job.spec.vectors is not None:
         rows = load_vectors(job.spec.vectors, row_tokens(job.text.tokenizer, job.text.vocab))
-        start_from_rows(table_in, rows, job.spec.freeze, job.spec)
+        start_from_rows(installed.tables()[0], rows, job.spec.freeze, job.spec)
     return installed
+
+
+@torch.no_grad()
+def _draw_tables(installed: Installed, std: float, reach: float | None) -> None:
+    """Draw both tables N(0, std²), or tables and maps uniform within ± `reach`; a shared one once."""
+    table_in, table_out = installed.tables()
+    if reach is None:
+        for table in dict.fromkeys((table_in, table_out)):
+            table.normal_(0, std)
+        return
+    named = installed.model.named_parameters()
+    maps = [parameter for name, parameter in named if "_map." in name and parameter.dim() > 1]
+    # in this order: each draw moves the generator on
+    for matrix in dict.fromkeys((table_in, *maps, table_out)):
+        matrix.uniform_(-reach, reach)
 
 
 def cut(job: Job, model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
@@ -341,23 +430,55 @@ def cut(job: Job, model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
     Also where fsdp is 1: its units average the gradients of replicas, which DDP does not of tensors that are spread.
     Tables are kept in rows over fsdp, or gathered, as is asked for, or what sends less.
     """
+    replicas, _, tensor_parallel = sizes
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
     mesh = init_device_mesh(device, sizes, mesh_dim_names=("replicas", "fsdp", AXIS))
-    if sizes[2] > 1:
+    if tensor_parallel > 1:
         spread_over(model, mesh[AXIS])
-    over = mesh["fsdp" if sizes[0] == 1 else ("replicas", "fsdp")]
-    keep = ranks.tables() == ranks.KEEP or (ranks.tables() == ranks.AUTO and _keeping_sends_less(job, model, sizes))
-    shard(model, over, keep_tables(model, over) if keep else None)
+    over = mesh["fsdp"] if replicas == 1 else mesh["replicas", "fsdp"]
+    tables_kept = None
+    if _keeps_rows(job, model, sizes):
+        tables_kept = keep_tables(model, over)
+    shard(model, over, tables_kept)
+
+
+def _keeps_rows(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:
+    """Return whether tables stay in rows over fsdp: as --tables says, or if that sends less than gathering them."""
+    if ranks.tables() == ranks.AUTO:
+        return _keeping_sends_less(job, model, sizes)
+    return ranks.tables() == ranks.KEEP
 
 
 def _keeping_sends_less(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:
-    if sizes[1] == 1 or sizes[2] > 1:
+    """Return whether the costs of `plan` are lower for tables that stay in rows."""
+    _, fsdp, tensor_parallel = sizes
+    if fsdp == 1 or tensor_parallel > 1:
         return False
-    s, v, d = job.settings, job.text.vocab, int(model.config.get_text_config().hidden_size)
-    tables = budget(from_sizes(Sizes(v, d, 1)), job.spec.plainly(), SharingSpec())
-    setting = Setting(ranks.share(s.batch), s.length, world=math.prod(sizes), fsdp=sizes[1])
-    found = {rank["layout"]: rank for rank in costs_of_ranks(tables, setting, v)}
-    return keeps(found[KEPT], found[FSDP], s.accumulate)
+    s, vocab = job.settings, job.text.vocab
+    width = int(model.config.get_text_config().hidden_size)
+    tables = budget(from_sizes(Sizes(vocab, width, 1)), job.spec.plainly(), SharingSpec())
+    setting = Setting(ranks.share(s.batch), s.length, world=math.prod(sizes), fsdp=fsdp)
+    by_layout = {costs["layout"]: costs for costs in costs_of_ranks(tables, setting, vocab)}
+    return keeps(by_layout[KEPT], by_layout[FSDP], s.accumulate)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Figures of a model before its first step."""
+
+    init_std: float
+    predicted_nll: float
+    nll: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model behind its last step."""
+
+    installed: Installed
+    start: Start | None  # None in processes that do not write the result
+    timed_steps: int
+    seconds: float  # of these
 
 
 @dataclass(frozen=True)
@@ -383,66 +504,40 @@ def train(job: Job) -> Outcome:
     """
     kind, folder = kind_of(job.settings), job.folder
     with ranks.first_holds(locked(folder)), without_bars():
-        done, checkpoint, step = ranks.first_does(lambda: (finished(folder), *newest_checkpoint(folder)))
-        if done is not None:
-            return done
-        first: dict[str, float] = {}
+        outcome, checkpoint, step = ranks.first_does(lambda: (finished(folder), *newest_checkpoint(folder)))
+        if outcome is not None:
+            return outcome
         with fast_products(job.products):
-            with ranks.agreed():
-                installed = kind.build(job)
-                if ranks.first():
-                    first = {
-                        "init_std": kind.table_std(job),
-                        "predicted_initial_nll": kind.first_loss(job),
-                        "initial_nll": kind.measure(job, installed, job.split, point=True).nll,
-                    }
-                if sizes := ranks.sharded():
-                    cut(job, installed.model, sizes)
-            timed, seconds = kind.fit(job, installed, checkpoint, step)
-            if ranks.sharded():
-                held = installed.model
-                installed = kind.build(job)
-                fill(installed.model, held)
-            return ranks.first_does(lambda: _concluded(job, kind, installed, first, timed, seconds))
+            trained = _trained(job, kind, checkpoint, step)
+            return ranks.first_does(lambda: _concluded(job, kind, trained))
 
 
-def _concluded(
-    job: Job, kind: Kind, installed: Installed, first: dict[str, float], timed: int, seconds: float
-) -> Outcome:
+def _trained(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> Trained:
+    """Build a job's model and train it, from a checkpoint at a step if there is one; return it whole."""
+    start: Start | None = None
+    with ranks.agreed():
+        installed = kind.build(job)
+        if ranks.first():
+            std, predicted = kind.table_std(job), kind.first_loss(job)
+            start = Start(std, predicted, kind.measure(job, installed, job.split, point=True).nll)
+        sizes = ranks.sharded()
+        if sizes is not None:
+            cut(job, installed.model, sizes)
+    timed, seconds = kind.fit(job, installed, checkpoint, step)
+    if ranks.sharded():
+        in_parts = installed.model
+        installed = kind.build(job)
+        fill(installed.model, in_parts)
+    return Trained(installed, start, timed, seconds)
+
+
+def _concluded(job: Job, kind: Kind, trained: Trained) -> Outcome:
     """Measure a trained model, and write it and then the result."""
+    installed = trained.installed
     validation = kind.measure(job, installed, job.split)
     for name, record in kind.beside(validation).items():
         write_json(job.folder / name, record)
-    size, count, seen = job.text.facts["splits"][job.split], kind.parameters(installed), kind.tokens_seen(job)
-    weights = {p: p.numel() * p.element_size() for p in installed.model.parameters()}
-    learned = [p for p in weights if p.requires_grad]
-    curve = [
-        CurvePoint(p["step"], int(seen[p["step"] - 1]), **{k: p[k] for k in CURVE if k in p})
-        for p in read_lines(job.folder / METRICS)
-    ]
-    result = RunResult(
-        arm=job.arm,
-        seed=job.seed,
-        steps=job.settings.steps,
-        train_nll=math.nan if job.trial else kind.measure(job, installed, "train").nll,
-        heldout_nll=validation.nll,
-        perplexity=math.exp(min(validation.nll, 700)),
-        # masked tokens are not a text
-        bits_per_byte=math.nan if validation.shares else validation.nll / math.log(2) * size["tokens"] / size["bytes"],
-        frequency=validation.bins,
-        parameters=count,
-        total_parameters=sum(count.values()),
-        bytes=sum(weights.values()),
-        tokens_per_second=seen[-1] / len(seen) * timed / seconds if seconds else math.nan,
-        seconds=seconds,
-        learning_rate=job.settings.learning_rate,
-        curve=curve,
-        trainable_parameters=sum(p.numel() for p in learned),
-        training_bytes=sum(weights.values()) + (1 + kind.moments(job)) * sum(weights[p] for p in learned),
-        shares=validation.shares,
-        unigram_nll=validation.unigram_nll,
-        **first,
-    )
+    result = _result(job, kind, trained, validation)
     outcome = Outcome(result, direct_path(installed, list(job.probe)))
     _keep(job, installed)
     write_json(job.folder / RESULT, to_record(outcome))
@@ -453,25 +548,89 @@ def _concluded(
     return outcome
 
 
+def _result(job: Job, kind: Kind, trained: Trained, validation: MeasuredSplit) -> RunResult:
+    """Gather the figures of a trained model; a trial measures no training text."""
+    start, installed = trained.start, trained.installed
+    assert start is not None, "the process that writes the result measured the start"
+    seen, count = kind.tokens_seen(job), kind.parameters(installed)
+    train_nll, tokens_per_second = math.nan, math.nan
+    if not job.trial:
+        train_nll = kind.measure(job, installed, "train").nll
+    if trained.seconds:
+        tokens_per_second = seen[-1] / len(seen) * trained.timed_steps / trained.seconds
+    weights = {p: p.numel() * p.element_size() for p in installed.model.parameters()}
+    learned = [p for p in weights if p.requires_grad]
+    return RunResult(
+        arm=job.arm,
+        seed=job.seed,
+        steps=job.settings.steps,
+        train_nll=train_nll,
+        heldout_nll=validation.nll,
+        perplexity=math.exp(min(validation.nll, 700)),
+        bits_per_byte=_bits_per_byte(job, validation),
+        frequency=validation.bins,
+        parameters=count,
+        total_parameters=sum(count.values()),
+        bytes=sum(weights.values()),
+        tokens_per_second=tokens_per_second,
+        seconds=trained.seconds,
+        learning_rate=job.settings.learning_rate,
+        curve=_curve(job.folder / METRICS, seen),
+        trainable_parameters=sum(p.numel() for p in learned),
+        training_bytes=sum(weights.values()) + (1 + kind.moments(job)) * sum(weights[p] for p in learned),
+        shares=validation.shares,
+        unigram_nll=validation.unigram_nll,
+        init_std=start.init_std,
+        predicted_initial_nll=start.predicted_nll,
+        initial_nll=start.nll,
+    )
+
+
+def _bits_per_byte(job: Job, validation: MeasuredSplit) -> float:
+    """Return a split's loss in bits per byte; nan of masked tokens, which are not a text."""
+    if validation.shares:
+        return math.nan
+    size = job.text.facts["splits"][job.split]
+    bits: float = validation.nll / math.log(2) * size["tokens"] / size["bytes"]
+    return bits
+
+
+def _curve(metrics: Path, seen: np.ndarray) -> list[CurvePoint]:
+    """Read the points of a run's curve; `seen` are the training tokens by step."""
+    curve = []
+    for line in read_lines(metrics):
+        values = {name: line[name] for name in CURVE if name in line}
+        curve.append(CurvePoint(line["step"], int(seen[line["step"] - 1]), **values))
+    return curve
+
+
 @torch.no_grad()
 def direct_path(installed: Installed, tokens: list[int]) -> list[list[float]]:
-    """Logits [K, K] of the lookup followed at once by the head, on K tokens: rows current, columns next token."""
+    """Return the logits [K, K] of the lookup followed at once by the head, on K tokens: rows current, columns next."""
     model = installed.model
     ids = torch.tensor(tokens, dtype=torch.long, device=installed.tables()[0].device)
-    return model.get_output_embeddings()(model.get_input_embeddings()(ids))[:, ids].float().tolist()
+    embedded = model.get_input_embeddings()(ids)
+    logits: Tensor = model.get_output_embeddings()(embedded)[:, ids]
+    rows: list[list[float]] = logits.float().tolist()
+    return rows
 
 
 def _keep(job: Job, installed: Installed) -> None:
-    """Write the final model, as any transformers loads it too."""
-    dense: Any = None
+    """Write the final model, and also in a form that any transformers loads, where it needs and has one."""
+    dense = None
     config = installed.model.config
     if not job.trial and is_family(config) and config.plain_class.__module__.startswith("transformers."):
         with suppress(UnsupportedError):  # it has no such form
             dense = plain_copy(installed.model)  # in its family's own class, where only ours loads it
-    for name, model in (FINAL, installed.model), (DENSE, dense):
-        if model is not None:
-            made = job.folder / f"{name}.partial"
-            remove(made)
-            model.save_pretrained(made)
-            job.text.tokenizer.save_pretrained(made)
-            replace_path(made, job.folder / name)
+    _save_model(job, installed.model, FINAL)
+    if dense is not None:
+        _save_model(job, dense, DENSE)
+
+
+def _save_model(job: Job, model: Any, name: str) -> None:
+    """Write a model with its tokenizer into a folder of the run, whole or not at all."""
+    partial_folder = job.folder / f"{name}.partial"
+    remove(partial_folder)
+    model.save_pretrained(partial_folder)
+    job.text.tokenizer.save_pretrained(partial_folder)
+    replace_path(partial_folder, job.folder / name)

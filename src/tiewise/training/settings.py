@@ -1,8 +1,8 @@
-"""What a comparison or a single training run is asked to do: one dataclass, written to `run.yaml`, read on resume.
+"""Settings of a comparison or a single training run: one dataclass, written to `run.yaml`, read on resume.
 
-Options of one kind of run (`run.Kind`) stand beside the others in YAML and after `--set`; here they are `own`, a
-dataclass of that kind. A kind's file is loaded where a run is of that kind: a decoder's settings are all here, so that
-a mistake in them is said before torch is imported.
+In YAML and after `--set`, options of one kind of run (`run.Kind`) are on one level with the others; here they are
+`own`, a dataclass of that kind. A kind's file is loaded only for a run of that kind. A decoder's settings are all here,
+so that a mistake in them is reported before torch is imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import yaml
 
@@ -34,11 +34,39 @@ def kinds() -> list[str]:
     return [module.name for module in pkgutil.iter_modules(import_module(_KINDS).__path__)]
 
 
-def find(kind: str) -> Any:
+@runtime_checkable
+class ArmReader(Protocol):
+    """Options of a kind whose arms say more than a boundary."""
+
+    def read_arm(self, text: str) -> tuple[str, BoundarySpec]:
+        """Return the canonical name and the boundary of an arm."""
+
+
+class SettingsOfKind(Protocol):
+    """The part of a `tiewise.training.run.Kind` that concerns settings."""
+
+    @property
+    def backend(self) -> str:
+        """Return its name among the backends of spec options."""
+
+    @property
+    def options(self) -> type | None:
+        """Return the dataclass of the settings that only this kind has."""
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Return its defaults of settings that all kinds have."""
+
+    def check(self, settings: Settings) -> object:
+        """Return the kind's own options, checked."""
+
+
+def find(kind: str) -> SettingsOfKind:
     """Return the `tiewise.training.run.Kind` of this name."""
     if kind not in kinds():
         raise RunError(f"kind = {kind!r}", choices(kind, kinds()))
-    return import_module(f"{_KINDS}.{kind}").KIND
+    run_kind: SettingsOfKind = import_module(f"{_KINDS}.{kind}").KIND
+    return run_kind
 
 
 @dataclass(frozen=True)
@@ -72,7 +100,7 @@ class Settings:
     seed: int | None = None  # of a single training run; a comparison counts its seeds from 1
     backend: str = "torch"  # or flax: who takes the steps
     recipe: str = ""  # whose settings these began as; "" for none
-    own: Any = None  # options of the kind of run, where it has some
+    own: object = None  # options of the kind of run, where it has some: an instance of its `options`
 
     @property
     def run_kind(self) -> str:
@@ -80,13 +108,33 @@ class Settings:
         return self.backend if self.backend != "torch" else self.kind
 
     def specs(self) -> dict[str, BoundarySpec]:
-        """Arms by their canonical names, in order."""
-        if self.own is not None and hasattr(self.own, "read_arm"):  # of a kind whose arms say more than a boundary
-            return dict(map(self.own.read_arm, self.arms))
-        return {str(spec): spec for spec in map(BoundarySpec.parse, self.arms)}
+        """Return the arms' boundaries by canonical names, in order."""
+        if isinstance(self.own, ArmReader):
+            return dict(self.own.read_arm(arm) for arm in self.arms)
+        parsed = [BoundarySpec.parse(arm) for arm in self.arms]
+        return {str(spec): spec for spec in parsed}
 
     def checked(self) -> Settings:
         """Return these settings with canonical arm names."""
+        self._check_values()
+        self._check_heads()
+        if self.seed is not None:
+            self._check_single_run()
+        specs = self.specs()
+        backend, own = RUN, None
+        if self.run_kind != DECODER:
+            kind = find(self.run_kind)
+            backend, own = kind.backend, kind.check(self)
+        for spec in specs.values():
+            spec.require(backend)
+        if len(specs) < len(self.arms):
+            raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
+        if self.minutes is None:  # they become steps later, and then this is checked again
+            self._check_schedules(specs)
+        return replace(self, arms=tuple(specs), own=own)
+
+    def _check_values(self) -> None:
+        """Raise RunError for a setting out of its range."""
         counts = "seeds width heads batch accumulate steps seed measured train_tokens"
         require(self, counts, lambda n: n >= 1, "use 1 or more")
         least = 0 if self.run_kind == DECODER else 1  # a decoder without layers is its two ends, which meet
@@ -97,35 +145,35 @@ class Settings:
         require_one(self, "match", ("width", "parameters", "flops"))
         require_one(self, "split", (RANDOM, CONTIGUOUS))
         require_one(self, "backend", ("torch", "flax"))
+
+    def _check_heads(self) -> None:
+        """Raise RunError if a built-in decoder cannot have so many heads."""
         if self.model in ("llama", "gpt2") and self.width % self.heads:
             raise RunError(f"{self.heads} heads do not divide width {self.width}", "choose heads that do")
         if self.model == "llama" and self.width // self.heads % 2:
             what = f"a head of width {self.width}/{self.heads} = {self.width // self.heads}"
             raise RunError(what, "choose an even one: rotary positions turn pairs")
-        if self.seed is not None:
-            if len(self.arms) != 1:
-                what = f"{len(self.arms)} boundaries ({', '.join(self.arms)}) for one run"
-                raise RunError(what, "name one, or compare")
-            for name in ("minutes", "match", "tune", "backend"):
-                if getattr(self, name) != getattr(Settings, name):
-                    raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
-        specs = self.specs()
-        kind = None if self.run_kind == DECODER else find(self.run_kind)
-        own = None if kind is None else kind.check(self)
-        for spec in specs.values():
-            spec.require(RUN if kind is None else kind.backend)
-        if len(specs) < len(self.arms):
-            raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
+
+    def _check_single_run(self) -> None:
+        """Raise RunError for settings that only a comparison can have."""
+        if len(self.arms) != 1:
+            what = f"{len(self.arms)} boundaries ({', '.join(self.arms)}) for one run"
+            raise RunError(what, "name one, or compare")
+        for name in ("minutes", "match", "tune", "backend"):
+            if getattr(self, name) != getattr(Settings, name):
+                raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
+
+    def _check_schedules(self, specs: Mapping[str, BoundarySpec]) -> None:
+        """Raise RunError if a boundary changes behind the last step."""
         for name, spec in specs.items():
-            at = spec.tie_at or spec.untie_at
-            if at is not None and at >= self.steps and self.minutes is None:
-                raise RunError(f"{name}: step {at} is not within {self.steps} steps", "choose an earlier step")
-        return replace(self, arms=tuple(specs), own=own)
+            step = spec.tie_at or spec.untie_at
+            if step is not None and step >= self.steps:
+                raise RunError(f"{name}: step {step} is not within {self.steps} steps", "choose an earlier step")
 
     def save(self, folder: Path) -> None:
         """Write `run.yaml`."""
         record = asdict(self)
-        record |= record.pop("own") or {}
+        record |= record.pop("own") or {}  # options of the kind are on one level with the others
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()}
         (folder / FILE).write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
 
@@ -137,28 +185,50 @@ class Settings:
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str = "the settings", places: Mapping[str, str] = {}) -> Settings:
         """Return settings of plain values, which come from `where`, or some of them from `places`; messages say so."""
-        kind = record.get("kind") or (record["model"] if record.get("model") in kinds() else DECODER)
-        found = find(kind) if kind != DECODER else None
-        options = found.options if found is not None else None
-        record = {**(found.defaults if found is not None else {}), **record, "kind": kind}
-        hints = {name: hint for name, hint in get_type_hints(cls).items() if name != "own"}
-        of_kind = get_type_hints(options) if options else {}
-        values: dict[str, Any] = {}
-        own: dict[str, Any] = {}
-        for name, value in record.items():
-            place = places.get(name, where)
-            if name not in hints | of_kind:
-                known = f"{choices(name, [*hints, *of_kind], 'known:')}; for those of other models add --recipe NAME"
-                raise RunError(f"unknown setting {name!r} in {place}", known)
-            read = setting((hints | of_kind)[name], value, f"{name} in {place}")
-            if name in ("arms", "text") and not read:
-                raise RunError(f"{name} in {place} must be a list of text", "write [tied, untied], say")
-            (values if name in hints else own)[name] = read
-        return cls(**values, own=options(**own) if options else None)
+        kind = _kind_name(record)
+        options: type | None = None
+        defaults: Mapping[str, Any] = {}
+        if kind != DECODER:
+            run_kind = find(kind)
+            options, defaults = run_kind.options, run_kind.defaults
+        shared_hints = {name: hint for name, hint in get_type_hints(cls).items() if name != "own"}
+        kind_hints = get_type_hints(options) if options else {}
+        values = _read_values({**defaults, **record, "kind": kind}, {**shared_hints, **kind_hints}, where, places)
+        shared = {name: values[name] for name in values if name in shared_hints}
+        if options is None:
+            return cls(**shared)
+        return cls(**shared, own=options(**{name: values[name] for name in values if name not in shared_hints}))
+
+
+def _kind_name(record: Mapping[str, Any]) -> str:
+    """Return the kind of run that settings name, or that is named like their model."""
+    kind: str = record.get("kind") or ""
+    if kind:
+        return kind
+    model: str = record.get("model") or ""
+    return model if model in kinds() else DECODER
+
+
+def _read_values(
+    record: Mapping[str, Any], hints: Mapping[str, Any], where: str, places: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return settings as the types that their hints name. Raises RunError, with each setting's place."""
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        place = places.get(name, where)
+        if name not in hints:
+            names = choices(name, list(hints), "known:")
+            raise RunError(
+                f"unknown setting {name!r} in {place}", f"{names}; for those of other models add --recipe NAME"
+            )
+        values[name] = setting(hints[name], value, f"{name} in {place}")
+        if name in ("arms", "text") and not values[name]:
+            raise RunError(f"{name} in {place} must be a list of text", "write [tied, untied], say")
+    return values
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return what a YAML file of settings says, by name."""
+    """Return the values of a YAML file of settings, by name."""
     try:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

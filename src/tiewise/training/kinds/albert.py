@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -36,7 +36,15 @@ from tiewise.training.data.training_rows import Masking, PairRows, mark, split_s
 from tiewise.training.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training.optimizers import Lamb, lamb_groups
 from tiewise.training.results import MASKED
-from tiewise.training.run import TABLES, Kind, MeasuredSplit, check_rows, evaluating, measured_shares
+from tiewise.training.run import (
+    TABLES,
+    JudgedPredictions,
+    Kind,
+    MeasuredSplit,
+    check_rows,
+    evaluating,
+    measured_shares,
+)
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
@@ -72,6 +80,12 @@ class AlbertOptions:
     warmup: float = 0.1  # share of the steps in which the rate rises, before it falls to 0, both linearly
     clip: float = 1.0  # largest norm of the gradient; 0 leaves it
 
+    @classmethod
+    def of(cls, settings: Settings) -> AlbertOptions:
+        """Return the options among the settings of an ALBERT."""
+        assert isinstance(settings.own, cls), "settings of an ALBERT have its options"
+        return settings.own
+
     def checked(self) -> AlbertOptions:
         """Return these options, `share` in its canonical form."""
         for name, choices in _CHOICES.items():
@@ -81,34 +95,37 @@ class AlbertOptions:
         require(self, "embedding inner", lambda n: n >= 1, "use 1 or more")
         if self.dropout >= 1 or self.warmup > 1:
             raise RunError(f"dropout = {self.dropout}, warmup = {self.warmup}", "use shares below 1")
-        self.masks()
+        self.masks()  # refuses shares that cannot be masked
         return replace(self, share=str(SharingSpec.parse(self.share)))
 
     def masks(self) -> Masking:
-        """How tokens are masked."""
+        """Return how tokens are masked."""
         return Masking(share=self.masking, longest=self.longest, whole_words=self.whole_words)
 
     def packing(self, length: int, objective: str | None = None) -> Packing:
-        """How pairs are made, for this objective or another."""
+        """Return how pairs are made, for this objective or another."""
         return Packing(length, objective or self.objective, self.in_order, self.short)
 
     def read_arm(self, text: str) -> tuple[str, BoundarySpec]:
-        """(canonical name, boundary) of an arm."""
+        """Return (canonical name, boundary) of an arm."""
         boundary, sharing = parts_of(text)
-        return str(boundary) + (f"{_SHARE}{sharing}" if sharing is not None else ""), boundary
+        if sharing is None:
+            return str(boundary), boundary
+        return f"{boundary}{_SHARE}{sharing}", boundary
 
     def shared_arms(self, arms: Sequence[str], shares: Sequence[str]) -> tuple[str, ...]:
-        """Every arm with every sharing, boundary by boundary."""
-        own = next((arm for arm in arms if _SHARE in arm), None)
-        if own is not None:
-            raise SpecError(f"{own} says itself what its layers share", "leave +share= out, or --share")
-        return tuple(f"{arm}{_SHARE}{share}" for arm in arms for share in shares)
+        """Return every arm with every sharing, boundary by boundary."""
+        for arm in arms:
+            if _SHARE in arm:
+                raise SpecError(f"{arm} says itself what its layers share", "leave +share= out, or --share")
+        return tuple(f"{arm}{_SHARE}{share}" for arm, share in product(arms, shares))
 
 
 def parts_of(arm: str) -> tuple[BoundarySpec, SharingSpec | None]:
-    """(boundary, what layers share; None where it does not say) of an arm. Raises SpecError."""
+    """Return (boundary, what layers share; None where it does not say) of an arm. Raises SpecError."""
     boundary, marked, share = arm.partition(_SHARE)
-    return BoundarySpec.parse(boundary), SharingSpec.parse(share) if marked else None
+    spec = BoundarySpec.parse(boundary)
+    return spec, SharingSpec.parse(share) if marked else None
 
 
 class Alberts(Kind):
@@ -117,7 +134,7 @@ class Alberts(Kind):
     backend = ALBERT_RUN
     where = "in an ALBERT run"
     options = AlbertOptions
-    lacks: Mapping[str, tuple[Any, str]] = {
+    lacks: Mapping[str, tuple[object, str]] = {
         "model": ("albert", "leave it out, or use albert"),
         "minutes": (None, _SHORTER),
         "match": ("width", _SHORTER),
@@ -127,9 +144,10 @@ class Alberts(Kind):
 
     def check(self, settings: Settings) -> AlbertOptions:
         """Refuse what cannot be packed, too."""
-        own: AlbertOptions = super().check(settings).checked()
-        own.packing(settings.length)
-        return own
+        super().check(settings)
+        options = AlbertOptions.of(settings).checked()
+        options.packing(settings.length)
+        return options
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text in sentences, give its tokenizer its marks, and see that every split makes pairs."""
@@ -155,109 +173,126 @@ class Alberts(Kind):
         return install(model, _between(job.spec))
 
     def table_std(self, job: Job) -> float:
-        """As the config has it, where neither boundary nor run say."""
+        """Return the config's, where neither boundary nor run say."""
         return job.spec.init or job.settings.init or OpenAlbertConfig.initializer_range
 
     def first_loss(self, job: Job) -> float:
-        """Behind the head's random dense layer no row meets itself."""
+        """Return it without a token's own logit: the head starts with a random dense layer."""
         width = arm_config(job.settings, job.arm, job.text.vocab).embedding_size
         return first_step(_between(job.spec), job.text.vocab, width, self.table_std(job)).computed()[0]
 
     def trainer(self, job: Job, installed: Installed) -> PretrainingTrainer:
         """Make the trainer."""
-        s, o = job.settings, job.settings.own
-        groups = lamb_groups(installed.model, s.weight_decay)  # biases and norms neither decay nor have a trust ratio
-        # AdamW keeps a group's `adapt` and asks nothing of it
-        by: Any = Lamb if o.optimizer == "lamb" else partial(torch.optim.AdamW, eps=1e-6)
+        s, options = job.settings, AlbertOptions.of(job.settings)
         rows = rows_of(s, job.text, "train", seed=job.seed, count=s.steps * s.batch * s.accumulate)
-        own: dict[str, Any] = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "linear"}
-        own |= {"warmup_steps": round(o.warmup * s.steps), "max_grad_norm": o.clip}
-        optimizer = by(groups, lr=s.learning_rate)
-        return PretrainingTrainer(installed, optimizers=(optimizer, None), **self.given(job, installed, rows, **own))
+        changes: dict[str, Any] = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "linear"}
+        changes |= {"warmup_steps": round(options.warmup * s.steps), "max_grad_norm": options.clip}
+        optimizer = _make_optimizer(installed, s)
+        given = self.given(job, installed, rows, **changes)
+        return PretrainingTrainer(installed, optimizers=(optimizer, None), **given)
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate rows of a split: on the run's own objective, a finished model's validation rows on both."""
         s = job.settings
-        both = ("sop", "nsp") if split == job.split and not point else ()
+        objectives: tuple[str, ...] = (AlbertOptions.of(s).objective,)
+        if split == job.split and not point:
+            objectives += ("sop", "nsp")
         most = CURVE_ROWS if point else max(1, s.measured // s.length)
-        return measure_pretrained(installed, measured_rows(job, split, (s.own.objective, *both), most), job.text.counts)
+        return measure_pretrained(installed, measured_rows(job, split, objectives, most), job.text.counts)
 
     def point(self, job: Job, installed: Installed) -> dict[str, float]:
         """Measure the run's own objective, accuracies too."""
-        found = self.measure(job, installed, job.split, point=True)
-        tokens, *pairs = found.shares.values()
-        said = {"heldout_nll": found.nll, "heldout_accuracy": tokens.share}
+        split = self.measure(job, installed, job.split, point=True)
+        tokens, *pairs = split.shares.values()
+        values = {"heldout_nll": split.nll, "heldout_accuracy": tokens.share}
         for pair in pairs:
-            said |= {"heldout_pair_nll": pair.nll, "heldout_pair_accuracy": pair.share}
-        return said
+            values |= {"heldout_pair_nll": pair.nll, "heldout_pair_accuracy": pair.share}
+        return values
 
     def parameters(self, installed: Installed) -> dict[str, int]:
-        """The body's by attention, ffn and the rest."""
-        found = super().parameters(installed)
-        rest = found.pop("body")
+        """Count the body's by attention, ffn and the rest."""
+        counts = super().parameters(installed)
+        rest = counts.pop("body")
         for name in ("attention", "ffn"):
-            found[name] = sum(p.numel() for key, p in installed.model.named_parameters() if f".{name}." in key)
-            rest -= found[name]
-        return {**found, "positions, projection, heads": rest}
+            counts[name] = sum(p.numel() for key, p in installed.model.named_parameters() if f".{name}." in key)
+            rest -= counts[name]
+        return {**counts, "positions, projection, heads": rest}
 
     def beside(self, validation: MeasuredSplit) -> dict[str, Any]:
-        """What was found on tokens and pairs."""
+        """Return the accuracies on tokens and pairs."""
         pairs = {name: to_record(share) for name, share in validation.shares.items()}
         return {FOUND: {"tokens": pairs.pop(MASKED), "pairs": pairs, "unigram_nll": validation.unigram_nll}}
+
+
+def _make_optimizer(installed: Installed, settings: Settings) -> torch.optim.Optimizer:
+    """Make LAMB or AdamW over a model's parameters, in the groups of LAMB's authors."""
+    groups = lamb_groups(installed.model, settings.weight_decay)  # biases and norms: no decay and no trust ratio
+    if AlbertOptions.of(settings).optimizer == "lamb":
+        return Lamb(groups, lr=settings.learning_rate)
+    # AdamW keeps a group's `adapt` and asks nothing of it
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, eps=1e-6)
 
 
 def rows_of(
     settings: Settings, text: PreparedText, split: str, *, seed: int, count: int | None = None, objective: str = ""
 ) -> PairRows:
-    """Rows of a split as a run's settings make them, from `seed`."""
-    packing = settings.own.packing(settings.length, objective)
-    most = None if split == "train" and count is not None else 8 * settings.measured
+    """Make the rows of a split that a run's settings ask for, from `seed`."""
+    options = AlbertOptions.of(settings)
+    packing = options.packing(settings.length, objective)
+    most: int | None = 8 * settings.measured
+    if split == "train" and count is not None:  # rows to train on
+        most = None
     sentences = split_sentences(text, split, most)
-    return PairRows(sentences, packing, settings.own.masks(), seed=seed, count=count)
+    return PairRows(sentences, packing, options.masks(), seed=seed, count=count)
 
 
 @lru_cache(1)  # the points of a curve ask for the same
 def measured_rows(job: Job, split: str, objectives: tuple[str, ...], most: int) -> dict[str, PairRows]:
-    """Up to `most` rows of a split for each objective, always the same ones."""
-    found = {}
+    """Return up to `most` rows of a split for each objective, always the same ones."""
+    by_objective = {}
     for objective in objectives:
-        found[objective] = rows = rows_of(job.settings, job.text, split, seed=MEASURED_SEED, objective=objective)
+        rows = rows_of(job.settings, job.text, split, seed=MEASURED_SEED, objective=objective)
         rows.count = min(most, len(rows))
-    return found
+        by_objective[objective] = rows
+    return by_objective
 
 
 def arm_config(settings: Settings, arm: str, vocab: int, **marks: int | None) -> OpenAlbertConfig:
     """Return the configuration of an arm's model; `marks` are its special tokens' ids by the config's names."""
-    o: AlbertOptions = settings.own
+    options = AlbertOptions.of(settings)
     boundary, share = parts_of(arm)
-    factored = boundary.kind in _FACTORED
-    if factored and boundary.out_width not in (None, boundary.width):
-        fix = f"choose factored-untied:{boundary.width}"
-        raise SpecError(f"{boundary}: ALBERT's ends are both of one width E", fix)
-    width = boundary.width if factored else o.embedding or settings.width
+    width = options.embedding or settings.width
+    is_factored = boundary.kind in _FACTORED
+    if is_factored:
+        if boundary.out_width not in (None, boundary.width):
+            fix = f"choose factored-untied:{boundary.width}"
+            raise SpecError(f"{boundary}: ALBERT's ends are both of one width E", fix)
+        assert boundary.width is not None, "a factored boundary names its width"
+        width = boundary.width
     return OpenAlbertConfig(
         vocab_size=vocab,
         embedding_size=width,
         hidden_size=settings.width,
         num_hidden_layers=settings.layers,
         num_attention_heads=settings.heads,
-        intermediate_size=o.inner,
-        hidden_act=o.act,
-        norm=o.norm,
-        projection=width != settings.width or factored,
-        hidden_dropout_prob=o.dropout,
-        attention_probs_dropout_prob=o.dropout,
+        intermediate_size=options.inner,
+        hidden_act=options.act,
+        norm=options.norm,
+        projection=is_factored or width != settings.width,
+        hidden_dropout_prob=options.dropout,
+        attention_probs_dropout_prob=options.dropout,
         max_position_embeddings=settings.length,
-        sharing=share or o.share,
+        sharing=share or options.share,
         initializer_range=settings.init or OpenAlbertConfig.initializer_range,
         **marks,
     )
 
 
 def _between(spec: BoundarySpec) -> BoundarySpec:
-    """What is installed between ALBERT's own projections, which are a factored boundary's maps."""
-    kind = _FACTORED.get(spec.kind)
-    return spec.plainly() if kind is None else replace(spec.plainly(), kind=kind, width=None, out_width=None)
+    """Return what is installed between ALBERT's own projections, which are a factored boundary's maps."""
+    if spec.kind not in _FACTORED:
+        return spec.plainly()
+    return replace(spec.plainly(), kind=_FACTORED[spec.kind], width=None, out_width=None)
 
 
 class PretrainingTrainer(TiewiseTrainer):
@@ -266,7 +301,7 @@ class PretrainingTrainer(TiewiseTrainer):
     def loss_of(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Nll of masked tokens plus that of pairs, each a mean over the micro-batch."""
+        """Return the nll of masked tokens plus that of pairs, each a mean over the micro-batch."""
         chosen = inputs["labels"] != -100
         output = model(**inputs, predict=chosen)
         self.see(loss=output.mlm_loss.detach())
@@ -283,23 +318,30 @@ class PretrainingTrainer(TiewiseTrainer):
 @torch.no_grad()
 def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], counts: np.ndarray) -> MeasuredSplit:
     """Evaluate rows by the objective of their pairs; masked tokens are the first's. `counts` [V] are training's."""
+    predictions: dict[str, JudgedPredictions] = {}
+    for objective, pair_rows in rows.items():
+        masked, pairs = _judged(installed, pair_rows)
+        if masked and MASKED not in predictions:
+            predictions[MASKED] = JudgedPredictions.joined(masked).cpu()
+        if pairs and objective not in predictions:
+            predictions[objective] = JudgedPredictions.joined(pairs).cpu()
+    return measured_shares(predictions, counts)
+
+
+def _judged(installed: Installed, rows: PairRows) -> tuple[list[JudgedPredictions], list[JudgedPredictions]]:
+    """Return the predictions of masked tokens and of pairs, batch by batch; pairs without an objective have none."""
     device = installed.tables()[0].device
-    found: dict[str, list[Tensor]] = {}  # masked tokens or an objective's pairs: nll in fp64, target, whether right
-    for objective, own in rows.items():
-        judged: dict[str, list[tuple[Tensor, ...]]] = {MASKED: [], objective: []}
-        with evaluating(installed.model):
-            for batch in DataLoader(own, _BATCH):
-                given = {name: value.to(device) for name, value in batch.items()}
-                labels, order = given.pop("labels"), given.pop("pair_labels", None)
-                output = installed.model(**given, predict=labels != -100)
-                asked = (output.logits, labels[labels != -100]), (output.pair_logits, order)
-                for kept, (logits, wanted) in zip(judged.values(), asked, strict=True):
-                    if wanted is not None:
-                        losses = F.cross_entropy(logits.float(), wanted, reduction="none").double()
-                        kept.append((losses, wanted, logits.float().argmax(-1) == wanted))
-        new = {name: kept for name, kept in judged.items() if kept and name not in found}
-        found |= {name: [torch.cat(part).cpu() for part in zip(*kept, strict=True)] for name, kept in new.items()}
-    return measured_shares(found, counts)
+    masked, pairs = [], []
+    with evaluating(installed.model):
+        for batch in DataLoader(rows, _BATCH):
+            inputs = {name: value.to(device) for name, value in batch.items()}
+            labels, order = inputs.pop("labels"), inputs.pop("pair_labels", None)
+            is_masked = labels != -100
+            output = installed.model(**inputs, predict=is_masked)
+            masked.append(JudgedPredictions.of(output.logits.float(), labels[is_masked]))
+            if order is not None:
+                pairs.append(JudgedPredictions.of(output.pair_logits.float(), order))
+    return masked, pairs
 
 
 KIND = Alberts()

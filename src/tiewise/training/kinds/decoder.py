@@ -22,7 +22,8 @@ from tiewise.boundary.install import Installed
 from tiewise.boundary.parallel_plan import body_plan
 from tiewise.core import ranks
 from tiewise.core.errors import PlanError, RunError, one_line
-from tiewise.planning.first_loss import first_step, small_decoder, sound_std
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning.first_loss import FreshBody, first_step, small_decoder, sound_std
 from tiewise.planning.read_config import read
 from tiewise.training.data.corpus import Blocks, PreparedText
 from tiewise.training.run import Kind, MeasuredSplit, build_drawn, causal_model, evaluating, measured, prepared_blocks
@@ -31,6 +32,7 @@ from tiewise.training.trainer import Job, TiewiseTrainer
 
 # The width of the feed-forward layer, as families call it: what `match parameters` widens.
 _FEED_FORWARD = ("intermediate_size", "n_inner", "ffn_dim", "inner_dim")
+AT_ONCE = 4096  # tokens of a forward pass that measures
 
 
 class Decoders(Kind):
@@ -41,42 +43,38 @@ class Decoders(Kind):
     def check_processes(self, settings: Settings) -> None:
         """Refuse attention heads, too, that the processes of --tp do not divide."""
         super().check_processes(settings)
-        if (sizes := ranks.sharded()) and sizes[2] > 1:
+        sizes = ranks.sharded()
+        if sizes is not None and sizes[2] > 1:
             with torch.device("meta"):
                 body_plan(causal_model(settings, make_config(settings, vocab=1)), sizes[2])
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text, and see that it has blocks enough."""
-        width = int(make_config(settings, vocab=1).get_text_config().hidden_size)
+        width = _hidden_size(make_config(settings, vocab=1))
         for spec in settings.specs().values():
-            spec.maps(width)
+            spec.maps(width)  # refuses a boundary that this width cannot have
         return prepared_blocks(settings, folder)
 
     def feed_forward(self, settings: Settings, vocab: int) -> Mapping[str, int | None]:
-        """None where arms are matched by width, else what brings every total to the largest.
+        """Return None where arms are matched by width, else the width that brings every total to the largest.
 
-        What an arm's boundary saves beside the largest boundary is spent on its body: parameters, or operations of a
-        token, of which each matrix but a lookup's table takes as many as it has entries.
+        What an arm's boundary saves compared with the largest boundary is spent on its body: parameters, or operations
+        of a token, of which each matrix but a lookup's table takes as many as it has entries.
         """
         specs = settings.specs()
         if settings.match == "width":
             return dict.fromkeys(specs)
         config = make_config(settings, vocab)
-        _, wide = feed_forward_of(config)
-        d = int(config.get_text_config().hidden_size)
-        with torch.device("meta"):
-            bodies = [AutoModelForCausalLM.from_config(make_config(settings, vocab, wide + more)) for more in (0, 8)]
-            ends = [Boundary(replace(spec.plainly(), pad=None), vocab, d) for spec in specs.values()]
-        narrow, wider, *sizes = (sum(p.numel() for p in module.parameters()) for module in (*bodies, *ends))
-        if settings.match == "flops":
-            sizes = [
-                vocab * spec.table_widths(d)[1] + sum(math.prod(shape) for shape in spec.map_shapes(d).values())
-                for spec in specs.values()
-            ]
-        if wider <= narrow:
+        _, width = feed_forward_of(config)
+        per_width = (_body_size(settings, vocab, width + 8) - _body_size(settings, vocab, width)) / 8
+        if per_width <= 0:
             raise RunError(f"{config.model_type}: its feed-forward width changes no parameter", "use --match width")
-        spent = [round((max(sizes) - size) / ((wider - narrow) / 8)) for size in sizes]
-        return {name: wide + more for name, more in zip(specs, spent, strict=True)}
+        if settings.match == "flops":
+            sizes = {name: _operations(spec, vocab, _hidden_size(config)) for name, spec in specs.items()}
+        else:
+            sizes = {name: _boundary_size(spec, vocab, _hidden_size(config)) for name, spec in specs.items()}
+        largest = max(sizes.values())
+        return {name: width + round((largest - size) / per_width) for name, size in sizes.items()}
 
     def build(self, job: Job) -> Installed:
         """Build it with both tables drawn N(0, std²), independently where there are two."""
@@ -84,14 +82,15 @@ class Decoders(Kind):
         return build_drawn(job, partial(causal_model, job.settings, config), self.table_std(job))
 
     def table_std(self, job: Job) -> float:
-        """The boundary's own, else the run's, else the sound one for this width."""
-        width = int(make_config(job.settings, job.text.vocab).get_text_config().hidden_size)
+        """Return the boundary's own, else the run's, else the sound one for this width."""
+        width = _hidden_size(make_config(job.settings, job.text.vocab))
         return job.spec.init or job.settings.init or sound_std(width)
 
     def first_loss(self, job: Job) -> float:
-        """As `plan` has it; bodies that it does not follow are taken to know nothing."""
+        """Return what `plan` predicts; bodies that it does not follow are taken to know nothing."""
         s, config = job.settings, make_config(job.settings, job.text.vocab, job.feed_forward)
-        width, body = int(config.get_text_config().hidden_size), None
+        width = _hidden_size(config)
+        body: FreshBody | None = None
         if s.model == "llama":  # ours, and known without the readers of every family
             ffn, heads = config.intermediate_size, s.heads
             body = replace(small_decoder(width), layers=s.layers, ffn=ffn, heads=heads, head_dim=width // heads)
@@ -107,10 +106,35 @@ class Decoders(Kind):
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate blocks: of training text as many as the validation split has."""
-        length = job.settings.length
-        most = min(len(job.text.split(job.split)), job.settings.measured)
-        blocks = self.curve_blocks if point else max(1, most // length)
+        length, blocks = job.settings.length, self.curve_blocks
+        if not point:
+            most = min(len(job.text.split(job.split)), job.settings.measured)
+            blocks = max(1, most // length)
         return measure(installed, job.text.split(split), length, job.text.counts, blocks)
+
+
+def _hidden_size(config: Any) -> int:
+    return int(config.get_text_config().hidden_size)
+
+
+def _body_size(settings: Settings, vocab: int, feed_forward: int) -> int:
+    """Return the parameters of a plain model with this feed-forward width."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(make_config(settings, vocab, feed_forward))
+    return sum(p.numel() for p in model.parameters())
+
+
+def _boundary_size(spec: BoundarySpec, vocab: int, width: int) -> int:
+    """Return the parameters of a boundary."""
+    with torch.device("meta"):
+        boundary = Boundary(replace(spec.plainly(), pad=None), vocab, width)
+    return sum(p.numel() for p in boundary.parameters())
+
+
+def _operations(spec: BoundarySpec, vocab: int, width: int) -> int:
+    """Return the entries of a boundary's matrices that multiply every token: the output table and the maps."""
+    table = vocab * spec.table_widths(width)[1]
+    return table + sum(math.prod(shape) for shape in spec.map_shapes(width).values())
 
 
 @torch.no_grad()
@@ -122,53 +146,59 @@ def measure(
     At most so many `blocks`, spread evenly over the split; None takes all. The model is put back as it was.
     """
     rows = tokens[: len(tokens) // length * length].reshape(-1, length)
-    count = len(rows) if blocks is None else min(blocks, len(rows))
+    count = len(rows)
+    if blocks is not None:
+        count = min(blocks, count)
+    if count == 0:
+        return measured([], counts)
     # evenly apart: texts are in the order of their sources, and starts are alike
-    chosen = torch.from_numpy(rows[np.arange(count) * len(rows) // max(count, 1)].astype(np.int64))
-
-    def losses(ids: Tensor) -> tuple[Tensor, Tensor]:
-        ids = ids.to(installed.tables()[0].device)
-        with installed.deferred():  # without logits
-            logits = installed.model(input_ids=ids, use_cache=False).logits[:, :-1, :]
-            targets = ids[:, 1:].reshape(-1)
-            return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets, reduction="none"), targets
-
+    chosen = torch.from_numpy(rows[np.arange(count) * len(rows) // count].astype(np.int64))
     with evaluating(installed.model):
-        return measured(map(losses, chosen.split(max(1, 4096 // length)) if count else ()), counts)
+        return measured((_block_losses(installed, ids) for ids in torch.split(chosen, max(1, AT_ONCE // length))), counts)
+
+
+def _block_losses(installed: Installed, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (losses, targets) [n] of every token of blocks [B, T] but each first; no logits are made."""
+    ids = ids.to(installed.tables()[0].device)
+    with installed.deferred():
+        logits = installed.model(input_ids=ids, use_cache=False).logits[:, :-1, :]
+        targets = ids[:, 1:].reshape(-1)
+        return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets, reduction="none"), targets
 
 
 def make_config(settings: Settings, vocab: int, feed_forward: int | None = None) -> Any:
-    """Configuration of the body; `feed_forward` overrides the width of its feed-forward layers."""
+    """Configure the body; `feed_forward` overrides the width of its feed-forward layers."""
     width = settings.width
     of_family: dict[str, dict[str, Any]] = {
         # 8/3·D, rounded to 8, where a gated layer has three matrices and others have two of 4·D
         "llama": {"intermediate_size": feed_forward or max(8, round(width * 8 / 3 / 8) * 8)},
         "gpt2": {"n_inner": feed_forward or 4 * width, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     }
-    if settings.model in of_family:
-        return AutoConfig.for_model(
-            settings.model,
-            vocab_size=vocab,
-            hidden_size=width,
-            num_hidden_layers=settings.layers,
-            num_attention_heads=settings.heads,
-            max_position_embeddings=settings.length,
-            initializer_range=0.5 * sound_std(width),
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=None,
-            **of_family[settings.model],
-        )
+    if settings.model not in of_family:
+        return _config_of_file(settings, vocab, feed_forward)
+    return AutoConfig.for_model(
+        settings.model,
+        vocab_size=vocab,
+        hidden_size=width,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        max_position_embeddings=settings.length,
+        initializer_range=0.5 * sound_std(width),
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        **of_family[settings.model],
+    )
+
+
+def _config_of_file(settings: Settings, vocab: int, feed_forward: int | None) -> Any:
+    """Configure the body as the `config.json` says that the settings name, with another vocabulary."""
     path = Path(settings.model)
-    path = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        path = path / "config.json"
     if not path.is_file():
         raise RunError(f"unknown model {settings.model!r}", "use llama, gpt2, or the path of a config.json")
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        config = AutoConfig.for_model(record.pop("model_type"), **record)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        reason = "no model_type" if isinstance(error, KeyError) else one_line(error)
-        raise RunError(f"{path} is no model configuration: {reason}", "give a transformers config.json") from None
+    config = _read_config(path)
     if not hasattr(config.get_text_config(), "hidden_size"):
         raise RunError(f"{path}: no causal language model can be built (it has no hidden_size)", "choose another")
     config.vocab_size, config.tie_word_embeddings = vocab, True
@@ -180,12 +210,23 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
         what = f"{path} has {positions} positions, blocks are {settings.length} long"
         raise RunError(what, f"use --set length={positions} or less")
     if feed_forward is not None:
-        setattr(config, feed_forward_of(config)[0], feed_forward)
+        name, _ = feed_forward_of(config)
+        setattr(config, name, feed_forward)
     return config
 
 
+def _read_config(path: Path) -> Any:
+    """Read a config of transformers. Raises RunError."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return AutoConfig.for_model(record.pop("model_type"), **record)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        reason = "no model_type" if isinstance(error, KeyError) else one_line(error)
+        raise RunError(f"{path} is no model configuration: {reason}", "give a transformers config.json") from None
+
+
 def feed_forward_of(config: Any) -> tuple[str, int]:
-    """(name, value) of the configuration's feed-forward width."""
+    """Return (name, value) of the configuration's feed-forward width."""
     for name in _FEED_FORWARD:
         width = getattr(config, name, "")
         if width is None and name == "n_inner" and hasattr(config, "n_embd"):

@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 from tiewise.boundary.flax.models import FlaxDecoder
 from tiewise.boundary.flax.parameter_files import read
-from tiewise.boundary.flax.training import Fitting, OptaxRecipe, token_losses
+from tiewise.boundary.flax.training import Fitting, OptaxRecipe, TrainingPoint, token_losses
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
 from tiewise.core.files import sync, write_whole
@@ -42,7 +42,7 @@ class FlaxDecoders(Decoders):
 
     backend = FLAX_RUN
     where = "with the flax backend"
-    lacks: Mapping[str, tuple[Any, str]] = {
+    lacks: Mapping[str, tuple[object, str]] = {
         "kind": (DECODER, _TORCH),
         "model": ("llama", _TORCH),
         "minutes": (None, _TORCH),
@@ -54,8 +54,8 @@ class FlaxDecoders(Decoders):
     side_by_side = False  # XLA takes all cores, whatever share a run has
     packages = ("jax", "flax", "optax")
 
-    def check(self, settings: Settings) -> Any:
-        """Refuse boundaries that change, and vectors, too."""
+    def check(self, settings: Settings) -> None:
+        """Refuse boundaries that change, and vectors, too; this kind has no options."""
         super().check(settings)
         for arm, spec in settings.specs().items():
             if spec != spec.plainly() or spec.vectors is not None:
@@ -63,12 +63,8 @@ class FlaxDecoders(Decoders):
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
         """Train in JAX, with checkpoints as often as PyTorch's, and give PyTorch's model the weights."""
-        s, torch_model, metrics = job.settings, installed.model, job.folder / METRICS
-        sizes = (job.text.vocab, s.width, s.layers, s.heads, torch_model.config.intermediate_size)
-        model = FlaxDecoder(job.spec, *sizes, rngs=nnx.Rngs(job.seed))
-        model.load_named({name: value.numpy() for name, value in torch_model.state_dict().items()})
-        recipe = OptaxRecipe(s.steps, s.batch, s.length, s.learning_rate, s.weight_decay, job.seed)
-        fitting = Fitting(model, job.text.split("train"), recipe)
+        settings, torch_model, metrics = job.settings, installed.model, job.folder / METRICS
+        fitting = make_fitting(job, torch_model)
         if checkpoint is not None:
             take_up(fitting, checkpoint)
         keep_lines(metrics, fitting.step)
@@ -78,15 +74,9 @@ class FlaxDecoders(Decoders):
             for point in fitting.steps():
                 if point is not None:
                     nll = point.train_nll
-                    line = {"step": point.step, "train_nll": point.train_nll}
-                    if not job.trial:
-                        held_out = job.text.split(job.split)
-                        losses, _ = token_losses(fitting.model, held_out, s.length, self.curve_blocks)
-                        line["heldout_nll"] = float(losses.mean())
-                    paths = {"path_a": point.paths.a, "path_b": point.paths.b, "cosine": point.paths.cosine}
-                    add_line(metrics, line | {name: value for name, value in paths.items() if not math.isnan(value)})
+                    add_line(metrics, self._line(job, fitting, point))
                 job.tell(fitting.step, nll)
-                if interrupt.pressed or fitting.step % (4 * logging_window(s.steps)) == 0:
+                if interrupt.pressed or fitting.step % (4 * logging_window(settings.steps)) == 0:
                     keep(fitting, job.folder)
                 if interrupt.pressed:
                     raise Interrupted(str(job.folder))
@@ -94,19 +84,40 @@ class FlaxDecoders(Decoders):
         torch_model.load_state_dict(state, strict=False)  # a tied head is the table; `load_named` checked the names
         return fitting.timed, fitting.seconds
 
+    def _line(self, job: Job, fitting: Fitting, point: TrainingPoint) -> dict[str, Any]:
+        """Return the line of `metrics.jsonl` for a point of the curve; a trial measures no held-out loss."""
+        line: dict[str, Any] = {"step": point.step, "train_nll": point.train_nll}
+        if not job.trial:
+            held_out = job.text.split(job.split)
+            losses, _ = token_losses(fitting.model, held_out, job.settings.length, self.curve_blocks)
+            line["heldout_nll"] = float(losses.mean())
+        paths = {"path_a": point.paths.a, "path_b": point.paths.b, "cosine": point.paths.cosine}
+        return line | {name: value for name, value in paths.items() if not math.isnan(value)}
+
+
+def make_fitting(job: Job, torch_model: Any) -> Fitting:
+    """Make the Flax decoder of a job, with the weights of PyTorch's, and what trains it."""
+    s = job.settings
+    sizes = (job.text.vocab, s.width, s.layers, s.heads, torch_model.config.intermediate_size)
+    model = FlaxDecoder(job.spec, *sizes, rngs=nnx.Rngs(job.seed))
+    model.load_named({name: value.numpy() for name, value in torch_model.state_dict().items()})
+    recipe = OptaxRecipe(s.steps, s.batch, s.length, s.learning_rate, s.weight_decay, job.seed)
+    return Fitting(model, job.text.split("train"), recipe)
+
 
 def keep(fitting: Fitting, folder: Path) -> None:
     """Write a checkpoint of `fitting` into a run's folder, and remove all but the newest."""
     final = folder / f"checkpoint-{fitting.step}"
-    made = final.with_name(final.name + ".partial")
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir()
-    write_whole(made / ARRAYS, save({name: np.asarray(value) for name, value in fitting.arrays().items()}))
-    write_json(made / STATE, {"global_step": fitting.step, "fitting": fitting.record()})
-    replace_path(made, final)
+    partial = final.with_name(final.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    arrays = {name: np.asarray(value) for name, value in fitting.arrays().items()}
+    write_whole(partial / ARRAYS, save(arrays))
+    write_json(partial / STATE, {"global_step": fitting.step, "fitting": fitting.record()})
+    replace_path(partial, final)
     sync(folder)
-    old = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
-    for path in old[:-KEPT]:
+    by_step = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+    for path in by_step[:-KEPT]:
         shutil.rmtree(path)
 
 

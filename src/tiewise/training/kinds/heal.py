@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import tiewise.boundary.hf
 from tiewise.boundary.install import Installed, installed
@@ -40,14 +40,21 @@ TABLES, ALL = "tables", "all"
 RATE, SEEN = 0.03, 4096  # of the root mean square of so many rows of the input table: the learning rate
 LENGTH = 128  # of blocks, where the model has as many positions
 HELD_OUT = 2000  # characters that a loss can be measured on
+_POSITIONS = ("max_position_embeddings", "n_positions")  # a config's names for their number
 
 
 @dataclass(frozen=True)
 class HealOptions:
-    """What a healing has beyond other runs; `model` is the folder of the model that is healed."""
+    """Settings that a healing has beyond other runs; `model` is the folder of the model that is healed."""
 
     teacher: str = ""  # folder of the model that it was made of
     what: str = TABLES  # what learns
+
+    @classmethod
+    def of(cls, settings: Settings) -> HealOptions:
+        """Return the options among the settings of a healing."""
+        assert isinstance(settings.own, cls), "settings of a healing have its options"
+        return settings.own
 
 
 def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str] | None) -> dict[str, Any]:
@@ -59,13 +66,37 @@ def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str
         raise RunError("no model to heal", "give its folder, and --teacher DIR, the folder of the model it was made of")
     if teacher is None:
         raise RunError("no teacher", f"give --teacher DIR (teacher= in Python), the model that {model} was made of")
-    facts = Facts(open_folder(path := os.path.abspath(model)))  # whole, for a resume may be elsewhere
-    size = math.sqrt(np.square(readable(facts, "heal")[0].read(0, SEEN).astype(np.float64)).mean())
-    keys = ("max_position_embeddings", "n_positions")
-    limits = (count(level.get(key)) for level in facts.levels.values() for key in keys)
-    boundary = str(facts.config[SPEC]) if facts.is_own else "tied" if facts.tied else "untied"
-    found = {"kind": HEAL, "model": path, "tokenizer": path, "teacher": os.path.abspath(teacher), "arms": [boundary]}
-    return {**found, "learning_rate": float(f"{RATE * size:.1e}"), "length": min([LENGTH, *filter(None, limits)])}
+    path = os.path.abspath(model)  # whole, for a resume may be elsewhere
+    facts = Facts(open_folder(path))
+    rows = readable(facts, HEAL)[0].read(0, SEEN).astype(np.float64)
+    root_mean_square = math.sqrt(np.square(rows).mean())
+    return {
+        "kind": HEAL,
+        "model": path,
+        "tokenizer": path,
+        "teacher": os.path.abspath(teacher),
+        "arms": [_boundary_of(facts)],
+        "learning_rate": float(f"{RATE * root_mean_square:.1e}"),
+        "length": _block_length(facts),
+    }
+
+
+def _boundary_of(facts: Facts) -> str:
+    """Return the boundary of a checkpoint, in its written form."""
+    if facts.is_own:
+        return str(facts.config[SPEC])
+    return "tied" if facts.tied else "untied"
+
+
+def _block_length(facts: Facts) -> int:
+    """Return the length of blocks: `LENGTH`, or the smallest limit that a level of the config names."""
+    lengths = [LENGTH]
+    for level in facts.levels.values():
+        for key in _POSITIONS:
+            limit = count(level.get(key))
+            if limit:
+                lengths.append(limit)
+    return min(lengths)
 
 
 class SharedVocabulary(NamedTuple):
@@ -83,17 +114,19 @@ def shared_vocabulary(settings: Settings) -> SharedVocabulary | None:
     Raises:
         RunError: a token's row is not among the shared ones.
     """
-    models = {"model": settings.model, "teacher": settings.own.teacher}
-    facts = {name: Facts(open_folder(path)) for name, path in models.items()}
-    words = [one.tokenizer for one in facts.values() if one.tokenizer is not None]
-    if len(words) != 2 or (words[0].base, words[0].added) != (words[1].base, words[1].added):
+    paths = {"model": settings.model, "teacher": HealOptions.of(settings).teacher}
+    facts = {name: Facts(open_folder(path)) for name, path in paths.items()}
+    tokenizer, teachers = facts["model"].tokenizer, facts["teacher"].tokenizer
+    if tokenizer is None or teachers is None:
+        return None
+    if (tokenizer.base, tokenizer.added) != (teachers.base, teachers.added):
         return None
     rows = {name: readable(one, HEAL)[0].rows for name, one in facts.items()}
     shared = min(rows.values())
     has_padding = max(rows.values()) > shared
-    if has_padding and words[0].max_id >= shared:
+    if has_padding and tokenizer.max_id >= shared:
         shorter = min(rows, key=rows.__getitem__)
-        what = f"{models[shorter]} has {shared:,} rows, and the tokenizer of both has token {words[0].max_id:,}"
+        what = f"{paths[shorter]} has {shared:,} rows, and the tokenizer of both has token {tokenizer.max_id:,}"
         raise RunError(what, f"tiewise resize the {shorter} first")
     return SharedVocabulary(shared, has_padding)
 
@@ -103,22 +136,23 @@ class Heal(Decoders):
 
     where = "in a healing"
     options = HealOptions
-    defaults: Mapping[str, Any] = {"steps": 300, "weight_decay": 0.0}
-    lacks: Mapping[str, tuple[Any, str]] = {"init": (None, "leave init out: the model has its weights")}
+    defaults: Mapping[str, object] = {"steps": 300, "weight_decay": 0.0}
+    lacks: Mapping[str, tuple[object, str]] = {"init": (None, "leave init out: the model has its weights")}
     shards = False
     alone = ("a healing", "run it on one process")
 
     def check(self, settings: Settings) -> HealOptions:
-        """See that both models are there."""
-        own: HealOptions = super().check(settings)
+        """Return the options of a healing, whose two models are there."""
+        super().check(settings)
+        options = HealOptions.of(settings)
         if settings.seed is None:
             raise RunError("a comparison of healings", "use tiewise heal for each")
-        if own.what not in (TABLES, ALL):
-            raise RunError(f"what = {own.what!r}", f"choose {TABLES} or {ALL}")
-        for name, path in (("model", settings.model), ("teacher", own.teacher)):
+        if options.what not in (TABLES, ALL):
+            raise RunError(f"what = {options.what!r}", f"choose {TABLES} or {ALL}")
+        for name, path in (("model", settings.model), ("teacher", options.teacher)):
             if not (Path(path) / "config.json").is_file():
                 raise RunError(f"{name} = {path!r} is no folder with a config.json", f"name the folder of the {name}")
-        return own
+        return options
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text with the model's own tokenizer."""
@@ -132,80 +166,100 @@ class Heal(Decoders):
     def described(self, settings: Settings, text: PreparedText) -> str:
         """Say also what is learnt, and from what."""
         shared = shared_vocabulary(settings)
-        how = "by its teacher's probabilities (KL)"
-        if shared is not None and shared.has_padding:
-            how += f" over the {shared.rows:,} rows that both have: "
-            how += "rows beyond are padding, and are left out of both softmaxes"
         if shared is None:
             how = "by cross-entropy on the text: its teacher has another vocabulary and says nothing of these tokens"
-        what = "the tables learn" if settings.own.what == TABLES else "the whole model learns"
-        return f"{super().described(settings, text)}; {what}, {how}"
+        else:
+            how = "by its teacher's probabilities (KL)"
+            if shared.has_padding:
+                how += f" over the {shared.rows:,} rows that both have: "
+                how += "rows beyond are padding, and are left out of both softmaxes"
+        learner = "the tables learn" if HealOptions.of(settings).what == TABLES else "the whole model learns"
+        return f"{super().described(settings, text)}; {learner}, {how}"
 
     def build(self, job: Job) -> Installed:
         """Load the model in fp32; what does not learn is frozen."""
-        path, length = job.settings.model, job.settings.length
-        found = _loaded(path)
-        model, rows = found.model, len(found.tables()[1])
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or length
-        if model.config.is_encoder_decoder:
-            raise RunError(f"{path} has an encoder", "only models that read and write one text are healed")
-        if positions < length:
-            what = f"{path} has {positions} positions, blocks are {length} long"
-            raise RunError(what, f"use --set length={positions} or less")
-        if rows < job.text.vocab:
-            what = f"{path}: its tokenizer needs {job.text.vocab:,} rows, and its tables have {rows:,}"
-            raise DataError(what, "name its end of text in tokenizer_config.json, or tiewise resize it first")
-        if job.settings.own.what == TABLES:
+        installed = _load_installed(job.settings.model)
+        _refuse_unfit(installed, job)
+        if HealOptions.of(job.settings).what == TABLES:
+            model = installed.model
             model.requires_grad_(False)
             for end in (model.get_input_embeddings(), model.get_output_embeddings()):
                 end.requires_grad_(True)
-        return found
+        return installed
 
     def table_std(self, job: Job) -> float:
-        """None is drawn."""
+        """Return nan: no table is drawn."""
         return math.nan
 
     def first_loss(self, job: Job) -> float:
-        """It is measured, and not predicted."""
+        """Return nan: the first loss is measured, and not predicted."""
         return math.nan
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
-        """A decoder's, with a teacher where both have one vocabulary."""
+        """Make a decoder's trainer, with a teacher where both have one vocabulary."""
         shared = shared_vocabulary(job.settings)
         if shared is None:
             return super().trainer(job, installed)
         rows = Blocks(job.text.split("train"), job.settings.length)
-        found = HealTrainer(installed, **self.given(job, installed, rows))
-        found.teacher, found.shared = _loaded(job.settings.own.teacher), shared.rows
-        found.teacher.model.requires_grad_(False).eval().to(found.args.device)
-        return found
+        trainer = HealTrainer(installed, **self.given(job, installed, rows))
+        teacher = _load_installed(HealOptions.of(job.settings).teacher)
+        teacher.model.requires_grad_(False).eval().to(trainer.args.device)
+        trainer.teacher, trainer.shared = teacher, shared.rows
+        return trainer
 
 
-def _loaded(path: str) -> Installed:
+def _load_installed(path: str) -> Installed:
+    """Load a model in fp32 from a folder, with its boundary."""
     return installed(tiewise.boundary.hf.load(path, dtype=torch.float32, local_files_only=True))
 
 
+def _refuse_unfit(installed: Installed, job: Job) -> None:
+    """Refuse a model that has an encoder, or too few positions or rows for the job's text."""
+    path, length = job.settings.model, job.settings.length
+    config, rows = installed.model.config, len(installed.tables()[1])
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or length
+    if config.is_encoder_decoder:
+        raise RunError(f"{path} has an encoder", "only models that read and write one text are healed")
+    if positions < length:
+        what = f"{path} has {positions} positions, blocks are {length} long"
+        raise RunError(what, f"use --set length={positions} or less")
+    if rows < job.text.vocab:
+        what = f"{path}: its tokenizer needs {job.text.vocab:,} rows, and its tables have {rows:,}"
+        raise DataError(what, "name its end of text in tokenizer_config.json, or tiewise resize it first")
+
+
 class HealTrainer(TiewiseTrainer):
-    """Has the distribution of a teacher learnt in place of the text."""
+    """Has the distribution of a teacher learnt instead of the text."""
 
     teacher: Installed
     shared: int  # rows that both tables have; further ones are padding
 
     def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """KL(teacher ‖ student) over the shared rows, the mean over all tokens that have a next one."""
+        """Return KL(teacher ‖ student) over the shared rows, the mean over all tokens that have a next one."""
         ids = inputs["input_ids"]
         with torch.no_grad(), self.teacher.deferred():
-            theirs = head_of(self.teacher.model(input_ids=ids, use_cache=False).logits[:, :-1])
+            teacher_logits = self.teacher.model(input_ids=ids, use_cache=False).logits[:, :-1]
+            teacher_features, teacher_table, teacher_bias, teacher_options = head_of(teacher_logits)
         with self.installed.deferred():
             features, table, bias, options = head_of(model(input_ids=ids, use_cache=False).logits[:, :-1])
-        more = {"bias": self._cut(bias), "teacher_bias": self._cut(theirs[2])}
-        more |= {"options": options, "teacher_options": theirs[3]}
-        loss = linear_divergence(features, self._cut(table), theirs[0], self._cut(theirs[1]), beta=0.0, **more)
+        loss = linear_divergence(
+            features,
+            self._cut(table),
+            teacher_features,
+            self._cut(teacher_table),
+            beta=0.0,
+            bias=self._cut(bias),
+            teacher_bias=self._cut(teacher_bias),
+            options=options,
+            teacher_options=teacher_options,
+        )
         return self.share_of_step(loss, kwargs.get("num_items_in_batch"))
 
-    def _cut(self, rows: Any) -> Any:
-        """The shared rows of a table or a bias; the same tensor where it has no others."""
-        return rows if rows is None or len(rows) == self.shared else rows[: self.shared]
+    def _cut(self, rows: Tensor | None) -> Any:
+        """Return the shared rows of a table or a bias; the same tensor where it has no others."""
+        if rows is None or len(rows) == self.shared:
+            return rows
+        return rows[: self.shared]
 
 
 KIND = Heal()

@@ -33,7 +33,7 @@ from tiewise.core.files import require, written_whole
 from tiewise.training.data.corpus import PreparedText
 from tiewise.training.data.documents import RANDOM
 from tiewise.training.data.word_corpus import prepare_words, unknown_share
-from tiewise.training.models.rnn import RNNConfig, detached
+from tiewise.training.models.rnn import RNNConfig, State, detached
 from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import SHAPE, Kind, MeasuredSplit, build_drawn, causal_model
 from tiewise.training.settings import Settings, recipe
@@ -90,6 +90,12 @@ class RecurrentOptions:
     temperature: float = 10.0  # τ of the augmented loss
     parallel: int = 10  # streams that a split is measured in, side by side; each word counts once
 
+    @classmethod
+    def of(cls, settings: Settings) -> RecurrentOptions:
+        """Return the options among the settings of a recurrent model."""
+        assert isinstance(settings.own, cls), "settings of a recurrent model have its options"
+        return settings.own
+
     def check(self) -> None:
         """Refuse values out of range. Raises RunError."""
         for name, choices in _CHOICES.items():
@@ -103,6 +109,10 @@ class RecurrentOptions:
         others = "clip decay_after average_patience augment activation slowness start_body"
         require(self, others, lambda x: x >= 0, "use zero or a positive number")
 
+    def validates_epochs(self) -> bool:
+        """Return whether something depends on the validation nll after each epoch."""
+        return self.anneal == "plateau" or self.average_patience > 0 or self.keep == "best"
+
 
 class Annealing(Kept):
     """Sets the rate before every step of a run, and validates after every epoch where something depends on it."""
@@ -111,40 +121,56 @@ class Annealing(Kept):
 
     def __init__(self, job: Job, installed: Installed, steps: Steps) -> None:
         self.job, self.installed, self.steps = job, installed, steps
-        self.options: RecurrentOptions = job.settings.own
+        self.options = RecurrentOptions.of(job.settings)
         self.validations: list[float] = []  # nll after each epoch
         self.cuts = 0  # epochs that did not lower it
         self.rate = job.settings.learning_rate  # of the step at hand, as logs say it
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Set the rate of this step."""
-        o, step = self.options, state.global_step
-        power = self.cuts if o.anneal == "plateau" else max(0, int(self.steps.epochs[step]) + 1 - o.decay_after)
-        part = self.steps.lengths[step] / self.job.settings.length if o.vary_length else 1.0
-        self.rate = float(self.job.settings.learning_rate * o.decay**power * part)
+        self.rate = self._rate_of(state.global_step)
         for group in kw["optimizer"].param_groups:
             group["lr"] = self.rate
 
+    def _rate_of(self, step: int) -> float:
+        options, settings = self.options, self.job.settings
+        if options.anneal == "plateau":
+            power = self.cuts
+        else:
+            power = max(0, int(self.steps.epochs[step]) + 1 - options.decay_after)
+        part = 1.0
+        if options.vary_length:
+            part = self.steps.lengths[step] / settings.length
+        return float(settings.learning_rate * options.decay**power * part)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """At the end of an epoch: validate, and decide."""
-        o, text, before = self.options, self.job.text, self.validations
-        needed = o.anneal == "plateau" or o.average_patience > 0 or o.keep == "best"
-        if not needed or not self.steps.ends_epoch(state.global_step - 1):
+        """Validate at the end of an epoch, and decide about the rate, the weights and averaging."""
+        if not self.options.validates_epochs() or not self.steps.ends_epoch(state.global_step - 1):
             return
         optimizer = getattr(kw["optimizer"], "optimizer", kw["optimizer"])
         averages = isinstance(optimizer, AveragedSGD) and optimizer.averages
+        earlier = self.validations
         with optimizer.averaged() if averages else nullcontext():
-            nll = measure_streams(self.installed, text.split("tune"), text.counts, o.parallel).nll
-            nll = nll if math.isfinite(nll) else 1e30  # a diverged epoch is the worst; JSON has no infinity
-            if nll >= min(before, default=math.inf):
+            nll = self._validation_nll()
+            if nll >= min(earlier, default=math.inf):
                 self.cuts += 1
-            elif o.keep == "best":
-                with written_whole(self.job.folder / BEST) as made:
-                    torch.save(self.installed.model.state_dict(), made)
-            self.validations = [*before, nll]
-        n = o.average_patience
-        if n and not averages and len(before) > n and nll > min(before[:-n]):
+            elif self.options.keep == "best":
+                self._save_best()
+            self.validations = [*earlier, nll]
+        n = self.options.average_patience
+        # NT-ASGD: no better than the lowest of all but the last n epochs
+        if n and not averages and nll > min(earlier[:-n], default=math.inf):
             optimizer.average()
+
+    def _validation_nll(self) -> float:
+        """Measure the validation file; a diverged epoch is the worst, as a number, for JSON has no infinity."""
+        text = self.job.text
+        nll = measure_streams(self.installed, text.split("tune"), text.counts, self.options.parallel).nll
+        return nll if math.isfinite(nll) else 1e30
+
+    def _save_best(self) -> None:
+        with written_whole(self.job.folder / BEST) as path:
+            torch.save(self.installed.model.state_dict(), path)
 
 
 class StatefulTrainer(TiewiseTrainer):
@@ -153,33 +179,43 @@ class StatefulTrainer(TiewiseTrainer):
     def __init__(self, installed: Installed, annealing: Annealing, **kwargs: Any) -> None:
         super().__init__(installed, data_collator=itemgetter(0), **kwargs)  # a step is a batch already
         self.annealing = annealing
-        self.carried: Any = None
+        self.carried: State | None = None
 
     def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Loss of one step from the state that the last one left; keeps the state that this one leaves."""
-        o, targets = self.annealing.options, inputs["labels"]
-        state, wanted = None if bool(inputs["begins"]) else self.carried, targets.reshape(-1)
+        """Return the loss of one step from the carried state, and carry the state that it leaves."""
+        options, labels = self.annealing.options, inputs["labels"]
+        state = self.carried
+        if bool(inputs["begins"]):
+            state = None
+        targets = labels.reshape(-1)
         with self.installed.deferred():
             output = model(input_ids=inputs["input_ids"], state=state)
-            flat = output.logits.reshape(-1, output.logits.shape[-1])
-            with torch.set_grad_enabled(not o.augment):  # or it is logged alone
-                loss = nll = F.cross_entropy(flat, wanted)
-            if o.augment:
-                scale, bias, softcap = flat.fold  # what the boundary makes of hidden · tableᵀ
-                if softcap is not None:
-                    raise UnsupportedError("the augmented loss knows no soft-cap", "leave softcap out of the boundary")
-                table_in, table_out = self.installed.tables()
-                hidden = flat.hidden if scale == 1 else flat.hidden * scale
-                own = None if table_in is table_out else table_in
-                chosen = AugmentedOptions(alpha=o.augment, temperature=o.temperature)
-                loss = augmented_cross_entropy(hidden, flat.table, wanted, own, bias, chosen)
+            logits = output.logits.reshape(-1, output.logits.shape[-1])
+            with torch.set_grad_enabled(not options.augment):  # or it is logged alone
+                nll = F.cross_entropy(logits, targets)
+            loss = nll
+            if options.augment:
+                loss = self._augmented_loss(logits, targets)
         self.carried = detached(output.state)
-        self.see(loss=nll.detach().expand(targets.numel()))  # every word counts once
+        self.see(loss=nll.detach().expand(labels.numel()))  # every word counts once
         if output.regularisation is not None:
             loss = loss + output.regularisation
-        if o.objective == "time":
-            loss = loss * targets.shape[1]  # the mean over streams of the sum over positions
+        if options.objective == "time":
+            loss = loss * labels.shape[1]  # the mean over streams of the sum over positions
         return loss
+
+    def _augmented_loss(self, logits: Any, targets: Tensor) -> Tensor:
+        """Return the augmented loss of deferred logits [n, V] at targets [n]."""
+        scale, bias, softcap = logits.fold  # what the boundary makes of hidden · tableᵀ
+        if softcap is not None:
+            raise UnsupportedError("the augmented loss knows no soft-cap", "leave softcap out of the boundary")
+        hidden = logits.hidden
+        if scale != 1:
+            hidden = hidden * scale
+        table_in, table_out = self.installed.tables()
+        similarities = None if table_in is table_out else table_in
+        options = AugmentedOptions(alpha=self.annealing.options.augment, temperature=self.annealing.options.temperature)
+        return augmented_cross_entropy(hidden, logits.table, targets, similarities, bias, options)
 
     def _get_learning_rate(self) -> float:
         return self.annealing.rate
@@ -200,8 +236,8 @@ class RecurrentModels(Kind):
 
     where = "in a recurrent run"
     options = RecurrentOptions
-    defaults: Mapping[str, Any] = {"steps": ALL, "model": "lstm"}
-    lacks: Mapping[str, tuple[Any, str]] = {
+    defaults: Mapping[str, object] = {"steps": ALL, "model": "lstm"}
+    lacks: Mapping[str, tuple[object, str]] = {
         "minutes": (None, _SHORTER),
         "match": ("width", _SHORTER),
         "tune": (False, _SHORTER),
@@ -214,13 +250,15 @@ class RecurrentModels(Kind):
 
     def check(self, settings: Settings) -> RecurrentOptions:
         """Refuse what a recipe's run cannot have."""
-        options: RecurrentOptions = super().check(settings)
+        super().check(settings)
+        options = RecurrentOptions.of(settings)
         options.check()
         if settings.model not in CELLS:
             raise RunError(f"model = {settings.model!r} {self.where}", f"choose one of {', '.join(CELLS)}")
         if options.average_patience and options.keep != "best":
             raise RunError("average_patience without keep: best", "add keep: best, which keeps the better of both")
-        if options.keep == "best" and any(spec != spec.plainly() for spec in settings.specs().values()):
+        changes = any(spec != spec.plainly() for spec in settings.specs().values())
+        if options.keep == "best" and changes:
             raise RunError("keep: best with a boundary that changes", "use keep: last, or a boundary that stays")
         if len(settings.text) != 1:
             raise RunError(f"{len(settings.text)} corpora for a recurrent run", "name one folder")
@@ -231,10 +269,10 @@ class RecurrentModels(Kind):
         recurrent_config(settings, 1)
         for spec in settings.specs().values():
             spec.maps(settings.width)
-        return prepare_words(settings.text[0], folder, settings.own.files)
+        return prepare_words(settings.text[0], folder, RecurrentOptions.of(settings).files)
 
     def steps(self, settings: Settings, text: PreparedText) -> int:
-        """Steps of the first seed: its epochs, or as many of their steps as are asked for."""
+        """Return the steps of the first seed: its epochs, or as many of their steps as are asked for."""
         return len(run_steps(settings, text, 1))
 
     def described(self, settings: Settings, text: PreparedText) -> str:
@@ -247,29 +285,34 @@ class RecurrentModels(Kind):
 
     def build(self, job: Job) -> Installed:
         """Build `RNNLM`, every weight uniform, unless the boundary says its tables' own scale."""
-        reach = None if job.spec.init is not None else job.settings.own.start
+        reach = None
+        if job.spec.init is None:
+            reach = RecurrentOptions.of(job.settings).start
         make = partial(causal_model, job.settings, recurrent_config(job.settings, job.text.vocab))
         return build_drawn(job, make, self.table_std(job), reach)
 
     def table_std(self, job: Job) -> float:
-        """Of the uniform, where the boundary does not say."""
-        return job.spec.init or float(job.settings.own.start / math.sqrt(3))
+        """Return that of the uniform, where the boundary does not say."""
+        return job.spec.init or float(RecurrentOptions.of(job.settings).start / math.sqrt(3))
 
     def first_loss(self, job: Job) -> float:
-        """A state that starts at zero says nothing of any word."""
+        """Return ln V: a state that starts at zero says nothing of any word."""
         return math.log(job.text.vocab)
 
     def trainer(self, job: Job, installed: Installed) -> StatefulTrainer:
         """Make the trainer and what sets its rate; decay is of all weights alike, as the papers' code has it."""
-        s, o = job.settings, job.settings.own
+        s, options = job.settings, RecurrentOptions.of(job.settings)
         steps = run_steps(s, job.text, job.seed)
         job = replace(job, settings=replace(s, steps=len(steps)))  # of varied lengths, another seed has more or fewer
         weights = [p for p in installed.model.parameters() if p.requires_grad]
-        by: Any = AveragedSGD if o.optimizer == "sgd" else torch.optim.AdamW
-        optimizer = by(weights, s.learning_rate, weight_decay=s.weight_decay)
-        own: dict[str, Any] = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential"}
-        own |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": o.clip}
-        given = self.given(job, installed, steps, **own)
+        optimizer: torch.optim.Optimizer
+        if options.optimizer == "sgd":
+            optimizer = AveragedSGD(weights, s.learning_rate, weight_decay=s.weight_decay)
+        else:
+            optimizer = torch.optim.AdamW(weights, s.learning_rate, weight_decay=s.weight_decay)
+        changes: dict[str, Any] = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential"}
+        changes |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": options.clip}
+        given = self.given(job, installed, steps, **changes)
         annealing = Annealing(job, installed, steps)
         given["callbacks"].append(annealing)
         return StatefulTrainer(installed, annealing, optimizers=(optimizer, None), **given)
@@ -278,39 +321,45 @@ class RecurrentModels(Kind):
         """Train; the model ends with the weights of its best epoch, where it kept them."""
         timed = super().fit(job, installed, checkpoint, step)
         best = job.folder / BEST
-        if job.settings.own.keep == "best" and best.is_file():
+        if RecurrentOptions.of(job.settings).keep == "best" and best.is_file():
             device = installed.tables()[0].device
             installed.model.load_state_dict(torch.load(best, map_location=device, weights_only=True))
         return timed
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate a split from its beginning: of training text a part, as the papers do all of any other."""
-        most = CURVE_WORDS if point else job.settings.measured if split == "train" else None
-        return measure_streams(installed, job.text.split(split), job.text.counts, job.settings.own.parallel, most)
+        most: int | None = None
+        if point:
+            most = CURVE_WORDS
+        elif split == "train":
+            most = job.settings.measured
+        parallel = RecurrentOptions.of(job.settings).parallel
+        return measure_streams(installed, job.text.split(split), job.text.counts, parallel, most)
 
     def tokens_seen(self, job: Job) -> np.ndarray:
-        """Words predicted up to and with each step [steps]."""
+        """Return the words predicted up to and with each step [steps]."""
         return run_steps(job.settings, job.text, job.seed).words()
 
     def moments(self, job: Job) -> int:
-        """Adam's two, or the mean where SGD may come to average."""
-        o = job.settings.own
-        return 2 if o.optimizer == "adamw" else int(o.average_patience > 0)
+        """Return Adam's two, or the mean where SGD may come to average."""
+        options = RecurrentOptions.of(job.settings)
+        return 2 if options.optimizer == "adamw" else int(options.average_patience > 0)
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
         """Return the settings, and which of them are not the recipe's."""
-        names = ("recipe", *(name for name in SHAPE if name not in ("heads", "accumulate")), "bf16")
+        shape = [name for name in SHAPE if name not in ("heads", "accumulate")]
+        record: dict[str, Any] = {name: getattr(settings, name) for name in ("recipe", *shape, "bf16")}
+        record |= vars(settings.own)
         steps, differ = run_steps(settings, text, 1), changed(settings)
         if len(steps) < len(run_steps(replace(settings, steps=ALL), text, 1)):
             differ.append(f"steps={settings.steps}")
-        found = {name: getattr(settings, name) for name in names} | vars(settings.own)
         words = int(steps.words()[-1])
-        return found | {"changed": differ, "vocab": text.vocab, "tokens_per_run": words, "tokenizer": "words"}
+        return record | {"changed": differ, "vocab": text.vocab, "tokens_per_run": words, "tokenizer": "words"}
 
 
 def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
     """Return the configuration of a recurrent run's model."""
-    o: RecurrentOptions = settings.own
+    o = RecurrentOptions.of(settings)
     return RNNConfig(
         vocab_size=vocab,
         hidden_size=o.inner or settings.width,
@@ -335,17 +384,19 @@ def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
 
 
 def run_steps(settings: Settings, text: PreparedText, seed: int) -> Steps:
-    """Steps of one run: its epochs, or as many of their steps as `settings.steps`."""
-    s, vary = settings, seed if settings.own.vary_length else None
-    return Steps(text.split("train"), s.batch, s.length, s.own.epochs, vary=vary, most=s.steps)
+    """Return the steps of one run: its epochs, or as many of their steps as `settings.steps`."""
+    s, options = settings, RecurrentOptions.of(settings)
+    vary = seed if options.vary_length else None
+    return Steps(text.split("train"), s.batch, s.length, options.epochs, vary=vary, most=s.steps)
 
 
 def changed(settings: Settings) -> list[str]:
-    """Settings that differ from their recipe's (without one: from the kind's), but for what is left open to all."""
+    """Return settings that differ from their recipe's, or from the kind's, but for those that are left open to all."""
     left_open = {"arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "own", "files"}
-    began = Settings.of(recipe(settings.recipe) if settings.recipe else {"kind": settings.kind})
-    theirs, ours = ({**vars(s), **vars(s.own)} for s in (began, settings))
-    return [f"{name}={ours[name]}" for name in ours if name not in left_open and ours[name] != theirs[name]]
+    defaults = Settings.of(recipe(settings.recipe) if settings.recipe else {"kind": settings.kind})
+    default_values, values = ({**vars(s), **vars(s.own)} for s in (defaults, settings))
+    compared = [name for name in values if name not in left_open]
+    return [f"{name}={values[name]}" for name in compared if values[name] != default_values[name]]
 
 
 KIND = RecurrentModels()

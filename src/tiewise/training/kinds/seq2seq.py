@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +43,15 @@ from tiewise.training.data.corpus import PreparedText
 from tiewise.training.data.tokenizer import windows
 from tiewise.training.data.training_rows import mark
 from tiewise.training.results import MASKED
-from tiewise.training.run import Kind, MeasuredSplit, build_drawn, evaluating, measured_shares, prepared_blocks
+from tiewise.training.run import (
+    JudgedPredictions,
+    Kind,
+    MeasuredSplit,
+    build_drawn,
+    evaluating,
+    measured_shares,
+    prepared_blocks,
+)
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
@@ -62,13 +70,19 @@ class Seq2SeqOptions:
     noise: float = 0.15  # share of a row's tokens that are hidden
     span: float = 3.0  # tokens of a hidden run, on average
 
+    @classmethod
+    def of(cls, settings: Settings) -> Seq2SeqOptions:
+        """Return the options among the settings of an encoder-decoder."""
+        assert isinstance(settings.own, cls), "settings of an encoder-decoder have its options"
+        return settings.own
+
     def sizes(self, length: int) -> tuple[int, int]:
-        """(hidden tokens, runs of them) of a row of so many tokens."""
+        """Return (hidden tokens, runs of them) of a row of so many tokens."""
         hidden = max(1, round(self.noise * length))
         return hidden, max(1, round(hidden / self.span))
 
     def read_arm(self, text: str) -> tuple[str, BoundarySpec]:
-        """(canonical name, boundary of the decoder's two ends) of an arm."""
+        """Return (canonical name, boundary of the decoder's two ends) of an arm."""
         boundary = text.removesuffix(APART)
         spec = BoundarySpec.parse(boundary)
         if boundary == text:
@@ -81,29 +95,39 @@ class Seq2SeqOptions:
 # rows
 
 
-def hide(ids: Ints, hidden: int, sentinels: Ints, end: int, draw: np.random.Generator) -> tuple[Ints, Ints, Ints]:
+class SpanRow(NamedTuple):
+    """A row of T tokens with some hidden, in S runs."""
+
+    read: Ints  # by the encoder [T − hidden + S + 1]
+    written: Ints  # by the decoder [hidden + S + 1]
+    hidden: Ints  # 1 where what is written is a token of the row, else 0
+
+
+def hide(ids: Ints, hidden: int, sentinels: Ints, end: int, draw: np.random.Generator) -> SpanRow:
     """Hide so many of a row's tokens [T], in as many runs as there are sentinels [S].
 
-    Return what the encoder reads [T − hidden + S + 1], what the decoder writes [hidden + S + 1], and which of that are
-    tokens of the row, 1 or 0. Both texts end in `end`.
+    Both texts end in `end`.
     """
     runs = len(sentinels)
-    gone = _parts(hidden, runs, draw)
-    kept = _parts(len(ids) - hidden + 2, runs + 1, draw)
-    kept[[0, -1]] -= 1  # a row may begin and end with a hidden run
-    is_gone = np.repeat(np.arange(2 * runs + 1) % 2 == 1, np.insert(kept, np.arange(1, runs + 1), gone))
-    before, begins = np.cumsum(kept)[:-1], np.cumsum(gone) - gone  # of each run, within what is kept and what is gone
+    gone = _parts(hidden, runs, draw)  # sizes of the hidden runs
+    stays = _parts(len(ids) - hidden + 2, runs + 1, draw)  # and of what is around them
+    stays[[0, -1]] -= 1  # a row may begin and end with a hidden run
+    sizes = np.insert(stays, np.arange(1, runs + 1), gone)
+    is_gone = np.repeat(np.arange(2 * runs + 1) % 2 == 1, sizes)
+    before, begins = np.cumsum(stays)[:-1], np.cumsum(gone) - gone  # of each run, within what stays and what is gone
     read = np.append(np.insert(ids[~is_gone], before, sentinels), end)
     written = np.append(np.insert(ids[is_gone], begins, sentinels), end)
-    return read, written, np.append(np.insert(np.ones(hidden, np.int64), begins, 0), 0)
+    is_token = np.insert(np.ones(hidden, np.int64), begins, 0)
+    return SpanRow(read, written, np.append(is_token, 0))
 
 
 def _parts(total: int, count: int, draw: np.random.Generator) -> Ints:
-    """Sizes [count] of 1 or more that sum to `total`, each way of dividing it as likely as any other."""
-    return np.diff(np.sort(draw.choice(total - 1, count - 1, replace=False)) + 1, prepend=0, append=total)
+    """Return sizes [count] of 1 or more that sum to `total`, each way of dividing it as likely as any other."""
+    cuts = np.sort(draw.choice(total - 1, count - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=total)
 
 
-class SpanRows(Dataset):
+class SpanRows(Dataset[dict[str, Tensor]]):
     """`{"input_ids", "decoder_input_ids", "labels", "hidden": int64[…]}` of blocks of text [rows, T], epoch on epoch.
 
     Row i is a function of the seed and i alone: an interrupted run goes on with the rows that it would have had.
@@ -112,9 +136,11 @@ class SpanRows(Dataset):
 
     def __init__(self, job: Job, blocks: np.ndarray, *, seed: int, count: int | None = None) -> None:
         tokenizer = job.text.tokenizer
-        self.blocks, self.seed, self.count = blocks, seed, len(blocks) if count is None else count
+        self.blocks, self.seed = blocks, seed
+        self.count = len(blocks) if count is None else count
         self.sentinels = np.array(tokenizer.convert_tokens_to_ids(sentinels(job.settings)))
-        self.hidden, self.marks = job.settings.own.sizes(job.settings.length)[0], marks(job.settings, tokenizer)
+        self.hidden, _ = Seq2SeqOptions.of(job.settings).sizes(job.settings.length)
+        self.marks = marks(job.settings, tokenizer)
         self.epoch, self.order = -1, np.zeros(0, np.int64)
 
     def __len__(self) -> int:
@@ -127,42 +153,59 @@ class SpanRows(Dataset):
         if epoch != self.epoch:
             self.epoch, self.order = epoch, np.random.default_rng([self.seed, 0, epoch]).permutation(len(self.blocks))
         ids = self.blocks[self.order[place]].astype(np.int64)
-        draw, end = np.random.default_rng([self.seed, 1, index]), self.marks["eos_token_id"]
-        read, written, hidden = hide(ids, self.hidden, self.sentinels, end, draw)
-        begun = np.insert(written[:-1], 0, self.marks["decoder_start_token_id"])
-        found = {"input_ids": read, "decoder_input_ids": begun, "labels": written, "hidden": hidden}
-        return {name: torch.from_numpy(value) for name, value in found.items()}
+        draw = np.random.default_rng([self.seed, 1, index])
+        row = hide(ids, self.hidden, self.sentinels, self.marks["eos_token_id"], draw)
+        start = self.marks["decoder_start_token_id"]
+        arrays = {
+            "input_ids": row.read,
+            "decoder_input_ids": np.insert(row.written[:-1], 0, start),
+            "labels": row.written,
+            "hidden": row.hidden,
+        }
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def sentinels(settings: Settings) -> list[str]:
-    """The tokens that stand for hidden runs, in their order."""
-    return [SENTINEL.format(i) for i in range(settings.own.sizes(settings.length)[1])]
+    """Return the tokens that stand for hidden runs, in their order."""
+    _, runs = Seq2SeqOptions.of(settings).sizes(settings.length)
+    return [SENTINEL.format(i) for i in range(runs)]
 
 
 def marks(settings: Settings, tokenizer: Any) -> dict[str, int]:
-    """Ids of the special tokens, by the config's names; a decoder begins as its family's do."""
+    """Return the ids of special tokens by the config's names; a decoder begins as its family's do."""
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
-    return {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": pad if settings.model == T5 else end}
+    start = pad if settings.model == T5 else end
+    return {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": start}
 
 
 # models
 
 
 def make_config(settings: Settings, text: PreparedText) -> Any:
-    """Configuration of a T5 or a BART without dropout, with as many layers in its encoder as in its decoder."""
-    s, width = settings, settings.width
-    own: dict[str, Any]
-    if s.model == T5:
-        own = {"d_kv": width // s.heads, "d_ff": 4 * width, "num_layers": s.layers, "num_heads": s.heads}
-        own |= {"dropout_rate": 0.0, "tie_word_embeddings": False}  # which only leaves its scale at the head out
-    else:
-        ends = ("encoder", "decoder")
-        sizes = {"layers": s.layers, "attention_heads": s.heads, "ffn_dim": 4 * width}
-        own = {f"{end}_{name}": size for end in ends for name, size in sizes.items()}
-        own |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
-        own |= {"init_std": 0.5 * sound_std(width), "max_position_embeddings": 2 * s.length, "bos_token_id": None}
-        own["forced_eos_token_id"] = text.tokenizer.eos_token_id
-    return AutoConfig.for_model(s.model, vocab_size=text.vocab, d_model=width, **own, **marks(s, text.tokenizer))
+    """Configure a T5 or a BART without dropout, with as many layers in its encoder as in its decoder."""
+    sizes = _t5_sizes(settings) if settings.model == T5 else _bart_sizes(settings, text.tokenizer.eos_token_id)
+    sizes |= marks(settings, text.tokenizer)
+    return AutoConfig.for_model(settings.model, vocab_size=text.vocab, d_model=settings.width, **sizes)
+
+
+def _t5_sizes(s: Settings) -> dict[str, Any]:
+    return {
+        "d_kv": s.width // s.heads,
+        "d_ff": 4 * s.width,
+        "num_layers": s.layers,
+        "num_heads": s.heads,
+        "dropout_rate": 0.0,
+        "tie_word_embeddings": False,  # which only leaves its scale at the head out
+    }
+
+
+def _bart_sizes(s: Settings, end: int) -> dict[str, Any]:
+    sizes: dict[str, Any] = {}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": s.layers, f"{side}_attention_heads": s.heads, f"{side}_ffn_dim": 4 * s.width}
+    sizes |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    sizes |= {"init_std": 0.5 * sound_std(s.width), "max_position_embeddings": 2 * s.length}
+    return sizes | {"bos_token_id": None, "forced_eos_token_id": end}
 
 
 def make_model(job: Job) -> Any:
@@ -172,23 +215,30 @@ def make_model(job: Job) -> Any:
         lookup = model.get_encoder().embed_tokens
         lookup.weight = nn.Parameter(lookup.weight.detach().clone())
         for module in model.modules():  # nothing is to tie it again
-            keys = getattr(module, "_tied_weights_keys", None) or {}
-            if any(key.endswith(ENCODER) for key in keys):
-                module._tied_weights_keys = {key: keys[key] for key in keys if not key.endswith(ENCODER)}
+            _forget_encoder_ties(module)
     return model
 
 
-def logits_of(model: Any, batch: Mapping[str, Tensor]) -> Any:
-    """Logits [rows, written, V] of what the decoder is to write."""
-    given = {name: batch[name] for name in ("input_ids", "decoder_input_ids")}
-    return model(**given, use_cache=False).logits
+def _forget_encoder_ties(module: nn.Module) -> None:
+    """Drop the encoder's lookup from the weights that transformers ties in a module."""
+    keys: dict[str, str] = getattr(module, "_tied_weights_keys", None) or {}
+    others = {key: keys[key] for key in keys if not key.endswith(ENCODER)}
+    if len(others) < len(keys):
+        module._tied_weights_keys = others  # type: ignore[assignment]  # a name of transformers, not a parameter
+
+
+def logits_of(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the logits [rows, written, V] of what the decoder is to write."""
+    output = model(input_ids=batch["input_ids"], decoder_input_ids=batch["decoder_input_ids"], use_cache=False)
+    logits: Tensor = output.logits
+    return logits
 
 
 class SpanTrainer(TiewiseTrainer):
     """Trains on `SpanRows`; its logged loss is the nll of the hidden tokens."""
 
     def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Nll of all that the decoder writes, the mean over the micro-batch."""
+        """Return the nll of all that the decoder writes, the mean over the micro-batch."""
         logits = logits_of(model, inputs)
         losses = F.cross_entropy(logits.flatten(0, 1), inputs["labels"].flatten(), reduction="none")
         self.see(loss=losses.detach()[inputs["hidden"].flatten() == 1])
@@ -200,23 +250,24 @@ class EncoderDecoders(Kind):
 
     where = "in an encoder-decoder's run"
     options = Seq2SeqOptions
-    defaults: Mapping[str, Any] = {"model": T5, "batch": 32}  # a row has a quarter of a decoder's to predict
-    lacks: Mapping[str, tuple[Any, str]] = {"match": ("width", "leave it out: arms have one body")}
+    defaults: Mapping[str, object] = {"model": T5, "batch": 32}  # a row has a quarter of a decoder's to predict
+    lacks: Mapping[str, tuple[object, str]] = {"match": ("width", "leave it out: arms have one body")}
     curve_blocks = 128  # of which a small share is hidden
 
     def check(self, settings: Settings) -> Seq2SeqOptions:
         """Refuse sizes that leave no task, too."""
-        own: Seq2SeqOptions = super().check(settings)
-        require(own, "noise", lambda x: 0 < x < 1, "use a share between 0 and 1")
-        require(own, "span", lambda x: 1 <= x < float("inf"), "use 1 or more")
+        super().check(settings)
+        options = Seq2SeqOptions.of(settings)
+        require(options, "noise", lambda x: 0 < x < 1, "use a share between 0 and 1")
+        require(options, "span", lambda x: 1 <= x < float("inf"), "use 1 or more")
         require(settings, "model", (T5, BART).__contains__, f"choose {T5} or {BART}")
         if settings.width % settings.heads:
             raise RunError(f"{settings.heads} heads do not divide width {settings.width}", "choose heads that do")
-        hidden, runs = own.sizes(settings.length)
+        hidden, runs = options.sizes(settings.length)
         if runs - 1 > settings.length - hidden:
             what = f"{runs} runs of {hidden} hidden tokens do not fit into rows of {settings.length}"
             raise RunError(what, "use less noise, or a longer span")
-        return own
+        return options
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text, and give its tokenizer the sentinels."""
@@ -235,11 +286,11 @@ class EncoderDecoders(Kind):
         return installed
 
     def table_std(self, job: Job) -> float:
-        """The boundary's own, else the run's, else the sound one for this width."""
+        """Return the boundary's own, else the run's, else the sound one for this width."""
         return job.spec.init or job.settings.init or sound_std(job.settings.width)
 
     def first_loss(self, job: Job) -> float:
-        """Of a decoder that knows nothing yet."""
+        """Return that of a decoder that knows nothing yet."""
         return first_step(job.spec, job.text.vocab, job.settings.width, self.table_std(job)).computed()[0]
 
     def trainer(self, job: Job, installed: Installed) -> SpanTrainer:
@@ -247,37 +298,41 @@ class EncoderDecoders(Kind):
         s, tokens = job.settings, job.text.split("train")
         blocks = windows(tokens, s.length, len(tokens) // s.length)
         rows = SpanRows(job, blocks, seed=job.seed, count=s.steps * s.batch * s.accumulate)
-        own: dict[str, Any] = {"train_sampling_strategy": "sequential"}
-        own["ddp_find_unused_parameters"] = False  # all are used; DDP cannot follow a loss that is made behind it
-        return SpanTrainer(installed, **self.given(job, installed, rows, **own))
+        changes: dict[str, Any] = {"train_sampling_strategy": "sequential"}
+        changes["ddp_find_unused_parameters"] = False  # all are used; DDP cannot follow a loss made behind it
+        return SpanTrainer(installed, **self.given(job, installed, rows, **changes))
 
     @torch.no_grad()
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate the hidden tokens of rows: of training text as many rows as the validation split has."""
         length, tokens, model = job.settings.length, job.text.split(split), installed.model
-        most = min(len(job.text.split(job.split)), job.settings.measured) // length
-        count = min(len(tokens) // length, self.curve_blocks if point else max(1, most))
-        found = []
+        most = self.curve_blocks
+        if not point:
+            most = max(1, min(len(job.text.split(job.split)), job.settings.measured) // length)
+        count = min(len(tokens) // length, most)
+        parts = []
         with evaluating(model):
             for batch in DataLoader(SpanRows(job, windows(tokens, length, count), seed=MEASURED_SEED), _BATCH):
-                given = {name: value.to(model.device) for name, value in batch.items()}
-                hidden = given["hidden"] == 1
-                logits, targets = logits_of(model, given)[hidden].float(), given["labels"][hidden]
-                losses = F.cross_entropy(logits, targets, reduction="none").double()
-                found.append((losses, targets, logits.argmax(-1) == targets))
-        return measured_shares({MASKED: [torch.cat(part) for part in zip(*found, strict=True)]}, job.text.counts)
+                inputs = {name: value.to(model.device) for name, value in batch.items()}
+                is_hidden = inputs["hidden"] == 1
+                logits = logits_of(model, inputs)[is_hidden]
+                parts.append(JudgedPredictions.of(logits.float(), inputs["labels"][is_hidden]))
+        return measured_shares({MASKED: JudgedPredictions.joined(parts)}, job.text.counts)
 
     def evaluated(self, job: Job) -> int:
-        """Hidden tokens, which are what is measured."""
+        """Return how many hidden tokens are measured, which are all that is."""
         length = job.settings.length
-        return super().evaluated(job) * job.settings.own.sizes(length)[0] // length
+        hidden, _ = Seq2SeqOptions.of(job.settings).sizes(length)
+        return super().evaluated(job) * hidden // length
 
     def parameters(self, installed: Installed) -> dict[str, int]:
-        """An encoder's own table apart."""
-        found, table = super().parameters(installed), installed.model.get_encoder().embed_tokens.weight
-        if all(table is not one for one in installed.tables()):
-            found = {"encoder table": table.numel(), **found, "body": found["body"] - table.numel()}
-        return found
+        """Count an encoder's own table apart."""
+        counts = super().parameters(installed)
+        table = installed.model.get_encoder().embed_tokens.weight
+        table_in, table_out = installed.tables()
+        if table is table_in or table is table_out:
+            return counts
+        return {"encoder table": table.numel(), **counts, "body": counts["body"] - table.numel()}
 
 
 KIND = EncoderDecoders()
