@@ -18,7 +18,7 @@ from tiewise.checkpoint.claims import class_ends
 from tiewise.checkpoint.families import FAMILIES, family
 from tiewise.checkpoint.family_record import ConfigKeys, Family, FamilyEnds, class_defaults, counted, family_data
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.loaders import LLAMA_CPP_NAMED
+from tiewise.checkpoint.loader_columns import LLAMA_CPP_NAMED
 from tiewise.core.errors import CheckpointError, InstallError, PlanError
 from tiewise.inspection.sections.first_mlp import first_block
 from tiewise.inspection.tables.open_path import open_path

@@ -36,7 +36,7 @@ import saved_models as saved  # noqa: E402
 from tiewise.checkpoint.claims import FLAG  # noqa: E402
 from tiewise.checkpoint.families import family  # noqa: E402
 from tiewise.checkpoint.family_record import family_data  # noqa: E402
-from tiewise.checkpoint.loaders import ALONE, MLX_LETTERS, NEITHER, NONE, SAME, STATES  # noqa: E402
+from tiewise.checkpoint.loader_columns import ALONE, MLX_LETTERS, NEITHER, NONE, SAME, STATES  # noqa: E402
 
 TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "mlx_lm.json"
 ABOUT = (

@@ -9,7 +9,7 @@ import transformers as tr
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import llama
 
-from tiewise.checkpoint import loaders
+from tiewise.checkpoint import loader_columns as columns
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
@@ -52,14 +52,14 @@ def test_a_text_class_on_a_composite_models_names_draws_everything(own, name, tm
     audit = check(path, as_class=name)
     assert (audit.worst, audit.record()["as"], check(path).record()["as"]) == ("fatal", name, None)
     assert {one.loader for one in audit.outcomes} == {"transformers"}
-    assert said(path, name).outcome == loaders.RANDOM_TABLE
+    assert said(path, name).outcome == columns.RANDOM_TABLE
     assert missing(path, name) == 1
 
 
 def test_the_same_where_the_config_names_the_text_class(tmp_path):
     """As unsloth#5816 saved Gemma 3: a text config over the names of the composite."""
     path = folder(tmp_path, TEXT, lambda key: f"language_model.{key}")
-    assert said(path).outcome == loaders.RANDOM_TABLE
+    assert said(path).outcome == columns.RANDOM_TABLE
     assert missing(path, TEXT) == 1
 
 
@@ -86,7 +86,7 @@ RENAMED = [
 def test_layers_that_its_class_does_not_load(name, before, after, lost, tmp_path):
     path = folder(tmp_path, name, lambda key: key.replace(f"{before}.", f"{after}.", 1))
     found = said(path)
-    assert (found.outcome == loaders.RANDOM_LAYERS) == lost
+    assert (found.outcome == columns.RANDOM_LAYERS) == lost
     assert (missing(path, name) > 0.5) == lost
     if lost:
         assert f"Layers under {after} are not read, as the class looks for them under {before}" in found.sentence

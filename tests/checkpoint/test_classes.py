@@ -16,7 +16,7 @@ import transformers as tr
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import llama, llama_tensors
 
-from tiewise.checkpoint import loaders
+from tiewise.checkpoint import loader_columns as columns
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rewrite import factor
 
@@ -116,12 +116,12 @@ NAMES = {  # of the decoder's table, as each family's class calls it
 def test_the_decoders_own_name_is_the_tables(tmp_path, decoder):
     tensors, config = save(tmp_path, made.image_to_text(decoder))
     assert check(tmp_path).record()["names"]["input"] == NAMES[decoder]
-    assert current(check(tmp_path)).outcome == loaders.TIED
+    assert current(check(tmp_path)).outcome == columns.TIED
     del tensors[NAMES[decoder]]
     put(tmp_path, tensors, config)
     assert NAMES[decoder] in missing(tmp_path, tr.VisionEncoderDecoderModel)
     assert {"B010", "B080"} <= {finding.rule for finding in check(tmp_path).at_least("error")}
-    assert current(check(tmp_path)).outcome == loaders.RANDOM_TABLE
+    assert current(check(tmp_path)).outcome == columns.RANDOM_TABLE
 
 
 def test_a_part_of_an_unknown_family_is_not_judged(tmp_path):
@@ -130,24 +130,24 @@ def test_a_part_of_an_unknown_family_is_not_judged(tmp_path):
     put(tmp_path, tensors, config)
     audit = check(tmp_path)
     assert audit.at_least("warning") == ()
-    assert {row.outcome for row in audit.outcomes if row.loader == "transformers"} == {loaders.DEPENDS}
+    assert {row.outcome for row in audit.outcomes if row.loader == "transformers"} == {columns.DEPENDS}
 
 
 LOST = [  # how it is made, what is taken away, the rule that says so, what transformers makes of it
-    (made.t5gemma, ["model.decoder.embed_tokens.weight"], "B010", loaders.RANDOM_TABLE),
-    (made.t5gemma, ["model.encoder.embed_tokens.weight"], "B010", loaders.RANDOM_TABLE),
-    (partial(made.t5gemma, **UNTIED), ["model.encoder.embed_tokens.weight"], "B010", loaders.RANDOM_TABLE),
-    *((partial(made.text_to_text, "bert", second), [name], "B010", loaders.RANDOM_TABLE)
+    (made.t5gemma, ["model.decoder.embed_tokens.weight"], "B010", columns.RANDOM_TABLE),
+    (made.t5gemma, ["model.encoder.embed_tokens.weight"], "B010", columns.RANDOM_TABLE),
+    (partial(made.t5gemma, **UNTIED), ["model.encoder.embed_tokens.weight"], "B010", columns.RANDOM_TABLE),
+    *((partial(made.text_to_text, "bert", second), [name], "B010", columns.RANDOM_TABLE)
       for second, tables in (("bert", "bert.embeddings.word_embeddings"), ("gpt2", "transformer.wte"))
       for name in (f"decoder.{tables}.weight", "encoder.embeddings.word_embeddings.weight")),
-    (partial(made.masked, "bert"), made.BERT_HEAD, "B019", loaders.RANDOM_HEAD),
-    (partial(made.masked, "bert"), made.BERT_HEAD[:1], "B019", loaders.RANDOM_HEAD),
-    (partial(made.masked, "deberta"), made.BERT_HEAD, "B019", loaders.RANDOM_HEAD),
-    (partial(made.masked, "distilbert"), ["vocab_transform.weight"], "B019", loaders.RANDOM_HEAD),
-    (partial(made.image_to_text, "bert"), [f"decoder.{name}" for name in made.BERT_HEAD], "B019", loaders.RANDOM_HEAD),
-    (partial(made.masked, "bert"), ["cls.predictions.bias"], "B035", loaders.NEW_BIAS),
-    (made.phi, ["lm_head.bias"], "B035", loaders.NEW_BIAS),
-    (partial(made.phi, tie_word_embeddings=True), ["lm_head.bias"], "B035", loaders.NEW_BIAS),
+    (partial(made.masked, "bert"), made.BERT_HEAD, "B019", columns.RANDOM_HEAD),
+    (partial(made.masked, "bert"), made.BERT_HEAD[:1], "B019", columns.RANDOM_HEAD),
+    (partial(made.masked, "deberta"), made.BERT_HEAD, "B019", columns.RANDOM_HEAD),
+    (partial(made.masked, "distilbert"), ["vocab_transform.weight"], "B019", columns.RANDOM_HEAD),
+    (partial(made.image_to_text, "bert"), [f"decoder.{name}" for name in made.BERT_HEAD], "B019", columns.RANDOM_HEAD),
+    (partial(made.masked, "bert"), ["cls.predictions.bias"], "B035", columns.NEW_BIAS),
+    (made.phi, ["lm_head.bias"], "B035", columns.NEW_BIAS),
+    (partial(made.phi, tie_word_embeddings=True), ["lm_head.bias"], "B035", columns.NEW_BIAS),
 ]  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def test_deberta_under_its_publishers_names(tmp_path):
     assert len(missing(tmp_path, tr.DebertaForMaskedLM)) >= 5
     audit = check(tmp_path)
     assert {"B019", "B035", "B080"} == {finding.rule for finding in audit.at_least("error")}
-    assert current(audit).outcome == loaders.RANDOM_HEAD
+    assert current(audit).outcome == columns.RANDOM_HEAD
 
 
 def test_deberta_whose_config_chooses_those_names(tmp_path):
@@ -228,7 +228,7 @@ def test_no_stock_loader_opens_a_factored_model(tmp_path):
     factor(tmp_path / "plain", tmp_path / "factored", rank=4, force=True)
     audit = check(tmp_path / "factored")
     stock = [row for row in audit.outcomes if row.loader == "transformers"]
-    assert {row.outcome for row in stock} == {loaders.ERROR}
+    assert {row.outcome for row in stock} == {columns.ERROR}
     assert all("import tiewise.hf" in row.sentence for row in stock)
     taught = next(row for row in audit.outcomes if row.loader == "transformers with tiewise.hf")
     assert taught.right

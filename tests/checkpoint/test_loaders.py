@@ -16,22 +16,24 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import V, llama_config, write_checkpoint
 
-from tiewise.checkpoint import loaders
+from tiewise.checkpoint import loader_columns as columns
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.family_record import mlx_data
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.loaders import LOST, VERIFIED, predict
+from tiewise.checkpoint.loader_columns import LOST, VERIFIED
+from tiewise.checkpoint.loaders import predict
 
 FLAG, FILE = saved.FLAG, "model.safetensors"
 LLAMA, T5, BART = "LlamaForCausalLM", "T5ForConditionalGeneration", "BartForConditionalGeneration"
 COLUMNS = {
-    "transformers 4": loaders.TRANSFORMERS_4,
-    f"transformers {tr.__version__}": loaders.TRANSFORMERS_5,
-    "vLLM before August 2026": loaders.VLLM_BEFORE,
-    "vLLM since August 2026": loaders.VLLM_AFTER,
-    "llama.cpp": loaders.LLAMA_CPP,
-    "mlx-lm": loaders.MLX,
-    "SGLang": loaders.SGLANG,
+    "transformers 4": columns.TRANSFORMERS_4,
+    f"transformers {tr.__version__}": columns.TRANSFORMERS_5,
+    "vLLM before August 2026": columns.VLLM_BEFORE,
+    "vLLM since August 2026": columns.VLLM_AFTER,
+    "llama.cpp": columns.LLAMA_CPP,
+    "mlx-lm": columns.MLX,
+    "SGLang": columns.SGLANG,
 }
 
 
@@ -73,8 +75,8 @@ def put(model, folder, flags, state):
     tensors, config, parts = model
     inputs, (output,) = parts["input"], parts["output"]
     table, head = tensors[inputs[0]], tensors[output]
-    tensors |= dict.fromkeys(inputs, table) | ({output: table} if state == loaders.SAME else {})
-    for name in {loaders.NONE: [output], loaders.ALONE: inputs, loaders.NEITHER: [*inputs, output]}.get(state, []):
+    tensors |= dict.fromkeys(inputs, table) | ({output: table} if state == columns.SAME else {})
+    for name in {columns.NONE: [output], columns.ALONE: inputs, columns.NEITHER: [*inputs, output]}.get(state, []):
         del tensors[name]
     write(folder, tensors, with_flags(config, flags))
     return table, head
@@ -104,20 +106,20 @@ def observe(name, folder):
     head, *tables = loads[0]
     drawn, *drawn_tables = (not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*loads, strict=True))
     if any(drawn_tables):
-        outcome = loaders.RANDOM_TABLE
+        outcome = columns.RANDOM_TABLE
     elif drawn:
-        outcome = loaders.RANDOM_HEAD
+        outcome = columns.RANDOM_HEAD
     elif any(head is table for table in tables):
-        outcome = loaders.TIED
+        outcome = columns.TIED
     else:
-        outcome = loaders.UNTIED if quiet else loaders.KEPT
+        outcome = columns.UNTIED if quiet else columns.KEPT
     return outcome, tables, head, info["missing_keys"]
 
 
 def _cases():
     for name, flags in VERIFIED.items():
         for flag in flags:
-            for state in loaders.STATES:
+            for state in columns.STATES:
                 mark = () if name in (LLAMA, T5) else pytest.mark.slow
                 written = ",".join(f"{level or 'root'}={value}" for level, value in flag.items()) or "absent"
                 yield pytest.param(name, flag, state, marks=mark, id=f"{name}-{written}-{state}")
@@ -126,12 +128,12 @@ def _cases():
 @pytest.mark.parametrize(("name", "flags", "state"), list(_cases()))
 def test_this_transformers_does_what_is_said_of_it(name, flags, state, tmp_path):
     table, head = put(untied(name), tmp_path, flags, state)
-    head = table if state == loaders.SAME else head
+    head = table if state == columns.SAME else head
     said = predicted(tmp_path)
     seen, tables, loaded, _ = observe(name, tmp_path)
     assert (said.outcome, said.predicted) == (seen, False)
-    assert said.right == (seen in (loaders.TIED, loaders.UNTIED, loaders.KEPT))
-    if seen == loaders.TIED:
+    assert said.right == (seen in (columns.TIED, columns.UNTIED, columns.KEPT))
+    if seen == columns.TIED:
         assert torch.equal(loaded, table) or torch.equal(loaded, head)
     elif said.right:
         assert torch.equal(loaded, head)
@@ -173,16 +175,16 @@ def body(tensors, config):
 
 # model, what is changed, what is said, words of its sentence, what happens or why loading stops, whose keys are missing
 EDITED = [
-    *((LLAMA, flagged(flag), loaders.ERROR, "", FLAG, []) for flag in ("true", None, 1)),
-    *((T5, flagged(flag), loaders.KEPT, "", loaders.KEPT, []) for flag in ("true", None)),
-    *((LLAMA, halved(*names), loaders.ERROR, "50 rows", "mismatch", [])
+    *((LLAMA, flagged(flag), columns.ERROR, "", FLAG, []) for flag in ("true", None, 1)),
+    *((T5, flagged(flag), columns.KEPT, "", columns.KEPT, []) for flag in ("true", None)),
+    *((LLAMA, halved(*names), columns.ERROR, "50 rows", "mismatch", [])
       for names in ([HEAD], [TABLE], [TABLE, HEAD])),
-    *((name, shared_alone, loaders.RANDOM_TABLE, "coder.embed_tokens.weight", loaders.RANDOM_TABLE, [])
+    *((name, shared_alone, columns.RANDOM_TABLE, "coder.embed_tokens.weight", columns.RANDOM_TABLE, [])
       for name in (BART, "SwitchTransformersForConditionalGeneration")),
-    (LLAMA, wrapped, loaders.RANDOM_TABLE, "", loaders.RANDOM_TABLE, [TABLE, HEAD]),
-    (LLAMA, partial(rounded, dtype="bfloat16"), loaders.TIED, "", loaders.TIED, []),
-    (LLAMA, rounded, loaders.DEPENDS, "", loaders.KEPT, []),
-    ("GPT2LMHeadModel", body, loaders.TIED, "", loaders.TIED, []),
+    (LLAMA, wrapped, columns.RANDOM_TABLE, "", columns.RANDOM_TABLE, [TABLE, HEAD]),
+    (LLAMA, partial(rounded, dtype="bfloat16"), columns.TIED, "", columns.TIED, []),
+    (LLAMA, rounded, columns.DEPENDS, "", columns.KEPT, []),
+    ("GPT2LMHeadModel", body, columns.TIED, "", columns.TIED, []),
 ]  # fmt: skip
 
 
@@ -194,38 +196,38 @@ def test_what_was_edited(tmp_path, name, edit, outcome, words, happens, missing)
     said = predicted(tmp_path)
     assert said.outcome == outcome
     assert words in said.sentence
-    if outcome == loaders.ERROR:
+    if outcome == columns.ERROR:
         with pytest.raises(Exception, match=happens):
             observe(name, tmp_path)
         return
-    assert said.right is (outcome != loaders.RANDOM_TABLE)
+    assert said.right is (outcome != columns.RANDOM_TABLE)
     seen, *_, keys = observe(name, tmp_path)
-    assert (seen, bool(keys)) == (happens, happens == loaders.RANDOM_TABLE)
+    assert (seen, bool(keys)) == (happens, happens == columns.RANDOM_TABLE)
     assert {*missing, *([said.sentence.split()[0]] if words else [])} <= set(keys)
 
 
 # model, flags, state, {loader: what it makes of that}: the threads that docs/loaders.md cites
 FOUR, BEFORE, SINCE = "transformers 4", "vLLM before August 2026", "vLLM since August 2026"
 OTHERS = (FOUR, BEFORE, SINCE, "llama.cpp", "mlx-lm")
-DROPPED, LOUD, DRAWN = loaders.DROPPED, loaders.ERROR, loaders.RANDOM_HEAD
+DROPPED, LOUD, DRAWN = columns.DROPPED, columns.ERROR, columns.RANDOM_HEAD
 THREADS = [
     *((LLAMA, {} if flag is None else {"": flag}, state, dict(zip(OTHERS, words, strict=True)))
       for flag, state, words in [
-        (True, loaders.NONE, ["tied"] * 5),
-        (True, loaders.SAME, ["tied", "tied", "tied", "untied", "tied"]),
-        (True, loaders.DIFFERENT, [DROPPED, DROPPED, "kept with a warning", "untied", DROPPED]),
-        (False, loaders.NONE, [DRAWN, DRAWN, "tied", "tied", LOUD]),
-        (False, loaders.DIFFERENT, ["untied"] * 5),
-        (None, loaders.DIFFERENT, ["untied", "untied", "untied", "untied", DROPPED]),
+        (True, columns.NONE, ["tied"] * 5),
+        (True, columns.SAME, ["tied", "tied", "tied", "untied", "tied"]),
+        (True, columns.DIFFERENT, [DROPPED, DROPPED, "kept with a warning", "untied", DROPPED]),
+        (False, columns.NONE, [DRAWN, DRAWN, "tied", "tied", LOUD]),
+        (False, columns.DIFFERENT, ["untied"] * 5),
+        (None, columns.DIFFERENT, ["untied", "untied", "untied", "untied", DROPPED]),
     ]),
-    ("Gemma2ForCausalLM", {"": False}, loaders.DIFFERENT, {"llama.cpp": DROPPED}),
+    ("Gemma2ForCausalLM", {"": False}, columns.DIFFERENT, {"llama.cpp": DROPPED}),
     # vllm#51063's two levels; transformers 4 asks the text part
-    ("Gemma3ForConditionalGeneration", {"": True, "text_config": False}, loaders.DIFFERENT,
+    ("Gemma3ForConditionalGeneration", {"": True, "text_config": False}, columns.DIFFERENT,
      {BEFORE: DROPPED, FOUR: "untied"}),
-    (T5, {}, loaders.NONE, {"mlx-lm": loaders.NOT_SERVED}),
-    (T5, {"": True}, loaders.NONE, {"llama.cpp": "tied"}),  # of encoder-decoders it converts T5
-    (BART, {"": True}, loaders.NONE, {"llama.cpp": loaders.NOT_SERVED}),
-    ("NemotronHForCausalLM", {"": True}, loaders.DIFFERENT, dict.fromkeys(COLUMNS, "untied")),  # its class never ties
+    (T5, {}, columns.NONE, {"mlx-lm": columns.NOT_SERVED}),
+    (T5, {"": True}, columns.NONE, {"llama.cpp": "tied"}),  # of encoder-decoders it converts T5
+    (BART, {"": True}, columns.NONE, {"llama.cpp": columns.NOT_SERVED}),
+    ("NemotronHForCausalLM", {"": True}, columns.DIFFERENT, dict.fromkeys(COLUMNS, "untied")),  # its class never ties
 ]  # fmt: skip
 
 
@@ -237,12 +239,12 @@ def test_other_loaders_as_their_threads_say(tmp_path, name, flags, state, words)
 
 
 def test_without_reading_tables_it_says_on_what_it_depends(tmp_path):
-    put(untied(LLAMA), tmp_path, {"": True}, loaders.DIFFERENT)
+    put(untied(LLAMA), tmp_path, {"": True}, columns.DIFFERENT)
     said = predicted(tmp_path, scan=False)
-    assert (said.outcome, said.right) == (loaders.DEPENDS, True)
+    assert (said.outcome, said.right) == (columns.DEPENDS, True)
     assert "kept with a warning or tied" in said.sentence
-    put(untied(LLAMA), tmp_path, {"": False}, loaders.DIFFERENT)
-    assert predicted(tmp_path, scan=False).outcome == loaders.UNTIED
+    put(untied(LLAMA), tmp_path, {"": False}, columns.DIFFERENT)
+    assert predicted(tmp_path, scan=False).outcome == columns.UNTIED
 
 
 OWN = {"model_type": "tiewise", "base_model_type": "llama", "tiewise_boundary": "factored:8"}
@@ -251,9 +253,9 @@ OWN = {"model_type": "tiewise", "base_model_type": "llama", "tiewise_boundary": 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"architectures": ["LlamaForSequenceClassification"]}, dict.fromkeys(COLUMNS, loaders.NO_HEAD)),
+        ({"architectures": ["LlamaForSequenceClassification"]}, dict.fromkeys(COLUMNS, columns.NO_HEAD)),
         (OWN, {FOUR: LOUD, BEFORE: LOUD}),
-        ({"model_type": "nobody", "architectures": ["Nobody"]}, {f"transformers {tr.__version__}": loaders.DEPENDS}),
+        ({"model_type": "nobody", "architectures": ["Nobody"]}, {f"transformers {tr.__version__}": columns.DEPENDS}),
     ],
 )
 def test_other_configs(tmp_path, config, words):
@@ -270,8 +272,8 @@ def test_the_matrix_in_the_documentation_is_the_one_in_use():
     right = ("tied", "untied", "kept with a warning")
     rows = [["flag", "stored", *COLUMNS], ["---"] * (2 + len(COLUMNS))]
     for flag in (True, False):
-        for state in loaders.STATES:
-            words = [(one.tied if flag else one.untied)[loaders.STATES.index(state)] for one in COLUMNS.values()]
+        for state in columns.STATES:
+            words = [(one.tied if flag else one.untied)[columns.STATES.index(state)] for one in COLUMNS.values()]
             rows.append([str(flag).lower(), state, *(word if word in right else f"**{word}**" for word in words)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows).replace("| --- ", "|---").replace("--- |", "---|")
     text = (Path(__file__).parents[2] / "docs" / "loaders.md").read_text()
@@ -332,16 +334,16 @@ def test_what_transformers_loses_is_an_error(tmp_path, name, number):
     try:
         seen, *_, missing = observe(name, tmp_path)
     except (RuntimeError, OSError):
-        seen = loaders.ERROR
+        seen = columns.ERROR
     if seen in LOST:
         assert said == seen, done
         assert audit.at_least("error"), done
-    elif said == loaders.NEW_BIAS:
+    elif said == columns.NEW_BIAS:
         assert any(key.endswith("bias") for key in missing)
-    elif said == loaders.DEPENDS:
+    elif said == columns.DEPENDS:
         assert audit.at_least("error"), done  # of several input tables some are not read
     else:
-        alike = (loaders.TIED, DROPPED) if seen == loaders.TIED else (loaders.UNTIED, loaders.KEPT)
+        alike = (columns.TIED, DROPPED) if seen == columns.TIED else (columns.UNTIED, columns.KEPT)
         assert said in alike, done
 
 
@@ -370,9 +372,9 @@ def test_no_loader_loses_a_model_without_an_error(tmp_path_factory, data):
     (folder / FILE).rename(folder / data.draw(FILES))
     for scan in (True, False):
         audit = check(folder, scan=scan)
-        refused = [one for one in audit.outcomes if one.outcome == loaders.ERROR and one.loader != "transformers"]
+        refused = [one for one in audit.outcomes if one.outcome == columns.ERROR and one.loader != "transformers"]
         lost = [one for one in audit.outcomes if one.outcome in LOST and one not in refused]
         assert not lost or audit.at_least("error"), (lost, config, stored)
         for outcome in audit.outcomes:
-            assert outcome.predicted or outcome.versions in (tr.__version__, loaders.mlx_data()["version"])
+            assert outcome.predicted or outcome.versions in (tr.__version__, mlx_data()["version"])
             assert (outcome.outcome in LOST) <= (outcome.right is False)

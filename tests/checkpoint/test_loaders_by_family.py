@@ -11,10 +11,12 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import V, llama_config, table, write_checkpoint
 
-from tiewise.checkpoint import loaders
+from tiewise.checkpoint import loader_columns as columns
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import mlx_data
 from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.loaders import predict
 
 ROOT = Path(__file__).parents[2]
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -23,7 +25,7 @@ OTHER = table(seed=1)
 
 def made_by(loader, path):
     """[(versions, outcome, whether it is only read)] of a loader."""
-    found = loaders.predict(Facts(open_folder(path)))
+    found = predict(Facts(open_folder(path)))
     return [(one.versions, one.outcome, one.predicted) for one in found if one.loader == loader]
 
 
@@ -32,7 +34,7 @@ def folder(path, kind, flag, head=None, **config):
     return write_checkpoint(path, written, {TABLE: table()} | ({} if head is None else {HEAD: head}))
 
 
-VERSION = loaders.mlx_data()["version"]
+VERSION = mlx_data()["version"]
 LLAMA_CPP = {
     "llama": ("tied", "untied", "untied"),
     "gemma2": ("tied", "head dropped", "head dropped"),
@@ -142,8 +144,8 @@ def test_heads_that_the_tensor_map_of_gguf_has_no_name_for(arch):
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     named = gguf.get_tensor_name_map(number, 1).get_name("lm_head.weight", try_suffixes=(".weight",))
     kind = {"command-r": "cohere", "lfm2moe": "lfm2_moe", "phi2": "phi", "qwen2moe": "qwen2_moe"}.get(arch, arch)
-    column = loaders.LLAMA_CPP_NAMED[family(kind).llama_cpp]
-    assert (named is None) == (column in (loaders.LLAMA_CPP_UNNAMED, loaders.LLAMA_CPP_GEMMA))
+    column = columns.LLAMA_CPP_NAMED[family(kind).llama_cpp]
+    assert (named is None) == (column in (columns.LLAMA_CPP_UNNAMED, columns.LLAMA_CPP_GEMMA))
 
 
 @pytest.mark.slow
@@ -154,7 +156,7 @@ def test_mlx_does_what_is_written_down(kind, monkeypatch):
     from make_mlx_outcomes import entry
 
     assert mlx_lm.__version__ == VERSION, "make the file again with tools/make_mlx_outcomes.py"
-    assert entry(kind) == loaders.mlx_data()["families"][kind]
+    assert entry(kind) == mlx_data()["families"][kind]
 
 
 SECTION = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["re:.*lm_head"]}}}
@@ -185,21 +187,21 @@ def test_sglang_copied_the_table_over_the_head_of_qwen3_vl(tmp_path):
 
 def test_nothing_that_was_not_run_is_said_to_be(tmp_path):
     for number, kind in enumerate(("llama", "gemma2", "codegen", "nobody")):
-        for one in loaders.predict(Facts(open_folder(folder(tmp_path / str(number), kind, True, OTHER)))):
+        for one in predict(Facts(open_folder(folder(tmp_path / str(number), kind, True, OTHER)))):
             ran = re.search(r"run on 20\d\d-\d\d-\d\d|loaded by this package's tests", one.source)
             assert one.predicted is (ran is None), one
 
 
 def test_the_families_in_the_documentation_are_those_that_were_run():
     groups = {}
-    for kind, letters in loaders.mlx_data()["families"].items():
+    for kind, letters in mlx_data()["families"].items():
         groups.setdefault(letters, []).append(kind)
     short = {"t": "tied", "u": "untied", "d": "**dropped**", "e": "**error**"}
     rows = ["| families | true | false | absent |", "|---|---|---|---|"]
     for letters, kinds in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
-        columns = [", ".join(short[letter] for letter in column[:3]) for column in letters.split()]
-        rows.append(f"| {', '.join(kinds)} | {' | '.join(columns)} |")
+        cells = [", ".join(short[letter] for letter in column[:3]) for column in letters.split()]
+        rows.append(f"| {', '.join(kinds)} | {' | '.join(cells)} |")
     text = (ROOT / "docs" / "loaders.md").read_text()
     assert text.split("<!-- mlx-lm -->\n")[1].split("\n<!-- end -->")[0] == "\n".join(rows)
     assert f"mlx-lm {VERSION}" in text
-    assert loaders.mlx_data()["date"] in text
+    assert mlx_data()["date"] in text

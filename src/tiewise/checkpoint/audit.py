@@ -16,7 +16,8 @@ from tiewise.checkpoint.claims import FLAG, Claims, of_tiewise
 from tiewise.checkpoint.facts import Facts, config_for, read_quantisation
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.loaders import LoaderOutcome, predict
+from tiewise.checkpoint.loader_columns import LoaderOutcome
+from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rules.gguf_file import GgufFacts, open_gguf
 from tiewise.checkpoint.rules.onnx_file import OnnxFacts, read_onnx

@@ -191,7 +191,7 @@ class Family:
     repeats_first_row: bool = False  # of its per-layer table, for ids beyond it
     replaces_placeholders: bool = False  # of pictures and sounds, before ids are looked up
     stores_transposed: bool = False  # matrices of layers are stored as [in, out]
-    # loaders: "" is what the loader does with most families; names of exceptions are in `loaders.py`
+    # loaders: "" is what the loader does with most families; names of exceptions are in `loader_columns.py`
     llama_cpp: str = ""
     vllm: str = ""
     sglang: str = ""

@@ -1,0 +1,126 @@
+"""State of the two stored ends, as loaders see it, and the entry of a loader's column for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.loader_columns import (
+    ALONE,
+    DEPENDS,
+    DIFFERENT,
+    DROPPED,
+    NEITHER,
+    NONE,
+    RIGHT,
+    ROUNDED,
+    SAME,
+    STATES,
+    TIED,
+    UNKNOWN,
+    Loader,
+    LoaderOutcome,
+    outcome_of,
+)
+from tiewise.checkpoint.stored import BITS, TORCH_TYPES, Stored
+from tiewise.checkpoint.table_scans import SAME_VALUES
+from tiewise.checkpoint.untrusted import short
+
+
+def stored_state(facts: Facts, compares: bool = False) -> str:
+    """Return one of `STATES`, `ROUNDED` or `UNKNOWN`, by the tables that a loader reads; `compares` as in `Loader`."""
+    table, head = facts.roles.read_input, facts.roles.read_output
+    if not facts.complete or (facts.quantised and facts.roles.opaque):
+        return UNKNOWN
+    if table is None:
+        return NEITHER if head is None else ALONE
+    if head is None:
+        return NONE
+    return _compared_state(facts, table, head, compares)
+
+
+def _compared_state(facts: Facts, table: Stored, head: Stored, compares: bool) -> str:
+    """Return the state of two stored tables: the same numbers, others, or not known."""
+    likeness = facts.ends
+    if likeness is None:  # not comparable, or not read
+        if facts.packed_twice:
+            return SAME
+        may_be_equal = table.shape == head.shape or facts.roles.packed(table) or facts.roles.packed(head)
+        return UNKNOWN if may_be_equal else DIFFERENT
+    if compares and likeness.nan:
+        return DIFFERENT
+    if likeness.kind == SAME_VALUES:
+        # equal in the narrower of their types, and so to a loader that works in that type
+        narrower = min(table.dtype, head.dtype, key=lambda name: (BITS[name], name))
+        return SAME if _working_type(facts) == narrower else ROUNDED
+    return SAME if likeness.equal else DIFFERENT
+
+
+def _working_type(facts: Facts) -> str | None:
+    """Return the stored type of the dtype in the config; None if it names none."""
+    dtype = facts.config.get("dtype", facts.config.get("torch_dtype"))
+    return TORCH_TYPES.get(dtype) if isinstance(dtype, str) else None
+
+
+def from_column(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
+    """Return the entry of a loader's column for a flag and the stored ends; None as flag means that it is not known."""
+    state = stored_state(facts, loader.compares)
+    if state == UNKNOWN and (not facts.complete or facts.roles.opaque):
+        return outcome_of(loader, DEPENDS, "Some tensors could not be read.")
+    words = _possible_words(loader, flag, state)
+    if words == {TIED} and facts.roles.unread:
+        return _one_table_unread(facts, loader)
+    if len(words) == 1:
+        return outcome_of(loader, words.pop())
+    if flag is None:
+        cause = "the flag that its own code takes"
+    elif state == ROUNDED:
+        cause = "the precision in which the two are compared"
+    else:
+        cause = "whether table and head hold the same values"
+    outcome = outcome_of(loader, DEPENDS, f"It depends on {cause}: {' or '.join(sorted(words))}.")
+    verdicts = {word in RIGHT for word in words}
+    return replace(outcome, right=verdicts.pop() if len(verdicts) == 1 else None)
+
+
+def _possible_words(loader: Loader, flag: bool | None, state: str) -> set[str]:
+    """Return all entries of a column that the flag and the state, of which either may be unknown, allow."""
+    states = [SAME, DIFFERENT] if state in (ROUNDED, UNKNOWN) else [state]
+    words = set[str]()
+    for possible in states:
+        place = STATES.index(possible)
+        if flag is not False:
+            words.add(loader.tied[place])
+        if flag is not True:
+            words.add(loader.untied[place])
+    return words
+
+
+def _one_table_unread(facts: Facts, loader: Loader) -> LoaderOutcome:
+    """Return the outcome where one table serves both ends, and another is stored under a name that is not read."""
+    name, expected = next(iter(facts.roles.unread.items()))
+    why = f"{short(name)} is not read, as the class looks for {expected}; the other end takes its place."
+    if facts.ends is None:
+        return outcome_of(loader, DEPENDS, why)
+    return outcome_of(loader, TIED if facts.ends.equal else DROPPED, why)
+
+
+def shape_misfit(facts: Facts) -> str | None:
+    """Return the sentence on a tensor of another shape than the class has; None if all fit.
+
+    Such are rows that are not the vocabulary, a width that nothing explains, a table that is none, and a bias.
+    """
+    roles, vocab_size = facts.roles, facts.text.vocab_size
+    for table in (roles.read_input, roles.read_output):
+        if table is None or roles.packed(table):
+            continue
+        if vocab_size is not None and table.rows not in {vocab_size, *facts.text_vocabularies}:
+            return f"{short(table.name)} has {table.rows} rows, and the config says {vocab_size}."
+        if not facts.explains(table):
+            return f"{short(table.name)} is {table.shape[1]} wide, which nothing in the config explains."
+    if roles.opaque and not facts.quantised:
+        return f"{short(roles.opaque[0].name)} has the shape {list(roles.opaque[0].shape)}, which no table has."
+    for name, shape in facts.misfits.items():
+        stored_shape = list(facts.folder.tensors[name].shape)
+        return f"{short(name)} has the shape {stored_shape}, and its class {list(shape)}."
+    return None

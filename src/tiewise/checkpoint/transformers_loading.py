@@ -1,0 +1,175 @@
+"""Outcome of loading a checkpoint with transformers: its checks one after another, and the first that applies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tiewise.checkpoint.claims import architecture, of_tiewise
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.hf_folder import SINGLE
+from tiewise.checkpoint.loader_columns import (
+    ALONE,
+    DEPENDS,
+    ERROR,
+    LOST,
+    NEW_BIAS,
+    NO_HEAD,
+    RANDOM_HEAD,
+    RANDOM_LAYERS,
+    RANDOM_TABLE,
+    TRANSFORMERS_5,
+    VERIFIED,
+    Loader,
+    LoaderOutcome,
+    outcome_of,
+)
+from tiewise.checkpoint.loader_states import from_column, shape_misfit, stored_state
+from tiewise.checkpoint.table_scans import SAME_VALUES
+from tiewise.checkpoint.untrusted import short
+
+WITH_OWN = "transformers with tiewise.hf"
+CANONICAL = "The class saves its shared table under the head's name: its own code decides."
+_OWN_HELP = {  # imports that teach transformers tiewise's model types, by how the types begin, the longest first
+    "tiewise-": "import tiewise.models",
+    "tiewise": "import tiewise.hf",
+}
+_ELSEWHERE = "Layers under {} are not read, as the class looks for them under {}: all of them are drawn at random."
+_ANEW = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
+
+
+class TransformersLoading:
+    """Loading of one checkpoint with one version of transformers."""
+
+    def __init__(self, facts: Facts, loader: Loader, flag: bool | None) -> None:
+        self.facts, self.loader, self.flag = facts, loader, flag
+        self.is_recent = loader.versions == TRANSFORMERS_5.versions
+
+    def outcome(self) -> LoaderOutcome:
+        """Return the outcome: of the first check that stops the loading, else of the column."""
+        stopped = (
+            self._cannot_open()
+            or self._is_unknown_class()
+            or self._has_no_head()
+            or self._refuses_flag()
+            or self._has_misfit()
+            or self._lacks_input_table()
+        )
+        if stopped is not None:
+            return stopped
+        by_column = from_column(self.facts, self.loader, self.flag)
+        if by_column.outcome not in LOST:
+            lost = self._lacks_something_else()
+            if lost is not None:
+                return lost
+        return self._with_verification(by_column)
+
+    def _outcome(self, word: str, sentence: str = "") -> LoaderOutcome:
+        return outcome_of(self.loader, word, sentence)
+
+    def _cannot_open(self) -> LoaderOutcome | None:
+        """Check that transformers knows the type and that the file that it opens was read."""
+        opened = self.facts.folder.opened
+        if of_tiewise(self.facts.config) and self.loader.name != WITH_OWN:
+            kind = str(self.facts.config.get("model_type"))
+            helps = next(line for start, line in _OWN_HELP.items() if kind.startswith(start))
+            return self._outcome(ERROR, f"It does not know the type `{short(kind)}` without `{helps}`.")
+        if opened is None:
+            return self._outcome(ERROR, f"It finds no {SINGLE} and no index of shards.")
+        if opened.endswith((".bin", ".bin.index.json")):
+            return self._outcome(DEPENDS, f"It opens {opened}, which was not read.")
+        if opened.endswith(".safetensors") and opened not in self.facts.folder.headers:
+            why = f"It opens {opened}, which the index does not name and which was not read."
+            return self._outcome(DEPENDS, why)
+        return None
+
+    def _is_unknown_class(self) -> LoaderOutcome | None:
+        """Check that the architecture data has the class."""
+        if self.facts.claims.known:
+            return None
+        if self.facts.family.is_known:
+            why = "Its class is not in the architecture data"
+        else:
+            why = _sentence(self.facts.family.unknown)
+        return self._outcome(DEPENDS, f"{why}: its own code decides.")
+
+    def _has_no_head(self) -> LoaderOutcome | None:
+        """Return the outcome of a class without a token head; None for a class with one."""
+        roles = self.facts.roles
+        if not roles.headless:
+            return None
+        absence_is_certain = roles.known is not None and self.facts.complete and not roles.opaque
+        if roles.read_input is None and (roles.unread or absence_is_certain):
+            return self._outcome(RANDOM_TABLE)
+        return self._outcome(RANDOM_LAYERS if self.facts.foreign_layers else NO_HEAD)
+
+    def _refuses_flag(self) -> LoaderOutcome | None:
+        """Check that the config class takes the flag, which may be neither true nor false."""
+        deciding = self.facts.claims.deciding
+        if not self.is_recent or deciding.malformed is None:
+            return None
+        loose = family(deciding.model_type).ends.loose
+        takes_flag = loose == "any" or (loose == "null" and deciding.malformed == "None")
+        if takes_flag:
+            return None
+        return self._outcome(ERROR, "The flag is neither true nor false, and its config class refuses that.")
+
+    def _has_misfit(self) -> LoaderOutcome | None:
+        """Check that tensors have the shapes of the class."""
+        misfit = shape_misfit(self.facts)
+        return None if misfit is None else self._outcome(ERROR, misfit)
+
+    @property
+    def _fresh(self) -> tuple[tuple[str, str], ...]:
+        """Return (tensor that starts anew, stored one that it would be tied to); transformers 4 ties them all."""
+        return self.facts.fresh if self.is_recent else ()
+
+    def _lacks_input_table(self) -> LoaderOutcome | None:
+        """Check that every input table is stored, or tied to one that is."""
+        facts = self.facts
+        for target, source in self._fresh:
+            if not target.endswith("bias"):
+                return self._outcome(RANDOM_TABLE, _ANEW.format(target, source))
+        if not self.is_recent and facts.roles.named_like_head and stored_state(facts) == ALONE:
+            return self._outcome(DEPENDS, CANONICAL)
+        if facts.half_read and self.flag is not False:
+            why = f"{short(facts.half_read[0].name)} is not read; another end takes its place."
+            return self._outcome(DEPENDS, why)
+        if facts.missing_tables:
+            absent = short(facts.named(facts.missing_tables[0]))
+            return self._outcome(RANDOM_TABLE, f"{absent} is not stored, and nothing ties it: it is drawn at random.")
+        return None
+
+    def _lacks_something_else(self) -> LoaderOutcome | None:
+        """Check that the layers, the tensors before the head and its bias are stored."""
+        facts, known = self.facts, self.facts.roles.known
+        if facts.foreign_layers is not None and known is not None:
+            return self._outcome(RANDOM_LAYERS, _ELSEWHERE.format(facts.foreign_layers, known.layers[0]))
+        if facts.missing_head:
+            absent = short(facts.named(facts.missing_head[0]))
+            return self._outcome(
+                RANDOM_HEAD, f"The layers before the head are drawn at random: {absent} is not stored."
+            )
+        if self._fresh:
+            return self._outcome(NEW_BIAS, _ANEW.format(*self._fresh[0]))
+        if facts.missing_biases:
+            absent = short(facts.named(facts.missing_biases[0]))
+            return self._outcome(NEW_BIAS, f"The head's bias starts anew: {absent} is not stored.")
+        return None
+
+    def _with_verification(self, outcome: LoaderOutcome) -> LoaderOutcome:
+        """Mark an outcome as loaded by the tests: this class with these flags, its own names and plain tables."""
+        facts = self.facts
+        is_unusual = facts.roles.unread or facts.quantised or facts.folder.single or facts.is_own
+        is_rounded = facts.ends is not None and facts.ends.kind == SAME_VALUES  # the tests store one type
+        if not self.is_recent or is_unusual or is_rounded or outcome.outcome == DEPENDS:
+            return outcome
+        flags = {claim.level: claim.written for claim in facts.claims.levels if claim.written is not None}
+        if flags not in VERIFIED.get(architecture(facts.config) or "", ()):
+            return outcome
+        return replace(outcome, predicted=False, source="loaded by this package's tests")
+
+
+def _sentence(text: str) -> str:
+    """Return a text with a capital first letter, unless it begins with a name."""
+    return f"{text[0].upper()}{text[1:]}" if text.startswith("no ") else text
