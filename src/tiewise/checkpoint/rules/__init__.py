@@ -31,6 +31,13 @@
 #     B100  warning  an ONNX file stores a shared table once
 #     B101  error    an exported model has its head
 #
+# quantisation.py
+#     B050  error    a quantisation treats both ends of a tied pair alike
+#     B051  warning  what a quantisation leaves alone are modules of the model
+#     B052  warning  a packed head has its scale beside it, and is read with it
+#     B053  warning  a quantisation that is to come packs both ends of a tied pair, or neither
+#     B054  error    both ends are packed as the quantisation says
+#
 # table_sizes.py
 #     B017  error    every table that a token id indexes has the rows that ids need
 #     B030  fatal    both tables have the shapes that the model needs
@@ -63,9 +70,4 @@
 #     B041  error    rows of tokens in use are finite, not zero, and not equal to one another
 #     B042  info     the number of rows divides by 64
 #     B043  error    the tables are not all zeros
-#     B050  error    a quantisation treats both ends of a tied pair alike
-#     B051  warning  what a quantisation leaves alone are modules of the model
-#     B052  warning  a packed head has its scale beside it, and is read with it
-#     B053  warning  a quantisation that is to come packs both ends of a tied pair, or neither
-#     B054  error    both ends are packed as the quantisation says
 #     B081  info     no large tensor is stored twice

@@ -1,0 +1,395 @@
+"""Quantisations treat both ends of a tied pair alike, and describe what is stored: B050 to B054."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tiewise.checkpoint.claims import PACKED, count, ends_with
+from tiewise.checkpoint.facts import Facts, quantisation
+from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, names, rule, said
+from tiewise.checkpoint.stored import BITS, FLOATING, Stored
+from tiewise.checkpoint.stored_modules import End
+from tiewise.checkpoint.untrusted import items_of, short
+
+_LEFT_ALONE = (
+    "modules_to_not_convert",
+    "llm_int8_skip_modules",
+    "ignore",
+    "ignored_layers",
+    "exclude_modules",
+    "exclude",
+    "skip_modules",
+    "modules_to_exclude",
+    "exclude_layers",
+)
+# methods whose own list of modules left alone, which a list in the config replaces, has tied modules and the head
+_REPLACES_DEFAULT = ("bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "higgs", "bitnet")
+MOST_LISTED = 100_000
+_SCALE = re.compile(r"weight_\w*scale|scales|SCB|absmax")  # in the name of what packed numbers are multiplied by
+
+
+def lists_of(section: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the modules that a quantisation leaves alone, by the key that lists them.
+
+    Patterns are returned as written, and never run.
+    """
+    lists = dict[str, list[Any]]()
+    for key in _LEFT_ALONE:
+        entries = section.get(key)
+        if isinstance(entries, list):
+            lists[key] = entries
+    dynamic = section.get("dynamic")
+    if isinstance(dynamic, Mapping):  # GPTQModel: "-:pattern" leaves modules alone
+        lists["dynamic"] = [key[2:] for key in dynamic if key.startswith("-:")]
+    return {key: list(items_of(str, entries[:MOST_LISTED])) for key, entries in lists.items()}
+
+
+def leaves(end: End, entries: list[str]) -> bool:
+    """Return whether a list of modules left alone names this end: by name, by a part above it, or within a pattern."""
+    module = end.module or ""
+    last = module.rpartition(".")[2]
+    return any(last in entry or module.startswith(f"{entry}.") for entry in entries if entry)
+
+
+def _weight(end: End) -> Stored | None:
+    """Return the numbers of an end that are stored as weights, packed or not."""
+    return end.parts.get("weight", end.parts.get("weight_packed"))
+
+
+@rule("B050", "error", "a quantisation treats both ends of a tied pair alike")
+def half_quantised(facts: Facts) -> Told:
+    """A tied model has one table for both ends. Where a tool quantises the head and leaves the table plain, the config
+    still says tied: loaders then drop the quantised head, or stop at a parameter for which they have no module, and the
+    model that was measured is not the one that is served. Packed numbers without their scales, or scales without
+    numbers, belong to no table at all. GPTQ's lm_head says whether the head is quantised, and loaders build the module
+    by it. transformers leaves tied modules out of a quantisation of its own.
+    What to do: state tie_word_embeddings as false where the head is quantised by itself, or quantise again.
+    Sources: llm-compressor#2798; llm-compressor#1820; vllm#45535; vllm#45543; sglang#2935; auto-round#100
+    """
+    table, head = facts.roles.input_end, facts.roles.output_end
+    if facts.complete:
+        yield from _incomplete(table)
+        yield from _incomplete(head)
+    if facts.claims.tied and table.parts and head.parts and table.quantised != head.quantised:
+        packed, plain = (table, head) if table.quantised else (head, table)
+        what = f"tie_word_embeddings is true, and {short(packed.module)} is stored quantised ({names(packed.parts)})"
+        what += f" beside a plain {short(plain.module)}"
+        what += ": a loader that ties drops one of the two, or finds no module for it"
+        fix = "set tie_word_embeddings to false at every level of config.json"
+        yield short(packed.module), what, f"{fix}, or quantise again with the head left alone"
+    if facts.complete and table.parts:
+        yield from _wrong_lm_head(quantisation(facts.config).get("lm_head"), head)
+
+
+def _incomplete(end: End) -> Told:
+    """Report a quantised end that lacks the part without which the others are no table."""
+    needed = _needed_part(end)
+    if end.quantised and needed not in end.parts:
+        what = f"it stores {names(end.parts)} of a quantised table, and no {needed}"
+        yield short(end.module), what, "take the checkpoint from its source again"
+
+
+def _needed_part(end: End) -> str:
+    """Return the part that an end needs next to its packed numbers, or the numbers themselves."""
+    for part in end.parts:
+        if part in ("weight", *PACKED):
+            return {"qweight": "scales", "weight_packed": "weight_scale"}.get(part, part)
+    return "qweight" if "qzeros" in end.parts else "weight"
+
+
+def _wrong_lm_head(flag: Any, head: End) -> Told:
+    """Report that `lm_head` of GPTQ, which says whether the head is quantised, is not what is stored."""
+    if not isinstance(flag, bool) or flag is head.quantised:
+        return
+    stored = "the checkpoint stores none: the head is the plain input table"
+    if head.quantised:
+        stored = f"{short(head.module)} stores {names(head.parts)}"
+    elif head.parts:
+        stored = "the checkpoint stores it plain"
+    what = f"quantization_config.lm_head is {said(flag)}, and {stored}"
+    yield "config.json", what, f"set quantization_config.lm_head to {said(not flag)} by hand"
+
+
+@rule("B051", "warning", "what a quantisation leaves alone are modules of the model")
+def left_alone(facts: Facts) -> Told:
+    """Every method has a list of modules that it leaves plain. A list that is given to transformers replaces the
+    default one for bitsandbytes, FP8 and others, and with it the exception of the head and of tied modules: the head is
+    converted on loading although it is stored plain, or is the input table. A list that names one end of a tied pair
+    keeps nothing plain where that one table is stored quantised, and a name with a wrong prefix matches nothing.
+    What to do: name the head, and name modules as the model has them.
+    Sources: transformers#45674; transformers#37905; vllm#53170; llm-compressor#2835
+    """
+    table, head = facts.roles.input_end, facts.roles.output_end
+    if facts.roles.headless or table.module is None or head.module is None:
+        return
+    section = facts.quantise or quantisation(facts.config)
+    source = "--quantise" if facts.quantise else "quantization_config"
+    method = _method(section)
+    # models made of several are named otherwise in memory than on disk
+    is_one_model = not any(claim.level for claim in facts.claims.levels)
+    for key, entries in lists_of(section).items():
+        where = f"{source}.{key}"
+        if facts.claims.tied:
+            yield from _packed_all_the_same(where, entries, table, head)
+            yield from _packed_all_the_same(where, entries, head, table)
+        if facts.claims.tied and is_one_model:
+            yield from _wrong_prefix(where, entries, table.module)
+            yield from _wrong_prefix(where, entries, head.module)
+        yield from _replaced_default(where, entries, method, head)
+
+
+def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -> Told:
+    """Report a list that leaves one end of a tied pair alone, where the one table is stored quantised."""
+    is_packed = end.quantised or (other.quantised and not end.parts)
+    if is_packed and leaves(end, entries) and not leaves(other, entries):
+        what = f"it leaves {short(end.module)} alone, and on a tied model that table is stored quantised"
+        yield where, what, f'take "{short(end.module)}" out of it, or quantise again'
+
+
+def _wrong_prefix(where: str, entries: list[str], module: str) -> Told:
+    """Report names in a list that end as the module of an end does, and are not it."""
+    last = module.rpartition(".")[2]
+    for entry in entries:
+        is_name = all(c.isalnum() or c in "._" for c in entry)  # and no pattern
+        if is_name and entry.endswith(f".{last}") and not ends_with(module, entry):
+            yield where, f'it names "{short(entry)}", and the module is {short(module)}', f'write "{short(module)}"'
+
+
+def _method(section: Mapping[str, Any]) -> str:
+    """Return the name of a quantisation's method; an empty text where it has none."""
+    for key in ("quant_method", "quant_algo", "mode"):
+        name = section.get(key)
+        if isinstance(name, str):
+            return name
+    return ""
+
+
+def _replaced_default(where: str, entries: list[str], method: str, head: End) -> Told:
+    """Report a list without the head that replaces the default list of a method, which has it."""
+    if method not in _REPLACES_DEFAULT or not entries or head.quantised or leaves(head, entries):
+        return
+    stored = "it is stored plain" if head.parts else "it is the input table"
+    what = (
+        f"{method} leaves alone {names(entries)}; a list replaces the default, so the head is converted, and {stored}"
+    )
+    yield where, what, f'add "{short(head.module)}" to it'
+
+
+@rule("B052", "warning", "a packed head has its scale beside it, and is read with it")
+def scale_lost(facts: Facts) -> Told:
+    """fp8 and int8 numbers mean something only times their scale. Where none is stored, a loader takes the numbers as
+    they stand: logits are of another size, rows rank otherwise, and nothing is said. That is an error where the config
+    or other tensors speak of scales; a plain cast to fp8 needs none, and looks the same. Where the scale is stored, an
+    engine whose quantisation knows linear layers alone still reads the head without it, or fills no head at all: so it
+    was in SGLang with compressed-tensors and in vLLM's Fp8Config (read in the threads, not run).
+    What to do: take a missing scale from the source; keep the head in 16 bits where an engine has no method for it.
+    Sources: sglang#34895; sglang#35358; vllm#40999; TensorRT-LLM#17728
+    """
+    if not facts.complete:
+        return
+    for end in (facts.roles.input_end, facts.roles.output_end):
+        weight = _weight(end)
+        if weight is None or weight.dtype in FLOATING:
+            continue
+        scales = [part for part in end.parts if _SCALE.search(part)]
+        if not scales:
+            if BITS[weight.dtype] == 8:
+                yield _missing_scale(facts, weight)
+            continue
+        is_packed = weight.dtype.startswith("F8") or "weight_packed" in end.parts
+        if is_packed and end is facts.roles.output_end:
+            what = f"{describe(weight)} counts times {names(scales)}"
+            what += ": an engine that packs linear layers alone drops these"
+            fix = "serve it by an engine that reads packed heads, or keep the head in 16 bits"
+            yield short(weight.name), what, fix
+
+
+def _missing_scale(facts: Facts, weight: Stored) -> Said:
+    """Return the finding about packed numbers without a scale, an error unless a plain cast to fp8 explains them."""
+    what = f"{describe(weight)} has no scale beside it, and loaders take its numbers as they stand"
+    fix = "take the scale from the checkpoint's source"
+    speaks_of_scales = quantisation(facts.config) or any(map(_SCALE.search, facts.folder.tensors))
+    if speaks_of_scales or not weight.dtype.startswith("F8"):
+        return Said(short(weight.name), what, fix, severity="error")
+    return Said(short(weight.name), what, f"{fix}; none if it was cast without one", severity="warning")
+
+
+@rule("B054", "error", "both ends are packed as the quantisation says")
+def packed_otherwise(facts: Facts) -> Told:
+    """A loader builds each module as the quantisation says, and then looks for that module's tensors. If a list leaves
+    an end plain that is stored packed, vLLM stops at a scale for which it has no parameter (vllm#45132), and others
+    read the packed bytes as weights. ModelOpt describes its quantisation in hf_quant_config.json too, whose list may be
+    another one. MLX unpacks with the bits that config.json gives the module, or else with those of all modules: a table
+    of other bits comes out as noise (mlx-vlm#1773). Its bits follow from the shapes: 32 bits a word, and a column of
+    scales for each group. Bytes (U8) with scales hold one number, or two of four bits.
+    What to do: describe the end as it is stored, or quantise again.
+    Sources: vllm#45132; vllm#44081; mlxcel#291; mlx-vlm#1773; mlx-lm#1451; mlx-lm utils.py (read)
+    """
+    if facts.roles.headless or not facts.complete:
+        return
+    table, head = facts.roles.input_end, facts.roles.output_end
+    for end, other in ((table, head), (head, table)):
+        if not end.quantised or end.module is None:
+            continue
+        for where, entries in _lists(facts).items():
+            # B051 reports a tied pair, one end of which is listed
+            is_reported = facts.claims.tied and not where.startswith(MODELOPT) and not leaves(other, entries)
+            entry = next((entry for entry in entries if _is_pattern_of(entry, end.module)), None)
+            if entry is not None and not is_reported:
+                what = f'"{short(entry)}" leaves {short(end.module)} alone'
+                what += f", and it is stored packed ({names(end.parts)})"
+                yield where, what, f'take "{short(entry)}" out of the list by hand, or quantise again'
+        yield from _wrong_width(facts, end)
+        yield from _wrong_bits(facts, end)
+
+
+MODELOPT = "hf_quant_config.json"
+
+
+def _lists(facts: Facts) -> dict[str, list[str]]:
+    """Return the modules that the folder's quantisations leave alone, by the place of the list."""
+    lists = {f"quantization_config.{key}": entries for key, entries in lists_of(quantisation(facts.config)).items()}
+    section = facts.modelopt.get("quantization") if isinstance(facts.modelopt, Mapping) else None
+    if isinstance(section, Mapping):
+        lists |= {f"{MODELOPT}.quantization.{key}": entries for key, entries in lists_of(section).items()}
+    return lists
+
+
+def _is_pattern_of(entry: str, module: str) -> bool:
+    """Return whether an entry of a list surely names a module: as a name, its end or a part above it, or with stars.
+
+    Of regular expressions, which are never run, those that mean a name behind anything are understood.
+    """
+    plain = entry.removeprefix("re:").removeprefix("^").removesuffix("$").replace(r"\.", ".").replace(".*", "*")
+    if re.fullmatch(r"[\w.*]+", plain) is None:
+        return False
+    has_stars = "*" in plain and plain.strip("*") != ""
+    if not has_stars:
+        return ends_with(module, plain) or module.startswith(f"{plain}.")
+    if not all(part in f".{module}" for part in plain.split("*")):  # far cheaper than the match
+        return False
+    return fnmatchcase(module, plain) or fnmatchcase(module, f"*.{plain}")
+
+
+def _wrong_width(facts: Facts, end: End) -> Told:
+    """Report bytes with scales whose rows are neither as wide as the model nor half as wide."""
+    weight, hidden = _weight(end), facts.text.hidden_size
+    if weight is None or weight.dtype != "U8" or len(weight.shape) != 2 or not hidden:
+        return
+    if not any(part.startswith("weight_scale") for part in end.parts):
+        return
+    rows, width = weight.shape
+    for numbers_per_byte in (1, 2):
+        if facts.explains(replace(weight, shape=(rows, numbers_per_byte * width))):
+            return
+    what = f"{describe(weight)} is {width:,} bytes wide, and a row of {hidden:,} numbers takes {hidden:,}"
+    what += f", or {hidden / 2:,g} of four bits"
+    yield short(weight.name), what, "take the checkpoint from its source again"
+
+
+def _wrong_bits(facts: Facts, end: End) -> Told:
+    """Compare the bits of a table that MLX packed with those that config.json gives its module."""
+    section, weight, scales = facts.config.get("quantization"), end.parts.get("weight"), end.parts.get("scales")
+    if not isinstance(section, Mapping) or weight is None or weight.dtype != "U32" or scales is None:
+        return
+    module = short(end.module)
+    by_module = section.get(end.module)
+    if by_module is False:
+        where = f"quantization.{module}"
+        what = f"{where} is false, so that the module is left plain, and it is stored packed ({names(end.parts)})"
+        yield where, what, f"write its bits and group_size there: {CONFIG_FIX}"
+        return
+    settings = by_module if isinstance(by_module, Mapping) else section
+    bits, group = count(settings.get("bits")), count(settings.get("group_size"))
+    columns, groups = _columns(weight), _columns(scales)
+    if bits is None or group is None or not columns or not groups:
+        return
+    if 32 * columns == bits * group * groups:
+        return
+    width = facts.text.hidden_size or group * groups
+    stored_bits, stored_group = 32 * columns / width, width / groups
+    packing = f"{stored_bits:g} bits in groups of {stored_group:g}"
+    what = f"{describe(weight)} with scales {list(scales.shape)} is packed at {packing}"
+    what += f", and quantization says {bits} bits in groups of {group} for {module}"
+    entry = f'"{module}": {{"group_size": {stored_group:g}, "bits": {stored_bits:g}}}'
+    yield short(weight.name), what, f"write {entry} into quantization of config.json"
+
+
+def _columns(tensor: Stored) -> int:
+    """Return the length of the last axis; 0 for a single number."""
+    return tensor.shape[-1] if tensor.shape else 0
+
+
+@rule("B053", "warning", "a quantisation that is to come packs both ends of a tied pair, or neither")
+def half_to_be_quantised(facts: Facts) -> Told:
+    """B050 before the work is done: the quantisation of config.json while both tables are plain, or the one that
+    --quantise names. Where it packs one end alone, a tied model ends with two tables, which take more bytes than before
+    (`tiewise plan` counts them), and a flag that says one: tools drop an end, or cannot save it. Read are lists of what
+    is left alone, the targets of compressed-tensors, lm_head and dynamic of GPTQ, extra_config of auto-round,
+    include_input_output_embeddings of torchao. Patterns are searched for the module's name and never run; what names
+    neither end is taken to leave both alone.
+    What to do: leave both ends alone, pack both, or untie the model first.
+    Sources: GPTQModel#3050; llm-compressor#2835; transformers#37905; auto-round#101
+    """
+    table, head = facts.roles.input_end, facts.roles.output_end
+    if not facts.tied or facts.roles.headless or table.module is None or head.module is None:
+        return
+    section = facts.quantise or quantisation(facts.config)
+    is_done = table.quantised or head.quantised or "lm_head" in section  # B050 judges what is stored
+    if is_done and not facts.quantise:
+        return
+    packs_table, packs_head = _packs(section, table, "Embedding"), _packs(section, head, "Linear")
+    if packs_table == packs_head:
+        return
+    packed, plain = (table, head) if packs_table else (head, table)
+    what = f"the quantisation packs {short(packed.module)} and leaves {short(plain.module)} plain"
+    what += ", and the model is tied: one table would become two"
+    fix = f"leave both alone or pack both; or first {facts.command('untie')}"
+    yield "--quantise" if facts.quantise else "config.json", what, fix
+
+
+def _packs(section: Mapping[str, Any], end: End, kind: str) -> bool:
+    """Return whether a quantisation packs an end, a module of class `kind`; if nothing names an end, it does not."""
+    if any(leaves(end, entries) for entries in lists_of(section).values()):
+        return False
+    settings = next(_settings_of(section, end), None)
+    if settings is not None:
+        return settings.get("bits") not in (16, 32)
+    targets = _targets(section)
+    if targets is not None:
+        return kind in targets or leaves(end, targets)
+    if section.get("include_input_output_embeddings") is True:
+        return True
+    return kind == "Linear" and section.get("lm_head") is True
+
+
+def _settings_of(section: Mapping[str, Any], end: End) -> Iterator[Mapping[str, Any]]:
+    """Yield the settings of GPTQModel and auto-round whose pattern names an end."""
+    for key in ("dynamic", "extra_config"):
+        by_pattern = section.get(key)
+        if not isinstance(by_pattern, Mapping):
+            continue
+        for pattern, settings in by_pattern.items():
+            if not isinstance(settings, Mapping) or pattern.startswith("-:"):
+                continue
+            if leaves(end, [pattern.removeprefix("+:")]):
+                yield settings
+
+
+def _targets(section: Mapping[str, Any]) -> list[str] | None:
+    """Return the names and classes that compressed-tensors packs; None for a quantisation without targets."""
+    groups: list[Any] = [section]
+    by_name = section.get("config_groups")
+    if isinstance(by_name, Mapping):
+        groups += by_name.values()
+    lists = [group["targets"] for group in groups if isinstance(group, Mapping) and "targets" in group]
+    if not lists:
+        return None
+    targets = list[str]()
+    for entries in lists:
+        targets += items_of(str, entries)[:MOST_LISTED]
+    return targets
