@@ -25,7 +25,8 @@ from tests.checkpoint.tiny_checkpoints import llama, table
 
 import tiewise.hf
 from tiewise.checkpoint.rewrite import factor
-from tiewise.checkpoint.rewrite.verbs.factor import low_rank, memory_needed, read_counts
+from tiewise.checkpoint.rewrite.low_rank import low_rank, memory_needed
+from tiewise.checkpoint.rewrite.token_counts import read_counts
 from tiewise.core.errors import CheckpointError, InstallError, doing, heard
 from tiewise.core.spec import largest_rank
 
@@ -68,7 +69,7 @@ def test_basis_is_as_good_as_numpys_svd(rows, width, rank, decay, shift, seed):
 def test_pieces_add_up_to_the_whole(tmp_path, monkeypatch):
     matrix = table(301, 37, seed=3, dtype=ml_dtypes.bfloat16)
     whole = low_rank(stored(tmp_path, t=matrix)["t"], 5)
-    module = sys.modules[low_rank.__module__]  # `tiewise.checkpoint.rewrite.factor` is the verb
+    module = sys.modules[low_rank.__module__]
     monkeypatch.setattr(module, "GRAM_BYTES", 8 * 37 * 7)
     ticks = []
     with heard(lambda what, done, total: ticks.append(done)), doing("it", matrix.nbytes):
@@ -191,7 +192,7 @@ def test_needs_the_memory_that_it_announces(tmp_path):
     code = (
         "import re, sys; import numpy as np\n"
         "from tiewise.checkpoint.stored import read_header\n"
-        "from tiewise.checkpoint.rewrite.verbs.factor import low_rank\n"
+        "from tiewise.checkpoint.rewrite.low_rank import low_rank\n"
         "np.linalg.eigh(np.eye(300) @ np.eye(300))\n"  # what the library needs once is no part of it
         "peak = lambda: 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
         f"before = peak(); low_rank(read_header(sys.argv[1]).tensors['t'], {rank}); print(peak() - before)"

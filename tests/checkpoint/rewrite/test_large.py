@@ -12,7 +12,7 @@ from rewrite_models import child, go, listing, start, untimed
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, write_index, write_sparse
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.rewrite.verbs.factor import memory_needed
+from tiewise.checkpoint.rewrite.low_rank import memory_needed
 
 MOST_MEMORY = 400e6
 KILLS = 100

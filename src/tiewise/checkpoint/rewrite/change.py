@@ -1,4 +1,6 @@
-"""What a verb wants done to a checkpoint, before anything is written, and how far that moves logits and input rows.
+"""The change that a verb makes to a checkpoint, and how far it moves logits and input rows.
+
+Nothing is written here.
 
 Logits are h·tableᵀ at 64 random hidden vectors h of unit root mean square, the same on every run, for every row of the
 vocabulary; the tables are read in pieces. Scale and cap of the family come after and are left out.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,10 +28,11 @@ SEED = 20_250_903
 DELETE: Final = object()  # the one value of `Change.config` that stands for no value
 
 Pieces = Iterator[bytes | bytearray | memoryview]
+Rows = NDArray[Any]  # rows of a table in its stored type, which only the file says
 
 
 class NothingToDo(CheckpointError):
-    """The checkpoint is already what the verb would make of it. No folder was made."""
+    """The checkpoint is already as the verb would make it. No folder was made."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,12 @@ class NewTensor:
 
     @classmethod
     def like(cls, old: Stored, write: Callable[[], Pieces], **other: Any) -> NewTensor:
-        """One of the name, type, shape and file of a stored tensor, or of `other` ones."""
-        own = {"name": old.name, "dtype": old.dtype, "shape": old.shape, "file": old.path.name}
-        return cls(**{**own, **other}, write=write)
+        """Return one with the name, type, shape and file of a stored tensor, or with `other` ones."""
+        return replace(cls(old.name, old.dtype, old.shape, old.path.name, write), **other)
 
     @classmethod
     def copy(cls, old: Stored, **other: Any) -> NewTensor:
-        """The same with its bytes."""
+        """Return one with the bytes of a stored tensor too."""
         return cls.like(old, lambda: stored_bytes(old), **other)
 
     @property
@@ -91,14 +93,17 @@ class Change:
 
 
 def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
-    """Raise where an operation would change the model's function; with `force`, return the reason as a note."""
+    """Raise because an operation would change the model's function; with `force`, return the reason as a note."""
     if not force:
         raise CheckpointError(what, f"{fix}; --force does it all the same")
     return (f"forced: {what}",)
 
 
 def require_plain_head(facts: Facts, verb: str, force: bool) -> tuple[str, ...]:
-    """Refuse a head whose class divides each row by its length: logits measured on stored rows are not the model's."""
+    """Refuse a head whose class divides each row by its length; with `force`, return the reason as a note.
+
+    Logits that are measured on its stored rows are not the model's.
+    """
     for where, how in normalised_heads(facts):
         what = f"{facts.path}: {short(where)}: {how}, so that {verb} would measure and make logits of other rows"
         return refuse(what, "write rows of length 1 and a class without the division first", force)
@@ -115,33 +120,38 @@ def stored_bytes(tensor: Stored) -> Pieces:
 
 
 def gathered(part: Stored, rows: Sequence[int]) -> Pieces:
-    """Yield the bytes of some rows of a tensor, which ascend, a few MB at a time."""
-    wanted = np.array(rows, np.int64)
+    """Yield the bytes of some rows of a tensor, a few MB at a time; `rows` ascend."""
+    numbers = np.array(rows, np.int64)
     with Reader(part) as reader:
         for start, stop in reader.spans():
-            first, last = np.searchsorted(wanted, (start, stop))
+            first, last = np.searchsorted(numbers, (start, stop))
             if first < last:
-                yield reader.rows(start, stop)[wanted[first:last] - start].tobytes()
+                yield reader.rows(start, stop)[numbers[first:last] - start].tobytes()
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """A table as the model meets it, maps applied: `read(start, stop)` gives rows [start, stop), [., width]."""
+    """A table as the model uses it, maps applied: `read(start, stop)` gives rows [start, stop), [., width]."""
 
     rows: int
     width: int
-    read: Callable[[int, int], NDArray]
+    read: Callable[[int, int], Rows]
 
     @classmethod
     def of(cls, tensor: Stored) -> TableRows:
-        """A stored table [V, D]."""
+        """Return a stored table [V, D]."""
         return cls(tensor.rows, tensor.shape[1], tensor.read)
+
+    def spans(self, itemsize: int = 8) -> Iterator[tuple[int, int]]:
+        """Yield row ranges whose rows take a few MB, at `itemsize` bytes a value."""
+        step = max(1, CHUNK_BYTES // (itemsize * max(1, self.width)))
+        for start in range(0, self.rows, step):
+            yield start, min(start + step, self.rows)
 
     def pieces(self) -> Pieces:
         """Yield its bytes."""
-        step = max(1, CHUNK_BYTES // (8 * max(1, self.width)))
-        for start in range(0, self.rows, step):
-            yield self.read(start, min(start + step, self.rows)).tobytes()
+        for start, stop in self.spans():
+            yield self.read(start, stop).tobytes()
 
 
 Pair = tuple[TableRows, TableRows]  # old and new
@@ -149,47 +159,50 @@ Pair = tuple[TableRows, TableRows]  # old and new
 
 def hidden_vectors(width: int) -> NDArray[np.float32]:
     """Return the random hidden vectors [64, width], each of root mean square 1."""
-    made = np.random.default_rng(SEED).standard_normal((PROBES, width))
-    return (made / np.sqrt(np.square(made).mean(axis=1, keepdims=True))).astype(np.float32)
+    vectors = np.random.default_rng(SEED).standard_normal((PROBES, width))
+    size = np.sqrt(np.square(vectors).mean(axis=1, keepdims=True))
+    return np.asarray(vectors / size, np.float32)
 
 
 def measure_move(outputs: Pair | None, inputs: Pair | None) -> Moved:
     """Measure how far both ends move; None for an end whose bytes stay."""
-    ends = [end for end, pair in (("output", outputs), ("input", inputs)) if pair]
-    if not ends:
+    if outputs is None and inputs is None:
         return UNMOVED
-    how, logits, moved = f"every row of the {' and the '.join(ends)} table", 0.0, 0.0
-    if outputs:
-        probes = hidden_vectors(width := outputs[0].width).T
+    names = []
+    logits = input_rows = 0.0
+    at = ""
+    if outputs is not None:
+        width = outputs[0].width
+        probes = hidden_vectors(width).T
         logits = _largest(outputs, lambda difference: np.abs(difference @ probes))
-        how += f", at {PROBES} random hidden vectors of unit root mean square and width {width}"
-    if inputs:
-        moved = _largest(inputs, lambda difference: np.linalg.norm(difference, axis=1))
-    return Moved(logits, moved, how)
+        names.append("output")
+        at = f", at {PROBES} random hidden vectors of unit root mean square and width {width}"
+    if inputs is not None:
+        input_rows = _largest(inputs, lambda difference: np.linalg.norm(difference, axis=1))
+        names.append("input")
+    return Moved(logits, input_rows, f"every row of the {' and the '.join(names)} table{at}")
 
 
 def share_lost(pair: Pair) -> float:
     """Return ‖old − new‖ / ‖old‖, the share of a table that a change takes away, in the Frobenius norm."""
-    old, _ = pair
-    step = max(1, CHUNK_BYTES // (8 * max(1, old.width)))
+    old, new = pair
     error = norm = 0.0
     with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, old.rows, step):
-            stop = min(start + step, old.rows)
-            before, after = (widened(table.read(start, stop)).astype(np.float64) for table in pair)
+        for start, stop in old.spans():
+            before = widened(old.read(start, stop)).astype(np.float64)
+            after = widened(new.read(start, stop)).astype(np.float64)
             error += float(np.square(before - after).sum())
             norm += float(np.square(before).sum())
     return math.sqrt(error / norm) if norm > 0 else 0.0
 
 
-def _largest(tables: Pair, size: Callable[[NDArray], NDArray]) -> float:
+def _largest(tables: Pair, sizes: Callable[[Rows], Rows]) -> float:
+    """Return the largest of all `sizes` of the differences between two tables; NaN if one is NaN."""
     old, new = tables
-    step = max(1, CHUNK_BYTES // (4 * max(1, old.width)))
     largest = np.float64(0.0)
-    with np.errstate(invalid="ignore", over="ignore"):  # a table may hold infinities; the result then says so
-        for start in range(0, old.rows, step):
-            stop = min(start + step, old.rows)
-            moved = widened(old.read(start, stop)) - widened(new.read(start, stop))
-            largest = np.maximum(largest, size(moved).max(initial=0.0))
+    with np.errstate(invalid="ignore", over="ignore"):  # a table may contain infinities; the result then says so
+        for start, stop in old.spans(itemsize=4):
+            difference = widened(old.read(start, stop)) - widened(new.read(start, stop))
+            largest = np.maximum(largest, sizes(difference).max(initial=0.0))
             progress("measuring the change", stop, old.rows)
     return float(largest)

@@ -7,6 +7,10 @@ come out equal, else untied.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX
 from tiewise.checkpoint.facts import SPEC, Facts
@@ -14,8 +18,10 @@ from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, read_boundary
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, TableRows, measure_move
 from tiewise.checkpoint.rewrite.registry import verb
 from tiewise.checkpoint.rewrite.ties import flags, keep_layer_ties
+from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import DENSIFY, TRAINING_ONLY
 
 
@@ -27,78 +33,171 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
     With `force` a soft-cap or a bias that no plain table can hold is dropped.
     """
     boundary = read_boundary(facts, DENSIFY)
-    spec, lookup, head, t5_like = boundary.spec, boundary.lookup, boundary.head, facts.claims.t5_like
+    _require_matrix(facts, boundary.spec, force)
+    family = _family(facts)
+    moved = measure_move(_before_and_after(boundary.head), _before_and_after(boundary.lookup))
+    if not math.isfinite(moved.logits + moved.input_rows):
+        what = f"{facts.path}: a product of table and map is not finite in {boundary.lookup.table.dtype}"
+        raise CheckpointError(what, "look for NaN with tiewise check --deep, or cast the checkpoint to F32 first")
+    result = _Densified(facts, boundary, _dropped_equal_end(facts, boundary))
+    layer_notes: tuple[str, ...] = ()
+    if result.flag_changes:
+        layer_notes = keep_layer_ties(facts, result.is_tied, force)
+    return Change(
+        moved,
+        drop=result.dropped(),
+        put=(*result.tables(), *result.copies()),
+        config=result.config(family),
+        notes=(*layer_notes, *result.notes()),
+    )
+
+
+def _require_matrix(facts: Facts, spec: BoundarySpec, force: bool) -> None:
+    """Raise if a boundary does more than a plain table can, unless forced."""
+    if force:
+        return
     fix = "keep the boundary, and load the model with tiewise.load; --force drops it"
-    if spec.softcap is not None and not force:
+    if spec.softcap is not None:
         raise CheckpointError(f"{facts.path}: {spec}: a soft-cap is no matrix, so no dense table does the same", fix)
-    if spec.bias and not force:
+    if spec.bias:
         raise CheckpointError(f"{facts.path}: {spec}: the family's own head has no bias to keep this one in", fix)
-    family, classes = facts.config.get(BASE_TYPE), facts.config.get("architectures")
+
+
+def _family(facts: Facts) -> str:
+    """Return the model type of the plain model."""
+    family = facts.config.get(BASE_TYPE)
     if not isinstance(family, str):
         fix = f"write {BASE_TYPE}: llama, say, into it"
         raise CheckpointError(f"{facts.path}: its config.json does not name the model's family", fix)
-    moved = measure_move(_rounding(head), _rounding(lookup))
-    if not math.isfinite(moved.logits + moved.input_rows):
-        what = f"{facts.path}: a product of table and map is not finite in {lookup.table.dtype}"
-        raise CheckpointError(what, "look for NaN with tiewise check --deep, or cast the checkpoint to F32 first")
-
-    one = lookup.mark == head.mark
-    merged = set() if one else _merged(facts, boundary)
-    tied = one or bool(merged)
-    put = {lookup.table.name: lookup} if lookup.changed else {}
-    if not tied and (head.changed or head.table.name != boundary.head_name):
-        put[boundary.head_name] = head
-    copies = []
-    # whatever else the class ties by the flag that turns false: BART's stacks, BERT's second bias
-    for one_tensor in [] if tied or t5_like else tied_names(facts):
-        for name in one_tensor.missing:
-            if one_tensor.kept is not None and one_tensor.kept.name == lookup.table.name:
-                put.setdefault(name, lookup)
-            elif one_tensor.kept is not None and name != boundary.head_name:
-                copies.append(NewTensor.copy(one_tensor.kept, name=name))
-    shapes = {name: (end.table.rows, end.width) for name, end in put.items()}
-    tables = (NewTensor.like(end.table, end.pieces, name=name, shape=shapes[name]) for name, end in put.items())
-    drop = {tensor.name for tensor in boundary.maps} | merged
-    if spec.bias:
-        drop |= {boundary.head_name.removesuffix("weight") + "bias"} & facts.folder.tensors.keys()
-    classes = classes if isinstance(classes, list) else []
-    plain = [name.removeprefix(OWN_PREFIX) if isinstance(name, str) else name for name in classes]
-    config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
-    config |= {} if one or t5_like else flags(facts, tied)
-    forced = () if one or t5_like else keep_layer_ties(facts, tied, force)
-
-    notes = [*forced, "both ends use one table" if tied else "each end has a table of its own"]
-    if not tied and t5_like:
-        claims = "this family claims one table whatever its config says"
-        notes.append(f"{claims}: loaders that do not compare the two drop the head")
-    if spec.softcap is not None:
-        notes.append(f"softcap={spec.softcap:g} is lost, which changes the logits")
-    if spec.bias:
-        notes.append("the head's bias is lost, which changes the logits")
-    in_training = [row for row in spec.given() if row.changes in TRAINING_ONLY]
-    trained = [row.written(getattr(spec, row.field)) for row in in_training]
-    if trained:
-        notes.append(f"{short(', '.join(trained))} acts in training only, and plain tables do not know of it")
-    return Change(moved, frozenset(drop), (*tables, *copies), config, notes=tuple(notes))
+    return family
 
 
-def _rounding(end: Dense) -> tuple[TableRows, TableRows] | None:
-    """The table before and after rounding; None where nothing is computed."""
-    one, two = (TableRows(end.table.rows, end.width, read) for read in (end.exact, end.rounded))
-    return (one, two) if end.changed else None
+def _before_and_after(end: Dense) -> tuple[TableRows, TableRows] | None:
+    """Return the table of an end before and after rounding; None where nothing is computed."""
+    if not end.changed:
+        return None
+    rows = end.table.rows
+    return TableRows(rows, end.width, end.exact), TableRows(rows, end.width, end.rounded)
 
 
-def _merged(facts: Facts, boundary: StoredBoundary) -> set[str]:
-    """Tensors that go because two unequal ends come out equal, and the class can keep them as one; mostly none."""
+def _dropped_equal_end(facts: Facts, boundary: StoredBoundary) -> frozenset[str]:
+    """Return the tensors that go because both ends, computed apart, come out equal; mostly none.
+
+    They stay where the class cannot keep both ends as one.
+    """
     lookup, head, claims = boundary.lookup, boundary.head, facts.claims
-    sizes = [(end.table.dtype, end.table.rows, end.width) for end in (lookup, head)]
-    if sizes[0] != sizes[1] or claims.t5_like or claims.fixed is False:
-        return set()
-    if any(a != b for a, b in zip(lookup.pieces(), head.pieces(), strict=True)):
-        return set()
-    gone = set()
+    if lookup.mark == head.mark or claims.t5_like or claims.fixed is False or not _come_out_equal(lookup, head):
+        return frozenset()
+    dropped: set[str] = set()
     for tied in tied_names(facts):
-        if any(not facts.same(tied.stored[0], other) for other in tied.stored[1:] if other.name != head.table.name):
-            return set()  # BERT's two biases, trained apart
-        gone |= {other.name for other in tied.stored if other.name in tied.targets}
-    return gone
+        for other in tied.stored[1:]:
+            if other.name != head.table.name and not facts.same(tied.stored[0], other):
+                return frozenset()  # BERT's two biases, trained apart
+        dropped |= {other.name for other in tied.stored if other.name in tied.targets}
+    return frozenset(dropped)
+
+
+def _come_out_equal(lookup: Dense, head: Dense) -> bool:
+    """Return True if the dense tables of two ends have the same bytes."""
+    if (lookup.table.dtype, lookup.table.rows, lookup.width) != (head.table.dtype, head.table.rows, head.width):
+        return False
+    return all(a == b for a, b in zip(lookup.pieces(), head.pieces(), strict=True))
+
+
+@dataclass(frozen=True)
+class _Densified:
+    """The plain checkpoint that a boundary becomes."""
+
+    facts: Facts
+    boundary: StoredBoundary
+    dropped_end: frozenset[str]  # tensors of an end that comes out equal to the other
+
+    @property
+    def is_one_table(self) -> bool:
+        """Both ends are the same product of the same table."""
+        return self.boundary.lookup.mark == self.boundary.head.mark
+
+    @property
+    def is_tied(self) -> bool:
+        """Both ends are one table in the result."""
+        return self.is_one_table or bool(self.dropped_end)
+
+    @property
+    def flag_changes(self) -> bool:
+        """The flag is written: the class reads it, and the boundary did not decide it alone."""
+        return not self.is_one_table and not self.facts.claims.t5_like
+
+    @cached_property
+    def ends(self) -> dict[str, Dense]:
+        """The dense tables by the names under which the result stores them."""
+        lookup, head, head_name = self.boundary.lookup, self.boundary.head, self.boundary.head_name
+        ends = {lookup.table.name: lookup} if lookup.changed else {}
+        if not self.is_tied and (head.changed or head.table.name != head_name):
+            ends[head_name] = head
+        for name, kept in self._untied_names():
+            if kept.name == lookup.table.name:
+                ends.setdefault(name, lookup)
+        return ends
+
+    def tables(self) -> list[NewTensor]:
+        """Return the dense tables."""
+        tables = []
+        for name, end in self.ends.items():
+            tables.append(NewTensor.like(end.table, end.pieces, name=name, shape=(end.table.rows, end.width)))
+        return tables
+
+    def copies(self) -> list[NewTensor]:
+        """Return copies of what else the class ties by the flag that turns false: BERT's second bias."""
+        copies = []
+        for name, kept in self._untied_names():
+            if kept.name != self.boundary.lookup.table.name and name != self.boundary.head_name:
+                copies.append(NewTensor.copy(kept, name=name))
+        return copies
+
+    def _untied_names(self) -> Iterator[tuple[str, Stored]]:
+        """Yield (name that is not stored, tensor that it was tied to) where the flag turns false.
+
+        BART's stacks share the input table, BERT has a second bias.
+        """
+        if self.is_tied or self.facts.claims.t5_like:
+            return
+        for tied in tied_names(self.facts):
+            if tied.kept is not None:
+                for name in tied.missing:
+                    yield name, tied.kept
+
+    def dropped(self) -> frozenset[str]:
+        """Return the names of the maps, of an end that equals the other, and of a bias that is lost."""
+        dropped = self.dropped_end | {tensor.name for tensor in self.boundary.maps}
+        bias = self.boundary.head_name.removesuffix("weight") + "bias"
+        if self.boundary.spec.bias and bias in self.facts.folder.tensors:
+            dropped |= {bias}
+        return dropped
+
+    def config(self, family: str) -> dict[str, Any]:
+        """Return the entries of config.json that name the plain class instead of the boundary."""
+        classes = self.facts.config.get("architectures")
+        plain = []
+        for name in classes if isinstance(classes, list) else ():
+            plain.append(name.removeprefix(OWN_PREFIX) if isinstance(name, str) else name)
+        config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
+        if self.flag_changes:
+            config |= flags(self.facts, self.is_tied)
+        return config
+
+    def notes(self) -> list[str]:
+        """Say how many tables there are, and what of the boundary is lost."""
+        spec = self.boundary.spec
+        notes = ["both ends use one table" if self.is_tied else "each end has a table of its own"]
+        if not self.is_tied and self.facts.claims.t5_like:
+            claims = "this family claims one table whatever its config says"
+            notes.append(f"{claims}: loaders that do not compare the two drop the head")
+        if spec.softcap is not None:
+            notes.append(f"softcap={spec.softcap:g} is lost, which changes the logits")
+        if spec.bias:
+            notes.append("the head's bias is lost, which changes the logits")
+        in_training = [row for row in spec.given() if row.changes in TRAINING_ONLY]
+        written = ", ".join(row.written(getattr(spec, row.field)) for row in in_training)
+        if written:
+            notes.append(f"{short(written)} acts in training only, and plain tables do not know of it")
+        return notes

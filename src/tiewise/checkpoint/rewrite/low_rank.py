@@ -1,0 +1,128 @@
+"""The best approximation of a table by the product of a narrow table and a map.
+
+W = U S Qᵀ. Of all matrices of rank k, W Qₖ Qₖᵀ is nearest to W in Frobenius norm (Eckart and Young 1936), and its
+error is √(σₖ₊₁² + … + σ_D²). Q comes from the eigenvectors of WᵀW, a D × D matrix to which each chunk of rows adds its
+share in fp64. Squaring loses singular values below √(D·ε) σ₁, 1e-6 at D = 4096: no more than rounding to fp32 costs.
+
+Spread so over the two factors, S is no divisor, and a table of lower rank than k no special case; the orthonormal map
+enlarges no rounding error; and a row of the narrow table is as long as the row that it replaces, so that norms, weight
+decay and step sizes keep their meaning in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.rewrite.change import Rows, hidden_vectors
+from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored
+from tiewise.core.errors import CheckpointError, advance
+
+GRAM_BYTES = 32 * 2**20  # of rows in fp64 added at once: reading the Gram matrix then costs less than its products
+WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace of two, the eigenvectors
+
+
+def memory_needed(width: int, rank: int) -> int:
+    """Return the bytes that `low_rank` takes at most for a table of width D and rank k, of any number of rows."""
+    return 8 * (WORK_MATRICES * width * width + 2 * width * rank) + 3 * GRAM_BYTES
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a factored table is from the table that it replaces."""
+
+    rows: NDArray[np.float64]  # [V] squared length of each row's error
+    norms: NDArray[np.float64]  # [V] squared length of each row
+    logits: float  # largest change of a logit
+
+    def relative(self, mask: NDArray[np.bool_] | slice = slice(None)) -> float:
+        """Return the Frobenius norm of the error over that of the table, for the rows of a mask."""
+        return relative(self.rows[mask], self.norms[mask])
+
+
+def relative(errors: NDArray[np.float64], norms: NDArray[np.float64]) -> float:
+    """Return the Frobenius norm of an error over that of its table, from the squared lengths of rows."""
+    norm = float(norms.sum())
+    return float(errors.sum() / norm) ** 0.5 if norm else 0.0
+
+
+@dataclass(frozen=True)
+class Factored:
+    """W [V, D] ≈ narrow [V, k] · mapᵀ, with narrow = W Q and map = Q [D, k], both rounded to the type of W."""
+
+    table: Stored
+    basis: NDArray[np.float64]  # Q [D, k], with orthonormal columns; the largest entry of each is positive
+    singular: NDArray[np.float64]  # all D singular values of W, largest first
+
+    @property
+    def map(self) -> Rows:
+        """Q, rounded."""
+        return self.basis.astype(NUMPY[self.table.dtype])
+
+    def least_error(self) -> float:
+        """Return the least relative error that any matrix of this rank has."""
+        squares = np.square(self.singular)
+        return relative(squares[self.basis.shape[1] :], squares)
+
+    def chunks(self) -> Iterator[tuple[NDArray[np.float64], Rows]]:
+        """Yield (rows of W [., D], rows of the narrow table [., k]), a few MB at a time; progress in bytes read."""
+        step = max(1, CHUNK_BYTES // (8 * self.table.shape[1]))
+        with Reader(self.table) as reader:
+            for start in range(0, self.table.rows, step):
+                rows = reader.rows(start, start + step).astype(np.float64)
+                yield rows, (rows @ self.basis).astype(NUMPY[self.table.dtype])
+                advance((start + len(rows)) * reader.row_bytes)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of the narrow table."""
+        for _, narrow in self.chunks():
+            yield narrow.tobytes()
+
+    def errors(self) -> Errors:
+        """Compare the product of the two factors with W; progress in bytes read."""
+        back, probes = self.map.astype(np.float64).T, hidden_vectors(self.table.shape[1]).T
+        errors, norms, logits = [np.zeros(0)], [np.zeros(0)], 0.0
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks at the result
+            for rows, narrow in self.chunks():
+                error = narrow.astype(np.float64) @ back - rows
+                errors.append(np.square(error).sum(axis=1))
+                norms.append(np.square(rows).sum(axis=1))
+                logits = max(logits, float(np.abs(error @ probes).max(initial=0.0)))
+        return Errors(np.concatenate(errors), np.concatenate(norms), logits)
+
+
+def low_rank(table: Stored, rank: int) -> Factored:
+    """Return the best factors of rank k of a table [V, D]; progress in bytes read.
+
+    Raises:
+        CheckpointError: the table contains NaN or infinity, or values whose squares are infinite.
+    """
+    gram = _gram(table)
+    values, vectors = np.linalg.eigh(gram)  # ascending
+    del gram  # the matrices are most of the memory
+    basis = vectors[:, : -rank - 1 : -1].copy()
+    del vectors
+    largest = np.take_along_axis(basis, np.abs(basis).argmax(axis=0)[None], axis=0)
+    basis = basis * np.where(largest < 0, -1.0, 1.0)
+    return Factored(table, basis, np.sqrt(np.maximum(values[::-1], 0.0)))
+
+
+def _gram(table: Stored) -> NDArray[np.float64]:
+    """Return WᵀW [D, D] of a table W [V, D]."""
+    width = table.shape[1]
+    gram = np.zeros((width, width))
+    bytes_at_once = GRAM_BYTES * table.nbytes // max(1, 8 * table.rows * width)
+    with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
+        for start, stop in reader.spans(max(1, bytes_at_once)):
+            rows = reader.rows(start, stop).astype(np.float64)
+            if not np.isfinite(rows).all():
+                what = f"{table.path}: {table.name} holds NaN or infinity in rows {start} to {stop - 1}"
+                raise CheckpointError(what, "tiewise check --deep names the rows; repair them first")
+            gram += rows.T @ rows  # of which numpy computes one half, and mirrors it
+            advance(stop * reader.row_bytes)
+    if not np.isfinite(gram).all():  # of fp64 tables only: squares of all other types fit
+        raise CheckpointError(f"{table.path}: the values of {table.name} are too large", "scale the table down first")
+    return gram

@@ -1,0 +1,66 @@
+"""Counts of tokens, given as numbers or in a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.stored import read_header
+from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, short
+from tiewise.core.errors import CheckpointError
+
+MOST_BYTES = 64 * 2**20  # of a file of counts, and the largest token id in it
+FORMATS = "give a JSON list, or a map from token id to count; a .npy or .safetensors vector; or one number per line"
+
+
+def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
+    """Return how often each of `rows` tokens occurs [V], 0 for tokens without a count.
+
+    Args:
+        counts: numbers, a map from token id to number, or the path of a file with them.
+    """
+    name = "counts"
+    try:
+        if isinstance(counts, str | os.PathLike):
+            name = os.fspath(counts)
+            counts = _contents(name)
+        if isinstance(counts, dict):
+            counts = _by_token(counts)
+        vector = np.asarray(counts, np.float64)
+    except CheckpointError:
+        raise  # it is a ValueError too
+    except (ValueError, TypeError, OverflowError, EOFError) as error:
+        raise CheckpointError(f"{name}: no token counts ({short(error)})", FORMATS) from None
+    if vector.ndim != 1 or not np.isfinite(vector).all() or (vector < 0).any():
+        raise CheckpointError(f"{name}: its values are no token counts", FORMATS)
+    if len(vector) > rows:
+        what = f"{name}: it counts token {len(vector) - 1:,}, and the table has {rows:,} rows"
+        raise CheckpointError(what, "were they made with this model's tokenizer?")
+    return np.pad(vector, (0, rows - len(vector)))
+
+
+def _contents(name: str) -> Any:
+    """Return the numbers of a file, in the format that its ending names."""
+    if name.endswith(".npy"):
+        with os.fdopen(open_regular(name), "rb") as file:
+            return np.load(file, allow_pickle=False)
+    if name.endswith(".safetensors"):
+        (vector,) = read_header(name).tensors.values()
+        return vector.read()
+    if name.endswith(".json"):
+        return read_json(name, most=MOST_BYTES, unique=True)
+    return [float(line) for line in read_whole(name, MOST_BYTES).split()]
+
+
+def _by_token(counts: Mapping[Any, Any]) -> NDArray[np.float64]:
+    """Return a map from token id to count as a vector."""
+    ids, values = [int(key) for key in counts], list(counts.values())
+    if ids and not 0 <= min(ids) <= max(ids) < MOST_BYTES:
+        raise ValueError("its keys are no token ids")
+    vector = np.zeros(max(ids, default=-1) + 1)
+    vector[ids] = values
+    return vector
