@@ -10,51 +10,74 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.adapter import AdapterFacts
-from tiewise.checkpoint.rewrite.change import Pieces, TableRows
+from tiewise.checkpoint.rewrite.change import Pieces, Rows, TableRows
 from tiewise.checkpoint.rules.adapter import empty_tensors
 from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
 from tiewise.core.errors import CheckpointError
 
+Factors = Callable[[], tuple[Rows, Rows]]  # reads [rows, r] and s·[r, columns], whose product is added
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A reason why an adapter cannot be merged or slimmed without a change of what it does."""
+
+    what: str
+    fix: str
+
 
 @dataclass(frozen=True)
 class Merged:
-    """A tensor of the result."""
+    """A tensor of the result: old rows, plus a product, with lengths of rows, with rows that are replaced."""
 
     old: Stored  # what it starts from: the base's tensor, or the adapter's copy of it
     dtype: str  # of the base's tensor
-    factors: Callable[[], tuple[NDArray, NDArray]] | None = None  # [rows, r] and s·[r, columns], whose product is added
+    factors: Factors | None = None
     length: Stored | None = None  # [rows]: that of each row once the product is added (DoRA)
-    ids: tuple[int, ...] = ()  # rows that are replaced, each by one of
+    ids: tuple[int, ...] = ()  # rows that are replaced, each by one of `rows`
     rows: Stored | None = None
 
     def table(self) -> TableRows:
-        """Its rows, in its type; it holds the two factors."""
-        product = None if self.factors is None else self.factors()
-        lengths = None if self.length is None else widened(self.length.read())
-        ids = np.array(self.ids, np.int64)
-
-        @np.errstate(all="ignore")  # an adapter may hold infinities; the result then says so
-        def read(start: int, stop: int) -> NDArray:
-            made = self.old.read(start, stop).astype(np.float64)
-            if product is not None:
-                made += (product[0][start:stop].astype(np.float64) @ product[1]).reshape(made.shape)
-            if lengths is not None:
-                made *= (lengths[start:stop] / np.linalg.norm(made, axis=1))[:, None]
-            if self.rows is not None:
-                here = np.flatnonzero((ids >= start) & (ids < stop))
-                with Reader(self.rows) as reader:
-                    made[ids[here] - start] = reader.take(here)
-            return rounded(made, self.dtype)
-
-        return TableRows(self.old.rows, math.prod(self.old.shape[1:]), read)
+        """Return its rows, in its type; they hold the two factors in memory."""
+        return TableRows(self.old.rows, math.prod(self.old.shape[1:]), _MergedRows(self).read)
 
     def pieces(self) -> Pieces:
         """Yield its bytes."""
         return self.table().pieces()
 
 
-def require_numbers(given: AdapterFacts) -> None:
-    """Raise where a tensor of an adapter holds no numbers, as after a save under ZeRO-3 without gathering."""
-    empty = empty_tensors(given)
+class _MergedRows:
+    """The rows of a merged tensor, computed when they are read."""
+
+    def __init__(self, merged: Merged) -> None:
+        self.merged = merged
+        self.product = None if merged.factors is None else merged.factors()
+        self.lengths = None if merged.length is None else widened(merged.length.read())
+        self.ids = np.array(merged.ids, np.int64)
+
+    @np.errstate(all="ignore")  # an adapter may contain infinities; the result then says so
+    def read(self, start: int, stop: int) -> Rows:
+        """Return rows [start, stop), rounded once."""
+        rows = self.merged.old.read(start, stop).astype(np.float64)
+        if self.product is not None:
+            left, right = self.product
+            rows += (left[start:stop].astype(np.float64) @ right).reshape(rows.shape)
+        if self.lengths is not None:
+            rows *= (self.lengths[start:stop] / np.linalg.norm(rows, axis=1))[:, None]
+        self._replace(rows, start, stop)
+        return rounded(rows, self.merged.dtype)
+
+    def _replace(self, rows: NDArray[np.float64], start: int, stop: int) -> None:
+        """Write the rows that are replaced into rows [start, stop)."""
+        if self.merged.rows is None:
+            return
+        here = np.flatnonzero((self.ids >= start) & (self.ids < stop))
+        with Reader(self.merged.rows) as reader:
+            rows[self.ids[here] - start] = reader.take(here)
+
+
+def require_numbers(adapter: AdapterFacts) -> None:
+    """Raise if a tensor of an adapter contains no numbers, as after a save under ZeRO-3 without gathering."""
+    empty = empty_tensors(adapter)
     if empty is not None:
-        raise CheckpointError(f"{given.path}: {empty.evidence}", empty.repair)
+        raise CheckpointError(f"{adapter.path}: {empty.evidence}", empty.repair)

@@ -15,20 +15,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tiewise.checkpoint.adapter import BASE, DELTA, AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import ends_with, number
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.rewrite.change import Change, NewTensor, TableRows, hidden_vectors, measure_move
+from tiewise.checkpoint.rewrite.change import Change, NewTensor, Rows, TableRows, hidden_vectors, measure_move
 from tiewise.checkpoint.rewrite.engine import Place, Receipt
-from tiewise.checkpoint.rewrite.merged import Merged, require_numbers
+from tiewise.checkpoint.rewrite.merged import Merged, Obstacle, require_numbers
 from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, runner, verb
 from tiewise.checkpoint.rewrite.ties import parted
 from tiewise.checkpoint.rules.rule import describe, names
@@ -40,50 +39,61 @@ from tiewise.core.errors import CheckpointError
 BEYOND = "target_parameters layer_replication use_qalora use_bdlora alora_invocation_tokens arrow_config kasa_config"
 INITIAL = ("True", "False", "None", "gaussian", "eva", "orthogonal")  # ways to begin that leave the base as it is
 LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
-WHOLE = {f"{wrap}{kind}" for wrap in ("", BASE) for kind in ("weight", "bias")}
-KNOWN = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *WHOLE}
+COPIES = ("weight", "bias", f"{BASE}weight", f"{BASE}bias")
+KNOWN = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *COPIES}
 PLAIN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")  # no groups, one repetition: never slow
+USE_PEFT = "load it beside its base, or merge it with PEFT"
+DORA_CONTRADICTION = "use_dora and what is stored contradict each other"
 
 
 def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Change:
     """Return what becomes of a base when an adapter is merged into it."""
     folder, table = open_folder(adapter), readable(facts, "merge into")[0]
-    given, tensors, head = open_adapter(folder, facts), facts.folder.tensors, facts.roles.output or table
-    require_numbers(given)
-    modules = {module: module for module in given.base_modules.values()} | given.base_modules
-    for what, fix in _against(given, facts, folder, modules):
-        raise CheckpointError(f"{given.path}: {what}", fix)
+    opened = open_adapter(folder, facts)
+    require_numbers(opened)
+    modules = {module: module for module in opened.base_modules.values()} | opened.base_modules
+    for obstacle in _obstacles(opened, facts, folder, modules):
+        raise CheckpointError(f"{opened.path}: {obstacle.what}", obstacle.fix)
 
-    ends: dict[str, Merged] = {}  # "input" and "output": what comes of them
-    body: list[NewTensor] = []
-    at_end = {update.module: end for end in ("input", "output") if (update := getattr(given, end)) is not None}
-    for module, parts in given.parts.items():
-        end, stored = at_end.get(module, ""), modules[module]
-        if any("bias" not in part for part in parts):
-            own = {"input": table, "output": head}.get(end, tensors.get(f"{stored}.weight"))
-            made, own = _merged(given, module, "weight", own, turned=not end and facts.family.stores_transposed)
-            if end:
-                ends[end] = made
-            else:
-                body.append(NewTensor.like(own, made.pieces))
-        if any("bias" in part for part in parts):
-            made, own = _merged(given, module, "bias", tensors.get(f"{stored}.bias", tensors.get(f"{module}.bias")))
-            body.append(NewTensor.like(own, made.pieces))
-
+    ends = _Ends(opened, facts, table, facts.roles.output or table)
+    body = _merge_modules(ends, modules)
     if len({tensor.name for tensor in body}) < len(body):
-        raise CheckpointError(f"{given.path}: it changes a tensor of the base twice, under two names", "one must go")
-    change = _tables(given, facts, ends, (table, head), force)
+        raise CheckpointError(f"{opened.path}: it changes a tensor of the base twice, under two names", "one must go")
+    ends.share_rows()
+    change = ends.change(force)
     notes = list(change.notes)
     if body:
         notes.append(f"tensors of the body that change too: {len(body):,}; what that does to logits only a run shows")
-    if "output" in ends and ends["output"].factors is not None:
-        left, right = ends["output"].factors()
-        inner = right @ hidden_vectors(head.shape[1]).T
-        largest = max(np.abs(left[at : at + 4096] @ inner).max() for at in range(0, len(left), 4096))
-        notes.append(f"predicted from B·A alone: the largest change of a logit is {largest:.3g}")
+    notes += ends.prediction()
     files = folder.read(*TOKENIZER_FILES)
-    notes += [f"taken from the adapter: {names(files)}"] if files else []
+    if files:
+        notes.append(f"taken from the adapter: {names(files)}")
     return replace(change, put=(*change.put, *body), texts=files, notes=tuple(notes))
+
+
+def _merge_modules(ends: _Ends, modules: Mapping[str, str]) -> list[NewTensor]:
+    """Merge every module of the adapter; return the tensors of the body, and note those of the two ends in `ends`.
+
+    Args:
+        modules: {module as the base's class names it: as the base's files do}.
+    """
+    adapter, facts = ends.adapter, ends.facts
+    tensors = facts.folder.tensors
+    body: list[NewTensor] = []
+    for module, parts in adapter.parts.items():
+        update, stored = ModuleUpdate(adapter, module), modules[module]
+        end = ends.end_of(module)
+        if any("bias" not in part for part in parts):
+            if end is not None:
+                ends.merged[end] = update.merged("weight", update.require(ends.table_of(end), "weight"))
+            else:
+                base = update.require(tensors.get(f"{stored}.weight"), "weight")
+                merged = update.merged("weight", base, is_turned=facts.family.stores_transposed)
+                body.append(NewTensor.like(base, merged.pieces))
+        if any("bias" in part for part in parts):
+            base = update.require(tensors.get(f"{stored}.bias", tensors.get(f"{module}.bias")), "bias")
+            body.append(NewTensor.like(base, update.merged("bias", base).pieces))
+    return body
 
 
 _merge_change.__name__ = "merge"  # the verb's name in receipts
@@ -126,135 +136,292 @@ def merge(
         CheckpointError: neither or both of `base` and `adapter`, a source that cannot be read or must not be rewritten
             so, or a destination that cannot be used. Nothing is left at `to` or beside it then.
     """
-    for given in (source, base, adapter):
-        if hasattr(given, "named_parameters"):
-            return _merge_into_base(given, to, adapter=adapter)  # which refuses a live model
+    for path in (source, base, adapter):
+        if hasattr(path, "named_parameters"):
+            return _merge_into_base(path, to, adapter=adapter)  # which refuses a live model
     if (base is None) == (adapter is None):
-        what = f"merge of {source} has {'no base' if base is None else 'base and adapter both'}"
+        which = "no base" if base is None else "base and adapter both"
+        what = f"merge of {source} has {which}"
         raise CheckpointError(what, "call merge(adapter, to, base=base), as on the command line")
     if base is not None:
         return _merge_into_base(base, to, adapter=source, dry_run=dry_run, force=force)
     return _merge_into_base(source, to, adapter=adapter, dry_run=dry_run, force=force)
 
 
-def _against(
-    given: AdapterFacts, facts: Facts, folder: Folder, modules: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    """(what, way out) of whatever keeps a merge from doing all that the adapter does."""
-    config, beside = given.config, "load it beside its base, or merge it with PEFT"
-    yield from ((fault.what, fault.fix) for fault in (*given.faults, *facts.folder.faults))
-    if config.get("peft_type") != "LORA":
-        yield f"its peft_type is {short(config.get('peft_type'))}, and not LORA", beside
-    beyond = filter(config.get, BEYOND.split())
-    yield from ((f"it was trained with {key}, no sum that is known here", beside) for key in beyond)
-    if (first := str(config.get("init_lora_weights", True))) not in INITIAL:
-        fix = "convert it with PEFT first: path_initial_model_for_weight_conversion"
-        yield f"its training began with {short(first)}, which changes the base", fix
-    if lost := [module for module in given.parts if module not in modules]:
-        what = f"the base lacks {len(lost):,} of its {len(given.parts):,} modules, {names(lost, 2)}"
-        yield what, "tiewise check ADAPTER --base BASE says how they should be called"
-    for module, parts in given.parts.items():
-        odd = (part for part, tensor in parts.items() if part not in KNOWN or tensor.dtype not in FLOATING)
-        yield from ((f"{short(module)} has {short(part)}, unknown here", beside) for part in odd)
-    words, rows = read_tokenizer(folder), readable(facts, "merge into")[0].rows
-    ids = [-1 if words is None else words.max_id, *(row for ids in given.token_rows.values() for row in ids)]
-    if max(ids) >= rows:
-        fix = f"{facts.command('resize', f'--vocab {max(ids) + 1}')}, and merge into that"
-        yield f"it names token {max(ids):,}, and the base has {rows:,} rows: what it learned would be lost", fix
-    if given.input is not None or given.output is not None:
-        if given.tied is None and not facts.roles.headless:
-            yield "whether the base ties its two ends is not known", f"tiewise check {facts.path} says more"
+# whether a merge does all that the adapter does
+
+
+def _obstacles(adapter: AdapterFacts, facts: Facts, folder: Folder, modules: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield every reason against a merge, the gravest first."""
+    for fault in (*adapter.faults, *facts.folder.faults):
+        yield Obstacle(fault.what, fault.fix)
+    yield from _unknown_training(adapter)
+    yield from _unknown_parts(adapter, modules)
+    yield from _missing_rows(adapter, facts, folder)
+    if adapter.input is not None or adapter.output is not None:
+        if adapter.tied is None and not facts.roles.headless:
+            fix = f"tiewise check {facts.path} says more"
+            yield Obstacle("whether the base ties its two ends is not known", fix)
         if len(facts.roles.inputs) > 1:
-            yield "the base stores several input tables", "tiewise dedupe makes them one"
+            yield Obstacle("the base stores several input tables", "tiewise dedupe makes them one")
 
 
-def _merged(
-    given: AdapterFacts, module: str, kind: str, own: Stored | None, turned: bool = False
-) -> tuple[Merged, Stored]:
-    """What comes of the base's `own` tensor, a module's "weight" or "bias", and that tensor."""
-    parts, config = given.parts[module], given.config
-
-    def wrong(what: str) -> CheckpointError:
-        return CheckpointError(f"{given.path}: {short(module)}: {what}", "tiewise check ADAPTER --base BASE says more")
-
-    if own is None or own.dtype not in FLOATING:
-        raise wrong(f"the base has no plain {kind} of this name; if it is quantised, merge into what it was made from")
-    old = parts.get(kind, parts.get(f"{BASE}{kind}", own))
-    if old.shape != own.shape:
-        raise wrong(f"{describe(old)} would lose rows in the place of {describe(own)}; tiewise resize the base first")
-    if DELTA in parts:
-        ids = next((ids for name, ids in given.token_rows.items() if not name or ends_with(module, name)), ())
-        if parts[DELTA].shape != (len(set(ids)), *own.shape[1:]) or len(ids) > len(set(ids)) or min(ids, default=0) < 0:
-            raise wrong(f"{describe(parts[DELTA])} are not the {len(ids):,} rows of its config")
-        return Merged(old, own.dtype, ids=ids, rows=parts[DELTA]), own
-    if not any(part.startswith("lora_") and ("bias" in part) == (kind == "bias") for part in parts):
-        return Merged(old, own.dtype), own
-    pair = next((pair for pair in (LINEAR, LOOKUP) if parts.keys() >= set(pair)), None)
-    if pair is None:
-        raise wrong("it has half of a low-rank update")
-    a, b = (parts[part] for part in pair)
-    scale, bias = _scale(given, module, a.rows), parts.get("lora_B.bias")
-    if kind == "bias":
-        if bias is None or bias.shape != own.shape:
-            raise wrong("its bias is not as long as the base's")
-        return Merged(old, own.dtype, lambda: (widened(bias.read())[:, None], np.array([[scale]]))), own
-    # a square matrix does not say how it lies; of others the shapes do
-    square = own.shape == b.shape[:1] + a.shape[1:] == a.shape[1:] + b.shape[:1]
-    turned = pair == LOOKUP or (turned if square else own.rows != b.rows)
-    if not len(own.shape) == len(a.shape) == 2 or a.shape[:1] != b.shape[1:] or {a.shape[1], b.rows} != set(own.shape):
-        raise wrong(f"{describe(b)} times {describe(a)} is no update of {describe(own)}")
-    length = parts.get("lora_magnitude_vector")
-    if (length is None) is bool(config.get("use_dora")) or (length is not None and length.shape != own.shape[:1]):
-        raise wrong("use_dora and what is stored contradict each other")
-    if length is not None and turned:
-        raise wrong("DoRA of a lookup, or of a matrix that is stored turned, is not merged here; PEFT does it")
-
-    def factors() -> tuple[NDArray, NDArray]:
-        one, two = (widened(part.read()) for part in (a, b))
-        left, right = (one.T, two.T) if turned else (two, one)
-        return left, right.astype(np.float64) * scale
-
-    return Merged(old, own.dtype, factors, length), own
+def _unknown_training(adapter: AdapterFacts) -> Iterator[Obstacle]:
+    """Yield settings under which an adapter does more than the sums of this file, or began with another base."""
+    config = adapter.config
+    if config.get("peft_type") != "LORA":
+        yield Obstacle(f"its peft_type is {short(config.get('peft_type'))}, and not LORA", USE_PEFT)
+    for key in BEYOND.split():
+        if config.get(key):
+            yield Obstacle(f"it was trained with {key}, no sum that is known here", USE_PEFT)
+    initial = str(config.get("init_lora_weights", True))
+    if initial not in INITIAL:
+        fix = "convert it with PEFT first: path_initial_model_for_weight_conversion"
+        yield Obstacle(f"its training began with {short(initial)}, which changes the base", fix)
 
 
-def _scale(given: AdapterFacts, module: str, rank: int) -> float:
-    """The factor of a module's low-rank update."""
-    config = given.config
+def _unknown_parts(adapter: AdapterFacts, modules: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield modules that the base lacks, and tensors of a kind or type that nothing here merges."""
+    lost = [module for module in adapter.parts if module not in modules]
+    if lost:
+        what = f"the base lacks {len(lost):,} of its {len(adapter.parts):,} modules, {names(lost, 2)}"
+        yield Obstacle(what, "tiewise check ADAPTER --base BASE says how they should be called")
+    for module, parts in adapter.parts.items():
+        for part, tensor in parts.items():
+            if part not in KNOWN or tensor.dtype not in FLOATING:
+                yield Obstacle(f"{short(module)} has {short(part)}, unknown here", USE_PEFT)
+
+
+def _missing_rows(adapter: AdapterFacts, facts: Facts, folder: Folder) -> Iterator[Obstacle]:
+    """Yield the largest token id of the adapter if the base has no row for it."""
+    words, rows = read_tokenizer(folder), readable(facts, "merge into")[0].rows
+    largest = -1 if words is None else words.max_id
+    for ids in adapter.token_rows.values():
+        largest = max(largest, *ids, -1)
+    if largest >= rows:
+        what = f"it names token {largest:,}, and the base has {rows:,} rows: what it learned would be lost"
+        yield Obstacle(what, f"{facts.command('resize', f'--vocab {largest + 1}')}, and merge into that")
+
+
+# one module
+
+
+class ModuleUpdate:
+    """What an adapter stores for one module of the base."""
+
+    def __init__(self, adapter: AdapterFacts, module: str) -> None:
+        self.adapter = adapter
+        self.module = module
+        self.parts = adapter.parts[module]
+
+    def error(self, what: str) -> CheckpointError:
+        """Return the error that says why the module cannot be merged."""
+        fix = "tiewise check ADAPTER --base BASE says more"
+        return CheckpointError(f"{self.adapter.path}: {short(self.module)}: {what}", fix)
+
+    def require(self, base: Stored | None, kind: str) -> Stored:
+        """Return the base's tensor, a module's "weight" or "bias"; raise if there is none of plain numbers."""
+        if base is None or base.dtype not in FLOATING:
+            fix = "if it is quantised, merge into what it was made from"
+            raise self.error(f"the base has no plain {kind} of this name; {fix}")
+        return base
+
+    def merged(self, kind: str, base: Stored, is_turned: bool = False) -> Merged:
+        """Return what comes of the base's tensor, a module's "weight" or "bias".
+
+        Args:
+            is_turned: the base's family stores weights as [in, out].
+        """
+        old = self.parts.get(kind, self.parts.get(f"{BASE}{kind}", base))
+        if old.shape != base.shape:
+            why = f"{describe(old)} would lose rows in the place of {describe(base)}"
+            raise self.error(f"{why}; tiewise resize the base first")
+        if DELTA in self.parts:
+            return Merged(old, base.dtype, ids=self._replaced_rows(base), rows=self.parts[DELTA])
+        if not self._has_low_rank(kind):
+            return Merged(old, base.dtype)
+        a, b = self._low_rank_pair()
+        scale = _scale(self.adapter, self.module, a.rows)
+        if kind == "bias":
+            return Merged(old, base.dtype, BiasTerm(self._bias(base), scale).factors)
+        product = LowRank(a, b, scale, self._is_turned(base, a, b, is_turned))
+        return Merged(old, base.dtype, product.factors, self._lengths(base, product.is_turned))
+
+    def _replaced_rows(self, base: Stored) -> tuple[int, ...]:
+        """Return the rows that trained rows replace; raise if the config lists other ones."""
+        ids: tuple[int, ...] = ()
+        for name, listed in self.adapter.token_rows.items():
+            if not name or ends_with(self.module, name):
+                ids = listed
+                break
+        rows = self.parts[DELTA]
+        are_distinct = len(set(ids)) == len(ids)
+        if rows.shape != (len(ids), *base.shape[1:]) or not are_distinct or min(ids, default=0) < 0:
+            raise self.error(f"{describe(rows)} are not the {len(ids):,} rows of its config")
+        return ids
+
+    def _has_low_rank(self, kind: str) -> bool:
+        """Return True if a low-rank update changes the module's "weight" or "bias"."""
+        return any(part.startswith("lora_") and ("bias" in part) == (kind == "bias") for part in self.parts)
+
+    def _low_rank_pair(self) -> tuple[Stored, Stored]:
+        """Return A and B of a low-rank update."""
+        for a, b in (LINEAR, LOOKUP):
+            if a in self.parts and b in self.parts:
+                return self.parts[a], self.parts[b]
+        raise self.error("it has half of a low-rank update")
+
+    def _bias(self, base: Stored) -> Stored:
+        """Return the bias of a low-rank update."""
+        bias = self.parts.get("lora_B.bias")
+        if bias is None or bias.shape != base.shape:
+            raise self.error("its bias is not as long as the base's")
+        return bias
+
+    def _is_turned(self, base: Stored, a: Stored, b: Stored, is_turned: bool) -> bool:
+        """Return True if the base stores the transpose of B A; raise if the shapes fit in neither way."""
+        # a square matrix does not say how it is stored; of others the shapes do
+        is_square = base.shape == b.shape[:1] + a.shape[1:] == a.shape[1:] + b.shape[:1]
+        are_matrices = len(base.shape) == len(a.shape) == 2 and a.shape[:1] == b.shape[1:]
+        if not are_matrices or {a.shape[1], b.rows} != set(base.shape):
+            raise self.error(f"{describe(b)} times {describe(a)} is no update of {describe(base)}")
+        if all(part in self.parts for part in LINEAR):
+            return is_turned if is_square else base.rows != b.rows
+        return True
+
+    def _lengths(self, base: Stored, is_turned: bool) -> Stored | None:
+        """Return the lengths of rows that DoRA trained, None without DoRA."""
+        length = self.parts.get("lora_magnitude_vector")
+        if (length is None) is bool(self.adapter.config.get("use_dora")):
+            raise self.error(DORA_CONTRADICTION)
+        if length is None:
+            return None
+        if length.shape != base.shape[:1]:
+            raise self.error(DORA_CONTRADICTION)
+        if is_turned:
+            raise self.error("DoRA of a lookup, or of a matrix that is stored turned, is not merged here; PEFT does it")
+        return length
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A product s·B A that is added to a weight."""
+
+    a: Stored  # [r, in]
+    b: Stored  # [out, r]
+    scale: float
+    is_turned: bool  # the weight is stored [in, out]
+
+    def factors(self) -> tuple[Rows, Rows]:
+        """Read both factors, in the order in which the weight is stored."""
+        a, b = widened(self.a.read()), widened(self.b.read())
+        left, right = (a.T, b.T) if self.is_turned else (b, a)
+        return left, right.astype(np.float64) * self.scale
+
+
+@dataclass(frozen=True)
+class BiasTerm:
+    """A vector that is added to a bias, times a scale."""
+
+    bias: Stored
+    scale: float
+
+    def factors(self) -> tuple[Rows, Rows]:
+        """Read it as a product [rows, 1] · [1, 1]."""
+        return widened(self.bias.read())[:, None], np.array([[self.scale]])
+
+
+def _scale(adapter: AdapterFacts, module: str, rank: int) -> float:
+    """Return the factor s of a module's low-rank update."""
+    config = adapter.config
     patterns, alpha = config.get("alpha_pattern"), config.get("lora_alpha", 8)
     for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
-        if len(module) > 300 or PLAIN.fullmatch(pattern) is None:  # it comes from a stranger
-            what = f"{given.path}: alpha_pattern has {short(pattern)}, which may take long to match, and is not run"
+        if len(module) > 300 or PLAIN.fullmatch(pattern) is None:  # an untrusted folder gives both
+            what = f"{adapter.path}: alpha_pattern has {short(pattern)}, which may take long to match, and is not run"
             raise CheckpointError(what, "write the modules' names in its place")
         if re.match(rf"(.*\.)?({pattern})$", module):
             alpha = value
             break
     alpha = number(alpha)
     if alpha is None or rank < 1:
-        raise CheckpointError(f"{given.path}: {short(module)} has rank {rank} and no lora_alpha", "it must be a number")
+        what = f"{adapter.path}: {short(module)} has rank {rank} and no lora_alpha"
+        raise CheckpointError(what, "it must be a number")
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _tables(
-    given: AdapterFacts, facts: Facts, ends: dict[str, Merged], old: tuple[Stored, Stored], force: bool
-) -> Change:
-    """What comes of the two ends: one table again where both come out the same, else two. Completes `ends`."""
-    (table, head), roles = old, facts.roles
-    if given.tied and len(ends) == 1:
-        # PEFT gives trained rows of the input to the head as well, and with ensure_weight_tying a copy of either end
-        (only,) = ends.values()
-        if only.factors is None and (given.ties or (only.rows is not None and "input" in ends)):
-            ends |= {"input": only, "output": only}
-    one, two = ends.get("input"), ends.get("output")
-    outputs = None if two is None else (TableRows.of(head), two.table())
-    moved = measure_move(outputs, None if one is None else (TableRows.of(table), one.table()))
-    change, put = Change(moved), dict[str, NewTensor]()
-    both = zip(one.pieces(), two.pieces(), strict=True) if one is not None and two is not None else [(b"", None)]
-    if given.tied and one is not two and any(a != b for a, b in both):
-        apart = parted(facts, force)
-        notes = (*apart.notes, "the adapter parts the two ends of the tied base: the result has two tables")
-        change, put = replace(apart, moved=moved, notes=notes), {new.name: new for new in apart.put}
-    heads = [new for new in put if new.endswith(roles.output_name or "")] if roles.output is None else [head.name]
-    for made, was, targets in ((one, table, [table.name]), (two, head, heads)):
-        if made is not None:
-            put |= {name: NewTensor.like(was, made.pieces, name=name) for name in targets}
-    return replace(change, put=tuple(put.values()))
+# the two ends
+
+
+@dataclass
+class _Ends:
+    """The two ends of a base, and what comes of them."""
+
+    adapter: AdapterFacts
+    facts: Facts
+    table: Stored  # of the base's input
+    head: Stored  # of the base's output; the input table on a tied base
+    merged: dict[str, Merged] = field(default_factory=dict)  # by "input" and "output", of the ends that change
+
+    def end_of(self, module: str) -> str | None:
+        """Return "input" or "output" for the module of an end, None for others."""
+        if self.adapter.output is not None and self.adapter.output.module == module:
+            return "output"
+        if self.adapter.input is not None and self.adapter.input.module == module:
+            return "input"
+        return None
+
+    def table_of(self, end: str) -> Stored:
+        """Return the base's table of an end."""
+        return self.table if end == "input" else self.head
+
+    def share_rows(self) -> None:
+        """Let a change of one end of a tied base act on the other, where PEFT does.
+
+        PEFT gives trained rows of the input to the head as well, and with ensure_weight_tying a copy of either end.
+        """
+        if not self.adapter.tied or len(self.merged) != 1:
+            return
+        (only,) = self.merged.values()
+        acts_on_both = self.adapter.ties or (only.rows is not None and "input" in self.merged)
+        if only.factors is None and acts_on_both:
+            self.merged.update({"input": only, "output": only})
+
+    def change(self, force: bool) -> Change:
+        """Return the change of both ends: one table again where both come out the same, else two."""
+        lookup, head = self.merged.get("input"), self.merged.get("output")
+        outputs = None if head is None else (TableRows.of(self.head), head.table())
+        inputs = None if lookup is None else (TableRows.of(self.table), lookup.table())
+        change = Change(measure_move(outputs, inputs))
+        if self._come_apart():
+            parts = parted(self.facts, force)
+            note = "the adapter parts the two ends of the tied base: the result has two tables"
+            change = replace(parts, moved=change.moved, notes=(*parts.notes, note))
+        put = {tensor.name: tensor for tensor in change.put}
+        head_names = [self.head.name]
+        if self.facts.roles.output is None:  # the copies that `parted` stores for a head
+            head_names = [name for name in put if name.endswith(self.facts.roles.output_name or "")]
+        if lookup is not None:
+            put[self.table.name] = NewTensor.like(self.table, lookup.pieces)
+        if head is not None:
+            for name in head_names:
+                put[name] = NewTensor.like(self.head, head.pieces, name=name)
+        return replace(change, put=tuple(put.values()))
+
+    def _come_apart(self) -> bool:
+        """Return True if the one table of a tied base becomes two different ones."""
+        lookup, head = self.merged.get("input"), self.merged.get("output")
+        if not self.adapter.tied or lookup is head:
+            return False
+        if lookup is None or head is None:
+            return True
+        return any(a != b for a, b in zip(lookup.pieces(), head.pieces(), strict=True))
+
+    def prediction(self) -> list[str]:
+        """Return a note on the largest change of a logit that B A alone gives, if the head has such an update."""
+        head = self.merged.get("output")
+        if head is None or head.factors is None:
+            return []
+        left, right = head.factors()
+        inner = right @ hidden_vectors(self.head.shape[1]).T
+        largest = max(np.abs(left[at : at + 4096] @ inner).max() for at in range(0, len(left), 4096))
+        return [f"predicted from B·A alone: the largest change of a logit is {largest:.3g}"]

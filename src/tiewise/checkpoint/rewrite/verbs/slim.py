@@ -11,18 +11,29 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from tiewise.checkpoint.adapter import COPY, DELTA, LORA, PREFIX, WEIGHTS, AdapterFacts, end_modules, open_adapter
+from tiewise.checkpoint.adapter import (
+    COPY,
+    DELTA,
+    LORA,
+    PREFIX,
+    WEIGHTS,
+    AdapterFacts,
+    EndUpdate,
+    end_modules,
+    open_adapter,
+)
 from tiewise.checkpoint.claims import ends_with
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rewrite.change import Change, Moved, NewTensor, NothingToDo, gathered
 from tiewise.checkpoint.rewrite.file_plan import edited_file
-from tiewise.checkpoint.rewrite.merged import Merged, require_numbers
+from tiewise.checkpoint.rewrite.merged import Merged, Obstacle, require_numbers
 from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, verb
 from tiewise.checkpoint.rules.rule import describe
 from tiewise.checkpoint.stored import FLOATING, Stored, read_header
@@ -54,83 +65,182 @@ def slim(
     adapter = open_adapter(facts.folder, model)
     require_numbers(adapter)
     readable(model, "slim an adapter of")
-    pairs = ((adapter.input, model.roles.input), (adapter.output, model.roles.output or model.roles.input))
-    ends = [(end, end.copy, table) for end, table in pairs if end is not None and end.copy is not None and table]
-    if not ends:
+    copies = _copies(adapter, model)
+    if not copies:
         raise NothingToDo(f"{adapter.path}: it stores no copy of a table of the base", "there is nothing to slim")
+    copied_modules = {copy.end.module for copy in copies if copy.end.kind == COPY}
+    _require_rows_will_do(adapter, model, copied_modules)
+
     first = end_modules(model)[0] or ""  # a list of rows that names no module is of the input table
-    gone = {end.module for end, _, _ in ends if end.kind == COPY}
-    _require_rows_will_do(adapter, model, gone)
-
-    kept: dict[str, tuple[Stored, Stored, list[int]]] = {}  # module → its copy, the base's table, rows that differ
-    for end, copy, table in ends:
-        if copy.shape != table.shape or not {copy.dtype, table.dtype} <= set(FLOATING):
-            what = f"{adapter.path}: {describe(copy)} is no copy of {describe(table)}"
-            raise CheckpointError(what, "tiewise check ADAPTER --base BASE says more")
-        with doing(f"comparing {short(copy.name)} with the base", copy.nbytes):
-            ids = changed_rows(copy, table).tolist()
-        if ids and end.kind == LORA:
-            what = f"{adapter.path}: below a low-rank update, {short(copy.name)} has {len(ids):,} rows of its own"
-            raise CheckpointError(what, "PEFT has no place for both; tiewise merge joins them")
-        if len(ids) > copy.rows // 2:
-            what = f"{adapter.path}: {len(ids):,} of {copy.rows:,} rows of {short(copy.name)} differ from the base"
-            raise CheckpointError(what, "was it trained on another base? If not, the copy is what it needs")
-        if end.kind == COPY and not (adapter.tied and kept):  # of a tied pair PEFT keeps the rows once, at the input
-            kept[first if adapter.tied else end.module] = (copy, table, ids)
-
-    rows = {name or first: list(ids) for name, ids in adapter.token_rows.items()}
-    changed = {module: (copy, ids) for module, (copy, _, ids) in kept.items() if ids}
-    rows |= {module: ids for module, (_, ids) in changed.items()}
-    saved = [name for name in adapter.listed("modules_to_save") if not any(ends_with(one, name) for one in gone)]
-    config = {"modules_to_save": saved or None, "trainable_token_indices": rows or None} if gone else {}
-    put = [
-        NewTensor(_delta(module), copy.dtype, (len(ids), copy.shape[1]), WEIGHTS, partial(gathered, copy, ids))
-        for module, (copy, ids) in changed.items()
-    ]
-    if not put and len(ends) == len(adapter.tensors):
+    slimmed = _slimmed(adapter, copies, first)
+    put = [copy.rows_tensor() for copy in slimmed if copy.ids]
+    if not put and len(copies) == len(adapter.tensors):
         raise CheckpointError(f"{adapter.path}: nothing but the tables of the base", "leave it out: it does nothing")
-    said = (f"{len(ids):,} of {copy.rows:,} rows of {short(module)}" for module, (copy, _, ids) in kept.items())
-
-    def flaws(made: Path) -> Iterator[str]:
-        stored = read_header(made / WEIGHTS).tensors
-        written = json.loads((made / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("trainable_token_indices") or {}
-        for module, (copy, table, _) in kept.items():
-            again = Merged(table, copy.dtype, ids=tuple(written.get(module, ())), rows=stored.get(_delta(module)))
-            with doing(f"comparing every row of {short(module)}", copy.nbytes):
-                if any(a != b for a, b in zip(again.pieces(), Merged(copy, copy.dtype).pieces(), strict=True)):
-                    yield f"its rows of {short(module)} are not those of the copy"
-
+    config: dict[str, Any] = {}
+    if copied_modules:
+        config = _config(adapter, slimmed, copied_modules, first)
+    counts = " and ".join(f"{len(copy.ids):,} of {copy.stored.rows:,} rows of {short(copy.module)}" for copy in slimmed)
     return Change(
         SAME,
-        drop=frozenset(copy.name for _, copy, _ in ends),
+        drop=frozenset(copy.stored.name for copy in copies),
         put=tuple(put),
         texts={ADAPTER_CONFIG: edited_file(facts.folder, ADAPTER_CONFIG, config)},
-        notes=(f"kept: {' and '.join(said) or 'the low-rank updates; the copies were the tables of the base'}",),
-        flaws=flaws,
+        notes=(f"kept: {counts or 'the low-rank updates; the copies were the tables of the base'}",),
+        flaws=partial(_flaws, slimmed),
     )
 
 
-def _require_rows_will_do(adapter: AdapterFacts, model: Facts, copies: set[str]) -> None:
-    """Raise where PEFT's trained rows would not do what the copies of these modules do."""
-    untie, wrong = f"{model.command('untie')}, and slim for that", ""
-    tied, ends = adapter.tied, [end for end in (adapter.input, adapter.output) if end is not None]
-    if adapter.config.get("peft_type") != "LORA":
-        wrong, untie = "its peft_type is not LORA", "keep it: rows beside other updates are not known"
-    elif copies and tied is None:
-        wrong, untie = "whether the base ties its two ends is not known", f"tiewise check {model.path} says more"
-    elif copies and tied and len(ends) == 2 and not adapter.equal:
-        wrong = "what it does to the two ends differs, and the base has one table for both"
-    elif copies and tied and len(ends) == 1 and not adapter.ties:
-        wrong = f"only {short(ends[0].module)} has a copy, and trained rows of a tied base act at both ends"
-    elif model.roles.biases and (copies if tied else copies & {adapter.output.module if adapter.output else ""}):
-        wrong, untie = "the head has a bias, which PEFT (0.21) leaves out where rows are trained", "keep the copy"
-    others = [m for m, parts in adapter.parts.items() if "weight" in parts and m not in copies]
+@dataclass(frozen=True)
+class TableCopy:
+    """A copy of a table of the base in an adapter."""
+
+    end: EndUpdate
+    stored: Stored  # in the adapter
+    table: Stored  # of the base
+
+
+@dataclass(frozen=True)
+class SlimmedCopy:
+    """A copy of which only the rows stay that differ from the base's table."""
+
+    module: str  # that PEFT trains rows of
+    stored: Stored  # the whole copy, in the adapter
+    table: Stored  # of the base
+    ids: list[int]  # rows that differ
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor that has these rows."""
+        return f"{PREFIX}{self.module}.token_adapter.{DELTA}"
+
+    def rows_tensor(self) -> NewTensor:
+        """Return the tensor of the rows that differ."""
+        shape = (len(self.ids), self.stored.shape[1])
+        return NewTensor(self.name, self.stored.dtype, shape, WEIGHTS, partial(gathered, self.stored, self.ids))
+
+    def is_kept_by(self, rows: Stored | None, ids: tuple[int, ...]) -> bool:
+        """Return True if the base's table with these rows is the copy, byte for byte."""
+        result = Merged(self.table, self.stored.dtype, ids=ids, rows=rows)
+        copy = Merged(self.stored, self.stored.dtype)
+        return all(a == b for a, b in zip(result.pieces(), copy.pieces(), strict=True))
+
+
+def _copies(adapter: AdapterFacts, model: Facts) -> list[TableCopy]:
+    """Return the copies of the base's tables that an adapter stores, the input's first."""
+    pairs = ((adapter.input, model.roles.input), (adapter.output, model.roles.output or model.roles.input))
+    copies = []
+    for end, table in pairs:
+        if end is not None and end.copy is not None and table is not None:
+            copies.append(TableCopy(end, end.copy, table))
+    return copies
+
+
+def _slimmed(adapter: AdapterFacts, copies: list[TableCopy], first: str) -> list[SlimmedCopy]:
+    """Return the rows that stay of every full copy; a copy that equals the base's table has none.
+
+    Args:
+        first: module of the input table.
+
+    Raises:
+        CheckpointError: a copy that is none, or whose rows have no place in a slim adapter.
+    """
+    slimmed: list[SlimmedCopy] = []
+    for copy in copies:
+        ids = _changed_ids(adapter, copy)
+        is_second_of_pair = adapter.tied and bool(slimmed)  # of a tied pair PEFT keeps the rows once, at the input
+        if copy.end.kind == COPY and not is_second_of_pair:
+            module = first if adapter.tied else copy.end.module
+            slimmed.append(SlimmedCopy(module, copy.stored, copy.table, ids))
+    return slimmed
+
+
+def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
+    """Return the rows in which a copy differs from the base's table; raise if a slim adapter cannot store them."""
+    stored, table = copy.stored, copy.table
+    if stored.shape != table.shape or not {stored.dtype, table.dtype} <= set(FLOATING):
+        what = f"{adapter.path}: {describe(stored)} is no copy of {describe(table)}"
+        raise CheckpointError(what, "tiewise check ADAPTER --base BASE says more")
+    with doing(f"comparing {short(stored.name)} with the base", stored.nbytes):
+        ids: list[int] = changed_rows(stored, table).tolist()
+    if ids and copy.end.kind == LORA:
+        what = f"{adapter.path}: below a low-rank update, {short(stored.name)} has {len(ids):,} rows of its own"
+        raise CheckpointError(what, "PEFT has no place for both; tiewise merge joins them")
+    if len(ids) > stored.rows // 2:
+        what = f"{adapter.path}: {len(ids):,} of {stored.rows:,} rows of {short(stored.name)} differ from the base"
+        raise CheckpointError(what, "was it trained on another base? If not, the copy is what it needs")
+    return ids
+
+
+def _config(adapter: AdapterFacts, slimmed: list[SlimmedCopy], copied_modules: set[str], first: str) -> dict[str, Any]:
+    """Return the entries of adapter_config.json that name trained rows instead of full copies.
+
+    Args:
+        first: module of the input table, which rows without a module belong to.
+    """
+    rows = {name or first: list(ids) for name, ids in adapter.token_rows.items()}
+    rows |= {copy.module: copy.ids for copy in slimmed if copy.ids}
+    saved = []
     for name in adapter.listed("modules_to_save"):
-        if any(ends_with(m, name) for m in copies) and any(ends_with(m, name) for m in others):
-            wrong, untie = f"modules_to_save names {short(name)}, which is more than a table", "write full names there"
-    if wrong:
-        raise CheckpointError(f"{adapter.path}: {wrong}", untie)
+        if not any(ends_with(module, name) for module in copied_modules):
+            saved.append(name)
+    return {"modules_to_save": saved or None, "trainable_token_indices": rows or None}
 
 
-def _delta(module: str) -> str:
-    return f"{PREFIX}{module}.token_adapter.{DELTA}"
+def _flaws(slimmed: list[SlimmedCopy], folder: Path) -> Iterator[str]:
+    """Yield each module whose rows in the finished result are not those of the copy."""
+    stored = read_header(folder / WEIGHTS).tensors
+    config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    written = config.get("trainable_token_indices") or {}
+    for copy in slimmed:
+        with doing(f"comparing every row of {short(copy.module)}", copy.stored.nbytes):
+            if not copy.is_kept_by(stored.get(copy.name), tuple(written.get(copy.module, ()))):
+                yield f"its rows of {short(copy.module)} are not those of the copy"
+
+
+# why trained rows would not do what a copy does
+
+
+def _require_rows_will_do(adapter: AdapterFacts, model: Facts, modules: set[str]) -> None:
+    """Raise if PEFT's trained rows would not do what the copies of these modules do."""
+    obstacle = _shared_name(adapter, modules) or _obstacle(adapter, model, modules)
+    if obstacle is not None:
+        raise CheckpointError(f"{adapter.path}: {obstacle.what}", obstacle.fix)
+
+
+def _obstacle(adapter: AdapterFacts, model: Facts, modules: set[str]) -> Obstacle | None:
+    """Return why trained rows act otherwise than the copies, None if they act alike."""
+    if adapter.config.get("peft_type") != "LORA":
+        return Obstacle("its peft_type is not LORA", "keep it: rows beside other updates are not known")
+    if not modules:
+        return None
+    if adapter.tied is None:
+        fix = f"tiewise check {model.path} says more"
+        return Obstacle("whether the base ties its two ends is not known", fix)
+    ends_differ = _difference_of_ends(adapter) if adapter.tied else None
+    if ends_differ is not None:
+        return Obstacle(ends_differ, f"{model.command('untie')}, and slim for that")
+    acts_on_head = adapter.tied or (adapter.output is not None and adapter.output.module in modules)
+    if model.roles.biases and acts_on_head:
+        return Obstacle("the head has a bias, which PEFT (0.21) leaves out where rows are trained", "keep the copy")
+    return None
+
+
+def _difference_of_ends(adapter: AdapterFacts) -> str | None:
+    """Say how an adapter of a tied base acts on its two ends differently, None if it does not."""
+    ends = [end for end in (adapter.input, adapter.output) if end is not None]
+    if len(ends) == 2 and not adapter.equal:
+        return "what it does to the two ends differs, and the base has one table for both"
+    if len(ends) == 1 and not adapter.ties:
+        return f"only {short(ends[0].module)} has a copy, and trained rows of a tied base act at both ends"
+    return None
+
+
+def _shared_name(adapter: AdapterFacts, modules: set[str]) -> Obstacle | None:
+    """Return the last name in `modules_to_save` that names both a copied table and another module."""
+    others = [name for name, parts in adapter.parts.items() if "weight" in parts and name not in modules]
+    for name in reversed(adapter.listed("modules_to_save")):
+        names_table = any(ends_with(module, name) for module in modules)
+        if names_table and any(ends_with(module, name) for module in others):
+            what = f"modules_to_save names {short(name)}, which is more than a table"
+            return Obstacle(what, "write full names there")
+    return None
