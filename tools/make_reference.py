@@ -32,6 +32,7 @@ ROOMS = {  # modules that `import tiewise` offers names of, in the order in whic
         "boundary.param_groups",
         "boundary.parallel_plan",
         "boundary.probe",
+        "boundary.schedule",
         "boundary.sharing",
         "core.sharing_spec",
         "core.spec",

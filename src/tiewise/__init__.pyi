@@ -5,8 +5,6 @@ from tiewise.boundary.hf import load as load
 from tiewise.boundary.install import Installed as Installed
 from tiewise.boundary.install import install as install
 from tiewise.boundary.install import installed as installed
-from tiewise.boundary.install import tie_at as tie_at
-from tiewise.boundary.install import untie_at as untie_at
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from tiewise.boundary.ops.exact_top import ExactTop as ExactTop
 from tiewise.boundary.ops.fast_products import fast_products as fast_products
@@ -24,6 +22,8 @@ from tiewise.boundary.parallel_plan import parallel_plan as parallel_plan
 from tiewise.boundary.param_groups import param_groups as param_groups
 from tiewise.boundary.probe import Probe as Probe
 from tiewise.boundary.probe import probe as probe
+from tiewise.boundary.schedule import tie_at as tie_at
+from tiewise.boundary.schedule import untie_at as untie_at
 from tiewise.boundary.sharded.export import export_sharded as export_sharded
 from tiewise.boundary.sharded.save_load import load_sharded as load_sharded
 from tiewise.boundary.sharded.save_load import save_sharded as save_sharded

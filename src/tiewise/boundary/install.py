@@ -12,25 +12,31 @@ model computes or could not keep the logits from being built. See docs/install.m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from tiewise.boundary.boundary import penalty_of
 from tiewise.boundary.decoding import decoding
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
 from tiewise.boundary.ops.exact_top import ExactTop
-from tiewise.boundary.ops.path_gradient import PathRecord, gather, path_norms
+from tiewise.boundary.ops.path_gradient import PathRecord
+from tiewise.boundary.optimizer_state import merge, replace_tables, split, state_of
 from tiewise.boundary.recorded_logits import Counts
 from tiewise.boundary.saved import BASE, ENTRY, NAME, declare_family, link_of, on_meta
-from tiewise.boundary.sharded_tables import KEPT, held, require_same_tables, require_whole_table, reshard, spread, units
+from tiewise.boundary.sharded_tables import (
+    require_same_tables,
+    require_whole_table,
+    reshard,
+    spread,
+    units,
+)
+from tiewise.boundary.table_norms import norms_of_one_table, norms_of_two_tables
 from tiewise.boundary.undisturbed import generator_states, restore_generators
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, required_link, verify
@@ -68,7 +74,7 @@ class Installed:
 
     @property
     def spec(self) -> BoundarySpec:
-        """What is installed."""
+        """The installed boundary."""
         return self._link.spec
 
     @property
@@ -107,22 +113,8 @@ class Installed:
         """
         table_in, table_out = self.tables()
         if table_in is not table_out:
-            grads = [held(table.grad) for table in (table_in, table_out)]
-            a, b = (0.0 if rows is None else path_norms(rows, PathRecord(), shard).total for rows, shard in grads)
-            return PathNorms(a, b, math.hypot(a, b), math.nan)
-        (rows, shard), record = held(table_in.grad), self.record
-        if record is not None and spread(self._link.head):  # whose ranks see the same tokens
-            mesh = cast("Any", table_in).device_mesh
-            if mesh.size() < torch.distributed.get_world_size():
-                fix = "average the record's rows as the gradient was, and call tiewise.path_norms(…, shard)"
-                raise UnsupportedError("path_norms where others hold the same rows and see other tokens", fix)
-            for dimension in range(mesh.ndim - 1):
-                record = gather(record, group=mesh.get_group(dimension))
-            if shard is not None and KEPT in vars(self._link.head):  # the sum of all ranks' tokens
-                record = PathRecord([(ids, of_lookup / shard.size) for ids, of_lookup in record.pieces])
-        elif record is not None:
-            record = gather(record, shard)
-        return path_norms(rows, record, shard)
+            return norms_of_two_tables(table_in, table_out)
+        return norms_of_one_table(table_in, self._link.head, self.record)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return (input table [V, E], output table [V, E]) as they are now: the same Parameter where tied."""
@@ -174,13 +166,13 @@ class Installed:
         if self.spec.kind != "tied":
             raise SpecError(f"{self.spec} cannot be untied", "untie a model whose boundary is tied")
         table_in = self.tables()[0]
-        own = {} if state == "reset" else _known_state(optimizer, table_in)
+        table_state = {} if state == "reset" else state_of(optimizer, table_in)
         if state == "split":
-            own |= {key: own[key] * 0.5 for key in FIRST if own.get(key) is not None}
+            table_state = split(table_state)
         table_out = nn.Parameter(table_in.detach().clone(), requires_grad=table_in.requires_grad)
         self._become("untied", table_out)
         if optimizer is not None:
-            _replace(optimizer, self.model, [table_in], [table_in, table_out], own)
+            replace_tables(optimizer, self.model, [table_in], [table_in, table_out], table_state)
 
     def tie(self, optimizer: torch.optim.Optimizer | None = None, keep: str = "mean") -> None:
         """Give both ends one table, and the optimizer the sum of their states.
@@ -201,7 +193,7 @@ class Installed:
         if self.spec.kind != "untied":
             raise SpecError(f"{self.spec} cannot be tied", "tie a model whose boundary is untied")
         table_in, table_out = self.tables()
-        one, two = (_known_state(optimizer, table) for table in (table_in, table_out))
+        state_in, state_out = state_of(optimizer, table_in), state_of(optimizer, table_out)
         if table_in.shape != table_out.shape:
             sizes = f"{tuple(table_in.shape)} and {tuple(table_out.shape)}"
             raise UnsupportedError(f"tables of {sizes} cannot become one", "tie tables of one shape")
@@ -211,13 +203,9 @@ class Installed:
                 table_in.copy_(table_out)
             elif keep == "mean":
                 table_in.add_(table_out).mul_(0.5)
-        if optimizer is None:
-            return
-        merged = one | two
-        for key in one.keys() & two.keys():
-            a, b = one[key], two[key]
-            merged[key] = a if b is None else b if a is None else max(a, b) if key in COUNTER else a + b
-        _replace(optimizer, self.model, [table_in, table_out], [table_in], merged)
+        if optimizer is not None:
+            merged = merge(state_in, state_out)
+            replace_tables(optimizer, self.model, [table_in, table_out], [table_in], merged)
 
     def _become(self, kind: str, table_out: Tensor) -> None:
         """Give the head a table and say everywhere what the boundary is now; verified, or nothing has changed."""
@@ -274,22 +262,31 @@ def install(
     """
     if not isinstance(model, nn.Module):
         raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
-    wanted = None if spec is None else BoundarySpec.parse(spec)
-    if wanted is not None:
-        wanted.require(INSTALL)
-    if wanted is None or wanted.vectors is None:
-        return build_into(model, wanted, batch)
+    if spec is None:
+        return build_into(model, None, batch)
+    spec = BoundarySpec.parse(spec)
+    spec.require(INSTALL)
+    if spec.vectors is None:
+        return build_into(model, spec, batch)
+    return _install_with_vectors(model, spec, spec.vectors, batch, tokenizer)
+
+
+def _install_with_vectors(
+    model: nn.Module, spec: BoundarySpec, file: str, batch: Batch | None, tokenizer: Any
+) -> Installed:
+    """Install a boundary whose input table starts from a file of word vectors."""
     if tokenizer is None:
-        what = f"{wanted}: a file of vectors names words, and a model has only rows"
+        what = f"{spec}: a file of vectors names words, and a model has only rows"
         raise SpecError(what, "give install the model's tokenizer too: tokenizer=…")
     tokens = row_tokens(tokenizer, len(locate(model).source.weight))
-    rows = load_vectors(wanted.vectors, tokens)
-    plain = replace(wanted, vectors=None, freeze=False)
-    made = build_into(model, plain, batch, rows=rows)
-    start_from_rows(made.tables()[0], rows, wanted.freeze, wanted)
-    absent = rows.isnan().any(1).tolist()
-    made.missing_vectors = tuple(token for token, gone in zip(tokens, absent, strict=True) if token and gone)
-    return made
+    rows = load_vectors(file, tokens)
+    without_file = replace(spec, vectors=None, freeze=False)
+    handle = build_into(model, without_file, batch, rows=rows)
+    start_from_rows(handle.tables()[0], rows, spec.freeze, spec)
+    is_missing = rows.isnan().any(1).tolist()
+    named = zip(tokens, is_missing, strict=True)
+    handle.missing_vectors = tuple(token for token, missing in named if missing and token)
+    return handle
 
 
 def build_into(
@@ -303,22 +300,16 @@ def build_into(
     """Install, with tables that have their values (`loaded`), or for `rows` that one will start from and must fit."""
     spec = None if spec is None else BoundarySpec.parse(spec)
     old: Link | None = link_of(model)
-    ends = locate(model)  # says what sharding, adapters or quantisation have made of them, also since
-    has = BoundarySpec("tied" if ends.tied else "untied") if old is None else old.spec
-    if units(model) or any(spread(module) for module in (ends.source, ends.head)):
-        verified = old is not None and old.structure.folded
-        require_same_tables(model, spec, has, changed=rows is not None, verified=verified)
+    _require_unsharded_change(model, old, spec, rows)
     if old is not None:
         if model.get_output_embeddings() is old.head and spec in (None, old.spec):
             return _checked(model, old, batch)
         Installed(model, old).uninstall()
     if on_meta(model):
         raise InstallError(f"{type(model).__name__} is on the meta device", "load its weights first")
-    journal, drawn = Journal(), generator_states()
+    journal, generators = Journal(), generator_states()
     try:
-        build = spec if spec is None or not loaded else replace(spec, init=None, vectors=None, freeze=False)
-        link = attach(model, build, journal)
-        link.spec = spec or link.spec
+        link = _attached(model, spec, journal, loaded=loaded)
         if rows is not None:
             check_rows(link.ends.source.weight, rows, link.spec)
         if spec is not None:
@@ -328,14 +319,36 @@ def build_into(
         journal.undo()
         if old is not None:
             _put_back(model, build_into(model, old.spec, loaded=True)._link, old)
-        restore_generators(drawn)
+        restore_generators(generators)
         raise
 
 
-def _put_back(model: Any, made: Link, old: Link) -> None:
-    """Make `old` the link of a model again, in place of the `made` one, so that handles of it stay valid."""
-    of_user = {name: getattr(old, name) for name in ("options", "logits", "counts", "always", "lazy")}
-    vars(old).update(vars(made) | of_user)
+def _require_unsharded_change(model: Any, old: Link | None, spec: BoundarySpec | None, rows: Tensor | None) -> None:
+    """Refuse to change or to verify tables that are sharded, and ends that adapters or quantisation have changed."""
+    ends = locate(model)  # refuses such ends, also where they were changed since an earlier install
+    if not (units(model) or spread(ends.source) or spread(ends.head)):
+        return
+    if old is None:
+        has, verified = BoundarySpec("tied" if ends.tied else "untied"), False
+    else:
+        has, verified = old.spec, old.structure.folded
+    require_same_tables(model, spec, has, changed=rows is not None, verified=verified)
+
+
+def _attached(model: Any, spec: BoundarySpec | None, journal: Journal, *, loaded: bool) -> Link:
+    """Attach a spec and return its link; `loaded` tables keep their values."""
+    built = spec
+    if spec is not None and loaded:
+        built = replace(spec, init=None, vectors=None, freeze=False)
+    link = attach(model, built, journal)
+    link.spec = spec or link.spec
+    return link
+
+
+def _put_back(model: Any, new: Link, old: Link) -> None:
+    """Make `old` the link of a model again, with the state of the `new` one, so that handles of it stay valid."""
+    set_by_user = {name: getattr(old, name) for name in ("options", "logits", "counts", "always", "lazy")}
+    vars(old).update(vars(new) | set_by_user)
     for module in (model, *old.lookups, old.head):
         setattr(module, NAME, old)
 
@@ -343,7 +356,7 @@ def _put_back(model: Any, made: Link, old: Link) -> None:
 def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
     """Verify a link and find out how its loss counts labels; a link that is refused stays as it was."""
     before = dict(vars(link))
-    link.counts = Counts()  # of the forwards below, which are not the user's
+    link.counts = Counts()  # for the forwards below, which are not the user's
     try:
         batch = random_batch(model, link) if batch is None else batch
         base = verify(model, link, batch)
@@ -363,77 +376,3 @@ def _declare(model: Any, link: Link, journal: Journal) -> None:
     journal.set(config, ENTRY, str(link.spec.plainly()))
     if not link.plain:
         declare_family(model, config, journal)
-
-
-# What each known optimizer keeps per parameter and that is linear in the gradient or in its square.
-FIRST = ("momentum_buffer", "exp_avg")
-SECOND = ("exp_avg_sq", "max_exp_avg_sq")
-COUNTER = ("step",)
-State = dict[str, Any]
-
-
-def _known_state(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
-    state = {} if optimizer is None else dict(optimizer.state.get(table, {}))
-    unknown = [key for key, value in state.items() if key not in (*FIRST, *SECOND, *COUNTER) and value is not None]
-    if unknown:
-        what = f"{type(optimizer).__name__} keeps {', '.join(unknown)}, which cannot be copied or merged"
-        raise UnsupportedError(what, "use SGD, Adam or AdamW, or change the boundary without an optimizer")
-    return state
-
-
-def _replace(optimizer: Any, model: nn.Module, old: list[Any], new: list[Any], state: State) -> None:
-    """Put the tables `new`, each with this state, in place of `old`, in the order of a new optimizer's group."""
-    place = {id(p): i for i, p in enumerate(model.parameters())}
-    for group in optimizer.param_groups:
-        held = [p for p in group["params"] if all(p is not table for table in old)]
-        if len(held) < len(group["params"]):
-            added = new if any(p is old[0] for p in group["params"]) else []
-            group["params"] = sorted([*held, *added], key=lambda p: place.get(id(p), len(place)))
-    for table in (*old, *new):
-        optimizer.state.pop(table, None)
-    for table in new if state else ():
-        optimizer.state[table] = {key: x.clone() if torch.is_tensor(x) else x for key, x in state.items()}
-
-
-# at a step of training
-
-
-class _Scheduled(TrainerCallback):
-    """Changes the boundary once, before the step after `step` optimizer steps; not where it is changed already."""
-
-    def __init__(self, becomes: str, step: int, choice: str, choices: tuple[str, ...]) -> None:
-        if not hasattr(step, "__index__") or step < 0 or choice not in choices:
-            what = f"the boundary cannot change after {step!r} steps by {choice!r}"
-            raise SpecError(what, f"give a number of steps, and one of {', '.join(choices)}")
-        self.becomes, self.step, self.choice, self.done = becomes, step, choice, False
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        if self.done or state.global_step < self.step:
-            return
-        self.done = True
-        installed = install(kw["model"])
-        if installed.spec.kind == self.becomes:  # a run resumed from a checkpoint that was written after the change
-            return
-        if args.world_size > 1:
-            fix = "train on one process, or start from the final boundary"
-            raise UnsupportedError("changing the boundary while several processes train", fix)
-        change = installed.tie if self.becomes == "tied" else installed.untie
-        change(getattr(kw["optimizer"], "optimizer", kw["optimizer"]), self.choice)
-
-
-def tie_at(step: int, keep: str = "mean") -> TrainerCallback:
-    """Callback for any `transformers.Trainer`: tie the model's tables after `step` optimizer steps.
-
-    `keep` says whose values the table starts from: input, output or their mean. To resume from a checkpoint that was
-    written after the step, tie the model first (`tiewise.installed(model).tie()`): it must fit what it loads.
-    """
-    return _Scheduled("tied", step, keep, KEEP)
-
-
-def untie_at(step: int, state: str = "copy") -> TrainerCallback:
-    """Callback for any `transformers.Trainer`: untie the model's tables after `step` optimizer steps.
-
-    `state` says what the optimizer keeps for both: copy, split or reset. To resume from a checkpoint that was written
-    after the step, untie the model first (`tiewise.installed(model).untie()`): it must fit what it loads.
-    """
-    return _Scheduled("untied", step, state, STATE)

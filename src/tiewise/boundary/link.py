@@ -33,7 +33,7 @@ from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
 from tiewise.boundary.recorded_logits import Counts, all_words
 from tiewise.boundary.restructure import Structure, restructure
 from tiewise.boundary.saved import NAME, link_of, swapped
-from tiewise.boundary.sharded_tables import KEPT, local, narrowed, set_aside, shard_of
+from tiewise.boundary.sharded_tables import FSDP_TABLE, local, narrowed, set_aside, shard_of
 from tiewise.boundary.watch import watch
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
@@ -105,7 +105,7 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
     return link
 
 
-def _swap_class(module: Any, cls: type[Any], link: Link) -> None:
+def _swap_class(module: Any, cls: Any, link: Link) -> None:
     """Put our class beneath a module's own, and its link into the module."""
     link.undo.set(module, NAME, link)
     link.undo.set(module, "__class__", swapped(module.__class__, cls))
@@ -157,7 +157,7 @@ def _begin(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> None:
     if model.training and torch.is_grad_enabled() and not is_compiling and several():
         watch(model, link)
     link.chain.clear()
-    link.dtype = narrowed(model) if KEPT in vars(link.head) else None
+    link.dtype = narrowed(model) if FSDP_TABLE in vars(link.head) else None
     link.active = True
     may_stay_lazy = kwargs.get("labels") is not None or link.lazy is not LazyLogits
     link.defers = model.training or link.always > 0 or (may_stay_lazy and not is_compiling)

@@ -37,7 +37,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.boundary.saved import link_of, on_meta
-from tiewise.boundary.sharded_tables import KEPT, by_rows, narrowed, require_whole_heads, set_aside, spread, units
+from tiewise.boundary.sharded_tables import FSDP_TABLE, by_rows, narrowed, require_whole_heads, set_aside, spread, units
 from tiewise.core.errors import InstallError, UnsupportedError
 from tiewise.core.spec_options import SHARDED
 
@@ -88,7 +88,7 @@ def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
         raise InstallError(f"keep_tables over a mesh of {mesh.ndim} dimensions", "give that of (replicas, shards)")
     modules = [*(module for _, module in ends.lookups), ends.head]
     for module in modules:
-        setattr(module, KEPT, True)
+        setattr(module, FSDP_TABLE, True)
         _Rows(model)._apply(module, mesh)
     return {parameter for module in modules for parameter in module.parameters(recurse=False)}
 
@@ -162,11 +162,11 @@ def _forward_gathered(module: nn.Module, model: nn.Module) -> Callable[..., Any]
     """The module's own forward with its Parameters gathered: what it computes until a boundary is installed."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if KEPT in vars(module) and torch.is_grad_enabled():
+        if FSDP_TABLE in vars(module) and torch.is_grad_enabled():
             what = f"training a {type(module).__name__} whose table is kept in rows, each rank with its own tokens,"
             raise UnsupportedError(f"{what} without a boundary", "call tiewise.install(model) first")
         kept = dict(module._parameters)
-        kind = narrowed(model) if KEPT in vars(module) else None  # `fully_shard` casts what it gathers itself
+        kind = narrowed(model) if FSDP_TABLE in vars(module) else None  # `fully_shard` casts what it gathers itself
         try:
             for name, held in kept.items():
                 module._parameters[name] = held.full_tensor().to(kind or held.dtype) if by_rows(held) else held  # type: ignore[union-attr]

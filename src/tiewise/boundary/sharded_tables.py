@@ -37,7 +37,7 @@ from tiewise.core.errors import InstallError, TiewiseError, UnsupportedError
 from tiewise.core.spec_options import SHARDED
 
 ASIDE = "_tiewise_parallel_forward"
-KEPT = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own
+FSDP_TABLE = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own
 _OWN = "load without fsdp_size and call torch's fully_shard on the layers and on the model"
 
 
@@ -78,7 +78,7 @@ def reshard(model: nn.Module) -> None:
         unit.reshard()
 
 
-def kept(model: nn.Module) -> list[Any]:
+def parameter_records(model: nn.Module) -> list[Any]:
     """Return torch's record (`FSDPParam`) of every Parameter that a unit keeps."""
     return [parameter for state in _states(model) for group in _groups(state) for parameter in group.fsdp_params]
 
@@ -102,7 +102,7 @@ def tables_of_units(model: nn.Module) -> set[int]:
     places: dict[int, str] = {}
     gathered: set[int] = set()
     names = {id(module): name for name, module in model.named_modules()}
-    for record in kept(model):
+    for record in parameter_records(model):
         place = record._module_info
         parameter = getattr(place.module, place.param_name)  # what was tied since is not what the record began with
         name = f"{names.get(id(place.module), '')}.{place.param_name}"
@@ -145,7 +145,7 @@ def shard_of(module: Any) -> VocabularyShard | None:
     if not by_rows(module.weight):
         return None
     mesh = module.weight.device_mesh
-    return VocabularyShard(len(module.weight), mesh.get_group(mesh.ndim - 1), own_tokens=KEPT in vars(module))
+    return VocabularyShard(len(module.weight), mesh.get_group(mesh.ndim - 1), own_tokens=FSDP_TABLE in vars(module))
 
 
 def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -> Any:
@@ -153,7 +153,7 @@ def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -
     held = getattr(module, name)
     if not by_rows(held):
         return held
-    if KEPT not in vars(module):
+    if FSDP_TABLE not in vars(module):
         return held.to_local()
     mesh = held.device_mesh
 
@@ -166,7 +166,7 @@ def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -
     return mapped(held.to_local(), lambda x: x.view_as(x), averaged).to(dtype or held.dtype)
 
 
-def held(gradient: Any) -> tuple[Any, VocabularyShard | None]:
+def local_gradient(gradient: Any) -> tuple[Any, VocabularyShard | None]:
     """Return a gradient's rows that are here, and which rows they are (None: all); all ranks must ask."""
     if not hasattr(gradient, "full_tensor"):
         return gradient, None

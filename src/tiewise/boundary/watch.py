@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tiewise.boundary.sharded_tables import kept
+from tiewise.boundary.sharded_tables import parameter_records
 from tiewise.core.errors import UnsupportedError
 
 _FIRST, _LAST = 4, 64  # steps after which the answer is asked for: at powers of two, until something has moved
@@ -85,7 +85,7 @@ class _Watch:
         model = self.model()
         if model is None:
             return
-        records, name = kept(model), type(optimizer).__name__
+        records, name = parameter_records(model), type(optimizer).__name__
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         made = {id(record._unsharded_param) for record in records if hasattr(record, "_unsharded_param")}
         gathered = sum(id(parameter) in made for parameter in held)
@@ -116,7 +116,7 @@ class _Watch:
         self.steps += 1
         if self.steps < _FIRST or self.steps & (self.steps - 1):
             return
-        tables = self.tables(kept(model))
+        tables = self.tables(parameter_records(model))
         wrong = self.unlike(tables) if self.replicas is not None else self.still(tables[0])
         if wrong is not None or self.steps >= _LAST:
             unwatch(model)

@@ -34,10 +34,11 @@ from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArgument
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
-from tiewise.boundary.install import Installed, install, tie_at, untie_at
+from tiewise.boundary.install import Installed, install
 from tiewise.boundary.ops.fast_products import fast_products
 from tiewise.boundary.parallel_plan import AXIS, keep_tables, spread_over
 from tiewise.boundary.saved import is_family
+from tiewise.boundary.schedule import tie_at, untie_at
 from tiewise.boundary.sharded_tables import fill, shard
 from tiewise.boundary.undisturbed import kept_generators, seed_generators
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows

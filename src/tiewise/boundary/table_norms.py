@@ -1,0 +1,55 @@
+"""Norms of both gradient paths of an installed model's tables, also where ranks hold parts of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from tiewise.boundary.ops.path_gradient import PathRecord, gather, path_norms
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
+from tiewise.boundary.sharded_tables import FSDP_TABLE, local_gradient, spread
+from tiewise.core.backends import PathNorms
+from tiewise.core.errors import UnsupportedError
+
+
+def norms_of_two_tables(table_in: Tensor, table_out: Tensor) -> PathNorms:
+    """Return the norms of two tables' gradients: each holds its own path, and they have no cosine."""
+    lookup, head = _norm(table_in), _norm(table_out)
+    return PathNorms(lookup, head, math.hypot(lookup, head), math.nan)
+
+
+def _norm(table: Tensor) -> float:
+    rows, shard = local_gradient(table.grad)
+    return 0.0 if rows is None else path_norms(rows, PathRecord(), shard).total
+
+
+def norms_of_one_table(table: Tensor, head: nn.Module, record: PathRecord | None) -> PathNorms:
+    """Return the norms of both paths in one table's gradient, from the record of its lookup path.
+
+    Raises:
+        UnsupportedError: as `Installed.path_norms` says.
+    """
+    rows, shard = local_gradient(table.grad)
+    if record is not None:
+        record = _over_ranks(record, table, head, shard)
+    return path_norms(rows, record, shard)
+
+
+def _over_ranks(record: PathRecord, table: Tensor, head: nn.Module, shard: VocabularyShard | None) -> PathRecord:
+    """Average the lookup path's rows over ranks in the way that the gradient was."""
+    if not spread(head):
+        return gather(record, shard)
+    # ranks of the mesh's last dimension see the same tokens
+    mesh = cast("Any", table).device_mesh
+    if mesh.size() < torch.distributed.get_world_size():
+        fix = "average the record's rows as the gradient was, and call tiewise.path_norms(…, shard)"
+        raise UnsupportedError("path_norms where others hold the same rows and see other tokens", fix)
+    for dimension in range(mesh.ndim - 1):
+        record = gather(record, group=mesh.get_group(dimension))
+    if shard is None or FSDP_TABLE not in vars(head):
+        return record
+    # these rows are the sum of all ranks' tokens, and the gradient is their mean
+    return PathRecord([(ids, rows / shard.size) for ids, rows in record.pieces])
