@@ -25,7 +25,7 @@ from tiewise.training.settings import Settings
 # what each line of the profile is: (its name, file, function), none within another but as "of it" says
 PARTS = (
     ("forward and backward", "transformers/trainer.py", "training_step"),
-    ("of it the vocabulary loss, with its gradients", "boundary/ops/chunked.py", "fastest_sweep"),
+    ("of it the vocabulary loss, with its gradients", "boundary/ops/native_loss.py", "fastest_sweep"),
     ("norms of both paths", "boundary/install.py", "path_norms"),
     ("clipping", "transformers/trainer.py", "_clip_grad_norm"),
     ("optimizer", "accelerate/optimizer.py", "step"),

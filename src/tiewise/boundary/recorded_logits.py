@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from tiewise.boundary.ops.chunked import compute_dtype
 from tiewise.boundary.ops.log_prob import VocabularyStatistics
+from tiewise.boundary.ops.problem import compute_dtype
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, brought, exchanged, gathered
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError

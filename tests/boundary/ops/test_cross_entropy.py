@@ -255,7 +255,7 @@ def test_options_object_and_keywords_say_the_same():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_fp32_logits_are_those_of_fp64_but_for_a_thousandth_of_a_nat(compiled, dtype, scale, monkeypatch):
-    monkeypatch.setattr("tiewise.boundary.ops.chunked.WIDENED", 100 * E)  # of 1,000 words: ten blocks
+    monkeypatch.setattr("tiewise.boundary.ops.chunk_products.WIDENED", 100 * E)  # of 1,000 words: ten blocks
     (h, w, _), t = problem(dtype, n=512, v=1000, spread=3.0)
     truth = oracle(h, w, t, reduction="none", scale=scale)
 

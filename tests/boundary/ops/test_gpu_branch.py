@@ -25,7 +25,7 @@ from tests.boundary.ops.test_cross_entropy import (  # noqa: F401
 from tests.boundary.ops.test_divergence import test_equals_the_definition_in_fp64  # noqa: F401
 from tests.boundary.ops.test_every_loss import EVERY, summed
 
-from tiewise.boundary.ops import chunked, devices
+from tiewise.boundary.ops import chunk_products, devices
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, tied_lookup
 from tiewise.core import backends
@@ -90,8 +90,8 @@ def test_no_loss_holds_more_than_the_budget_of_a_chunk(name, branch, dtype, monk
     monkeypatch.setenv("TIEWISE_KERNELS", "off")
     monkeypatch.setattr(backends, "CHUNK_ELEMENTS", {"cpu": BUDGET, "cuda": BUDGET})
     monkeypatch.setattr(backends, "MINIMUM_ROWS", 1)
-    monkeypatch.setattr(chunked, "UNDIVIDED", 0)
-    monkeypatch.setattr(chunked, "CACHED", 4000)
+    monkeypatch.setattr(chunk_products, "UNDIVIDED", 0)
+    monkeypatch.setattr(chunk_products, "CACHED", 4000)
     n, v, width = 2000, 1000, 2
     h, w = (torch.randn(rows, width).to(dtype).requires_grad_() for rows in (n, v))
     t = torch.randint(0, v, (n,))

@@ -66,7 +66,7 @@ def test_chunks_and_blocks_change_nothing(n, chunk, v, cached, seed):
     (h, w, b), t = problem(n=n, v=v, seed=seed)
     truth, true_grads = run(plain, (h, w, b), t)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiewise.boundary.ops.chunked.CACHED", cached)
+        patch.setattr("tiewise.boundary.ops.chunk_products.CACHED", cached)
         got, grads = run(ours, (h, w, b), t, chunk=chunk)
     torch.testing.assert_close(got, list(truth), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads, true_grads, rtol=1e-11, atol=1e-12)

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from tests.boundary.ops.test_cross_entropy import assert_near, error, gradients, options_of
 from tests.boundary.ops.test_log_prob import PARTS, plain, run
 
-from tiewise.boundary.ops import chunked
 from tiewise.boundary.ops import fast_products as compiled
+from tiewise.boundary.ops import native_loss
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.fast_products import ProductChoice
 from tiewise.boundary.ops.log_prob import vocabulary_statistics
+from tiewise.boundary.ops.problem import LossTensors
+from tiewise.core.backends import LossOptions
 
-faster = chunked._faster
+faster = native_loss._faster
 SHAPES = [(32, 1, 1), (33, 57, 12), (777, 1009, 33), (64, 4000, 128), (1500, 50, 300), (1030, 509, 64)]
 OPTIONS = [
     {},
@@ -37,11 +39,11 @@ def native(kernel_library):
     with pytest.MonkeyPatch.context() as patch:
         compiled._load.cache_clear()
         patch.setenv("XDG_CACHE_HOME", str(kernel_library))
-        patch.setattr(chunked, "LEAST", 0)
-        patch.setattr(chunked, "_faster", lambda kind, multiplications: kind in (torch.float32, torch.bfloat16))
-        patch.setattr(chunked, "processor", frozenset)  # which has no product of bf16
-        described = chunked._describe
-        patch.setattr(chunked, "_describe", lambda library: (sent.append(1), described(library)))
+        patch.setattr(native_loss, "LEAST", 0)
+        patch.setattr(native_loss, "_faster", lambda kind, multiplications: kind in (torch.float32, torch.bfloat16))
+        patch.setattr(native_loss, "processor", frozenset)  # which has no product of bf16
+        described = native_loss._describe
+        patch.setattr(native_loss, "_describe", lambda library: (sent.append(1), described(library)))
         yield sent
     compiled._load.cache_clear()
 
@@ -111,7 +113,7 @@ def test_ragged_shapes_and_narrow_inputs(native, shape, dtype):
 @pytest.fixture
 def without_amx(monkeypatch):
     """Let the processor have no AMX, which torch's products of bf16 would take."""
-    monkeypatch.setattr(chunked, "processor", lambda: frozenset(("avx512_bf16",)))
+    monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16",)))
 
 
 @pytest.fixture
@@ -225,7 +227,7 @@ def test_infinities_and_nans_are_those_of_the_portable_loss(monkeypatch):
         h2, t2 = (h, t) if ignore == -100 else (h.nan_to_num(), t.where(t >= 0, 4))
         got = linear_cross_entropy(h2, w, t2, b, **kw)
         with monkeypatch.context() as patch:
-            patch.setattr(chunked, "kernels", lambda: None)
+            patch.setattr(native_loss, "kernels", lambda: None)
             wanted = linear_cross_entropy(h2, w, t2, b, **kw)
         torch.testing.assert_close(got, wanted, equal_nan=True)
         assert not got.isfinite().all() or ignore == 4
@@ -293,20 +295,20 @@ def test_only_what_pays_is_sent(monkeypatch):
     tensors = (*tensors[0], tensors[1])
 
     def serves(kind=torch.bfloat16):
-        return chunked.kernel(chunked.LossOptions(), tensors, kind, 100) is not None
+        return native_loss.kernel(LossOptions(), LossTensors(*tensors), kind, 100) is not None
 
     assert serves()
     with monkeypatch.context() as patch:
-        patch.setattr(chunked, "LEAST", 2**27)
+        patch.setattr(native_loss, "LEAST", 2**27)
         assert not serves()
-    monkeypatch.setattr(chunked, "_faster", faster)
+    monkeypatch.setattr(native_loss, "_faster", faster)
     assert serves()
     assert not serves(torch.float16)
-    monkeypatch.setattr(chunked, "processor", lambda: frozenset(("avx512f", "avx512_bf16", "amx_bf16")))
+    monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512f", "avx512_bf16", "amx_bf16")))
     assert not serves()
     for native in (True, False):
         choice = ProductChoice("default", "a test", True, "EPYC", 2, native=native)
-        monkeypatch.setattr(chunked, "product_choice", lambda asked, size, choice=choice: choice)
+        monkeypatch.setattr(native_loss, "product_choice", lambda asked, size, choice=choice: choice)
         assert serves(torch.float32) == native
 
 

@@ -1,4 +1,4 @@
-"""`linear_cross_entropy`: the loss of an output head without its logits, and the oracle that it must equal.
+"""`linear_cross_entropy`: the loss of an output head without its logits; and its oracle.
 
     z      = softcap(scale · features @ weightᵀ + bias)            softcap(z) = c · tanh(z / c)
     lse    = log Σ_j exp z_j
@@ -10,7 +10,7 @@ gradients, not nan, where every token is ignored.
 
 Sources: label smoothing, Szegedy et al. 2016 §7; z-loss, PaLM (Chowdhery et al. 2022) §5; soft-cap, Gemma 2 §2.
 
-A scalar has its gradients computed beside it, three matrix products in all; of per-token losses, whose upstream
+A scalar has its gradients computed next to it, three matrix products in all; of per-token losses, whose upstream
 gradient is not known yet, each chunk is computed again in the backward pass (four). Under `torch.compile` the same
 is an opaque operator: Dynamo cannot trace the eager function (it asks the running backward whether its graph survives),
 and must not unroll the chunk loop.
@@ -20,17 +20,26 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tiewise.boundary.ops import chunked
-from tiewise.boundary.ops.chunked import accumulator, check_problem, check_range, compute_dtype
+from tiewise.boundary.ops.chunk_products import Gradients
+from tiewise.boundary.ops.fused_loss import Needs, fused_loss, reduced
 from tiewise.boundary.ops.gpu_kernels import VARIABLE, maintained
+from tiewise.boundary.ops.native_loss import fastest_sweep
+from tiewise.boundary.ops.problem import (
+    LossTensors,
+    accumulator,
+    check_problem,
+    check_range,
+    compute_dtype,
+    flat_rows,
+)
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
@@ -50,10 +59,11 @@ def linear_cross_entropy(
     shard: VocabularyShard | None = None,
     **overrides: Any,
 ) -> Tensor:
-    """Cross-entropy of `features @ weightᵀ` against `targets`, in chunks of tokens; the [N, V] logits never exist.
+    """Return the cross-entropy of `features @ weightᵀ` against `targets`; the [N, V] logits never exist.
 
-    bf16 and fp16 inputs multiply in their own type and accumulate in fp32. Works under autocast, `torch.compile`,
-    gradient checkpointing, and with frozen features or a frozen weight, whose gradient is then not computed.
+    It is computed in chunks of tokens. bf16 and fp16 inputs multiply in their own type and accumulate in fp32. It works
+    under autocast, `torch.compile`, gradient checkpointing, and with frozen features or a frozen weight, whose gradient
+    is then not computed.
 
     Args:
         features: [..., E], any floating type.
@@ -94,22 +104,27 @@ def linear_cross_entropy(
     check_problem(features, weight, targets, bias, options, shard)
     if not -math.inf < upstream < math.inf:
         raise ValueError(f"upstream must be finite, not {upstream}")
-    flat, t = chunked.flat_rows(features), targets.reshape(-1).long()
+    tensors = LossTensors(flat_rows(features), weight, bias, targets.reshape(-1).long())
+    kind = compute_dtype(tensors.features, weight)
     if into is not None:
-        _check_into(into, weight, compute_dtype(flat, weight), options)
+        _check_into(into, weight, kind, options)
     if torch.compiler.is_compiling():
-        # autocast is decided while tracing: at run time the operator no longer sees which region it stood in
-        wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (flat, weight, bias)]
-        how: Any = (compute_dtype(flat, weight), wanted, *(getattr(options, name) for name in _FIELDS))
-        loss = _operator(flat, weight, bias, t, options.class_weight, None, *how)[0]
+        loss = _compiled_loss(tensors, kind, options)
     else:
-        if shard is None:  # else everyone's are looked at, so that all ranks refuse
-            check_range(t, weight.shape[0], options.ignore_index)
-        elif shard.own_tokens and compute_dtype(flat, weight) == torch.float16:  # it is divided behind the sum
-            raise UnsupportedError("tokens of a rank's own in fp16", "compute in bfloat16")
-        how, factor = partial(_sweep, options, into, shard), None if into is None else upstream
-        loss = fused_loss("linear_cross_entropy", how, options, flat, weight, bias, t, upstream=factor, shard=shard)
+        _check_values(tensors, kind, options, shard)
+        sweep = _Sweep(options, into, shard)
+        factor = None if into is None else upstream
+        loss = fused_loss("linear_cross_entropy", sweep, options, *tensors, upstream=factor, shard=shard)
     return loss.view(targets.shape) if options.reduction == "none" else loss
+
+
+def _check_values(tensors: LossTensors, kind: torch.dtype, options: LossOptions, shard: VocabularyShard | None) -> None:
+    """Refuse targets outside the vocabulary, and a type that a rank's own tokens cannot have."""
+    if shard is None:
+        check_range(tensors.targets, tensors.weight.shape[0], options.ignore_index)
+    # a shard's sweep checks the targets of everyone, so that all ranks refuse
+    elif shard.own_tokens and kind == torch.float16:  # whose gradients are divided after they are summed
+        raise UnsupportedError("tokens of a rank's own in fp16", "compute in bfloat16")
 
 
 def oracle(
@@ -120,33 +135,45 @@ def oracle(
     options: LossOptions = _DEFAULT,
     **overrides: Any,
 ) -> Tensor:
-    """Compute the same loss by its formula, in fp64, with all logits: the truth that the tests measure against."""
+    """Compute the same loss by its formula, in fp64, with all logits.
+
+    It is the truth that the tests measure against.
+    """
     o = replace(options, **overrides) if overrides else options
-    z = o.scale * (features.double().reshape(-1, features.shape[-1]) @ weight.double().T)
-    z = z if bias is None else z + bias.double()
-    z = z if o.softcap is None else o.softcap * torch.tanh(z / o.softcap)
+    z = _oracle_logits(features, weight, bias, o)
     t = targets.reshape(-1)
     valid = t != o.ignore_index
     at = t.where(valid, 0)
     w = z.new_ones(z.shape[1]) if o.class_weight is None else o.class_weight.double()
     lse = z.logsumexp(1)
     hit = w[at] * (lse - z.gather(1, at[:, None])[:, 0])
-    each = (1 - o.label_smoothing) * hit + o.z_loss * lse.square()
+    losses = (1 - o.label_smoothing) * hit + o.z_loss * lse.square()
     if o.label_smoothing:  # 0 · inf is no 0, where a logit is −inf
-        each = each + o.label_smoothing * (w * (lse[:, None] - z)).mean(1)
-    each = each.where(valid, 0)
+        losses = losses + o.label_smoothing * (w * (lse[:, None] - z)).mean(1)
+    losses = losses.where(valid, 0)
     if o.reduction == "none":
-        return each.view(targets.shape)
+        return losses.view(targets.shape)
+    if o.reduction == "sum":
+        return losses.sum()
     weight_sum = (w[at] * valid).sum()
-    return each.sum() / weight_sum.where(weight_sum > 0, 1) if o.reduction == "mean" else each.sum()
+    return losses.sum() / weight_sum.where(weight_sum > 0, 1)
+
+
+def _oracle_logits(features: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions) -> Tensor:
+    """Return all logits [N, V] in fp64."""
+    z = o.scale * (features.double().reshape(-1, features.shape[-1]) @ weight.double().T)
+    if bias is not None:
+        z = z + bias.double()
+    if o.softcap is not None:
+        z = o.softcap * torch.tanh(z / o.softcap)
+    return z
 
 
 def _check_into(into: Any, weight: Tensor, kind: torch.dtype, o: LossOptions) -> None:
-    """Refuse what the gradient of weight cannot be added to, and where it would be added wrongly."""
-    wide = accumulator(kind)
-    like = isinstance(into, Tensor) and (into.shape, into.dtype, into.device) == (weight.shape, wide, weight.device)
-    if not like or into.requires_grad or not into.is_contiguous():
-        raise ValueError(f"into must be a contiguous {wide} tensor of shape {tuple(weight.shape)} without gradient")
+    """Refuse an `into` that is no buffer for weight's gradient, and calls that add it wrongly."""
+    if not _is_buffer_for(into, weight, accumulator(kind)):
+        what = f"a contiguous {accumulator(kind)} tensor of shape {tuple(weight.shape)} without gradient"
+        raise ValueError(f"into must be {what}")
     if o.reduction == "none":
         raise ValueError("into is for scalar losses: the gradient of losses by token is not known beforehand")
     lacks = {
@@ -155,136 +182,78 @@ def _check_into(into: Any, weight: Tensor, kind: torch.dtype, o: LossOptions) ->
         "in fp16": kind == torch.float16,
         f"by backend={o.backend!r}": o.backend in ("liger", "cce"),
     }
-    for where in (where for where, so in lacks.items() if so):
-        raise UnsupportedError(f"linear_cross_entropy(into=…) {where}", "leave into out, and autograd has the gradient")
+    for where, is_so in lacks.items():
+        if is_so:
+            fix = "leave into out, and autograd has the gradient"
+            raise UnsupportedError(f"linear_cross_entropy(into=…) {where}", fix)
 
 
-# how it is differentiated
-
-# (tensors, type of the products, wanted gradients, weight of each token's loss) → losses [N], gradients; of `tensors`
-# the targets are the last
-Wanted = tuple[bool, ...]
-Sweep = Callable[[Any, torch.dtype, Wanted, Tensor | None], tuple[Tensor, Any]]
-
-
-def _sweep(
-    o: LossOptions,
-    into: Tensor | None,
-    shard: VocabularyShard | None,
-    tensors: Any,
-    kind: torch.dtype,
-    wanted: tuple[bool, ...],
-    row_weight: Tensor | None,
-) -> tuple[Tensor, Any]:
-    if shard is not None:
-        features, weight, bias, targets = tensors
-        n, room = len(targets), shard.room(targets)
-        words = shard.everyone(targets, room, o.ignore_index)
-        check_range(words, shard.total, o.ignore_index)
-        if room is not None and row_weight is not None:  # one number of a rank, or one of each of its tokens
-            each = shard.everyone(row_weight, room) if row_weight.dim() else shard.gather(row_weight)
-            row_weight = each if row_weight.dim() else each.repeat_interleave(room)
-        tensors = (shard.everyone(features, room), weight, bias, words)
-        each, found = chunked.sweep(o, tensors, kind, wanted, row_weight, into, shard)
-        if found[0] is not None:
-            found[0] = shard.summed_part(found[0], room, n)
-        return shard.own_part(each, room, n), found
-    backend = o.backend or os.environ.get(VARIABLE) or "tiewise"
-    if into is None and backend != "tiewise" and (other := maintained(backend, o, tensors, kind, chunked.sweep)):
-        return other(o, tensors, kind, wanted, row_weight)
-    return chunked.fastest_sweep(o, tensors, kind, wanted, row_weight, into)
+def _is_buffer_for(into: Any, weight: Tensor, wide: torch.dtype) -> bool:
+    """Return whether the gradient of weight in type `wide` can be added to `into`."""
+    if not isinstance(into, Tensor):
+        return False
+    is_alike = (into.shape, into.dtype, into.device) == (weight.shape, wide, weight.device)
+    return is_alike and into.is_contiguous() and not into.requires_grad
 
 
-def reduced(
-    sweep: Sweep, options: LossOptions, tensors: Any, kind: torch.dtype, wanted: Wanted, upstream: Tensor | None = None
-) -> tuple[Tensor, Any]:
-    """Reduce a sweep's losses as `options` say, with gradients, those of Σ upstream_i · loss_i if that is given."""
-    if options.reduction == "none":
-        return sweep(tensors, kind, tuple(want and upstream is not None for want in wanted), upstream)
-    if options.reduction == "sum":
-        each, found = sweep(tensors, kind, wanted, upstream)
-        return each.sum(), found
-    # 1 / Σ w_t over the tokens that count; 1 where none does, so that an all-ignored batch gives 0
-    targets, w, wide = tensors[-1], options.class_weight, accumulator(kind)
-    valid = targets != options.ignore_index
-    total = valid.sum() if w is None else (w.to(wide)[targets.where(valid, 0)] * valid).sum()
-    factor = 1 / total.where(total > 0, 1).to(wide)
-    # it costs nothing in the row coefficients; in fp16 it would underflow there and comes last
-    last = kind == torch.float16
-    each, found = sweep(tensors, kind, wanted, None if last else factor if upstream is None else factor * upstream)
-    for gradient in found if last else ():
-        if gradient is not None:
-            gradient.mul_(factor)
-    return each.sum() * factor, found
+# losses and gradients of one problem
 
 
-def fused_loss(
-    name: str,
-    sweep: Sweep,
-    options: LossOptions,
-    *tensors: Tensor | None,
-    upstream: float | None = None,
-    shard: VocabularyShard | None = None,
-) -> Tensor:
-    """Return the reduced loss, differentiable once; `name` is who says that there is no second derivative.
+@dataclass(frozen=True, eq=False)
+class _Sweep:
+    """Losses and gradients of one call, as `chunked.sweep` computes them."""
 
-    With `upstream` the sweep keeps the second tensor's gradient for itself, multiplied by that already. With a `shard`
-    whose ranks have tokens of their own, it has that of all ranks' losses, and sweeps again where these are not
-    multiplied by the same.
-    """
-    return _Fused.apply(name, sweep, options, torch.is_grad_enabled(), upstream, shard, *tensors)
+    options: LossOptions
+    into: Tensor | None = None
+    shard: VocabularyShard | None = None
+
+    def __call__(
+        self, tensors: Sequence[Any], kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+    ) -> tuple[Tensor, Gradients]:
+        """Compute them here, or together with the other ranks of a shard."""
+        if self.shard is None:
+            return self._here(LossTensors(*tensors), kind, needs, row_weight)
+        return self._over_ranks(self.shard, LossTensors(*tensors), kind, needs, row_weight)
+
+    def _here(
+        self, tensors: LossTensors, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+    ) -> tuple[Tensor, Gradients]:
+        """Compute them by the backend that the options or the environment choose."""
+        o = self.options
+        backend = o.backend or os.environ.get(VARIABLE) or "tiewise"
+        if self.into is None and backend != "tiewise":
+            other = maintained(backend, o, tensors, kind, chunked.sweep)
+            if other is not None:
+                return other(o, tensors, kind, needs, row_weight)
+        return fastest_sweep(o, tensors, kind, needs, row_weight, self.into)
+
+    def _over_ranks(
+        self,
+        shard: VocabularyShard,
+        tensors: LossTensors,
+        kind: torch.dtype,
+        needs: Needs,
+        row_weight: Tensor | None,
+    ) -> tuple[Tensor, Gradients]:
+        """Compute those of everyone's tokens with the rows here; return those of this rank's tokens."""
+        o, n = self.options, len(tensors.targets)
+        room = shard.room(tensors.targets)
+        targets = shard.everyone(tensors.targets, room, o.ignore_index)
+        check_range(targets, shard.total, o.ignore_index)
+        if room is not None and row_weight is not None:
+            row_weight = _everyones_weight(row_weight, shard, room)
+        everyones = tensors._replace(features=shard.everyone(tensors.features, room), targets=targets)
+        losses, gradients = chunked.sweep(o, everyones, kind, needs, row_weight, self.into, shard)
+        if gradients[0] is not None:
+            gradients[0] = shard.summed_part(gradients[0], room, n)
+        return shard.own_part(losses, room, n), gradients
 
 
-class _Fused(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, name: str, sweep: Sweep, options: LossOptions, grad_mode: bool, *rest: Any) -> Tensor:
-        ctx.upstream, shard, *tensors = rest
-        ctx.name, ctx.sweep, ctx.options, ctx.kind = name, sweep, options, compute_dtype(*tensors[:2])
-        ctx.wanted = tuple(grad_mode and need for need in ctx.needs_input_grad[6:])
-        ctx.dtypes = [None if x is None else x.dtype for x in tensors]
-        alone = shard is None or not shard.own_tokens or ctx.upstream is not None or options.reduction == "none"
-        ctx.between = None if alone else shard  # whose ranks may multiply their losses by different numbers
-        if options.reduction == "none" or ctx.between is not None:
-            ctx.save_for_backward(*tensors)
-        counts = None if shard is not None or ctx.upstream is not None else tensors[-1] != options.ignore_index
-        ctx.counts = counts if counts is None or options.reduction == "none" else counts.any()
-        known = None
-        if ctx.upstream is not None:
-            ctx.wanted = (ctx.wanted[0], grad_mode, *ctx.wanted[2:])
-            known = tensors[0].new_full((), ctx.upstream, dtype=accumulator(ctx.kind))
-        loss, ctx.gradients = reduced(sweep, options, tensors, ctx.kind, ctx.wanted, known)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            fix = "compute the logits and use torch.nn.functional.cross_entropy where create_graph=True is needed"
-            raise UnsupportedError(f"{ctx.name} has no second derivative", fix)
-        if ctx.counts is not None:  # an ignored token has no gradient, also where its loss is divided by 0 afterwards
-            upstream = upstream.where(ctx.counts, 0)
-        found = ctx.gradients
-        unlike = ctx.between is not None and found is not None and (ctx.between.gather(upstream) != upstream).any()
-        if ctx.options.reduction == "none" or unlike:
-            found = reduced(ctx.sweep, ctx.options, ctx.saved_tensors, ctx.kind, ctx.wanted, upstream)[1]
-        elif found is None:
-            fix = "pass retain_graph=True to the first backward" if ctx.upstream is None else "compute it again"
-            raise UnsupportedError("this loss was already differentiated and its graph freed", fix)
-        elif ctx.upstream is not None:
-            # with `into` a GPU synchronises once per backward pass: nothing else could refuse a wrong gradient
-            if not upstream.is_meta and not math.isclose(upstream.item(), ctx.upstream, rel_tol=1e-6):
-                fix = f"give upstream={upstream.item():g} to the loss"
-                raise UnsupportedError(f"into has the gradient multiplied by {ctx.upstream:g} already", fix)
-            ctx.gradients, found = None, [found[0], None, *found[2:]]
-        else:
-            # the buffers are given away when the graph dies with this call, and copied when it may be asked again
-            keep = torch._C._autograd._get_current_graph_task_keep_graph()
-            ctx.gradients = found if keep else None
-            if upstream.device.type != "cpu" or upstream.item() != 1.0:  # a GPU would have to synchronise to say so
-                found = [x if x is None else x * upstream if keep else x.mul_(upstream) for x in found]
-            elif keep:
-                found = [x if x is None else x.clone() for x in found]
-        pairs = zip(found, ctx.dtypes[:-1], strict=True)
-        return (*[None] * 6, *(None if x is None else x.to(dtype) for x, dtype in pairs), None)
+def _everyones_weight(row_weight: Tensor, shard: VocabularyShard, room: int) -> Tensor:
+    """Return the factors [W · room] on everyone's losses, from one a rank or a token."""
+    if row_weight.dim():
+        return shard.everyone(row_weight, room)
+    return shard.gather(row_weight).repeat_interleave(room)
 
 
 # The same under torch.compile: one operator, of tensors and numbers alone.
@@ -298,37 +267,94 @@ _FIELDS = [argument.split()[1] for argument in _HOW.split(", ")]  # of `LossOpti
 _SCHEMA = f"({_TENSORS}, ScalarType kind, bool[] wanted, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)"
 
 
+class _Arguments(NamedTuple):
+    """Arguments of the operator, in the order of `_SCHEMA`."""
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+    class_weight: Tensor | None
+    upstream: Tensor | None  # of per-token losses; None: only the losses are computed
+    kind: torch.dtype
+    needs: Sequence[bool]
+    reduction: str
+    chunk: int | None
+    scale: float
+    softcap: float | None
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    logits: str | None
+    backend: str | None
+
+    def options(self) -> LossOptions:
+        """Return the options of the loss."""
+        return LossOptions(class_weight=self.class_weight, **{name: getattr(self, name) for name in _FIELDS})
+
+
+def _compiled_loss(tensors: LossTensors, kind: torch.dtype, options: LossOptions) -> Tensor:
+    """Return the loss by the operator, whose arguments are decided while Dynamo traces.
+
+    At run time the operator no longer sees in which autocast region it was called.
+    """
+    inputs = (tensors.features, tensors.weight, tensors.bias)
+    needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
+    how = [getattr(options, name) for name in _FIELDS]
+    loss: Tensor = _operator(*inputs, tensors.targets, options.class_weight, None, kind, needs, *how)[0]
+    return loss
+
+
 @torch.library.custom_op("tiewise::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
 def _operator(*arguments: Any) -> Any:
-    *tensors, weights, upstream, kind, wanted = arguments[:8]
-    options = LossOptions(class_weight=weights, **dict(zip(_FIELDS, arguments[8:], strict=True)))
-    loss, found = reduced(partial(_sweep, options, None, None), options, tensors, kind, tuple(wanted), upstream)
-    return (loss, *(loss.new_empty(0) if x is None else x for x in found))  # it hands out nothing but tensors
+    """Compute loss and gradients; an operator returns nothing but tensors, so an unwanted gradient is empty."""
+    a = _Arguments(*arguments)
+    options = a.options()
+    tensors = LossTensors(a.features, a.weight, a.bias, a.targets)
+    loss, gradients = reduced(_Sweep(options), options, tensors, a.kind, tuple(a.needs), a.upstream)
+    return (loss, *(loss.new_empty(0) if x is None else x for x in gradients))
 
 
 @_operator.register_fake
 def _(*arguments: Any) -> Any:
-    *inputs, targets, _, upstream, kind, wanted, reduction = arguments[:9]
-    shapes = [targets.shape if reduction == "none" else ()]
-    for x, want in zip(inputs, wanted, strict=True):
-        shapes.append(x.shape if want and not (reduction == "none" and upstream is None) else (0,))
-    return tuple(targets.new_empty(shape, dtype=accumulator(kind)) for shape in shapes)
+    a = _Arguments(*arguments)
+    is_per_token = a.reduction == "none"
+    has_gradients = not is_per_token or a.upstream is not None
+    shapes: list[tuple[int, ...]] = [a.targets.shape if is_per_token else ()]
+    for x, is_needed in zip((a.features, a.weight, a.bias), a.needs, strict=True):
+        if is_needed and has_gradients:
+            assert x is not None, "the gradient of a missing bias is never needs"
+            shapes.append(x.shape)
+        else:
+            shapes.append((0,))
+    return tuple(a.targets.new_empty(shape, dtype=accumulator(a.kind)) for shape in shapes)
 
 
 def _remember(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.how, ctx.per_token = inputs[6:], inputs[8] == "none"
-    ctx.dtypes = [None if x is None else x.dtype for x in inputs[:3]]
-    ignore_index = inputs[8 + _FIELDS.index("ignore_index")]
-    counts = inputs[3] != ignore_index
-    ctx.save_for_backward(*((*inputs[:5], counts) if ctx.per_token else (*output[1:], counts.any())))
+    """Save the gradients of a reduced loss, and the inputs of a per-token one."""
+    a = _Arguments(*inputs)
+    ctx.how, ctx.is_per_token = inputs[6:], a.reduction == "none"  # `how` is all that follows `upstream`
+    ctx.needs = a.needs
+    ctx.dtypes = [None if x is None else x.dtype for x in (a.features, a.weight, a.bias)]
+    counts = a.targets != a.ignore_index
+    if ctx.is_per_token:
+        ctx.save_for_backward(*inputs[:5], counts)
+    else:
+        ctx.save_for_backward(*output[1:], counts.any())
 
 
 def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
-    *found, counts = ctx.saved_tensors  # of which an operator's own may not be given away
-    upstream = upstream.where(counts, 0)  # as in `_Fused.backward`
-    found = _operator(*found, upstream, *ctx.how)[1:] if ctx.per_token else [x * upstream for x in found]
-    triples = zip(found, ctx.dtypes, ctx.how[1], strict=True)
-    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * (3 + len(ctx.how)))
+    """Return the gradients of all arguments, None for those that are no inputs of the loss."""
+    *saved, counts = ctx.saved_tensors
+    upstream = upstream.where(counts, 0)  # as in `fused_loss`
+    if ctx.is_per_token:
+        gradients = _operator(*saved, upstream, *ctx.how)[1:]
+    else:  # an operator's own results may not be given away
+        gradients = [x * upstream for x in saved]
+    triples = zip(gradients, ctx.dtypes, ctx.needs, strict=True)
+    results = [x.to(dtype) if is_needed else None for x, dtype, is_needed in triples]
+    others = 3 + len(ctx.how)  # targets, class_weight and upstream, and what is no tensor
+    return (*results, *[None] * others)
 
 
 _operator.register_autograd(_derivative, setup_context=_remember)

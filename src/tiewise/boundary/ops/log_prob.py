@@ -26,16 +26,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops import chunked, devices
-from tiewise.boundary.ops.chunked import (
-    accumulator,
+from tiewise.boundary.ops import devices
+from tiewise.boundary.ops.chunk_products import (
+    BLOCKS,
     cached_rows,
     chunk_logits,
-    compute_dtype,
     gradient_buffers,
     into_gradients,
+    softcap_slope,
 )
 from tiewise.boundary.ops.fast_products import own_products
+from tiewise.boundary.ops.native_loss import kernel
+from tiewise.boundary.ops.problem import LossTensors, accumulator, check_problem, check_range, compute_dtype, flat_rows
 from tiewise.boundary.ops.vocabulary_shard import LOWEST, VocabularyShard, beyond, brought, gathered
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
@@ -119,10 +121,10 @@ def vocabulary_statistics(
     shape = features.shape[:-1] if isinstance(features, Tensor) else ()
     device = features.device if isinstance(features, Tensor) else None
     stand_in = torch.empty(shape, dtype=torch.long, device=device) if targets is None else targets
-    chunked.check_problem(features, weight, stand_in, bias, o, shard)
-    flat, t = chunked.flat_rows(features), None if targets is None else targets.reshape(-1).long()
+    check_problem(features, weight, stand_in, bias, o, shard)
+    flat, t = flat_rows(features), None if targets is None else targets.reshape(-1).long()
     if t is not None and shard is None and not torch.compiler.is_compiling():
-        chunked.check_range(t, len(weight), o.ignore_index)
+        check_range(t, len(weight), o.ignore_index)
     o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
     if shard is not None:
         log_prob, lse, spread = _over_ranks(shard, flat, weight, bias, t, entropy, o)
@@ -146,7 +148,7 @@ def _over_ranks(
         words = torch.full_like(features[:, 0], shard.start, dtype=torch.long)
     else:
         words = shard.everyone(targets, room)
-        chunked.check_range(words, shard.total, o.ignore_index)
+        check_range(words, shard.total, o.ignore_index)
     column, here = shard.columns(words)
     o, ignored = replace(o, ignore_index=-1), o.ignore_index  # no local row, whatever the whole vocabulary ignores
     if not len(weight) or (bias is not None and bool(bias.isneginf().all())):  # one more row, and no token is here
@@ -197,7 +199,7 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     o, wide = _options(how), accumulator(how[0])
     log_prob, lse, spread, top, rest = found = [features.new_zeros(len(features), dtype=wide) for _ in range(5)]
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
-    compute = chunked.kernel(o, (features, weight, bias, targets), how[0], len(features))
+    compute = kernel(o, LossTensors(features, weight, bias, targets), how[0], len(features))
     with own_products(features, weight, how[0]):
         if compute is not None:
             nothing, first = torch.zeros_like(top), torch.zeros_like(top, dtype=torch.long)
@@ -238,11 +240,11 @@ def _slopes(*arguments: Any) -> Any:
     with_entropy = upstream[2] is not None and len(spread) == n
     # what was not asked for is empty, and what was not used None
     a, b, c = (torch.zeros_like(top) if x is None or len(x) != n else x.where(valid, 0) for x in upstream)
-    if compute := chunked.kernel(o, (features, weight, bias, targets), how[0], n):
+    if compute := kernel(o, LossTensors(features, weight, bias, targets), how[0], n):
         with own_products(features, weight, how[0]):
             level = b - a - c * spread if with_entropy else b - a
             *_, by_features, by_weight, by_bias = compute(
-                features, at.where(valid, 0), level, -a, -c if with_entropy else None, wanted, known=top + rest
+                features, at.where(valid, 0), level, -a, -c if with_entropy else None, wanted, lse=top + rest
             )
         triples = zip(inputs, (by_features, by_weight, by_bias), wanted, strict=True)
         return tuple(got.to(x.dtype) if want else features.new_empty(0) for x, got, want in triples)
@@ -257,7 +259,7 @@ def _slopes(*arguments: Any) -> Any:
     with own_products(features, weight, how[0]):
         for part, h, logits in _chunks(features, weight, bias, o):
             for rows, z, (p, other) in _blocks(part, logits, spare):
-                bend = None if o.softcap is None else chunked.softcap_slope(z, o.softcap, other)
+                bend = None if o.softcap is None else softcap_slope(z, o.softcap, other)
                 if with_entropy:  # z − top = log p + rest, and exp of it is p / share
                     torch.exp(z.sub_(top[rows, None]), out=p)
                     z.clamp_(min=_LOWEST).mul_(-c[rows, None]).add_(level[rows, None]).mul_(p)
@@ -281,7 +283,7 @@ def _chunks(
     """Which tokens, their features [n, E] in the type of `weight`, and their logits [n, V], of each chunk."""
     (n, v), wide = (len(features), len(weight)), accumulator(weight.dtype)
     bias = None if bias is None else bias.to(wide)
-    spare = 0 if devices.is_cpu(features) else 2 / chunked.BLOCKS  # of the blocks
+    spare = 0 if devices.is_cpu(features) else 2 / BLOCKS  # of the blocks
     rows = devices.rows_at_once(n, devices.numbers_held(v, 1 + spare, weight.dtype), features, o.chunk)
     buffer = features.new_empty(min(rows, n), v, dtype=wide)
     for start in range(0, n, rows):

@@ -36,18 +36,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops import chunked, devices
-from tiewise.boundary.ops.chunked import (
-    accumulator,
+from tiewise.boundary.ops import devices
+from tiewise.boundary.ops.chunk_products import (
+    BLOCKS,
     cached_rows,
     chunk_logits,
-    compute_dtype,
     gradient_buffers,
     into_gradients,
+    softcap_slope,
 )
-from tiewise.boundary.ops.cross_entropy import fused_loss
 from tiewise.boundary.ops.fast_products import own_products
+from tiewise.boundary.ops.fused_loss import fused_loss
 from tiewise.boundary.ops.log_prob import at_temperature
+from tiewise.boundary.ops.problem import accumulator, check_problem, check_range, compute_dtype, flat_rows
 from tiewise.core.backends import LossOptions
 
 _BUFFERS = 8  # of [chunk, V] that are alive at once
@@ -103,23 +104,23 @@ def linear_divergence(
     if targets is None:
         device = features.device if isinstance(features, Tensor) else None
         targets = torch.full(shape, o.ignore_index + 1, device=device)
-    chunked.check_problem(features, weight, targets, bias, o)
+    check_problem(features, weight, targets, bias, o)
     for name, given in (("teacher_features", teacher_features), ("teacher_weight", teacher_weight)):
         if not isinstance(given, Tensor):
             raise TypeError(f"{name} must be a tensor, not a {type(given).__name__}")
     if teacher_features.shape[:-1] != shape or len(teacher_weight) != len(weight):
         got = f"teacher_features {tuple(teacher_features.shape)}, teacher_weight {tuple(teacher_weight.shape)}"
         raise ValueError(f"the teacher does not meet the student: {got}; need {[*shape, 'F']} and [{len(weight)}, F]")
-    chunked.check_problem(teacher_features, teacher_weight, targets, teacher_bias, teacher_options or o)
+    check_problem(teacher_features, teacher_weight, targets, teacher_bias, teacher_options or o)
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be in [0, 1], not {beta}")
     o, theirs = at_temperature(o, temperature), at_temperature(teacher_options or o, temperature)
     if temperature != 1.0:
         bias, teacher_bias = (None if x is None else x / temperature for x in (bias, teacher_bias))
-    teacher = (chunked.flat_rows(teacher_features), teacher_weight, teacher_bias)
+    teacher = (flat_rows(teacher_features), teacher_weight, teacher_bias)
     fixed = (None if x is None else x.detach() for x in teacher)
     sweep = partial(_divergence_sweep, o, theirs, beta, compute_dtype(teacher_features, teacher_weight))
-    flat = chunked.flat_rows(features)
+    flat = flat_rows(features)
     loss = fused_loss("linear_divergence", sweep, o, flat, weight, bias, *fixed, targets.reshape(-1))
     return loss.view(shape) if o.reduction == "none" else loss
 
@@ -143,7 +144,7 @@ def _divergence_sweep(
     with own_products(features, weight, kind):
         weight, teacher_weight = weight.to(kind), teacher_weight.to(teacher_kind)
         bias, teacher_bias = (None if x is None else x.to(wide) for x in (bias, teacher_bias))
-        work = 0 if devices.is_cpu(features) else _WORK / chunked.BLOCKS  # on the blocks of a chunk
+        work = 0 if devices.is_cpu(features) else _WORK / BLOCKS  # on the blocks of a chunk
         rows = devices.rows_at_once(n, devices.numbers_held(v, 2 + work, kind), features, o.chunk)
         ours, others = each.new_empty(2, min(rows, n), v)
         for start in range(0, n, rows):
@@ -155,7 +156,7 @@ def _divergence_sweep(
             for block in cached_rows(z):
                 slope = None
                 if o.softcap is not None:
-                    slope = chunked.softcap_slope(z[block], o.softcap, torch.empty_like(z[block]))
+                    slope = softcap_slope(z[block], o.softcap, torch.empty_like(z[block]))
                 each[part][block], z[block] = _divergence(z[block], y[block], beta)
                 if slope is not None:
                     z[block].mul_(slope)
@@ -233,15 +234,15 @@ def augmented_cross_entropy(
     """
     o = replace(options, **overrides) if overrides else options
     plain = LossOptions(ignore_index=o.ignore_index, reduction=o.reduction, chunk=o.chunk)
-    chunked.check_problem(features, weight, targets, bias, plain)
+    check_problem(features, weight, targets, bias, plain)
     if not (0 < o.temperature < math.inf and 0 <= o.alpha < math.inf and 0 <= o.hard < math.inf):
         raise ValueError("need temperature > 0, alpha ≥ 0, hard ≥ 0, all finite")
     if table is not None and (table.dim() != 2 or len(table) != len(weight)):
         raise ValueError(f"table has shape {tuple(table.shape)}; need [V, any] with V = {len(weight)}")
     t = targets.reshape(-1).long()
-    chunked.check_range(t, weight.shape[0], o.ignore_index)
+    check_range(t, weight.shape[0], o.ignore_index)
     own = None if table is weight else table
-    flat = chunked.flat_rows(features)
+    flat = flat_rows(features)
     loss = fused_loss("augmented_cross_entropy", partial(_augmented_sweep, o), plain, flat, weight, own, bias, t)
     return loss.view(targets.shape) if o.reduction == "none" else loss
 

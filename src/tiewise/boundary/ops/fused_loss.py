@@ -1,0 +1,211 @@
+"""How losses that are computed together with their gradients are reduced, and differentiated by autograd.
+
+A scalar has its gradients computed next to it, in the forward pass. Of per-token losses the upstream gradient is not
+known yet, so the backward pass computes each chunk again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiewise.boundary.ops.chunk_products import Gradients
+from tiewise.boundary.ops.problem import accumulator, compute_dtype
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
+from tiewise.core.backends import LossOptions
+from tiewise.core.errors import UnsupportedError
+
+Needs = tuple[bool, ...]
+# (tensors, type of the products, needed gradients, weight of each token's loss) → losses [N], gradients.
+# `tensors` is a tuple of each loss's choice, whose last are the targets.
+Sweep = Callable[[Any, torch.dtype, Needs, Tensor | None], tuple[Tensor, Gradients]]
+
+
+def reduced(
+    sweep: Sweep,
+    options: LossOptions,
+    tensors: Sequence[Tensor | None],
+    kind: torch.dtype,
+    needs: Needs,
+    upstream: Tensor | None = None,
+) -> tuple[Tensor, Gradients]:
+    """Reduce a sweep's losses as `options` say, and return them with their gradients.
+
+    These are of the reduced loss, or of Σ upstream_i · loss_i if `upstream` is given.
+    """
+    if options.reduction == "none":
+        return sweep(tensors, kind, tuple(want and upstream is not None for want in needs), upstream)
+    if options.reduction == "sum":
+        losses, gradients = sweep(tensors, kind, needs, upstream)
+        return losses.sum(), gradients
+    targets = tensors[-1]
+    assert targets is not None, "the last of a loss's tensors are its targets"
+    factor = _mean_factor(options, targets, accumulator(kind))
+    if kind == torch.float16:  # the factor would underflow in the row coefficients, and comes last
+        losses, gradients = sweep(tensors, kind, needs, None)
+        for gradient in gradients:
+            if gradient is not None:
+                gradient.mul_(factor)
+    else:  # in the row coefficients the factor costs nothing
+        row_weight = factor if upstream is None else factor * upstream
+        losses, gradients = sweep(tensors, kind, needs, row_weight)
+    return losses.sum() * factor, gradients
+
+
+def _mean_factor(options: LossOptions, targets: Tensor, wide: torch.dtype) -> Tensor:
+    """Return 1 / Σ w_t over the tokens that count, or 1.
+
+    It is 1 if there are none, so that their mean is 0.
+    """
+    valid = targets != options.ignore_index
+    if options.class_weight is None:
+        total = valid.sum()
+    else:
+        total = (options.class_weight.to(wide)[targets.where(valid, 0)] * valid).sum()
+    return 1 / total.where(total > 0, 1).to(wide)
+
+
+def fused_loss(
+    name: str,
+    sweep: Sweep,
+    options: LossOptions,
+    *tensors: Tensor | None,
+    upstream: float | None = None,
+    shard: VocabularyShard | None = None,
+) -> Tensor:
+    """Return the reduced loss, differentiable once; `name` is for the message that refuses a second derivative.
+
+    With `upstream` the sweep keeps the second tensor's gradient for itself, multiplied by that already. With a `shard`
+    whose ranks have separate tokens, it has that of all ranks' losses, and sweeps again where these are not
+    multiplied by the same.
+    """
+    call = _Call(name, sweep, options, upstream, shard)
+    apply: Callable[..., Tensor] = _Fused.apply
+    return apply(call, torch.is_grad_enabled(), *tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """Arguments of `fused_loss` besides its tensors."""
+
+    name: str
+    sweep: Sweep
+    options: LossOptions
+    upstream: float | None
+    shard: VocabularyShard | None
+
+    @property
+    def is_per_token(self) -> bool:
+        """Return whether the losses are not reduced."""
+        return self.options.reduction == "none"
+
+    def differing_ranks(self) -> VocabularyShard | None:
+        """Return the shard if its ranks may multiply their losses by different numbers."""
+        if self.shard is None or not self.shard.own_tokens:
+            return None
+        if self.upstream is not None or self.is_per_token:
+            return None
+        return self.shard
+
+    def counting(self, targets: Tensor) -> Tensor | None:
+        """Return which tokens count, or whether any does if reduced; None: not checked."""
+        if self.shard is not None or self.upstream is not None:
+            return None
+        counts = targets != self.options.ignore_index
+        return counts if self.is_per_token else counts.any()
+
+    def check_upstream(self, upstream: Tensor) -> None:
+        """Refuse another factor than the one by which `into` has its gradient multiplied already."""
+        # a GPU synchronises here, once per backward pass: nothing else could refuse a wrong gradient
+        if self.upstream is None or upstream.is_meta or math.isclose(upstream.item(), self.upstream, rel_tol=1e-6):
+            return
+        fix = f"give upstream={upstream.item():g} to the loss"
+        raise UnsupportedError(f"into has the gradient multiplied by {self.upstream:g} already", fix)
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, grad_mode: bool, *tensors: Any) -> Tensor:
+        """Compute the loss; a reduced one's gradients too. Save the inputs if backward sweeps again."""
+        ctx.call, ctx.kind = call, compute_dtype(*tensors[:2])
+        ctx.needs = tuple(grad_mode and need for need in ctx.needs_input_grad[2:])
+        ctx.dtypes = [None if x is None else x.dtype for x in tensors]
+        ctx.differing_ranks = call.differing_ranks()
+        if call.is_per_token or ctx.differing_ranks is not None:
+            ctx.save_for_backward(*tensors)
+        ctx.counts = call.counting(tensors[-1])
+        upstream = None
+        if call.upstream is not None:  # `into` has the table's gradient, also where the table itself needs none
+            ctx.needs = (ctx.needs[0], grad_mode, *ctx.needs[2:])
+            upstream = tensors[0].new_full((), call.upstream, dtype=accumulator(ctx.kind))
+        loss, ctx.gradients = reduced(call.sweep, call.options, tensors, ctx.kind, ctx.needs, upstream)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the tensors, in their types."""
+        call: _Call = ctx.call
+        if torch.is_grad_enabled():
+            fix = "compute the logits and use torch.nn.functional.cross_entropy where create_graph=True is needed"
+            raise UnsupportedError(f"{call.name} has no second derivative", fix)
+        if ctx.counts is not None:  # an ignored token has no gradient, also where its loss is divided by 0 afterwards
+            upstream = upstream.where(ctx.counts, 0)
+        gradients: Gradients
+        if call.is_per_token or _ranks_differ(ctx, upstream):
+            _, gradients = reduced(call.sweep, call.options, ctx.saved_tensors, ctx.kind, ctx.needs, upstream)
+        elif ctx.gradients is None:
+            fix = "pass retain_graph=True to the first backward" if call.upstream is None else "compute it again"
+            raise UnsupportedError("this loss was already differentiated and its graph freed", fix)
+        elif call.upstream is not None:
+            call.check_upstream(upstream)
+            by_features, _, *others = ctx.gradients
+            gradients, ctx.gradients = [by_features, None, *others], None
+        else:
+            gradients = _release(ctx, upstream)
+        targets = None
+        return (None, None, *_in_types(gradients, ctx.dtypes[:-1]), targets)
+
+
+def _ranks_differ(ctx: Any, upstream: Tensor) -> bool:
+    """Return whether ranks multiply their losses by different numbers, so that the gradients here are wrong."""
+    if ctx.differing_ranks is None or ctx.gradients is None:
+        return False
+    return bool((ctx.differing_ranks.gather(upstream) != upstream).any())
+
+
+def _release(ctx: Any, upstream: Tensor) -> Gradients:
+    """Return the gradients of a reduced loss multiplied by `upstream`.
+
+    The buffers are given away if the graph dies with this backward pass, and copied if another one may follow.
+    """
+    keep = torch._C._autograd._get_current_graph_task_keep_graph()
+    gradients: Gradients = ctx.gradients
+    if not keep:
+        ctx.gradients = None
+    is_one = upstream.device.type == "cpu" and upstream.item() == 1.0  # a GPU would have to synchronise to say so
+    if is_one and not keep:
+        return gradients
+    results: Gradients = []
+    for gradient in gradients:
+        if gradient is None:
+            results.append(None)
+        elif is_one:
+            results.append(gradient.clone())
+        elif keep:
+            results.append(gradient * upstream)
+        else:
+            results.append(gradient.mul_(upstream))
+    return results
+
+
+def _in_types(gradients: Gradients, dtypes: Sequence[torch.dtype | None]) -> Gradients:
+    """Return each gradient in the type of its tensor."""
+    results: Gradients = []
+    for gradient, dtype in zip(gradients, dtypes, strict=True):
+        results.append(None if gradient is None else gradient.to(dtype))
+    return results

@@ -1,0 +1,252 @@
+"""The fused loss by a compiled kernel (`kernels.cpp`), where that is faster than `chunked`.
+
+The kernel has the tokens that count, and the row coefficients c, q (see `chunked`) with k = 2ζ, by which it adds
+k_i lse_i to c_i once it knows lse_i. Without a soft-cap smoothing is linear in the logits and needs none of them:
+
+    (1/V) Σ_j w_j z_ij = (scale h_i · Σ_j w_j W_j + Σ_j w_j b_j) / V
+
+Where the processor has a dot product of bf16, the kernel multiplies in bf16; where it has none and torch emulates it,
+the kernel takes what it is given, unrounded, in fp32. Products of fp32 are the kernel's where the trial of
+`fast_products` found it no slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tiewise.boundary.ops import chunked, devices
+from tiewise.boundary.ops.chunk_products import WIDENED, Gradients
+from tiewise.boundary.ops.fast_products import kernels, processor, product_choice
+from tiewise.boundary.ops.problem import LossTensors
+from tiewise.core.backends import LossOptions, chunk_rows
+
+LEAST = 2**27  # multiplications of a product, about a millisecond: below, neither the kernel nor its padding pays
+TOKENS = 32  # of a panel of the kernel, to which fewer are padded
+
+
+class KernelResult(NamedTuple):
+    """Losses [n] of the compiled operator, and its gradients; empty where they were not needed."""
+
+    nll: Tensor
+    lse: Tensor
+    entropy: Tensor
+    by_features: Tensor
+    by_weight: Tensor
+    by_bias: Tensor
+
+
+class NativeKernel:
+    """The compiled operator for one table and its options; each call brings tokens."""
+
+    def __init__(self, library: Any, o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> None:
+        """Choose the types in which the operator multiplies and returns gradients."""
+        features, weight, bias, _ = tensors
+        self.library, self.options, self.kind, self.weight = library, o, kind, weight
+        self.bias = None if bias is None else bias.float().contiguous()
+        are_narrow = {features.dtype, weight.dtype} == {torch.bfloat16}
+        self.gradients_are_narrow = are_narrow and not o.label_smoothing
+        self.multiplies_pairs = kind == torch.bfloat16 and "avx512_bf16" in processor()
+
+    def __call__(
+        self,
+        h: Tensor,
+        targets: Tensor,
+        c: Tensor,
+        q: Tensor,
+        k: Tensor | None,
+        needs: Sequence[bool],
+        *,
+        entropy: bool = False,
+        lse: Tensor | None = None,
+        into: Tensor | None = None,
+    ) -> KernelResult:
+        """Run over features h [n, E] and targets [n], with coefficients c, q, k [n].
+
+        `needs` says which gradients to compute. `lse` [n] is that of an earlier pass, which need not be repeated;
+        with `entropy` and without `lse` entropies are computed too. `into` is as in `linear_cross_entropy`.
+        """
+        o = self.options
+        if o.softcap is not None and any(needs):
+            q = q * self._softcap_slope(h, targets, o.softcap)
+        rows = chunk_rows(
+            len(targets), len(self.weight) * 3 // 2, "cpu", o.chunk
+        )  # as fast in two thirds of the memory
+        how = (o.scale, o.softcap or 0.0, rows, self.multiplies_pairs, self.gradients_are_narrow, entropy)
+        coefficients = (c, q, k, lse, into)
+        return KernelResult(
+            *self.library.vocabulary_loss(
+                h.contiguous(), self.weight, self.bias, targets, *coefficients, *how, *needs[:3]
+            )
+        )
+
+    def _softcap_slope(self, h: Tensor, targets: Tensor, softcap: float) -> Tensor:
+        """Return the soft-cap's derivative [n] at the targets' logits."""
+        features, rows = (x.to(self.kind).float() for x in (h, self.weight[targets]))
+        logits: Tensor = torch.linalg.vecdot(features, rows) * self.options.scale
+        if self.bias is not None:
+            logits = logits + self.bias[targets]
+        return 1 - (logits / softcap).tanh().square()
+
+
+def kernel(o: LossOptions, tensors: LossTensors, kind: torch.dtype, count: int) -> NativeKernel | None:
+    """Return the compiled operator for `count` tokens.
+
+    It is None where there is no operator, where it lacks the options or types, and where it is not faster.
+    """
+    multiplications = count * tensors.weight.numel()
+    if multiplications < LEAST or count < TOKENS or not _may_serve(o, tensors) or not _faster(kind, multiplications):
+        return None
+    library = kernels()
+    if library is None:
+        return None
+    _describe(library)
+    return NativeKernel(library, o, tensors, kind)
+
+
+def _may_serve(o: LossOptions, tensors: LossTensors) -> bool:
+    """Return whether the compiled operator takes these options, types and device."""
+    features, weight = tensors.features, tensors.weight
+    if not devices.is_cpu(features) or not weight.is_contiguous():
+        return False
+    if not {features.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}:
+        return False
+    return o.softcap is None or not o.label_smoothing  # smoothing is linear in the logits only without a soft-cap
+
+
+def _faster(kind: torch.dtype, multiplications: int) -> bool:
+    """Return whether the operator is faster than torch's products of this type and size."""
+    if kind == torch.float32:
+        return product_choice("auto", multiplications).native
+    return kind == torch.bfloat16 and "amx_bf16" not in processor()  # torch's own products use AMX
+
+
+@cache
+def _describe(library: Any) -> None:
+    """Tell torch the shapes that the operator returns."""
+    torch.library.register_fake(f"{library.name}::vocabulary_loss", _empty_results)
+
+
+def _empty_results(
+    features: Tensor, weight: Tensor, bias: Any, targets: Any, c: Any, q: Any, k: Any, *rest: Any
+) -> tuple[Tensor, ...]:
+    """Return empty tensors of the shapes and types that the operator returns."""
+    into, (narrow, entropy, by_features, by_weight, by_bias) = rest[1], rest[6:]
+    (n, d), v = features.shape, len(weight)
+    kind = torch.bfloat16 if narrow else torch.float32
+    has_table = by_weight and into is None
+
+    # 0 · n, of what is not computed, is an empty tensor
+    nll, lse, entropies, bias_gradient = (
+        features.new_empty(size, dtype=torch.float32) for size in (n, n, n * entropy, v * by_bias)
+    )
+    feature_gradient, weight_gradient = (
+        features.new_empty((rows, d), dtype=kind) for rows in (n * by_features, v * has_table)
+    )
+    return nll, lse, entropies, feature_gradient, weight_gradient, bias_gradient
+
+
+# the loss
+
+
+def fastest_sweep(
+    o: LossOptions,
+    tensors: LossTensors,
+    kind: torch.dtype,
+    needs: tuple[bool, ...],
+    row_weight: Tensor | None,
+    into: Tensor | None = None,
+) -> tuple[Tensor, Gradients]:
+    """Return what `chunked.sweep` returns on one rank, by the compiled kernel where that is faster."""
+    tensors = LossTensors(*tensors)
+    if not _may_serve(o, tensors):  # checked before tokens are counted, for which a GPU would have to synchronise
+        return chunked.sweep(o, tensors, kind, needs, row_weight, into)
+    valid = tensors.targets != o.ignore_index
+    count = int(valid.sum())
+    compute = kernel(o, tensors, kind, count)
+    if compute is None:
+        return chunked.sweep(o, tensors, kind, needs, row_weight, into)
+    with torch.autocast("cpu", enabled=False), torch.no_grad():
+        if count == len(valid):
+            return _NativeLoss(o, tensors, row_weight).compute(compute, needs, into)
+        keep = valid.nonzero()[:, 0]
+        counting = tensors._replace(features=tensors.features[keep], targets=tensors.targets[keep])
+        if row_weight is not None and row_weight.dim():
+            row_weight = row_weight[keep]
+        losses, gradients = _NativeLoss(o, counting, row_weight).compute(compute, needs, into)
+        losses = losses.new_zeros(len(valid)).index_copy_(0, keep, losses)
+        by_features = gradients[0]
+        if by_features is not None:
+            gradients[0] = by_features.new_zeros(tensors.features.shape).index_copy_(0, keep, by_features)
+    return losses, gradients
+
+
+class _NativeLoss:
+    """Loss of tokens that all count, and its gradients, around one call of the kernel."""
+
+    def __init__(self, o: LossOptions, tensors: LossTensors, row_weight: Tensor | None) -> None:
+        """Compute the row coefficients; `row_weight` as in `chunked.sweep`."""
+        self.options, self.tensors = o, tensors
+        targets = tensors.targets
+        self.on = tensors.features.new_ones(len(targets), dtype=torch.float32)
+        if row_weight is not None:
+            self.on *= row_weight
+        self.hit: Tensor | float = 1 - o.label_smoothing  # (1 − ε) w_t
+        self.smoothed: Tensor | float = o.label_smoothing  # ε mean(w)
+        self.class_weight: Tensor | None = None
+        if o.class_weight is not None:
+            self.class_weight = o.class_weight.float()
+            self.hit = self.hit * self.class_weight[targets]
+            self.smoothed = self.smoothed * self.class_weight.mean()
+
+    def compute(self, compute: NativeKernel, needs: tuple[bool, ...], into: Tensor | None) -> tuple[Tensor, Gradients]:
+        """Return losses [n] and gradients; that of weight is added to a given `into`."""
+        o, (features, _, _, targets) = self.options, self.tensors
+        c = self.on * (self.hit + self.smoothed)
+        k = self.on * 2 * o.z_loss if o.z_loss else None
+        result = compute(features, targets, c, self.on * self.hit, k, needs, into=into)
+        by_weight = result.by_weight
+        if into is not None:
+            by_weight = into
+            torch.autograd.graph.increment_version(into)
+        results = (result.by_features, by_weight, result.by_bias)
+        gradients: Gradients = [x if is_needed else None for x, is_needed in zip(results, needs, strict=False)]
+        losses = self.hit * result.nll
+        if o.z_loss:
+            losses += o.z_loss * result.lse.square()
+        if o.label_smoothing:
+            self._smooth(losses, gradients, result.lse)
+        return losses, gradients
+
+    def _smooth(self, losses: Tensor, gradients: Gradients, lse: Tensor) -> None:
+        """Add label smoothing to the losses and gradients, which is linear in the logits."""
+        h, weight, bias, _ = self.tensors
+        w = self.class_weight
+        if w is None:
+            w = h.new_ones(len(weight), dtype=torch.float32)
+        share = self.options.label_smoothing / len(weight)
+        row = self._weighted_row(w)
+        linear = h.float() @ row
+        if bias is not None:
+            linear = linear + w @ bias.float()
+        losses += self.smoothed * lse - share * linear
+        by_features, by_weight, by_bias = gradients
+        if by_features is not None:
+            by_features.addr_(self.on, row, alpha=-share)
+        if by_weight is not None:
+            by_weight.addr_(w, self.on @ h.float(), alpha=-share * self.options.scale)
+        if by_bias is not None:
+            by_bias.sub_(w, alpha=float(self.on.sum()) * share)
+
+    def _weighted_row(self, w: Tensor) -> Tensor:
+        """Return scale · Σ_j w_j W_j [E] in fp32; blocks of a narrow table are widened."""
+        weight = self.tensors.weight
+        words = max(1, WIDENED // weight.shape[1])
+        total = w.new_zeros(weight.shape[1])
+        for part, rows in zip(torch.split(w, words), torch.split(weight, words), strict=True):
+            total = total + part @ rows.float()
+        return total * self.options.scale
