@@ -1,30 +1,30 @@
-"""What a comparison found, once for terminal, page and notebook: verdict, a `Found` of every arm, curves of training.
+"""Findings of a comparison, once for terminal, page and notebook: the verdict, and a `Found` of every arm.
 
-`comparison_view` is what the terminal shows of it; the page is `comparison_page`.
+`comparison_view` is the terminal's view of it; `training_curves` has what changes during training, and
+`comparison_page` is the page.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tiewise.core.estimates import mean_interval, ratio
-from tiewise.core.found import NATS, Curve, Found, Listing, Quantity, plain, signed
+from tiewise.core.estimates import mean_interval
+from tiewise.core.found import NATS, Found, Listing, Quantity, plain, signed
 from tiewise.report import papers
 from tiewise.report.faces import ABREAST, rich_table, summary
-from tiewise.training.results import MASKED, Comparison, CurvePoint, Difference, RunResult, over_seeds
+from tiewise.training.results import MASKED, Comparison, Difference, RunResult, over_seeds
 
 DEMO = "demo corpus, not evidence for your model"
 SHORT = 16  # characters of a name within a heading
 CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
-# of ALBERTs: what is judged right
+LARGEST_EXPONENT = 700  # exp of more exceeds a float
+# of an ALBERT: the shares of right answers
 SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
 SHARES_NOTE = (
     "Shares: 95 % intervals over seeds (Student’s t), or one seed’s rows (Wilson’s). All seeds are asked the same."
@@ -32,200 +32,179 @@ SHARES_NOTE = (
 
 
 def verdict(comparison: Comparison) -> str:
-    """The comparison in one sentence: which arms are better or worse than the reference, and of which nothing is known.
+    """Return the comparison as a sentence: arms that are better or worse than the reference, and the others.
 
     `finding` says the same arm by arm, with every number.
     """
-    lower, higher = (f"validation loss is {how} for {{}} {NATS}" for how in ("lower (better)", "higher (worse)"))
+    lower, higher = (
+        f"validation loss is lower (better) for {{}} {NATS}",
+        f"validation loss is higher (worse) for {{}} {NATS}",
+    )
     equal, unknown = "no difference detected for {}", "nothing can be said of {}"
-    said: dict[str, list[str]] = {lower: [], higher: [], equal: [], unknown: []}
-    for arm in (arm for arm in comparison.arms if arm != comparison.reference):
+    arms_by_outcome: dict[str, list[str]] = {lower: [], higher: [], equal: [], unknown: []}
+    for arm in comparison.arms:
+        if arm == comparison.reference:
+            continue
         d = comparison.difference(arm, "heldout_nll")
         if d is None or d.low is None:  # no pair of seeds, a diverged one, or one that shows no spread
-            said[unknown].append(arm)
-        elif d.detected:
-            said[lower if d.mean < 0 else higher].append(f"{arm} by {plain(abs(d.mean))}")
+            arms_by_outcome[unknown].append(arm)
+        elif not d.detected:
+            arms_by_outcome[equal].append(arm)
         else:
-            said[equal].append(arm)
-    parts = [words.format(", ".join(arms)) for words, arms in said.items() if arms]
-    return f"Against {comparison.reference}: {'; '.join(parts)}." if parts else comparison.finding
+            outcome = lower if d.mean < 0 else higher
+            arms_by_outcome[outcome].append(f"{arm} by {plain(abs(d.mean))}")
+    parts = [outcome.format(", ".join(arms)) for outcome, arms in arms_by_outcome.items() if arms]
+    if not parts:
+        return comparison.finding
+    return f"Against {comparison.reference}: {'; '.join(parts)}."
 
 
 def surprised(comparison: Comparison) -> str:
-    """Say whether the atlas expected the difference of tied and untied; nothing of a run without one."""
-    if (e := comparison.expectation) is None:
+    """Say whether the atlas expected the difference of tied and untied; "" of a run without one."""
+    expectation = comparison.expectation
+    if expectation is None:
         return ""
-    if e.why:
-        return f"The atlas of earlier trainings has {e.verdict}: {e.why}."
-    spread = f"tied − untied between {signed(e.low)} and {signed(e.high)} {NATS}, this run found {signed(e.found)}"
-    scored = f"Of its {e.settings} settings, {e.held} lie within the interval that the others predict."
-    return f"{e.verdict.capitalize()}: the atlas expected {spread}. {scored}"
+    if expectation.why:
+        return f"The atlas of earlier trainings has {expectation.verdict}: {expectation.why}."
+    spread = f"tied − untied between {signed(expectation.low)} and {signed(expectation.high)} {NATS}"
+    spread = f"{spread}, this run found {signed(expectation.found)}"
+    scored = (
+        f"Of its {expectation.settings} settings, {expectation.held} lie within the interval that the others predict."
+    )
+    return f"{expectation.verdict.capitalize()}: the atlas expected {spread}. {scored}"
 
 
 def found(comparison: Comparison) -> dict[str, Found]:
-    """Every arm that has a finished run, and what was measured of it, the most important first."""
-    arms = {arm: runs for arm in comparison.arms if (runs := comparison.of(arm))}
-    return {arm: Found("", tuple(_quantities(comparison, arm, runs))).about(arm) for arm, runs in arms.items()}
+    """Return the quantities of every arm that has a finished run, the most important first."""
+    findings = {}
+    for arm in comparison.arms:
+        runs = comparison.of(arm)
+        if runs:
+            findings[arm] = Found("", tuple(_quantities(comparison, arm, runs))).about(arm)
+    return findings
 
 
 def results(comparison: Comparison) -> Listing:
-    """One row for each arm: the numbers that a reader sees first."""
+    """Return a row for each arm: the numbers that a reader sees first."""
     return summary(found(comparison), "Results by arm, mean ± deviation over seeds", "arm")
 
 
 def share(runs: Sequence[RunResult], name: str) -> Quantity | None:
-    """What runs judge right on average, with Student's interval over seeds; of one seed Wilson's over its rows."""
-    each = [run.shares[name] for run in runs if name in run.shares]
-    if not each:
+    """Return the mean share of right answers with Student's interval over seeds; of one seed, Wilson's over rows."""
+    shares = [run.shares[name] for run in runs if name in run.shares]
+    if not shares:
         return None
-    e = mean_interval([one.share for one in each])
-    low, high = (each[0].low, each[0].high) if len(each) == 1 else (e.low, e.high)
+    mean = mean_interval([one.share for one in shares])
+    low, high = mean.low, mean.high
+    if len(shares) == 1:
+        low, high = shares[0].low, shares[0].high
     chance = None if name == MASKED else CHANCE
-    return Quantity(SHARES[name], e.value, low, high, e.rows, chance, unit="%")
+    return Quantity(SHARES[name], mean.value, low, high, mean.rows, chance, unit="%")
 
 
 def difference(d: Difference) -> Quantity:
-    """A paired difference; one pair has no interval."""
-    low, high = (math.nan if x is None else x for x in (d.low, d.high))
+    """Return a paired difference as a quantity; one pair has no interval."""
+    low = math.nan if d.low is None else d.low
+    high = math.nan if d.high is None else d.high
     return Quantity(d.metric, d.mean, low, high, n=d.n, chance=0.0, of=d.arm, unit=NATS, digits=4)
 
 
 def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> Iterator[Quantity]:
     """Yield the columns of the report for one arm."""
-    minus = partial(_minus, comparison, arm)
+    validation = _minus_reference(comparison, arm, "heldout_nll", "validation")
+    training = _minus_reference(comparison, arm, "train_nll", "training")
     yield Quantity("parameters", runs[0].total_parameters)
     yield over_seeds("validation nll", [run.heldout_nll for run in runs], NATS)
-    yield from minus("heldout_nll", "validation")
-    yield over_seeds("training nll", (run.train_nll for run in runs), NATS)
-    yield from minus("train_nll", "training", main=False)
-    yield from _judged_right(comparison, arm, runs)
+    if validation is not None:
+        yield validation
+    yield over_seeds("training nll", [run.train_nll for run in runs], NATS)
+    if training is not None:
+        yield replace(training, main=False)
+    if _measured_shares(comparison):
+        yield from _shares(comparison, arm, runs)
+    else:  # masked tokens are not a whole text, which these are of
+        yield _perplexity(runs)
+        yield Quantity("bits per byte", statistics.fmean(run.bits_per_byte for run in runs), digits=4)
     if runs[0].training_bytes is not None:
         yield Quantity("training memory", runs[0].training_bytes, unit="bytes")
     if len(comparison.seeds) > 1:  # the speed of one run says as much of the machine as of the arm
-        speeds = [run.tokens_per_second for run in runs]
-        yield over_seeds("tokens/s", speeds if all(map(math.isfinite, speeds)) else [math.nan], "", 0)
+        yield _speed(runs)
 
 
-def _minus(comparison: Comparison, arm: str, metric: str, name: str, **more: Any) -> Iterator[Quantity]:
-    """Yield a column with the difference from the reference, if there is anything to compare with."""
+def _minus_reference(comparison: Comparison, arm: str, metric: str, name: str) -> Quantity | None:
+    """Return a column with the difference from the reference, empty if there is none; None of a single arm."""
+    if len(comparison.arms) < 2:
+        return None
     reference = comparison.reference if len(comparison.reference) <= SHORT else "reference"
     d = comparison.difference(arm, metric)
-    if len(comparison.arms) > 1:
-        q = Quantity("", math.nan) if d is None else difference(d)
-        yield replace(q, name=f"{name} − {reference}", **more)
+    q = Quantity("", math.nan) if d is None else difference(d)
+    return replace(q, name=f"{name} − {reference}")
 
 
-def _judged_right(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> Iterator[Quantity]:
-    """Yield the shares of an ALBERT; of other models the figures of a whole text, which masked tokens are not."""
-    shares = [name for name in SHARES if any(name in run.shares for run in comparison.runs)]
-    for name in shares:
-        if (q := share(runs, name)) is not None:
-            yield q
-        yield from _minus(comparison, arm, f"share:{name}", name, unit="points", digits=2)
-    if not shares:
-        mean = statistics.fmean(run.heldout_nll for run in runs)
-        yield Quantity("perplexity", math.exp(mean) if mean <= 700 else math.inf, digits=2)
-        yield Quantity("bits per byte", statistics.fmean(run.bits_per_byte for run in runs), digits=4)
+def _measured_shares(comparison: Comparison) -> list[str]:
+    """Return the names of the shares that any run has."""
+    return [name for name in SHARES if any(name in run.shares for run in comparison.runs)]
+
+
+def _shares(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> Iterator[Quantity]:
+    """Yield the shares of right answers of an ALBERT, each with its difference from the reference."""
+    for name in _measured_shares(comparison):
+        of_arm = share(runs, name)
+        if of_arm is not None:
+            yield of_arm
+        d = _minus_reference(comparison, arm, f"share:{name}", name)
+        if d is not None:
+            yield replace(d, unit="points", digits=2)
+
+
+def _perplexity(runs: Sequence[RunResult]) -> Quantity:
+    """Return exp of the mean validation nll; infinite where a float has no room for it."""
+    mean = statistics.fmean(run.heldout_nll for run in runs)
+    return Quantity("perplexity", math.exp(mean) if mean <= LARGEST_EXPONENT else math.inf, digits=2)
+
+
+def _speed(runs: Sequence[RunResult]) -> Quantity:
+    """Return tokens per second over seeds; not known if any run lacks it."""
+    speeds = [run.tokens_per_second for run in runs]
+    if not all(math.isfinite(speed) for speed in speeds):
+        speeds = [math.nan]
+    return over_seeds("tokens/s", speeds, "", 0)
 
 
 def beside_papers(comparison: Comparison) -> dict[str, papers.Beside]:
-    """What each paper says that has anything like the comparison's arms, under its title; mostly none."""
-    found = {}
-    if recipe := comparison.setting.get("recipe"):
-        own = {arm: [run.perplexity for run in comparison.of(arm)] for arm in comparison.arms}
-        beside = papers.beside_figures(recipe, comparison.setting["changed"], own, comparison.data)
-        found["Published figures"] = beside
+    """Return published results of arms like the comparison's, under a title for each paper; mostly none."""
+    published = {}
+    recipe = comparison.setting.get("recipe")
+    if recipe:
+        perplexities = {arm: [run.perplexity for run in comparison.of(arm)] for arm in comparison.arms}
+        changed = comparison.setting["changed"]
+        published["Published figures"] = papers.beside_figures(recipe, changed, perplexities, comparison.data)
     if any("+share=" in arm for arm in comparison.arms):
         nll, pairs = papers.sharing_orders(comparison)
         if nll:
-            found["What layers share"] = papers.beside_table_4(nll, pairs)
-    return found
+            published["What layers share"] = papers.beside_table_4(nll, pairs)
+    return published
 
 
 def comparison_view(comparison: Comparison) -> Group:
-    """The verdict, the page's results turned, one column per arm, the finding, and what papers say of such arms.
+    """Return verdict, results with one column per arm, finding, and published results, for a terminal.
 
     Arms and the finding are `Text`, never markup: an arm's name may hold a square bracket.
     """
     table = results(comparison)
-    groups = [table.rows[i : i + ABREAST] for i in range(0, max(len(table.rows), 1), ABREAST)]
-    turned = [rich_table([*zip(table.header, *group, strict=True)], justified=True) for group in groups]
+    tables = []
+    for start in range(0, max(len(table.rows), 1), ABREAST):
+        turned = zip(table.header, *table.rows[start : start + ABREAST], strict=True)
+        tables.append(rich_table(list(turned), justified=True))
     finding = f"{comparison.finding}\n({DEMO})" if comparison.demo else comparison.finding
-    published = (paper_view(*beside) for beside in beside_papers(comparison).values())
-    said = [Text(one) for one in (finding, surprised(comparison)) if one]
-    return Group(Text(verdict(comparison), "bold"), *turned, *said, *published)
+    paragraphs = [Text(text) for text in (finding, surprised(comparison)) if text]
+    published = [paper_view(*beside) for beside in beside_papers(comparison).values()]
+    return Group(Text(verdict(comparison), "bold"), *tables, *paragraphs, *published)
 
 
 def paper_view(lines: Sequence[str], listing: Listing) -> Group:
-    """What a paper says beside a run: lines, and a table under them."""
-    table: list[RenderableType] = [rich_table([listing.header, *listing.rows])] if listing.rows else []
-    return Group(Text("\n".join(lines)), *table)
-
-
-# what changes while the arms train
-
-
-@dataclass(frozen=True)
-class OverTraining:
-    """A number of every moment of training, and its figure; {reference} stands for the reference's name."""
-
-    title: str
-    unit: str
-    caption: str
-    value: Callable[[CurvePoint], float | None]  # nan and None are not drawn
-    paired: bool = False  # whether the reference's value of the same seed is taken away
-    level: float | None = None  # a value to compare with
-
-
-VALIDATION = OverTraining("Validation loss", NATS, "Lower is better.", lambda point: point.heldout_nll)
-MINUS, AHEAD_IS = "Validation loss minus {reference} over training", "Below zero: ahead of {reference}."
-AHEAD = OverTraining(MINUS, f"difference, {NATS}", AHEAD_IS, VALIDATION.value, paired=True, level=0.0)
-TRAINING = OverTraining("Training loss", NATS, "Of each step's batch.", lambda p: p.train_nll)
-OUTPUT_SHARE = OverTraining(
-    "Head path’s share of the gradient",
-    "‖B‖ / (‖A‖ + ‖B‖)",
-    "A: lookup path, B: head path. Above 50 %: the head pulls harder.",
-    lambda p: None if p.path_a is None or p.path_b is None else ratio(p.path_b, p.path_a + p.path_b),
-    level=0.5,
-)
-COSINE = OverTraining(
-    "Do both paths pull the same way?", "cosine of both paths", "Above zero they agree.", lambda p: p.cosine, level=0.0
-)
-
-
-def over_training(
-    curves: Mapping[str, Mapping[int, Sequence[CurvePoint]]], reference: str, measured: OverTraining
-) -> tuple[list[Curve], list[Curve]]:
-    """(mean over seeds of every arm, every seed of arms that have several), at the steps where all of an arm's were.
-
-    Args:
-        curves: arm → seed → its moments.
-        reference: the arm whose value of the same seed is taken away, where the measure asks for it.
-        measured: what is drawn.
-    """
-    values = {  # arm → seed → step → value
-        arm: {
-            seed: {p.step: v for p in points if (v := measured.value(p)) is not None and math.isfinite(v)}
-            for seed, points in by_seed.items()
-        }
-        for arm, by_seed in curves.items()
-    }
-    base = values.pop(reference) if measured.paired else None
-    title, caption = (text.format(reference=reference) for text in (measured.title, measured.caption))
-    of_all = Curve(
-        title, (), (), along="training step", unit=measured.unit, level=measured.level,
-        why=f"{caption} Thin lines are single seeds.",
-    )  # fmt: skip
-    means: list[Curve] = []
-    single: list[Curve] = []
-    for arm, own in values.items():
-        if base is not None:
-            pairs = {seed: (own[seed], base[seed]) for seed in own.keys() & base.keys()}
-            own = {seed: {step: y[step] - z[step] for step in y.keys() & z.keys()} for seed, (y, z) in pairs.items()}
-        if steps := tuple(sorted(set.intersection(*map(set, own.values())))) if own else ():
-            seeds = [
-                replace(of_all, of=arm, x=steps, y=tuple(own[seed][step] for step in steps)) for seed in sorted(own)
-            ]
-            means.append(replace(seeds[0], y=tuple(map(statistics.fmean, zip(*(one.y for one in seeds), strict=True)))))
-            single += seeds if len(seeds) > 1 else []
-    return means, single
+    """Return published results next to a run: lines, and a table under them."""
+    parts: list[RenderableType] = [Text("\n".join(lines))]
+    if listing.rows:
+        parts.append(rich_table([listing.header, *listing.rows]))
+    return Group(*parts)

@@ -20,12 +20,21 @@ from tiewise.core.estimates import interaction
 from tiewise.core.files import size, write_result
 from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
-from tiewise.report import comparison_found as told
+from tiewise.report import comparison_found
 from tiewise.report.dot_plot import dots
 from tiewise.report.drawing import UNSAID, styles
 from tiewise.report.figures import heat_map, stacked
 from tiewise.report.line_plot import lines
 from tiewise.report.sheet import PageSection, Panel, Sheet
+from tiewise.report.training_curves import (
+    AHEAD,
+    COSINE,
+    OUTPUT_SHARE,
+    TRAINING,
+    VALIDATION,
+    OverTraining,
+    over_training,
+)
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
 
 NOTE = (
@@ -41,6 +50,8 @@ JUDGED = {
     "sop": HALF.format("swapped"),
     "nsp": HALF.format("of two documents"),
 }
+METRICS = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
+DRAWN_METRICS = ("heldout_nll", "train_nll")  # bits per byte have another unit
 
 
 def write_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
@@ -54,52 +65,90 @@ def write_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
 
 def render(comparison: Comparison) -> str:
     """Return the page as text; sections that have nothing to show are left out of it."""
-    seeds, arms, shares = len(comparison.seeds), ", ".join(comparison.arms), share_panels(comparison)
-    unigram = next((run.unigram_nll for run in comparison.runs if run.unigram_nll is not None), None)
-    by_frequency = f"Masked tokens’ nll by frequencies alone: {plain(unigram)}."
-    starts = [
-        [arm, f"{r.init_std:g}", f"{r.learning_rate:g}", plain(r.predicted_initial_nll), plain(r.initial_nll)]
-        for arm in comparison.arms
-        for r in comparison.of(arm)[:1]
-    ]
-    chosen = ["arm", "init std", "learning rate"]
-    trials = [
-        [t["arm"], _fact(t["init"]), _fact(t["learning_rate"]), plain(t["nll"]), "chosen" if t["chosen"] else ""]
-        for t in comparison.tuning
-    ]
-    begun = [Listing("Start of each arm", [*chosen, "predicted first loss", "measured first loss"], starts)]
-    tried = [Listing("All tuning trials", [*chosen, "nll of the tuning split", ""], trials)]
-    notes = (*comparison.finding.splitlines(), NOTE)
-    of_shares = [told.SHARES_NOTE, *([] if unigram is None else [by_frequency])] if shares else []
-    loss = [*frequency_panels(comparison), *training_panels(comparison, told.AHEAD, told.VALIDATION, told.TRAINING)]
-    logits, of_bigrams = direct_path_panels(comparison), [BIGRAMS] if comparison.bigrams else []
+    seeds = len(comparison.seeds)
+    arms = ", ".join(comparison.arms)
+    summary = (comparison_found.verdict(comparison), comparison_found.surprised(comparison))
     return Sheet(
         command_name="compare",
         title=f"{arms}: tiewise comparison",
         subject=f"{arms} · {seeds} seed{'' if seeds == 1 else 's'}",
         heading="What was found",
-        answer=[*filter(None, (told.verdict(comparison), told.surprised(comparison)))],
-        results=PageSection("Results", paired_differences(comparison), tables=[told.results(comparison)], notes=notes),
+        answer=[sentence for sentence in summary if sentence],
+        results=PageSection(
+            "Results",
+            paired_differences(comparison),
+            tables=[comparison_found.results(comparison)],
+            notes=[*comparison.finding.splitlines(), NOTE],
+        ),
         sections=[
-            *(PageSection(t, said=said, tables=[table]) for t, (said, table) in told.beside_papers(comparison).items()),
-            PageSection("Loss", loss),
-            PageSection("Masked tokens and pairs", shares, notes=of_shares),
-            PageSection("Gradient paths", training_panels(comparison, told.OUTPUT_SHARE, told.COSINE)),
+            *_paper_sections(comparison),
+            PageSection("Loss", _loss_panels(comparison)),
+            _shares_section(comparison),
+            PageSection("Gradient paths", training_panels(comparison, OUTPUT_SHARE, COSINE)),
             PageSection("Parameters", parameter_panels(comparison)),
-            PageSection("Direct path", logits, folded=[bigrams(comparison)], notes=of_bigrams, kind="panels maps"),
+            PageSection(
+                "Direct path",
+                direct_path_panels(comparison),
+                folded=[bigrams(comparison)],
+                notes=[BIGRAMS] if comparison.bigrams else [],
+                kind="panels maps",
+            ),
         ],
         command=comparison.command,
-        made=[PageSection("Starting point of each arm", folded=tried, tables=begun)],
+        made=[_starting_point(comparison)],
         facts=[
             ("Setting", list(_flat(comparison.setting))),
             ("Data", list(_flat(comparison.data))),
             ("Versions", list(_flat({"tiewise": comparison.version, **comparison.env}))),
         ],
-        banner=told.DEMO.capitalize() if comparison.demo else "",
+        banner=comparison_found.DEMO.capitalize() if comparison.demo else "",
     ).render()
 
 
+def _paper_sections(comparison: Comparison) -> list[PageSection]:
+    """Return a section for each paper that published results of such arms."""
+    published = comparison_found.beside_papers(comparison)
+    return [PageSection(title, said=sentences, tables=[table]) for title, (sentences, table) in published.items()]
+
+
+def _loss_panels(comparison: Comparison) -> list[Panel]:
+    """Return the figures of losses: by token frequency, then over training."""
+    return [*frequency_panels(comparison), *training_panels(comparison, AHEAD, VALIDATION, TRAINING)]
+
+
+def _shares_section(comparison: Comparison) -> PageSection:
+    """Return the section of an ALBERT's right answers; empty of any other model."""
+    title, panels = "Masked tokens and pairs", share_panels(comparison)
+    if not panels:
+        return PageSection(title)
+    notes = [comparison_found.SHARES_NOTE]
+    unigram = next((run.unigram_nll for run in comparison.runs if run.unigram_nll is not None), None)
+    if unigram is not None:
+        notes.append(f"Masked tokens’ nll by frequencies alone: {plain(unigram)}.")
+    return PageSection(title, panels, notes=notes)
+
+
+def _starting_point(comparison: Comparison) -> PageSection:
+    """Return the first loss and settings of each arm's first run, and all trials that chose the settings."""
+    chosen = ["arm", "init std", "learning rate"]
+    starts = []
+    for arm in comparison.arms:
+        for run in comparison.of(arm)[:1]:
+            settings = [arm, f"{run.init_std:g}", f"{run.learning_rate:g}"]
+            starts.append([*settings, plain(run.predicted_initial_nll), plain(run.initial_nll)])
+    trials = []
+    for trial in comparison.tuning:
+        settings = [trial["arm"], _fact(trial["init"]), _fact(trial["learning_rate"])]
+        trials.append([*settings, plain(trial["nll"]), "chosen" if trial["chosen"] else ""])
+    return PageSection(
+        "Starting point of each arm",
+        tables=[Listing("Start of each arm", [*chosen, "predicted first loss", "measured first loss"], starts)],
+        folded=[Listing("All tuning trials", [*chosen, "nll of the tuning split", ""], trials)],
+    )
+
+
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (name, value) pairs of nested facts, both in words."""
     for key, value in facts.items():
         name = f"{prefix}{key}".replace("_", " ")
         if isinstance(value, Mapping):
@@ -109,161 +158,211 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _fact(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "none"}[value]
+    """Return a value of JSON in words."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_fact, value))
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+        return ", ".join(_fact(each) for each in value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def training_panels(comparison: Comparison, *every: told.OverTraining) -> list[Panel]:
-    """Numbers over training; none that never was measured."""
+def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]:
+    """Return a figure for each of these numbers over training that was measured."""
     panels, looks = [], styles(comparison.arms)
     curves = {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
     for measured in every:
-        means, single = told.over_training(curves, comparison.reference, measured)
+        means, single = over_training(curves, comparison.reference, measured)
         if not means:
             continue
         panel = lines(means, looks, digits=4)
-        thin = {"mode": "lines", "line_width": 1, "opacity": 0.3, **UNSAID}
-        for one in single:
-            panel.figure.add_scatter(x=one.x, y=one.y, line_color=looks[one.of].colour, legendgroup=one.of, **thin)
-        if measured is told.OUTPUT_SHARE:
+        for curve in single:
+            panel.figure.add_scatter(
+                x=curve.x,
+                y=curve.y,
+                line_color=looks[curve.of].colour,
+                legendgroup=curve.of,
+                mode="lines",
+                line_width=1,
+                opacity=0.3,
+                **UNSAID,
+            )
+        if measured is OUTPUT_SHARE:
             panel.figure.update_yaxes(range=[0, 1], tickformat=".0%")
         panels.append(panel)
     return panels
 
 
 def paired_differences(comparison: Comparison) -> list[Panel]:
-    """Validation and training nll minus the reference's with 95 % intervals, a row for each arm: a forest plot."""
+    """Return a forest plot of losses minus the reference's with 95 % intervals, a row for each arm and loss.
+
+    Bits per byte are in its table alone.
+    """
     if not comparison.differences:
         return []
-    metrics = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
-    every = [(d, name) for metric, name in metrics.items() for d in comparison.differences if d.metric == metric]
-    drawn = [
-        replace(told.difference(d), name=f"{d.arm} · {name.removesuffix(' nll')}", main=d.metric == "heldout_nll")
-        for d, name in every
-        if d.metric != "bits_per_byte" and not math.isnan(d.mean)
-    ]
+    drawn, rows = [], []
+    for metric, name in METRICS.items():
+        for d in comparison.differences:
+            if d.metric != metric:
+                continue
+            q = comparison_found.difference(d)
+            rows.append([f"{d.arm} · {name}", str(q), plain(d.detectable), str(d.n)])
+            if metric in DRAWN_METRICS and not math.isnan(d.mean):
+                drawn.append(replace(q, name=f"{d.arm} · {name.removesuffix(' nll')}", main=metric == "heldout_nll"))
     caption = "Left of zero: lower loss after the last step. Bars: 95 % intervals over seeds, for this held-out text."
-    if (both := gaps(comparison)) is not None:
-        # as the figure subtracts: the reference is what is taken away
-        names, sign = ("untied − tied", -1) if comparison.reference == "tied" else ("tied − untied", 1)
-        tying, generalisation = (signed(sign * gap.mean) for gap in both)
-        caption += f" {names}: {tying} in training (tying gap), {generalisation} in validation (generalisation gap)."
-    rows = [[f"{d.arm} · {name}", str(told.difference(d)), plain(d.detectable), str(d.n)] for d, name in every]
-    header = ["arm and measure", "difference [95 %]", "detected in 80 of 100", "pairs"]
-    title, looks = f"Paired differences to {comparison.reference}", styles(comparison.arms)
-    panel = dots(title, drawn, looks, forest=True, why=caption)
+    title = f"Paired differences to {comparison.reference}"
+    panel = dots(title, drawn, styles(comparison.arms), forest=True, why=caption + _gaps_in_words(comparison))
     panel.figure.update_xaxes(title=f"difference, {NATS}")
+    header = ["arm and measure", "difference [95 %]", "detected in 80 of 100", "pairs"]
     return [replace(panel, table=Listing("", header, rows))]
 
 
+def _gaps_in_words(comparison: Comparison) -> str:
+    """Return tying gap and generalisation gap as a sentence; "" if tied or untied was not trained."""
+    both = gaps(comparison)
+    if both is None:
+        return ""
+    names, sign = "tied − untied", 1
+    if comparison.reference == "tied":  # as the figure subtracts: the reference is taken away
+        names, sign = "untied − tied", -1
+    tying, generalisation = (signed(sign * gap.mean) for gap in both)
+    return f" {names}: {tying} in training (tying gap), {generalisation} in validation (generalisation gap)."
+
+
 def frequency_panels(comparison: Comparison) -> list[Panel]:
-    """Validation nll minus the reference's, by how often a token occurs in the training text, with 95 % intervals."""
+    """Return validation nll minus the reference's by how often a token occurs in the training text."""
     binned = [d for d in comparison.differences if d.metric.startswith("frequency:")]
     if not binned:
         return []
-    arms, bins = comparison.arms, list(dict.fromkeys(d.metric for d in binned))
-    curves = [
-        Curve.through(
+    bins = list(dict.fromkeys(d.metric for d in binned))
+    curves = []
+    for arm in dict.fromkeys(d.arm for d in binned):
+        points = [(bins.index(d.metric), comparison_found.difference(d)) for d in binned if d.arm == arm]
+        curve = Curve.through(
             f"Difference to {comparison.reference} by token frequency",
-            ((bins.index(d.metric), told.difference(d)) for d in binned if d.arm == arm),
-            along="occurrences in the training text", unit=f"difference, {NATS}", of=arm, level=0.0,
+            points,
+            along="occurrences in the training text",
+            unit=f"difference, {NATS}",
+            of=arm,
+            level=0.0,
             ticks=tuple(name.removeprefix("frequency:") for name in bins),
             why="Below zero: better; one interval in twenty excludes zero by chance.",
         )
-        for arm in dict.fromkeys(d.arm for d in binned)
-    ]  # fmt: skip
+        curves.append(curve)
+    panel = lines(curves, styles(comparison.arms), digits=4)
+    return [replace(panel, table=_frequency_table(comparison))]
+
+
+def _frequency_table(comparison: Comparison) -> Listing:
+    """Return a row for each bin of frequency: each arm's mean nll over seeds, then differences to the reference."""
+    arms = comparison.arms
+    tokens_of_bins: dict[str, int] = {}
+    for run in comparison.runs:
+        tokens_of_bins.update({of_bin.label: of_bin.tokens for of_bin in run.frequency})
     rows = []
-    for label, tokens in {one.label: one.tokens for run in comparison.runs for one in run.frequency}.items():
-        own = (
-            [
-                one.nll
-                for run in comparison.of(arm)
-                for one in run.frequency
-                if one.label == label and one.nll is not None
-            ]
-            for arm in arms
-        )
-        nlls = (plain(statistics.fmean(measured) if measured else None) for measured in own)
-        against = (comparison.difference(arm, f"frequency:{label}") for arm in arms[1:])
-        rows.append([label, count(tokens), *nlls, *(str(told.difference(d)) if d else NONE for d in against)])
+    for label, tokens in tokens_of_bins.items():
+        row = [label, count(tokens)]
+        for arm in arms:
+            nlls = _bin_nlls(comparison, arm, label)
+            row.append(plain(statistics.fmean(nlls) if nlls else None))
+        for arm in arms[1:]:
+            d = comparison.difference(arm, f"frequency:{label}")
+            row.append(NONE if d is None else str(comparison_found.difference(d)))
+        rows.append(row)
     header = ["occurrences", "validation tokens", *(f"{arm}: nll" for arm in arms)]
     header += [f"{arm}: difference [95 %]" for arm in arms[1:]]
-    return [replace(lines(curves, styles(arms), digits=4), table=Listing("", header, rows))]
+    return Listing("", header, rows)
+
+
+def _bin_nlls(comparison: Comparison, arm: str, label: str) -> list[float]:
+    """Return the nll in one bin of frequency of every run of an arm that has one."""
+    nlls: list[float] = []
+    for run in comparison.of(arm):
+        nlls += [of_bin.nll for of_bin in run.frequency if of_bin.label == label and of_bin.nll is not None]
+    return nlls
 
 
 def share_panels(comparison: Comparison) -> list[Panel]:
-    """What each arm judges right, a panel for each share that was measured; none but for ALBERTs."""
+    """Return a figure for each share of right answers that was measured; none but for ALBERTs."""
     panels = []
-    arms = {arm: {q.name: q for q in one.quantities} for arm, one in told.found(comparison).items()}
-    for name, title in told.SHARES.items():
-        drawn = [replace(own[title], name=arm) for arm, own in arms.items() if title in own]
-        rows = [
-            [arm, str(own.get(title, NONE)), next((str(own[q]) for q in own if q.startswith(f"{name} −")), NONE)]
-            for arm, own in arms.items()
-        ]
+    findings = comparison_found.found(comparison)
+    by_arm = {arm: {q.name: q for q in finding.quantities} for arm, finding in findings.items()}
+    header = ["arm", "right [95 %]", f"minus {comparison.reference} [95 %]"]
+    for name, title in comparison_found.SHARES.items():
+        drawn, rows = [], []
+        for arm, quantities in by_arm.items():
+            difference = next((str(q) for q in quantities.values() if q.name.startswith(f"{name} −")), NONE)
+            rows.append([arm, str(quantities.get(title, NONE)), difference])
+            if title in quantities:
+                drawn.append(replace(quantities[title], name=arm))
         if drawn:
             panel = dots(title.capitalize(), drawn, styles(comparison.arms), forest=True, why=JUDGED[name])
-            header = ["arm", "right [95 %]", f"minus {comparison.reference} [95 %]"]
             panels.append(replace(panel, table=Listing("", header, rows)))
     return panels
 
 
 def parameter_panels(comparison: Comparison) -> list[Panel]:
-    """Unique parameters of every arm by component, and of ALBERTs the bytes of a training step, as counted."""
-    first = {arm: runs[0] for arm in comparison.arms if (runs := comparison.of(arm))}
-    if not first:
+    """Return unique parameters of every arm by component, and of ALBERTs the bytes of a training step, as counted."""
+    first_runs = {arm: comparison.of(arm)[0] for arm in comparison.arms if comparison.of(arm)}
+    if not first_runs:
         return []
-    parts = {arm: run.parameters for arm, run in first.items()}
-    titles, caption = ("Where the parameters are", "unique parameters"), "A table at both ends is counted once."
-    panels = [stacked(parts, *titles, count, caption, first="body", total="total")]
-    held = {
-        arm: training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
-        for arm, run in first.items()
-        if run.shares and run.trainable_parameters is not None
-    }
-    names = {"weights": "weights", "gradients": "gradients", "moments": "state"}
-    memory = {arm: {name: of[key] for name, key in names.items()} for arm, of in held.items()}
+    parts = {arm: run.parameters for arm, run in first_runs.items()}
+    caption = "A table at both ends is counted once."
+    panels = [
+        stacked(parts, "Where the parameters are", "unique parameters", count, caption, first="body", total="total")
+    ]
+    memory = {}
+    for arm, run in first_runs.items():
+        if run.shares and run.trainable_parameters is not None:
+            counted = training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
+            memory[arm] = {
+                "weights": counted["weights"],
+                "gradients": counted["gradients"],
+                "moments": counted["state"],
+            }
     if memory:
-        panels.append(stacked(memory, "Memory of training, as counted", "bytes", size, MEMORY, total="together"))
-        panels[-1].figure.update_xaxes(ticksuffix="B")
+        panel = stacked(memory, "Memory of training, as counted", "bytes", size, MEMORY, total="together")
+        panel.figure.update_xaxes(ticksuffix="B")
+        panels.append(panel)
     return panels
 
 
 def direct_path_panels(comparison: Comparison) -> list[Panel]:
-    """Which next token does the lookup alone, multiplied by the head, already ask for? A heat map for each arm.
+    """Return a heat map for each arm: logits of next tokens by the lookup alone, multiplied by the head.
 
     All are on one colour scale, which reaches to the largest value off any diagonal: a tied table's holds squared
     norms that would drown the rest.
     """
-    maps = [(p.arm, tuple(p.tokens), interaction(np.array(p.logits))) for p in comparison.direct_path if p.tokens]
-    top = max((float(np.abs(x - np.diag(np.diag(x))).max()) for *_, x in maps), default=0.0) or 1.0
-    return [
-        heat_map(Grid("Direct path", tokens, tokens, tuple(map(tuple, x.tolist())), top, of=arm, why=DIRECT_PATH))
-        for arm, tokens, x in maps
-    ]
+    paths = [path for path in comparison.direct_path if path.tokens]
+    interactions = [interaction(np.array(path.logits)) for path in paths]
+    off_diagonal = [np.abs(values - np.diag(np.diag(values))) for values in interactions]
+    top = max((float(values.max()) for values in off_diagonal), default=0.0) or 1.0
+    panels = []
+    for path, values in zip(paths, interactions, strict=True):
+        tokens, rows = tuple(path.tokens), tuple(map(tuple, values.tolist()))
+        panels.append(heat_map(Grid("Direct path", tokens, tokens, rows, top, of=path.arm, why=DIRECT_PATH)))
+    return panels
 
 
 def bigrams(comparison: Comparison) -> Listing:
-    """The most asymmetric bigrams with each arm's direct-path logit difference between the two orders."""
-    rows = [
-        [
-            f"{visible(pair['left'])} → {visible(pair['right'])}",
-            count(pair["count"]),
-            f"{pair['forward']:.3g}",
-            f"{pair['backward']:.3g}",
-            *(signed(asymmetry(path, pair["left"], pair["right"]), 3) for path in comparison.direct_path),
-        ]
-        for pair in comparison.bigrams
-    ]
-    arms = (path.arm for path in comparison.direct_path)
-    return Listing("Most asymmetric bigrams", ["bigram", "count", "p(right | left)", "p(left | right)", *arms], rows)
+    """Return the most asymmetric bigrams with each arm's direct-path logit difference between the two orders."""
+    rows = []
+    for pair in comparison.bigrams:
+        left, right = pair["left"], pair["right"]
+        row = [f"{visible(left)} → {visible(right)}", count(pair["count"])]
+        row += [f"{pair['forward']:.3g}", f"{pair['backward']:.3g}"]
+        row += [signed(asymmetry(path, left, right), 3) for path in comparison.direct_path]
+        rows.append(row)
+    arms = [path.arm for path in comparison.direct_path]
+    header = ["bigram", "count", "p(right | left)", "p(left | right)", *arms]
+    return Listing("Most asymmetric bigrams", header, rows)
 
 
 def asymmetry(path: ArmDirectPath, left: str, right: str) -> float | None:
-    """logit(right after left) − logit(left after right); None where the map lacks one of the two."""
+    """Return logit(right after left) − logit(left after right); None where the map lacks one of the two."""
     if left not in path.tokens or right not in path.tokens:
         return None
     i, j = path.tokens.index(left), path.tokens.index(right)

@@ -1,9 +1,9 @@
-"""One HTML file that opens from disk, offline, for as long as browsers exist: what every page of tiewise is made of.
+"""Every page of tiewise: one HTML file that opens from disk, offline, for as long as browsers exist.
 
     sections (lines, tables, figures) → templates/report.html + .css + .js + plotly.js → one file
 
-Whatever a user wrote is escaped: by the template in the page, as plotly text in figures, and `<` in the embedded JSON.
-A content security policy forbids every request, so a slip could not reach the network either.
+Texts of users are escaped: by the template in the page, as plotly text in figures, and `<` in the embedded JSON.
+A content security policy forbids every request, so a mistake could not reach the network either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FONT = "system-ui, sans-serif"
 
 
 def _look(ink: str, quiet: str, grid: str, paper: str, diverging: tuple[str, str, str]) -> go.layout.Template:
-    """A theme of figures on a transparent background: text, axes, hover labels and the diverging colour scale."""
+    """Return a theme of figures on a transparent background: text, axes, hover labels and diverging colours."""
     layout = go.Layout(
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
@@ -62,34 +62,35 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """Heading of the panel; plotly holds it as HTML."""
+        """Heading of the panel; plotly stores it as HTML."""
         return html.unescape(str(self.figure.layout.title.text))
 
     @property
     def margin(self) -> dict[str, int]:
         """Margins in the page, which writes the title itself: only a legend or a colour bar needs room above."""
-        bare = not any(trace.showlegend is not False or trace.type == "heatmap" for trace in self.figure.data)
-        return {"l": 6, "r": 12, "t": 10 if bare else 40, "b": 6}
+        needs_room = any(trace.showlegend is not False or trace.type == "heatmap" for trace in self.figure.data)
+        return {"l": 6, "r": 12, "t": 40 if needs_room else 10, "b": 6}
 
     @property
     def height(self) -> int:
         """Pixels of the figure in the page."""
-        return self.figure.layout.height - MARGIN["t"] + self.margin["t"]
+        with_title: int = self.figure.layout.height
+        return with_title - MARGIN["t"] + self.margin["t"]
 
     def record(self) -> dict[str, Any]:
-        """The figure as plotly.js takes it, without what the page gives: title, template and outer margins."""
-        found, dropped = json.loads(self.figure.to_json()), ("title", "template", "height")
-        layout = {key: value for key, value in found["layout"].items() if key not in dropped}
-        return {"data": found["data"], "layout": {**layout, "margin": self.margin}}
+        """Return the figure as plotly.js takes it, without title, template and outer margins, which the page gives."""
+        figure = json.loads(self.figure.to_json())
+        layout = {key: value for key, value in figure["layout"].items() if key not in ("title", "template", "height")}
+        return {"data": figure["data"], "layout": {**layout, "margin": self.margin}}
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """What stands under a heading, all of it text, in this order; a table without rows is left out."""
+    """Contents under a heading, all of it text, in this order; a table without rows is left out."""
 
     title: str
     panels: Sequence[Panel] = ()
-    said: Sequence[str] = ()  # what was found, before all else
+    said: Sequence[str] = ()  # the findings, before all else
     tables: Sequence[Listing] = ()  # before the figures, each under its name but for the first
     more: Sequence[Panel] = ()  # figures for a reader who opens them
     folded: Sequence[Listing] = ()  # after them, for a reader who opens them
@@ -98,14 +99,14 @@ class PageSection:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to show under the heading."""
-        rows = any(one.rows for one in (*self.tables, *self.folded))
-        return not (self.panels or self.said or rows or self.notes)
+        """True if there is nothing to show under the heading."""
+        has_rows = any(table.rows for table in (*self.tables, *self.folded))
+        return not (self.panels or self.said or has_rows or self.notes)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A page: the answer, what it rests on, everything else."""
+    """A page: the answer, the evidence for it, everything else."""
 
     command_name: str
     title: str
@@ -116,18 +117,21 @@ class Sheet:
     sections: Sequence[PageSection]
     command: str
     facts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # (heading, (name, value)s): how it was made, folded
-    made: Sequence[PageSection] = ()  # tables beside these facts
+    made: Sequence[PageSection] = ()  # tables next to these facts
     contents: bool = False  # whether the sections are listed first
     banner: str = ""
 
     @property
     def panels(self) -> list[Panel]:
         """Every figure, in the page's order."""
-        return [panel for one in (self.results, *self.sections) for panel in (*one.panels, *one.more)]
+        panels: list[Panel] = []
+        for section in (self.results, *self.sections):
+            panels += [*section.panels, *section.more]
+        return panels
 
     def render(self) -> str:
         """Return the page as text."""
-        themes = {name: look.to_plotly_json() for name, look in (("light", LIGHT), ("dark", DARK))}
+        themes = {"light": LIGHT.to_plotly_json(), "dark": DARK.to_plotly_json()}
         record = {"figures": [panel.record() for panel in self.panels], "themes": themes}
         # JSON that can stand inside a script element whatever its strings hold
         figures = json.dumps(record, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
@@ -144,18 +148,42 @@ class Sheet:
 
 @cache
 def _template() -> Template:
-    loader = PackageLoader("tiewise.report")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters["unbroken"] = lambda line: line.replace(" %", "\N{NO-BREAK SPACE}%")
-    return made.get_template("report.html")
+    """Return the template of all pages, which escapes by itself."""
+    environment = Environment(
+        loader=PackageLoader("tiewise.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["unbroken"] = _unbroken
+    return environment.get_template("report.html")
+
+
+def _unbroken(line: str) -> str:
+    """Return a line in which no per cent sign starts a new line."""
+    return line.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _columns(table: Listing) -> list[str]:
-    """The class of each column: `sentence` where its cells are read as such, `verdict` for "number → side"."""
+    """Return the class of each column (see `_column_class`)."""
     rows = [row for row in table.rows if len(row) == len(table.header)]  # a row of one cell heads those that follow
-    kinds = []
-    for cells in zip(*rows, strict=True):
-        # sentences and long names break into lines, numbers with their intervals do not
-        long = [cell for cell in cells if len(cell) > SENTENCE and any(map(str.isalpha, cell))]
-        kinds.append(("verdict" if all(" → " in cell for cell in long) else "sentence") if long else "")
-    return kinds or [""] * len(table.header)
+    if not rows:
+        return [""] * len(table.header)
+    return [_column_class(cells) for cells in zip(*rows, strict=True)]
+
+
+def _column_class(cells: Sequence[str]) -> str:
+    """Return `sentence` for a column that is read as such, `verdict` for "number → side", "" for any other.
+
+    Sentences and long names break into lines; numbers with their intervals do not.
+    """
+    long_texts = [cell for cell in cells if _is_long_text(cell)]
+    if not long_texts:
+        return ""
+    return "verdict" if all(" → " in text for text in long_texts) else "sentence"
+
+
+def _is_long_text(cell: str) -> bool:
+    """Return whether a cell is long and has a letter."""
+    return len(cell) > SENTENCE and any(map(str.isalpha, cell))

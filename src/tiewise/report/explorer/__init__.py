@@ -1,6 +1,6 @@
-"""One page to see tying with one's own eyes, offline: a story, a budget, two gradients, and a checkpoint of one's own.
+"""One page that shows tying, offline: a story, a budget, two gradients, and a checkpoint of the reader.
 
-    page.py     what the page is told and made of; `explore`
+    page.py     facts and parts of the page; `explore`
     web/        the page itself: modules of plain JavaScript, joined into one script, and a style sheet
 
 A section of the page is one module that exports `{ id, title, draw(place) }` and one line in `main.js`.

@@ -5,30 +5,35 @@ A comparison that is not finished has the curves that it has logged so far, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tiewise.core.errors import RunError
 from tiewise.core.found import COLOURS, Curve, places
 from tiewise.inspection.bench import comparison_of
 from tiewise.inspection.inspection import labels
-from tiewise.report import comparison_found as told
+from tiewise.report import comparison_found
+from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION, Moments, over_training
 from tiewise.training.folder import METRICS, RESULT, RESULTS, read_lines, seed_folder
-from tiewise.training.results import CurvePoint
+from tiewise.training.results import CurvePoint, Difference
 from tiewise.training.settings import FILE, read_yaml
 
-MEASURES = {"validation": told.VALIDATION, "ahead": told.AHEAD, "training": told.TRAINING}
-MEASURES |= {"share": told.OUTPUT_SHARE, "cosine": told.COSINE}
+MEASURES = {
+    "validation": VALIDATION,
+    "ahead": AHEAD,
+    "training": TRAINING,
+    "share": OUTPUT_SHARE,
+    "cosine": COSINE,
+}
 RANGES = {"share": [0, 1], "cosine": [-1, 1]}
 MOST_POINTS = 400  # of a curve, evenly
 FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # of a line of metrics, as of a `CurvePoint`
 
-Curves = Mapping[str, Mapping[int, Sequence[CurvePoint]]]
-
 
 def is_run(path: Path) -> bool:
-    """Whether `tiewise compare` or `tiewise train` has begun a run in this folder."""
+    """Return whether `tiewise compare` or `tiewise train` has started a run in this folder."""
     return (path / FILE).is_file()
 
 
@@ -39,75 +44,148 @@ def compared(paths: Sequence[Path]) -> dict[str, Any]:
         RunError: a folder's files cannot be read.
     """
     names = labels([path.resolve() for path in paths])
-    made = [_finished(path) if (path / RESULTS).is_file() else _unfinished(path) for path in paths]
-    placed = places(arm for run in made for arm in run["arms"])
-    colours = {arm: COLOURS[place % len(COLOURS)] for arm, place in placed.items()}
-    return {"colours": colours, "runs": [{"name": name} | run for name, run in zip(names, made, strict=True)]}
+    records, arms = [], []
+    for path in paths:
+        record = _finished(path) if (path / RESULTS).is_file() else _unfinished(path)
+        records.append(record)
+        arms += record["arms"]
+    colours = {arm: COLOURS[place % len(COLOURS)] for arm, place in places(arms).items()}
+    return {"colours": colours, "runs": [{"name": name} | run for name, run in zip(names, records, strict=True)]}
 
 
 def _finished(path: Path) -> dict[str, Any]:
+    """Return the record of a comparison that has its results."""
     comparison = comparison_of(path)
-    table, validation = told.results(comparison), [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
+    table = comparison_found.results(comparison)
+    differences = [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
     curves = {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
+    notes = comparison.finding.splitlines()
+    if comparison.demo:
+        notes.append(f"{comparison_found.DEMO.capitalize()}.")
     return {
         "arms": comparison.arms,
-        "verdict": told.verdict(comparison),
-        "notes": [*comparison.finding.splitlines(), *([f"{told.DEMO.capitalize()}."] if comparison.demo else [])],
+        "verdict": comparison_found.verdict(comparison),
+        "notes": notes,
         "command": comparison.command,
         "results": {"header": list(table.header), "rows": [list(row) for row in table.rows]},
         "reference": comparison.reference,
-        "differences": [
-            {"arm": d.arm, "mean": d.mean, "low": d.low, "high": d.high, "said": str(told.difference(d))}
-            | {"detected": d.detected, "seeds": d.n}
-            for d in validation
-            if d is not None and d.mean == d.mean  # a diverged run has none
-        ],
+        "differences": _difference_records(differences),
         "measures": _measures(curves, comparison.reference),
     }
 
 
-def _unfinished(path: Path) -> dict[str, Any]:
+def _difference_records(differences: Iterable[Difference | None]) -> list[dict[str, Any]]:
+    """Return each difference with its interval, as number and text; a diverged run has none."""
+    records: list[dict[str, Any]] = []
+    for d in differences:
+        if d is None or d.mean != d.mean:  # NaN
+            continue
+        record = {"arm": d.arm, "mean": d.mean, "low": d.low, "high": d.high}
+        record |= {"said": str(comparison_found.difference(d)), "detected": d.detected, "seeds": d.n}
+        records.append(record)
+    return records
+
+
+@dataclass(frozen=True)
+class _RunPlan:
+    """What the settings of a run folder ask for: arms, and seeds of each."""
+
+    arms: list[str]
+    seeds: int
+    single: int | None  # the seed of one run by itself; None for a comparison
+
+
+def _run_plan(path: Path) -> _RunPlan:
+    """Read the arms and seeds of a run folder from its settings.
+
+    Raises:
+        RunError: the settings name none.
+    """
     record = read_yaml(path / FILE)
     arms, single = record.get("arms"), record.get("seed")
     seeds = record.get("seeds") if single is None else 1
-    if not (isinstance(arms, list) and all(isinstance(arm, str) for arm in arms) and arms and isinstance(seeds, int)):
+    if not _are_names(arms) or not isinstance(seeds, int):
         raise RunError(f"{path / FILE} names no arms and seeds", "run the comparison again")
-    there = {own.name.removeprefix("seed-") for own in path.glob("*/seed-*")}  # the file may claim any number of runs
-    numbers = [single] if single else sorted(int(n) for n in there if n.isdecimal() and 0 < int(n) <= seeds)
-    folders = {arm: {seed: seed_folder(path, arm, seed) for seed in numbers} for arm in arms}
-    begun = {arm: {seed: points for seed, own in of.items() if (points := _logged(own))} for arm, of in folders.items()}
-    ended = sum((folder / RESULT).is_file() for of in folders.values() for folder in of.values())
-    said = f"Not finished: {ended} of {len(arms) * seeds} runs have ended, so no difference is told yet."
-    if single is not None:
-        said = f"One run of {arms[0]} by itself: there is nothing to compare it with."
-    command = f"tiewise {'compare' if single is None else 'train'} --out {path} --resume"
-    found = {"arms": arms, "verdict": said, "command": command, "reference": arms[0]}
-    return found | {"notes": [], "results": None, "differences": [], "measures": _measures(begun, arms[0])}
+    return _RunPlan(arms, seeds, single)
+
+
+def _are_names(value: Any) -> TypeGuard[list[str]]:
+    """Return whether a value of YAML is a list of strings that is not empty."""
+    return isinstance(value, list) and bool(value) and all(isinstance(name, str) for name in value)
+
+
+def _unfinished(path: Path) -> dict[str, Any]:
+    """Return the record of a run without results: the curves that it has logged so far."""
+    plan = _run_plan(path)
+    reference = plan.arms[0]
+    folders = {arm: {seed: seed_folder(path, arm, seed) for seed in _started_seeds(path, plan)} for arm in plan.arms}
+    logged: dict[str, dict[int, list[CurvePoint]]] = {}
+    ended = 0
+    for arm, by_seed in folders.items():
+        curves = {seed: _logged(folder) for seed, folder in by_seed.items()}
+        logged[arm] = {seed: points for seed, points in curves.items() if points}
+        ended += sum((folder / RESULT).is_file() for folder in by_seed.values())
+    if plan.single is None:
+        runs = len(plan.arms) * plan.seeds
+        verdict = f"Not finished: {ended} of {runs} runs have ended, so no difference is told yet."
+        command = f"tiewise compare --out {path} --resume"
+    else:
+        verdict = f"One run of {reference} by itself: there is nothing to compare it with."
+        command = f"tiewise train --out {path} --resume"
+    return {
+        "arms": plan.arms,
+        "verdict": verdict,
+        "command": command,
+        "reference": reference,
+        "notes": [],
+        "results": None,
+        "differences": [],
+        "measures": _measures(logged, reference),
+    }
+
+
+def _started_seeds(path: Path, plan: _RunPlan) -> list[int]:
+    """Return the seeds that have a folder; the settings may claim any number of them."""
+    if plan.single:
+        return [plan.single]
+    names = {folder.name.removeprefix("seed-") for folder in path.glob("*/seed-*")}
+    numbers = [int(name) for name in names if name.isdecimal()]
+    return sorted(number for number in numbers if 0 < number <= plan.seeds)
 
 
 def _logged(folder: Path) -> list[CurvePoint]:
-    """What a run has logged so far."""
-    return [
-        CurvePoint(line["step"], 0, **{name: x for name in FIELDS if isinstance(x := line.get(name), int | float)})
-        for line in read_lines(folder / METRICS)
-        if isinstance(line, dict) and isinstance(line.get("step"), int)
-    ]
+    """Return what a run has logged so far; a line that is no moment of training is left out."""
+    points = []
+    for line in read_lines(folder / METRICS):
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            numbers = {name: line[name] for name in FIELDS if isinstance(line.get(name), int | float)}
+            points.append(CurvePoint(line["step"], 0, **numbers))
+    return points
 
 
-def _measures(curves: Curves, reference: str) -> dict[str, Any]:
-    """Curves of every measure that any arm has, by its name."""
-    found = {}
+def _measures(curves: Moments, reference: str) -> dict[str, Any]:
+    """Return the curves of every measure that any arm has, by its name: means first, then thin single seeds."""
+    measures = {}
     for name, measured in MEASURES.items():
-        means, single = told.over_training(curves, reference, measured)
-        if means:
-            first = {"title": means[0].name, "unit": measured.unit, "caption": means[0].why, "level": measured.level}
-            lines = [{"arm": one.of, "points": _points(one)} for one in (*means, *single)]
-            thin = [line | {"thin": True} for line in lines[len(means) :]]
-            found[name] = first | {"range": RANGES.get(name), "lines": [*lines[: len(means)], *thin]}
-    return found
+        means, single = over_training(curves, reference, measured)
+        if not means:
+            continue
+        lines: list[dict[str, Any]] = [{"arm": curve.of, "points": _points(curve)} for curve in means]
+        lines += [{"arm": curve.of, "points": _points(curve), "thin": True} for curve in single]
+        measures[name] = {
+            "title": means[0].name,
+            "unit": measured.unit,
+            "caption": means[0].why,
+            "level": measured.level,
+            "range": RANGES.get(name),
+            "lines": lines,
+        }
+    return measures
 
 
 def _points(curve: Curve) -> list[tuple[float, float]]:
-    every, last = -(-len(curve.x) // MOST_POINTS), len(curve.x) - 1
-    pairs = zip(curve.x, curve.y, strict=True)
-    return [(x, round(y, 6)) for i, (x, y) in enumerate(pairs) if i % every == 0 or i == last]
+    """Return at most about `MOST_POINTS` points of a curve, always with the last."""
+    stride = -(-len(curve.x) // MOST_POINTS)
+    last = len(curve.x) - 1
+    points = zip(curve.x, curve.y, strict=True)
+    return [(x, round(y, 6)) for i, (x, y) in enumerate(points) if i % stride == 0 or i == last]

@@ -1,8 +1,8 @@
-"""`tiewise explore CKPT`: the verdict of `tiewise check`, and what of a checkpoint the page carries: at most 20 MB.
+"""`tiewise explore CKPT`: the verdict of `tiewise check`, and the part of a checkpoint that the page carries.
 
-Dropping the checkpoint on the page brings the rest of its rows.
+The part has at most 20 MB; dropping the checkpoint on the page brings the rest of its rows.
 
-Of a live model the ends lie beside its config in a folder for a moment, which is read as any folder is.
+The ends of a live model are saved with its config in a temporary folder, which is read as any folder is.
 """
 
 from __future__ import annotations
@@ -51,51 +51,92 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
         CheckpointError: nothing there can be read, or it holds no tensors.
         DataError: a word that is no token; a text without tokens, or that the folder's tokenizer cannot read.
     """
-    folder = open_folder(path)
-    if not folder.tensors:
-        what = f"{path}: pickled weights alone" if folder.pickles else f"{path}: no file of tensors in it"
-        raise CheckpointError(what, "give one with safetensors, as save_pretrained writes, or one of `tiewise compare`")
+    folder = _folder_with_tensors(path)
     facts = Facts(folder)
-    outer = {name: tensor for name, tensor in folder.tensors.items() if not in_layer(name)}
-    tables, choice, applied = _tables(facts), _choice(facts), _applied(facts)
-    beside = sum(len(text) * 3 // 4 for text in applied.values() if isinstance(text, str)) if applied else 0
-    frequent = _frequent(folder, tables, texts) if texts and tables else []
-    ids = _rows(folder, tables, MOST_BYTES - beside, words, frequent)
-    rank = {token: place for place, token in enumerate(frequent, 1)}
-    data = {one.name: _text(one, ids) for one in tables}
-    whole = all(len(ids) == table.rows for table in tables)
-    held = beside + sum(len(ids) * table.nbytes // table.rows for table in tables)
     name = Path(os.path.abspath(path)).name
-    which = f"{count(len(ids))} of {count(max(table.rows for table in tables))} rows" if tables else "no rows"
-    part = f"This page holds {which} of {name} ({size(held)}): {_chosen(frequent, words)}."
-    note = f"{part} Ranks and neighbours are among them. Drop the folder for the rest."
+    tables, choice, applied = _tables(facts), _choice(facts), _applied(facts)
+    vector_bytes = _bytes_of_vectors(applied)
+    frequent = _frequent(folder, tables, texts) if texts and tables else []
+    ids = _rows(folder, tables, MOST_BYTES - vector_bytes, words, frequent)
+    table_bytes = sum(len(ids) * table.nbytes // table.rows for table in tables)
+    note = ""
+    if not _all_rows(tables, ids):
+        part = f"This page holds {_rows_in_words(tables, ids)} of {name} ({size(vector_bytes + table_bytes)})"
+        note = f"{part}: {_chosen(frequent, words)}. Ranks and neighbours are among them. Drop the folder for the rest."
     return {
         "name": name,
-        "note": "" if whole and tables else note,
+        "note": note,
         "count": len(folder.tensors),
         "faults": [f"{fault.what}; {fault.fix}" for fault in folder.faults],
-        "tensors": [
-            {"name": name, "file": t.path.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
-            | ({"data": data[name]} if name in data else {})
-            for name, t in outer.items()
-        ],
+        "tensors": _tensor_records(folder, {table.name: _text(table, ids) for table in tables}),
         "choice": choice,
         "path": applied,
         "verdict": _verdict(check(path), choice, name),
         "ids": ids,
-        "ranks": [rank.get(token, 0) for token in ids] if frequent else [],  # 0: not in the text
+        "ranks": _ranks(ids, frequent),
         "texts": list(read_as(folder, ids)) if folder.has("tokenizer.json") else [],
     }
 
 
+def _folder_with_tensors(path: str | os.PathLike[str]) -> Folder:
+    """Open a folder, or raise CheckpointError if it has no tensors."""
+    folder = open_folder(path)
+    if not folder.tensors:
+        what = f"{path}: pickled weights alone" if folder.pickles else f"{path}: no file of tensors in it"
+        raise CheckpointError(what, "give one with safetensors, as save_pretrained writes, or one of `tiewise compare`")
+    return folder
+
+
+def _bytes_of_vectors(applied: Mapping[str, Any] | None) -> int:
+    """Return the bytes behind all texts of base64 of what is applied between the tables."""
+    if applied is None:
+        return 0
+    return sum(len(text) * 3 // 4 for text in applied.values() if isinstance(text, str))
+
+
+def _all_rows(tables: Sequence[Stored], ids: Sequence[int]) -> bool:
+    """Return whether there are tables, and these are all of their rows."""
+    return bool(tables) and all(len(ids) == table.rows for table in tables)
+
+
+def _rows_in_words(tables: Sequence[Stored], ids: Sequence[int]) -> str:
+    """Return how many rows of the larger table are there."""
+    if not tables:
+        return "no rows"
+    return f"{count(len(ids))} of {count(max(table.rows for table in tables))} rows"
+
+
+def _tensor_records(folder: Folder, data: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return every tensor outside of the layers, with its data where there is some."""
+    records = []
+    for name, tensor in folder.tensors.items():
+        if in_layer(name):
+            continue
+        record: dict[str, Any] = {"name": name, "file": tensor.path.name, "dtype": tensor.dtype}
+        record |= {"shape": list(tensor.shape), "bytes": tensor.nbytes}
+        if name in data:
+            record["data"] = data[name]
+        records.append(record)
+    return records
+
+
+def _ranks(ids: Sequence[int], frequent: Sequence[int]) -> list[int]:
+    """Return the rank of each row in the text, 0 for a token that it lacks; empty without a text."""
+    if not frequent:
+        return []
+    rank = {token: place for place, token in enumerate(frequent, 1)}
+    return [rank.get(token, 0) for token in ids]
+
+
 def _frequent(folder: Folder, tables: Sequence[Stored], texts: Sequence[str]) -> list[int]:
     """Return the tokens that the texts have, the most frequent first, those of one count by number."""
-    least = min(table.rows for table in tables)
-    counts = token_counts(_TOKENIZER.read_tokens(folder.path, texts, least, MOST_TOKENS), least)
+    fewest_rows = min(table.rows for table in tables)
+    tokens = _TOKENIZER.read_tokens(folder.path, texts, fewest_rows, MOST_TOKENS)
+    counts = token_counts(tokens, fewest_rows)
     if not counts.any():
         raise DataError("the text has no tokens", "give a longer one")
-    found: list[int] = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
-    return found
+    by_count: list[int] = np.argsort(-counts, kind="stable").tolist()
+    return by_count[: np.count_nonzero(counts)]
 
 
 def _chosen(frequent: Sequence[int], words: Sequence[str]) -> str:
@@ -110,8 +151,16 @@ def _tables(facts: Facts) -> list[Stored]:
     """Return the tables that can be read row by row, the input's first, a tied one once."""
     if facts.is_own:  # its tables are behind maps and scales, so their products are not the model's
         return []
-    ends = [facts.roles.input, None if facts.ends and facts.ends.equal else facts.roles.output]
-    return [t for t in ends if t is not None and len(t.shape) == 2 and not facts.roles.packed(t) and t.nbytes]
+    tables = [facts.roles.input]
+    if facts.ends is None or not facts.ends.equal:
+        tables.append(facts.roles.output)
+    return [table for table in tables if table is not None and _is_readable(table, facts)]
+
+
+def _is_readable(table: Stored, facts: Facts) -> bool:
+    """Return whether a table is a plain matrix with rows."""
+    is_plain = len(table.shape) == 2 and not facts.roles.packed(table)
+    return is_plain and table.nbytes > 0
 
 
 def _choice(facts: Facts) -> dict[str, str] | None:
@@ -119,10 +168,13 @@ def _choice(facts: Facts) -> dict[str, str] | None:
     roles = facts.roles
     if roles.input is None or facts.is_own:
         return None
+    is_equal = facts.ends is not None and facts.ends.equal
+    lacks_head = roles.headless or facts.tied is False
     if roles.output is None:
-        return {"input": roles.input.name, "output": "" if roles.headless or facts.tied is False else roles.input.name}
-    equal = facts.ends is not None and facts.ends.equal
-    return {"input": roles.input.name, "output": roles.input.name if equal else roles.output.name}
+        output = "" if lacks_head else roles.input.name
+    else:
+        output = roles.input.name if is_equal else roles.output.name
+    return {"input": roles.input.name, "output": output}
 
 
 def _applied(facts: Facts) -> dict[str, Any] | None:
@@ -134,15 +186,12 @@ def _applied(facts: Facts) -> dict[str, Any] | None:
     except (CheckpointError, DataError):
         return None
 
-    def vector(values: NDArray | None) -> str | None:
-        return None if values is None else b64encode(values.astype("<f8").tobytes()).decode("ascii")
-
     return {
         "kind": path.norm.kind,
         "eps": path.norm.eps,
-        "gain": vector(path.norm.gain),
-        "shift": vector(path.norm.shift),
-        "bias": vector(path.bias),
+        "gain": _vector(path.norm.gain),
+        "shift": _vector(path.norm.shift),
+        "bias": _vector(path.bias),
         "input_scale": path.input_scale,
         "output_scale": path.output_scale,
         "cap": path.softcap,
@@ -150,20 +199,20 @@ def _applied(facts: Facts) -> dict[str, Any] | None:
     }
 
 
+def _vector(values: NDArray[Any] | None) -> str | None:
+    """Return a vector as fp64, little-endian, in base64; None for none."""
+    return None if values is None else b64encode(values.astype("<f8").tobytes()).decode("ascii")
+
+
 def _verdict(audit: Audit, choice: Mapping[str, str] | None, name: str) -> dict[str, Any]:
     """Return the verdict of `tiewise check` as the page shows it, with `name` for an absolute path in commands."""
-    if choice is None:
-        stored = "No table of tokens to show"
-    elif choice["input"] == choice["output"]:
-        stored = "One table at both ends"
-    else:
-        stored = "Two tables, one at each end" if choice["output"] else "An input table, and no output head"
     fields = ("rule", "severity", "where", "evidence", "repair")
     findings = [{field: getattr(finding, field) for field in fields} for finding in audit.findings]
-    for finding in findings if audit.path.is_absolute() else ():  # the page may be read on another machine
-        finding["repair"] = finding["repair"].replace(str(audit.path), name)
+    if audit.path.is_absolute():  # the page may be read on another machine
+        for finding in findings:
+            finding["repair"] = finding["repair"].replace(str(audit.path), name)
     return {
-        "sentence": f"{stored}; tiewise check: {counted_findings(audit)}",
+        "sentence": f"{_stored_tables(choice)}; tiewise check: {counted_findings(audit)}",
         "severity": audit.worst,
         "rows": summary_rows(audit),
         "findings": findings,
@@ -171,30 +220,50 @@ def _verdict(audit: Audit, choice: Mapping[str, str] | None, name: str) -> dict[
     }
 
 
+def _stored_tables(choice: Mapping[str, str] | None) -> str:
+    """Return in words which tables the checkpoint has."""
+    if choice is None:
+        return "No table of tokens to show"
+    if choice["input"] == choice["output"]:
+        return "One table at both ends"
+    return "Two tables, one at each end" if choice["output"] else "An input table, and no output head"
+
+
 def _rows(
     folder: Folder, tables: Sequence[Stored], room: int, words: Iterable[str], frequent: Sequence[int]
 ) -> list[int]:
-    """Numbers of the rows that are embedded, in order: those asked for, then the `frequent`, then the first, as many as
-    there is room for."""
+    """Return the numbers of the rows that are embedded, in order, as many as `room` bytes hold.
+
+    Those of `words` come first and in any case, then the `frequent`, then the first of the tables.
+    """
     if not tables:
         return []
-    least = min(table.rows for table in tables)
-    asked = []
-    for word in words:
-        numbered = re.fullmatch(r"#([0-9]+)", word)
-        asked.append(int(numbered[1]) if numbered else find_tokens(folder, [word])[0])
-        if asked[-1] >= least:
-            raise DataError(f"{word} is token {asked[-1]}, the tables have {least:,} rows", "choose another")
+    fewest_rows = min(table.rows for table in tables)
+    required = [_token_of(folder, word, fewest_rows) for word in words]
     most = min(MOST_ROWS, room // sum(table.nbytes // table.rows for table in tables))
-    chosen = dict.fromkeys([*asked, *frequent[:most], *range(min(least, most))])
-    return sorted(list(chosen)[: max(most, len(set(asked)))])
+    by_priority = dict.fromkeys([*required, *frequent[:most], *range(min(fewest_rows, most))])
+    return sorted(list(by_priority)[: max(most, len(set(required)))])
 
 
-def _text(tensor: Stored, ids: Sequence[int] | None) -> str:
-    """The bytes of a tensor, or of some of its rows, in base64."""
+def _token_of(folder: Folder, word: str, rows: int) -> int:
+    """Return the token of a word that is one token, or of "#1234".
+
+    Raises:
+        DataError: the word is no token, or the tables have fewer rows.
+    """
+    numbered = re.fullmatch(r"#([0-9]+)", word)
+    token = int(numbered[1]) if numbered else find_tokens(folder, [word])[0]
+    if token >= rows:
+        raise DataError(f"{word} is token {token}, the tables have {rows:,} rows", "choose another")
+    return token
+
+
+def _text(tensor: Stored, ids: Sequence[int]) -> str:
+    """Return the bytes of some rows of a tensor in base64."""
+    rows = bytearray()
     with Reader(tensor) as reader:
-        rows, size = bytearray(reader.rows().tobytes() if ids is None else ()), reader.row_bytes
-        for row in ids or ():
+        size = reader.row_bytes
+        for row in ids:
             rows += bytes(size)
             reader.into(memoryview(rows)[-size:], row * size)
     return b64encode(rows).decode("ascii")
@@ -218,22 +287,25 @@ def live(model: Any, tokenizer: Any = None, words: Sequence[str] = (), texts: Se
     if _SAVED.is_family(model.config):
         what = f"{name} does more at its ends than its tables say"
         raise UnsupportedError(what, "explore the folder that its save_pretrained writes")
-    outer: dict[int, tuple[str, Any]] = {}  # a table of both ends once, as save_pretrained writes it
+    with TemporaryDirectory(prefix="tiewise-") as parent:
+        folder = Path(parent) / name
+        folder.mkdir()
+        try:
+            _save_ends(model, tokenizer, folder)
+        except OSError as error:
+            raise RunError(f"cannot write to {parent}: {error.strerror}", "name another disk in TMPDIR") from None
+        return embedded(folder, words, texts)
+
+
+def _save_ends(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write the config, the tensors outside of the layers, and the tokenizer if there is one."""
+    config = json.loads(model.config.to_json_string()) | {"architectures": [type(model).__name__]}
+    tensors: dict[int, tuple[str, Any]] = {}  # a table of both ends once, as save_pretrained writes it
     for key, tensor in model.state_dict().items():
         if not in_layer(key):
-            outer.setdefault(tensor.data_ptr(), (key, tensor))
-    with TemporaryDirectory(prefix="tiewise-") as made:
-        folder = Path(made) / name
-        folder.mkdir()
-        config = json.loads(model.config.to_json_string()) | {"architectures": [name]}
-        try:
-            (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            _TORCH.save_file(
-                {key: tensor.detach().cpu().contiguous() for key, tensor in outer.values()},
-                folder / "model.safetensors",
-            )
-            if tokenizer is not None:
-                tokenizer.save_pretrained(folder)
-        except OSError as error:
-            raise RunError(f"cannot write to {made}: {error.strerror}", "name another disk in TMPDIR") from None
-        return embedded(folder, words, texts)
+            tensors.setdefault(tensor.data_ptr(), (key, tensor))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    contiguous = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.values()}
+    _TORCH.save_file(contiguous, folder / "model.safetensors")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)

@@ -1,12 +1,12 @@
-"""`explore`: the page and what it is told, as one file that opens from disk and asks for nothing.
+"""`explore`: the page and its facts, as one file that opens from disk and requests nothing.
 
     facts (JSON) + web/*.js joined + report.css + page.css → web/page.html
 
 The modules import each other by name, so that an editor knows them; joined, they are one script in which every name is
-unique, and which a worker of the page runs too. Needs neither torch nor plotly, but for a live model.
+unique, and which a worker of the page runs too. Needs neither torch nor plotly, except for a live model.
 
-Nothing is counted in the page: it puts its sizes into the terms that `planning.resized` has run the counting for. The
-verdict on a checkpoint is Python's. Where no script runs, its first sentences and one figure are seen, as SVG.
+The page counts nothing: it puts its sizes into the terms that `planning.resized` found. Python computes the verdict on
+a checkpoint. Where no script runs, `picture` shows its first sentences and one figure, as SVG.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _FRAME = (  # of a notebook: scripts run in it, and reach nothing of the noteboo
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 # Decoders by their sizes alone, as `tiewise plan --vocab … [--gated]` counts them.
 PLAIN = {"sizes alone": False, "sizes alone, gated": True}
-WIDTH, LINE, WRAP = 680, 22, 84  # pixels; of a line of text; letters that fit in it
+WIDTH, LINE, WRAP = 680, 22, 84  # pixels of the picture, and of a line of text; letters in a line
 INK, QUIET, CARD, GRID = "#22252b", "#5d626d", "#ffffff", "#e4e1db"
 WORDS, TABLE = ("New", "York", "City"), ((1.0, 0.5), (0.8, 0.9), (0.3, 1.2))  # as the story begins
+STRONGEST = 1.53  # the largest score of TABLE, a row with itself
 
 
 class Explorer:
@@ -90,83 +91,91 @@ def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), t
         DataError: a word that is no token; a text without tokens, or that no tokenizer beside the model reads.
         InstallError, UnsupportedError: a live model that has no two tables of tokens to show.
     """
-    places = [one if hasattr(one, "state_dict") else Path(os.fspath(one)) for one in shown]
-    runs = [place for place in places if isinstance(place, Path) and is_run(place)]
-    given = [place for place in places if place not in runs]
-    if len(given) > 1:
-        raise RunError(f"{len(given)} checkpoints", "give one; `tiewise inspect` shows two side by side")
-    if texts and not given:
+    sources = [one if hasattr(one, "state_dict") else Path(os.fspath(one)) for one in shown]
+    runs = [source for source in sources if isinstance(source, Path) and is_run(source)]
+    models = [source for source in sources if source not in runs]
+    if len(models) > 1:
+        raise RunError(f"{len(models)} checkpoints", "give one; `tiewise inspect` shows two side by side")
+    if texts and not models:
         raise RunError("a text to count, and no checkpoint", "name the checkpoint whose tokens are counted in it")
-    held = None
-    for model in given:
-        path = isinstance(model, Path)
-        held = embedded(model, words, texts) if path else live(model, tokenizer, words, texts)
-    known = {"at": "checkpoint" if held else "runs" if runs else "symmetry", "counts": facts()}
-    known["checkpoint"] = {"names": table_names(), "embedded": held}
-    known |= {"runs": compared(runs)} if runs else {}
-    # texts of users stand in the JSON, which closes no script, and in the picture
-    told = json.dumps(known, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    part = _part_of(models[0], words, texts, tokenizer) if models else None
+    page_facts: dict[str, Any] = {
+        "at": _opened_at(part, runs),
+        "counts": facts(),
+        "checkpoint": {"names": table_names(), "embedded": part},
+    }
+    if runs:
+        page_facts["runs"] = compared(runs)
+    return _filled_page(page_facts)
+
+
+def _part_of(model: Any, words: Sequence[str], texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
+    """Return the part of a checkpoint or a live model that the page carries."""
+    if isinstance(model, Path):
+        return embedded(model, words, texts)
+    return live(model, tokenizer, words, texts)
+
+
+def _opened_at(part: Mapping[str, Any] | None, runs: Sequence[Path]) -> str:
+    """Return the section that the page opens at."""
+    if part:
+        return "checkpoint"
+    return "runs" if runs else "symmetry"
+
+
+def _filled_page(page_facts: Mapping[str, Any]) -> Explorer:
+    """Return the page with style, picture, facts and code in their places of the template."""
+    # texts of users are in the JSON, which closes no script, and in the picture
+    record = json.dumps(page_facts, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     parts = {
         "style": f"{_text('report/templates/report.css')}{_colours()}{_text('report/explorer/web/page.css')}",
-        "picture": picture(known),
-        "facts": told.replace("<", "\\u003c"),
+        "picture": picture(page_facts),
+        "facts": record.replace("<", "\\u003c"),
         "code": joined(),
     }
     template = _text("report/explorer/web/page.html")
-    filled = re.sub(r"/\*(style|picture|facts|code)\*/", lambda found: parts[found[1]], template)
+    filled = re.sub(r"/\*(style|picture|facts|code)\*/", lambda mark: parts[mark[1]], template)
     return Explorer(filled, parts["picture"])
 
 
 def joined(last: str = "main") -> str:
     """Return a module and all that it imports as one script, each after those that it imports."""
-    texts: dict[str, str] = {}
+    modules: dict[str, str] = {}
 
-    def take(name: str) -> None:
+    def add(name: str) -> None:
         text = _text(f"report/explorer/web/{name}.js")
         for imported in IMPORT.findall(text):
-            if imported not in texts:
-                take(imported)
-        texts[name] = re.sub(r"^export ", "", IMPORT.sub("", text), flags=re.MULTILINE)
+            if imported not in modules:
+                add(imported)
+        modules[name] = re.sub(r"^export ", "", IMPORT.sub("", text), flags=re.MULTILINE)
 
-    take(last)
-    return "\n".join(('"use strict";', _text("report/templates/theme.js"), *texts.values()))
+    add(last)
+    return "\n".join(('"use strict";', _text("report/templates/theme.js"), *modules.values()))
 
 
 def _colours() -> str:
     """Return the colours that all pages share as variables of the style sheet."""
     boundaries = "".join(f"--{name}: {COLOURS[place]}; " for name, place in (PLACES | PATHS).items())
-    ends = {
-        theme: "; ".join(map(": ".join, zip(("--low", "--zero", "--high"), three, strict=True)))
-        for theme, three in DIVERGING.items()
-    }
-    return f':root {{ {boundaries}{ends["light"]}; }}\n:root[data-theme="dark"] {{ {ends["dark"]}; }}\n'
+    scales = {}
+    for theme, (low, zero, high) in DIVERGING.items():
+        scales[theme] = f"--low: {low}; --zero: {zero}; --high: {high}"
+    return f':root {{ {boundaries}{scales["light"]}; }}\n:root[data-theme="dark"] {{ {scales["dark"]}; }}\n'
 
 
 def _text(path: str) -> str:
+    """Return the text of a file of the package."""
     data = pkgutil.get_data("tiewise", path)
     assert data is not None, path
     return data.decode()
 
 
-# what it is told whatever it is opened at: of counting, and how tables are usually named
+# facts that are the same whatever the page is opened at: terms of counting, and usual names of tables
 
 
 @cache
 def facts() -> dict[str, Any]:
-    """Everything as JSON takes it; `forms` are the families' terms, of which each preset names one by its place."""
-    forms: list[dict[str, Any]] = []
-    presets = []
-    plain = {name: (Sizes(50_257, 768, 12, heads=12, gated=gated), None) for name, gated in PLAIN.items()}
-    known = {model.name: (model.config, model.tied) for model in models() if model.config}
-    for name, (described, tied) in (plain | known).items():
-        found = growth(described)
-        if found is None:
-            continue
-        form = found.record()
-        if form not in forms:
-            forms.append(form)
-        sizes = {LETTERS[size]: value for size, value in found.sizes.items()}
-        presets.append({"name": name, "form": forms.index(form), "tied": tied, "sizes": sizes})
+    """Return everything as JSON takes it; `forms` are the families' terms, of which each preset names one by place."""
+    forms, presets = _forms_and_presets()
     return {
         "forms": forms,
         "presets": presets,
@@ -176,24 +185,55 @@ def facts() -> dict[str, Any]:
         "components": {name: component(name) for name in COMPONENTS},
         "checkpoint": {dtype: DTYPES[dtype] for dtype in SHOWN_DTYPES},
         "optimizers": OPTIMIZERS,
-        # of one parameter that is trained
-        "training": {
-            dtype: {name: held["total"] for name, held in training_bytes(1, 1, dtype).items()}
-            for dtype in ("float32", "bfloat16")
-        },
+        "training": {dtype: _bytes_of_parameter(dtype) for dtype in ("float32", "bfloat16")},
         "header": NEIGHBOUR_HEADER,
         "models": [[m.name, m.vocab, m.width, m.layers, m.tied, m.checked] for m in models() if m.vocab],
-        # what ALBERT measured: by what layers share; and of a model trained on one question, the other's answers right
-        "judged": {
-            trained: next(r.value for r in results(f"pairs right as {asked}, %") if r.setting == f"objective={trained}")
-            for trained, asked in (("sop", "nsp"), ("nsp", "sop"))
-        },
-        "scores": [
-            [result.choice.rpartition("share ")[2], result.value]
-            for result in results(ALBERT_AVERAGE)
-            if result.model == "ALBERT-base, E = 128"
-        ],
+        # as ALBERT measured: models trained on one question about pairs, and the other's answers that are right
+        "judged": {"sop": _right_answers("sop", "nsp"), "nsp": _right_answers("nsp", "sop")},
+        "scores": _sharing_scores(),
     }
+
+
+def _forms_and_presets() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the distinct terms of families, and every model whose counting follows one of them."""
+    described: dict[str, tuple[Mapping[str, Any] | Sizes, bool | None]] = {}  # name → config or sizes, whether tied
+    for name, gated in PLAIN.items():
+        described[name] = (Sizes(50_257, 768, 12, heads=12, gated=gated), None)
+    for model in models():
+        if model.config:
+            described[model.name] = (model.config, model.tied)
+    forms: list[dict[str, Any]] = []
+    presets: list[dict[str, Any]] = []
+    for name, (description, tied) in described.items():
+        terms = growth(description)
+        if terms is None:
+            continue
+        form = terms.record()
+        if form not in forms:
+            forms.append(form)
+        sizes = {LETTERS[size]: value for size, value in terms.sizes.items()}
+        presets.append({"name": name, "form": forms.index(form), "tied": tied, "sizes": sizes})
+    return forms, presets
+
+
+def _bytes_of_parameter(dtype: str) -> dict[str, int]:
+    """Return the bytes of one parameter that is trained, by optimizer."""
+    return {optimizer: parts["total"] for optimizer, parts in training_bytes(1, 1, dtype).items()}
+
+
+def _right_answers(trained: str, other: str) -> float:
+    """Return the share of the `other` question's answers that a model trained on the first gives right, in %."""
+    published = results(f"pairs right as {other}, %")
+    return next(result.value for result in published if result.setting == f"objective={trained}")
+
+
+def _sharing_scores() -> list[list[Any]]:
+    """Return ALBERT's average at E = 128 for each kind of sharing."""
+    scores = []
+    for result in results(ALBERT_AVERAGE):
+        if result.model == "ALBERT-base, E = 128":
+            scores.append([result.choice.rpartition("share ")[2], result.value])
+    return scores
 
 
 def table_names() -> dict[str, Sequence[str]]:
@@ -204,23 +244,25 @@ def table_names() -> dict[str, Sequence[str]]:
     return {"inputs": list(inputs), "outputs": list(outputs), "foreign": names.foreign}
 
 
-# what is seen where no script runs
+# the picture where no script runs
 
 
 def picture(facts: Mapping[str, Any]) -> str:
-    """Return an SVG of what the page is told."""
-    runs, held = facts.get("runs"), facts["checkpoint"]["embedded"]
-    sentences = [f"{run['name']}: {run['verdict']}" for run in runs["runs"]] if runs else []
-    if held:
-        tables = [tensor for tensor in held["tensors"] if "data" in tensor and len(tensor["shape"]) == 2]
-        shapes = (f"{t['name']} [{', '.join(map(count, t['shape']))}] {t['dtype']}" for t in tables)
-        sentences.append(f"{held['name']}: {' and '.join(shapes) or 'no tables'}.")
+    """Return the facts of a page as SVG: first sentences, and one figure."""
+    runs, part = facts.get("runs"), facts["checkpoint"]["embedded"]
+    sentences = []
+    if runs:
+        sentences += [f"{run['name']}: {run['verdict']}" for run in runs["runs"]]
+    if part:
+        sentences.append(_tables_in_words(part))
     if not runs:
         sentences.append("One table at both ends scores every pair of words alike both ways:")
-    said = [line for text in sentences for line in textwrap.wrap(text, WRAP)]
-    top = 24 + LINE * len(said)
+    lines: list[str] = []
+    for text in sentences:
+        lines += textwrap.wrap(text, WRAP)
+    top = 24 + LINE * len(lines)
     figure, height = _curves(runs, top) if runs else _scores(top)
-    body = [_label(20, 34 + LINE * i, line, size=15) for i, line in enumerate(said)]
+    body = [_label(20, 34 + LINE * i, line, size=15) for i, line in enumerate(lines)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top + height}" width="{WIDTH}" '
         f'height="{top + height}" role="img" font-family="sans-serif">'
@@ -228,47 +270,92 @@ def picture(facts: Mapping[str, Any]) -> str:
     )
 
 
+def _tables_in_words(part: Mapping[str, Any]) -> str:
+    """Return name, shape and type of the tables that a part of a checkpoint holds."""
+    tables = [tensor for tensor in part["tensors"] if "data" in tensor and len(tensor["shape"]) == 2]
+    described = []
+    for table in tables:
+        shape = ", ".join(count(size) for size in table["shape"])
+        described.append(f"{table['name']} [{shape}] {table['dtype']}")
+    return f"{part['name']}: {' and '.join(described) or 'no tables'}."
+
+
 def _scores(top: int) -> tuple[list[str], int]:
-    """The direct path of a tied table, which is symmetric."""
-    parts, end = [], DIVERGING["light"][2]
+    """Return the direct path of a tied table, which is symmetric, as (elements, height)."""
+    elements = []
+    strongest_colour = DIVERGING["light"][2]
     for i, (row, before) in enumerate(zip(TABLE, WORDS, strict=True)):
         y = top + 40 + 44 * i
-        parts += [_label(20, y + 26, before), _label(130 + 96 * i, top + 30, WORDS[i])]
+        elements += [_label(20, y + 26, before), _label(130 + 96 * i, top + 30, WORDS[i])]
         for j, other in enumerate(TABLE):
             score = sum(a * b for a, b in zip(row, other, strict=True))
-            share = f'fill="{end}" fill-opacity="{0.5 * score / 1.53:.2f}"'
-            parts.append(f'<rect x="{100 + 96 * j}" y="{y}" width="90" height="40" rx="6" {share}/>')
-            parts.append(_label(130 + 96 * j, y + 26, plain(score, 2)))
-    return parts, 190
+            share = f'fill="{strongest_colour}" fill-opacity="{0.5 * score / STRONGEST:.2f}"'
+            elements.append(f'<rect x="{100 + 96 * j}" y="{y}" width="90" height="40" rx="6" {share}/>')
+            elements.append(_label(130 + 96 * j, y + 26, plain(score, 2)))
+    return elements, 190
 
 
-def _curves(told: Mapping[str, Any], top: int) -> tuple[list[str], int]:
-    """The first measure of the first run that has one."""
-    first = next((m for run in told["runs"] for m in run["measures"].values()), None)
-    if first is None:
+def _curves(runs: Mapping[str, Any], top: int) -> tuple[list[str], int]:
+    """Return the first measure of the first run that has one, as (elements, height)."""
+    measure = _first_measure(runs)
+    if measure is None:
         return [], 12
-    left, right, high = 64, WIDTH - 150, 220
-    points = zip(*(point for line in first["lines"] for point in line["points"]), strict=True)
-    ends = ((min(values), max(values)) for values in points)
-    (x0, x1), (y0, y1) = (pair if pair[0] < pair[1] else (pair[0] - 0.5, pair[1] + 0.5) for pair in ends)
-
-    def at(x: float, y: float) -> str:
-        across, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
-        return f"{left + across * (right - left):.1f} {top + 40 + (1 - up) * high:.1f}"
-
-    parts = [_label(20, top + 24, f"{first['title']}, {first['unit']}", QUIET)]
-    for y in (y0, y1):
-        parts.append(f'<path d="M{at(x0, y)}L{at(x1, y)}" stroke="{GRID}"/>')
-        parts.append(_label(14, float(at(x0, y).split()[1]) + 4, plain(y, 2), QUIET))
-    named = [line for line in first["lines"] if not line.get("thin")]
-    for i, line in enumerate(named):
-        colour = told["colours"][line["arm"]]
-        path = "L".join(at(x, y) for x, y in line["points"])
-        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<rect x="{right + 14}" y="{top + 40 + 22 * i}" width="12" height="12" rx="3" fill="{colour}"/>')
-        parts.append(_label(right + 32, top + 51 + 22 * i, line["arm"]))
-    return parts, high + 64
+    axes = _Axes.around(measure["lines"], top)
+    elements = [_label(20, top + 24, f"{measure['title']}, {measure['unit']}", QUIET)]
+    for y in (axes.low, axes.high):
+        elements.append(f'<path d="M{axes.at(axes.start, y)}L{axes.at(axes.end, y)}" stroke="{GRID}"/>')
+        height = float(axes.at(axes.start, y).split()[1])
+        elements.append(_label(14, height + 4, plain(y, 2), QUIET))
+    means = [line for line in measure["lines"] if not line.get("thin")]
+    for i, line in enumerate(means):
+        colour = runs["colours"][line["arm"]]
+        path = "L".join(axes.at(x, y) for x, y in line["points"])
+        x, y = axes.right + 14, top + 40 + 22 * i
+        elements.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        elements.append(f'<rect x="{x}" y="{y}" width="12" height="12" rx="3" fill="{colour}"/>')
+        elements.append(_label(axes.right + 32, top + 51 + 22 * i, line["arm"]))
+    return elements, _Axes.height + 64
 
 
-def _label(x: float, y: float, said: str, fill: str = INK, size: int = 13) -> str:
-    return f'<text x="{x}" y="{y}" fill="{fill}" font-size="{size}">{escape(said)}</text>'
+def _first_measure(runs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the first measure of the first run that has one."""
+    measures: list[Mapping[str, Any]] = []
+    for run in runs["runs"]:
+        measures += run["measures"].values()
+    return measures[0] if measures else None
+
+
+class _Axes:
+    """Axes of the picture's curves: the range of both, and where a point is drawn."""
+
+    left, right, height = 64, WIDTH - 150, 220  # pixels
+
+    def __init__(self, across: tuple[float, float], up: tuple[float, float], top: int) -> None:
+        self.start, self.end = across
+        self.low, self.high = up
+        self.top = top
+
+    @classmethod
+    def around(cls, lines: Sequence[Mapping[str, Any]], top: int) -> _Axes:
+        """Return axes that hold all points of these lines."""
+        points: list[tuple[float, float]] = []
+        for line in lines:
+            points += line["points"]
+        x, y = zip(*points, strict=True)
+        return cls(_range(x), _range(y), top)
+
+    def at(self, x: float, y: float) -> str:
+        """Return a point's pixels as a path of SVG has them."""
+        across, up = (x - self.start) / (self.end - self.start), (y - self.low) / (self.high - self.low)
+        return f"{self.left + across * (self.right - self.left):.1f} {self.top + 40 + (1 - up) * self.height:.1f}"
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the least and the largest value, apart from each other in any case."""
+    low, high = min(values), max(values)
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def _label(x: float, y: float, text: str, fill: str = INK, size: int = 13) -> str:
+    """Return a text of SVG."""
+    return f'<text x="{x}" y="{y}" fill="{fill}" font-size="{size}">{escape(text)}</text>'

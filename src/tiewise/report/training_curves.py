@@ -1,0 +1,138 @@
+"""Numbers of every moment of training, as curves: each arm's mean over seeds, and its single seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tiewise.core.estimates import ratio
+from tiewise.core.found import NATS, Curve
+from tiewise.training.results import CurvePoint
+
+Moments = Mapping[str, Mapping[int, Sequence[CurvePoint]]]  # arm → seed → its moments
+ValuesOfSeeds = Mapping[int, Mapping[int, float]]  # seed → step → value
+
+
+@dataclass(frozen=True)
+class OverTraining:
+    """A number of every moment of training, and its figure; {reference} stands for the reference's name."""
+
+    title: str
+    unit: str
+    caption: str
+    value: Callable[[CurvePoint], float | None]  # nan and None are not drawn
+    paired: bool = False  # whether the reference's value of the same seed is taken away
+    level: float | None = None  # a value to compare with
+
+
+def _validation_loss(point: CurvePoint) -> float | None:
+    return point.heldout_nll
+
+
+def _training_loss(point: CurvePoint) -> float | None:
+    return point.train_nll
+
+
+def _head_share(point: CurvePoint) -> float | None:
+    if point.path_a is None or point.path_b is None:
+        return None
+    return ratio(point.path_b, point.path_a + point.path_b)
+
+
+def _cosine(point: CurvePoint) -> float | None:
+    return point.cosine
+
+
+VALIDATION = OverTraining("Validation loss", NATS, "Lower is better.", _validation_loss)
+AHEAD = OverTraining(
+    "Validation loss minus {reference} over training",
+    f"difference, {NATS}",
+    "Below zero: ahead of {reference}.",
+    _validation_loss,
+    paired=True,
+    level=0.0,
+)
+TRAINING = OverTraining("Training loss", NATS, "Of each step's batch.", _training_loss)
+OUTPUT_SHARE = OverTraining(
+    "Head path’s share of the gradient",
+    "‖B‖ / (‖A‖ + ‖B‖)",
+    "A: lookup path, B: head path. Above 50 %: the head pulls harder.",
+    _head_share,
+    level=0.5,
+)
+COSINE = OverTraining(
+    "Do both paths pull the same way?", "cosine of both paths", "Above zero they agree.", _cosine, level=0.0
+)
+
+
+def over_training(curves: Moments, reference: str, measured: OverTraining) -> tuple[list[Curve], list[Curve]]:
+    """Return the mean over seeds of every arm, and every seed of arms that have several.
+
+    A curve has the steps at which all seeds of its arm were measured; an arm without any is left out.
+
+    Args:
+        curves: arm → seed → its moments.
+        reference: the arm whose value of the same seed is taken away, if the measure asks for it.
+        measured: the number that is drawn.
+    """
+    values: dict[str, ValuesOfSeeds] = {
+        arm: {seed: _values(points, measured) for seed, points in by_seed.items()} for arm, by_seed in curves.items()
+    }
+    if measured.paired:
+        of_reference = values.pop(reference)
+        values = {arm: _minus(of_arm, of_reference) for arm, of_arm in values.items()}
+    template = Curve(
+        measured.title.format(reference=reference),
+        (),
+        (),
+        along="training step",
+        unit=measured.unit,
+        level=measured.level,
+        why=f"{measured.caption.format(reference=reference)} Thin lines are single seeds.",
+    )
+    means: list[Curve] = []
+    single: list[Curve] = []
+    for arm, of_arm in values.items():
+        seeds = _curves_of_seeds(replace(template, of=arm), of_arm)
+        if seeds:
+            means.append(_mean_curve(seeds))
+        if len(seeds) > 1:
+            single += seeds
+    return means, single
+
+
+def _values(points: Sequence[CurvePoint], measured: OverTraining) -> dict[int, float]:
+    """Return step → value of one run, at the moments that have a finite one."""
+    values = {}
+    for point in points:
+        value = measured.value(point)
+        if value is not None and math.isfinite(value):
+            values[point.step] = value
+    return values
+
+
+def _minus(values: ValuesOfSeeds, reference: ValuesOfSeeds) -> ValuesOfSeeds:
+    """Return the difference from the reference at every step that both runs of a seed have."""
+    differences = {}
+    for seed in values.keys() & reference.keys():
+        ours, theirs = values[seed], reference[seed]
+        differences[seed] = {step: ours[step] - theirs[step] for step in ours.keys() & theirs.keys()}
+    return differences
+
+
+def _curves_of_seeds(template: Curve, values: ValuesOfSeeds) -> list[Curve]:
+    """Return a curve for each seed over the steps that all seeds have; empty if there are no such steps."""
+    if not values:
+        return []
+    steps = tuple(sorted(set.intersection(*(set(of_seed) for of_seed in values.values()))))
+    if not steps:
+        return []
+    return [replace(template, x=steps, y=tuple(values[seed][step] for step in steps)) for seed in sorted(values)]
+
+
+def _mean_curve(curves: Sequence[Curve]) -> Curve:
+    """Return the mean of curves that have the same steps."""
+    at_steps = zip(*(curve.y for curve in curves), strict=True)
+    return replace(curves[0], y=tuple(statistics.fmean(values) for values in at_steps))
