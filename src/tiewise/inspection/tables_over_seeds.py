@@ -1,8 +1,8 @@
-"""Which table of the untied models do a comparison's tied tables resemble? Over seeds, beside training again.
+"""Which table of the untied models do a comparison's tied tables resemble? Over seeds, next to training again.
 
 Arms of one seed start from the same input table (`tiewise.training.run`), so a tied table and the input table of its
-own seed are alike before any training. The answer is therefore taken from models of different seeds: each tied model
-beside the untied model of every other seed. Pairs of one seed are given as well, under their name.
+seed are alike before any training. The answer is therefore taken from models of different seeds: each tied model
+is compared with the untied model of every other seed. Pairs of one seed are reported as well, under their name.
 
 Such pairs share models, and models of one seed share their data's order: seeds, not pairs, are independent. Intervals
 over pairs of seeds are therefore those of `core.estimates.jackknife`, which leaves out one seed at a time with all
@@ -22,33 +22,60 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, permutations, product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError, progress
 from tiewise.core.estimates import Estimate, jackknife, mean_interval
 from tiewise.inspection.bench import comparison_of
-from tiewise.inspection.tables.align_tables import CKA, HELD_OUT, NEIGHBOURS, Lean, align
-from tiewise.inspection.tables.model_tables import Ends, TokenTable, ends_of, one_vocabulary
+from tiewise.inspection.tables.align_tables import CKA, HELD_OUT, NEIGHBOURS, Alignment, Lean, Score, align
+from tiewise.inspection.tables.model_tables import Ends, Ids, Pairs, TokenTable, ends_of, one_vocabulary
 from tiewise.inspection.tables.table_maps import CENTRED, ORTHOGONAL, AlignSettings
-from tiewise.training.folder import FINAL, seed_folder
+from tiewise.training.folder import seed_folder
+from tiewise.training.results import FINAL
 
-Place = tuple[str, int, str]  # arm, seed, and which end: `input` and `output`, or `table` where there is one
-Beside = tuple[int, int, Place, Place]  # seeds of two models, and the tables of theirs that are compared
-Scored = Sequence[tuple[int, int, float]]  # seeds of the two models that stand side by side, and their score
+Models = dict[str, dict[int, Ends]]  # arm → seed → both ends of its final model
+Scored = Sequence[tuple[int, int, float]]  # seeds of the two models that are compared, and their score
 
 OTHER_SEED, SAME_SEED = "other seed", "same seed"
 AGAIN, ONE_MODEL = "{} {}, two seeds", "{} input and output, one model"
 ENDS = ("input", "output")
+SHARED = "table"  # the end of a model whose two ends are one table
+
+
+class TableOf(NamedTuple):
+    """One table of a final model."""
+
+    arm: str
+    seed: int
+    end: str  # `input` and `output`, or `table` where there is one
+
+
+class TablePair(NamedTuple):
+    """Two tables to align; maps go from the first to the second."""
+
+    seeds: tuple[int, int]  # of the two models, in the order in which results name them
+    first: TableOf
+    second: TableOf
+
+
+class Against(NamedTuple):
+    """Group of pairs: the one table of an arm against one end of the untied models."""
+
+    arm: str
+    seeds: str  # OTHER_SEED or SAME_SEED
+    end: str  # of the untied models
+
+
+Group = str | Against  # a name of AGAIN or ONE_MODEL: the same table, or model, compared with itself
 
 
 @dataclass(frozen=True)
@@ -56,7 +83,7 @@ class Leaning(Lean):
     """A lean of an arm's one table between both of the untied arm: estimates count pairs of models."""
 
     arm: str = ""  # with one table
-    seeds: str = OTHER_SEED  # or SAME_SEED: which untied model each tied one stands beside
+    seeds: str = OTHER_SEED  # or SAME_SEED: which untied model each tied one is compared with
     pairs: tuple[tuple[int, int, float, float], ...] = ()  # (seed of the arm, of the untied one, input, output score)
     # `input`, `output` and `difference` corrected for attenuation; of CKA between different seeds, and only where
     # training again gives more than 0
@@ -65,9 +92,9 @@ class Leaning(Lean):
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """What a comparison says of the question."""
+    """Alignment of the tables of a comparison, over its seeds."""
 
-    untied: str  # the arm with two tables that others are held against
+    untied: str  # the arm with two tables that others are compared with
     arms: tuple[str, ...]  # with one table
     seeds: tuple[int, ...]  # finished ones of the untied arm
     tokens: int  # rows that were compared
@@ -81,17 +108,20 @@ class OverSeeds:
 
     def leaning(self, arm: str, measure: str, seeds: str = OTHER_SEED) -> Leaning | None:
         """Return one of them; None where it was not measured."""
-        return next((x for x in self.leanings if (x.arm, x.measure, x.seeds) == (arm, measure, seeds)), None)
+        for leaning in self.leanings:
+            if (leaning.arm, leaning.measure, leaning.seeds) == (arm, measure, seeds):
+                return leaning
+        return None
 
     def told(self, arm: str) -> list[Leaning]:
-        """An arm's measures between different seeds, the rotation first; with one seed, those of that seed."""
-        own = [x for x in self.leanings if x.arm == arm]
-        chosen = [x for x in own if x.seeds == OTHER_SEED] or own
-        return sorted(chosen, key=lambda x: x.measure != ORTHOGONAL)
+        """Return an arm's measures between different seeds, the rotation first; with one seed, those of that seed."""
+        of_arm = [x for x in self.leanings if x.arm == arm]
+        of_other_seeds = [x for x in of_arm if x.seeds == OTHER_SEED]
+        return sorted(of_other_seeds or of_arm, key=lambda x: x.measure != ORTHOGONAL)
 
 
 def over_seeds(
-    run: str | os.PathLike[str], settings: AlignSettings, training_counts: Callable[[Path], NDArray]
+    run: str | os.PathLike[str], settings: AlignSettings, training_counts: Callable[[Path], Ids]
 ) -> OverSeeds:
     """Compare the tables of all final models of a comparison, by `settings` of `align` but for permutations.
 
@@ -103,92 +133,39 @@ def over_seeds(
     """
     run = Path(run)
     models, left_out = _final_models(run)
-    two = [arm for arm, found in models.items() if all(ends.shared is None for ends in found.values())]
-    one = [arm for arm in models if arm not in two]
-    if not two or not one:
-        kind = "two tables" if one else "one table"
-        raise RunError(f"{run} has no finished arm with {kind}", "compare at least tied and untied")
-    untied, every = two[0], [ends for found in models.values() for ends in found.values()]
-    rows = min(table.rows for ends in every for _, table in ends.tables)
-    # rows that no model has zero, repeated or not finite
-    pairs = one_vocabulary(rows, rows).without(np.any([ends.unusable()[:rows] for ends in every], axis=0))
+    untied, arms = _arms_by_tables(run, models)
+    rows = min(table.rows for ends in _all_ends(models) for _, table in ends.tables)
+    pairs = _usable_pairs(models, rows)
     counts = None
     try:
-        known = training_counts(run)
-        counts = np.pad(known, (0, max(0, rows - len(known))))  # tables may have more rows than there are tokens
+        counts = _padded(training_counts(run), rows)
     except DataError as error:
         left_out.append(f"CKA without frequency: {error.what}")
 
-    tables: dict[Place, TokenTable] = {
-        (arm, seed, end): table
-        for arm in (untied, *one)
-        for seed, ends in models[arm].items()
-        for end, table in (ends.tables if ends.shared is None else (("table", ends.shared),))
-    }
-    beside: dict[Any, list[Beside]] = {}  # what is compared: a table trained again, the ends of one model, …
-    for arm in (untied, *one):
-        for end in ENDS if arm == untied else ("table",):
-            twice = combinations(models[arm], 2)
-            beside[AGAIN.format(arm, end)] = [(a, b, (arm, a, end), (arm, b, end)) for a, b in twice]
-        if arm == untied:
-            beside[ONE_MODEL.format(arm)] = [(a, a, (arm, a, "input"), (arm, a, "output")) for a in models[arm]]
-    for arm, end in product(one, ENDS):  # … and the one table of an arm with both ends of the untied models
-        common = [seed for seed in models[arm] if seed in models[untied]]
-        for kind, seeds in {OTHER_SEED: [*permutations(common, 2)], SAME_SEED: [(a, a) for a in common]}.items():
-            beside[arm, kind, end] = [(a, b, (untied, b, end), (arm, a, "table")) for a, b in seeds]
-
-    settings, of_pairs = replace(settings, permutations=0), None if counts is None else counts[pairs.a]
-    scored: dict[Any, dict[str, list[tuple[int, int, float]]]] = {what: {} for what in beside}
-    chance: dict[str, float] = {}  # measure → score of unrelated tables
-    shares: dict[Place, float] = {}  # table → share of it that frequency takes out
-    work = [(what, tables_of) for what, several in beside.items() for tables_of in several]
-    for done, (what, (a, b, first, second)) in enumerate(work, 1):
-        found = align(tables[first], tables[second], pairs, settings, of_pairs)
-        for score in found.scores:
-            value = score.estimate.value
-            if score.measure.startswith(CKA):
-                value -= score.chance
-            elif score.measure == NEIGHBOURS or (score.rows, score.view) == (HELD_OUT, CENTRED):
-                chance[score.measure] = score.chance
-            else:
-                continue
-            scored[what].setdefault(score.measure, []).append((a, b, value))
-        for share in found.taken_out.values():  # the curve is last
-            shares |= {first: share[0], second: share[1]}
-        progress("alignment over seeds", done, len(work))
-
-    leanings = []
-    for arm, kind in product(one, (OTHER_SEED, SAME_SEED)):
-        for measure, to_input in scored[arm, kind, "input"].items():
-            to_output = scored[arm, kind, "output"].get(measure) or [(a, b, math.nan) for a, b, _ in to_input]
-            corrected = {}
-            if measure.startswith(CKA) and kind == OTHER_SEED:
-                own, *again = (scored[AGAIN.format(*of)][measure] for of in ((arm, "table"), *product([untied], ENDS)))
-                corrected = _corrected((to_input, to_output), own, again)
-            both = tuple((a, b, x, y) for (a, b, x), (_, _, y) in zip(to_input, to_output, strict=True))
-            difference = over_pairs([(a, b, y - x) for a, b, x, y in both])
-            lean = measure, over_pairs(to_input), over_pairs(to_output), difference, chance.get(measure, 0.0)
-            leanings.append(Leaning(*lean, arm=arm, seeds=kind, pairs=both, corrected=corrected))
-    frequency: dict[str, list[float]] = {}
-    for arm, seed, end in (place for place in tables if place in shares):
-        frequency.setdefault(f"{arm} {end}", []).append(shares[arm, seed, end])
+    compared = {arm: models[arm] for arm in (untied, *arms)}
+    tables = _tables_by_place(compared)
+    groups = {**_repeats(compared, untied), **_against_untied(compared, untied, arms)}
+    scores = _align_groups(groups, tables, pairs, settings, counts)
     return OverSeeds(
         untied=untied,
-        arms=tuple(one),
+        arms=arms,
         seeds=tuple(models[untied]),
         tokens=len(pairs),
-        leanings=tuple(leanings),
-        again={(what, m): found for what in beside if isinstance(what, str) for m, found in scored[what].items()},
+        leanings=tuple(scores.leanings(untied, arms)),
+        again=scores.again(),
         left_out=tuple(left_out),
         counted=None if counts is None else int(counts.sum()),
-        frequency={what: mean_interval(values) for what, values in frequency.items()},
+        frequency=scores.frequency_shares(tables),
     )
 
 
-def _final_models(run: Path) -> tuple[dict[str, dict[int, Ends]], list[str]]:
-    """(arm → seed → ends) of all that is finished, and what is not."""
+# the models and their pairs of tables
+
+
+def _final_models(run: Path) -> tuple[Models, list[str]]:
+    """Open all models that are finished; return them, and what is not finished."""
     comparison = comparison_of(run)
-    models: dict[str, dict[int, Ends]] = {}
+    models: Models = {}
     left_out = []
     losses = {(result.arm, result.seed): result.heldout_nll for result in comparison.runs}
     for arm, seed in product(comparison.arms, comparison.seeds):
@@ -202,33 +179,218 @@ def _final_models(run: Path) -> tuple[dict[str, dict[int, Ends]], list[str]]:
     return models, left_out
 
 
-def _corrected(between: Sequence[Scored], table: Scored, ends: Sequence[Scored]) -> dict[str, Estimate]:
-    """Spearman's correction of a table's scores `between` it and both ends, and their difference.
+def _all_ends(models: Models) -> list[Ends]:
+    """Return the ends of every model."""
+    return [ends for of_arm in models.values() for ends in of_arm.values()]
+
+
+def _arms_by_tables(run: Path, models: Models) -> tuple[str, tuple[str, ...]]:
+    """Return the first arm whose models all have two tables, and the arms that have a model with one."""
+    with_two = [arm for arm, of_arm in models.items() if all(ends.shared is None for ends in of_arm.values())]
+    with_one = [arm for arm in models if arm not in with_two]
+    if with_two and with_one:
+        return with_two[0], tuple(with_one)
+    kind = "two tables" if with_one else "one table"
+    raise RunError(f"{run} has no finished arm with {kind}", "compare at least tied and untied")
+
+
+def _usable_pairs(models: Models, rows: int) -> Pairs:
+    """Pair the first `rows` rows of all tables, without those that are zero, repeated or not finite in any model."""
+    unusable = [ends.unusable()[:rows] for ends in _all_ends(models)]
+    return one_vocabulary(rows, rows).without(np.any(unusable, axis=0))
+
+
+def _padded(counts: Ids, rows: int) -> Ids:
+    """Extend counts by zeros to a table's rows: it may have more of them than there are tokens."""
+    return np.pad(counts, (0, max(0, rows - len(counts))))
+
+
+def _tables_by_place(models: Models) -> dict[TableOf, TokenTable]:
+    """Return every table of the compared models, by arm, seed and end."""
+    tables: dict[TableOf, TokenTable] = {}
+    for arm, of_arm in models.items():
+        for seed, ends in of_arm.items():
+            if ends.shared is not None:
+                tables[TableOf(arm, seed, SHARED)] = ends.shared
+                continue
+            for end, table in ends.tables:
+                tables[TableOf(arm, seed, end)] = table
+    return tables
+
+
+def _repeats(models: Models, untied: str) -> dict[Group, list[TablePair]]:
+    """Pair each table with itself of every other seed, and the two ends of each untied model."""
+    groups: dict[Group, list[TablePair]] = {}
+    for arm, of_arm in models.items():
+        for end in ENDS if arm == untied else (SHARED,):
+            groups[AGAIN.format(arm, end)] = [
+                TablePair((a, b), TableOf(arm, a, end), TableOf(arm, b, end)) for a, b in combinations(of_arm, 2)
+            ]
+        if arm == untied:
+            groups[ONE_MODEL.format(arm)] = [
+                TablePair((seed, seed), TableOf(arm, seed, "input"), TableOf(arm, seed, "output")) for seed in of_arm
+            ]
+    return groups
+
+
+def _against_untied(models: Models, untied: str, arms: Sequence[str]) -> dict[Group, list[TablePair]]:
+    """Pair the one table of each arm with both ends of the untied models, of other seeds and of its own."""
+    groups: dict[Group, list[TablePair]] = {}
+    for arm, end in product(arms, ENDS):
+        common = [seed for seed in models[arm] if seed in models[untied]]
+        seed_pairs = {OTHER_SEED: [*permutations(common, 2)], SAME_SEED: [(seed, seed) for seed in common]}
+        for kind, both in seed_pairs.items():
+            groups[Against(arm, kind, end)] = [
+                TablePair((a, b), TableOf(untied, b, end), TableOf(arm, a, SHARED)) for a, b in both
+            ]
+    return groups
+
+
+# their scores
+
+
+@dataclass
+class _Scores:
+    """Scores of all pairs of tables, by group and measure."""
+
+    by_group: dict[Group, dict[str, list[tuple[int, int, float]]]]
+    chance: dict[str, float] = field(default_factory=dict)  # measure → score of unrelated tables
+    taken_out: dict[TableOf, float] = field(default_factory=dict)  # table → share of it that frequency takes out
+
+    def add(self, group: Group, pair: TablePair, alignment: Alignment) -> None:
+        """Add what one alignment measured."""
+        for score in alignment.scores:
+            if not _is_reported(score):
+                continue
+            value = score.estimate.value
+            if score.measure.startswith(CKA):
+                value -= score.chance
+            else:
+                self.chance[score.measure] = score.chance
+            self.by_group[group].setdefault(score.measure, []).append((*pair.seeds, value))
+        for first, second in alignment.taken_out.values():  # the curve is last, and stays
+            self.taken_out[pair.first] = first
+            self.taken_out[pair.second] = second
+
+    def again(self) -> dict[tuple[str, str], Scored]:
+        """Return the scores of tables trained again and of both ends of one model, by group and measure."""
+        again: dict[tuple[str, str], Scored] = {}
+        for group, by_measure in self.by_group.items():
+            if isinstance(group, str):
+                again |= {(group, measure): scored for measure, scored in by_measure.items()}
+        return again
+
+    def leanings(self, untied: str, arms: Sequence[str]) -> Iterator[Leaning]:
+        """Yield how far the one table of each arm leans to either end, by every measure."""
+        for arm, seeds in product(arms, (OTHER_SEED, SAME_SEED)):
+            of_output = self.by_group[Against(arm, seeds, "output")]
+            for measure, to_input in self.by_group[Against(arm, seeds, "input")].items():
+                to_output = of_output.get(measure) or [(a, b, math.nan) for a, b, _ in to_input]
+                yield self._leaning(untied, _BothEnds(arm, seeds, measure, to_input, to_output))
+
+    def _leaning(self, untied: str, scores: _BothEnds) -> Leaning:
+        """Return one leaning with its intervals over seeds; CKA between different seeds is corrected as well."""
+        pairs = scores.pairs()
+        corrected: dict[str, Estimate] = {}
+        if scores.measure.startswith(CKA) and scores.seeds == OTHER_SEED:
+            table = self.by_group[AGAIN.format(scores.arm, SHARED)][scores.measure]
+            ends = [self.by_group[AGAIN.format(untied, end)][scores.measure] for end in ENDS]
+            corrected = _corrected((scores.input, scores.output), table, ends)
+        return Leaning(
+            scores.measure,
+            over_pairs(scores.input),
+            over_pairs(scores.output),
+            over_pairs([(a, b, to_output - to_input) for a, b, to_input, to_output in pairs]),
+            self.chance.get(scores.measure, 0.0),
+            arm=scores.arm,
+            seeds=scores.seeds,
+            pairs=pairs,
+            corrected=corrected,
+        )
+
+    def frequency_shares(self, tables: Iterable[TableOf]) -> dict[str, Estimate]:
+        """Return the share of each arm's ends that frequency takes out, over the models of the arm."""
+        shares: dict[str, list[float]] = {}
+        for place in tables:
+            if place in self.taken_out:
+                shares.setdefault(f"{place.arm} {place.end}", []).append(self.taken_out[place])
+        return {name: mean_interval(values) for name, values in shares.items()}
+
+
+@dataclass(frozen=True)
+class _BothEnds:
+    """Scores of an arm's one table against both ends of the untied models, by one measure."""
+
+    arm: str
+    seeds: str  # OTHER_SEED or SAME_SEED
+    measure: str
+    input: Scored
+    output: Scored  # of the same pairs of models
+
+    def pairs(self) -> tuple[tuple[int, int, float, float], ...]:
+        """Join the two scores of each pair of models: (both seeds, score with the input, score with the output)."""
+        both = zip(self.input, self.output, strict=True)
+        return tuple((a, b, to_input, to_output) for (a, b, to_input), (_, _, to_output) in both)
+
+
+def _is_reported(score: Score) -> bool:
+    """Return True for CKA, neighbours, and maps as they score centred rows that they were not fitted on."""
+    is_unseen = (score.rows, score.view) == (HELD_OUT, CENTRED)
+    return score.measure.startswith(CKA) or score.measure == NEIGHBOURS or is_unseen
+
+
+def _align_groups(
+    groups: Mapping[Group, list[TablePair]],
+    tables: Mapping[TableOf, TokenTable],
+    pairs: Pairs,
+    settings: AlignSettings,
+    counts: Ids | None,
+) -> _Scores:
+    """Align every pair of tables; with counts [rows] of the training text, once more without frequency."""
+    settings = replace(settings, permutations=0)
+    of_pairs = None if counts is None else counts[pairs.a]
+    scores = _Scores({group: {} for group in groups})
+    total = sum(map(len, groups.values()))
+    done = 0
+    for group, table_pairs in groups.items():
+        for pair in table_pairs:
+            scores.add(group, pair, align(tables[pair.first], tables[pair.second], pairs, settings, of_pairs))
+            done += 1
+            progress("alignment over seeds", done, total)
+    return scores
+
+
+def _corrected(between: tuple[Scored, Scored], table: Scored, ends: Sequence[Scored]) -> dict[str, Estimate]:
+    """Correct a table's scores `between` it and both ends, and their difference, for attenuation (Spearman).
 
     `table` and `ends` are what each scores with itself trained again; an end is left out where that is not above 0.
     """
     seeds = list(dict.fromkeys(a for a, *_ in between[0]))
 
-    def share(end: int, kept: Sequence[int]) -> float:
-        return _mean(between[end], kept) / math.sqrt(_mean(table, kept) * _mean(ends[end], kept))
+    def ratio_of(end: int, chosen: Sequence[int]) -> float:
+        return _mean(between[end], chosen) / math.sqrt(_mean(table, chosen) * _mean(ends[end], chosen))
 
-    of_seeds: dict[str, Callable[[Sequence[int]], float]] = {
-        name: partial(share, end)
-        for end, name in enumerate(ENDS)
-        if min(score for a, b, score in (*table, *ends[end]) if a in seeds and b in seeds) > 0
-    }
-    if len(of_seeds) == 2:
-        of_seeds["difference"] = lambda kept: share(1, kept) - share(0, kept)
+    def is_positive(end: int) -> bool:
+        among = [score for a, b, score in (*table, *ends[end]) if a in seeds and b in seeds]
+        return min(among) > 0
+
+    of_seeds: dict[str, Callable[[Sequence[int]], float]] = {}
+    for end, name in enumerate(ENDS):
+        if is_positive(end):
+            of_seeds[name] = partial(ratio_of, end)
+    if len(of_seeds) == len(ENDS):
+        of_seeds["difference"] = lambda chosen: ratio_of(1, chosen) - ratio_of(0, chosen)
     return {name: replace(jackknife(of, seeds), rows=len(between[0])) for name, of in of_seeds.items()}
 
 
-def _mean(scored: Scored, kept: Sequence[int]) -> float:
-    return fmean(score for a, b, score in scored if a in kept and b in kept)
+def _mean(scored: Scored, seeds: Sequence[int]) -> float:
+    """Return the mean score of the pairs whose two models are of these seeds."""
+    return fmean(score for a, b, score in scored if a in seeds and b in seeds)
 
 
 def over_pairs(scored: Scored) -> Estimate:
-    """Mean over pairs of models, either all of two seeds or all of one."""
+    """Return the mean over pairs of models, either all of two seeds or all of one."""
     if all(a == b for a, b, _ in scored):
         return mean_interval([score for *_, score in scored])
     seeds = sorted({seed for a, b, _ in scored for seed in (a, b)})
-    return replace(jackknife(lambda kept: _mean(scored, kept), seeds), rows=len(scored))
+    return replace(jackknife(lambda chosen: _mean(scored, chosen), seeds), rows=len(scored))
