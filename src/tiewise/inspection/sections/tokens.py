@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.bench import Bench, Subject, mean_of, section
 from tiewise.inspection.tables.align_tables import Score
 from tiewise.inspection.tables.bigram_counts import Contexts, contexts
-from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, views_of
+from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, TokenTable, views_of
 from tiewise.inspection.tables.path_matrix import sampled
 from tiewise.inspection.tables.token_rows import (
+    Moments,
     directions,
     gaussian_shares,
     moments,
@@ -43,12 +44,11 @@ def tokens(subject: Subject, bench: Bench) -> Found:
     if not bench.reads(subject):
         return tokens_of(subject.folder, None, effort.samples, seed)
     rows = min(table.rows for table in views_of(subject.folder)[0].values())
-    found = tokens_of(subject.folder, bench.ids(subject), effort.samples, seed, bench.counts(subject, rows))
-    trained = bench.of_training_text(subject)
-    whose = (
-        "the text that the model was trained on" if trained else "the given text, which need not be that of training"
-    )
-    return replace(found, notes=(*found.notes, f"Token counts are those of {whose}."))
+    report = tokens_of(subject.folder, bench.ids(subject), effort.samples, seed, bench.counts(subject, rows))
+    whose = "the given text, which need not be that of training"
+    if bench.of_training_text(subject):
+        whose = "the text that the model was trained on"
+    return replace(report, notes=(*report.notes, f"Token counts are those of {whose}."))
 
 
 def tokens_of(
@@ -66,129 +66,263 @@ def tokens_of(
     """
     views, notes = views_of(folder)
     rows = min(table.rows for table in views.values())
+    texts = None
     try:
         texts = read_texts(folder, rows)
     except TiewiseError as error:  # the tables can be measured without their texts
-        texts, notes = None, (*notes, f"{error.what}: no texts, no scripts")
+        notes = (*notes, f"{error.what}: no texts, no scripts")
     around = None if ids is None else contexts(ids, rows)
     if counts is None and around is not None:
         counts = around.counts
-    tokenizer, unused = None if folder.single else read_tokenizer(folder), None
-    # rows that no text can produce, where a file says which tokens there are; what the text has is in use
-    if tokenizer is not None and tokenizer.max_id >= 0:
-        in_text = [] if counts is None else np.flatnonzero(counts).tolist()
-        in_text += [] if around is None else np.flatnonzero(around.counts).tolist()
-        unused = np.setdiff1d(np.arange(rows), [*tokenizer.used, *in_text])
-    groups = {} if counts is None else {FREQUENCY: Groups(BINS, bin_of(counts))}
-    groups |= {} if texts is None else {SCRIPT: by_script(texts, () if unused is None else unused.tolist())}
-    sample = sampled(rows, samples, seed)
-    if counts is not None and samples < rows:
-        ranked = np.argsort(-counts, kind="stable")[: int(FREQUENT * samples)]
-        rest = np.setdiff1d(np.arange(rows), ranked)
-        sample = np.sort(np.concatenate([ranked, rest[sampled(len(rest), samples - len(ranked), seed)]]))
-    labels, often = token_names(texts, sample.tolist()), None if counts is None else counts[sample]
-
-    quantities: list[Quantity] = []
-    by_count: dict[str, Score] = {}  # table → rank correlation of norm and count
-    curves: list[Curve] = []
-    norm_rows: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in (FREQUENCY, SCRIPT)}
-    filled: dict[str, Array] = {}  # table → share of its variance in each direction
-    beside: Array | None = None  # the first table's plane, where those that carry their text lie apart
-    named: tuple[int, ...] = ()
-    points: list[Points] = []
-    many = f"{count(len(labels))} tokens" + ("." if counts is None else ", half the text's most frequent.")
-    band_of, bands = ((0,) * len(labels), ("tokens",)) if often is None else (tuple(map(int, bin_of(often))), BINS)
-    little: list[tuple[str, str, str]] = []
+    vocabulary = _Vocabulary(rows, texts, counts, _unused_rows(folder, rows, counts, around))
+    groups = vocabulary.groups()
+    report = _TablesReport(vocabulary, groups, _Sample.of(vocabulary, samples, seed), seed)
     for name, table in views.items():
-        with doing(f"products of {name}", table.rows):
-            sums = moments(table)
-        norms = sums.norms[:rows] if groups else sums.norms
-        correlations = None if counts is None else norms_by_count(norms, counts)
-        if correlations is not None:
-            by_value, by_count[name] = correlations
-            why = f"rank correlation of norm and count, 0 ± {plain(1.96 * by_count[name].deviation, 3)} by chance"
-            by_rank, how = by_count[name].estimate, {"chance": 0.0, "unit": "correlation", "why": why}
-            quantities.append(Quantity.of_estimate(f"norm by frequency, {name}", by_rank, **how))
-            quantities.append(Quantity.of_estimate(f"the same by value, {name}", by_value.estimate, main=False, **how))
-        quantities.append(Quantity(f"mean norm, {name}", float(norms.mean()), n=table.rows, unit="norm", main=False))
-        quantities.append(Quantity(f"deviation of norms, {name}", float(norms.std()), unit="norm", main=False))
-        for kind, of in groups.items():
-            band = []  # of each group its place, with median and quartiles
-            for place, label, inside in of:
-                if not len(values := norms[inside]):
-                    continue
-                low, median, high = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
-                listed = (count(len(values)), *(plain(q, 3) for q in (median, low, high)))
-                norm_rows[kind].append((f"{name}: {label}", *listed))
-                band.append((place, Estimate(median, low, high, len(values))))
-                if len(values) > 1:
-                    what = f"mean norm, {name}, tokens of {'count' if kind == FREQUENCY else kind} {label}"
-                    quantities.append(mean_of(what, values, unit="norm", main=False))
-            if kind == FREQUENCY:
-                curves.append(Curve.through(
-                    "Length of rows by token frequency", band, along=OFTEN, ticks=of.labels,
-                    unit="row norm", which=name, why="Medians and quartiles.",
-                ))  # fmt: skip
-        quantities += directions(name, table, sums, seed, main=correlations is None)
-        if isinstance(table, StoredTable):
-            counted, rows_of = saying_little(name, table, unused, counts)
-            quantities, little = [*quantities, *counted], [*little, *rows_of]
-        filled[name] = sums.shares
-        xy = plane(table, sums, sample, beside)
-        if beside is None:
-            beside, named = xy, _worth_naming(xy, labels, often)
-        first, second = (*sums.shares[:2], 0.0)[:2]
-        axes = f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"
-        places = tuple(map(tuple, xy.tolist()))
-        points.append(Points(f"Rows in two dimensions: {name}", places, labels, band_of, bands, named, axes, why=many))
-    quantities += _apart(by_count)
+        report.add(name, table)
+
     sides = Found("") if around is None else around_tokens(around, groups, texts)
-    quantities += sides.quantities
-    if unused is not None:
-        quantities.append(Quantity("rows of no token", len(unused), main=False, why="no text can produce them"))
-    shapes = dict.fromkeys((table.rows, table.width) for table in views.values())
-    filled |= {f"Gaussian, {rows:,} × {width:,}": gaussian_shares(rows, width) for rows, width in shapes}
-    curves += sides.curves
-    for which, shares in filled.items():
-        curves.append(Curve(
-            "How many directions a table fills", tuple(range(1, len(shares) + 1)), tuple(map(float, np.cumsum(shares))),
-            along="leading directions", unit="%", which=which, log_x=True,
-            why="Far above the Gaussian's: few directions matter.",
-        ))  # fmt: skip
-    header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
-    listings = (
-        Listing("Row norms by token frequency", header, tuple(norm_rows[FREQUENCY])),
-        Listing("Row norms by script", header, tuple(norm_rows[SCRIPT])),
-        *sides.listings,
-        Listing("Rows that say little", ("table", "which", "rows"), tuple(little)),
-    )
+    quantities = [*report.quantities, *_apart(report.by_count), *sides.quantities]
+    if vocabulary.unused is not None:
+        unused = len(vocabulary.unused)
+        quantities.append(Quantity("rows of no token", unused, main=False, why="no text can produce them"))
+    listings = (*report.norm_listings(), *sides.listings, report.little_listing())
     return Found(
-        answer=_answer(by_count),
+        answer=_answer(report.by_count),
         quantities=tuple(quantities),
-        curves=tuple(curves),
-        points=tuple(points),
+        curves=(*report.curves, *sides.curves, *_filled_directions(report.shares, views.values())),
+        points=tuple(report.points),
         listings=tuple(listing for listing in listings if listing.rows),
         notes=notes,
     )
 
 
+# the vocabulary, and the tokens that are drawn
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """Facts about the tokens that all tables of one model share."""
+
+    rows: int  # V, of the shortest table
+    texts: Texts | None  # None where no tokenizer says them
+    counts: Ids | None  # occurrences of each token [V]; None without a text
+    unused: Ids | None  # rows that no text can produce, ascending; None where no file says which tokens there are
+
+    def groups(self) -> dict[str, Groups]:
+        """Group the tokens by frequency and by script, as far as either is available."""
+        groups: dict[str, Groups] = {}
+        if self.counts is not None:
+            groups[FREQUENCY] = Groups(BINS, bin_of(self.counts))
+        if self.texts is not None:
+            groups[SCRIPT] = by_script(self.texts, () if self.unused is None else self.unused.tolist())
+        return groups
+
+
+def _unused_rows(folder: Folder, rows: int, counts: Ids | None, around: Contexts | None) -> Ids | None:
+    """Return the rows that no text can produce, ascending; None where no file says which tokens there are.
+
+    Rows of tokens that a text has are in use, whatever the tokenizer's files say.
+    """
+    tokenizer = None if folder.single else read_tokenizer(folder)
+    if tokenizer is None or tokenizer.max_id < 0:
+        return None
+    used = set(tokenizer.used)
+    for of_text in (counts, None if around is None else around.counts):
+        if of_text is not None:
+            used.update(np.flatnonzero(of_text).tolist())
+    return np.setdiff1d(np.arange(rows), list(used))
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Tokens that two-dimensional views show."""
+
+    ids: Ids  # ascending [n]
+    labels: tuple[str, ...]  # their texts
+    counts: Ids | None  # occurrences of each in the text [n]
+
+    @classmethod
+    def of(cls, vocabulary: _Vocabulary, size: int, seed: int) -> _Sample:
+        """Draw tokens: with a text half are its most frequent ones, and the rest is drawn from all others."""
+        ids = sampled(vocabulary.rows, size, seed)
+        counts = vocabulary.counts
+        if counts is not None and size < vocabulary.rows:
+            ranked = np.argsort(-counts, kind="stable")[: int(FREQUENT * size)]
+            rest = np.setdiff1d(np.arange(vocabulary.rows), ranked)
+            of_rest = rest[sampled(len(rest), size - len(ranked), seed)]
+            ids = np.sort(np.concatenate([ranked, of_rest]))
+        return cls(ids, token_names(vocabulary.texts, ids.tolist()), None if counts is None else counts[ids])
+
+    @property
+    def bands(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the group of each token by frequency, and the names of the groups."""
+        if self.counts is None:
+            return (0,) * len(self.labels), ("tokens",)
+        return tuple(int(band) for band in bin_of(self.counts)), BINS
+
+    @property
+    def caption(self) -> str:
+        """Say how many tokens a view shows."""
+        how = "." if self.counts is None else ", half the text's most frequent."
+        return f"{count(len(self.labels))} tokens{how}"
+
+
+# each table
+
+
+class _TablesReport:
+    """Report on one table after the other; `add` takes the next."""
+
+    def __init__(self, vocabulary: _Vocabulary, groups: dict[str, Groups], sample: _Sample, seed: int) -> None:
+        self.vocabulary, self.groups, self.sample, self.seed = vocabulary, groups, sample, seed
+        self.quantities: list[Quantity] = []
+        self.curves: list[Curve] = []
+        self.points: list[Points] = []
+        self.by_count: dict[str, Score] = {}  # table → rank correlation of norm and count
+        self.shares: dict[str, Array] = {}  # table → share of its variance in each direction
+        self._norm_rows: dict[str, list[tuple[str, ...]]] = {FREQUENCY: [], SCRIPT: []}
+        self._little: list[tuple[str, str, str]] = []
+        self._first_plane: Array | None = None  # the first table's: axes of all others are turned to run along with it
+        self._named: tuple[int, ...] = ()  # tokens that carry their text in every view
+
+    def add(self, name: str, table: TokenTable) -> None:
+        """Measure a table, and report its norms, directions, rows that say little and a view."""
+        with doing(f"products of {name}", table.rows):
+            sums = moments(table)
+        # groups and counts know the rows that all tables have
+        norms = sums.norms[: self.vocabulary.rows] if self.groups else sums.norms
+        correlated = self._norms_by_count(name, norms)
+        self.quantities += [
+            Quantity(f"mean norm, {name}", float(norms.mean()), n=table.rows, unit="norm", main=False),
+            Quantity(f"deviation of norms, {name}", float(norms.std()), unit="norm", main=False),
+        ]
+        for kind, of in self.groups.items():
+            self._norms_by_group(name, norms, kind, of)
+        self.quantities += directions(name, table, sums, self.seed, main=not correlated)
+        if isinstance(table, StoredTable):
+            counted, listed = saying_little(name, table, self.vocabulary.unused, self.vocabulary.counts)
+            self.quantities += counted
+            self._little += listed
+        self.shares[name] = sums.shares
+        self._view(name, table, sums)
+
+    def norm_listings(self) -> list[Listing]:
+        """Return the rows' norms in groups by frequency and by script."""
+        header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
+        return [
+            Listing("Row norms by token frequency", header, tuple(self._norm_rows[FREQUENCY])),
+            Listing("Row norms by script", header, tuple(self._norm_rows[SCRIPT])),
+        ]
+
+    def little_listing(self) -> Listing:
+        """Return the rows that say little."""
+        return Listing("Rows that say little", ("table", "which", "rows"), tuple(self._little))
+
+    def _norms_by_count(self, name: str, norms: Array) -> bool:
+        """Report the correlation of norms with the text's counts; return False if there is none."""
+        counts = self.vocabulary.counts
+        correlations = None if counts is None else norms_by_count(norms, counts)
+        if correlations is None:
+            return False
+        by_value, by_rank = correlations
+        self.by_count[name] = by_rank
+        why = f"rank correlation of norm and count, 0 ± {plain(1.96 * by_rank.deviation, 3)} by chance"
+        titles = (f"norm by frequency, {name}", by_rank, True), (f"the same by value, {name}", by_value, False)
+        for title, score, main in titles:
+            quantity = Quantity.of_estimate(title, score.estimate, chance=0.0, unit="correlation", why=why, main=main)
+            self.quantities.append(quantity)
+        return True
+
+    def _norms_by_group(self, name: str, norms: Array, kind: str, of: Groups) -> None:
+        """Report median, quartiles and mean of the norms in each group of tokens."""
+        medians: list[tuple[int, Estimate]] = []  # of each group its place, with median and quartiles
+        for place, label, inside in of:
+            values = norms[inside]
+            if not len(values):
+                continue
+            low, median, high = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
+            numbers = (plain(q, 3) for q in (median, low, high))
+            self._norm_rows[kind].append((f"{name}: {label}", count(len(values)), *numbers))
+            medians.append((place, Estimate(median, low, high, len(values))))
+            if len(values) > 1:
+                title = f"mean norm, {name}, tokens of {_group_word(kind)} {label}"
+                self.quantities.append(mean_of(title, values, unit="norm", main=False))
+        if kind == FREQUENCY:
+            self.curves.append(Curve.through(
+                "Length of rows by token frequency", medians, along=OFTEN, ticks=of.labels,
+                unit="row norm", which=name, why="Medians and quartiles.",
+            ))  # fmt: skip
+
+    def _view(self, name: str, table: TokenTable, sums: Moments) -> None:
+        """Add the sampled tokens' rows along the table's two leading directions."""
+        sample = self.sample
+        xy = plane(table, sums, sample.ids, self._first_plane)
+        if self._first_plane is None:
+            self._first_plane = xy
+            self._named = _worth_naming(xy, sample.labels, sample.counts)
+        first, second = np.append(sums.shares, 0.0)[:2]  # a table one number wide has no second axis
+        axes = f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"
+        places = tuple((x, y) for x, y in xy.tolist())
+        title = f"Rows in two dimensions: {name}"
+        self.points.append(Points(title, places, sample.labels, *sample.bands, self._named, axes, why=sample.caption))
+
+
+def _group_word(kind: str) -> str:
+    """Return the word for a kind of groups before a group's label."""
+    return "count" if kind == FREQUENCY else kind
+
+
+def _worth_naming(xy: Array, labels: tuple[str, ...], counts: Ids | None) -> tuple[int, ...]:
+    """Return the places of frequent words that lie apart."""
+    reach = np.ptp(xy, axis=0) if len(xy) else np.zeros(2)
+    order = list(range(len(xy))) if counts is None else np.argsort(-counts, kind="stable").tolist()
+    taken: list[int] = []
+    for index in order:
+        if len(taken) == NAMED:
+            break
+        text = labels[index].strip()
+        is_word = len(text) > 1 and text.isalpha()
+        if is_word and all((np.abs(xy[index] - xy[other]) > (0.3, 0.1) * reach).any() for other in taken):
+            taken.append(index)
+    return tuple(taken)
+
+
+def _filled_directions(shares: dict[str, Array], tables: Iterable[TokenTable]) -> Iterator[Curve]:
+    """Yield the variance that leading directions have together: of each table, and of Gaussian ones of its shape."""
+    shapes = dict.fromkeys((table.rows, table.width) for table in tables)
+    gaussian = {f"Gaussian, {rows:,} × {width:,}": gaussian_shares(rows, width) for rows, width in shapes}
+    for which, of_directions in (shares | gaussian).items():
+        yield Curve(
+            "How many directions a table fills",
+            tuple(range(1, len(of_directions) + 1)), tuple(map(float, np.cumsum(of_directions))),
+            along="leading directions", unit="%", which=which, log_x=True,
+            why="Far above the Gaussian's: few directions matter.",
+        )  # fmt: skip
+
+
+# norms and frequency
+
+
 def _answer(by_count: dict[str, Score]) -> str:
+    """Say whether frequent tokens have longer or shorter rows, and in which tables."""
     if not by_count:
         return "without a text: directions, and rows that say little"
     sides: dict[str, list[str]] = {}
     for name, score in by_count.items():
         if abs(score.estimate.value) > 1.96 * score.deviation:
             sides.setdefault("longer" if score.estimate.value > 0 else "shorter", []).append(name)
-    said = " and ".join(f"{how} rows ({', '.join(names)})" for how, names in sides.items())
-    return f"frequent tokens have {said}" if sides else "frequent tokens have neither longer nor shorter rows"
+    if not sides:
+        return "frequent tokens have neither longer nor shorter rows"
+    parts = [f"{how} rows ({', '.join(names)})" for how, names in sides.items()]
+    return f"frequent tokens have {' and '.join(parts)}"
 
 
 def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
-    """How much more norms follow frequency at one end of two tables than at the other."""
-    known = [by_count[name].estimate for name in ("input", "output") if name in by_count]
-    if len(known) < 2:
+    """Yield how much more norms follow frequency at one end of two tables than at the other."""
+    both = [by_count[name].estimate for name in ("input", "output") if name in by_count]
+    if len(both) < 2:
         return
-    low, high = sorted(known, key=lambda e: e.value)
+    low, high = sorted(both, key=lambda estimate: estimate.value)
     # p at which the two intervals, by Fisher's z, no longer meet
     p = float(low.value == high.value)
     if max(abs(low.value), abs(high.value)) < 1:
@@ -203,26 +337,7 @@ def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
     )  # fmt: skip
 
 
-def _worth_naming(xy: Array, labels: tuple[str, ...], counts: Ids | None) -> tuple[int, ...]:
-    """Places of frequent words that lie apart."""
-    reach = np.ptp(xy, axis=0) if len(xy) else np.zeros(2)
-    taken: list[int] = []
-    for index in range(len(xy)) if counts is None else np.argsort(-counts, kind="stable").tolist():
-        text = labels[index].strip()
-        apart = all((np.abs(xy[index] - xy[other]) > (0.3, 0.1) * reach).any() for other in taken)
-        if len(taken) < NAMED and len(text) > 1 and text.isalpha() and apart:
-            taken.append(index)
-    return tuple(taken)
-
-
-def _over_tokens(values: Array) -> Estimate:
-    """Mean with an interval √2 as wide as that of independent values.
-
-    Each pair of neighbours stands in the counts of both, and (x + y)² ≤ 2(x² + y²): no sharing can widen it more.
-    """
-    found = mean_interval(values)
-    half = math.sqrt(2) * (found.high - found.value)
-    return replace(found, low=found.value - half, high=found.value + half)
+# what precedes and what follows a token
 
 
 def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Found:
@@ -241,44 +356,109 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
             why="too high; chance: tossed directions",
         ),
     ]  # fmt: skip
-    curves, listings, excess = [], [], found.plug_in - found.coin
-    enough = (found.counts >= ENOUGH) & (found.coin_deviation > 0)
+    curves: list[Curve] = []
+    listings: list[Listing] = []
     header = ("group", "tokens", "occurrences", "from counts", "tossed", "guessed", "tokens beyond chance")
     for kind, of in groups.items():
-        rows, reads = [], []
-        for _, label, inside in of:
-            inside = inside & (found.counts > 0)
-            if (tokens := int(inside.sum())) < 2:
-                continue
-            name = f"excess over tossed directions, {'count' if kind == FREQUENCY else kind} {label}"
-            of_group = (_over_tokens(values[inside]) for values in (excess, found.held_out, found.plug_in))
-            apart, guessed_, counted = of_group  # 0 lies inside the first where left and right are not told apart
-            quantities.append(Quantity.of_estimate(name, apart, chance=0.0, unit="nats", main=False))
-            coin = Estimate(float(found.coin[inside].mean()), math.nan, math.nan, tokens)
-            reads.append((guessed_, counted, coin))
-            # 0.025 by chance where many neighbours make the coin nearly normal
-            tested = excess[inside & enough] > Z * found.coin_deviation[inside & enough]
-            levels = (plain(level.value, 3) for level in (counted, coin, guessed_))
-            beyond = f"{tested.mean():.1%}" if len(tested) else NONE
-            rows.append((label, count(tokens), count(found.counts[inside].sum()), *levels, beyond))
-        listings.append(Listing(f"What precedes and what follows, by {kind}", header, tuple(rows)))
-        for which, estimates in zip(("guessed", "counts", "tossed"), zip(*reads, strict=True), strict=bool(reads)):
-            curves.append(Curve.through(
-                f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
-                along=OFTEN if kind == FREQUENCY else "script of the token",
-                ticks=tuple(row[0] for row in rows), level=math.log(2), level_name="no common neighbour",
-                why="Counts say too much, guesses too little; tossed: no difference.",
-            ))  # fmt: skip
-    excess = np.where(found.counts >= NOTABLE_FROM, excess, -np.inf)
-    ids = [row for row in np.argsort(-excess, kind="stable")[:NOTABLE].tolist() if np.isfinite(excess[row])]
-    notable = tuple(
-        (visible(text), count(found.counts[row]), plain(found.plug_in[row], 3), plain(found.coin[row], 3))
-        for row, text in zip(ids, token_names(texts, ids), strict=True)
-    )
-    columns = ("token", "occurrences", "divergence", "tossed")
-    listings.append(Listing("Tokens whose two sides differ most", columns, notable))
+        sides = _sides_of_groups(found, of)
+        for group in sides:
+            name = f"excess over tossed directions, {_group_word(kind)} {group.label}"
+            quantities.append(Quantity.of_estimate(name, group.excess, chance=0.0, unit="nats", main=False))
+        listings.append(
+            Listing(f"What precedes and what follows, by {kind}", header, tuple(group.cells for group in sides))
+        )
+        curves += _context_curves(kind, sides)
+    listings.append(_notable_tokens(found, texts))
     quantities += [
         Quantity("tokens of the text", int(found.counts.sum()), main=False),
         Quantity("different tokens in it", int((found.counts > 0).sum()), main=False),
     ]
     return Found("", tuple(quantities), tuple(curves), listings=tuple(listings))
+
+
+@dataclass(frozen=True)
+class _GroupSides:
+    """How far left and right contexts differ in one group of tokens, in nats."""
+
+    label: str
+    tokens: int  # of the group, in the text
+    occurrences: int
+    excess: Estimate  # counted − tossed; 0 lies inside where left and right cannot be distinguished
+    guessed: Estimate  # too low
+    counted: Estimate  # too high
+    tossed: Estimate  # chance level, without an interval
+    beyond: str  # share of tokens beyond chance; 2.5 % by chance where many neighbours make the coin nearly normal
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Return its row of the listing."""
+        levels = (plain(level.value, 3) for level in (self.counted, self.tossed, self.guessed))
+        return (self.label, count(self.tokens), count(self.occurrences), *levels, self.beyond)
+
+
+def _sides_of_groups(found: Contexts, groups: Groups) -> list[_GroupSides]:
+    """Measure each group that has two tokens of the text or more."""
+    excess = found.plug_in - found.coin
+    is_tested = (found.counts >= ENOUGH) & (found.coin_deviation > 0)
+    sides = []
+    for _, label, in_group in groups:
+        inside = in_group & (found.counts > 0)
+        tokens_inside = int(inside.sum())
+        if tokens_inside < 2:
+            continue
+        tested = inside & is_tested
+        beyond = NONE
+        if tested.any():
+            beyond = f"{(excess[tested] > Z * found.coin_deviation[tested]).mean():.1%}"
+        sides.append(
+            _GroupSides(
+                label,
+                tokens_inside,
+                int(found.counts[inside].sum()),
+                excess=_over_tokens(excess[inside]),
+                guessed=_over_tokens(found.held_out[inside]),
+                counted=_over_tokens(found.plug_in[inside]),
+                tossed=Estimate(float(found.coin[inside].mean()), math.nan, math.nan, tokens_inside),
+                beyond=beyond,
+            )
+        )
+    return sides
+
+
+def _over_tokens(values: Array) -> Estimate:
+    """Return the mean with an interval √2 as wide as that of independent values.
+
+    Each pair of neighbours stands in the counts of both, and (x + y)² ≤ 2(x² + y²): no sharing can widen it more.
+    """
+    mean = mean_interval(values)
+    half = math.sqrt(2) * (mean.high - mean.value)
+    return replace(mean, low=mean.value - half, high=mean.value + half)
+
+
+def _context_curves(kind: str, sides: Sequence[_GroupSides]) -> Iterator[Curve]:
+    """Yield the three estimates of every group as curves; none without groups."""
+    if not sides:
+        return
+    estimates = {
+        "guessed": [group.guessed for group in sides],
+        "counts": [group.counted for group in sides],
+        "tossed": [group.tossed for group in sides],
+    }
+    for which, of_groups in estimates.items():
+        yield Curve.through(
+            f"Left and right contexts by {kind}", enumerate(of_groups), unit="nats", which=which,
+            along=OFTEN if kind == FREQUENCY else "script of the token",
+            ticks=tuple(group.label for group in sides), level=math.log(2), level_name="no common neighbour",
+            why="Counts say too much, guesses too little; tossed: no difference.",
+        )  # fmt: skip
+
+
+def _notable_tokens(found: Contexts, texts: Texts | None) -> Listing:
+    """List the frequent tokens whose two sides differ most beyond chance."""
+    excess = np.where(found.counts >= NOTABLE_FROM, found.plug_in - found.coin, -np.inf)
+    ids = [row for row in np.argsort(-excess, kind="stable")[:NOTABLE].tolist() if np.isfinite(excess[row])]
+    rows = tuple(
+        (visible(text), count(found.counts[row]), plain(found.plug_in[row], 3), plain(found.coin[row], 3))
+        for row, text in zip(ids, token_names(texts, ids), strict=True)
+    )
+    return Listing("Tokens whose two sides differ most", ("token", "occurrences", "divergence", "tossed"), rows)
