@@ -19,7 +19,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import LAYER, NONE, FinalNorm, module_of
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.checkpoint.numeric_ends import read_boundary
+from tiewise.checkpoint.numeric_ends import StoredBoundary, read_boundary
 from tiewise.checkpoint.stored import FLOATING, Stored, read_float64, rounded
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
@@ -62,24 +62,27 @@ class DirectPath:
 
     @property
     def tied(self) -> bool:
-        """Whether both ends are one table."""
+        """Return True if both ends are one table."""
         return self.input is self.output
 
     @property
     def rows(self) -> int:
-        """Tokens that both tables have: the first ones, where one table is longer."""
+        """Return how many tokens both tables have: the first ones, where one table is longer."""
         return min(self.input.rows, self.output.rows)
 
     @property
     def linear(self) -> DirectPath:
-        """The path without the division by each row's size: gain and scales alone, as W_E diag(g) W_Uᵀ."""
+        """Return the path by gain and scales alone, W_E diag(g) W_Uᵀ: rows are not divided by their size."""
         return replace(self, norm=replace(self.norm, kind=NONE))
 
     @property
     def weights(self) -> Array:
-        """What multiplies element by element between `base` rows and output rows [E]."""
-        scale = self.output_scale * (self.input_scale if self.norm.kind == NONE else 1.0)
-        return np.full(self.input.width, scale) * (1.0 if self.norm.gain is None else self.norm.gain)
+        """Return the factor of each element between `base` rows and output rows [E]."""
+        scale = self.output_scale
+        if self.norm.kind == NONE:  # otherwise the norm has it
+            scale *= self.input_scale
+        factors: Array = np.full(self.input.width, scale)
+        return factors if self.norm.gain is None else factors * self.norm.gain
 
     def base(self, rows: Array) -> Array:
         """Return input rows [n, E] as they are before `weights`: raw in a linear path, else scaled and normalised."""
@@ -117,40 +120,23 @@ def open_path(folder: Folder) -> DirectPath:
 
 def path_of(facts: Facts) -> DirectPath:
     """Open the direct path of a checkpoint of which the facts are known. Raises as `open_path`."""
-    roles, boundary = facts.roles, read_boundary(facts, INSPECT) if facts.is_own else None
-    if boundary is not None:  # that this package stored: tables are met behind its maps and scales
-        table, source = boundary.lookup.table, dense_table(boundary.lookup)
-        target = source if boundary.lookup.mark == boundary.head.mark else dense_table(boundary.head)
-    else:
-        table, head = stored_ends(facts)
-        if roles.maps:
-            what = f"{facts.path}: {short(roles.maps[0].name)} stands between a table and the body"
-            raise CheckpointError(what, "give a model whose tables are as wide as its body")
-        source = StoredTable(table)
-        target = source if head is None else StoredTable(head)
+    boundary = read_boundary(facts, INSPECT) if facts.is_own else None
+    tables = _plain_tables(facts) if boundary is None else _boundary_tables(boundary)
     level, kind = _family(facts)
-    scalars = {key.rpartition(".")[2]: value for key, value in roles.scalars.items()}
     ending = final_norm_of(facts)
-    norm, known = Norm(), {}
+    norm = Norm()
     if ending is None:
         notes = [_without_norm(facts, kind)]
     else:
-        norm = _norm(facts, ending, level, table, source.width)
-        known = {key: value for key, value in scalars.items() if key in ending.scalars}
+        norm = _norm(facts, ending, level, tables.stored, tables.source.width)
         notes = ["no final norm" if norm.kind == NONE else f"{norm.kind} norm applied, eps {norm.eps:g}"]
-    input_scale = _root(source.width, table) if ending is not None and ending.root_width else 1.0
-    input_scale *= known.get("embedding_multiplier", 1.0)
-    output_scale = known.get("logit_scale", 1.0) / (known.get("logits_scaling") or 1.0)
-    softcap = known.get("final_logit_softcapping") or None
-    notes += [f"input rows times {input_scale:g}"] if input_scale != 1 else []
-    notes += [f"logits times {output_scale:g}"] if output_scale != 1 else []
-    notes += [f"soft-cap {softcap:g} applied"] if softcap else []
-    notes += [f"{key} = {value:g} of the config is not applied" for key, value in scalars.items() if key not in known]
-    own = f"{module_of(roles.output_name or '')[0]}.bias"
-    fitting = [one for one in roles.biases if one.shape in ((target.rows,), (1, target.rows))]
-    chosen = min(fitting, key=lambda one: one.name != own, default=None)  # the head's own, else the first
-    bias = None if chosen is None else _vector(chosen, target.rows)
-    notes += [] if chosen is None else [f"bias {short(chosen.name)} applied"]
+    scales = _scales(facts, ending, tables)
+    notes += scales.notes
+    stored_bias, bias = _head_bias(facts, tables.target.rows), None
+    if stored_bias is not None:
+        bias = _vector(stored_bias, tables.target.rows)
+        notes.append(f"bias {short(stored_bias.name)} applied")
+    softcap = scales.softcap
     if boundary is not None:
         notes.append("each end is taken behind its map and scale")
         if boundary.spec.softcap is not None:
@@ -159,9 +145,87 @@ def path_of(facts: Facts) -> DirectPath:
                 raise CheckpointError(what, "its direct path is not measured")
             softcap = boundary.spec.softcap
             notes.append(f"soft-cap {softcap:g} applied")
-    if roles.positions:
+    if facts.roles.positions:
         notes.append("position rows are left out")
-    return DirectPath(source, target, norm, input_scale, output_scale, bias, softcap, tuple(notes))
+    return DirectPath(
+        tables.source,
+        tables.target,
+        norm,
+        scales.input,
+        scales.output,
+        bias,
+        softcap,
+        tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class _PathTables:
+    """Both tables of a path."""
+
+    stored: Stored  # the input table as it is stored
+    source: TokenTable  # input rows as the body receives them
+    target: TokenTable  # output rows; the same object where the model is tied
+
+
+def _plain_tables(facts: Facts) -> _PathTables:
+    """Open the tables of a model that has nothing between them and its body; CheckpointError if it has a map."""
+    table, head = stored_ends(facts)
+    maps = facts.roles.maps
+    if maps:
+        what = f"{facts.path}: {short(maps[0].name)} stands between a table and the body"
+        raise CheckpointError(what, "give a model whose tables are as wide as its body")
+    source = StoredTable(table)
+    return _PathTables(table, source, source if head is None else StoredTable(head))
+
+
+def _boundary_tables(boundary: StoredBoundary) -> _PathTables:
+    """Open the tables of a boundary that this package stored, behind its maps and scales."""
+    lookup, head = boundary.lookup, boundary.head
+    source = dense_table(lookup)
+    return _PathTables(lookup.table, source, source if lookup.mark == head.mark else dense_table(head))
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """Scales and soft-cap of a family, from its record and the config."""
+
+    input: float
+    output: float
+    softcap: float | None
+    notes: tuple[str, ...]  # what is applied, and what the config has that is not
+
+
+def _scales(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -> _Scales:
+    """Read the scales that the family's class applies; those of any other family are named and not applied."""
+    scalars = {key.rpartition(".")[2]: value for key, value in facts.roles.scalars.items()}
+    applied: dict[str, float] = {}
+    input_scale = 1.0
+    if ending is not None:
+        applied = {key: value for key, value in scalars.items() if key in ending.scalars}
+        if ending.root_width:
+            input_scale = _root(tables.source.width, tables.stored)
+    input_scale *= applied.get("embedding_multiplier", 1.0)
+    output_scale = applied.get("logit_scale", 1.0) / (applied.get("logits_scaling") or 1.0)
+    softcap = applied.get("final_logit_softcapping") or None
+    notes = []
+    if input_scale != 1:
+        notes.append(f"input rows times {input_scale:g}")
+    if output_scale != 1:
+        notes.append(f"logits times {output_scale:g}")
+    if softcap is not None:
+        notes.append(f"soft-cap {softcap:g} applied")
+    for key, value in scalars.items():
+        if key not in applied:
+            notes.append(f"{key} = {value:g} of the config is not applied")
+    return _Scales(input_scale, output_scale, softcap, tuple(notes))
+
+
+def _head_bias(facts: Facts, rows: int) -> Stored | None:
+    """Return the head's stored bias of one number for each row: the one next to the head's weight, else the first."""
+    by_head = f"{module_of(facts.roles.output_name or '')[0]}.bias"
+    fitting = [bias for bias in facts.roles.biases if bias.shape in ((rows,), (1, rows))]
+    return min(fitting, key=lambda bias: bias.name != by_head, default=None)
 
 
 def final_norm_of(facts: Facts) -> FinalNorm | None:
@@ -191,9 +255,11 @@ def _root(width: int, table: Stored) -> float:
 
 
 def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stored, width: int) -> Norm:
-    """The final norm, with its stored vectors."""
+    """Return the final norm, with its stored vectors."""
     eps = number(level.get(ending.eps_key)) if ending.eps_key else None
-    norm = Norm(ending.kind, ending.eps if eps is None or eps < 0 else eps)
+    if eps is None or eps < 0:
+        eps = ending.eps
+    norm = Norm(ending.kind, eps)
     if not ending.stored:
         return norm
     if level.get("do_layer_norm_before") is False:  # OPT-350M normalises inside its layers only
@@ -210,6 +276,7 @@ def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stor
 
 
 def _vector(tensor: Stored, size: int) -> Array:
+    """Read a stored vector [size]; CheckpointError if it has another shape."""
     if tensor.shape not in ((size,), (1, size)):
         what = f"{tensor.path}: {short(tensor.name)} has shape {list(tensor.shape)}, not [{size}]"
         raise CheckpointError(what, "`tiewise check` says what does not fit")
