@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -84,41 +85,9 @@ def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed:
     if not stack.causal:
         what = f"{type(opened.model).__name__} reads both sides of a token"
         raise UnsupportedError(what, "give a causal language model")
-    fixed, translators, depth = _fixed(stack, texts), _identities(stack, texts), len(stack.applications)
-    marks = sorted({steps * i // MARKS for i in range(MARKS + 1)})
-    size = min(-(-TOKENS // (texts.shape[1] - 1)), len(texts))  # windows of a step
-    drawn, read_at, lost = _batches(texts, size, torch.Generator().manual_seed(seed)), [], []
-    for done in range(steps + 1):
-        progress("training a lens at every layer", done, steps)
-        if done in marks:
-            read_at.append([read.kl.value for read in _read(stack, apart, [*enumerate(translators)], fixed[:0])[0]])
-        if done < steps:
-            losses = _train_step(stack, translators, next(drawn), done, steps)
-            lost += [losses] if done >= 0.9 * steps else []
-    as_it_is: list[_Lens] = [(i, lambda states: states) for i in range(depth + 1)]
-    reads, (nll, *chances) = _read(stack, apart, [*as_it_is, *enumerate(translators)], fixed)
-    logit, last, tuned = reads[:depth], reads[depth], reads[depth + 1 :]  # where both lenses are the model: the last
-    curves = np.array(read_at)  # held-out KL of the tuned lenses over training, nats [marks, L]
-    before, end = curves[np.array(marks) <= 0.9 * steps][-1], curves[-1]
-    moves = ~(np.maximum(before, end) <= ZERO)
-    moved = 1 - np.divide(end, before, out=np.ones(depth), where=moves)  # by the last tenth of the steps
-    worse = sum(read.kl.low > chances[-1].high for read in logit)
-    notes = [f"at {worse} of {depth} places the logit lens is further off than the model's mean distribution"]
-    if unfinished := np.sum(np.abs(moved) >= CONVERGED):
-        notes.append(f"{unfinished} of {depth} tuned lenses still moved in the last tenth; raise --lens-steps")
-    # against mean KL on the training batches of that tenth, each before its step
-    if over := sum(fit < 0.9 * read.kl.low for fit, read in zip(np.mean(lost, 0), tuned, strict=True)):
-        where, times = f"{over} place{'s' if over > 1 else ''}", plain(steps * size / len(texts), 1)
-        notes.append(f"at {where} the tuned lens knows its windows by heart, seen {times} times: give more text")
-    half = next((i for i, read in enumerate(tuned) if read.agreement.low > 0.5), None)
-    where = f"after layer {half} of {depth}" if half else "before any layer"
-    return Found(
-        answer=f"the first choice at most positions, {where}" if half is not None else NEVER,
-        quantities=tuple(_quantities(tuned[0], logit[0], nll, chances)),
-        curves=tuple(_curves({"tuned lens": tuned, "logit lens": logit}, chances[-1].value, marks, curves.T)),
-        listings=(_listing(["input", *(one.name for one in stack.applications)], [*logit, last], tuned, moved),),
-        notes=tuple(notes),
-    )
+    fixed, translators = _fixed(stack, texts), _identities(stack, texts)
+    training = _train(stack, translators, texts, apart, steps, seed)
+    return _report(stack, _read_both(stack, apart, translators, fixed), training)
 
 
 # --- training
@@ -131,7 +100,8 @@ class Translator:
         """Take the mean μ [D] of states, and the mean [D, D] of their outer products."""
         values, vectors = torch.linalg.eigh((second - torch.outer(mean, mean)).double())
         values = values.clamp_min(0)
-        roots = (values + SHRINK * values.mean().clamp_min(torch.finfo(torch.float32).tiny)).rsqrt()
+        floor = SHRINK * values.mean().clamp_min(torch.finfo(torch.float32).tiny)
+        roots = (values + floor).rsqrt()
         self.whiten = (vectors * roots @ vectors.T).to(mean.dtype)  # W [D, D], symmetric
         self.mean, self.scale = mean, float(second.diagonal().mean().sqrt())  # μ and s
         # A [D, D] and b [D], as the optimizer moves them, and averaged over the last steps: what is read
@@ -142,22 +112,70 @@ class Translator:
     def __call__(self, states: Tensor, parts: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Translate states [N, D], by the average unless others are given."""
         weight, shift = parts or self.average
-        return states + self.scale * ((states - self.mean) @ self.whiten @ weight.T + shift)
+        translated: Tensor = states + self.scale * ((states - self.mean) @ self.whiten @ weight.T + shift)
+        return translated
+
+    def step(self, keep: float) -> None:
+        """Take one step along the gradient, and move the average by 1 − `keep` towards the new weights."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for average, weight in zip(self.average, self.trained, strict=True):
+            average.lerp_(weight.detach(), 1 - keep)
 
 
 _Lens = tuple[int, Callable[[Tensor], Tensor]]  # depth, and what is done to its states before they are read
 
 
 def _identities(stack: AppliedStack, texts: Tensor) -> list[Translator]:
-    """Translators for every layer but the last, in the coordinates of their states on windows [n, T]."""
+    """Return translators for every layer but the last, in the coordinates of their states on windows [n, T]."""
     depth, width, count = len(stack.applications), stack.width, 0
     means, seconds = torch.zeros(depth, width), torch.zeros(depth, width, width)
     for states, _ in _passes(stack, texts):
         count += len(states[0])
-        for i, held in enumerate(states[:-1]):
-            means[i] += held.sum(0)
-            seconds[i] += held.T @ held
+        for i, of_layer in enumerate(states[:-1]):
+            means[i] += of_layer.sum(0)
+            seconds[i] += of_layer.T @ of_layer
     return [Translator(mean / count, second / count) for mean, second in zip(means, seconds, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Training:
+    """Course of the training of all translators."""
+
+    steps: int
+    marks: tuple[int, ...]  # steps before which the held-out KL was read, from 0 to `steps`
+    curves: NDArray[np.float64]  # held-out KL at these [marks, L], nats
+    fit: NDArray[np.float64]  # mean KL on the training batches of the last tenth, each before its step [L], nats
+    times: float  # how often each window was trained on
+
+    @property
+    def moved(self) -> NDArray[np.float64]:
+        """Return the share of the held-out KL that the last tenth of the steps took away [L]."""
+        before, end = self.curves[np.array(self.marks) <= 0.9 * self.steps][-1], self.curves[-1]
+        is_rounding = np.maximum(before, end) <= ZERO
+        moved: NDArray[np.float64] = 1 - np.divide(end, before, out=np.ones(len(end)), where=~is_rounding)
+        return moved
+
+
+def _train(
+    stack: AppliedStack, translators: list[Translator], texts: Tensor, apart: Tensor, steps: int, seed: int
+) -> _Training:
+    """Train all translators on `texts` [n, T], and read them on other windows `apart` [m, T] on the way."""
+    marks = sorted({steps * i // MARKS for i in range(MARKS + 1)})
+    size = min(-(-TOKENS // (texts.shape[1] - 1)), len(texts))  # windows of a step
+    batches = _batches(texts, size, torch.Generator().manual_seed(seed))
+    read_at: list[list[float]] = []
+    last_losses: list[list[float]] = []
+    for done in range(steps + 1):
+        progress("training a lens at every layer", done, steps)
+        if done in marks:
+            reads, _ = _read(stack, apart, [*enumerate(translators)])
+            read_at.append([read.kl.value for read in reads])
+        if done < steps:
+            losses = _train_step(stack, translators, next(batches), done, steps)
+            if done >= 0.9 * steps:
+                last_losses.append(losses)
+    return _Training(steps, tuple(marks), np.array(read_at), np.mean(last_losses, 0), steps * size / len(texts))
 
 
 def _train_step(stack: AppliedStack, translators: list[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
@@ -172,18 +190,16 @@ def _train_step(stack: AppliedStack, translators: list[Translator], ids: Tensor,
             read, p = logits.detach().log_softmax(-1), final.exp()
             losses[i] += float((p * (final - read)).sum()) / len(states[0])
             # by hand, so that it is 0 where the two are one; autograd leaves rounding, which Adam would follow
-            logits.backward((read.exp() - p) / len(states[0]), inputs=one.trained)
+            slope = (read.exp() - p) / len(states[0])
+            torch.autograd.backward(logits, slope, inputs=one.trained)
     keep = min(1 - AVERAGED / max(steps, AVERAGED), (done + 1) / (done + 10))  # of the average
     for one in translators:
-        one.optimizer.step()
-        one.optimizer.zero_grad()
-        for held, weight in zip(one.average, one.trained, strict=True):
-            held.lerp_(weight.detach(), 1 - keep)
+        one.step(keep)
     return losses
 
 
 def _batches(texts: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Windows [size, T] without end: every window once, shuffled, then again."""
+    """Yield windows [size, T] without end: every window once, shuffled, then again."""
     while True:
         order = torch.randperm(len(texts), generator=generator)
         for i in range(0, len(texts) - size + 1, size):
@@ -194,20 +210,20 @@ def _batches(texts: Tensor, size: int, generator: torch.Generator) -> Iterator[T
 
 
 def _positions(states: Sequence[Tensor]) -> list[Tensor]:
-    """States [B, T, D] of the positions that have a next token, as [B·(T − 1), D]."""
-    return [held[:, :-1].reshape(-1, held.shape[-1]) for held in states]
+    """Return states [B, T, D] of the positions that have a next token, as [B·(T − 1), D]."""
+    return [of_layer[:, :-1].reshape(-1, of_layer.shape[-1]) for of_layer in states]
 
 
 def _passes(stack: AppliedStack, texts: Tensor) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """States before each layer and after the last [N, D], and next tokens [N], a few windows at a time."""
+    """Yield states before each layer and after the last [N, D], and next tokens [N], a few windows at a time."""
     wide = (len(stack.applications) + 1) * stack.width * texts.shape[1]
-    for group in texts.split(max(1, min(2**12 // texts.shape[1], 2**26 // wide))):
+    for group in torch.split(texts, max(1, min(2**12 // texts.shape[1], 2**26 // wide))):
         yield _positions(stack.states(group)), group[:, 1:].reshape(-1)
 
 
 @torch.no_grad()
 def _fixed(stack: AppliedStack, texts: Tensor) -> Tensor:
-    """Logarithms of three distributions [3, V]: uniform, the text's tokens and one of each, the model's mean."""
+    """Return logarithms of three distributions [3, V]: uniform, the text's tokens and one of each, the model's mean."""
     total, count = torch.zeros(0), 0
     for states, targets in _passes(stack, texts):
         for part in stack.parts(len(targets)):
@@ -222,9 +238,9 @@ def _fixed(stack: AppliedStack, texts: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _read(
-    stack: AppliedStack, texts: Tensor, lenses: Sequence[_Lens], fixed: Tensor
+    stack: AppliedStack, texts: Tensor, lenses: Sequence[_Lens], fixed: Sequence[Tensor] = ()
 ) -> tuple[list[LensRead], list[Estimate]]:
-    """Read lenses on windows [m, T]: what each reads; the model's own nll, and its KL to fixed distributions [k, V]."""
+    """Read lenses on windows [m, T]: what each reads; the model's own nll, and its KL to fixed distributions [V]."""
     rows: list[Tensor] = []
     for states, targets in _passes(stack, texts):
         for part in stack.parts(len(targets)):
@@ -238,57 +254,133 @@ def _read(
                 columns.append((read.argmax(-1) == final.argmax(-1)).to(final.dtype))
             rows.append(torch.stack(columns).double())
     means = torch.cat(rows, 1).reshape(len(rows[0]), len(texts), -1).mean(-1).numpy()  # by window
-    found, own = [*map(mean_interval, means)], 1 + len(fixed)
-    return [LensRead(*found[i : i + 3]) for i in range(own, len(found), 3)], found[:own]
+    estimates = [mean_interval(by_window) for by_window in means]
+    first = 1 + len(fixed)  # the model's own come before those of the lenses
+    reads = [LensRead(*estimates[i : i + 3]) for i in range(first, len(estimates), 3)]
+    return reads, estimates[:first]
 
 
-# --- what was found
+@dataclass(frozen=True)
+class _Reads:
+    """Both lenses on held-out windows."""
+
+    logit: list[LensRead]  # before each layer [L]
+    tuned: list[LensRead]  # the same
+    last: LensRead  # after the last layer, where both lenses are the model
+    nll: Estimate  # the model's own
+    chances: list[Estimate]  # its KL to the uniform, the text's and its own mean distribution
+
+    @property
+    def constant(self) -> Estimate:
+        """Return the KL to the model's mean distribution: what is known without reading any state."""
+        return self.chances[-1]
 
 
-def _quantities(tuned: LensRead, logit: LensRead, nll: Estimate, chances: Sequence[Estimate]) -> Iterator[Quantity]:
-    for name, read in (("tuned lens, before any layer", tuned), ("logit lens there", logit)):
+def _read_both(stack: AppliedStack, apart: Tensor, translators: list[Translator], fixed: Tensor) -> _Reads:
+    """Read every place by the logit lens and by the tuned lens."""
+    depth = len(stack.applications)
+    as_it_is: list[_Lens] = [(i, lambda states: states) for i in range(depth + 1)]
+    reads, (nll, *chances) = _read(stack, apart, [*as_it_is, *enumerate(translators)], [*fixed])
+    return _Reads(reads[:depth], reads[depth + 1 :], reads[depth], nll, chances)
+
+
+# --- the report
+
+
+def _report(stack: AppliedStack, reads: _Reads, training: _Training) -> Found:
+    """Say from which layer on the first choice can be read, and how far each layer is from the final distribution."""
+    names = ["input", *(one.name for one in stack.applications)]
+    return Found(
+        answer=_answer(reads),
+        quantities=tuple(_quantities(reads)),
+        curves=tuple(_curves(reads, training)),
+        listings=(_listing(names, reads, training.moved),),
+        notes=tuple(_notes(reads, training)),
+    )
+
+
+def _answer(reads: _Reads) -> str:
+    """Name the first layer after which the tuned lens has the first choice at most positions."""
+    for depth, read in enumerate(reads.tuned):
+        if read.agreement.low > 0.5:
+            where = f"after layer {depth} of {len(reads.tuned)}" if depth else "before any layer"
+            return f"the first choice at most positions, {where}"
+    return NEVER
+
+
+def _notes(reads: _Reads, training: _Training) -> Iterator[str]:
+    """Yield where the logit lens is worse than chance, and lenses that were trained too little or on too little."""
+    depth = len(reads.tuned)
+    worse = sum(read.kl.low > reads.constant.high for read in reads.logit)
+    yield f"at {worse} of {depth} places the logit lens is further off than the model's mean distribution"
+    unfinished = np.sum(np.abs(training.moved) >= CONVERGED)
+    if unfinished:
+        yield f"{unfinished} of {depth} tuned lenses still moved in the last tenth; raise --lens-steps"
+    by_heart = sum(fit < 0.9 * read.kl.low for fit, read in zip(training.fit, reads.tuned, strict=True))
+    if by_heart:
+        where, times = f"{by_heart} place{'s' if by_heart > 1 else ''}", plain(training.times, 1)
+        yield f"at {where} the tuned lens knows its windows by heart, seen {times} times: give more text"
+
+
+def _quantities(reads: _Reads) -> Iterator[Quantity]:
+    """Yield both lenses before any layer, the model's own nll, and the levels of chance."""
+    for name, read in (("tuned lens, before any layer", reads.tuned[0]), ("logit lens there", reads.logit[0])):
         why = f"{plain(read.kl.value / math.log(2), 2)} bits"
-        yield Quantity.of_estimate(name, read.kl, unit=KL, chance=chances[-1].value, why=why)
+        yield Quantity.of_estimate(name, read.kl, unit=KL, chance=reads.constant.value, why=why)
         yield Quantity.of_estimate(f"same first choice, {name}", read.agreement, unit="%", main=False)
-    yield Quantity.of_estimate("the model's own nll", nll, unit=NATS, main=False)
-    for name, chance in zip((UNIFORM, UNIGRAM, CONSTANT), chances, strict=True):
+    yield Quantity.of_estimate("the model's own nll", reads.nll, unit=NATS, main=False)
+    for name, chance in zip((UNIFORM, UNIGRAM, CONSTANT), reads.chances, strict=True):
         yield Quantity.of_estimate(name, chance, unit=KL, main=False, why="the same everywhere, without a lens")
 
 
-def _curves(
-    both: dict[str, list[LensRead]], constant: float, marks: Sequence[int], trained: NDArray[np.float64]
-) -> Iterator[Curve]:
-    for which, reads in both.items():
+def _curves(reads: _Reads, training: _Training) -> Iterator[Curve]:
+    """Yield KL and agreement of both lenses by layer, and the training of three tuned lenses."""
+    both = {"tuned lens": reads.tuned, "logit lens": reads.logit}
+    for which, of_lens in both.items():
         yield Curve.through(
-            "How far is each layer from the final distribution?", enumerate(read.kl for read in reads),
+            "How far is each layer from the final distribution?", enumerate(read.kl for read in of_lens),
             which=which, along=APPLIED, unit=KL, log=True,
-            level=constant, level_name="the model's mean distribution",
+            level=reads.constant.value, level_name="the model's mean distribution",
             why="Held out.",
         )  # fmt: skip
-    for which, reads in both.items():
+    for which, of_lens in both.items():
         yield Curve.through(
-            "Does a layer already name the model's first choice?", enumerate(read.agreement for read in reads),
+            "Does a layer already name the model's first choice?", enumerate(read.agreement for read in of_lens),
             which=which, along=APPLIED, unit="share of positions", why="Held out.",
         )  # fmt: skip
-    for depth in range(0, len(trained), max(1, (len(trained) - 1) // 2)):  # the first, one in the middle, the last
+    by_layer = training.curves.T
+    for depth in range(0, len(by_layer), max(1, (len(by_layer) - 1) // 2)):  # the first, one in the middle, the last
         yield Curve(
-            "Were the tuned lenses trained long enough?", tuple(marks), tuple(trained[depth].tolist()),
+            "Were the tuned lenses trained long enough?", training.marks, tuple(by_layer[depth].tolist()),
             which=f"depth {depth}", along="step of training", unit=KL, log=True,
             why=f"Yes, where the last tenth changes it by under {CONVERGED:.0%}.",
         )  # fmt: skip
 
 
-def _listing(names: Sequence[str], logit: list[LensRead], tuned: list[LensRead], moved: NDArray[np.float64]) -> Listing:
-    both = (f"{lens} lens, {what}" for what in ("nats", "bits", "nll", "same token") for lens in ("logit", "tuned"))
+def _listing(names: Sequence[str], reads: _Reads, moved: NDArray[np.float64]) -> Listing:
+    """List what both lenses read at each place, the tuned one and its training nowhere after the last layer."""
+    columns = [f"{lens} lens, {what}" for what in ("nats", "bits", "nll", "same token") for lens in ("logit", "tuned")]
     rows = []
-    for depth, (name, one) in enumerate(zip(names, logit, strict=True)):
-        other, trained = (tuned[depth], moved[depth]) if depth < len(tuned) else ((None,) * 3, None)
-        pairs = zip(one, other, strict=True)
-        kl, nll, agreement = ([Quantity.of_estimate("", e, unit="value") for e in pair] for pair in pairs)
-        bits = [plain(q.value / math.log(2), 2) for q in kl]
-        ended = (NONE, NONE)
-        if trained is not None:
-            ended = f"{plain(-100 * trained, 2)} %", "yes" if abs(trained) < CONVERGED else "no"
-        cells = (*map(str, kl), *bits, *map(str, (*nll, *agreement)), *ended)
-        rows.append((f"{depth} · {name}" if depth else name, *cells))
-    return Listing("Both lenses at each place", ("place", *both, "last tenth", "converged"), tuple(rows))
+    for depth, (name, logit) in enumerate(zip(names, [*reads.logit, reads.last], strict=True)):
+        tuned, ended = None, (NONE, NONE)
+        if depth < len(reads.tuned):
+            tuned = reads.tuned[depth]
+            ended = f"{plain(-100 * moved[depth], 2)} %", "yes" if abs(moved[depth]) < CONVERGED else "no"
+        place = f"{depth} · {name}" if depth else name
+        rows.append((place, *_read_cells(logit, tuned), *ended))
+    return Listing("Both lenses at each place", ("place", *columns, "last tenth", "converged"), tuple(rows))
+
+
+def _read_cells(logit: LensRead, tuned: LensRead | None) -> Iterator[str]:
+    """Yield KL in nats, in bits, nll and agreement, each by both lenses."""
+    kl_pair = [_value(logit.kl), _value(tuned and tuned.kl)]
+    yield from map(str, kl_pair)
+    for quantity in kl_pair:
+        yield plain(quantity.value / math.log(2), 2)
+    for estimate in (logit.nll, tuned and tuned.nll, logit.agreement, tuned and tuned.agreement):
+        yield str(_value(estimate))
+
+
+def _value(estimate: Estimate | None) -> Quantity:
+    """Return an estimate as a table shows it."""
+    return Quantity.of_estimate("", estimate, unit="value")
