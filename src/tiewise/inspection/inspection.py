@@ -1,10 +1,10 @@
 """`inspect`: every section of every model, the reason where there is none, and what of it speaks for tying.
 
-What was measured with a question that can favour a side is evidence for one table or for two. It speaks only where its
-interval leaves out all that no effect would give, and still does with Holm's correction for all that could speak: they
-are read side by side. What could favour neither side, because every natural text, any map or any end of training gives
-it as well, is none. The loss alone decides, so there is a verdict only where a comparison has trained both on several
-seeds.
+A measurement whose question can favour a side is evidence for one table or for two. It speaks only where its interval
+leaves out all that no effect would give, and still does with Holm's correction for all that could speak: they are
+read side by side. Measures that look the same under both choices are not counted as evidence: every natural text, any
+map or any end of training gives them as well. The loss alone decides, so there is a verdict only where a comparison has
+trained both on several seeds.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from __future__ import annotations
 import math
 import os
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from itertools import accumulate, pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
 from tiewise.core.errors import (
     CheckpointError,
     DataError,
+    Listener,
     RunError,
     TiewiseError,
     choices,
@@ -37,13 +37,15 @@ from tiewise.core.found import NATS, NEITHER, ONE, TWO, Found, Quantity
 from tiewise.inspection import sections as sections_folder
 from tiewise.inspection.bench import LACKS, SECTIONS, Bench, Effort, NotHere, Request, Section, Subject, comparison_of
 from tiewise.inspection.tables.token_texts import find_tokens
-from tiewise.training.folder import FINAL, RESULTS, seed_folder
-from tiewise.training.results import ALPHA, gaps
+from tiewise.training.folder import RESULTS, seed_folder
+from tiewise.training.results import ALPHA, FINAL, gaps
 from tiewise.training.settings import FILE as RUN
 
 SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together
 EVIDENCE = "evidence"  # the section that is drawn from all others
+LEAST_EFFORT = {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}
+GENERIC = frozenset({FINAL, "model", "checkpoint"})  # names of folders that say nothing of a model
 PARTS = 1000  # that progress counts for each call of a section of weight 1
 NO_VERDICT = "one model cannot tell: `tiewise compare` trains tied and untied side by side"
 FINISH = "finish it with `tiewise compare --resume`"
@@ -56,11 +58,7 @@ def section_names() -> list[str]:
 
 
 def sections() -> tuple[Section, ...]:
-    """Every section of the folder, in order; last those that a light install cannot run, which say what they lack."""
-
-    def lacks(subject: Subject, bench: Bench) -> Found:
-        raise NotHere(LACKS)
-
+    """Return every section of the folder, in order; last those that a light install cannot run."""
     lacking = []
     for name in section_names():
         try:
@@ -68,11 +66,16 @@ def sections() -> tuple[Section, ...]:
         except ModuleNotFoundError as error:
             if (error.name or "tiewise").startswith("tiewise"):
                 raise
-            lacking.append(Section(name, name, 0, lacks))
-    return (*sorted(SECTIONS.values(), key=lambda one: one.place), *lacking)
+            lacking.append(Section(name, name, 0, _lacks))
+    return (*sorted(SECTIONS.values(), key=lambda section: section.place), *lacking)
 
 
-# what is asked, of which models
+def _lacks(subject: Subject, bench: Bench) -> Found:
+    """Raise NotHere: the section needs packages that are not installed."""
+    raise NotHere(LACKS)
+
+
+# the request and its models
 
 
 def inspect(
@@ -122,14 +125,14 @@ def inspect(
 
 
 def checked(request: Request) -> Request:
-    """Return a request that names sections that there are, and efforts that suffice."""
+    """Return a request after checking that its sections exist and its efforts suffice."""
     names = section_names()
     for name in request.only:
         if name not in names:
             fix = f"{choices(name, names, 'sections are')}; evidence is drawn from them"
             raise DataError(f"there is no section {name!r}", fix)
     effort = request.effort
-    for name, least in {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}.items():
+    for name, least in LEAST_EFFORT.items():
         if getattr(effort, name) < least:
             raise DataError(f"--{name.replace('_', '-')} {getattr(effort, name)}", f"use {least} or more")
     if not 0 <= effort.held_out <= 0.5:
@@ -138,52 +141,70 @@ def checked(request: Request) -> Request:
 
 
 def pairs_of(tokens: str) -> tuple[tuple[str, str], ...]:
-    """Read "New, York" or "New, York; San, Francisco": the pairs that are asked for."""
-    pairs = [tuple(word.strip() for word in pair.split(",")) for pair in tokens.split(";")]
-    for pair in pairs:
-        if len(pair) != 2 or not all(pair):
-            raise DataError(f"--tokens {tokens!r}: {', '.join(pair)!r} is no pair", 'write two tokens: "New, York"')
-    return tuple((first, second) for first, second in pairs)
+    """Read "New, York" or "New, York; San, Francisco" as pairs of tokens."""
+    pairs = []
+    for text in tokens.split(";"):
+        words = [word.strip() for word in text.split(",")]
+        if len(words) != 2 or not all(words):
+            raise DataError(f"--tokens {tokens!r}: {', '.join(words)!r} is no pair", 'write two tokens: "New, York"')
+        first, second = words
+        pairs.append((first, second))
+    return tuple(pairs)
 
 
 def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
     """Open one or two checkpoints, or each arm's first finished model of one comparison, in its order."""
     places = [Path(path) for path in paths]
-    run = next((place for place in places if (place / RESULTS).is_file() and (place / RUN).is_file()), None)
-    if run is None:
-        opened = [open_folder(place) for place in places]
-        for place, folder in zip(places, opened, strict=True):
-            if (place / RUN).is_file():
-                raise RunError(f"{place}: a comparison that is not finished", FINISH)
-            if not folder.tensors:
-                if (place / ADAPTER_CONFIG).is_file():
-                    fix = "`tiewise merge` it into its base first"
-                    raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
-                reason = f" ({folder.faults[0].what})" if folder.faults else ""
-                what = f"{place}: no safetensors that can be read{reason}"
-                raise CheckpointError(what, "`tiewise check` says what is there")
-        return tuple(map(Subject, labels([place.resolve() for place in places]), opened))
-    if len(places) > 1:
-        raise RunError(f"{run} is a comparison of several models", "inspect it alone, or give two of its models")
-    found, comparison = dict[str, Path](), comparison_of(run)
+    for place in places:
+        if (place / RESULTS).is_file() and (place / RUN).is_file():
+            if len(places) > 1:
+                raise RunError(
+                    f"{place} is a comparison of several models", "inspect it alone, or give two of its models"
+                )
+            return _arms_of(place)
+    opened = [open_folder(place) for place in places]
+    for place, folder in zip(places, opened, strict=True):
+        _require_tensors(place, folder)
+    return tuple(map(Subject, labels([place.resolve() for place in places]), opened))
+
+
+def _require_tensors(place: Path, folder: Folder) -> None:
+    """Refuse an unfinished comparison, an adapter, and a folder without tensors that can be read."""
+    if (place / RUN).is_file():
+        raise RunError(f"{place}: a comparison that is not finished", FINISH)
+    if folder.tensors:
+        return
+    if (place / ADAPTER_CONFIG).is_file():
+        fix = "`tiewise merge` it into its base first"
+        raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
+    reason = f" ({folder.faults[0].what})" if folder.faults else ""
+    what = f"{place}: no safetensors that can be read{reason}"
+    raise CheckpointError(what, "`tiewise check` says what is there")
+
+
+def _arms_of(run: Path) -> tuple[Subject, ...]:
+    """Open the first finished model of each arm of a comparison."""
+    comparison = comparison_of(run)
+    models: dict[str, Path] = {}
     for arm, seed in product(comparison.arms, comparison.seeds):
-        if (final := seed_folder(run, arm, seed) / FINAL).is_dir():
-            found.setdefault(arm, final)
-    if not found:
+        final = seed_folder(run, arm, seed) / FINAL
+        if final.is_dir():
+            models.setdefault(arm, final)
+    if not models:
         raise RunError(f"{run} holds no finished model", FINISH)
-    return tuple(Subject(arm, open_folder(final), run) for arm, final in found.items())
+    return tuple(Subject(arm, open_folder(final), run) for arm, final in models.items())
 
 
 def labels(places: Sequence[Path]) -> list[str]:
-    """Name folders by as few last parts of their paths as tell them apart."""
+    """Name folders by as few last parts of their paths as distinguish them."""
     for parts in range(1, max(len(place.parts) for place in places) + 1):
-        made = ["/".join(place.parts[-parts:]) for place in places]
-        if len(set(made)) == len(made) and not (parts == 1 and set(made) & {FINAL, "model", "checkpoint"}):
-            return made
+        names = ["/".join(place.parts[-parts:]) for place in places]
+        if len(set(names)) == len(names) and not (parts == 1 and GENERIC.intersection(names)):
+            return names
     return [f"{place} ({number})" for number, place in enumerate(places, 1)]
 
 
-# what was found
+# the results
 
 
 @dataclass(frozen=True)
@@ -191,11 +212,16 @@ class SectionFound:
     """What one section gave."""
 
     name: str
-    found: Mapping[str, Any]  # label of the subject → `Found`
+    found: Mapping[str, Any]  # label of the subject → what was measured; of evidence, `ALL` → all of it
     left_out: Mapping[str, str]  # label → why there is none
 
+    @property
+    def measured(self) -> dict[str, Found]:
+        """Return what was measured of each subject; nothing of the evidence, which is drawn from other sections."""
+        return {label: found for label, found in self.found.items() if isinstance(found, Found)}
+
     def record(self) -> dict[str, Any]:
-        """Everything as strict JSON takes it: what is not a number, as an interval of one value, is None."""
+        """Return everything as strict JSON takes it: a value that is no number is None."""
         found = {label: strict(found.record()) for label, found in self.found.items()}
         return {"found": found, "left_out": dict(self.left_out)}
 
@@ -208,18 +234,28 @@ class TieOrNot:
     verdict: str  # what a comparison of losses says, or that there is none
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
+        """Return everything as JSON takes it."""
         rows = [
-            {"question": q.question, "measure": measure(q), "about": q.of}
-            | {"value": q.value, "low": q.low, "high": q.high, "level": q.chance or 0.0, "p": q.p}
-            | {"speaks": q.speaks, "why": q.why, "section": section}
+            {
+                "question": q.question,
+                "measure": measure(q),
+                "about": q.of,
+                "value": q.value,
+                "low": q.low,
+                "high": q.high,
+                "level": q.chance or 0.0,
+                "p": q.p,
+                "speaks": q.speaks,
+                "why": q.why,
+                "section": section,
+            }
             for section, q in self.rows
         ]
         return {"rows": rows, "verdict": self.verdict}
 
 
 def measure(q: Quantity) -> str:
-    """What was measured, with its unit."""
+    """Name what was measured, with its unit."""
     return q.name if not q.unit or q.unit in q.name else f"{q.name}, {q.unit}"
 
 
@@ -235,30 +271,31 @@ class Inspection:
 
     def __repr__(self) -> str:
         lines = [f"Inspection of {', '.join(subject.label for subject in self.subjects)}"]
-        for section in self.sections:
-            answers: dict[str, list[str]] = {}
-            for label, found in section.found.items():
-                answers.setdefault(getattr(found, "verdict", None) or found.answer, []).append(label)
-            said = [f"{', '.join(of)}: {answer}".removeprefix(": ") for answer, of in answers.items()]
-            said = said or [f"none: {'; '.join(dict.fromkeys(section.left_out.values()))}"]
-            lines.append(f"  {section.name}: {'; '.join(said)}")
+        lines += [f"  {section.name}: {_answers(section)}" for section in self.sections]
         return "\n".join([*lines, "  .found(name): one section; .record(): all, for JSON"])
 
     def _repr_html_(self) -> str | None:
         """Return the view that `tiewise.report` registered; None makes a notebook print `repr`."""
         return None if Inspection.html_view is None else Inspection.html_view(self)
 
+    @property
+    def evidence(self) -> TieOrNot:
+        """Return the evidence of all sections together."""
+        evidence = self.found(EVIDENCE)[ALL]
+        assert isinstance(evidence, TieOrNot), "the evidence is drawn from all sections"
+        return evidence
+
     def section(self, name: str) -> SectionFound | None:
         """Return one section, or None where it is not part of this inspection."""
         return next((section for section in self.sections if section.name == name), None)
 
     def found(self, name: str) -> Mapping[str, Any]:
-        """Return what a section found by label; nothing where it is not part of this inspection."""
+        """Return the results of a section by label; nothing where it is not part of this inspection."""
         section = self.section(name)
         return section.found if section is not None else {}
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
+        """Return everything as JSON takes it."""
         return {
             "schema": SCHEMA,
             "subjects": {subject.label: str(subject.folder.path) for subject in self.subjects},
@@ -267,11 +304,22 @@ class Inspection:
         }
 
 
-# how it is found
+def _answers(section: SectionFound) -> str:
+    """Return the answers of a section, each with its models, or why it has none."""
+    models: dict[str, list[str]] = {}
+    for label, found in section.found.items():
+        answer = found.verdict if isinstance(found, TieOrNot) else found.answer
+        models.setdefault(answer, []).append(label)
+    if not models:
+        return f"none: {'; '.join(dict.fromkeys(section.left_out.values()))}"
+    return "; ".join(f"{', '.join(of)}: {answer}".removeprefix(": ") for answer, of in models.items())
+
+
+# measuring
 
 
 def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[Section] | None = None) -> Inspection:
-    """Measure every section that is asked for; its progress is (what is done, parts done, parts of the whole).
+    """Measure every section of a request; its progress is (what is done, parts done, parts of the whole).
 
     Raises:
         TiewiseError: what was given cannot be used, which ends it before anything is measured; or nothing could be.
@@ -282,81 +330,135 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
             find_tokens(subject.folder, pair)
         if request.texts and bench.reads(subject):
             bench.ids(subject)
-    wanted = [one for one in every or sections() if not request.only or one.name in request.only]
-    weights = [one.weight * PARTS for one in wanted for _ in subjects]
-    parts = pairwise(accumulate(weights, initial=0))
-    made, faults = [], []
-    for one in wanted:
-        found: dict[str, Found] = {}
+    chosen = [section for section in every or sections() if not request.only or section.name in request.only]
+    total = PARTS * sum(section.weight for section in chosen) * len(subjects)
+    begun = 0
+    results: list[SectionFound] = []
+    faults: list[TiewiseError] = []
+    for section in chosen:
+        result: dict[str, Found] = {}
         left_out: dict[str, str] = {}
-        for subject, place in zip(subjects, parts, strict=False):
+        for subject in subjects:
+            part = _Part(subject.label, begun, begun + PARTS * section.weight, total)
+            begun = part.end
             try:
-                if one.text:
-                    bench.require_text(subject)
-                with _part(subject.label, *place, sum(weights)):
-                    found[subject.label] = one.measure(subject, bench).about(subject.label)
+                result[subject.label] = _measured(section, subject, bench, part)
             except TiewiseError as error:
                 if not isinstance(error, NotHere) or request.only:
                     faults.append(error)
                 left_out[subject.label] = str(error)
-        made.append(SectionFound(one.name, found, left_out))
-    if not any(section.found for section in made):
+        results.append(SectionFound(section.name, result, left_out))
+    if not any(result.found for result in results):
         raise faults[0] if faults else RunError("nothing to measure", "give --text, or a second model")
-    first = SectionFound(EVIDENCE, {ALL: tie_or_not(subjects, made)}, {})
-    return Inspection(subjects, request, (first, *made))
+    evidence = SectionFound(EVIDENCE, {ALL: tie_or_not(subjects, results)}, {})
+    return Inspection(subjects, request, (evidence, *results))
 
 
-@contextmanager
-def _part(label: str, begun: int, end: int, whole: int) -> Iterator[None]:
-    """Have progress inside count as this part of the whole; a call does not know how many things it will do.
+def _measured(section: Section, subject: Subject, bench: Bench, part: _Part) -> Found:
+    """Return what one section measures of one model; its progress counts as `part` of the whole."""
+    if section.text:
+        bench.require_text(subject)
+    with heard(part.listen) as outer:
+        part.outer = outer
+        return section.measure(subject, bench).about(subject.label)
+
+
+class _Part:
+    """Progress inside one call as a part of the whole; a call does not know how many things it will do.
 
     So each is given half of what is left of the part, and the whole only ever grows.
     """
-    now, doing = begun, ""
 
-    def listen(what: str, done: float, total: float) -> None:
-        nonlocal begun, now, doing
-        if what != doing:
-            begun, doing = now, what
-        now = max(now, int(begun + (end - begun) // 2 * min(done, total) // max(total, 1)))
-        outer(f"{label}: {what}", now, whole)
+    outer: Listener
 
-    with heard(listen) as outer:
-        yield
+    def __init__(self, label: str, begun: int, end: int, total: int) -> None:
+        """Take the part from `begun` to `end` of `total`, under the label of a model."""
+        self.label, self.end, self.total = label, end, total
+        self.begun = self.now = begun
+        self.doing = ""
+
+    def listen(self, what: str, done: float, total: float) -> None:
+        """Report that `done` of `total` of something is done, in parts of the whole."""
+        if what != self.doing:
+            self.begun, self.doing = self.now, what
+        half = (self.end - self.begun) // 2
+        self.now = max(self.now, int(self.begun + half * min(done, total) // max(total, 1)))
+        self.outer(f"{self.label}: {what}", self.now, self.total)
+
+
+# the evidence
 
 
 def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> TieOrNot:
-    """Collect what speaks for one table or for two: the losses of a comparison first, then what sections measured."""
-    groups: dict[tuple[str, Quantity], list[str]] = {}  # what says one thing of several models, as what a text says
-    found = gaps(comparison_of(subjects[0].run)) if subjects[0].run is not None else None
-    if found is not None:
-        gap, names = found[1], "untied − tied"  # the gap is tied − untied
-        low, high = (math.nan, math.nan) if gap.low is None or gap.high is None else (-gap.high, -gap.low)
-        loss = Quantity(
-            names, -gap.mean, low, high, gap.n, chance=0.0, unit=NATS,
-            question="Which has the lower validation loss?", below=TWO, above=ONE,
-            why=f"below zero two tables predict better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
-        )  # fmt: skip
-        groups["comparison", loss] = [names]
+    """Collect the evidence for one table or two: the losses of a comparison first, then what sections measured."""
+    loss = _loss(subjects[0])
+    models: dict[tuple[str, Quantity], list[str]] = {}  # models of which one thing is true, as what a text says
+    if loss is not None:
+        models["comparison", loss] = [loss.name]
     for section in made:
-        for label, one in section.found.items():
-            for q in one.quantities:
-                if q.question and {q.below, q.above} != {NEITHER} and math.isfinite(q.value):
-                    groups.setdefault((section.name, replace(q, of="")), []).append(printable(q.of or label))
-    rows = []
-    for (name, q), of in groups.items():
-        p = q.p
-        if p is None or math.isnan(q.low):  # that of Student's t behind the interval; nan where there is none
-            p = p_value(Estimate(q.value, q.low, q.high, q.n), (q.chance or 0.0, *q.null))
-        rows.append((name, replace(q, of=", ".join(of), p=None if math.isnan(p) else p)))
+        for label, found in section.measured.items():
+            for quantity in filter(_can_decide, found.quantities):
+                about = printable(quantity.of or label)
+                models.setdefault((section.name, replace(quantity, of="")), []).append(about)
+    rows = _corrected([(name, _with_p(q, ", ".join(of))) for (name, q), of in models.items()])
+    if loss is None:
+        return TieOrNot(tuple(rows), NO_VERDICT)
+    _, tested_loss = rows[0]
+    return TieOrNot(tuple(rows), _verdict(tested_loss))
+
+
+def _loss(subject: Subject) -> Quantity | None:
+    """Return untied − tied in validation loss; None without a comparison that has both arms."""
+    both = gaps(comparison_of(subject.run)) if subject.run is not None else None
+    if both is None:
+        return None
+    _, gap = both  # tied − untied
+    low = high = math.nan
+    if gap.low is not None and gap.high is not None:
+        low, high = -gap.high, -gap.low
+    return Quantity(
+        "untied − tied", -gap.mean, low, high, gap.n, chance=0.0, unit=NATS,
+        question="Which has the lower validation loss?", below=TWO, above=ONE,
+        why=f"below zero two tables predict better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
+    )  # fmt: skip
+
+
+def _can_decide(quantity: Quantity) -> bool:
+    """Return True for a number whose question can favour a side."""
+    has_side = {quantity.below, quantity.above} != {NEITHER}
+    return bool(quantity.question) and has_side and math.isfinite(quantity.value)
+
+
+def _with_p(quantity: Quantity, of: str) -> Quantity:
+    """Return a quantity of these models with its p: that of Student's t behind the interval unless it has another.
+
+    Without an interval there is no p.
+    """
+    p = quantity.p
+    if p is None or math.isnan(quantity.low):
+        estimate = Estimate(quantity.value, quantity.low, quantity.high, quantity.n)
+        p = p_value(estimate, (quantity.chance or 0.0, *quantity.null))
+    return replace(quantity, of=of, p=None if math.isnan(p) else p)
+
+
+def _corrected(rows: list[tuple[str, Quantity]]) -> list[tuple[str, Quantity]]:
+    """Adjust p by Holm over all rows that have one; a row that is no longer significant favours no side."""
     tested = {place: q.p for place, (_, q) in enumerate(rows) if q.p is not None}
+    corrected = list(rows)
     for place, p in zip(tested, holm(list(tested.values())), strict=True):
-        name, q = rows[place]
-        rows[place] = name, replace(q, p=p) if p < ALPHA else replace(q, p=p, below=NEITHER, above=NEITHER)
-    verdict = NO_VERDICT
-    if found is not None:
-        (_, loss), *_ = rows
-        lower = f"{loss.speaks} had the lower validation loss"
-        said = "no difference of validation loss was detected" if loss.speaks == NEITHER else lower
-        verdict = NO_INTERVAL if math.isnan(loss.low) else f"{said}, at this size and on this text"
-    return TieOrNot(tuple(rows), verdict)
+        name, quantity = rows[place]
+        if p < ALPHA:
+            corrected[place] = name, replace(quantity, p=p)
+        else:
+            corrected[place] = name, replace(quantity, p=p, below=NEITHER, above=NEITHER)
+    return corrected
+
+
+def _verdict(loss: Quantity) -> str:
+    """Say what the difference of the losses shows."""
+    if math.isnan(loss.low):
+        return NO_INTERVAL
+    finding = f"{loss.speaks} had the lower validation loss"
+    if loss.speaks == NEITHER:
+        finding = "no difference of validation loss was detected"
+    return f"{finding}, at this size and on this text"

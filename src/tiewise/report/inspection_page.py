@@ -24,10 +24,9 @@ def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], com
 def inspection_page(inspection: Inspection, command: str) -> str:
     """Return the page as text: the verdict, what can decide, then every section that has a finding."""
     models = [subject.label for subject in inspection.subjects]
-    tie_or_not, *sections = inspection.sections
-    (evidence,) = tie_or_not.found.values()
+    evidence = inspection.evidence
     decisive = faces.deciding(evidence, models)
-    page_sections = [_page_section(section) for section in sections if section.found]
+    page_sections = [_page_section(section) for section in inspection.sections if section.measured]
     return Sheet(
         command_name="inspect",
         title=f"{', '.join(models)}: tiewise inspection",
@@ -45,13 +44,13 @@ def inspection_page(inspection: Inspection, command: str) -> str:
 def _page_section(section: SectionFound) -> PageSection:
     """Return a section's sentence, summary and first figure; other figures and all numbers are folded."""
     title = faces.title(section.name)
-    figures = panels(section.found)
+    figures = panels(section.measured)
     return PageSection(
         title,
         panels=figures[:1],
-        said=[faces.sentence(section.found)],
-        tables=[faces.summary(section.found, title)],
+        said=[faces.sentence(section.measured)],
+        tables=[faces.summary(section.measured, title)],
         more=figures[1:],
-        folded=list(faces.every(section.found)),
+        folded=list(faces.every(section.measured)),
         notes=faces.notes(section),
     )
