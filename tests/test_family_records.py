@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 import tiewise
-from tiewise.checkpoint.audit import audit_view
+from tiewise.checkpoint.audit_view import audit_view
 from tiewise.checkpoint.claims import class_ends
 from tiewise.checkpoint.families import FAMILIES, family
 from tiewise.checkpoint.family_record import ConfigKeys, Family, FamilyEnds, class_defaults, counted, family_data

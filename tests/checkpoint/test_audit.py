@@ -28,7 +28,8 @@ from tiny_checkpoints import (
 )
 from typer.testing import CliRunner
 
-from tiewise.checkpoint.audit import audit_view, check
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.audit_view import audit_view
 from tiewise.checkpoint.rules import rule as rule_module
 from tiewise.checkpoint.rules.rule import SEVERITIES, rules, rules_by_subject
 from tiewise.cli.main import command_line

@@ -45,8 +45,9 @@ def check(
     options: dict[str, Any] = {"base": base, "beside": beside, "target": target, "world": world, "as_class": as_class}
     options |= {"quantise": quantise, "deep": deep, "scan": not headers, "follow_links": follow_links}
     options |= {"select": o.listed(select), "ignore": o.listed(ignore)}
-    from tiewise.checkpoint.audit import SCHEMA, audit_view
+    from tiewise.checkpoint.audit import SCHEMA
     from tiewise.checkpoint.audit import check as audit
+    from tiewise.checkpoint.audit_view import audit_view
 
     audits, unread = [], False
     for path in paths:  # one that cannot be read does not keep the others back
@@ -72,7 +73,7 @@ def check(
 
 
 def _explain(wanted: str, json_: bool) -> None:
-    from tiewise.checkpoint.audit import rule_view
+    from tiewise.checkpoint.audit_view import rule_view
     from tiewise.checkpoint.rules.rule import rules
 
     known = rules()

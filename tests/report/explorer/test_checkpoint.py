@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from tests.report.explorer.dropping import drop
 from tests.report.explorer.test_page import CONTRASTS
 
-from tiewise.checkpoint.audit import check, counted_findings, summary_rows
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.audit_view import counted_findings, summary_rows
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.inspection.sections.direct_path import direct_path_of

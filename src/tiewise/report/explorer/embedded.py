@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.audit import Audit, check, counted_findings, summary_rows
+from tiewise.checkpoint.audit import Audit, check
+from tiewise.checkpoint.audit_view import counted_findings, summary_rows
 from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder

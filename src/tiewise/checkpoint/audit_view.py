@@ -1,0 +1,228 @@
+"""Views of an audit and of a rule, as `tiewise check` prints them.
+
+Everything that comes from the checkpoint is `Text`, never markup.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+from tiewise.checkpoint.audit import Audit
+from tiewise.checkpoint.claims import FLAG, Claim
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.loader_columns import LoaderOutcome
+from tiewise.checkpoint.rules.rule import SEVERITIES, Finding, Rule, difference, said
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import short
+from tiewise.core import Late
+from tiewise.core.files import size
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.padding import Padding
+    from rich.table import Table
+
+rich_box, rich_console, rich_padding = Late("rich.box"), Late("rich.console"), Late("rich.padding")
+rich_table, rich_text = Late("rich.table"), Late("rich.text")
+Row: TypeAlias = tuple[str, str]  # label, value
+
+STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
+ROLES = {  # labels of parts with a line for each tensor; all tensors of any other part share a line
+    "input": "input table",
+    "output": "output head",
+    "bias": "bias",
+    "position": "positions",
+    "map": "map",
+    "draft map": "draft map",
+    "both": "both ends",
+}
+
+
+def html(audit: Audit) -> str:
+    """Return an audit as HTML, for a notebook."""
+    console = rich_console.Console(file=io.StringIO(), record=True, width=120, highlight=False)
+    console.print(audit_view(audit))
+    return str(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
+
+
+def audit_view(audit: Audit) -> Group:
+    """Return an audit as it is printed."""
+    blocks: list[RenderableType] = [_title(audit), _summary(audit)]
+    if audit.outcomes:
+        blocks.append(_loaders(audit.outcomes))
+    blocks += [_finding(finding) for finding in audit.findings]
+    closing, style = f"  {counted_findings(audit)}", "green"
+    if audit.findings:
+        closing, style = f"{closing}; tiewise check --explain {audit.findings[0].rule} says more", "dim"
+    blocks.append(rich_text.Text(closing, style))
+    group: Group = rich_console.Group(*blocks)
+    return group
+
+
+def _title(audit: Audit) -> RenderableType:
+    """Return the first line: path, kind, and the number and bytes of the tensors."""
+    loaded_as = f" as {audit.as_class}" if audit.as_class is not None else ""
+    about = f"  {audit.kind}{loaded_as}, {audit.tensors:,} tensors, {size(audit.nbytes)}"
+    title: RenderableType = rich_text.Text.assemble((str(audit.path), "bold"), about, overflow="fold")
+    return title
+
+
+def _summary(audit: Audit) -> Table:
+    """Return the rows of the summary as a table."""
+    table: Table = rich_table.Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in summary_rows(audit):
+        table.add_row(label, rich_text.Text(value))
+    return table
+
+
+def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Padding:
+    """Return the outcomes of loaders as a table."""
+    table: Table = rich_table.Table(box=rich_box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("loader", "makes of it", "that is"):
+        table.add_column(name, overflow="fold")
+    for outcome in outcomes:
+        basis = f"from reading {outcome.source}" if outcome.predicted else outcome.source
+        loader = rich_text.Text.assemble(f"{outcome.loader} {outcome.versions}\n", (basis, "dim"))
+        word = rich_text.Text(outcome.outcome, STYLE["error"] if outcome.right is False else "")
+        table.add_row(loader, word, rich_text.Text(outcome.sentence))
+    return _indented(table)
+
+
+def _finding(finding: Finding) -> Padding:
+    """Return a finding: its evidence, and the repair in a second line."""
+    severity = (finding.severity, STYLE[finding.severity])
+    evidence = rich_text.Text.assemble((finding.rule, "bold"), " ", severity, "  ", finding.evidence)
+    safe = "  (safe: tiewise repair does it)" if finding.safe else ""
+    repair = rich_text.Text.assemble(("  → ", "green"), finding.repair, (safe, "dim"))
+    return _indented(rich_console.Group(evidence, repair))
+
+
+def _indented(block: RenderableType) -> Padding:
+    """Return a block indented by two columns."""
+    padding: Padding = rich_padding.Padding(block, (0, 0, 0, 2))
+    return padding
+
+
+def counted_findings(audit: Audit) -> str:
+    """Return the findings by severity in words, e.g. "1 error, 2 warnings"."""
+    if not audit.findings:
+        return f"nothing found by {len(audit.ran)} rules"
+    words = []
+    for severity in reversed(SEVERITIES):
+        count = sum(finding.count for finding in audit.findings if finding.severity == severity)
+        has_plural = severity in ("error", "warning")
+        if count:
+            words.append(f"{count:,} {severity}s" if has_plural and count > 1 else f"{count:,} {severity}")
+    return ", ".join(words)
+
+
+def rule_view(rule: Rule) -> Group:
+    """Return a rule as `--explain` prints it."""
+    blank = rich_text.Text()
+    head = rich_text.Text.assemble((rule.id, "bold"), "  ", (rule.severity, STYLE[rule.severity]), "  ", rule.title)
+    blocks = [head, blank]
+    about = [part.replace("\n", " ").strip() for part in rule.explain.split("What to do: ")]
+    has_advice = len(about) == 2
+    blocks.append(rich_text.Text(about[0]))
+    if has_advice:
+        blocks.append(rich_text.Text.assemble(("What to do: ", "bold"), about[1]))
+    else:
+        blocks += [rich_text.Text(part) for part in about[1:]]
+    blocks.append(blank)
+    if rule.deep:
+        blocks.append(rich_text.Text("Runs only with --deep.", "dim"))
+    blocks.append(rich_text.Text(f"Sources: {', '.join(rule.sources)}", "dim"))
+    group: Group = rich_console.Group(*blocks)
+    return group
+
+
+def summary_rows(audit: Audit) -> list[Row]:
+    """Return what the config states and what is stored at the two ends, as (label, value)."""
+    return [*_claims(audit), *_stored(audit)]
+
+
+def _claims(audit: Audit) -> Iterator[Row]:
+    """Yield a row for each level of the config, and one for a family that is not known."""
+    levels = audit.claims.levels
+    for claim in levels:
+        decides = claim is audit.claims.deciding and len(levels) > 1
+        yield f"config {short(claim.level) or 'root'}", _claim(claim) + (", decides" if decides else "")
+    if audit.roles is None:
+        return
+    if not levels:
+        yield "config", "none: tying is known from the tensors alone"
+        return
+    root = family(levels[0].model_type)
+    if not root.is_known:
+        yield "family", f"{root.unknown}: its ends were identified by {audit.roles.source}"
+
+
+def _claim(claim: Claim) -> str:
+    """Return the flag of one level of the config, and its model type."""
+    kind = short(f" ({claim.model_type})" if claim.model_type else "")
+    if claim.written is not None:
+        return f"{FLAG}: {said(claim.written)}{kind}"
+    if claim.default is None:
+        return f"{FLAG} absent, and its class is not known{kind}"
+    return f"{FLAG} absent; its class takes {said(claim.default)}{kind}"
+
+
+def _stored(audit: Audit) -> Iterator[Row]:
+    """Yield a row for each stored part of the boundary, and one for the likeness of the two ends."""
+    inputs = [part for part in audit.parts if part.role == "input"]
+    others = [part for part in audit.parts if part.role in ROLES and part.role != "input"]
+    for part in inputs:
+        yield ROLES[part.role], _described(part.tensor)
+    yield from _absent_head(audit)
+    for part in others:
+        yield ROLES[part.role], _described(part.tensor)
+    yield from _rows_by_role(audit)
+    yield from _likeness(audit)
+
+
+def _described(tensor: Stored) -> str:
+    """Return name, type, shape and bytes of a tensor."""
+    return f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}"
+
+
+def _absent_head(audit: Audit) -> Iterator[Row]:
+    """Yield the row on a head that is not stored next to a stored input table."""
+    roles = audit.roles
+    if roles is None or roles.output is not None or roles.input is None:
+        return
+    if roles.headless:
+        value = "none: this class has no token head"
+    elif audit.claims.tied:
+        value = "not stored: the input table is used"
+    else:
+        value = "not stored"
+    yield ROLES["output"], value
+
+
+def _rows_by_role(audit: Audit) -> Iterator[Row]:
+    """Yield one row for all tensors of each further role."""
+    by_role = dict[str, list[Stored]]()
+    for part in audit.parts:
+        if part.role not in ROLES:
+            by_role.setdefault(part.role, []).append(part.tensor)
+    for role, tensors in by_role.items():
+        value = _described(tensors[0])
+        if len(tensors) > 1:
+            value += f" and {len(tensors) - 1:,} more, {size(sum(tensor.nbytes for tensor in tensors))} in all"
+        yield role, value
+
+
+def _likeness(audit: Audit) -> Iterator[Row]:
+    """Yield the row on the likeness of the two ends, if both are stored."""
+    roles = audit.roles
+    if audit.ends is not None:
+        spare = f"; {size(audit.spare)} stored twice" if audit.spare else ""
+        yield "the two are", difference(audit.ends) + spare
+        return
+    has_both = roles is not None and roles.input is not None and roles.output is not None
+    if has_both and audit.kind != "draft":
+        yield "the two are", "not compared" if audit.scan else "not compared (headers only)"
