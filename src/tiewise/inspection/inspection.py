@@ -339,7 +339,7 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
         result: dict[str, Found] = {}
         left_out: dict[str, str] = {}
         for subject in subjects:
-            part = _Part(subject.label, begun, begun + PARTS * section.weight, total)
+            part = _PartOfProgress(subject.label, begun, begun + PARTS * section.weight, total)
             begun = part.end
             try:
                 result[subject.label] = _measured(section, subject, bench, part)
@@ -354,7 +354,7 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
     return Inspection(subjects, request, (evidence, *results))
 
 
-def _measured(section: Section, subject: Subject, bench: Bench, part: _Part) -> Found:
+def _measured(section: Section, subject: Subject, bench: Bench, part: _PartOfProgress) -> Found:
     """Return what one section measures of one model; its progress counts as `part` of the whole."""
     if section.text:
         bench.require_text(subject)
@@ -363,7 +363,7 @@ def _measured(section: Section, subject: Subject, bench: Bench, part: _Part) -> 
         return section.measure(subject, bench).about(subject.label)
 
 
-class _Part:
+class _PartOfProgress:
     """Progress inside one call as a part of the whole; a call does not know how many things it will do.
 
     So each is given half of what is left of the part, and the whole only ever grows.
