@@ -34,7 +34,7 @@ AGREES, DISAGREES, OPEN = VERDICTS = ("as in the paper", "the other way", "not t
 UNCERTAIN = "open"  # status of a figure whose setting is known only in part
 
 
-class _Match(NamedTuple):
+class _ArmFigure(NamedTuple):
     """A published figure, and the arm of the run that it belongs to."""
 
     arm: str
@@ -75,18 +75,18 @@ def beside_figures(
     return sentences, table
 
 
-def _matches(recipe: str, changed: Sequence[str], arms: Iterable[str], text: str | None) -> list[_Match]:
+def _matches(recipe: str, changed: Sequence[str], arms: Iterable[str], text: str | None) -> list[_ArmFigure]:
     """Return the figures of each arm with these settings; if the text is known, figures of it alone."""
     matches = []
     for arm, result in product(arms, results()):
-        match = _Match(arm, result)
+        match = _ArmFigure(arm, result)
         has_settings = (result.recipe, result.arm, result.setting.split()) == (recipe, arm, list(changed))
         if has_settings and result.metric.endswith(METRIC) and text in (None, match.text):
             matches.append(match)
     return matches
 
 
-def _figure_rows(matches: Sequence[_Match], own: Mapping[str, Sequence[float]]) -> list[list[str]]:
+def _figure_rows(matches: Sequence[_ArmFigure], own: Mapping[str, Sequence[float]]) -> list[list[str]]:
     """Return a row for each arm and text: figures of the authors, figures of others, and the run's perplexity."""
     rows = []
     for arm, text in dict.fromkeys((match.arm, match.text) for match in matches):
@@ -99,14 +99,14 @@ def _figure_rows(matches: Sequence[_Match], own: Mapping[str, Sequence[float]]) 
     return rows
 
 
-def _uncertain_sentence(recipe: str, matches: Sequence[_Match]) -> str:
+def _uncertain_sentence(recipe: str, matches: Sequence[_ArmFigure]) -> str:
     """Return the figures of a setting that is known only in part, which the run does not repeat."""
     figures = ", ".join(f"{match.arm} {plain(match.figure.value, 2)} ({match.text})" for match in matches)
     unknown = f"Parts of that setting are unknown (see the recipe {recipe}): this run is no repetition."
     return f"Published at this size: {figures}, by {_sources(matches)}. {unknown}"
 
 
-def _sources(matches: Iterable[_Match]) -> str:
+def _sources(matches: Iterable[_ArmFigure]) -> str:
     """Return the sources of figures, each once."""
     return "; ".join(dict.fromkeys(match.figure.source for match in matches))
 
