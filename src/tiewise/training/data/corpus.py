@@ -14,7 +14,7 @@ import platform
 import shutil
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -55,8 +55,8 @@ class PreparedText:
     vocab: int  # V, the rows that a model's tables need
     eos_id: int  # the token after every document
 
-    def __reduce__(self) -> Any:
-        """Another process opens the same folder: nothing is copied."""
+    def __reduce__(self) -> tuple[Callable[[Path], PreparedText], tuple[Path]]:
+        """Have another process open the same folder: nothing is copied."""
         return load_prepared, (self.folder,)
 
     def split(self, name: str) -> np.ndarray:
@@ -67,7 +67,7 @@ class PreparedText:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """How often each token occurs in the training split [V], counted once."""
+        """Occurrences of each token in the training split [V], counted once."""
         return token_counts(self.split("train"), self.vocab)
 
     @cached_property
@@ -77,7 +77,7 @@ class PreparedText:
         return AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=True)
 
 
-class Blocks(Dataset):
+class Blocks(Dataset[dict[str, torch.Tensor]]):
     """`{"input_ids": int64[length], "labels": int64[length]}` of every block; labels are not shifted.
 
     Blocks are contiguous; the rest at the end of the tokens is left out.
@@ -100,23 +100,24 @@ class Blocks(Dataset):
 
 def load_prepared(folder: Path) -> PreparedText:
     """Open what `prepare` wrote; a DataError where the folder holds no prepared text, or one that is damaged."""
-    folder, again = Path(folder), "prepare the text again"
-    path = folder / FACTS
+    folder = Path(folder)
+    path, fix = folder / FACTS, "prepare the text again"
     try:
         facts = json.loads(path.read_text("utf-8"))
         tokenizer = facts["tokenizer"]
         prepared = PreparedText(folder, facts, int(tokenizer["vocab"]), int(tokenizer["eos_id"]))
         tokens = {name: int(facts["splits"][name]["tokens"]) for name in SPLITS}
     except FileNotFoundError:
-        raise DataError(f"no prepared text in {str(folder)!r} ({FACTS} is missing)", again) from None
+        raise DataError(f"no prepared text in {str(folder)!r} ({FACTS} is missing)", fix) from None
     except OSError as error:
-        raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}", again) from None
+        raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}", fix) from None
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"{str(path)!r} is damaged", again) from None
+        raise DataError(f"{str(path)!r} is damaged", fix) from None
+    itemsize = token_type(prepared.vocab).itemsize
     for name, count in tokens.items():
         file = folder / f"{name}.bin"
-        if not file.is_file() or file.stat().st_size != count * token_type(prepared.vocab).itemsize:
-            raise DataError(f"{str(file)!r} does not hold the {count} tokens that {FACTS} names", again)
+        if not file.is_file() or file.stat().st_size != count * itemsize:
+            raise DataError(f"{str(file)!r} does not hold the {count} tokens that {FACTS} names", fix)
     return prepared
 
 
@@ -164,51 +165,79 @@ def prepare(
             tokens need: two for training, one each for tune and heldout. Nothing is left behind then.
         RunError: where `folder` cannot be written.
     """
-    for right, what, fix in (
-        (texts, "no text is given", "name a file, a folder, or builtin"),
-        (texts.count("-") < 2, "'-' is given twice", "standard input can be read once"),
-        (length >= 1, f"a block of {length} tokens", "use a length of 1 or more"),
-        (split in (RANDOM, CONTIGUOUS), f"split = {split!r}", f"choose {RANDOM} or {CONTIGUOUS}"),
-    ):
-        if not right:
-            raise DataError(what, fix)
+    _refuse_bad_arguments(texts, length, split)
     bpe_size(tokenizer)  # a wrong size is said before gigabytes are read
     folder = Path(folder)
-    made: list[Path] = [] if folder.exists() else [folder]
+    created: list[Path] = []  # removed if the text cannot be used
+    if not folder.exists():
+        created.append(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        sources = [_kept_stdin(folder, made) if text == "-" else resolve(text) for text in texts]
-        kept = Path(tokenizer).expanduser()
-        request = {  # everything that the result depends on; equal requests have equal results
-            "format": _FORMAT,
-            "texts": [source.text for source in sources],
-            "sources": [_fingerprint(source.files) for source in sources],
-            "tokenizer": tokenizer,
-            "tokenizer_files": _fingerprint([kept, *sorted(kept.glob("*"))] if kept.exists() else []),
-            "python": platform.python_version() if "builtin" in texts else None,
-            "split": split,
-            "apart": apart,
-            "train_tokens": None if train_tokens is None else [train_tokens, length],
-        }
-        prepared = None
-        with suppress(DataError):  # damaged: prepare it again
-            prepared = load_prepared(folder) if (folder / FACTS).exists() else None
-        if prepared is None or prepared.facts.get("request") != request:
-            _build(folder, sources, request, length)
-            return load_prepared(folder)
-        _check_length(prepared.facts, length)
-        return prepared
+        sources = []
+        for text in texts:
+            sources.append(_kept_stdin(folder, created) if text == "-" else resolve(text))
+        tokens = None if train_tokens is None else [train_tokens, length]
+        request = _request(texts, sources, tokenizer) | {"split": split, "apart": apart, "train_tokens": tokens}
+        return _reuse_or_build(folder, sources, request, length)
     except TiewiseError:
-        for path in made:
-            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+        for path in created:
+            _remove(path)
         raise
     except OSError as error:
         what = f"cannot prepare the text in {str(folder)!r}: {error.strerror or error} ({error.filename})"
         raise RunError(what, "choose another folder, or make room") from None
 
 
-def _kept_stdin(folder: Path, made: list[Path]) -> Source:
-    """Standard input as a file of the folder, copied there by the first call."""
+def _refuse_bad_arguments(texts: Sequence[str], length: int, split: str) -> None:
+    """Raise DataError for arguments of `prepare` that are wrong whatever the texts hold."""
+    if not texts:
+        raise DataError("no text is given", "name a file, a folder, or builtin")
+    if texts.count("-") >= 2:
+        raise DataError("'-' is given twice", "standard input can be read once")
+    if length < 1:
+        raise DataError(f"a block of {length} tokens", "use a length of 1 or more")
+    if split not in (RANDOM, CONTIGUOUS):
+        raise DataError(f"split = {split!r}", f"choose {RANDOM} or {CONTIGUOUS}")
+
+
+def _request(texts: Sequence[str], sources: Sequence[Source], tokenizer: str) -> dict[str, Any]:
+    """Return everything about texts and tokenizer that the result depends on; equal requests have equal results."""
+    path = Path(tokenizer).expanduser()
+    tokenizer_files: list[Path] = []
+    if path.exists():
+        tokenizer_files = [path, *sorted(path.glob("*"))]
+    return {
+        "format": _FORMAT,
+        "texts": [source.text for source in sources],
+        "sources": [_fingerprint(source.files) for source in sources],
+        "tokenizer": tokenizer,
+        "tokenizer_files": _fingerprint(tokenizer_files),
+        "python": platform.python_version() if "builtin" in texts else None,
+    }
+
+
+def _reuse_or_build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> PreparedText:
+    """Return the text that an equal request left in `folder`; prepare it if there is none, or it is damaged."""
+    prepared = None
+    if (folder / FACTS).exists():
+        with suppress(DataError):  # damaged: prepare it again
+            prepared = load_prepared(folder)
+    if prepared is not None and prepared.facts.get("request") == request:
+        _check_length(prepared.facts, length)
+        return prepared
+    _build(folder, sources, request, length)
+    return load_prepared(folder)
+
+
+def _remove(path: Path) -> None:
+    if path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _kept_stdin(folder: Path, created: list[Path]) -> Source:
+    """Return standard input as a file of the folder, copied there by the first call, which adds it to `created`."""
     path = folder / "stdin.txt"
     if not path.exists():
         with written_whole(path) as partial, partial.open("wb") as file:
@@ -216,55 +245,44 @@ def _kept_stdin(folder: Path, made: list[Path]) -> Source:
                 file.write(piece.encode())
             if not file.tell():
                 raise DataError("standard input is empty", "pipe a text into the command")
-        made.append(path)
+        created.append(path)
     return replace(resolve(str(path)), text="-")
 
 
 def _fingerprint(files: Sequence[Path]) -> dict[str, Any]:
-    """Files by name, size and time of change: what `make` would trust, at any size."""
-    stats = [(file.as_posix(), file.stat()) for file in files]
-    lines = "".join(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n" for name, stat in stats)
-    digest = sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
-    return {"files": len(files), "bytes": sum(stat.st_size for _, stat in stats), "fingerprint": digest}
+    """Return files by name, size and time of change: what `make` would trust, at any size."""
+    digest, total = sha256(), 0
+    for file in files:
+        stat = file.stat()
+        line = f"{file.as_posix()}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+        total += stat.st_size
+    return {"files": len(files), "bytes": total, "fingerprint": digest.hexdigest()}
 
 
 def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> None:
     """Prepare `sources` in `folder` as `request` says; where that fails, the folder holds what it held before."""
     with building(folder) as work:
         kind = request["tokenizer"]
-        # one that needs no training text is refused, if it must be, before gigabytes are read
-        tokenizer = None if bpe_size(kind) else make_tokenizer(kind)
+        tokenizer = None
+        if bpe_size(kind) is None:  # it needs no training text: refused, if it must be, before gigabytes are read
+            tokenizer = make_tokenizer(kind)
         deduplicate = Deduplicator()
         documents = (Document(text, begins or request["apart"]) for text, begins in read_sources(sources))
         with doing("reading", sum(source.size for source in sources)):
             spool = _Spool(work / "text", deduplicate(documents))
-        where = assign(spool.characters, SHARES, 0, request["split"])
+        split_of = assign(spool.characters, SHARES, 0, request["split"])
         progress("tokenizer", 0, 1)
         if tokenizer is None:
-            train = np.flatnonzero(where == 0)
-            # every k-th part of the training split: a folder's first files may be of one kind
-            learnt = train[:: -(-int(spool.characters[train].sum()) // _LEARNT)]
-            tokenizer = make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(learnt))))
+            tokenizer = _train_tokenizer(kind, spool, np.flatnonzero(split_of == 0))
         progress("tokenizer", 1, 1)
         tokenizer.save_pretrained(work / TOKENIZER)
         vocab = max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)  # some vocabularies have holes
         dtype = token_type(vocab)
-        facts, splits, done = spool.facts(np.arange(len(where))), {}, 0
-        encoder = StreamEncoder(tokenizer, dtype)
-        for index, name in enumerate(SPLITS):
-            parts = np.flatnonzero(where == index)
-            splits[name] = spool.facts(parts)
-            with doing("tokens", facts["characters"], done):
-                splits[name]["tokens"] = write_tokens(work / f"{name}.bin", spool.read(parts), encoder)
-            done += splits[name]["characters"]
+        facts = spool.facts(np.arange(len(split_of)))
+        splits = _write_splits(work, spool, split_of, StreamEncoder(tokenizer, dtype))
         if request["train_tokens"] is not None:
-            tokens, asked = np.fromfile(work / "train.bin", dtype), request["train_tokens"][0]
-            if asked > len(tokens):
-                what = f"the text has {len(tokens):,} training tokens, {asked:,} are asked for"
-                raise DataError(what, "give more text, or a smaller train_tokens")
-            kept = windows(tokens, length, asked // length)  # evenly apart: texts are in the order of their sources
-            kept.tofile(work / "train.bin")
-            splits["train"]["tokens"] = kept.size
+            splits["train"]["tokens"] = _cut_train(work / "train.bin", dtype, *request["train_tokens"])
         facts |= {"splits": splits, "tokens": sum(split["tokens"] for split in splits.values())}
         facts |= {"texts": request["texts"], "demo": set(request["texts"]) == {"builtin"}, "python": request["python"]}
         facts |= {"dropped_paragraphs": deduplicate.dropped, "request": request}
@@ -273,12 +291,46 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
         put_in_place(work, folder, facts)
 
 
+def _train_tokenizer(kind: str, spool: _Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
+    """Train a tokenizer on the parts `train` of a spool, or on a share of them if they are long."""
+    characters = int(spool.characters[train].sum())
+    # every k-th part of the training split: a folder's first files may be of one kind
+    every = -(-characters // _LEARNT)
+    sample = train[::every]
+    return make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(sample))))
+
+
+def _write_splits(work: Path, spool: _Spool, split_of: np.ndarray, encoder: StreamEncoder) -> dict[str, dict[str, Any]]:
+    """Write the tokens of every split, and return its facts; `split_of` is the index of each part's split."""
+    splits: dict[str, dict[str, Any]] = {}
+    total, done = int(spool.characters.sum()), 0
+    for index, name in enumerate(SPLITS):
+        parts = np.flatnonzero(split_of == index)
+        facts = spool.facts(parts)
+        with doing("tokens", total, done):
+            facts["tokens"] = write_tokens(work / f"{name}.bin", spool.read(parts), encoder)
+        done += facts["characters"]
+        splits[name] = facts
+    return splits
+
+
+def _cut_train(path: Path, dtype: np.dtype, count: int, length: int) -> int:
+    """Keep `count` tokens of a training split, in windows of `length`; return how many these are."""
+    tokens = np.fromfile(path, dtype)
+    if count > len(tokens):
+        what = f"the text has {len(tokens):,} training tokens, {count:,} are asked for"
+        raise DataError(what, "give more text, or a smaller train_tokens")
+    sample = windows(tokens, length, count // length)  # evenly apart: texts are in the order of their sources
+    sample.tofile(path)
+    return sample.size
+
+
 def _check_length(facts: dict[str, Any], length: int) -> None:
-    """Refuse a text of which training has fewer than two blocks of `length` tokens, or another split none."""
+    """Refuse a text with fewer than two training blocks of `length` tokens, or without one in another split."""
     tokens = {name: facts["splits"][name]["tokens"] for name in SPLITS}
     fits = min(tokens["train"] // 2, tokens["tune"], tokens["heldout"])
     fix = f"give more text, or a length of at most {fits}" if fits else "give more text"
-    for name, needed in zip(SPLITS, (2 * length, length, length), strict=True):
+    for name, needed in (("train", 2 * length), ("tune", length), ("heldout", length)):
         if tokens[name] < needed:
             what = f"the text has {sum(tokens.values())} tokens, {tokens[name]} of them for {name}"
             raise DataError(f"{what}; needs at least {needed} there for length {length}", fix)
@@ -316,7 +368,9 @@ class _Spool:
         """Return documents, characters, bytes, and the sha256 of the documents, each followed by a zero byte."""
         digest, documents = sha256(), 0
         for text, ends in self.read(indices):
-            documents += ends
-            digest.update(text.encode() + b"\0" * ends)
+            digest.update(text.encode())
+            if ends:
+                documents += 1
+                digest.update(b"\0")
         characters, size = int(self.characters[indices].sum()), int(np.diff(self._ends)[indices].sum())
         return {"documents": documents, "characters": characters, "bytes": size, "sha256": digest.hexdigest()}

@@ -53,7 +53,10 @@ def ended(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
 
 def paragraphs(text: str) -> Iterator[str]:
     """Yield the paragraphs of `text` in order: indentation kept, trailing white space dropped."""
-    yield from filter(None, (part.strip("\n").rstrip() for part in _BLANK_LINES.split(text)))
+    for part in _BLANK_LINES.split(text):
+        paragraph = part.strip("\n").rstrip()
+        if paragraph:
+            yield paragraph
 
 
 @contextmanager
@@ -82,13 +85,14 @@ def decode(file: BinaryIO, name: str, block_bytes: int = 1 << 20) -> Iterator[st
     offset = 0
     while True:
         block = file.read(block_bytes)
-        if (zero := block.find(0)) >= 0:
+        zero = block.find(0)
+        if zero >= 0:
             raise DataError(f"{name} is a binary file: byte {offset + zero} is zero", _FIX)
-        held = len(decoder.getstate()[0])  # a character's first bytes, waiting for the rest
+        waiting = len(decoder.getstate()[0])  # a character's first bytes, without the rest yet
         try:
             text = newlines.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            where = offset - held + error.start
+            where = offset - waiting + error.start
             raise DataError(f"{name} is not UTF-8 text: byte {where} cannot be read", _FIX) from None
         yield text.removeprefix("\ufeff") if offset == 0 else text
         if not block:
@@ -106,17 +110,24 @@ def cut(pieces: Iterable[str], size: int) -> Iterator[str]:
             yield text[start:end]
             start = end
     while start < len(text):
-        end = _end(text, start, size) if len(text) - start > 2 * size else len(text)
+        end = len(text)
+        if len(text) - start > 2 * size:
+            end = _end(text, start, size)
         yield text[start:end]
         start = end
 
 
 def _end(text: str, start: int, size: int) -> int:
+    """Return where a part that begins at `start` ends: at a blank line, else a line end, else a space."""
     low, high = start + size, min(start + 3 * size, len(text))
-    if blank := _BLANK_LINES.search(text, low, high):
+    blank = _BLANK_LINES.search(text, low, high)
+    if blank:
         return blank.end()
-    ends = (text.find(mark, low, high) + 1 for mark in "\n ")
-    return next((end for end in ends if end), high)
+    for mark in "\n ":
+        place = text.find(mark, low, high)
+        if place >= 0:
+            return place + 1
+    return high
 
 
 class Seen:
@@ -128,10 +139,8 @@ class Seen:
         self._sorted = np.empty(0, f"S{_HASH}")
 
     def add(self, digest: bytes) -> bool:
-        """Keep `digest`; whether it was not there before."""
-        wanted = np.array(digest, self._sorted.dtype)
-        place = int(self._sorted.searchsorted(wanted))
-        if digest in self._newest or (place < len(self._sorted) and self._sorted[place] == wanted):
+        """Keep `digest`; return whether it was not there before."""
+        if digest in self._newest or self._is_sorted_in(digest):
             return False
         self._newest.add(digest)
         # an eighth of the array at least, or merging would be quadratic
@@ -140,6 +149,11 @@ class Seen:
             self._sorted = np.sort(np.concatenate([self._sorted, newest]), kind="stable")  # merges sorted runs
             self._newest.clear()
         return True
+
+    def _is_sorted_in(self, digest: bytes) -> bool:
+        key = np.array(digest, self._sorted.dtype)
+        place = int(self._sorted.searchsorted(key))
+        return place < len(self._sorted) and bool(self._sorted[place] == key)
 
 
 class Deduplicator:
@@ -150,23 +164,35 @@ class Deduplicator:
         self._seen = Seen()
 
     def __call__(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents in order, what is kept as it stands; one of which nothing is new is left out."""
+        """Yield the documents in order, without repeated paragraphs; one of which nothing is new is left out."""
         begins = False
         for document in documents:
-            begins |= document.begins  # of a document that nothing is kept of yet
-            kept: list[str] = []
-            parts = _BETWEEN.split(document.text)  # paragraph, blank lines, paragraph, … as they stand
-            for i in range(0, len(parts), 2):
-                if words := " ".join(parts[i].split()):
-                    digest = blake2b(words.encode("utf-8", "replace"), digest_size=_HASH).digest()
-                    if not self._seen.add(digest):
-                        self.dropped += 1
-                        continue  # with the blank lines before it
-                kept += [parts[i - 1], parts[i]] if kept else [parts[i]]
-            text = "".join(kept)
+            begins |= document.begins  # of a document of which nothing was passed on yet
+            text = self._without_repetitions(document.text)
             if text.strip() or (text and not begins):
                 yield Document(text, begins)
                 begins = False
+
+    def _without_repetitions(self, text: str) -> str:
+        """Return a text as it stands, but for paragraphs that came before and the blank lines ahead of them."""
+        parts = _BETWEEN.split(text)  # paragraph, blank lines, paragraph, …
+        new: list[str] = []
+        for i in range(0, len(parts), 2):
+            if self._is_repeated(parts[i]):
+                self.dropped += 1
+                continue
+            if new:
+                new.append(parts[i - 1])
+            new.append(parts[i])
+        return "".join(new)
+
+    def _is_repeated(self, paragraph: str) -> bool:
+        """Remember a paragraph; return whether it came before. White space does not count, nor does an empty one."""
+        words = " ".join(paragraph.split())
+        if not words:
+            return False
+        digest = blake2b(words.encode("utf-8", "replace"), digest_size=_HASH).digest()
+        return not self._seen.add(digest)
 
 
 def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = RANDOM) -> np.ndarray:
@@ -178,23 +204,31 @@ def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = 
         makes = f"too little text: {len(sizes)} document{'s' * (len(sizes) != 1)} once repetitions are left out"
         raise DataError(f"{makes}, and at least {len(SPLITS)} are needed to hold some out", "give more text")
     if how == CONTIGUOUS:
-        before = np.cumsum(sizes) / sizes.sum()  # share of the text up to the end of each
-        tune = int(np.clip(np.abs(before - fractions[0]).argmin() + 1, 1, len(sizes) - 2))
-        heldout = int(np.clip(np.abs(before - sum(fractions[:2])).argmin() + 1, tune + 1, len(sizes) - 1))
-        return np.repeat(np.arange(3, dtype=np.int8), np.diff([0, tune, heldout, len(sizes)]))
+        return _assign_in_order(sizes, fractions)
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed))).permutation(len(sizes))
     where = np.zeros(len(sizes), np.int8)
-    free = len(sizes)
     for split in (2, 1):
-        wanted = fractions[split] * float(sizes.sum())
-        for index in order:
-            if wanted <= 0 or free == split:  # one document is left for each split to come
-                break
-            if where[index] == 0 and sizes[index] < 2 * wanted:
-                where[index] = split
-                wanted -= float(sizes[index])
-                free -= 1
-        if not (where == split).any():  # all documents are long; the shortest overshoots least
-            where[np.where(where == 0, sizes, np.inf).argmin()] = split
-            free -= 1
+        _fill_split(where, split, fractions[split] * float(sizes.sum()), sizes, order)
     return where
+
+
+def _assign_in_order(sizes: np.ndarray, fractions: Sequence[float]) -> np.ndarray:
+    """Divide documents as they stand: training, tuning and held-out text follow each other, one or more in each."""
+    before = np.cumsum(sizes) / sizes.sum()  # share of the text up to the end of each
+    tune = int(np.clip(np.abs(before - fractions[0]).argmin() + 1, 1, len(sizes) - 2))
+    heldout = int(np.clip(np.abs(before - sum(fractions[:2])).argmin() + 1, tune + 1, len(sizes) - 1))
+    return np.repeat(np.arange(3, dtype=np.int8), np.diff([0, tune, heldout, len(sizes)]))
+
+
+def _fill_split(where: np.ndarray, split: int, room: float, sizes: np.ndarray, order: np.ndarray) -> None:
+    """Move documents of training (0) to a split in this order, each that brings it nearer to `room` characters."""
+    free = int((where == 0).sum())
+    for index in order:
+        if room <= 0 or free == split:  # one document is left for each split to come
+            break
+        if where[index] == 0 and sizes[index] < 2 * room:
+            where[index] = split
+            room -= float(sizes[index])
+            free -= 1
+    if not (where == split).any():  # all documents are long; the shortest overshoots least
+        where[np.where(where == 0, sizes, np.inf).argmin()] = split

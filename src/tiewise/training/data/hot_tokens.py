@@ -25,7 +25,7 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, equal_units, ratio_interval
 from tiewise.core.files import to_record, write_result
-from tiewise.training.data.corpus import prepare
+from tiewise.training.data.corpus import PreparedText, prepare
 
 FEWEST_TOKENS = 512  # held out
 LAYOUTS = {
@@ -54,15 +54,22 @@ class HotTokens:
 
     def write(self, path: Path) -> None:
         """Write it in the layout of the file's ending, one of `LAYOUTS`; a RunError where it cannot be written."""
-        ids, data = self.token_ids, io.BytesIO()
         if path.suffix == ".safetensors":
-            marks = np.isin(np.arange(self.vocabulary), ids)
-            data.write(save({"d2t": ids - np.arange(len(ids)), "t2d": marks}, {"format": "pt"}))
+            data = self._as_eagle_maps()
         elif path.suffix == ".pt":
-            torch.save(ids.tolist(), data)
+            buffer = io.BytesIO()
+            torch.save(self.token_ids.tolist(), buffer)
+            data = buffer.getvalue()
         else:
-            data.write(json.dumps(self.record()).encode())
-        write_result(data.getvalue(), path, "--to")
+            data = json.dumps(self.record()).encode()
+        write_result(data, path, "--to")
+
+    def _as_eagle_maps(self) -> bytes:
+        """Return the safetensors maps of an EAGLE-3 draft: d2t offsets [N], t2d marks [V]."""
+        marks = np.isin(np.arange(self.vocabulary), self.token_ids)
+        offsets = self.token_ids - np.arange(len(self.token_ids))
+        data: bytes = save({"d2t": offsets, "t2d": marks}, {"format": "pt"})
+        return data
 
 
 def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vocab: int | None = None) -> HotTokens:
@@ -75,30 +82,67 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
         vocab = Facts(open_folder(source), scan=False).vocabulary
     if size < 1 or size > (vocab or size):  # said before gigabytes are read
         raise DataError(f"{size:,} tokens of {vocab or 'a vocabulary'}", "choose a size from 1 to the vocabulary's")
-    prepared = prepare(texts, tokenizer, folder, length=1)
-    words, counts, every = prepared.tokenizer, prepared.counts, vocab or prepared.vocab
-    if size > every or counts[every:].any():
-        raise DataError(f"text or size go beyond a vocabulary of {every:,}", "give tokenizer and size of one model")
-    added = [number for number, one in words.added_tokens_decoder.items() if one.special]
-    special = [number for number in {*words.all_special_ids, *added} if number < every]
+    text = prepare(texts, tokenizer, folder, length=1)
+    rows = vocab or text.vocab
+    if size > rows or text.counts[rows:].any():
+        raise DataError(f"text or size go beyond a vocabulary of {rows:,}", "give tokenizer and size of one model")
+    weights = _weights(text, rows, size)
+    chosen = np.sort(np.argsort(-weights, kind="stable")[:size])  # of equals the lowest ids, which merges made first
+    held_out = _held_out(text)
+    is_chosen = np.isin(np.arange(text.vocab), chosen)
+    return HotTokens(
+        token_ids=chosen,
+        vocabulary=rows,
+        unseen=int((weights[chosen] <= 0).sum()),
+        counted=int(text.counts.sum()),
+        coverage=held_out.covered_by(is_chosen),
+        held_out=len(held_out.tokens),
+        equal_documents=equal_units(held_out.document_lengths()),
+    )
+
+
+def _weights(text: PreparedText, rows: int, size: int) -> NDArray[np.int64]:
+    """Return the rank weight of each row [V]: its count in training, special tokens first, unnamed rows last."""
+    tokenizer = text.tokenizer
+    added = [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
+    special = [number for number in {*tokenizer.all_special_ids, *added} if number < rows]
     if len(special) > size:
         raise DataError(f"{len(special):,} special tokens do not fit {size:,}", f"use --size {len(special)} or more")
-    weight = np.zeros(every, np.int64)
-    weight[: len(counts)] = counts[:every]
-    weight[special] = np.iinfo(np.int64).max
-    unnamed = np.ones(every, bool)  # rows without a token, padding and holes: no draft can propose them
-    unnamed[[number for number in words.get_vocab().values() if number < every]] = False
-    weight[unnamed] = -1
-    chosen = np.sort(np.argsort(-weight, kind="stable")[:size])  # of equals the lowest ids, which merges made first
-    tokens = prepared.split("heldout")
-    document = np.cumsum(tokens == prepared.eos_id)  # which ends our documents, and is no text
-    is_text = tokens != prepared.eos_id
-    tokens, document = tokens[is_text], document[is_text]
-    if len(tokens) < FEWEST_TOKENS:
-        raise DataError(f"{len(tokens):,} held-out tokens say too little: {FEWEST_TOKENS} are needed", "give more text")
-    covered = np.isin(np.arange(prepared.vocab), chosen)[tokens]
-    lengths = np.bincount(document)
-    share = ratio_interval(np.bincount(document, covered)[lengths > 0], lengths[lengths > 0])
-    share = replace(share, low=float(np.clip(share.low, 0, 1)), high=float(np.clip(share.high, 0, 1)))
-    unseen = int((weight[chosen] <= 0).sum())
-    return HotTokens(chosen, every, unseen, int(counts.sum()), share, len(tokens), equal_units(lengths))
+    weights = np.zeros(rows, np.int64)
+    weights[: len(text.counts)] = text.counts[:rows]
+    weights[special] = np.iinfo(np.int64).max
+    unnamed = np.ones(rows, bool)  # rows without a token, padding and holes: no draft can propose them
+    unnamed[[number for number in tokenizer.get_vocab().values() if number < rows]] = False
+    weights[unnamed] = -1
+    return weights
+
+
+@dataclass(frozen=True)
+class HeldOutTokens:
+    """Held-out tokens without the ends of documents."""
+
+    tokens: np.ndarray  # [n]
+    documents: NDArray[np.int64]  # the number of each token's document [n]
+
+    def document_lengths(self) -> NDArray[np.float64]:
+        """Return the tokens of each document, some of them 0."""
+        return np.bincount(self.documents).astype(np.float64)
+
+    def covered_by(self, is_chosen: NDArray[np.bool_]) -> Estimate:
+        """Return the share of the tokens that are chosen [V], with its interval over documents."""
+        lengths = self.document_lengths()
+        hits = np.bincount(self.documents, is_chosen[self.tokens]).astype(np.float64)
+        share = ratio_interval(hits[lengths > 0], lengths[lengths > 0])
+        return replace(share, low=float(np.clip(share.low, 0, 1)), high=float(np.clip(share.high, 0, 1)))
+
+
+def _held_out(text: PreparedText) -> HeldOutTokens:
+    """Return the held-out tokens of a text. Raises DataError if they are too few."""
+    tokens = text.split("heldout")
+    is_end = tokens == text.eos_id
+    documents = np.cumsum(is_end)
+    held_out = HeldOutTokens(tokens[~is_end], documents[~is_end])
+    count = len(held_out.tokens)
+    if count < FEWEST_TOKENS:
+        raise DataError(f"{count:,} held-out tokens say too little: {FEWEST_TOKENS} are needed", "give more text")
+    return held_out

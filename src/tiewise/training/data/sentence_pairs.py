@@ -22,9 +22,9 @@ can be read off from where a segment is torn. Sentence order in transformers is 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ _END = re.compile(
     rb"(?P<mark>[.!?]+|\xe2\x80\xa6)(?:[\"')\]*_]|\xe2\x80[\x99\x9d])*(?=\s+[^\sa-z])"  # a mark, then closing quotes
     rb"|(?<=\S)(?=[^\S\n]*\n[^\S\n]*\n)"  # a blank line
 )
+_byte_letters = cache(byte_letters)
 _WORD = re.compile(rb"[A-Za-z.]*$")
 _TITLES = frozenset(b"mr mrs ms dr st prof rev gen col capt lieut messrs vs no e.g i.e cf viz".split())
 _LETTERS = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") | frozenset(range(128, 256))
@@ -66,15 +67,11 @@ class Vocabulary:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast, vocab: int) -> Vocabulary:
         """Read a tokenizer's vocabulary; special tokens and rows without one read as nothing."""
-        names = tokenizer.convert_ids_to_tokens(list(range(vocab)))
-        special = set(tokenizer.all_special_ids)
-        read = _reader([n for i, n in enumerate(names) if n is not None and i not in special])
-        pieces = tuple(b"" if n is None or i in special else read(n) for i, n in enumerate(names))
-        begins, finishes = (np.array([bool(p) and p[end] in _LETTERS for p in pieces]) for end in (0, -1))
-        known_as = {p: i for i, p in reversed(list(enumerate(pieces))) if p}
-        spaced = np.array([known_as.get(b" " + p, i) if p else i for i, p in enumerate(pieces)], np.int64)
+        pieces = _read_pieces(tokenizer, vocab)
+        begins = np.array([_is_letter_at(piece, 0) for piece in pieces])
+        finishes = np.array([_is_letter_at(piece, -1) for piece in pieces])
         marks = tuple(getattr(tokenizer, f"{name}_id") for name in MARKS)
-        return cls(pieces, begins, finishes, spaced, marks if None not in marks else ())
+        return cls(pieces, begins, finishes, _spaced_ids(pieces), marks if None not in marks else ())
 
     @cached_property
     def ordinary(self) -> Ints:
@@ -93,14 +90,60 @@ class Vocabulary:
         return starts
 
 
-def _reader(names: Sequence[str]) -> Callable[[str], bytes]:
-    """Return what turns a token's name into its bytes: byte-level, SentencePiece or WordPiece, as the names say."""
+def _read_pieces(tokenizer: PreTrainedTokenizerFast, vocab: int) -> tuple[bytes, ...]:
+    """Return the bytes that each token adds to a text; b"" for special tokens and rows without a token."""
+    names = tokenizer.convert_ids_to_tokens(list(range(vocab)))
+    special = set(tokenizer.all_special_ids)
+    ordinary = {i: name for i, name in enumerate(names) if name is not None and i not in special}
+    read = _reader(ordinary.values())
+    return tuple(read(ordinary[i]) if i in ordinary else b"" for i in range(vocab))
+
+
+def _is_letter_at(piece: bytes, end: int) -> bool:
+    """Return whether a piece has a letter or a digit at its beginning (0) or its end (−1)."""
+    return bool(piece) and piece[end] in _LETTERS
+
+
+def _spaced_ids(pieces: Sequence[bytes]) -> Ints:
+    """Return for each token the one that reads as a space and then this one; itself where there is none."""
+    ids: dict[bytes, int] = {}
+    for i, piece in enumerate(pieces):
+        if piece:
+            ids.setdefault(piece, i)  # of equal pieces the first
+    spaced = [ids.get(b" " + piece, i) if piece else i for i, piece in enumerate(pieces)]
+    return np.array(spaced, np.int64)
+
+
+def _reader(names: Collection[str]) -> Callable[[str], bytes]:
+    """Return the function from a token's name to its bytes: byte-level, SentencePiece or WordPiece, as names say."""
     if any(name.startswith("▁") for name in names):
-        return lambda name: bytes.fromhex(n[1]) if (n := BYTE.fullmatch(name)) else name.replace("▁", " ").encode()
+        return _sentencepiece_bytes
     if any(name.startswith("##") for name in names):
-        return lambda name: name[2:].encode() if name.startswith("##") else b" " + name.encode()
-    bytes_of = byte_letters()
-    return lambda name: bytes(bytes_of[c] for c in name) if bytes_of.keys() >= set(name) else name.encode()
+        return _wordpiece_bytes
+    return _byte_level_bytes
+
+
+def _sentencepiece_bytes(name: str) -> bytes:
+    """Return the bytes of `▁word` or `<0x0A>`."""
+    byte = BYTE.fullmatch(name)
+    if byte:
+        return bytes.fromhex(byte[1])
+    return name.replace("▁", " ").encode()
+
+
+def _wordpiece_bytes(name: str) -> bytes:
+    """Return the bytes of `word`, with a space before it, or of `##part`."""
+    if name.startswith("##"):
+        return name[2:].encode()
+    return b" " + name.encode()
+
+
+def _byte_level_bytes(name: str) -> bytes:
+    """Return the bytes that a name's letters stand for; of a name with other letters its own."""
+    letters = _byte_letters()
+    if letters.keys() >= set(name):
+        return bytes(letters[letter] for letter in name)
+    return name.encode()
 
 
 @dataclass(frozen=True)
@@ -123,26 +166,42 @@ class Sentences:
 
 def find_sentences(tokens: np.ndarray, vocabulary: Vocabulary, eos: int) -> Sentences:
     """Find the sentences of a stream [N] whose documents end with `eos`; `eos` itself is in none."""
-    starts, ends, counts, begin = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [0], 0
+    starts, ends, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [0]
+    begin = 0
     for stop in [*np.flatnonzero(tokens == eos).tolist(), len(tokens)]:
-        pieces = [vocabulary.pieces[i] for i in tokens[begin:stop].tolist()]
-        text, after = b"".join(pieces), []
-        for match in _END.finditer(text):
-            before = (_WORD.search(text, max(0, match.start() - 12), match.start()) or [b""])[0]
-            abbreviates = before.lower() in _TITLES or (len(before) == 1 and before != b"I")
-            if match["mark"] != b"." or not abbreviates:
-                after.append(match.end())
-        # first tokens of its sentences, then (first, behind the last) token that is not blank, where there is one
-        cuts = np.unique(np.append(0, np.searchsorted(np.cumsum([0, *map(len, pieces)][:-1]), after)))
-        solid = np.flatnonzero(~vocabulary.blank[tokens[begin:stop]])
-        low, high = np.searchsorted(solid, cuts), np.searchsorted(solid, np.append(cuts[1:], len(pieces)))
-        some = high > low
-        if some.any():
-            starts.append(begin + solid[low[some]])
-            ends.append(begin + solid[high[some] - 1] + 1)
-            counts.append(int(some.sum()))
+        first, behind = _sentences_of_document(tokens[begin:stop], vocabulary)
+        if len(first):
+            starts.append(begin + first)
+            ends.append(begin + behind)
+            counts.append(len(first))
         begin = stop + 1
     return Sentences(vocabulary, tokens, np.concatenate(starts), np.concatenate(ends), np.cumsum(counts))
+
+
+def _sentences_of_document(tokens: np.ndarray, vocabulary: Vocabulary) -> tuple[Ints, Ints]:
+    """Return the first token of each sentence of a document, and the token behind its last."""
+    pieces = [vocabulary.pieces[i] for i in tokens.tolist()]
+    lengths = [len(piece) for piece in pieces]
+    offsets = np.cumsum([0, *lengths][:-1])  # byte at which each token begins
+    cuts = np.unique(np.append(0, np.searchsorted(offsets, _sentence_ends(b"".join(pieces)))))
+    solid = np.flatnonzero(~vocabulary.blank[tokens])  # tokens that are not white space
+    low = np.searchsorted(solid, cuts)
+    high = np.searchsorted(solid, np.append(cuts[1:], len(pieces)))
+    has_text = high > low
+    return solid[low[has_text]], solid[high[has_text] - 1] + 1
+
+
+def _sentence_ends(text: bytes) -> list[int]:
+    """Return the bytes behind which sentences end."""
+    ends = []
+    for match in _END.finditer(text):
+        word = _WORD.search(text, max(0, match.start() - 12), match.start())
+        before = word[0] if word else b""
+        is_title = before.lower() in _TITLES
+        is_initial = len(before) == 1 and before != b"I"
+        if match["mark"] != b"." or not (is_title or is_initial):
+            ends.append(match.end())
+    return ends
 
 
 @dataclass(frozen=True)
@@ -183,55 +242,76 @@ def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator
     order = packing.in_order if packing.objective != "none" else 1.0
     label = (draw.random(len(first)) < order).astype(np.int64)
     other = other_last = np.zeros(len(first), np.int64)
-    if packing.objective == "nsp":  # sentences of another document, about as many tokens as B has
-        documents = sentences.documents
-        if len(documents) < 3:
-            raise DataError("nsp in one document: no other has a segment to lend", "give more documents, or use sop")
-        own = np.searchsorted(documents, middle, side="right") - 1
-        before, after = documents[own], documents[own + 1]
-        drawn = draw.integers(0, len(sentences) - (after - before))  # of all sentences but the document's own
-        other = drawn + np.where(drawn < before, 0, after - before)
-        size = sentences.ends[last - 1] - sentences.starts[middle]
-        until = np.searchsorted(sentences.ends, sentences.starts[other] + size, side="right")
-        other_last = np.clip(until, other + 1, documents[np.searchsorted(documents, other, side="right")])
+    if packing.objective == "nsp":
+        other, other_last = _strangers(sentences, middle, last, draw)
     return np.stack([first, middle, last, label, other, other_last], axis=1)
 
 
+def _strangers(sentences: Sentences, middle: Ints, last: Ints, draw: np.random.Generator) -> tuple[Ints, Ints]:
+    """Draw (first, behind the last) sentences of another document for each B, about as many tokens as it has."""
+    documents = sentences.documents
+    if len(documents) < 3:
+        raise DataError("nsp in one document: no other has a segment to lend", "give more documents, or use sop")
+    document = np.searchsorted(documents, middle, side="right") - 1
+    before, after = documents[document], documents[document + 1]
+    chosen = draw.integers(0, len(sentences) - (after - before))  # of all sentences but the document's own
+    other = chosen + np.where(chosen < before, 0, after - before)
+    size = sentences.ends[last - 1] - sentences.starts[middle]
+    until = np.searchsorted(sentences.ends, sentences.starts[other] + size, side="right")
+    end_of_document = documents[np.searchsorted(documents, other, side="right")]
+    return other, np.clip(until, other + 1, end_of_document)
+
+
 def _packed(sentences: Sentences, packing: Packing, draw: np.random.Generator) -> Ints:
-    """(first, last) sentence of every row [P, 2]: as many as fit, two or more; one left over is left out.
+    """Return (first, last) sentence of every row [P, 2]: as many as fit, two or more; one left over is left out.
 
     A document is packed from its beginning or from its end, by chance: the sentence that a row is filled up with is
     one that still fitted, and were it always in B, the shorter segment would tell the order.
     """
-    found = []
+    spans: list[tuple[int, int]] = []
     for begin, stop in pairwise(sentences.documents.tolist()):
         starts, ends = sentences.starts[begin:stop], sentences.ends[begin:stop]
-        backwards = draw.random() < 0.5
-        if backwards:  # the same from the other end
-            starts, ends = -ends[::-1], -starts[::-1]
-        at, count = 0, stop - begin
-        while at + 2 <= count:
-            short = packing.short and draw.random() < packing.short
-            room = int(draw.integers(2, packing.room + 1)) if short else packing.room
-            fits = int(np.searchsorted(ends, starts[at] + room, side="right"))
-            last = min(max(fits, at + 2), count)
-            found.append((stop - last, stop - at) if backwards else (begin + at, begin + last))
-            at = last
-    return np.array(found, np.int64).reshape(-1, 2)
+        if draw.random() < 0.5:  # backwards: the same from the other end
+            rows = _pack_document(-ends[::-1], -starts[::-1], packing, draw)
+            spans += [(stop - last, stop - first) for first, last in rows]
+        else:
+            rows = _pack_document(starts, ends, packing, draw)
+            spans += [(begin + first, begin + last) for first, last in rows]
+    return np.array(spans, np.int64).reshape(-1, 2)
+
+
+def _pack_document(starts: Ints, ends: Ints, packing: Packing, draw: np.random.Generator) -> list[tuple[int, int]]:
+    """Return (first, last) of the rows that a document's sentences fill, counted from its first sentence."""
+    rows = []
+    first, count = 0, len(starts)
+    while first + 2 <= count:
+        room = packing.room
+        if packing.short and draw.random() < packing.short:
+            room = int(draw.integers(2, packing.room + 1))
+        fits = int(np.searchsorted(ends, starts[first] + room, side="right"))
+        last = min(max(fits, first + 2), count)
+        rows.append((first, last))
+        first = last
+    return rows
 
 
 def segments(sentences: Sentences, pair: Ints, packing: Packing, draw: np.random.Generator) -> tuple[Ints, Ints]:
-    """(A, B) of a pair as tokens, in the order that the model reads, within the room of a row."""
+    """Return (A, B) of a pair as tokens, in the order that the model reads, within the room of a row."""
     first, middle, last, label, other, other_last = pair.tolist()
-    follows = (other, other_last) if packing.objective == "nsp" and not label else (middle, last)
-    a, b = sentences.between(first, middle), sentences.between(*follows)
+    a, b = sentences.between(first, middle), sentences.between(middle, last)
+    if packing.objective == "nsp" and not label:
+        b = sentences.between(other, other_last)
     if len(a) + len(b) > packing.room:
         half = (packing.room + int(draw.integers(2))) // 2
         keep_a = min(len(a), max(packing.room - len(b), half))
         a, b = _torn(a, keep_a, draw), _torn(b, packing.room - keep_a, draw)
-    return (b, a) if packing.objective == "sop" and not label else (a, b)
+    if packing.objective == "sop" and not label:
+        return b, a
+    return a, b
 
 
 def _torn(segment: Ints, keep: int, draw: np.random.Generator) -> Ints:
-    """Leave out the beginning or the end."""
-    return segment[:keep] if draw.random() < 0.5 else segment[len(segment) - keep :]
+    """Leave out the beginning or the end, by chance; `keep` tokens stay."""
+    if draw.random() < 0.5:
+        return segment[:keep]
+    return segment[len(segment) - keep :]

@@ -28,11 +28,12 @@ import stat
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import datasets
 import pyarrow
@@ -43,7 +44,7 @@ from tiewise.training.data.documents import Document, cut, decode, opened, parag
 from tiewise.training.data.synthetic import NAME, Language
 
 Text = str | os.PathLike[str]
-SYNTHETIC = f"{NAME}:"
+SYNTHETIC, HUB = f"{NAME}:", "hf:"
 TABLES = (".jsonl", ".ndjson", ".parquet")
 FIELD = "text"  # of a row, unless another is named
 _SMALLEST, _LARGEST = 200, 10_000  # characters of a part cut from plain text
@@ -69,13 +70,18 @@ def resolve(text: str) -> Source:
     """Find what `text` means, without reading it; a DataError where there is nothing of that name."""
     if text.startswith(SYNTHETIC):
         Language.parse(text)  # a mistake in it is said at once
-    if text in ("builtin", "-") or text.startswith(SYNTHETIC):
         return Source(text)
-    if text.startswith("hf:"):
-        *_, folder = parse_hub_name(text.removeprefix("hf:"))
-        return Source(text, tuple(sorted(path for path in folder.rglob("*") if path.is_file())) if folder else ())
+    if text in ("builtin", "-"):
+        return Source(text)
+    if text.startswith(HUB):
+        folder = parse_hub_name(text.removeprefix(HUB)).folder
+        if folder is None:
+            return Source(text)
+        return Source(text, tuple(sorted(path for path in folder.rglob("*") if path.is_file())))
     path, _, field = text.rpartition(":")
-    return Source(text, find_files(path), field or FIELD) if path.endswith(TABLES) else Source(text, find_files(text))
+    if path.endswith(TABLES):
+        return Source(text, find_files(path), field or FIELD)
+    return Source(text, find_files(text))
 
 
 def open_sources(texts: Text | Sequence[Text]) -> Iterator[Document]:
@@ -84,52 +90,71 @@ def open_sources(texts: Text | Sequence[Text]) -> Iterator[Document]:
     Raises:
         DataError: at once where a text does not exist; while iterating where one cannot be read or holds no text.
     """
-    given = [texts] if isinstance(texts, str | os.PathLike) else texts
-    return read_sources([resolve(os.fspath(text)) for text in given])
+    if isinstance(texts, str | os.PathLike):
+        texts = [texts]
+    return read_sources([resolve(os.fspath(text)) for text in texts])
 
 
 def read_sources(sources: Sequence[Source]) -> Iterator[Document]:
     """Stream the documents of `sources`; errors while iterating as in `open_sources`."""
-    files = [file for source in sources if not source.text.startswith("hf:") for file in source.files]
-    plain = sum(file.stat().st_size for file in files if file.suffix not in TABLES)
-    size = max(_SMALLEST, min(_LARGEST, plain // 100)) if plain else _LARGEST
+    size = _part_size(sources)
     for source in sources:
-        found = False
+        has_text = False
         for document in _documents(source, size):
             if not document.begins or document.text.strip():
-                found = True
+                has_text = True
                 yield document
-        if not found:
+        if not has_text:
             raise DataError(f"{source.text!r} holds no text", "give a text that is not empty")
 
 
+def _part_size(sources: Sequence[Source]) -> int:
+    """Return the characters of a part of plain text: about a hundredth of all plain files together."""
+    plain = 0
+    for source in sources:
+        if source.text.startswith(HUB):
+            continue
+        plain += sum(file.stat().st_size for file in source.files if file.suffix not in TABLES)
+    return max(_SMALLEST, min(_LARGEST, plain // 100)) if plain else _LARGEST
+
+
 def _documents(source: Source, size: int) -> Iterator[Document]:
-    if source.text == "builtin":
-        yield from (Document("\n\n".join(paragraphs(text))) for _, text in builtin_texts())
-    elif source.text.startswith(SYNTHETIC):
-        yield from map(Document, Language.parse(source.text).documents())
-    elif source.text == "-" and not source.files:
+    """Stream the documents of a text; `size` is that of the parts of plain files."""
+    text = source.text
+    if text == "builtin":
+        for _, prose in builtin_texts():
+            yield Document("\n\n".join(paragraphs(prose)))
+    elif text.startswith(SYNTHETIC):
+        yield from map(Document, Language.parse(text).documents())
+    elif text == "-" and not source.files:
         yield from _parts(sys.stdin.buffer, "standard input", size)
-    elif source.text.startswith("hf:"):
-        yield from map(Document, _hub_rows(source.text.removeprefix("hf:")))
+    elif text.startswith(HUB):
+        yield from map(Document, _hub_rows(text.removeprefix(HUB)))
     else:
         for path in source.files:
-            with opened(path) as file:
-                if path.suffix == ".parquet":
-                    yield from map(Document, _parquet_rows(file, path, source.field))
-                elif path.suffix in TABLES:
-                    yield from map(Document, _json_lines(file, path, source.field))
-                else:
-                    yield from _parts(file, str(path), size)
+            yield from _documents_of_file(path, source.field, size)
+
+
+def _documents_of_file(path: Path, field: str, size: int) -> Iterator[Document]:
+    """Stream the rows of a table, or the parts of a plain file."""
+    with opened(path) as file:
+        if path.suffix == ".parquet":
+            yield from map(Document, _parquet_rows(file, path, field))
+        elif path.suffix in TABLES:
+            yield from map(Document, _json_lines(file, path, field))
+        else:
+            yield from _parts(file, str(path), size)
 
 
 def _parts(file: BinaryIO, name: str, size: int) -> Iterator[Document]:
-    held, begins = "", True
-    for text in cut(decode(file, name), size):
-        held += text
-        if not begins or not held.isspace():  # blank lines that a file begins with go with what follows
-            yield Document(held, begins)
-            held, begins = "", False
+    """Stream the parts of a plain file, which is one document."""
+    text, begins = "", True
+    for part in cut(decode(file, name), size):
+        text += part
+        if begins and text.isspace():
+            continue  # blank lines that a file begins with go with what follows
+        yield Document(text, begins)
+        text, begins = "", False
 
 
 # files
@@ -139,18 +164,28 @@ def find_files(text: str) -> tuple[Path, ...]:
     """Return the files that `text` means: the file itself, a folder's, or those that match a pattern; refuse none."""
     path = Path(text).expanduser()
     if not os.path.lexists(path) and glob.has_magic(text):
-        matches = map(Path, sorted(glob.glob(str(path), recursive=True)))
-        files = tuple(file for file in matches if file.is_file() and _state(file).st_size)
+        files = _matching_files(path)
         none, fix = f"no file with text matches {repr(text)[:200]}", "check the pattern; ** goes into subfolders"
     elif stat.S_ISDIR(_state(path).st_mode):
         files = tuple(_text_files(path))
         none, fix = f"the folder {text!r} holds no text files", "name a folder with .txt, .md or .jsonl files"
     else:
-        files = (path,) if _state(path).st_size or not path.is_file() else ()  # a pipe has no size
+        is_empty = not _state(path).st_size and path.is_file()  # a pipe has no size either
+        files = () if is_empty else (path,)
         none, fix = f"the file {text!r} is empty", "give a file with text in it"
     if not files:
         raise DataError(none, fix)
     return files
+
+
+def _matching_files(pattern: Path) -> tuple[Path, ...]:
+    """Return the files that match a pattern and are not empty, in order."""
+    matches = [Path(name) for name in sorted(glob.glob(str(pattern), recursive=True))]
+    return tuple(path for path in matches if _is_filled_file(path))
+
+
+def _is_filled_file(path: Path) -> bool:
+    return path.is_file() and _state(path).st_size > 0
 
 
 def _state(path: Path) -> os.stat_result:
@@ -161,21 +196,29 @@ def _state(path: Path) -> os.stat_result:
 
 
 def _text_files(folder: Path) -> Iterator[Path]:
+    """Yield the tables and the files that begin as text, in a folder and its subfolders; hidden ones are left out."""
+
     def refuse(error: OSError) -> None:
         raise unreadable(error.filename, error) from None
 
     for where, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for path in (Path(where, name) for name in sorted(names) if not name.startswith(".")):
-            if not path.is_file() or not _state(path).st_size:
+        for name in sorted(names):
+            path = Path(where, name)
+            if name.startswith(".") or not _is_filled_file(path):
                 continue
-            if path.suffix not in TABLES:
-                with opened(path) as file:
-                    try:
-                        next(decode(file, str(path), _SNIFFED))
-                    except DataError:
-                        continue
-            yield path
+            if path.suffix in TABLES or _begins_as_text(path):
+                yield path
+
+
+def _begins_as_text(path: Path) -> bool:
+    """Return whether the first bytes of a file are text."""
+    with opened(path) as file:
+        try:
+            next(decode(file, str(path), _SNIFFED))
+        except DataError:
+            return False
+    return True
 
 
 # rows
@@ -186,93 +229,128 @@ def _json_lines(file: BinaryIO, path: Path, field: str) -> Iterator[str]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
-        where, fix = f"{path}, line {number}", "write one JSON object per line"
-        try:
-            row = json.loads(line.decode("utf-8-sig"))
-        except RecursionError:
-            raise DataError(f"{where}: nested too deeply", fix) from None
-        except ValueError as error:  # bad UTF-8 is one too
-            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
-            raise DataError(f"{where}: not JSON ({reason})", fix) from None
-        if not isinstance(row, dict):
-            raise DataError(f"{where}: not a JSON object", 'write one object per line, {"text": "..."}')
+        where = f"{path}, line {number}"
+        row = _read_object(line, where)
         if field not in row:
-            known = ", ".join(map(str, row)) or "none"
-            raise DataError(f"{where}: no field {field!r}", f"name one with FILE:FIELD; fields seen: {known}")
-        if isinstance(row[field], str):
-            yield row[field]
-        elif row[field] is not None:
-            kind = type(row[field]).__name__
+            names = ", ".join(map(str, row)) or "none"
+            raise DataError(f"{where}: no field {field!r}", f"name one with FILE:FIELD; fields seen: {names}")
+        value = row[field]
+        if isinstance(value, str):
+            yield value
+        elif value is not None:
+            kind = type(value).__name__
             raise DataError(f"{where}: field {field!r} is a {kind}, not a string", "name a field of text")
+
+
+def _read_object(line: bytes, where: str) -> dict[str, Any]:
+    """Read a JSON object from a line. Raises DataError."""
+    fix = "write one JSON object per line"
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+    except RecursionError:
+        raise DataError(f"{where}: nested too deeply", fix) from None
+    except UnicodeDecodeError:
+        raise DataError(f"{where}: not JSON (not UTF-8)", fix) from None
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON ({error})", fix) from None
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: not a JSON object", 'write one object per line, {"text": "..."}')
+    return row
 
 
 def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[str]:
     """Yield `column` of every row, a part of a row group at a time; nulls are passed over."""
     try:
         parquet = pyarrow.parquet.ParquetFile(file)
-        schema = parquet.schema_arrow
-        if column not in schema.names:
-            fix = f"name one with FILE:COLUMN; columns: {', '.join(schema.names)}"
-            raise DataError(f"{path}: no column {column!r}", fix)
-        kind = schema.field(column).type
-        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise DataError(f"{path}: column {column!r} holds {kind}, not strings", "name a column of text")
+        _require_text_column(parquet.schema_arrow, path, column)
         for batch in parquet.iter_batches(batch_size=_ROWS, columns=[column]):
             yield from (value for value in batch.column(0).to_pylist() if value is not None)
     except pyarrow.ArrowException as error:
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}", "write it again") from None
 
 
-def parse_hub_name(name: str) -> tuple[str, str | None, str, Path | None]:
-    """Take `id[/config][:split]` apart; a DataError where no dataset can have this name.
+def _require_text_column(schema: Any, path: Path, column: str) -> None:
+    """Raise DataError if a Parquet schema lacks a column, or if it holds no strings."""
+    if column not in schema.names:
+        fix = f"name one with FILE:COLUMN; columns: {', '.join(schema.names)}"
+        raise DataError(f"{path}: no column {column!r}", fix)
+    kind = schema.field(column).type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise DataError(f"{path}: column {column!r} holds {kind}, not strings", "name a column of text")
 
-    Returns:
-        (id, config, split, the folder where it is one of this machine).
-    """
+
+class HubName(NamedTuple):
+    """Parts of a dataset's name."""
+
+    path: str  # the id, or the folder
+    config: str | None
+    split: str
+    folder: Path | None  # where the dataset is a folder of this machine
+
+
+def parse_hub_name(name: str) -> HubName:
+    """Take `id[/config][:split]` apart; a DataError where no dataset can have this name."""
     path, _, split = name.partition(":")
     folder, form = Path(path).expanduser(), "write hf:owner/name[/config][:split], or hf:./folder[:split]"
     if path and folder.is_dir():
-        return str(folder), None, split or "train", folder
-    parts = path.split("/")
+        return HubName(str(folder), None, split or "train", folder)
     if path.startswith(("/", ".", "~")):
         raise DataError(f"hf:{name}: no folder {path!r}", form)
-    if not all(parts) or len(parts) > 3:
+    parts = path.split("/")
+    if "" in parts or len(parts) > 3:
         raise DataError(f"hf:{name} does not name a dataset", form)
-    return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or "train", None
+    config = parts[2] if len(parts) == 3 else None
+    return HubName("/".join(parts[:2]), config, split or "train", None)
 
 
 def _hub_rows(name: str) -> Iterator[str]:
     """Yield the rows of the dataset behind `hf:`: its column `text`, or else its only column of strings."""
-    path, config, split, folder = parse_hub_name(name)
+    source = parse_hub_name(name)
     column = None
     try:
-        if folder is not None and (folder / "state.json").exists():
-            rows = datasets.load_from_disk(path)
-        elif folder is not None and (folder / "dataset_dict.json").exists():
-            rows = datasets.load_from_disk(str(folder / split))
-        else:
-            streamed = not set(split) & set("[+")  # slices and sums of splits cannot be
-            try:
-                rows = datasets.load_dataset(path, config, split=split, streaming=streamed)
-            except (OSError, datasets.exceptions.DatasetsError):
-                if folder is not None or not streamed:
-                    raise
-                rows = datasets.load_dataset(path, config, split=split)  # as the local cache holds it
-        for row in rows:
+        for row in _open_dataset(source):
             if column is None:
-                strings = [name for name, value in row.items() if isinstance(value, str)]
-                if FIELD not in strings and len(strings) != 1:
-                    fix = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {', '.join(row)}"
-                    raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", fix)
-                column = FIELD if FIELD in strings else strings[0]
+                column = _text_column(row, name)
             if row[column]:
                 yield row[column]
     except DataError:
         raise
     except Exception as error:  # a dozen kinds come out of there: hub, network, formats, the file system
-        fix = f"check the name and the network; offline, run `hf download --repo-type dataset {path}` first"
-        fix = "check the split and the files in the folder" if folder is not None else fix
+        fix = "check the split and the files in the folder"
+        if source.folder is None:
+            fix = f"check the name and the network; offline, run `hf download --repo-type dataset {source.path}` first"
         raise DataError(f"hf:{name} cannot be read: {one_line(error)}", fix) from None
+
+
+def _open_dataset(source: HubName) -> Iterable[dict[str, Any]]:
+    """Open a saved dataset, one of several that were saved together, or whatever `datasets` can load."""
+    path, config, split, folder = source
+    rows: Iterable[dict[str, Any]]
+    if folder is not None and (folder / "state.json").exists():
+        rows = datasets.load_from_disk(path)
+        return rows
+    if folder is not None and (folder / "dataset_dict.json").exists():
+        rows = datasets.load_from_disk(str(folder / split))
+        return rows
+    can_stream = not set(split) & set("[+")  # slices and sums of splits cannot be
+    try:
+        rows = datasets.load_dataset(path, config, split=split, streaming=can_stream)
+    except (OSError, datasets.exceptions.DatasetsError):
+        if folder is not None or not can_stream:
+            raise
+        rows = datasets.load_dataset(path, config, split=split)  # as the local cache holds it
+    return rows
+
+
+def _text_column(row: Mapping[str, Any], name: str) -> str:
+    """Return the column `text` of a dataset's first row, or else its only one of strings. Raises DataError."""
+    strings = [column for column, value in row.items() if isinstance(value, str)]
+    if FIELD in strings:
+        return FIELD
+    if len(strings) != 1:
+        fix = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {', '.join(row)}"
+        raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", fix)
+    return strings[0]
 
 
 # what Python carries
@@ -289,29 +367,45 @@ def builtin_texts() -> Iterator[tuple[str, str]]:
     `ast`, so no module is imported and nothing runs. The same Python gives the same text, in sorted order. Stripped
     and zipped ones carry neither.
     """
-    topics: dict[str, str] = {}
-    with suppress(ImportError):  # some distributions pack it apart; the docstrings alone are still a text
-        topics = importlib.import_module("pydoc_data.topics").topics
-    found = any(topics.values())
-    yield from ((f"topic {name}", topics[name]) for name in sorted(topics) if topics[name])
-    library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.rglob("*.py")):
-        inner, said = path.relative_to(library), ""
-        if _SKIPPED.isdisjoint(inner.parts):
-            with suppress(OSError, SyntaxError, ValueError), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # old escapes in old modules are not the user's concern
-                said = "\n\n".join(_docstrings(ast.parse(path.read_bytes())))
-        if said:
-            found = True
-            yield f"module {inner.as_posix()}", said
-    if not found:
+    has_prose = False
+    for name, prose in chain(_topics(), _library_docstrings()):
+        if prose:
+            has_prose = True
+            yield name, prose
+    if not has_prose:
         fix = "name a text of your own with --text FILE, or use a complete CPython"
         raise DataError(f"builtin: the Python at {sys.executable} carries no documentation", fix)
 
 
+def _topics() -> Iterator[tuple[str, str]]:
+    """Yield the reference topics behind `help("if")`, by name."""
+    topics: dict[str, str] = {}
+    with suppress(ImportError):  # some distributions pack it apart; the docstrings alone are still a text
+        topics = importlib.import_module("pydoc_data.topics").topics
+    for name in sorted(topics):
+        yield f"topic {name}", topics[name]
+
+
+def _library_docstrings() -> Iterator[tuple[str, str]]:
+    """Yield the docstrings of every module of the standard library, by its path; "" where there are none."""
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.rglob("*.py")):
+        inner = path.relative_to(library)
+        if not _SKIPPED.isdisjoint(inner.parts):
+            continue
+        prose = ""
+        with suppress(OSError, SyntaxError, ValueError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escapes in old modules are not the user's concern
+            prose = "\n\n".join(_docstrings(ast.parse(path.read_bytes())))
+        yield f"module {inner.as_posix()}", prose
+
+
 def _docstrings(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, _BODIES) and (text := ast.get_docstring(node)):
-        yield text
+    """Yield the docstrings at and below a node, in order."""
+    if isinstance(node, _BODIES):
+        text = ast.get_docstring(node)
+        if text:
+            yield text
     for child in ast.iter_child_nodes(node):
         # definitions stand in statements only, also in those of `if` and `try`; expressions are most of a tree
         if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from itertools import islice, product
+from itertools import chain, islice, product
+from typing import Any
 
 import numpy as np
 import scipy
@@ -33,7 +34,7 @@ SCRIPTS = len(_LETTERS)  # Latin, Cyrillic, Georgian, Hebrew
 
 @dataclass(frozen=True)
 class Language:
-    """What a made language has."""
+    """Properties of a language made to order."""
 
     irreversibility: float = 0.3  # nats per word
     zipf: float = 1.0
@@ -43,26 +44,38 @@ class Language:
 
     @classmethod
     def parse(cls, text: str) -> Language:
-        """Read `synthetic:NAME=VALUE,…`; what is not named keeps its default. Raises DataError."""
-        kinds = {field.name: type(field.default) for field in fields(cls)}
-        known = ", ".join(f"{field.name}={field.default}" for field in fields(cls))
-        found = {}
+        """Read `synthetic:NAME=VALUE,…`; a default stays where no value is given. Raises DataError."""
         try:
-            for part in filter(None, text.removeprefix(NAME).removeprefix(":").split(",")):
-                name, _, value = part.partition("=")
-                if name not in kinds:
-                    raise DataError(f"{text!r} has no {name!r}", f"known, with their defaults: {known}")
-                found[name] = setting(kinds[name], int(value) if value.isdecimal() else value, f"{name} in {text!r}")
-            made = cls(**found)
-            require(made, "irreversibility", lambda nats: 0 <= nats <= MOVES * np.log(2), "use nats from 0 to 0.46")
-            require(made, "zipf", lambda exponent: 0 <= exponent <= 4, "use an exponent from 0 to 4")
-            require(made, "scripts", lambda n: 1 <= n <= SCRIPTS, f"use 1 to {SCRIPTS}")
-            least = CLASSES * made.scripts
-            require(made, "types", lambda n: least <= n <= 100_000, f"use {least} (a word for each class) to 100000")
-            require(made, "words", lambda n: n >= LENGTH, f"use {LENGTH} or more")
+            language = cls(**cls._read_options(text))
+            language._check()
         except TiewiseError as error:
             raise DataError(error.what, error.fix) from None
-        return made
+        return language
+
+    @classmethod
+    def _read_options(cls, text: str) -> dict[str, Any]:
+        """Return the options that a text names, as their defaults' types."""
+        defaults = {field.name: field.default for field in fields(cls)}
+        options = {}
+        for part in text.removeprefix(NAME).removeprefix(":").split(","):
+            if not part:
+                continue
+            name, _, value = part.partition("=")
+            if name not in defaults:
+                listed = ", ".join(f"{option}={default}" for option, default in defaults.items())
+                raise DataError(f"{text!r} has no {name!r}", f"known, with their defaults: {listed}")
+            number = int(value) if value.isdecimal() else value
+            options[name] = setting(type(defaults[name]), number, f"{name} in {text!r}")
+        return options
+
+    def _check(self) -> None:
+        """Raise RunError for an option out of its range."""
+        require(self, "irreversibility", lambda nats: 0 <= nats <= MOVES * np.log(2), "use nats from 0 to 0.46")
+        require(self, "zipf", lambda exponent: 0 <= exponent <= 4, "use an exponent from 0 to 4")
+        require(self, "scripts", lambda n: 1 <= n <= SCRIPTS, f"use 1 to {SCRIPTS}")
+        least = CLASSES * self.scripts
+        require(self, "types", lambda n: least <= n <= 100_000, f"use {least} (a word for each class) to 100000")
+        require(self, "words", lambda n: n >= LENGTH, f"use {LENGTH} or more")
 
     @property
     def forward(self) -> float:
@@ -92,6 +105,7 @@ class Language:
 
 
 def _spelled(letters: range, count: int) -> list[str]:
-    """So many different words of two letters or more, short ones first."""
-    spelled = (word for size in range(2, 6) for word in product(map(chr, letters), repeat=size))
+    """Return so many different words of two letters or more, short ones first."""
+    alphabet = [chr(letter) for letter in letters]
+    spelled = chain.from_iterable(product(alphabet, repeat=size) for size in range(2, 6))
     return ["".join(word[::-1]) for word in islice(spelled, count)]

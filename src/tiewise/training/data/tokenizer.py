@@ -45,52 +45,92 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda:
         DataError: on a kind that is malformed, not to be found, or not a tokenizer that this package can run.
     """
     size = bpe_size(kind)
-    if size is not None or kind == "bytes":
-        letters = byte_letters()
-        engine = Tokenizer(models.BPE() if size is not None else models.BPE(vocab={**letters, EOS: 256}, merges=[]))
-        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        engine.decoder = decoders.ByteLevel()
-        if size is not None:
-            trainer = trainers.BpeTrainer(
-                vocab_size=size, special_tokens=[EOS], initial_alphabet=sorted(letters), show_progress=False
-            )
-            engine.train_from_iterator(train_texts(), trainer)
-        return PreTrainedTokenizerFast(tokenizer_object=engine, eos_token=EOS, clean_up_tokenization_spaces=False)
+    if size is not None:
+        return _trained_bpe(size, train_texts())
+    if kind == "bytes":
+        return _with_eos(_byte_level_engine(models.BPE(vocab={**byte_letters(), EOS: 256}, merges=[])))
     path = Path(kind).expanduser()
     if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
         path = path.parent  # which knows the special tokens' parts
-    local = path.is_dir()
     if path.is_file():
-        try:
-            found = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(path)))
-        except Exception as error:  # the Rust side raises Exception itself
-            raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line(error)})", _CHOICES) from None
-    elif local or (_HUB_ID.fullmatch(kind) and not kind.endswith(".json") and not kind.startswith(".")):
-        try:
-            name = str(path) if local else kind
-            found = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=local)
-        except Exception as error:  # hub, network, missing packages, malformed files: each its own kind
-            what = f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub"
-            what = f"the folder {kind!r} holds no tokenizer" if local else what
-            fix = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
-            raise DataError(f"{what} ({one_line(error)})", _CHOICES if local else fix) from None
-        if not found.is_fast:
-            raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer first")
+        tokenizer = _read_tokenizer_json(path)
+    elif path.is_dir() or _is_hub_id(kind):
+        tokenizer = _read_with_transformers(kind, path)
     else:
-        a_file = kind.endswith(".json") or kind.startswith((".", "/", "~"))
-        raise DataError(f"{'no tokenizer file or folder' if a_file else 'unknown tokenizer'} {kind!r}", _CHOICES)
-    if found.eos_token is None:  # the tokenizer's own separator, a usual end, or a new one
-        known = found.get_vocab()
-        own = [found.sep_token] if found.sep_token else [name for name in _ENDS if name in known]
-        found.add_special_tokens({"eos_token": own[0] if own else EOS})
-    return found
+        looks_like_path = kind.endswith(".json") or kind.startswith((".", "/", "~"))
+        problem = "no tokenizer file or folder" if looks_like_path else "unknown tokenizer"
+        raise DataError(f"{problem} {kind!r}", _CHOICES)
+    if tokenizer.eos_token is None:
+        _add_end(tokenizer)
+    return tokenizer
+
+
+def _byte_level_engine(model: models.BPE) -> Tokenizer:
+    """Return an engine on bytes, as in GPT-2, that merges as a model says."""
+    engine = Tokenizer(model)
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    return engine
+
+
+def _with_eos(engine: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=engine, eos_token=EOS, clean_up_tokenization_spaces=False)
+
+
+def _trained_bpe(size: int, texts: Iterator[str]) -> PreTrainedTokenizerFast:
+    """Train a byte-level tokenizer of so many tokens at most."""
+    engine = _byte_level_engine(models.BPE())
+    alphabet = sorted(byte_letters())
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False)
+    engine.train_from_iterator(texts, trainer)
+    return _with_eos(engine)
+
+
+def _is_hub_id(kind: str) -> bool:
+    """Return whether a tokenizer's name can be an id of the Hugging Face Hub."""
+    return bool(_HUB_ID.fullmatch(kind)) and not kind.endswith(".json") and not kind.startswith(".")
+
+
+def _read_tokenizer_json(path: Path) -> PreTrainedTokenizerFast:
+    """Read a tokenizer.json. Raises DataError."""
+    try:
+        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(path)))
+    except Exception as error:  # the Rust side raises Exception itself
+        raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line(error)})", _CHOICES) from None
+
+
+def _read_with_transformers(kind: str, folder: Path) -> PreTrainedTokenizerFast:
+    """Read the tokenizer of a folder, or of the Hub where there is no such folder. Raises DataError."""
+    is_local = folder.is_dir()
+    name = str(folder) if is_local else kind
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=is_local)
+    except Exception as error:  # hub, network, missing packages, malformed files: each its own kind
+        if is_local:
+            what, fix = f"the folder {kind!r} holds no tokenizer", _CHOICES
+        else:
+            what = f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub"
+            fix = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
+        raise DataError(f"{what} ({one_line(error)})", fix) from None
+    if not tokenizer.is_fast:
+        raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer first")
+    return tokenizer
+
+
+def _add_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Give a tokenizer an end token: its own separator, else a usual end that it has, else a new one."""
+    end = tokenizer.sep_token
+    if not end:
+        vocabulary = tokenizer.get_vocab()
+        end = next((name for name in _ENDS if name in vocabulary), EOS)
+    tokenizer.add_special_tokens({"eos_token": end})
 
 
 def bpe_size(kind: str) -> int | None:
     """Return N of `bpe:N`, and None for every other kind; a DataError where N is no number, or too small."""
-    if kind != "bpe" and not kind.startswith("bpe:"):
+    name, _, number = kind.partition(":")
+    if name != "bpe":
         return None
-    number = kind.partition(":")[2]
     if not (number.isascii() and number.isdigit()):
         raise DataError(f"tokenizer {kind!r}: the size must be a whole number", "write bpe:4096, say")
     if int(number) < _SMALLEST:
@@ -122,14 +162,22 @@ class StreamEncoder:
         """Return the tokens of all pieces, with `<eos>` after each that ends a document."""
         texts = [piece for piece, _ in batch]
         if self._begins_spaced:
-            ended = [self._ended, *(last for _, last in batch)]
-            texts = [t if new else t.removeprefix(" ") for t, new in zip(texts, ended, strict=False)]
-            self._ended = ended[-1]
+            texts = self._without_second_spaces(batch)
         encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
         ids: list[int] = []
-        for (_, last), encoding in zip(batch, encoded, strict=True):
-            ids += [*encoding.ids, self._eos_id] if last else encoding.ids
+        for (_, is_last), encoding in zip(batch, encoded, strict=True):
+            ids += encoding.ids
+            if is_last:
+                ids.append(self._eos_id)
         return np.array(ids, self._dtype)
+
+    def _without_second_spaces(self, batch: list[tuple[str, bool]]) -> list[str]:
+        """Return the pieces; one that goes on loses its first space, for the engine puts one there itself."""
+        texts = []
+        for piece, is_last in batch:
+            texts.append(piece if self._ended else piece.removeprefix(" "))
+            self._ended = is_last
+        return texts
 
 
 def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: StreamEncoder) -> int:
@@ -156,32 +204,42 @@ def read_tokens(folder: Path | str, texts: Text | Sequence[Text], vocab: int, mo
     one document. Raises DataError.
     """
     folder = Path(folder)
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise DataError(f"{folder} holds no tokenizer", "put the model's tokenizer.json beside its weights")
-    try:
-        tokenizer = make_tokenizer(str(folder))
-    except DataError as error:
-        raise DataError(error.what, "put the model's own tokenizer.json beside its weights") from None
+    tokenizer = _checkpoint_tokenizer(folder)
     encoder = StreamEncoder(tokenizer, np.dtype(np.int64))
     end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
     parts: list[Ids] = []
+    count = 0
     for batch in batches(pieces(ended(open_sources(texts)))):
-        found = encoder.encode(batch)
-        parts.append(found if end < vocab else found[found != end])
-        if most is not None and sum(map(len, parts)) >= most:
+        ids = encoder.encode(batch)
+        if end >= vocab:
+            ids = ids[ids != end]
+        parts.append(ids)
+        count += len(ids)
+        if most is not None and count >= most:
             break
-    ids = np.concatenate(parts)[:most]
-    if ids.max(initial=0) >= vocab:
-        what = f"the tokenizer in {folder} gives token {int(ids.max())}, the table has {vocab:,} rows"
+    tokens = np.concatenate(parts)[:most]
+    largest = int(tokens.max(initial=0))
+    if largest >= vocab:
+        what = f"the tokenizer in {folder} gives token {largest}, the table has {vocab:,} rows"
         raise DataError(what, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)")
-    return ids
+    return tokens
 
 
-def windows(ids: Ids, length: int, count: int) -> Ids:
+def _checkpoint_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer next to a model's weights. Raises DataError."""
+    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        raise DataError(f"{folder} holds no tokenizer", "put the model's tokenizer.json beside its weights")
+    try:
+        return make_tokenizer(str(folder))
+    except DataError as error:
+        raise DataError(error.what, "put the model's own tokenizer.json beside its weights") from None
+
+
+def windows(ids: np.ndarray, length: int, count: int) -> np.ndarray:
     """Cut `count` windows [count, length], evenly apart over the whole stream and not overlapping."""
-    whole = len(ids) // length
-    if whole < count:
+    most = len(ids) // length
+    if most < count:
         what = f"the text has {len(ids):,} tokens, {count} windows of {length} need {count * length:,}"
         raise DataError(what, "give a longer text")
-    starts = np.arange(count) * whole // max(count, 1)
-    return ids[: whole * length].reshape(whole, length)[starts]
+    starts = np.arange(count) * most // max(count, 1)
+    return ids[: most * length].reshape(most, length)[starts]

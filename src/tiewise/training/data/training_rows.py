@@ -52,8 +52,9 @@ def mark(text: PreparedText, marks: Mapping[str, str] = MARKS, more: Sequence[st
     `marks` are by transformers' names for them; `more` have none.
     """
     tokenizer = AutoTokenizer.from_pretrained(str(text.folder / TOKENIZER), local_files_only=True)
+    vocabulary = tokenizer.get_vocab()
     missing = {name: piece for name, piece in marks.items() if getattr(tokenizer, name) is None}
-    unknown = [piece for piece in more if piece not in tokenizer.get_vocab()]
+    unknown = [piece for piece in more if piece not in vocabulary]
     if not missing and not unknown:
         return text
     tokenizer.add_special_tokens(missing)
@@ -107,40 +108,54 @@ def choose(words: Ints, options: Masking, draw: Draw) -> NDArray[np.bool_]:
     those that may be, one or more, less what no whole word fits in; where not one word fits, the beginning of one.
     """
     chosen = np.zeros(len(words), bool)
-    numbers, *places = np.unique(words, return_index=True, return_counts=True)
-    at, begin, counts = (found[numbers >= 0].tolist() for found in (numbers, *places))
-    left = max(1, round(options.share * sum(counts))) if at else 0
-    order = draw.permutation(len(at)).tolist()
-    runs = (1 + draw.choice(options.longest, len(at), p=options.lengths)).tolist()
+    numbers, begins, sizes = _places(words)
+    order = draw.permutation(len(numbers)).tolist()
+    runs = (1 + draw.choice(options.longest, len(numbers), p=options.lengths)).tolist()
+    if not numbers:
+        return chosen
+    left = max(1, round(options.share * sum(sizes)))
     for first, run in zip(order, runs, strict=True):
-        for i in range(first, min(first + run, len(at))):
-            if chosen[begin[i]] or counts[i] > left or at[i] != at[first] + i - first:
+        for i in range(first, min(first + run, len(numbers))):
+            follows = numbers[i] == numbers[first] + i - first
+            is_free = sizes[i] <= left and not chosen[begins[i]]
+            if not follows or not is_free:
                 break
-            left -= counts[i]
-            chosen[begin[i] : begin[i] + counts[i]] = True
+            left -= sizes[i]
+            chosen[begins[i] : begins[i] + sizes[i]] = True
         if left <= 0:
             break
-    if at and not chosen.any():
-        chosen[begin[order[0]] : begin[order[0]] + left] = True
+    if not chosen.any():
+        begin = begins[order[0]]
+        chosen[begin : begin + left] = True
     return chosen
+
+
+def _places(words: Ints) -> tuple[list[int], list[int], list[int]]:
+    """Return (number, first token, tokens) of every word that may be chosen, in order."""
+    numbers, begins, sizes = np.unique(words, return_index=True, return_counts=True)
+    may_be_chosen = numbers >= 0
+    return numbers[may_be_chosen].tolist(), begins[may_be_chosen].tolist(), sizes[may_be_chosen].tolist()
 
 
 def mask(
     ids: Ints, chosen: NDArray[np.bool_], mask_id: int, ordinary: int | Ints, options: Masking, draw: Draw
 ) -> tuple[Ints, Ints]:
-    """Replace the `chosen` of tokens [T], each by a draw of its own; one at random is of `ordinary`, or below it.
+    """Replace the `chosen` of tokens [T], each by a separate draw; one at random is of `ordinary`, or below it.
 
     Return inputs [T], and labels [T]: the tokens that were there where they were chosen, −100 elsewhere.
     """
     inputs, count = ids.copy(), int(chosen.sum())
     fate = draw.random(count)
-    others = draw.integers(ordinary, size=count) if isinstance(ordinary, int) else draw.choice(ordinary, count)
-    kept = np.where(fate < options.masked + options.random, others, ids[chosen])
-    inputs[chosen] = np.where(fate < options.masked, mask_id, kept)
+    if isinstance(ordinary, int):
+        others = draw.integers(ordinary, size=count)
+    else:
+        others = draw.choice(ordinary, count)
+    unmasked = np.where(fate < options.masked + options.random, others, ids[chosen])
+    inputs[chosen] = np.where(fate < options.masked, mask_id, unmasked)
     return inputs, np.where(chosen, ids, IGNORED)
 
 
-class PairRows(Dataset):
+class PairRows(Dataset[dict[str, Tensor]]):
     """`{"input_ids", "token_type_ids", "attention_mask", "labels": int64[T], "pair_labels": int64[]}`, one per row.
 
     `count` rows in all, where the epochs follow each other; one epoch unless given. `seed` is of every draw.
@@ -150,7 +165,7 @@ class PairRows(Dataset):
         self, sentences: Sentences, packing: Packing, masking: Masking, *, seed: int, count: int | None = None
     ) -> None:
         self.sentences, self.packing, self.masking, self.seed = sentences, packing, masking, seed
-        self._begins = [0]  # first row of each epoch known so far
+        self._begins = [0]  # first row of each epoch so far, and of the next
         self._turn_to(0)
         self.count = self.rows_per_epoch if count is None else count
 
@@ -162,39 +177,48 @@ class PairRows(Dataset):
             raise IndexError(f"row {index} of {len(self)}")
         draw = _draw(self.seed, 1, index)
         a, b, label = self.pair(index, draw)
-        vocabulary, t = self.sentences.vocabulary, self.packing.length
+        vocabulary = self.sentences.vocabulary
         cls, sep, masked, pad = vocabulary.marks
         ids = np.concatenate([[cls], a, [sep], b, [sep]])
-        # each token's word, numbered; marks have none, and no run spans both segments
-        starts = vocabulary.word_starts if self.masking.whole_words else np.ones_like
+        chosen = choose(self._word_numbers(a, b), self.masking, draw)
+        inputs, labels = mask(ids, chosen, masked, vocabulary.ordinary, self.masking, draw)
+        position = np.arange(self.packing.length)
+        is_token = position < len(ids)
+        padding = (0, self.packing.length - len(ids))
+        arrays = {
+            "input_ids": np.pad(inputs, padding, constant_values=pad),
+            "attention_mask": is_token,
+            "labels": np.pad(labels, padding, constant_values=IGNORED),
+            "token_type_ids": is_token & (position > len(a) + 1),
+        }
+        row = {name: torch.from_numpy(array).long() for name, array in arrays.items()}
+        if label is not None:
+            row["pair_labels"] = torch.tensor(label)
+        return row
+
+    def _word_numbers(self, a: Ints, b: Ints) -> Ints:
+        """Number each token's word, or each token; marks have −1, and no run spans both segments."""
+        starts = self.sentences.vocabulary.word_starts if self.masking.whole_words else np.ones_like
         in_a = np.cumsum(starts(a)) - 1
         in_b = np.cumsum(starts(b)) + in_a[-1] + 1
-        chosen = choose(np.concatenate([[-1], in_a, [-1], in_b, [-1]]), self.masking, draw)
-        inputs, labels = mask(ids, chosen, masked, vocabulary.ordinary, self.masking, draw)
-        place, behind = np.arange(t), (0, t - len(ids))
-        there = place < len(ids)
-        row = {"input_ids": np.pad(inputs, behind, constant_values=pad), "attention_mask": there}
-        row |= {
-            "labels": np.pad(labels, behind, constant_values=IGNORED),
-            "token_type_ids": there & (place > len(a) + 1),
-        }
-        found = {name: torch.from_numpy(value).long() for name, value in row.items()}
-        return found if label is None else found | {"pair_labels": torch.tensor(label)}
+        return np.concatenate([[-1], in_a, [-1], in_b, [-1]])
 
     def pair(self, index: int, draw: Draw | None = None) -> tuple[Ints, Ints, int | None]:
-        """(A, B, label) of a row before it is masked; the label is None where there is no objective."""
-        draw = _draw(self.seed, 1, index) if draw is None else draw
+        """Return (A, B, label) of a row before it is masked; the label is None where there is no objective."""
+        if draw is None:
+            draw = _draw(self.seed, 1, index)
         while self._begins[-1] <= index:
             self._turn_to(len(self._begins) - 1)
         epoch = bisect(self._begins, index) - 1
         if self._epoch != epoch:
             self._turn_to(epoch)
         pair = self._pairs[index - self._begins[epoch]]
-        label = int(pair[3]) if self.packing.objective != "none" else None
         a, b = segments(self.sentences, pair, self.packing, draw)
-        for segment in (a, b):  # as it would begin within a text, wherever it was found
+        for segment in (a, b):  # as it would begin within a text, wherever it was in one
             segment[0] = self.sentences.vocabulary.spaced[segment[0]]
-        return a, b, label
+        if self.packing.objective == "none":
+            return a, b, None
+        return a, b, int(pair[3])
 
     @property
     def rows_per_epoch(self) -> int:
@@ -202,6 +226,7 @@ class PairRows(Dataset):
         return self._begins[1]
 
     def _turn_to(self, epoch: int) -> None:
+        """Pack the rows of an epoch, and note where the next one begins."""
         self._epoch, self._pairs = epoch, make_pairs(self.sentences, self.packing, _draw(self.seed, 0, epoch))
         if epoch == len(self._begins) - 1:
             self._begins.append(self._begins[-1] + len(self._pairs))

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -35,7 +35,7 @@ _PART = re.compile(r"(?P<name>[^@]+)(?:@(?P<low>\d+)-(?P<high>\d+))?")
 
 
 def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> PreparedText:
-    """Turn the word-level corpus in a folder into tokens in `folder`, in the place of what it held.
+    """Turn the word-level corpus in a folder into tokens in `folder`, instead of what it held.
 
     `files` are those of training, validation and test; `valid.txt@0-90` is the first nine tenths of a file's lines,
     `valid.txt@90-100` the rest. DataError: one is missing, empty or no text; RunError: `folder` cannot be written.
@@ -45,13 +45,7 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
     try:
         with building(folder) as work:
             progress(KIND, 0, 1)
-            counts: Counter[str] = Counter()
-            for line in lines(parts[0]):
-                counts.update(line)
-            if len(counts) < 2:
-                raise DataError(f"{parts[0].text} has no words", "give a training file with text in it")
-            words = {word: index for index, (word, _) in enumerate(counts.most_common())}  # ties by first appearance
-            words.setdefault(UNKNOWN, len(words))  # last where training does not have it
+            words = _count_words(parts[0])
             dtype = token_type(len(words))
             splits: dict[str, dict[str, int]] = {}
             for index, (name, part) in enumerate(zip(SPLITS, parts, strict=True)):
@@ -59,16 +53,9 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
                 if splits[name]["tokens"] < 2:
                     raise DataError(f"{part.text} has no words", "give a file with text in it")
                 progress(KIND, index + 1, len(SPLITS))
-            # gives a text these ids: white space cuts, a line end is `<eos>`, the rest `<unk>`
-            engine = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
-            engine.normalizer = normalizers.Replace("\n", f" {EOS} ")
-            engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-            tokenizer = PreTrainedTokenizerFast(
-                tokenizer_object=engine, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
-            )
-            tokenizer.save_pretrained(work / TOKENIZER)
-            counted, found = ("tokens", "characters", "bytes", "documents"), splits.values()
-            facts: dict[str, Any] = {name: sum(split[name] for split in found) for name in counted}
+            _word_tokenizer(words).save_pretrained(work / TOKENIZER)
+            counted = ("tokens", "characters", "bytes", "documents")
+            facts: dict[str, Any] = {name: sum(split[name] for split in splits.values()) for name in counted}
             facts["tokenizer"] = {"vocab": len(words), "eos_id": words[EOS], "dtype": dtype.name, "kind": KIND}
             facts |= {"splits": splits, "texts": [corpus], "demo": False, "files": [part.text for part in parts]}
             put_in_place(work, folder, facts)
@@ -78,31 +65,53 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
     return load_prepared(folder)
 
 
+def _count_words(part: WordFile) -> dict[str, int]:
+    """Return the words of a training file by their ids, most frequent first, and `<unk>`."""
+    counts: Counter[str] = Counter()
+    for line in lines(part):
+        counts.update(line)
+    if len(counts) < 2:
+        raise DataError(f"{part.text} has no words", "give a training file with text in it")
+    words = {word: index for index, (word, _) in enumerate(counts.most_common())}  # ties by first appearance
+    words.setdefault(UNKNOWN, len(words))  # last where training does not have it
+    return words
+
+
+def _word_tokenizer(words: dict[str, int]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that gives a text these ids: white space cuts, a line end is `<eos>`, the rest `<unk>`."""
+    engine = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
+    engine.normalizer = normalizers.Replace("\n", f" {EOS} ")
+    engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=engine, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
+    )
+
+
 def unknown_share(facts: dict[str, Any], split: str) -> float:
-    """Share of a split's tokens that became `<unk>` because training does not know them."""
-    found = facts["splits"][split]
-    return found["unknown"] / found["tokens"] if found["tokens"] else 0.0
+    """Return the share of a split's tokens that became `<unk>` because training does not know them."""
+    counts: dict[str, int] = facts["splits"][split]
+    return counts["unknown"] / counts["tokens"] if counts["tokens"] else 0.0
 
 
 def _write_split(path: Path, part: WordFile, words: dict[str, int], dtype: np.dtype) -> dict[str, int]:
     """Write one split's ids; count tokens, lines (as documents), characters, bytes and words unknown to training."""
-    found = dict.fromkeys(("tokens", "documents", "characters", "bytes"), 0)
-    lost: Counter[str] = Counter()
+    counts = dict.fromkeys(("tokens", "documents", "characters", "bytes"), 0)
+    unknown: Counter[str] = Counter()
     with path.open("wb") as out:
         rows = lines(part)
         while batch := list(islice(rows, _LINES)):
             flat = [word for line in batch for word in line]
             ids = np.fromiter((words.get(word, -1) for word in flat), np.int64, len(flat))
-            lost.update(flat[i] for i in np.flatnonzero(ids < 0))
+            unknown.update(flat[i] for i in np.flatnonzero(ids < 0))
             ids[ids < 0] = words[UNKNOWN]
             out.write(ids.astype(dtype).tobytes())
-            found["tokens"] += len(ids)
-            found["documents"] += len(batch)
-            # the spaces and the line ends that cut the words, in place of the `<eos>` that stand for the latter
+            # the spaces and the line ends that cut the words, instead of the `<eos>` that stand for the latter
             between = sum(max(len(line) - 1, 1) for line in batch) - len(batch) * len(EOS)
-            found["characters"] += sum(len(word) for word in flat) + between
-            found["bytes"] += sum(len(word.encode()) for word in flat) + between
-    return {**found, "unknown": lost.total(), "unknown_words": len(lost)}
+            counts["tokens"] += len(ids)
+            counts["documents"] += len(batch)
+            counts["characters"] += sum(len(word) for word in flat) + between
+            counts["bytes"] += sum(len(word.encode()) for word in flat) + between
+    return {**counts, "unknown": unknown.total(), "unknown_words": len(unknown)}
 
 
 @dataclass(frozen=True)
@@ -110,22 +119,26 @@ class WordFile:
     """A file of a corpus, or part of it by lines, so that two files can make three."""
 
     path: Path
-    held: range  # numbers of its lines, from 0
+    numbers: range  # of its lines, from 0
     text: str  # how that was written
 
 
 def lines(part: WordFile) -> Iterator[list[str]]:
     """Yield the words of each line, `<eos>` last; a DataError for a file that cannot be read or is no text."""
     with opened(part.path) as file:
-        rest, number = "", 0
-        for piece in decode(file, str(part.path)):
-            *whole, rest = (rest + piece).split("\n")
-            for line in whole:
-                if number in part.held:
-                    yield [*line.split(), EOS]
-                number += 1
-        if rest and number in part.held:  # a last line without its end
-            yield [*rest.split(), EOS]
+        for number, line in enumerate(_lines_of(file, str(part.path))):
+            if number in part.numbers:
+                yield [*line.split(), EOS]
+
+
+def _lines_of(file: BinaryIO, name: str) -> Iterator[str]:
+    """Yield the lines of a text, also a last one without its end."""
+    rest = ""
+    for piece in decode(file, name):
+        *complete, rest = (rest + piece).split("\n")
+        yield from complete
+    if rest:
+        yield rest
 
 
 def word_files(corpus: str, files: Sequence[str] = ()) -> list[WordFile]:
@@ -137,21 +150,27 @@ def word_files(corpus: str, files: Sequence[str] = ()) -> list[WordFile]:
     if len(names) != len(FILES):
         what = f"{len(names)} files ({', '.join(names)}) for training, validation and test"
         raise DataError(what, "name three; parts of one file are valid.txt@0-90 and valid.txt@90-100")
-    found = []
+    return [_word_file(folder, name) for name in names]
+
+
+def _word_file(folder: Path, text: str) -> WordFile:
+    """Find a file of a corpus, or a part of one, as it is written: `valid.txt`, `valid.txt@0-90`."""
     fix = "write valid.txt@0-90 or valid.txt@90-100, say, in per cent of its lines"
-    for text in names:
-        match = _PART.fullmatch(text)
-        if match is None:
-            raise DataError(f"{text!r} names no part of a file", fix)
-        path, low, high = folder / match["name"], int(match["low"] or 0), int(match["high"] or 100)
-        if not path.is_file():
-            there = ", ".join(sorted(file.name for file in folder.glob("*.txt"))) or "no .txt files"
-            other = "other files: --set 'files=[valid.txt@0-90, valid.txt@90-100, test.txt]'"
-            raise DataError(f"{str(folder)!r} has no {match['name']} (it has {there})", other)
-        if not low < high <= 100:
-            raise DataError(f"{text!r} is an empty part", fix)
-        with opened(path) as file:
-            count = sum(1 for _ in file) if match["low"] else 0
-        last = sys.maxsize if high == 100 else count * high // 100
-        found.append(WordFile(path, range(count * low // 100, last), text))
-    return found
+    match = _PART.fullmatch(text)
+    if match is None:
+        raise DataError(f"{text!r} names no part of a file", fix)
+    path = folder / match["name"]
+    if not path.is_file():
+        texts = ", ".join(sorted(file.name for file in folder.glob("*.txt"))) or "no .txt files"
+        other = "other files: --set 'files=[valid.txt@0-90, valid.txt@90-100, test.txt]'"
+        raise DataError(f"{str(folder)!r} has no {match['name']} (it has {texts})", other)
+    if match["low"] is None:
+        with opened(path):  # refuses one that cannot be read
+            return WordFile(path, range(sys.maxsize), text)
+    low, high = int(match["low"]), int(match["high"])
+    if not low < high <= 100:
+        raise DataError(f"{text!r} is an empty part", fix)
+    with opened(path) as file:
+        count = sum(1 for _ in file)
+    end = sys.maxsize if high == 100 else count * high // 100
+    return WordFile(path, range(count * low // 100, end), text)

@@ -153,8 +153,9 @@ def measure(
         return measured([], counts)
     # evenly apart: texts are in the order of their sources, and starts are alike
     chosen = torch.from_numpy(rows[np.arange(count) * len(rows) // count].astype(np.int64))
+    batches = torch.split(chosen, max(1, AT_ONCE // length))
     with evaluating(installed.model):
-        return measured((_block_losses(installed, ids) for ids in torch.split(chosen, max(1, AT_ONCE // length))), counts)
+        return measured((_block_losses(installed, ids) for ids in batches), counts)
 
 
 def _block_losses(installed: Installed, ids: Tensor) -> tuple[Tensor, Tensor]:
