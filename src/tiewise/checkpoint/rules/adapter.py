@@ -1,16 +1,17 @@
-"""What an adapter does to its base, at the two ends above all: B060 to B064."""
+"""Effects of an adapter on its base, at the two ends above all: B060 to B064."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tiewise.checkpoint.adapter import COPY, DELTA, LORA, PREFIX, AdapterFacts, EndUpdate
 from tiewise.checkpoint.claims import ends_with, family_type
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG
-from tiewise.checkpoint.rules.rule import Said, Told, describe, dotted, names, rule
+from tiewise.checkpoint.rules.rule import Said, Severity, Told, describe, dotted, names, rule
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
@@ -30,47 +31,78 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
     What to do: tiewise merge, which makes two tables where the ends come out different, or no merge at all.
     Sources: peft#2777; peft#2018; peft#2864; peft#2944; transformers#45127; unsloth#9331
     """
-    where, base = short(facts.path.name), facts.base
-    ends = [end for end in (facts.input, facts.output) if end is not None]
-    if base is None or facts.tied is None:
-        if ends:
-            why = "no base was given" if base is None else "whether the base ties its ends is not known"
-            what = f"it changes {_modules(ends)}; {why}, so what a merge makes of that is not known"
-            yield Said(where, what, f"tiewise check {shlex.quote(str(facts.path))} --base BASE", severity="info")
+    updates = [update for update in (facts.input, facts.output) if update is not None]
+    if facts.base is None or facts.tied is None:
+        if updates:
+            yield _unknown_effect(facts, updates)
         return
     if not facts.tied:
         return
-    merge = f"{facts.command('merge')}, not PEFT's"
-    suggested = f"tiewise.lora_config({str(base.path)!r}, {{}}) keeps the tie: train with that"
-    if low_rank := [end for end in ends if end.kind == LORA]:
-        what = f"low-rank update of {_modules(low_rank)} on a base whose two ends are one table"
-        adds = "a merge adds it to the other end too, which was trained without"
-        if len(low_rank) == 2:
-            twice = "the two share their factors, and a merge adds the update twice to that table"
-            adds = twice if facts.ties else "a merge adds both updates to that table"
-        yield where, f"{what}: {adds}", merge
-    copies = [end for end in ends if end.kind == COPY]
-    # where one is alone and the two shall be tied, PEFT wraps the other end with the same table when it loads it
-    if copies and not (facts.ties if len(copies) == 1 else facts.equal):
-        what = f"full copy of {_modules(copies)} alone"
-        if len(copies) == 2:
-            read = "whose rows were not compared" if facts.equal is None else "which differ"
-            flag = "on" if facts.ties else "off"
-            what = f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
-        merged = "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
-        if nested := [dotted(claim.level) for claim in base.claims.levels if claim.level and claim.written]:
-            merged = f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
-        what = f"{what}, on a base whose two ends are one table: {merged}"
-        fix = f"{merge}; or {suggested.format('tables=True')}"
-        yield Said(where, what, fix, severity="warning" if len(copies) == 2 and facts.equal is None else "error")
+    low_rank = [update for update in updates if update.kind == LORA]
+    if low_rank:
+        yield _low_rank_on_tied(facts, low_rank)
+    copies = [update for update in updates if update.kind == COPY]
+    if copies:
+        yield from _copies_on_tied(facts, facts.base, copies)
     rows = {name: ids for name, ids in facts.token_rows.items() if name}
     if len(set(rows.values())) > 1:
         what = f"trainable_token_indices differ between {names(rows)}, which are one table in the base"
-        yield where, what, suggested.format("new_tokens=[…]")
+        yield short(facts.path.name), what, _training_advice(facts.base, "new_tokens=[…]")
 
 
-def _modules(ends: list[EndUpdate]) -> str:
-    return " and ".join(short(end.module) for end in ends)
+def _unknown_effect(facts: AdapterFacts, updates: list[EndUpdate]) -> Said:
+    """Return the finding that the effect of a merge is not known, because nothing says that the base ties."""
+    why = "no base was given" if facts.base is None else "whether the base ties its ends is not known"
+    what = f"it changes {_modules(updates)}; {why}, so what a merge makes of that is not known"
+    fix = f"tiewise check {shlex.quote(str(facts.path))} --base BASE"
+    return Said(short(facts.path.name), what, fix, severity="info")
+
+
+def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Said:
+    """Return the finding about low-rank updates of one or both ends of a tied base."""
+    adds = "a merge adds it to the other end too, which was trained without"
+    if len(low_rank) == 2:
+        adds = "a merge adds both updates to that table"
+        if facts.ties:
+            adds = "the two share their factors, and a merge adds the update twice to that table"
+    what = f"low-rank update of {_modules(low_rank)} on a base whose two ends are one table: {adds}"
+    return Said(short(facts.path.name), what, _merge_advice(facts))
+
+
+def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -> Told:
+    """Report full copies of one or both ends that part the two ends of a tied base."""
+    # a copy of one end, where the two shall be tied: PEFT wraps the other end with the same table when it loads it
+    stays_tied = facts.ties if len(copies) == 1 else facts.equal
+    if stays_tied:
+        return
+    what = f"full copy of {_modules(copies)} alone"
+    if len(copies) == 2:
+        read = "whose rows were not compared" if facts.equal is None else "which differ"
+        flag = "on" if facts.ties else "off"
+        what = f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
+    merged = "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
+    nested = [dotted(claim.level) for claim in base.claims.levels if claim.level and claim.written]
+    if nested:
+        merged = f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
+    what = f"{what}, on a base whose two ends are one table: {merged}"
+    fix = f"{_merge_advice(facts)}; or {_training_advice(base, 'tables=True')}"
+    may_be_equal = len(copies) == 2 and facts.equal is None
+    yield Said(short(facts.path.name), what, fix, severity="warning" if may_be_equal else "error")
+
+
+def _merge_advice(facts: AdapterFacts) -> str:
+    """Return the command that merges an adapter without tying what it trained apart."""
+    return f"{facts.command('merge')}, not PEFT's"
+
+
+def _training_advice(base: Facts, argument: str) -> str:
+    """Return the call that gives PEFT settings under which a tied base stays tied."""
+    return f"tiewise.lora_config({str(base.path)!r}, {argument}) keeps the tie: train with that"
+
+
+def _modules(updates: list[EndUpdate]) -> str:
+    """Return the names of the modules that some updates change."""
+    return " and ".join(short(update.module) for update in updates)
 
 
 class EmptyTensors(NamedTuple):
@@ -88,9 +120,18 @@ def empty_tensors(facts: AdapterFacts) -> EmptyTensors | None:
         return None
     what = f"{len(empty):,} of its {len(facts.tensors):,} tensors hold no numbers ({describe(empty[0])})"
     what += ": they were saved under ZeRO-3 without gathering"
-    return EmptyTensors(
-        empty[0], what, "consolidate the shards of that training run (zero_to_fp32.py), or train it again"
-    )
+    fix = "consolidate the shards of that training run (zero_to_fp32.py), or train it again"
+    return EmptyTensors(empty[0], what, fix)
+
+
+def _updated_tables(facts: AdapterFacts, base: Facts) -> list[tuple[EndUpdate, Stored]]:
+    """Return the updates of both ends, each with the table of the base that it changes."""
+    roles = base.roles
+    pairs = []
+    for update, table in ((facts.input, roles.input), (facts.output, roles.output or roles.input)):
+        if update is not None and table is not None:
+            pairs.append((update, table))
+    return pairs
 
 
 @rule("B061", "error", "an adapter's tables have the shape of the base's", kind="adapter")
@@ -106,25 +147,34 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
     if empty is not None:
         module = next(module for module, parts in facts.parts.items() if empty.first in parts.values())
         yield short(module), empty.evidence, empty.repair
-    if facts.base is None:
+    base = facts.base
+    if base is None:
         return
-    roles, name = facts.base.roles, facts.config.get("base_model_name_or_path")
-    named = short(name) if isinstance(name, str) and name else "unnamed"
-    for update, stored in ((facts.input, roles.input), (facts.output, roles.output or roles.input)):
-        rows, width = (update and update.shape) or (-1, -1)
-        if update is None or stored is None or len(stored.shape) != 2 or 0 in (rows, width):
-            continue
-        narrow = width not in (-1, stored.shape[1])
-        if narrow or rows not in (-1, stored.rows):
-            shape = f"[{rows}, {width}]".replace("-1", "?")
-            what = f"its {update.kind} is of a table {shape}, and the base stores {describe(stored)}"
-            fix = f"give the base that it was trained on ({named})"
-            more = rows > stored.rows and not narrow
-            yield short(update.module), what, facts.base.command("resize", f"--vocab {rows}") if more else fix
-    worst = max((row for ids in facts.token_rows.values() for row in ids), default=-1)
-    if roles.input is not None and worst >= roles.input.rows:
-        what = f"trainable_token_indices name row {worst:,}, and the base stores {describe(roles.input)}"
-        yield ADAPTER_CONFIG, what, facts.base.command("resize", f"--vocab {worst + 1}")
+    name = facts.config.get("base_model_name_or_path")
+    trained_on = short(name) if isinstance(name, str) and name else "unnamed"
+    for update, table in _updated_tables(facts, base):
+        yield from _other_shape(base, update, table, trained_on)
+    last = max((row for ids in facts.token_rows.values() for row in ids), default=-1)
+    stored = base.roles.input
+    if stored is not None and last >= stored.rows:
+        what = f"trainable_token_indices name row {last:,}, and the base stores {describe(stored)}"
+        yield ADAPTER_CONFIG, what, base.command("resize", f"--vocab {last + 1}")
+
+
+def _other_shape(base: Facts, update: EndUpdate, table: Stored, trained_on: str) -> Told:
+    """Report an update of a table of other rows or another width than the base's; -1 stands for an unknown length."""
+    rows, width = update.shape or (-1, -1)
+    if len(table.shape) != 2 or 0 in (rows, width):
+        return
+    has_other_width = width not in (-1, table.shape[1])
+    if not has_other_width and rows in (-1, table.rows):
+        return
+    shape = f"[{rows}, {width}]".replace("-1", "?")
+    what = f"its {update.kind} is of a table {shape}, and the base stores {describe(table)}"
+    fix = f"give the base that it was trained on ({trained_on})"
+    if rows > table.rows and not has_other_width:
+        fix = base.command("resize", f"--vocab {rows}")
+    yield short(update.module), what, fix
 
 
 @rule("B062", "error", "an adapter's modules are modules of the base", kind="adapter")
@@ -139,28 +189,43 @@ def adapter_modules(facts: AdapterFacts) -> Told:
     if base is None or not base.complete or facts.listed("target_parameters"):
         return
     # a whole module that the base lacks is a new head: of it the adapter brings every number
-    modules = [m for m, parts in facts.parts.items() if not parts.keys() <= {"weight", "bias"}]
+    modules = [module for module, parts in facts.parts.items() if not parts.keys() <= {"weight", "bias"}]
     lost = [module for module in modules if module not in facts.base_modules]
     if not lost:
         return
     what = f"{len(lost):,} of its {len(modules):,} modules are not in the base, and do nothing there: {names(lost, 2)}"
     fix = f"give the base that it was trained on ({short(facts.config.get('base_model_name_or_path'))})"
-    if (other := renamed(lost[0], facts.base_modules)) is not None:
-        old, new = f"{PREFIX}{other[0]}", f"{PREFIX}{other[1]}"
-        right = sum(m.startswith(other[0]) and other[1] + m.removeprefix(other[0]) in facts.base_modules for m in lost)
-        fix = f"in the names of its tensors put {short(new)} in the place of {short(old)}: right for {right:,} of them"
-    yield Said(short(facts.path.name), what, fix, severity="error" if base.roles.known is not None else "warning")
+    prefixes = renamed(lost[0], facts.base_modules)
+    if prefixes is not None:
+        old, new = prefixes
+        right = _count_renamed(lost, old, new, facts.base_modules)
+        fix = f"in the names of its tensors put {short(PREFIX + new)} in the place of {short(PREFIX + old)}"
+        fix += f": right for {right:,} of them"
+    severity: Severity = "error" if base.roles.known is not None else "warning"
+    yield Said(short(facts.path.name), what, fix, severity=severity)
 
 
 def renamed(module: str, known: Iterable[str]) -> tuple[str, str] | None:
-    """(what stands before a module's name, what should) for the known one with the longest end in common; else None."""
+    """Return what stands before a module's name, and what should, by the known name with the longest common end.
+
+    None where no known name has an end in common, or several have the longest one.
+    """
     parts = module.split(".")
     for start in range(len(parts) - 1):
         end = ".".join(parts[start:])
-        found = {name.removesuffix(end) for name in known if ends_with(name, end)}
-        if len(found) == 1:
-            return module.removesuffix(end), found.pop()
+        prefixes = {name.removesuffix(end) for name in known if ends_with(name, end)}
+        if len(prefixes) == 1:
+            return module.removesuffix(end), prefixes.pop()
     return None
+
+
+def _count_renamed(modules: list[str], old: str, new: str, known: Collection[str]) -> int:
+    """Return how many modules are known once `new` replaces `old` at the beginning of their names."""
+    count = 0
+    for module in modules:
+        if module.startswith(old) and new + module.removeprefix(old) in known:
+            count += 1
+    return count
 
 
 @rule("B063", "info", "an adapter stores no row that the base has", kind="adapter", scans=True, reads="its tables")
@@ -173,17 +238,17 @@ def adapter_copies(facts: AdapterFacts) -> Told:
     """
     if facts.base is None:
         return
-    roles = facts.base.roles
-    for update, table in ((facts.input, roles.input), (facts.output, roles.output or roles.input)):
-        copy = None if update is None else update.copy
-        if copy is None or table is None or copy.shape != table.shape or not {copy.dtype, table.dtype} <= set(FLOATING):
+    for update, table in _updated_tables(facts, facts.base):
+        copy = update.copy
+        if copy is None or copy.shape != table.shape or not {copy.dtype, table.dtype} <= set(FLOATING):
             continue
         with doing("comparing the adapter's copy with the base", copy.nbytes):
-            rows = len(changed_rows(copy, table))
-        if copy.rows and rows <= copy.rows // 2:
-            own = f"{rows:,} of {copy.rows:,}, {size(rows * (copy.nbytes // copy.rows))} of {size(copy.nbytes)}"
-            said = f"{short(copy.name)} is a copy of {describe(table)}; rows that are not the base's: {own}"
-            yield short(copy.name), said, facts.command("slim")
+            changed = len(changed_rows(copy, table))
+        if copy.rows and changed <= copy.rows // 2:
+            row_bytes = copy.nbytes // copy.rows
+            share = f"{changed:,} of {copy.rows:,}, {size(changed * row_bytes)} of {size(copy.nbytes)}"
+            what = f"{short(copy.name)} is a copy of {describe(table)}; rows that are not the base's: {share}"
+            yield short(copy.name), what, facts.command("slim")
 
 
 # parts of a module at which llama.cpp's converter stops
@@ -202,26 +267,53 @@ def adapter_engines(facts: AdapterFacts) -> Told:
     Sources: vllm#48934; vllm 0.33.0 lora/peft_helper.py, lora/utils.py:231; sglang 0.5.23 srt/lora/lora_manager.py:349,
     lora.py:173, utils.py:290; llama.cpp convert_lora_to_gguf.py (0b03ada)
     """
-
-    def tensors(*parts: str) -> list[str]:
-        return [f"{module}.{part}" for module, stored in facts.parts.items() for part in stored if part in parts]
-
-    wanted, asked = facts.config.get("target_modules"), facts.listed("target_modules")
-    saved = [module for module in facts.listed("modules_to_save") if module not in ("classifier", "score")]
-    flag = next((name for name in ("use_dora", "lora_bias") if facts.config.get(name) is True), "")
-    vllm = f"modules_to_save ({names(saved)})" if saved else flag or names(tensors(DELTA))
-    pattern = isinstance(wanted, str) and wanted not in ("all", "all-linear")
-    sglang = "use_dora" if flag == "use_dora" else "target_modules, a pattern" if pattern else ""
-    unnamed = {"embed_tokens", "lm_head"} - {name.rpartition(".")[2] for name in asked}
-    lost = [name for name in tensors("weight", DELTA) if name.split(".")[-2] in unnamed]
-    llama, kind = names(tensors(*STOPS)), None if facts.base is None else family_type(facts.base.config)
-    if not llama and facts.output is not None and family(kind).llama_cpp == "no head":
-        llama = short(facts.output.module)
-    stops = [f"vLLM stops at {vllm}"] if vllm else []
-    if sglang:
-        stops.append(f"SGLang stops at {sglang}")
-    elif lost and not isinstance(wanted, str):  # under all-linear they are kept; what then becomes of them was not read
-        stops.append(f"SGLang passes by {names(lost)} without a word")
-    stops += [f"llama.cpp's converter stops at {llama}"] if llama else []
+    sentences = [_vllm(facts), _sglang(facts), _llama_cpp(facts)]
+    stops = [sentence for sentence in sentences if sentence is not None]
     if stops:
         yield short(facts.path.name), "; ".join(stops), facts.command("merge")
+
+
+def _tensors(facts: AdapterFacts, parts: Collection[str]) -> list[str]:
+    """Return the names of the adapter's tensors that are one of some parts of a module."""
+    tensors = list[str]()
+    for module, stored in facts.parts.items():
+        tensors += [f"{module}.{part}" for part in stored if part in parts]
+    return tensors
+
+
+def _vllm(facts: AdapterFacts) -> str | None:
+    """Return the sentence on what vLLM refuses of an adapter; None if it serves all of it."""
+    # the heads of classifiers are no tables of tokens
+    saved = [module for module in facts.listed("modules_to_save") if module not in ("classifier", "score")]
+    if saved:
+        return f"vLLM stops at modules_to_save ({names(saved)})"
+    for flag in ("use_dora", "lora_bias"):
+        if facts.config.get(flag) is True:
+            return f"vLLM stops at {flag}"
+    trained_rows = _tensors(facts, (DELTA,))
+    return f"vLLM stops at {names(trained_rows)}" if trained_rows else None
+
+
+def _sglang(facts: AdapterFacts) -> str | None:
+    """Return the sentence on what SGLang refuses or ignores of an adapter; None if it serves all of it."""
+    if facts.config.get("use_dora") is True:
+        return "SGLang stops at use_dora"
+    targets = facts.config.get("target_modules")
+    if isinstance(targets, str):
+        # under all-linear it keeps tables and trained rows; what then becomes of them was not read
+        return None if targets in ("all", "all-linear") else "SGLang stops at target_modules, a pattern"
+    listed = {name.rpartition(".")[2] for name in facts.listed("target_modules")}
+    unnamed = {"embed_tokens", "lm_head"} - listed
+    ignored = [name for name in _tensors(facts, ("weight", DELTA)) if name.split(".")[-2] in unnamed]
+    return f"SGLang passes by {names(ignored)} without a word" if ignored else None
+
+
+def _llama_cpp(facts: AdapterFacts) -> str | None:
+    """Return the sentence on what llama.cpp's converter refuses of an adapter; None if it converts all of it."""
+    stops = _tensors(facts, STOPS)
+    if stops:
+        return f"llama.cpp's converter stops at {names(stops)}"
+    kind = None if facts.base is None else family_type(facts.base.config)
+    if facts.output is not None and family(kind).llama_cpp == "no head":
+        return f"llama.cpp's converter stops at {short(facts.output.module)}"
+    return None
