@@ -21,9 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.boundary import penalty_of
+from tiewise.boundary.declare_tying import declare_tying, own_config
 from tiewise.boundary.decoding import decoding
+from tiewise.boundary.journal import Journal
 from tiewise.boundary.link import Link, attach
-from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
+from tiewise.boundary.locate import locate
 from tiewise.boundary.ops.exact_top import ExactTop
 from tiewise.boundary.ops.path_gradient import PathRecord
 from tiewise.boundary.optimizer_state import merge, replace_tables, split, state_of

@@ -25,9 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from tiewise.boundary.declare_tying import declare_tying
 from tiewise.boundary.deferred import Deferred
+from tiewise.boundary.journal import Journal
 from tiewise.boundary.lazy_logits import LazyLogits
-from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
+from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.boundary.ops.path_gradient import LookupOptions, several, tied_lookup, without_row
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
 from tiewise.boundary.recorded_logits import Counts, all_words

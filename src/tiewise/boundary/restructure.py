@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.boundary import draw, make_maps
-from tiewise.boundary.locate import Journal, ModelEnds
+from tiewise.boundary.journal import Journal
+from tiewise.boundary.locate import ModelEnds
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.spec import BoundarySpec
 

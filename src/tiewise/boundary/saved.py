@@ -23,7 +23,9 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tiewise.boundary.locate import Journal, declare_tying, depth_keys, own_config
+from tiewise.boundary.declare_tying import declare_tying, own_config
+from tiewise.boundary.journal import Journal
+from tiewise.boundary.tied_keys import depth_keys
 from tiewise.core.errors import InstallError
 from tiewise.core.spec import MODEL_TYPE
 

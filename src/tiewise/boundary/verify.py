@@ -36,12 +36,14 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaskedLMLoss
 
 from tiewise.boundary.boundary import dense_output
+from tiewise.boundary.declare_tying import declare_tying
+from tiewise.boundary.journal import Journal
 from tiewise.boundary.lazy_logits import LazyLogits, computed
 from tiewise.boundary.link import BACKWARD_HOOK, Link, attach, divisor
-from tiewise.boundary.locate import SEED, Journal, declare_tying, ordinary_ids, untraced
 from tiewise.boundary.recorded_logits import Counts
 from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, forget, link_of
 from tiewise.boundary.sharded_tables import ASIDE, narrowed
+from tiewise.boundary.trial_runs import SEED, ordinary_ids, untraced
 from tiewise.core.errors import InstallError, TiewiseError, TiewiseWarning, UnsupportedError
 from tiewise.core.spec import BoundarySpec
 

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from tiewise.boundary.locate import SEED, untraced
 from tiewise.boundary.saved import on_meta
+from tiewise.boundary.trial_runs import SEED, untraced
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 

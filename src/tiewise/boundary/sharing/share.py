@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tiewise.boundary.locate import Journal, own_config
+from tiewise.boundary.declare_tying import own_config
+from tiewise.boundary.journal import Journal
 from tiewise.boundary.saved import ENTRIES, Entry, declare_family, forget, swapped
 from tiewise.boundary.sharing.layout import ENTRY, Layout, find_stacks, groups_of, make_layout
 from tiewise.core.errors import InstallError, SpecError

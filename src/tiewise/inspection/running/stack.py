@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.lazy_logits import computed
-from tiewise.boundary.locate import SEED, ordinary_ids
+from tiewise.boundary.trial_runs import SEED, ordinary_ids
 from tiewise.boundary.undisturbed import undisturbed
 from tiewise.core.errors import UnsupportedError, one_line
 from tiewise.inspection.running.loaded import Opened, leaves_model
