@@ -15,10 +15,12 @@ import signal
 import sys
 from pathlib import Path
 
-from tiewise.checkpoint.rewrite import engine, file_plan, new_folder, untie
+from tiewise.checkpoint.rewrite import engine, file_plan, file_writing, new_folder, provenance, untie, verification
 from tiewise.core import errors
 
-TRACED = (new_folder.__file__, engine.__file__, file_plan.__file__, errors.__file__)
+TRACED = tuple(
+    module.__file__ for module in (new_folder, engine, file_plan, file_writing, provenance, verification, errors)
+)
 
 
 def traced(source, to, heard):

@@ -23,7 +23,7 @@ from tiewise.checkpoint.rewrite import (
     densify,
     engine,
     factor,
-    file_plan,
+    file_writing,
     new_folder,
     resize,
     rewrite,
@@ -32,7 +32,7 @@ from tiewise.checkpoint.rewrite import (
     verb,
 )
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
-from tiewise.checkpoint.rewrite.file_plan import edited
+from tiewise.checkpoint.rewrite.json_edits import edited
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError, heard
 
@@ -286,7 +286,7 @@ def test_a_result_that_is_not_as_planned_or_breaks_a_rule_is_not_kept(tmp_path, 
     path = llama(tmp_path / "a")
     with pytest.raises(CheckpointError, match="the result was not kept: B011"):
         changed(path, tmp_path / "b", config={"tie_word_embeddings": False})
-    write = file_plan.write_tensors
+    write = file_writing.write_tensors
 
     def damage(target, *rest):
         done = write(target, *rest)
@@ -295,16 +295,16 @@ def test_a_result_that_is_not_as_planned_or_breaks_a_rule_is_not_kept(tmp_path, 
         target.write_bytes(data)
         return done
 
-    monkeypatch.setattr(file_plan, "write_tensors", damage)
+    monkeypatch.setattr(file_writing, "write_tensors", damage)
     with pytest.raises(CheckpointError, match=r"the result was not kept: .* differs from the source"):
         untie(path, tmp_path / "b")
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_result_that_lacks_the_new_tensor_is_not_kept(tmp_path, monkeypatch):
-    path, write = llama(tmp_path / "a"), file_plan.write_tensors
+    path, write = llama(tmp_path / "a"), file_writing.write_tensors
     monkeypatch.setattr(
-        file_plan, "write_tensors", lambda target, tensors, *rest: write(target, [*tensors][:-1], *rest)
+        file_writing, "write_tensors", lambda target, tensors, *rest: write(target, [*tensors][:-1], *rest)
     )
     with pytest.raises(CheckpointError, match=r"the result was not kept: .* is not stored as planned"):
         untie(path, tmp_path / "b", force=True)

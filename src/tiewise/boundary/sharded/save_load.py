@@ -35,7 +35,7 @@ from tiewise.boundary.sharded.shard_files import (
     writing,
 )
 from tiewise.checkpoint.rewrite.change import NewTensor, Pieces
-from tiewise.checkpoint.rewrite.file_plan import write_tensors
+from tiewise.checkpoint.rewrite.file_writing import write_tensors
 from tiewise.checkpoint.stored import BITS, CHUNK_BYTES
 from tiewise.checkpoint.untrusted import short
 from tiewise.core import ranks

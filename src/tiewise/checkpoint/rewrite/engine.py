@@ -1,47 +1,42 @@
-"""The engine of all verbs: write the changed checkpoint beside its place, look at it, and give it its name, or nothing.
+"""The engine of all verbs: write the changed checkpoint next to its destination, verify it, and rename it, or nothing.
 
-A verb is one function from facts and options to a `Change`; `registry.verb` makes of it what users call. The result is
-opened again as any reader would before it gets its name, and `tiewise.json` beside it tells what was done, carried on
-by every further rewrite.
+A verb is one function from facts and options to a `Change`; `registry.verb` turns it into the function that users
+call. The result is opened as any reader would open it before it gets its name (`verification.py`), and `tiewise.json`
+in it records what was done (`provenance.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import html
-import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.adapter import WEIGHTS
-from tiewise.checkpoint.audit import check, errors_of_result
 from tiewise.checkpoint.claims import architecture
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, json_object, open_folder
-from tiewise.checkpoint.rewrite.change import DELETE, Change
-from tiewise.checkpoint.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_files
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder
+from tiewise.checkpoint.rewrite.change import Change
+from tiewise.checkpoint.rewrite.file_plan import FilePlan, plan_files
+from tiewise.checkpoint.rewrite.file_writing import write_files
 from tiewise.checkpoint.rewrite.new_folder import become, beside, cannot_write, destination
+from tiewise.checkpoint.rewrite.provenance import provenance
+from tiewise.checkpoint.rewrite.verification import open_with_tensors, verify
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import read_header
-from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import inside, open_regular, short
-from tiewise.core import __version__
-from tiewise.core.errors import CheckpointError, doing
+from tiewise.checkpoint.untrusted import inside, short
+from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size, to_record
 
 SCHEMA = 1  # of a receipt's record
-VERSION = 1  # of `tiewise.json`
 SHOWN = 6  # names of tensors in one line
 
 Place = str | os.PathLike[str]
-Verb = Callable[..., Change]
+Make = Callable[..., Change]
 
 
 @dataclass(frozen=True)
@@ -72,24 +67,28 @@ class Receipt:
 
     def lines(self) -> list[tuple[str, str]]:
         """Return it as (heading, text), for the terminal and for a notebook."""
+        lines = [("would write" if self.dry_run else "written", str(self.to))]
+        if self.written:
+            lines.append(("tensors in", names(self.written, SHOWN)))
+        if self.dropped:
+            lines.append(("tensors out", names(self.dropped, SHOWN)))
         counts = (("rewritten", self.rewritten), ("linked", self.linked), ("copied", self.copied))
         files = ", ".join(f"{len(files)} {word}" for word, files in counts if files)
-        return [
-            ("would write" if self.dry_run else "written", str(self.to)),
-            *([("tensors in", names(self.written, SHOWN))] if self.written else []),
-            *([("tensors out", names(self.dropped, SHOWN))] if self.dropped else []),
+        lines += [
             ("files", files or "none"),
             ("bytes", f"{size(self.bytes_before)} → {size(self.bytes_after)}"),
             ("logits at one state", f"largest change {self.logit_change:.3g}"),
             ("input rows", f"largest change {self.input_change:.3g}"),
             ("measured", self.measured_on),
-            *(("lost", share) for share in self.lost),
-            *(("note", note) for note in self.notes),
-            *([("next", self.next_command)] if self.next_command is not None else []),
         ]
+        lines += [("lost", share) for share in self.lost]
+        lines += [("note", note) for note in self.notes]
+        if self.next_command is not None:
+            lines.append(("next", self.next_command))
+        return lines
 
     def _repr_html_(self) -> str:
-        """A table of its lines, for a notebook."""
+        """Return a table of its lines, for a notebook."""
         rows = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in self.lines())
         return f"<table>{''.join(rows)}</table>"
 
@@ -97,91 +96,52 @@ class Receipt:
 def rewrite(
     source: Place,
     to: Place,
-    make: Verb,
+    make: Make,
     *,
     of_adapter: bool = False,
     dry_run: bool = False,
     force: bool = False,
     **options: Any,
 ) -> Receipt:
-    """Open a checkpoint, ask the verb `make` what shall change, and write that to the new folder `to`.
+    """Write a checkpoint that the verb `make` changed to the new folder `to`, or nothing if that fails.
 
-    `of_adapter` demands the folder of an adapter, which every other verb refuses. `force` keeps the result although its
-    headers and config break a rule that the source's do not.
+    Args:
+        make: gives the `Change` of the opened checkpoint, with these `options`.
+        of_adapter: require the folder of an adapter, which every other verb refuses.
+        dry_run: plan and measure everything, and write nothing.
+        force: keep the result although its headers and config break a rule that the source's do not.
     """
-    if Path(source).suffix == ".gguf":
-        fix = "rewrite the Hugging Face folder from which it was made, and convert that"
-        raise CheckpointError(f"{source}: a GGUF file is not rewritten", fix)
-    folder, to = _opened(source), Path(to)
-    what, fix = "a folder without safetensors has no two ends to rewrite", "give a folder with model.safetensors"
-    if folder.has(ADAPTER_CONFIG):
-        what, fix = "an adapter has no two ends to rewrite", "tiewise merge it into its base first"
-    if of_adapter:
-        what, fix = f"{make.__name__} is for adapters", f"give a folder with {ADAPTER_CONFIG} and {WEIGHTS}"
-    if (WEIGHTS in folder.headers) != of_adapter or not (folder.tensors or folder.faults):
-        raise CheckpointError(f"{source}: {what}", fix)
+    folder, to = _open_source(source, make.__name__, of_adapter), Path(to)
     facts = Facts(folder)
     change = make(facts, force=force, **options)
     change = replace(change, notes=(*_note_on_family(facts), *change.notes))
     real = destination(folder, to)
     plan = plan_files(folder, change)
-    before = _states(folder, plan)
-    for file, header in folder.headers.items():
-        if read_header(header.path) != header:
-            raise CheckpointError(f"{folder.path / file}: it changed since it was opened", "run again")
-
-    # room for what is written anew, and for what cannot be linked because it lies on another disk
-    try:
-        device, free = os.stat(real.parent).st_dev, shutil.disk_usage(real.parent).free
-    except OSError as error:
-        raise cannot_write(to, error) from None
-    linked = tuple(file for file in plan.shared if before[file][0] == device)
-    copied = {*plan.shared, *plan.copied} - set(linked)
-    need = plan.new_bytes + sum(before[file][2] for file in copied) + sum(map(len, plan.texts.values()))
-    if free < need:
-        raise CheckpointError(f"{to}: {need:,} bytes are needed and {free:,} are free", "free some, or write elsewhere")
-
+    planned = _Rewrite(make.__name__, facts, change, plan, to, real, _states(folder, plan), force)
+    _require_opened_headers(folder)
+    linked = planned.linked_files()
+    planned.require_room(linked)
     if not dry_run:
-        provenance = _provenance(folder, change, plan, make.__name__, force)
-        with beside(real) as made:
-            try:
-                linked = write_files(folder, plan, made, provenance)
-            except OSError as error:
-                raise cannot_write(to, error) from None
-            verify(facts, change, plan, made, force)
-            now = _states(folder, plan)
-            changed = next((name for name in before if now.get(name) != before[name]), None)
-            if changed is not None:
-                what = f"{folder.path / changed}: it changed while it was read; no result was made"
-                raise CheckpointError(what, "run again when nothing writes there")
-            become(made, real)
-    return Receipt(
-        verb=make.__name__,
-        source=facts.path,
-        to=to,
-        dropped=tuple(sorted(change.drop & set(folder.tensors))),
-        written=tuple(sorted(tensor.name for tensor in change.put)),
-        bytes_before=sum(tensor.nbytes for header in folder.headers.values() for tensor in header.tensors.values()),
-        bytes_after=sum(tensor.nbytes for tensor in plan.tensors.values()),
-        rewritten=tuple(plan.shards),
-        linked=linked,
-        copied=tuple(sorted({*plan.shared, *plan.copied} - set(linked))),
-        logit_change=change.moved.logits,
-        input_change=change.moved.input_rows,
-        measured_on=change.moved.how,
-        notes=(*change.notes, *plan.notes),
-        dry_run=dry_run,
-        lost=change.lost,
-        next_command=_healing(facts, to) if change.lost else None,
-    )
+        linked = planned.write()
+    return planned.receipt(linked, dry_run)
 
 
-def _healing(facts: Facts, to: Path) -> str | None:
-    """The command that trains back what a rewrite lost; None for models that `heal` does not train."""
-    name = architecture(facts.config) or ""
-    if facts.folder.single or not name.endswith(("ForCausalLM", "LMHeadModel")):
-        return None
-    return f"tiewise heal {shlex.quote(str(to))} --teacher {shlex.quote(str(facts.path))}"
+def _open_source(source: Place, verb: str, of_adapter: bool) -> Folder:
+    """Open the folder of a checkpoint, or of an adapter; raise if it is the other, or has no tensors."""
+    if Path(source).suffix == ".gguf":
+        fix = "rewrite the Hugging Face folder from which it was made, and convert that"
+        raise CheckpointError(f"{source}: a GGUF file is not rewritten", fix)
+    folder = open_with_tensors(source)
+    has_tensors = bool(folder.tensors or folder.faults)
+    if (WEIGHTS in folder.headers) is of_adapter and has_tensors:
+        return folder
+    if of_adapter:
+        raise CheckpointError(f"{source}: {verb} is for adapters", f"give a folder with {ADAPTER_CONFIG} and {WEIGHTS}")
+    if folder.has(ADAPTER_CONFIG):
+        what = f"{source}: an adapter has no two ends to rewrite"
+        raise CheckpointError(what, "tiewise merge it into its base first")
+    what = f"{source}: a folder without safetensors has no two ends to rewrite"
+    raise CheckpointError(what, "give a folder with model.safetensors")
 
 
 def _note_on_family(facts: Facts) -> tuple[str, ...]:
@@ -193,88 +153,123 @@ def _note_on_family(facts: Facts) -> tuple[str, ...]:
     return (f"{facts.family.unknown}: the two ends were identified by {roles.source}, {ends}",)
 
 
-def _opened(path: Place) -> Folder:
-    """Open a folder, an adapter's with its tensors."""
-    folder = open_folder(path)
-    if not folder.is_adapter or not folder.has(WEIGHTS):
-        return folder
-    header = read_header(inside(folder.path, WEIGHTS))
-    return replace(folder, headers={WEIGHTS: header}, tensors=header.tensors)
+def _require_opened_headers(folder: Folder) -> None:
+    """Raise if a file of tensors is another one than when the source was opened."""
+    for file, header in folder.headers.items():
+        if read_header(header.path) != header:
+            raise CheckpointError(f"{folder.path / file}: it changed since it was opened", "run again")
 
 
-def _states(folder: Folder, plan: FilePlan) -> dict[str, tuple[int, int, int, int]]:
-    """(device, inode, bytes, time of change) of every file that is read."""
-    found = {}
-    for name in dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *filter(folder.has, plan.texts)]):
+class FileState(NamedTuple):
+    """What changes about a file when somebody writes it."""
+
+    device: int
+    inode: int
+    nbytes: int
+    changed: int  # nanoseconds
+
+
+def _states(folder: Folder, plan: FilePlan) -> dict[str, FileState]:
+    """Return the state of every file of the source that is read."""
+    texts = [name for name in plan.texts if folder.has(name)]
+    states: dict[str, FileState] = {}
+    for name in dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *texts]):
         try:
             state = os.stat(inside(folder.path, name))
         except FileNotFoundError:
             raise CheckpointError(f"{folder.path / name}: it is gone", "run again when nothing writes there") from None
-        found[name] = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
-    return found
+        states[name] = FileState(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+    return states
 
 
-def verify(source: Facts, change: Change, plan: FilePlan, made: Path, force: bool) -> None:
-    """Open the result as any reader would, before it gets its name; raise where it is not what was planned."""
-    result, put = _opened(made), {tensor.name for tensor in change.put}
+@dataclass(frozen=True)
+class _Rewrite:
+    """One rewrite, planned and not written yet."""
 
-    def flaws() -> Iterator[str]:
-        yield from (fault.what for fault in result.faults)
-        yield from (f"{short(copy.name)} is stored twice" for copy in result.copies)
-        found = {name: (tensor.dtype, tensor.shape, tensor.path.name) for name, tensor in result.tensors.items()}
-        wanted = {name: (tensor.dtype, tensor.shape, tensor.file) for name, tensor in plan.tensors.items()}
-        for name in sorted(found.keys() | wanted.keys()):
-            if found.get(name) != wanted.get(name):
-                yield f"{short(name)} is not stored as planned"
-        for path, value in change.config.items():
-            at: Any = result.config
-            for key in path.split("."):
-                at = at.get(key, DELETE) if isinstance(at, dict) else DELETE
-            if at != value:
-                yield f"config.json does not say {short(path)} as planned"
-        kept = [tensor for tensors in plan.shards.values() for tensor in tensors if tensor.name not in put]
-        total, done = sum(tensor.nbytes for tensor in kept), 0
-        for tensor in kept:  # what stays has the bytes that it had
-            with doing("checking the result", total, begun=done):
-                if not same_bytes(source.folder.headers[tensor.file].tensors[tensor.name], result.tensors[tensor.name]):
-                    yield f"{short(tensor.name)} differs from the source"
-            done += tensor.nbytes
-        if not force:  # no rule is broken, of those that need no tables, that the source does not break
-            broken = {finding.rule for finding in check(source.path, scan=False).at_least("error")}
-            for worse in errors_of_result(check(made, scan=False), result.config):
-                if worse.rule not in broken:
-                    what = f"the result was not kept: {worse.rule} at {worse.where}: {worse.evidence}"
-                    raise CheckpointError(what, "--force keeps it all the same")
-        yield from change.flaws(made) if change.flaws is not None else ()
+    verb: str
+    facts: Facts
+    change: Change
+    plan: FilePlan
+    to: Path  # as the caller gave it
+    real: Path  # without links
+    states: dict[str, FileState]  # of the source's files, before they are read
+    force: bool
 
-    for flaw in flaws():
-        raise CheckpointError(f"the result was not kept: {flaw}", "was the source written meanwhile? If not, report it")
+    def linked_files(self) -> tuple[str, ...]:
+        """Return the files that can share their bytes with the source: those on the destination's disk."""
+        try:
+            device = os.stat(self.real.parent).st_dev
+        except OSError as error:
+            raise cannot_write(self.to, error) from None
+        return tuple(file for file in self.plan.shared if self.states[file].device == device)
+
+    def copied_files(self, linked: tuple[str, ...]) -> list[str]:
+        """Return the files that keep their bytes and are not linked."""
+        return sorted({*self.plan.shared, *self.plan.copied} - set(linked))
+
+    def require_room(self, linked: tuple[str, ...]) -> None:
+        """Raise if the destination's disk lacks the bytes that are written or copied."""
+        try:
+            free = shutil.disk_usage(self.real.parent).free
+        except OSError as error:
+            raise cannot_write(self.to, error) from None
+        copied = sum(self.states[file].nbytes for file in self.copied_files(linked))
+        needed = self.plan.new_bytes + copied + sum(map(len, self.plan.texts.values()))
+        if free < needed:
+            what = f"{self.to}: {needed:,} bytes are needed and {free:,} are free"
+            raise CheckpointError(what, "free some, or write elsewhere")
+
+    def write(self) -> tuple[str, ...]:
+        """Write the result, verify it, and give it its name; return the files that share bytes with the source."""
+        folder = self.facts.folder
+        record = provenance(folder, self.change, self.plan, self.verb, self.force)
+        with beside(self.real) as unnamed:
+            try:
+                linked = write_files(folder, self.plan, unnamed, record)
+            except OSError as error:
+                raise cannot_write(self.to, error) from None
+            verify(self.facts, self.change, self.plan, unnamed, self.force)
+            self._require_unchanged_source()
+            become(unnamed, self.real)
+        return linked
+
+    def _require_unchanged_source(self) -> None:
+        """Raise if a file of the source changed while it was read."""
+        folder = self.facts.folder
+        after = _states(folder, self.plan)
+        for name, state in self.states.items():
+            if after.get(name) != state:
+                what = f"{folder.path / name}: it changed while it was read; no result was made"
+                raise CheckpointError(what, "run again when nothing writes there")
+
+    def receipt(self, linked: tuple[str, ...], dry_run: bool) -> Receipt:
+        """Return the receipt of the rewrite, done or foreseen."""
+        folder, change, plan = self.facts.folder, self.change, self.plan
+        stored = [tensor for header in folder.headers.values() for tensor in header.tensors.values()]
+        return Receipt(
+            verb=self.verb,
+            source=self.facts.path,
+            to=self.to,
+            dropped=tuple(sorted(change.drop & set(folder.tensors))),
+            written=tuple(sorted(tensor.name for tensor in change.put)),
+            bytes_before=sum(tensor.nbytes for tensor in stored),
+            bytes_after=sum(tensor.nbytes for tensor in plan.tensors.values()),
+            rewritten=tuple(plan.shards),
+            linked=linked,
+            copied=tuple(self.copied_files(linked)),
+            logit_change=change.moved.logits,
+            input_change=change.moved.input_rows,
+            measured_on=change.moved.how,
+            notes=(*change.notes, *plan.notes),
+            dry_run=dry_run,
+            lost=change.lost,
+            next_command=_healing(self.facts, self.to) if change.lost else None,
+        )
 
 
-def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, force: bool) -> bytes:
-    """The text of `tiewise.json`: operations before this one, then this one. Only `time` differs between runs."""
-    put, stored = {tensor.name for tensor in change.put}, set(folder.tensors)
-    # config, index and what changes beside them whole, and each header: they name every tensor, and cost no read of one
-    read = folder.read(CONFIG, INDEX, *change.texts)
-    for file, header in folder.headers.items():
-        with os.fdopen(open_regular(header.path), "rb") as opened:
-            read[f"{file} (header)"] = opened.read(header.data_start)
-    digests = {name: hashlib.sha256(text).hexdigest() for name, text in read.items()}
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    operation = {
-        **{"command": command, "version": __version__, "time": now, "forced": force},
-        "source": {"name": folder.path.resolve().name, "sha256": digests},
-        "dropped": sorted(change.drop & stored),
-        "added": sorted(put - stored),
-        "replaced": sorted(put & stored),
-        "kept": len(set(plan.tensors) - put),
-        "config": {key: "DELETE" if value is DELETE else value for key, value in change.config.items()},
-        "measured": to_record(change.moved),
-        "notes": [*change.notes, *plan.notes],
-    }
-    earlier: Any = None
-    with suppress(CheckpointError):  # a file of that name that is not ours
-        earlier = json_object(folder.path, PROVENANCE).get("operations") if folder.has(PROVENANCE) else None
-    operations = [*(earlier if isinstance(earlier, list) else []), operation]
-    record = {"tiewise": VERSION, "operations": operations}
-    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+def _healing(facts: Facts, to: Path) -> str | None:
+    """Return the command that trains back what a rewrite lost; None for models that `heal` does not train."""
+    name = architecture(facts.config) or ""
+    if facts.folder.single or not name.endswith(("ForCausalLM", "LMHeadModel")):
+        return None
+    return f"tiewise heal {shlex.quote(str(to))} --teacher {shlex.quote(str(facts.path))}"

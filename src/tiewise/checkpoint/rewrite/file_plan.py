@@ -1,8 +1,4 @@
-"""What becomes of every file of a checkpoint, decided before one is written: rewritten, shared, copied, or gone.
-
-A config is edited as text: order, nesting, indentation, the spelling of numbers and unknown keys stay as they were, for
-people edit it too, and a difference between two versions should show what was meant and nothing else.
-"""
+"""What becomes of every file of a checkpoint, decided before one is written: rewritten, shared, copied, or gone."""
 
 from __future__ import annotations
 
@@ -10,23 +6,21 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder
-from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
-from tiewise.checkpoint.rewrite.new_folder import copy, share
-from tiewise.checkpoint.stored import BITS, Header
+from tiewise.checkpoint.rewrite.change import Change, NewTensor
+from tiewise.checkpoint.rewrite.json_edits import edited_file
+from tiewise.checkpoint.stored import BITS, Header, Stored
 from tiewise.checkpoint.untrusted import inside, parse_json, short
-from tiewise.core.errors import CheckpointError, advance, doing
-from tiewise.core.files import sync
+from tiewise.core.errors import CheckpointError
 
 PROVENANCE = "tiewise.json"
-LEFT_OUT = (".git", ".cache")  # they speak of the source's history and download, and would lie about the result
+LEFT_OUT = (".git", ".cache")  # they describe the source's history and download, and would be wrong for the result
 WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".onnx_data", ".npz")  # large, and edited by nobody
+OTHER_WEIGHTS = (".bin", ".msgpack", ".h5", ".ckpt", ".pth")  # of pickles, those that a tool may load as the model
 MOST_DEPTH = 16
 
 
@@ -43,25 +37,26 @@ class FilePlan:
 
     @property
     def new_bytes(self) -> int:
-        """Bytes of all tensors in the shards that are written anew."""
+        """Bytes of all tensors in the shards that are written."""
         return sum(tensor.nbytes for tensors in self.shards.values() for tensor in tensors)
 
 
 def plan_files(folder: Folder, change: Change) -> FilePlan:
-    """Decide what becomes of every file; a source that is damaged, or holds a link that leads outside, is refused."""
+    """Decide what becomes of every file.
+
+    Raises:
+        CheckpointError: the source is damaged, or contains a link that leads outside.
+    """
     if folder.faults:
         raise CheckpointError(folder.faults[0].what, folder.faults[0].fix)
-    twice = next((c for c in folder.copies if (c.path.name, c.name) not in change.drop_copies), None)
-    if twice is not None and twice.name not in change.drop:
-        what = f"{folder.path}: {short(twice.name)} is stored twice, also in {twice.path.name}"
-        raise CheckpointError(what, "tiewise check says whether the two are equal; if so, tiewise repair drops one")
-    shards: dict[str, tuple[NewTensor, ...]] = {}
+    _require_one_copy(folder, change)
+    shards: dict[str, tuple[NewTensor, ...]] = {}  # an empty one is a file that goes
     tensors: dict[str, NewTensor] = {}
     for file, header in folder.headers.items():
-        gone = {n for n in header.tensors if n in change.drop or (file, n) in change.drop_copies}
+        dropped = {name for name in header.tensors if name in change.drop or (file, name) in change.drop_copies}
         put = [tensor for tensor in change.put if tensor.file == file]
-        after = arranged(header, gone, put)
-        if gone or put:
+        after = arranged(header, dropped, put)
+        if dropped or put:
             shards[file] = after
         tensors |= {tensor.name: tensor for tensor in after}
     texts = dict(change.texts)
@@ -70,199 +65,155 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
     if folder.weight_map is not None and (shards or change.reindex):
         texts[INDEX] = _index_text(folder, folder.weight_map, change, tensors)
 
-    notes: list[str] = []
-    stale = [n for n in folder.pickles if n.endswith((".bin", ".msgpack", ".h5", ".ckpt", ".pth"))] + [*folder.extra]
-    if stale and not folder.single:  # kept, since they are the user's, and named, since a tool may prefer them
-        named = ", ".join(map(short, stale[:3])) + (" …" if len(stale) > 3 else "")
-        how = "stay as they were and do not know of this change: delete them where a tool prefers them"
-        notes.append(f"{named} {how}")
-    shared = [file for file in folder.headers if file not in shards]
-    copied: list[str] = []
-    left = [name for name in reversed(folder.files) if name not in {*folder.headers, *texts, PROVENANCE, *change.leave}]
-    while left:  # paths below the folder, what a folder holds in its place; links to folders are not entered
-        file = left.pop()
-        path = folder.path / file
+    files = _KeptFiles(folder)
+    files.add_all({*folder.headers, *texts, PROVENANCE, *change.leave})
+    shared = [file for file in folder.headers if file not in shards] + files.shared
+    return FilePlan(
+        shards={file: after for file, after in shards.items() if after},
+        shared=tuple(sorted(shared)),
+        copied=tuple(files.copied),
+        texts=texts,
+        tensors=tensors,
+        notes=(*_note_on_other_weights(folder), *files.notes),
+    )
+
+
+def _require_one_copy(folder: Folder, change: Change) -> None:
+    """Raise if a tensor that stays is stored twice."""
+    left = (copy for copy in folder.copies if (copy.path.name, copy.name) not in change.drop_copies)
+    twice = next(left, None)
+    if twice is not None and twice.name not in change.drop:
+        what = f"{folder.path}: {short(twice.name)} is stored twice, also in {twice.path.name}"
+        raise CheckpointError(what, "tiewise check says whether the two are equal; if so, tiewise repair drops one")
+
+
+def _note_on_other_weights(folder: Folder) -> list[str]:
+    """Return a note on weights in other formats, which stay although a tool may prefer them; they are the user's."""
+    if folder.single:
+        return []
+    stale = [name for name in folder.pickles if name.endswith(OTHER_WEIGHTS)]
+    stale += folder.extra
+    if not stale:
+        return []
+    more = " …" if len(stale) > 3 else ""
+    how = "stay as they were and do not know of this change: delete them where a tool prefers them"
+    return [f"{', '.join(map(short, stale[:3]))}{more} {how}"]
+
+
+class _KeptFiles:
+    """Files beside the tensors that keep their bytes, as paths below the folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.shared: list[str] = []
+        self.copied: list[str] = []
+        self.notes: list[str] = []
+
+    def add_all(self, others: Collection[str]) -> None:
+        """Add every file of the folder and its subfolders but `others`."""
+        for file in self.folder.files:
+            if file not in others:
+                self._add(file)
+
+    def _add(self, file: str) -> None:
+        """Add a file, or the files of a subfolder; links to folders are not followed."""
+        path = self.folder.path / file
         if file in LEFT_OUT:
-            notes.append(f"{file} stays behind: it speaks of the source")
-        elif not path.is_dir():
-            inside(folder.path, file)
-            (shared if file.endswith(WEIGHTS) else copied).append(file)
-        elif path.is_symlink():
-            notes.append(f"{short(file)} stays behind: a link to a folder")
-        elif file.count("/") == MOST_DEPTH:
+            self.notes.append(f"{file} stays behind: it speaks of the source")
+            return
+        if not path.is_dir():
+            inside(self.folder.path, file)
+            (self.shared if file.endswith(WEIGHTS) else self.copied).append(file)
+            return
+        if path.is_symlink():
+            self.notes.append(f"{short(file)} stays behind: a link to a folder")
+            return
+        if file.count("/") == MOST_DEPTH:
             raise CheckpointError(f"{path}: folders go deeper than {MOST_DEPTH}", "give the checkpoint's own folder")
-        else:
-            try:
-                left += (f"{file}/{name}" for name in sorted(os.listdir(path), reverse=True))
-            except OSError as error:
-                raise CheckpointError(f"{path}: cannot be listed ({error.strerror})", "check its permissions") from None
-    kept = {file: after for file, after in shards.items() if after}
-    return FilePlan(kept, tuple(sorted(shared)), tuple(copied), texts, tensors, tuple(notes))
+        try:
+            names = sorted(os.listdir(path))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be listed ({error.strerror})", "check its permissions") from None
+        for name in names:
+            self._add(f"{file}/{name}")
 
 
-def arranged(header: Header, gone: Iterable[str], put: Iterable[NewTensor]) -> tuple[NewTensor, ...]:
-    """Return what a file holds after a change, in an order that keeps every tensor aligned to its type.
+def arranged(header: Header, dropped: Collection[str], put: Iterable[NewTensor]) -> tuple[NewTensor, ...]:
+    """Return the tensors of a file after a change, in an order that keeps every tensor aligned to its type.
 
     Stored tensors keep their order. The format's library puts wider types first; a new tensor goes behind the last
-    one that is as wide. Where the order was another and a tensor would come to lie across its alignment, all are
-    sorted by width: readers view the bytes in place.
+    one that is as wide. If a stored order would leave a tensor across its alignment, all are sorted by width, because
+    readers view the bytes in place.
     """
-    left = {tensor.name: tensor for tensor in put}
-    made = [left.pop(n) if n in left else NewTensor.copy(t) for n, t in header.tensors.items() if n not in gone]
-    for tensor in left.values():
-        places = [i + 1 for i, other in enumerate(made) if BITS[other.dtype] >= BITS[tensor.dtype]]
-        made.insert(places[-1] if places else 0, tensor)
-    starts = accumulate((tensor.nbytes for tensor in made), initial=0)
-    if any(start % max(1, BITS[tensor.dtype] // 8) for start, tensor in zip(starts, made, strict=False)):
-        made.sort(key=lambda tensor: -BITS[tensor.dtype])
-    return tuple(made)
+    new = {tensor.name: tensor for tensor in put}
+    tensors = []
+    for name, stored in header.tensors.items():
+        if name in dropped:
+            continue
+        if name in new:
+            tensors.append(new.pop(name))
+        else:
+            tensors.append(NewTensor.copy(stored))
+    for tensor in new.values():
+        tensors.insert(_place_by_width(tensors, tensor), tensor)
+    if not _are_aligned(tensors):
+        tensors.sort(key=lambda tensor: -BITS[tensor.dtype])
+    return tuple(tensors)
+
+
+def _place_by_width(tensors: Sequence[NewTensor], new: NewTensor) -> int:
+    """Return the place behind the last tensor whose type is as wide as that of the new one."""
+    for place in range(len(tensors), 0, -1):
+        if BITS[tensors[place - 1].dtype] >= BITS[new.dtype]:
+            return place
+    return 0
+
+
+def _are_aligned(tensors: Sequence[NewTensor]) -> bool:
+    """Return True if every tensor starts at a multiple of the bytes of its type."""
+    start = 0
+    for tensor in tensors:
+        if start % max(1, BITS[tensor.dtype] // 8):
+            return False
+        start += tensor.nbytes
+    return True
+
+
+# the index
 
 
 def _index_text(folder: Folder, old: Mapping[str, str], change: Change, tensors: Mapping[str, NewTensor]) -> bytes:
-    """Every tensor of the result in the file that holds it, and the sum of their bytes; the rest as it was.
+    """Return the index of the result: the file of every tensor, and the sum of their bytes; the rest as it was.
 
-    A name that no file holds stays unless the change drops it: it says that something is missing.
+    A name that no file contains stays unless the change drops it: it says that something is missing.
     """
     text = folder.read(INDEX)[INDEX]
     record = parse_json(text, str(folder.path / INDEX), unique=True)
     metadata = record["metadata"] if isinstance(record.get("metadata"), dict) else {}
     metadata["total_size"] = sum(tensor.nbytes for tensor in tensors.values())
     if type(metadata.get("total_parameters")) is int:
-        after, before = (sum(math.prod(t.shape) for t in some.values()) for some in (tensors, folder.tensors))
-        metadata["total_parameters"] += after - before
+        metadata["total_parameters"] += _parameters(tensors) - _parameters(folder.tensors)
     files = {name: file for name, file in old.items() if name not in folder.tensors and name not in change.drop}
     files |= {name: tensor.file for name, tensor in tensors.items()}
-    names = [name for name in old if name in files]
-    ordered = names == sorted(names)  # else in their old order, new ones last
-    names += [name for name in files if name not in old]
-    record |= {"metadata": metadata, "weight_map": {n: files[n] for n in (sorted(names) if ordered else names)}}
-    indent = re.match(rb"\s*[\[{][ \t]*\r?\n([ \t]+)", text)  # as the old text is indented and ended
-    made = json.dumps(record, indent=indent[1].decode() if indent else None)
-    return made.encode() + (b"\n" if text.endswith(b"\n") else b"")
+    record |= {"metadata": metadata, "weight_map": {name: files[name] for name in _in_old_order(files, old)}}
+    return _spaced_alike(record, text)
 
 
-# writing
+def _parameters(tensors: Mapping[str, Stored] | Mapping[str, NewTensor]) -> int:
+    """Return the number of values of all tensors."""
+    return sum(math.prod(tensor.shape) for tensor in tensors.values())
 
 
-def write_files(folder: Folder, plan: FilePlan, made: Path, provenance: bytes) -> tuple[str, ...]:
-    """Write everything, the index last; return the files that share their bytes with the source."""
-    done = 0
-    with doing("writing", plan.new_bytes):
-        for file, tensors in plan.shards.items():
-            done = write_tensors(made / file, tensors, folder.headers[file].metadata, done)
-    linked = []
-    for file in (*plan.shared, *plan.copied):
-        (made / file).parent.mkdir(parents=True, exist_ok=True)
-        if file in plan.copied:
-            copy(inside(folder.path, file), made / file)
-        elif share(inside(folder.path, file), made / file):
-            linked.append(file)
-    for file, data in {PROVENANCE: provenance, **plan.texts}.items():
-        (made / file).write_bytes(data)
-        sync(made / file)
-    for place, _, _ in os.walk(made, topdown=False):
-        sync(Path(place))
-    return tuple(linked)
+def _in_old_order(names: Collection[str], old: Iterable[str]) -> list[str]:
+    """Return names sorted if the old ones were, else the old ones in their order and new ones last."""
+    before = [name for name in old if name in names]
+    if before == sorted(before):
+        return sorted(names)
+    return before + [name for name in names if name not in old]
 
 
-def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[str, str], done: int = 0) -> int:
-    """Write a new safetensors file that holds `tensors` in this order, each as it arrives, and see it on the disk.
-
-    Return `done`, bytes that were written before, and the bytes of these tensors.
-    """
-    stored = {tensor.name for tensor in tensors}
-    # The library's `save_model` notes a shared tensor that it left out under that tensor's name: untrue once stored.
-    kept = {key: value for key, value in metadata.items() if key not in stored}
-    record: dict[str, object] = {"__metadata__": kept} if kept else {}
-    for tensor, end in zip(tensors, accumulate(tensor.nbytes for tensor in tensors), strict=True):
-        offsets = [end - tensor.nbytes, end]
-        record[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
-    header = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
-    header += b" " * (-len(header) % 8)
-    with open(path, "xb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for tensor in tensors:
-            count = 0
-            for piece in tensor.write():
-                file.write(piece)
-                count += len(piece)
-                advance(done + count)
-            if count != tensor.nbytes:
-                raise AssertionError(f"{tensor.name}: {count} bytes came, {tensor.nbytes} were announced")
-            done += count
-    sync(path)
-    return done
-
-
-# JSON, edited in place
-
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\r\n]*")
-
-
-def edited_file(folder: Folder, name: str, changes: Mapping[str, Any]) -> bytes:
-    """Return the content that a JSON file of a folder shall have; `changes` as of `edited`."""
-    try:
-        return edited(folder.read(name)[name].decode(), changes).encode()
-    except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
-        what = f"{folder.path / name}: {short(', '.join(changes))} cannot be written into it ({short(error)})"
-        raise CheckpointError(what, "write it by hand at every level, then run again") from None
-
-
-def edited(text: str, changes: Mapping[str, Any]) -> str:
-    """Return JSON text with the values at dotted paths set, or gone where `DELETE`.
-
-    A new key goes to its alphabetical place where the keys of its object are sorted, else to the end. KeyError: a
-    level above the last key does not exist.
-    """
-    for path, value in changes.items():
-        *levels, key = path.split(".")
-        at = _after_space(text, 0)
-        for level in levels:
-            _, _, at, _ = _members(text, at)[level]
-        members = _members(text, at)
-        if key in members and value is not DELETE:
-            _, _, start, end = members[key]
-            new = json.dumps(value)
-        elif key in members:  # with one comma: that behind it, or before the last that before it
-            start, _, _, end = members[key]
-            new, behind = "", _after_space(text, end)
-            if text[behind] == ",":
-                end = behind + 1
-            elif text[start - 1] == ",":
-                start -= 1
-        elif value is DELETE:
-            continue
-        else:
-            new, keys = f"{json.dumps(key)}: {json.dumps(value)}", list(members)
-            later = next((name for name in keys if name > key), None) if keys == sorted(keys) else None
-            lead, first, _, end = members[later or keys[-1]] if keys else (at + 1, at + 1, 0, at + 1)
-            space = text[lead:first]
-            new = f"{space}{new}," if later else f",{space}{new}" if keys else new
-            start = end = lead if later else end
-        text = text[:start] + new + text[end:]
-    return text
-
-
-def _members(text: str, at: int) -> dict[str, tuple[int, int, int, int]]:
-    """{key: (its white space, itself, its value, the end of that)} of an object, by places; of two the last counts."""
-    if text[at] != "{":
-        raise KeyError("no object")
-    found = {}
-    lead = at + 1
-    while text[start := _after_space(text, lead)] != "}":
-        key, end = _DECODER.raw_decode(text, start)
-        value = _after_space(text, _after_space(text, end) + 1)  # past the colon
-        _, end = _DECODER.raw_decode(text, value)
-        found[key] = (lead, start, value, end)
-        lead = _after_space(text, end)
-        if text[lead] == "}":
-            break
-        lead += 1  # past the comma
-    return found
-
-
-def _after_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    assert match is not None  # the pattern matches the empty string
-    return match.end()
+def _spaced_alike(record: Mapping[str, Any], old: bytes) -> bytes:
+    """Return the JSON of a record, indented and ended as the old text is."""
+    indent = re.match(rb"\s*[\[{][ \t]*\r?\n([ \t]+)", old)
+    text = json.dumps(record, indent=indent[1].decode() if indent else None)
+    return text.encode() + (b"\n" if old.endswith(b"\n") else b"")

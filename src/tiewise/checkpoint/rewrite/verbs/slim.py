@@ -32,7 +32,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rewrite.change import Change, Moved, NewTensor, NothingToDo, gathered
-from tiewise.checkpoint.rewrite.file_plan import edited_file
+from tiewise.checkpoint.rewrite.json_edits import edited_file
 from tiewise.checkpoint.rewrite.merged import Merged, Obstacle, require_numbers
 from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, verb
 from tiewise.checkpoint.rules.rule import describe

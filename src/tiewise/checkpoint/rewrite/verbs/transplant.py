@@ -37,7 +37,7 @@ from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rewrite.change import Change, Pieces, require_plain_head
 from tiewise.checkpoint.rewrite.config_ids import values_with_ids, with_ids
-from tiewise.checkpoint.rewrite.file_plan import edited_file
+from tiewise.checkpoint.rewrite.json_edits import edited_file
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, still_to_do, with_rows
 from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened

@@ -18,7 +18,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, json_object, open_folder
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, gathered
 from tiewise.checkpoint.rewrite.config_ids import renumbered, values_with_ids
-from tiewise.checkpoint.rewrite.file_plan import edited_file
+from tiewise.checkpoint.rewrite.json_edits import edited_file
 from tiewise.checkpoint.rewrite.kept_tokens import TextUse, choose_tokens, cost_on_text, listed_tokens, read_use
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, unknown_tables, with_rows

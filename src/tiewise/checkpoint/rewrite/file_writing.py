@@ -1,0 +1,77 @@
+"""Every file of the result, written into its new folder and synced to disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.rewrite.change import NewTensor
+from tiewise.checkpoint.rewrite.file_plan import PROVENANCE, FilePlan
+from tiewise.checkpoint.rewrite.new_folder import copy, share
+from tiewise.checkpoint.untrusted import inside
+from tiewise.core.errors import advance, doing
+from tiewise.core.files import sync
+
+
+def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes) -> tuple[str, ...]:
+    """Write everything into the folder `target`, the index last; return the files that share bytes with the source."""
+    done = 0
+    with doing("writing", plan.new_bytes):
+        for file, tensors in plan.shards.items():
+            done = write_tensors(target / file, tensors, folder.headers[file].metadata, done)
+    linked = []
+    for file in (*plan.shared, *plan.copied):
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        if file in plan.copied:
+            copy(inside(folder.path, file), target / file)
+        elif share(inside(folder.path, file), target / file):
+            linked.append(file)
+    for file, data in {PROVENANCE: provenance, **plan.texts}.items():
+        (target / file).write_bytes(data)
+        sync(target / file)
+    for place, _, _ in os.walk(target, topdown=False):
+        sync(Path(place))
+    return tuple(linked)
+
+
+def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[str, str], done: int = 0) -> int:
+    """Write a new safetensors file of `tensors` in this order, each as its bytes arrive, and sync it to disk.
+
+    Args:
+        done: bytes that were written before, for the progress.
+
+    Returns:
+        `done` plus the bytes of these tensors.
+    """
+    header = _header(tensors, metadata)
+    with open(path, "xb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for tensor in tensors:
+            count = 0
+            for piece in tensor.write():
+                file.write(piece)
+                count += len(piece)
+                advance(done + count)
+            if count != tensor.nbytes:
+                raise AssertionError(f"{tensor.name}: {count} bytes came, {tensor.nbytes} were announced")
+            done += count
+    sync(path)
+    return done
+
+
+def _header(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
+    """Return the JSON header of a safetensors file, padded so that the tensors start at a multiple of 8 bytes."""
+    stored = {tensor.name for tensor in tensors}
+    # The library's `save_model` notes a shared tensor that it left out under that tensor's name: untrue once stored.
+    notes = {key: value for key, value in metadata.items() if key not in stored}
+    record: dict[str, object] = {"__metadata__": notes} if notes else {}
+    ends = accumulate(tensor.nbytes for tensor in tensors)
+    for tensor, end in zip(tensors, ends, strict=True):
+        offsets = [end - tensor.nbytes, end]
+        record[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return text + b" " * (-len(text) % 8)

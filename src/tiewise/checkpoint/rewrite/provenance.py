@@ -1,0 +1,71 @@
+"""`tiewise.json`, the record of every rewrite that led to a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from datetime import datetime, timezone
+from typing import Any
+
+from tiewise.checkpoint.hf_folder import CONFIG, INDEX, Folder, json_object
+from tiewise.checkpoint.rewrite.change import DELETE, Change
+from tiewise.checkpoint.rewrite.file_plan import PROVENANCE, FilePlan
+from tiewise.checkpoint.untrusted import open_regular
+from tiewise.core import __version__
+from tiewise.core.errors import CheckpointError
+from tiewise.core.files import to_record
+
+VERSION = 1  # of `tiewise.json`
+
+
+def provenance(folder: Folder, change: Change, plan: FilePlan, command: str, force: bool) -> bytes:
+    """Return the text of `tiewise.json`: operations before this one, then this one.
+
+    Only `time` differs between runs.
+    """
+    operations = [*_earlier_operations(folder), _operation(folder, change, plan, command, force)]
+    record = {"tiewise": VERSION, "operations": operations}
+    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _earlier_operations(folder: Folder) -> list[Any]:
+    """Return the operations that led to the source; none if its file of that name is not ours."""
+    if not folder.has(PROVENANCE):
+        return []
+    try:
+        operations = json_object(folder.path, PROVENANCE).get("operations")
+    except CheckpointError:
+        return []
+    return operations if isinstance(operations, list) else []
+
+
+def _operation(folder: Folder, change: Change, plan: FilePlan, command: str, force: bool) -> dict[str, Any]:
+    """Return the record of one rewrite."""
+    put, stored = {tensor.name for tensor in change.put}, set(folder.tensors)
+    return {
+        "command": command,
+        "version": __version__,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "forced": force,
+        "source": {"name": folder.path.resolve().name, "sha256": _digests(folder, change)},
+        "dropped": sorted(change.drop & stored),
+        "added": sorted(put - stored),
+        "replaced": sorted(put & stored),
+        "kept": len(set(plan.tensors) - put),
+        "config": {key: "DELETE" if value is DELETE else value for key, value in change.config.items()},
+        "measured": to_record(change.moved),
+        "notes": [*change.notes, *plan.notes],
+    }
+
+
+def _digests(folder: Folder, change: Change) -> dict[str, str]:
+    """Return SHA-256 of config, index, the texts that change, and each header.
+
+    They name every tensor, and cost no read of one.
+    """
+    contents = folder.read(CONFIG, INDEX, *change.texts)
+    for file, header in folder.headers.items():
+        with os.fdopen(open_regular(header.path), "rb") as opened:
+            contents[f"{file} (header)"] = opened.read(header.data_start)
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
