@@ -1,6 +1,6 @@
 """`write_plan`: a plan as one HTML file (see `tiewise.report.sheet`): its rows, and figures of choices and of growth.
 
-What others published stands beside a plan of just such a model.
+A plan of a model that others published has their figures too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import html
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -20,11 +21,11 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.planning import plan_rows
 from tiewise.planning.architecture import COMPONENTS, Budget, budget
 from tiewise.planning.catalogue import BETTER
-from tiewise.planning.ledger import ALBERT_AVERAGE, results
+from tiewise.planning.ledger import ALBERT_AVERAGE, Result, results
 from tiewise.planning.plan import Plan
 from tiewise.planning.plan_rows import Record
 from tiewise.planning.read_config import Sizes, from_sizes, read
-from tiewise.report.drawing import QUIET, finish, styles
+from tiewise.report.drawing import QUIET, Style, finish, styles
 from tiewise.report.figures import stacked
 from tiewise.report.line_plot import lines
 from tiewise.report.sheet import PageSection, Panel, Sheet
@@ -37,8 +38,8 @@ BODY = {
     "attention": ("attention", "cross_attention", "mixer"),
     "feed-forward": ("ffn", "experts", "shared_experts", "router"),
 }
-NAMED = {part for held in (TABLES | BODY).values() for part in held}
-GROUPS = {**TABLES, **BODY, "all else": tuple(part for part in COMPONENTS if part not in NAMED)}
+IN_GROUPS = set(chain.from_iterable((TABLES | BODY).values()))
+GROUPS = {**TABLES, **BODY, "all else": tuple(part for part in COMPONENTS if part not in IN_GROUPS)}
 PRESETS = {
     "BERT-base": ("bert", 768, 12),
     "BERT-large": ("bert", 1024, 24),
@@ -60,32 +61,43 @@ def write_plan(plan: Plan, path: str | os.PathLike[str], command: str) -> Path:
 
 def render(plan: Plan, command: str) -> str:
     """Return the page as text."""
-    record, a = plan.record(), plan.architecture
+    record = plan.record()
     names = [name.replace("\n", " · ") for name in plan_rows.columns(record)]
-    answer = [*filter(None, [plan_rows.how_to_be_exact(record)]), plan_rows.nearest(record)]
-    answer += [f"{name}: {_outcome(choice)}." for name, choice in _choices(record).items()]
-    answer += filter(None, [plan_rows.evidence(record)])
-    tables = [Listing("Costs by choice", ["", *names], plan_rows.rows(record)), *plan_rows.lookups(record)]
-    is_published = (a.family, a.width, a.layers) in PRESETS.values()
+    costs = Listing("Costs by choice", ["", *names], plan_rows.rows(record))
     return Sheet(
         command_name="plan",
         title=f"{plan.name}: tiewise plan",
         subject=plan_rows.subject(record),
         heading="What each choice costs",
-        answer=answer,
-        results=PageSection("Results", tables=tables, notes=[BETTER, *record["notes"]]),
+        answer=_answer(record),
+        results=PageSection("Results", tables=[costs, *plan_rows.lookups(record)], notes=[BETTER, *record["notes"]]),
         sections=[
             PageSection("This model", model_panels(plan)),
             PageSection("As models grow", growth_panels(plan)),
-            PageSection("What others built", [preset_panel(), score_panel()] if is_published else []),
+            PageSection("What others built", _published_panels(plan)),
         ],
         command=command,
     ).render()
 
 
+def _answer(record: Record) -> list[str]:
+    """Return the sentences at the top: certainty, neighbours, every choice, evidence."""
+    sentences = [plan_rows.how_to_be_exact(record), plan_rows.nearest(record)]
+    sentences += [f"{name}: {_outcome(choice)}." for name, choice in _choices(record).items()]
+    sentences.append(plan_rows.evidence(record))
+    return [sentence for sentence in sentences if sentence]
+
+
+def _published_panels(plan: Plan) -> list[Panel]:
+    """Return figures of BERT and ALBERT for a plan of one of their published sizes."""
+    model = plan.architecture
+    is_published = (model.family, model.width, model.layers) in PRESETS.values()
+    return [preset_panel(), score_panel()] if is_published else []
+
+
 def _choices(record: Record) -> dict[str, Record]:
-    """Every choice by its name in one line."""
-    names = (name.replace("\n", ", ") for name in plan_rows.columns(record))
+    """Return every choice by its name in one line."""
+    names = [name.replace("\n", ", ") for name in plan_rows.columns(record)]
     return dict(zip(names, record["choices"], strict=True))
 
 
@@ -95,9 +107,12 @@ def _outcome(choice: Record) -> str:
     if total is None:
         fewer = f", {count(saved)} fewer than untied and unshared" if saved else ""
         return f"the total is not counted{fewer}"
-    about = "≈ " if "parameters.total" in choice["estimated"] else ""
+    if "parameters.total" in choice["estimated"]:
+        about, text = "≈ ", plan_rows.short(total)
+    else:
+        about, text = "", count(total)
     fewer = f", {about}{plan_rows.percent(share)} fewer than untied and unshared" if saved > 0 else ""
-    return f"{about}{plan_rows.short(total) if about else count(total)} parameters{fewer}"
+    return f"{about}{text} parameters{fewer}"
 
 
 def model_panels(plan: Plan) -> list[Panel]:
@@ -109,128 +124,168 @@ def model_panels(plan: Plan) -> list[Panel]:
 
 
 def share_panel(record: Record) -> Panel:
-    """Share of every group of components in the whole, by choice."""
-    found: dict[str, dict[str, float]] = {}
-    for name, choice in _choices(record).items():
-        counted = {part: number for part, number in choice["parameters"].items() if part in COMPONENTS}
-        parts = {group: sum(counted.get(part, 0) for part in held) for group, held in GROUPS.items()}
-        found[name] = {group: part / sum(counted.values()) for group, part in parts.items() if part}
-    why = "A table at both ends is counted once."
-    unit = "share of all parameters"
+    """Draw the share of every group of components in the whole, by choice."""
+    shares = {name: _shares_of_groups(choice["parameters"]) for name, choice in _choices(record).items()}
     show = _about(record["model"]["estimated"], plan_rows.percent)
-    panel = stacked(found, "Shares of the whole", unit, show, why)
+    why = "A table at both ends is counted once."
+    panel = stacked(shares, "Shares of the whole", "share of all parameters", show, why)
     panel.figure.update_xaxes(range=[0, 1], tickformat=".0%")
     return panel
 
 
+def _shares_of_groups(parameters: Mapping[str, int]) -> dict[str, float]:
+    """Return the share of every group of components that has parameters."""
+    whole = sum(number for part, number in parameters.items() if part in COMPONENTS)
+    shares = {}
+    for group, parts in GROUPS.items():
+        number = sum(parameters.get(part, 0) for part in parts)
+        if number:
+            shares[group] = number / whole
+    return shares
+
+
 def memory_panel(record: Record) -> Panel:
-    """Bytes of a training step by choice, with AdamW, the fused loss and an estimate of activations."""
+    """Draw bytes of a training step by choice, with AdamW, the fused loss and an estimate of activations."""
     optimizer = "adamw" if record["setting"]["dtype"] == "float32" else "adamw-bf16-master"
-    kept = record["activation_bytes"]["kept"]
-    found = {}
+    activations = record["activation_bytes"]["kept"]
+    bars = {}
     for name, choice in _choices(record).items():
-        row, logits = choice["training_bytes"][optimizer], choice["logits_bytes"]
-        parts = {"weights": row["weights"], "gradients": row["gradients"], "optimizer state": row["state"]}
-        parts["fused loss"] = logits["fused_cuda"] if logits else 0
-        found[name] = {**parts, **({"activations (estimate)": kept} if kept else {})}
+        of_training, logits = choice["training_bytes"][optimizer], choice["logits_bytes"]
+        parts = {
+            "weights": of_training["weights"],
+            "gradients": of_training["gradients"],
+            "optimizer state": of_training["state"],
+            "fused loss": logits["fused_cuda"] if logits else 0,
+        }
+        if activations:
+            parts["activations (estimate)"] = activations
+        bars[name] = parts
     why = "With AdamW and the fused loss."
-    panel = stacked(found, "Memory of a training step", "bytes", _about(record["model"]["estimated"], size), why)
+    panel = stacked(bars, "Memory of a training step", "bytes", _about(record["model"]["estimated"], size), why)
     panel.figure.update_xaxes(tickformat="~s", ticksuffix="B")
     return panel
 
 
 def sharing_panels(plan: Plan) -> list[Panel]:
-    """Total parameters of the model's own boundary under every sharing; none where layers are not told apart."""
-    a = plan.architecture
-    if not a.layers:
+    """Draw total parameters of the model's own boundary under every sharing; nothing if its layers are not known."""
+    model = plan.architecture
+    if not model.layers:
         return []
-    totals: dict[str, float] = {kind: budget(a, a.boundary, SharingSpec(kind)).total for kind in KINDS}
-    if a.estimated:
+    show: Callable[[float], str] = count
+    totals: dict[str, float] = {kind: budget(model, model.boundary, SharingSpec(kind)).total for kind in KINDS}
+    if model.estimated:
+        show = _about(True, plan_rows.short)
         totals = {kind: rounded(total) for kind, total in totals.items()}
     bars = {f"share {kind}": {"parameters": total} for kind, total in totals.items()}
-    why = "The work stays the same."
-    show = _about(True, plan_rows.short) if a.estimated else count
-    panel = stacked(bars, "What sharing layers leaves", UNIQUE, show, why)
-    panel.figure.update_traces(showlegend=False, text=list(map(show, totals.values())))
+    panel = stacked(bars, "What sharing layers leaves", UNIQUE, show, "The work stays the same.")
+    panel.figure.update_traces(showlegend=False, text=[show(total) for total in totals.values()])
     return [panel]
 
 
 def _about(estimated: bool, show: Callable[[float], str]) -> Callable[[float], str]:
-    """Return `show`, which marks its numbers ≈ where they are estimates."""
-    return (lambda value: f"≈ {show(value)}") if estimated else show
+    """Return `show`, or if its numbers are estimates a function that marks them ≈."""
+    if not estimated:
+        return show
+    return lambda value: f"≈ {show(value)}"
 
 
 def growth_panels(plan: Plan) -> list[Panel]:
-    """Tables and whole plain decoders of the model's vocabulary and depth, by width."""
-    a, factored, here = plan.architecture, f"factored:{RANK}", "Dotted: this model's width."
-    vocab, layers = a.ends.vocab, max(a.layers, 1)
-
-    def at_widths(boundary: str, share: str = "none") -> list[Budget]:
-        choice = BoundarySpec.parse(boundary), SharingSpec(share)
-        return [budget(from_sizes(Sizes(vocab, d, layers)), *choice) for d in WIDTHS]
-
-    def panel(found: Mapping[str, Sequence[int]], title: str, unit: str, why: str) -> Panel:
-        of = Curve(title, WIDTHS, (), along="model width D", unit=unit, log=True, log_x=True, why=f"{why} {here}")
-        curves = [replace(of, y=tuple(y), of=name) for name, y in found.items()]
-        made = lines(curves, styles(found), digits=0)
-        made.figure.update_yaxes(tickformat=None, exponentformat="B")
-        if WIDTHS[0] <= a.width <= WIDTHS[-1]:
-            made.figure.add_vline(x=a.width, line_width=1, line_color=QUIET, line_dash="dot")
-        return made
-
-    specs = ("untied", "tied", factored)
-    tables = {spec: [b.tables + b.parameters.get("maps", 0) for b in at_widths(spec)] for spec in specs}
+    """Draw tables and whole plain decoders of the model's vocabulary and depth, by width."""
+    model, factored = plan.architecture, f"factored:{RANK}"
+    vocab, layers = model.ends.vocab, max(model.layers, 1)
+    tables = {}
+    for boundary in ("untied", "tied", factored):
+        budgets = _budgets_by_width(vocab, layers, boundary, "none")
+        tables[boundary] = [each.tables + each.parameters.get("maps", 0) for each in budgets]
     why = f"Plain: V·D; factored, with both maps: k·V + 2·k·D, k = {RANK}."
-    panels = [panel(tables, f"Tables of {vocab:,} tokens by model width", "parameters of tables and maps", why)]
-    if a.layers and not a.not_counted:
-        whole = (("tied", "none"), (factored, "all"))
-        models = {f"{spec}, share {share}": [b.total for b in at_widths(spec, share)] for spec, share in whole}
+    title = f"Tables of {vocab:,} tokens by model width"
+    panels = [_width_panel(tables, title, "parameters of tables and maps", why, model.width)]
+    if model.layers and not model.not_counted:
+        totals = {}
+        for boundary, share in (("tied", "none"), (factored, "all")):
+            budgets = _budgets_by_width(vocab, layers, boundary, share)
+            totals[f"{boundary}, share {share}"] = [each.total for each in budgets]
         why = "12·D² per layer, or in all where one is shared."
-        panels.append(panel(models, f"Whole models of {layers} layers by width", UNIQUE, why))
+        panels.append(_width_panel(totals, f"Whole models of {layers} layers by width", UNIQUE, why, model.width))
     return panels
 
 
+def _budgets_by_width(vocab: int, layers: int, boundary: str, share: str) -> list[Budget]:
+    """Return the budget of a plain decoder at every width under one choice."""
+    choice = BoundarySpec.parse(boundary), SharingSpec(share)
+    return [budget(from_sizes(Sizes(vocab, width, layers)), *choice) for width in WIDTHS]
+
+
+def _width_panel(counts: Mapping[str, Sequence[int]], title: str, unit: str, why: str, width: int) -> Panel:
+    """Draw counts at every width of WIDTHS by name, with a dotted line at the model's `width`."""
+    why = f"{why} Dotted: this model's width."
+    template = Curve(title, WIDTHS, (), along="model width D", unit=unit, log=True, log_x=True, why=why)
+    curves = [replace(template, y=tuple(y), of=name) for name, y in counts.items()]
+    panel = lines(curves, styles(counts), digits=0)
+    panel.figure.update_yaxes(tickformat=None, exponentformat="B")
+    if WIDTHS[0] <= width <= WIDTHS[-1]:
+        panel.figure.add_vline(x=width, line_width=1, line_color=QUIET, line_dash="dot")
+    return panel
+
+
 def preset_panel() -> Panel:
-    """Parameters of BERT's and ALBERT's encoders with their pooler: tables with maps, and the body."""
-    found = {}
+    """Draw parameters of BERT's and ALBERT's encoders with their pooler: tables with maps, and the body."""
+    bars = {}
     for name, (family, width, layers) in PRESETS.items():
-        sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64}
-        kind = {"model_type": family, "architectures": [f"{family.title()}Model"], "intermediate_size": 4 * width}
-        parts = read({**kind, **sizes}).parameters()
+        config = {
+            "model_type": family,
+            "architectures": [f"{family.title()}Model"],
+            "intermediate_size": 4 * width,
+            "hidden_size": width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": width // 64,
+        }
+        parts = read(config).parameters()
         ends = parts["input_table"] + parts.get("maps", 0)
-        found[name] = {"body": sum(parts.values()) - ends, "table and map": ends}
+        bars[name] = {"body": sum(parts.values()) - ends, "table and map": ends}
     why = "With pooler, counted from their sizes."
-    return stacked(found, "BERT and ALBERT as published", UNIQUE, count, why, first="body")
+    return stacked(bars, "BERT and ALBERT as published", UNIQUE, count, why, first="body")
 
 
 def score_panel() -> Panel:
-    """ALBERT's own scores by parameters, a marker for what its layers share."""
-    published = [(result.choice.rpartition(", ")[2], result) for result in results(ALBERT_AVERAGE)]
+    """Draw ALBERT's published scores by parameters, a marker for each kind of sharing."""
     figure = go.Figure()
-    for kind, look in styles(kind for kind, _ in published).items():
-        points = list({r.value: r for of, r in reversed(published) if of == kind}.values())
-        figure.add_scatter(
-            x=[r.parameters_printed for r in points],
-            y=[r.value for r in points],
-            name=html.escape(kind),
-            mode="markers+text",
-            marker=go.scatter.Marker(color=look.colour, size=11, symbol=look.marker),
-            # variations of the base size lie too close for names, and have the hover's
-            text=["" if "," in r.model else r.model.removeprefix("ALBERT-") for r in points],
-            textposition="top center",
-            textfont_size=11,
-            cliponaxis=False,
-            customdata=[[html.escape(r.model), f"{r.per_million:.3g}", r.source] for r in points],
-            hovertemplate="%{customdata[0]}: %{y}, %{customdata[1]} per million<extra>%{customdata[2]}</extra>",
-        )
+    published = results(ALBERT_AVERAGE)
+    for kind, look in styles(_sharing_of(result) for result in published).items():
+        by_score = {result.value: result for result in reversed(published) if _sharing_of(result) == kind}
+        _add_scores(figure, kind, look, list(by_score.values()))
     figure.update_xaxes(type="log", title="parameters, as printed", exponentformat="B", dtick="D2", range=[6.9, 8.6])
     figure.update_yaxes(range=[78.5, 89.8])
-    rows = [
-        [r.model, r.choice, count(r.parameters_printed or 0), f"{r.value:g}", f"{r.per_million:.3g}", r.source]
-        for _, r in published
-    ]
+    rows = []
+    for result in published:
+        row = [result.model, result.choice, count(result.parameters_printed or 0), f"{result.value:g}"]
+        rows.append([*row, f"{result.per_million:.3g}", result.source])
     return Panel(
         finish(figure, "Quality and parameters in the ALBERT paper", "score"),
         "arXiv:1909.11942; mean of SQuAD, MNLI, SST-2, RACE. Up and left: more per parameter.",
         Listing("", ["model", "choice", "parameters", "score", "points per million", "source"], rows),
+    )
+
+
+def _sharing_of(result: Result) -> str:
+    """Return the kind of sharing of a published result."""
+    return result.choice.rpartition(", ")[2]
+
+
+def _add_scores(figure: go.Figure, kind: str, look: Style, scores: Sequence[Result]) -> None:
+    """Add the published results of one kind of sharing."""
+    # variations of the base size are too close to each other for names, and have the hover's
+    names = ["" if "," in result.model else result.model.removeprefix("ALBERT-") for result in scores]
+    figure.add_scatter(
+        x=[result.parameters_printed for result in scores],
+        y=[result.value for result in scores],
+        name=html.escape(kind),
+        mode="markers+text",
+        marker=go.scatter.Marker(color=look.colour, size=11, symbol=look.marker),
+        text=names,
+        textposition="top center",
+        textfont_size=11,
+        cliponaxis=False,
+        customdata=[[html.escape(each.model), f"{each.per_million:.3g}", each.source] for each in scores],
+        hovertemplate="%{customdata[0]}: %{y}, %{customdata[1]} per million<extra>%{customdata[2]}</extra>",
     )
