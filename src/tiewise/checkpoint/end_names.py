@@ -91,7 +91,7 @@ def _prefixes(modules: StoredModules, ends: ClassEnds) -> list[str]:
     return sorted(own, key=lambda prefix: (len(prefix), prefix))
 
 
-class _Match(NamedTuple):
+class _InputMatch(NamedTuple):
     """A module that has the name of a usual input table; the smallest of several is the model's."""
 
     foreign: bool  # of another modality
@@ -116,14 +116,14 @@ def _by_names(modules: StoredModules) -> ClassEnds:
     return ClassEnds(inputs=(module, *others), output=output)
 
 
-def _usual_inputs(modules: StoredModules) -> list[_Match]:
+def _usual_inputs(modules: StoredModules) -> list[_InputMatch]:
     """Return every stored module that has the name of a usual input table."""
     matches = []
     for module in modules.called(path for path, _ in usual().pairs):
         for rank, (path, output) in enumerate(usual().pairs):
             if claims.ends_with(module, path):
                 prefix = module.removesuffix(path)
-                matches.append(_Match(is_foreign(prefix), rank, len(prefix), module, prefix + output))
+                matches.append(_InputMatch(is_foreign(prefix), rank, len(prefix), module, prefix + output))
     return matches
 
 
