@@ -1,17 +1,18 @@
-"""What each token of a tokenizer.json writes, as bytes: two vocabularies are told alike by it, however they spell.
+"""Bytes that each token of a tokenizer.json writes: they compare two vocabularies, however these spell tokens.
 
 byte-level       Ġthe          one letter for each byte (`byte_letters`)
 SentencePiece    ▁the <0xE2>   ▁ for a space, a byte by its number
-added            as it stands; special ones write nothing, and are known by name and role
+added            its text; special tokens write nothing, and are identified by name and role
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from tiewise.checkpoint.hf_folder import MOST_TOKENS, Folder, is_id, json_object, read_tokenizer
+from tiewise.checkpoint.hf_folder import MOST_TOKENS, Folder, Tokenizer, is_id, json_object, read_tokenizer
 from tiewise.checkpoint.untrusted import items_of, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.text import byte_letters
@@ -22,62 +23,114 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """A vocabulary by what its tokens write; ids ascend."""
+    """Vocabulary by the bytes that its tokens write; ids ascend."""
 
-    pieces: Mapping[int, str]  # id → as the file spells it, added tokens too
-    writes: Mapping[int, bytes]  # id → what it writes; special tokens are left out
+    pieces: Mapping[int, str]  # {id: token as the file spells it}, added tokens too
+    writes: Mapping[int, bytes]  # {id: bytes that it writes}; special tokens are left out
     roles: Mapping[str, int]  # {"eos_token": id}, of those that the files name
 
     @property
     def rows(self) -> int:
-        """Rows that a table needs."""
+        """Return the rows that a table needs."""
         return max(self.pieces, default=-1) + 1
 
 
 def read_token_bytes(folder: Folder) -> TokenBytes:
     """Read the tokenizer.json of a folder, and which of its tokens are special; one that marks words is refused."""
-    found = None if folder.single or not folder.has("tokenizer.json") else read_tokenizer(folder)
-    if found is None:
-        fix = "save it with AutoTokenizer.from_pretrained(…).save_pretrained(…), which writes one"
-        raise CheckpointError(f"{folder.path}: no tokenizer.json in it", fix)
-    for fault in found.faults:
-        raise CheckpointError(fault.what, fault.fix)
+    tokenizer = _require_tokenizer(folder)
     record = json_object(folder.path, "tokenizer.json")
-    model = record["model"] if isinstance(record.get("model"), Mapping) else {}
-    kind = model.get("type", "BPE" if "merges" in model else None)
-    if kind not in ("BPE", "Unigram") or model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
-        what = f"{folder.path / 'tokenizer.json'}: a {short(kind)} vocabulary marks words, and not what a piece writes"
-        raise CheckpointError(what, "byte-level BPE, SentencePiece BPE and Unigram are read")
-    steps = [step for part in ("decoder", "pre_tokenizer") if isinstance(step := record.get(part), Mapping)]
-    within = (step.get(key) for step in steps for key in ("decoders", "pretokenizers"))
-    steps += [step for sequence in within if isinstance(sequence, list) for step in sequence]
-    byte_level = any(isinstance(step, Mapping) and step.get("type") == "ByteLevel" for step in steps)
-    byte_of = byte_letters() if byte_level else {}
+    _require_plain_pieces(folder, record)
+    is_byte_level = any(step.get("type") == "ByteLevel" for step in _steps(record))
+    spelling = _Spelling(is_byte_level)
 
-    def written(piece: str) -> bytes:
-        if byte_level and byte_of.keys() >= set(piece):
-            return bytes(byte_of[letter] for letter in piece)
-        if not byte_level and (byte := BYTE.fullmatch(piece)):
-            return bytes([int(byte[1], 16)])
-        return (piece if byte_level else piece.replace("▁", " ")).encode("utf-8", "surrogatepass")
-
-    pieces = dict(sorted({**{number: text for text, number in found.base.items()}, **found.added}.items()))
+    pieces = dict(sorted(tokenizer.texts.items()))
     if max(pieces, default=0) >= MOST_TOKENS:
         what = f"{folder.path}: its tokenizer names token {max(pieces):,}"
         raise CheckpointError(what, "no vocabulary is that large: take it from its source again")
-    ids = {text: number for number, text in pieces.items()}
-    roles = dict[str, int]()
-    for name in filter(folder.has, ("special_tokens_map.json", "tokenizer_config.json")):
-        said = json_object(folder.path, name)
-        for role in ROLES:
-            text = said.get(role)
-            text = text.get("content") if isinstance(text, Mapping) else text
-            roles |= {role: ids[text]} if isinstance(text, str) and text in ids else {}
-    added = items_of(dict, record.get("added_tokens"))
-    special = {*roles.values(), *(one["id"] for one in added if one.get("special") and is_id(one.get("id")))}
-    writes = {
-        number: text.encode("utf-8", "surrogatepass") if number in found.added else written(text)
-        for number, text in pieces.items()
-        if number not in special
-    }
+    roles = _roles(folder, {text: number for number, text in pieces.items()})
+    special = {*roles.values(), *_special_ids(record)}
+    writes = dict[int, bytes]()
+    for number, text in pieces.items():
+        if number in special:
+            continue
+        is_added = number in tokenizer.added
+        writes[number] = _as_utf8(text) if is_added else spelling.written(text)
     return TokenBytes(pieces, writes, roles)
+
+
+def _require_tokenizer(folder: Folder) -> Tokenizer:
+    """Return the ids of the folder's tokenizer, after checking that its tokenizer.json could be read."""
+    has_file = folder.has("tokenizer.json") and not folder.single
+    tokenizer = read_tokenizer(folder) if has_file else None
+    if tokenizer is None:
+        fix = "save it with AutoTokenizer.from_pretrained(…).save_pretrained(…), which writes one"
+        raise CheckpointError(f"{folder.path}: no tokenizer.json in it", fix)
+    for fault in tokenizer.faults:
+        raise CheckpointError(fault.what, fault.fix)
+    return tokenizer
+
+
+def _require_plain_pieces(folder: Folder, record: Mapping[str, Any]) -> None:
+    """Raise a CheckpointError for a vocabulary whose pieces mark words: they do not say which bytes they write."""
+    model = record["model"] if isinstance(record.get("model"), Mapping) else {}
+    kind = model.get("type", "BPE" if "merges" in model else None)
+    marks_words = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
+    if kind not in ("BPE", "Unigram") or marks_words:
+        what = f"{folder.path / 'tokenizer.json'}: a {short(kind)} vocabulary marks words, and not what a piece writes"
+        raise CheckpointError(what, "byte-level BPE, SentencePiece BPE and Unigram are read")
+
+
+def _steps(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield decoder and pre-tokenizer; of a sequence of several also its steps."""
+    for part in ("decoder", "pre_tokenizer"):
+        step = record.get(part)
+        if not isinstance(step, Mapping):
+            continue
+        yield step
+        for key in ("decoders", "pretokenizers"):
+            sequence = step.get(key)
+            if isinstance(sequence, list):
+                yield from (inner for inner in sequence if isinstance(inner, Mapping))
+
+
+class _Spelling:
+    """How a vocabulary spells bytes: a letter for each byte, or SentencePiece."""
+
+    def __init__(self, is_byte_level: bool) -> None:
+        self.is_byte_level = is_byte_level
+        self.byte_of = byte_letters() if is_byte_level else {}
+
+    def written(self, piece: str) -> bytes:
+        """Return the bytes that a piece of the vocabulary proper writes."""
+        if self.is_byte_level:
+            is_spelt = self.byte_of.keys() >= set(piece)
+            return bytes(self.byte_of[letter] for letter in piece) if is_spelt else _as_utf8(piece)
+        byte = BYTE.fullmatch(piece)
+        return bytes([int(byte[1], 16)]) if byte else _as_utf8(piece.replace("▁", " "))
+
+
+def _as_utf8(text: str) -> bytes:
+    """Return a text as UTF-8; JSON may hold half a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _roles(folder: Folder, ids: Mapping[str, int]) -> dict[str, int]:
+    """Return {role: id} of the special tokens that the tokenizer's configs name; `ids` is {text: id}."""
+    roles = dict[str, int]()
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if not folder.has(name):
+            continue
+        record = json_object(folder.path, name)
+        for role in ROLES:
+            token = record.get(role)
+            text = token.get("content") if isinstance(token, Mapping) else token
+            if isinstance(text, str) and text in ids:
+                roles[role] = ids[text]
+    return roles
+
+
+def _special_ids(record: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the ids of added tokens that are special."""
+    for token in items_of(dict, record.get("added_tokens")):
+        if token.get("special") and is_id(token.get("id")):
+            yield token["id"]

@@ -21,10 +21,10 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_tokenizer
 from tiewise.checkpoint.indexed_tensors import IndexedTensor
-from tiewise.checkpoint.numeric_ends import Dense, read_boundary
 from tiewise.checkpoint.roles import find_roles
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored, read_float64, widened
+from tiewise.checkpoint.stored_boundary import Dense, read_boundary
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError, doing

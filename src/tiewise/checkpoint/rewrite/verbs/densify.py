@@ -14,11 +14,12 @@ from typing import Any
 
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, read_boundary, tied_names
+from tiewise.checkpoint.numeric_ends import tied_names
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, TableRows, measure_move
 from tiewise.checkpoint.rewrite.registry import verb
 from tiewise.checkpoint.rewrite.ties import flags, keep_layer_ties
 from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.stored_boundary import Dense, StoredBoundary, read_boundary
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.spec import BoundarySpec
