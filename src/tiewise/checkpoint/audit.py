@@ -186,15 +186,15 @@ def check(
         CheckpointError: nothing at `path` can be read, an id is unknown, or the arguments contradict each other.
     """
     refuse_live_model("check", path)
-    options = _Options(Path(path), deep, scan, base, beside, target, world, as_class, quantise)
+    options = _CheckOptions(Path(path), deep, scan, base, beside, target, world, as_class, quantise)
     selected = select if isinstance(select, str) else tuple(select)
     with following_links(follow_links):
         options.require_consistent()
-        selection = _Selection(selected, ignore)
+        selection = _RuleSelection(selected, ignore)
         return selection.run(_open(options), options)
 
 
-class _Options(NamedTuple):
+class _CheckOptions(NamedTuple):
     """Arguments of `check`, but for the choice of rules."""
 
     path: Path
@@ -234,7 +234,7 @@ class _Options(NamedTuple):
         return None if path is None else Facts(open_folder(path), self.scan)
 
 
-class _Subject(NamedTuple):
+class _CheckSubject(NamedTuple):
     """A checkpoint before rules have run."""
 
     facts: AnyFacts  # for the rules
@@ -242,7 +242,7 @@ class _Subject(NamedTuple):
     kinds: set[str]  # of rules that fit it
 
 
-def _open(options: _Options) -> _Subject:
+def _open(options: _CheckOptions) -> _CheckSubject:
     """Read what is stored at the path."""
     path, folder = _file_or_folder(options.path)
     options.require_fitting(folder)
@@ -251,7 +251,7 @@ def _open(options: _Options) -> _Subject:
         return _of_file(path, source, options.scan)
     if folder.is_adapter:
         adapter = open_adapter(folder, source, options.scan)
-        return _Subject(adapter, _with_sizes(Audit(path, "adapter"), adapter.tensors), {"any", "adapter"})
+        return _CheckSubject(adapter, _with_sizes(Audit(path, "adapter"), adapter.tensors), {"any", "adapter"})
     return _of_model(path, folder, options)
 
 
@@ -268,7 +268,7 @@ def _file_or_folder(path: Path) -> tuple[Path, Folder | None]:
     return inside(path, "model.onnx" if len(files) > 1 else files[0]), None
 
 
-def _of_file(path: Path, source: Facts | None, scan: bool) -> _Subject:
+def _of_file(path: Path, source: Facts | None, scan: bool) -> _CheckSubject:
     """Read a GGUF or ONNX file, made from the checkpoint `source`."""
     file = read_onnx(path) if path.suffix == ".onnx" else open_gguf(path)
     facts = replace(file, source=source, scan=scan)
@@ -279,10 +279,10 @@ def _of_file(path: Path, source: Facts | None, scan: bool) -> _Subject:
     spare = sum(copy.nbytes for copy in facts.copies)
     kind = path.suffix[1:]
     audit = Audit(path, kind, parts=tuple(parts), spare=spare)
-    return _Subject(facts, _with_sizes(audit, facts.tensors), {"any", kind})
+    return _CheckSubject(facts, _with_sizes(audit, facts.tensors), {"any", kind})
 
 
-def _of_model(path: Path, folder: Folder, options: _Options) -> _Subject:
+def _of_model(path: Path, folder: Folder, options: _CheckOptions) -> _CheckSubject:
     """Gather the facts of a model's folder or its single file, the tensors of its ends, and the outcomes of loaders."""
     if not folder.tensors and not folder.faults and not folder.pickles:
         fix = "give a checkpoint folder, or one .safetensors, .gguf or .onnx file"
@@ -312,7 +312,7 @@ def _of_model(path: Path, folder: Folder, options: _Options) -> _Subject:
     kinds = {"any", kind, "folder"}
     if target is not None:
         kinds.add("draft")
-    return _Subject(facts, _with_sizes(audit, folder.tensors), kinds)
+    return _CheckSubject(facts, _with_sizes(audit, folder.tensors), kinds)
 
 
 def _parts(roles: Roles) -> Iterator[Part]:
@@ -343,7 +343,7 @@ def _with_sizes(audit: Audit, tensors: Mapping[str, Stored]) -> Audit:
     return replace(audit, tensors=len(tensors), nbytes=sum(tensor.nbytes for tensor in tensors.values()))
 
 
-class _Selection:
+class _RuleSelection:
     """The rules that a caller chose, by id."""
 
     def __init__(self, select: str | tuple[str, ...], ignore: Iterable[str]) -> None:
@@ -351,7 +351,7 @@ class _Selection:
         self.chosen = matching(select) if select else frozenset(self.catalogue)
         self.ignored = matching(ignore)
 
-    def run(self, subject: _Subject, options: _Options) -> Audit:
+    def run(self, subject: _CheckSubject, options: _CheckOptions) -> Audit:
         """Return the audit of a subject with the findings of every rule that fits it."""
         skipped = dict[str, str]()
         findings = list[Finding]()
@@ -372,7 +372,7 @@ class _Selection:
             as_class=options.as_class,
         )
 
-    def _reason_to_skip(self, rule: Rule, subject: _Subject, options: _Options) -> str | None:
+    def _reason_to_skip(self, rule: Rule, subject: _CheckSubject, options: _CheckOptions) -> str | None:
         """Return why a rule does not run; None if it runs."""
         if rule.id in self.ignored:
             return "ignored"

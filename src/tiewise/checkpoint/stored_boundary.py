@@ -88,7 +88,7 @@ class StoredBoundary:
     maps: tuple[Stored, ...]  # of both ends
 
 
-class _Maps:
+class _BoundaryMaps:
     """The stored maps of both ends."""
 
     def __init__(self, tensors: Mapping[str, Stored], table: Stored) -> None:
@@ -107,7 +107,7 @@ class _Maps:
         return names
 
 
-class _Axis(NamedTuple):
+class _MapAxis(NamedTuple):
     """An axis of a map that a table or another map multiplies."""
 
     map: Stored
@@ -123,7 +123,7 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
     table = facts.roles.input
     assert table is not None, "readable raises without an input table"
 
-    maps = _Maps(facts.folder.tensors, table)
+    maps = _BoundaryMaps(facts.folder.tensors, table)
     module = _head_module(facts, maps)
     head = facts.folder.tensors.get(f"{module}.weight") if spec.tables == 2 else table
     if head is None:
@@ -147,7 +147,7 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
 
 
 def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
-    """Return the spec in the config, and names of the maps that it needs, as in `_Maps.names`."""
+    """Return the spec in the config, and names of the maps that it needs, as in `_BoundaryMaps.names`."""
     written = facts.config.get(SPEC)
     if not facts.is_own or not isinstance(written, str):
         fix = "this is for checkpoints whose model_type is tiewise"
@@ -166,7 +166,7 @@ def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
     return spec, needed
 
 
-def _head_module(facts: Facts, maps: _Maps) -> str:
+def _head_module(facts: Facts, maps: _BoundaryMaps) -> str:
     """Return the head's module: of the output map, else of the stored head, else as the class names it."""
     if len(maps.head_modules) > 1:
         raise _wrong(facts, f"it has {len(maps.head_modules)} output maps")
@@ -179,24 +179,24 @@ def _head_module(facts: Facts, maps: _Maps) -> str:
     return module_of(name)[0]
 
 
-def _multiplied_axes(maps: _Maps, table: Stored, head: Stored) -> Iterator[_Axis]:
+def _multiplied_axes(maps: _BoundaryMaps, table: Stored, head: Stored) -> Iterator[_MapAxis]:
     """Yield each axis of a map that a table or another map multiplies."""
     if maps.into is not None:
-        yield _Axis(maps.into, 1, table.shape[1])
+        yield _MapAxis(maps.into, 1, table.shape[1])
     for part, axis in (("weight", 0), ("p", 0), ("factor", 0), ("factor", 1), ("q", 1)):
         if part in maps.out:
-            yield _Axis(maps.out[part], axis, head.shape[1])
+            yield _MapAxis(maps.out[part], axis, head.shape[1])
     if "q" in maps.out and len(maps.out["p"].shape) == 2:
-        yield _Axis(maps.out["q"], 0, maps.out["p"].shape[1])
+        yield _MapAxis(maps.out["q"], 0, maps.out["p"].shape[1])
 
 
-def _mapped_lookup(maps: _Maps, table: Stored) -> Dense:
+def _mapped_lookup(maps: _BoundaryMaps, table: Stored) -> Dense:
     """Return the input embedding without its scale: the table behind a linear map, if one is stored."""
     lookup = Dense(table, table.shape[1])
     return lookup if maps.into is None else _linear(lookup, read_float64(maps.into).T)
 
 
-def _mapped_head(maps: _Maps, table: Stored, spec: BoundarySpec) -> Dense:
+def _mapped_head(maps: _BoundaryMaps, table: Stored, spec: BoundarySpec) -> Dense:
     """Return the output head without its scale: the table behind a linear map or a low-rank correction."""
     head = Dense(table, table.shape[1])
     if "weight" in maps.out:
@@ -219,7 +219,8 @@ def _definite_ends(facts: Facts, stored_factor: Stored, lookup: Dense, head: Den
     factor = read_float64(stored_factor)  # C below its diagonal, and log C on it
     if not np.tril(factor).any():  # as training starts: C is the identity
         return lookup, head
-    c: Float64 = np.tril(factor, -1) + np.diag(np.exp(np.diagonal(factor)))
+    diagonal: Float64 = np.exp(np.diagonal(factor))
+    c = np.tril(factor, -1) + np.diag(diagonal)
     try:
         inverse: Float64 = np.linalg.inv(c)
     except np.linalg.LinAlgError:

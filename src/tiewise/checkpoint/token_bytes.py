@@ -41,7 +41,7 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
     record = json_object(folder.path, "tokenizer.json")
     _require_plain_pieces(folder, record)
     is_byte_level = any(step.get("type") == "ByteLevel" for step in _steps(record))
-    spelling = _Spelling(is_byte_level)
+    spelling = _PieceSpelling(is_byte_level)
 
     pieces = dict(sorted(tokenizer.texts.items()))
     if max(pieces, default=0) >= MOST_TOKENS:
@@ -93,7 +93,7 @@ def _steps(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 yield from (inner for inner in sequence if isinstance(inner, Mapping))
 
 
-class _Spelling:
+class _PieceSpelling:
     """How a vocabulary spells bytes: a letter for each byte, or SentencePiece."""
 
     def __init__(self, is_byte_level: bool) -> None:
