@@ -12,12 +12,12 @@ The last form threads the table from the lookup to the head, so that a tied tabl
 `tiewise.boundary.ops.path_gradient`); the single verbs are as exact and use one more. Tied means that `table_out` is
 `table_in`: one Parameter, once in `parameters()` and in the optimizer, under both names in the state dict.
 
-The side note that catches everyone: a table is [V, E] at both ends, one row per token. The head multiplies by its
-transpose; nothing is ever stored transposed.
+A table is [V, E] at both ends, one row per token. The head multiplies by its transpose; nothing is ever stored
+transposed.
 
-Between a table and the body may stand maps, in_map [.., E] -> [.., D] behind the lookup and out_map [.., D] -> [.., E]
+Maps may connect a table and the body: in_map [.., E] -> [.., D] behind the lookup and out_map [.., D] -> [.., E]
 before the head; None is the identity and costs nothing. All are linear, so that a boundary can be exported as two dense
-tables, but for the one thing that no table can hold: `out_bias`.
+tables, except for `out_bias`, which no table can hold.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def draw(table: Tensor, std: float, pad: int | None = None) -> None:
 
 
 def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module | None]:
-    """(in_map, out_map) of `spec` in a model of width `d`, initialised; None where the spec has the identity."""
+    """Return the initialised (in_map, out_map) of `spec` in a model of width `d`; None where it has the identity."""
     if spec.kind == "residual":
         assert spec.rank is not None
         return None, LowRankCorrection(d, spec.rank, spec.strength)
@@ -63,15 +63,16 @@ def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module |
         return Inverse(definite), definite
     has_in, has_out = spec.maps(d)
     in_width, out_width = spec.table_widths(d)
-    into = LinearMap(in_width, d, bias=False) if has_in else None
-    return into, LinearMap(d, out_width, bias=spec.out_bias) if has_out else None
+    in_map = LinearMap(in_width, d, bias=False) if has_in else None
+    out_map = LinearMap(d, out_width, bias=spec.out_bias) if has_out else None
+    return in_map, out_map
 
 
 class LinearMap(nn.Linear):
     """`x @ weightᵀ`, weight [to, from] from N(0, 1/from), which keeps x's mean square; a bias [to] starts at zero."""
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew."""
+        """Draw the weight, and set the bias to zero."""
         nn.init.normal_(self.weight, std=self.in_features**-0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -92,12 +93,12 @@ class LowRankCorrection(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """P to zero, Q to N(0, 1/D)."""
+        """Set P to zero and draw Q from N(0, 1/D)."""
         nn.init.zeros_(self.p)
         nn.init.normal_(self.q, std=self.q.shape[1] ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., D] -> [.., D]."""
+        """Return x + s · (x Qᵀ) Pᵀ, [.., D] like `x`."""
         return x + self.strength * F.linear(F.linear(x, self.q), self.p)
 
 
@@ -114,21 +115,21 @@ class PositiveDefinite(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """S to the identity."""
+        """Set S to the identity."""
         nn.init.zeros_(self.factor)
 
     def cholesky(self) -> Tensor:
-        """C [D, D]."""
+        """Return C [D, D]."""
         return self.factor.tril(-1) + torch.diag_embed(self.factor.diagonal().exp())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., D] -> [.., D]."""
+        """Return x S, [.., D] like `x`."""
         c = self.cholesky()
         return F.linear(F.linear(x, c.T), c)
 
 
 class Inverse(nn.Module):
-    """`x S⁻¹` of a `PositiveDefinite`, by two triangular solves: S⁻¹ is never formed, and no parameter is its own."""
+    """`x S⁻¹` of a `PositiveDefinite` by two triangular solves, without forming S⁻¹; it adds no parameter."""
 
     def __init__(self, of: PositiveDefinite) -> None:
         super().__init__()
@@ -136,39 +137,41 @@ class Inverse(nn.Module):
         object.__setattr__(self, "of", of)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., D] -> [.., D]; solved in fp32 at least, since triangular solves know no half precision."""
+        """Return x S⁻¹, [.., D] like `x`; solved in fp32 at least, since triangular solves lack half precision."""
         of: PositiveDefinite = self.of  # type: ignore[assignment]
         wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             c = of.cholesky().to(wide)
             columns = x.reshape(-1, x.shape[-1]).T.to(wide)
             half = torch.linalg.solve_triangular(c, columns, upper=False)
-            solved = torch.linalg.solve_triangular(c.T, half, upper=True)
+            solved: Tensor = torch.linalg.solve_triangular(c.T, half, upper=True)
         # a copy: CTRL scales its rows in place, and the solve's result is kept for its gradient
         return solved.T.clone().reshape(x.shape).to(x.dtype)
 
 
 def penalty_of(spec: BoundarySpec, out_map: nn.Module) -> Tensor | None:
-    """λ‖P‖₂ + c/2 ‖P‖²_F of a projection P before the head, to be added to the loss; None where the spec has neither.
+    """Return λ‖P‖₂ + c/2 ‖P‖²_F of a projection P, to be added to the loss; None where the spec has neither.
 
     Press & Wolf 2017, §3, prints the first with λ = 0.15. Their code adds ½‖P‖²_F / 130 to a loss summed over 20 steps.
     """
     if not (spec.penalty or spec.decay):
         return None
-    norm = torch.linalg.vector_norm(out_map.weight)
+    norm: Tensor = torch.linalg.vector_norm(out_map.weight)
     printed = spec.penalty * norm if spec.penalty else 0.0  # its gradient is none at P = 0
     return printed + spec.decay / 2 * norm.square()
 
 
 @torch.no_grad()
 def dense_output(table: Tensor, out_map: nn.Module | None, d: int) -> Tensor:
-    """Table [V, D] that acts at the output as `out_map` before `table` [V, E] does, but for a bias."""
+    """Return the table [V, D] that acts as `out_map` before `table` [V, E] does, but for a bias."""
     if out_map is None:
         return table
     # row i of out_map(I) is the image of the i-th unit vector, so out_map(h) = h @ out_map(I)
-    images = out_map(torch.eye(d, dtype=table.dtype, device=table.device))
+    images: Tensor = out_map(torch.eye(d, dtype=table.dtype, device=table.device))
     bias = getattr(out_map, "bias", None)
-    return table @ (images if bias is None else images - bias).T
+    if bias is not None:
+        images = images - bias
+    return table @ images.T
 
 
 # tables
@@ -196,28 +199,44 @@ class Boundary(nn.Module):
         super().__init__()
         self.spec = BoundarySpec.parse(spec)
         self.vocab = vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab)
-        if not hasattr(width, "__index__") or width < 1:
-            raise SpecError(f"a width of {width!r}", "give D, a whole number")
         self.width = width
-        self.spec.require(BOUNDARY)
-        rows = self.vocab.rows(self.tied)
-        if self.spec.pad is not None and self.spec.pad >= rows:
-            raise SpecError(f"pad={self.spec.pad} is outside the table of {rows} rows", "lower it")
-        in_width, out_width = self.spec.table_widths(width)
-        self.table_in = nn.Parameter(torch.empty(rows, in_width), requires_grad=not self.spec.freeze)
-        self.table_out = self.table_in if self.tied else nn.Parameter(torch.empty(self.vocab.outputs, out_width))
+        self._check_sizes()
+        self._make_tables()
         self.in_map, self.out_map = make_maps(self.spec, width)
         self.bias = nn.Parameter(torch.empty(self.vocab.outputs)) if self.spec.bias else None
         self.input_scale, self.output_scale = self.spec.scales(width)
-        rows_out = self.vocab.output_index() if self.tied else None
         self.output_index: Tensor | None
-        self.register_buffer("output_index", None if rows_out is None else torch.tensor(rows_out), persistent=False)
+        self.register_buffer("output_index", self._make_output_index(), persistent=False)
         self.record: PathRecord | None = None
         self.reset_parameters()
 
+    def _check_sizes(self) -> None:
+        """Refuse a width that is no whole number, and a spec that these sizes cannot have."""
+        if not hasattr(self.width, "__index__") or self.width < 1:
+            raise SpecError(f"a width of {self.width!r}", "give D, a whole number")
+        self.spec.require(BOUNDARY)
+        pad, rows = self.spec.pad, self.vocab.rows(self.tied)
+        if pad is not None and pad >= rows:
+            raise SpecError(f"pad={pad} is outside the table of {rows} rows", "lower it")
+
+    def _make_tables(self) -> None:
+        """Allocate the tables: one Parameter under both names where tied."""
+        in_width, out_width = self.spec.table_widths(self.width)
+        rows = self.vocab.rows(self.tied)
+        self.table_in = nn.Parameter(torch.empty(rows, in_width), requires_grad=not self.spec.freeze)
+        if self.tied:
+            self.table_out = self.table_in
+        else:
+            self.table_out = nn.Parameter(torch.empty(self.vocab.outputs, out_width))
+
+    def _make_output_index(self) -> Tensor | None:
+        """Return the rows of a tied table that are outputs, in their order; None where these are the first ones."""
+        rows = self.vocab.output_index() if self.tied else None
+        return None if rows is None else torch.tensor(rows)
+
     @property
     def tied(self) -> bool:
-        """Whether both ends use one table."""
+        """True if both ends use one table."""
         return self.spec.tables == 1
 
     def reset_parameters(self) -> None:
@@ -251,9 +270,11 @@ class Boundary(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states [.., D] to logits [.., V_out], all of them."""
-        hidden = hidden if self.out_map is None else self.out_map(hidden)
+        if self.out_map is not None:
+            hidden = self.out_map(hidden)
         z = F.linear(hidden, self._output_rows(self._head_table())) * self.output_scale
-        z = z if self.bias is None else z + self.bias
+        if self.bias is not None:
+            z = z + self.bias
         cap = self.spec.softcap
         return z if cap is None else cap * torch.tanh(z / cap)
 
@@ -273,7 +294,7 @@ class Boundary(nn.Module):
         `into` is that of `linear_cross_entropy`, for `table_out`; where tied both paths are added to it.
 
         Raises:
-            SpecError: `into` beside a padding row, to which it would give the gradient that the row must not have.
+            SpecError: `into` with a padding row, to which it would give the gradient that the row must not have.
         """
         if into is not None and self.spec.pad is not None:
             raise SpecError(f"into with pad={self.spec.pad}", "leave into out, and autograd has the gradient")
@@ -282,15 +303,15 @@ class Boundary(nn.Module):
 
     def penalty(self) -> Tensor:
         """Penalty of a `projected` spec, to be added to the loss (`penalty_of`); 0 elsewhere."""
-        found = None if self.out_map is None else penalty_of(self.spec, self.out_map)
-        return self.table_out.new_zeros(()) if found is None else found
+        penalty = None if self.out_map is None else penalty_of(self.spec, self.out_map)
+        return self.table_out.new_zeros(()) if penalty is None else penalty
 
     @torch.no_grad()
     def dense(self) -> tuple[Tensor, Tensor]:
         """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
 
         Raises:
-            SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
+            SpecError: a soft-cap behind the product, or a bias before it, which no table can hold.
         """
         self.spec.require_tables_alone()
         table_in = self.table_in[: self.vocab.inputs]
@@ -299,33 +320,43 @@ class Boundary(nn.Module):
         return table_in * self.input_scale, table_out * self.output_scale
 
     def extra_repr(self) -> str:
-        """Spec, sizes and whether one table serves both ends."""
+        """Return spec, sizes and number of tables."""
         return f"{self.spec}, vocab={self.vocab}, width={self.width}, tables={self.spec.tables}"
 
     def _embed(self, ids: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Rows for the body, and the table to use from here on."""
+        """Return rows for the body, and the table to use from here on."""
+        self._check_ids(ids)
+        options = LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record, into=into)
+        rows, after = tied_lookup(self.table_in, ids, options)
+        if self.in_map is not None:
+            rows = self.in_map(rows)
+        if self.input_scale != 1.0:
+            rows = rows * self.input_scale
+        return rows, after
+
+    def _check_ids(self, ids: Tensor) -> None:
+        """Refuse ids that are no integers or, on a CPU, outside the vocabulary."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
         # elsewhere than on a CPU the lookup itself asserts, without a synchronisation
-        if not torch.compiler.is_compiling() and ids.device.type == "cpu" and ids.numel():
-            low, high = (int(v) for v in ids.aminmax())
-            if low < 0 or high >= self.vocab.inputs:
-                wrong = low if low < 0 else high
-                raise IndexError(f"token {wrong} is outside the input vocabulary of {self.vocab.inputs}")
-        options = LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record, into=into)
-        rows, after = tied_lookup(self.table_in, ids, options)
-        rows = rows if self.in_map is None else self.in_map(rows)
-        return (rows if self.input_scale == 1.0 else rows * self.input_scale), after
+        if torch.compiler.is_compiling() or ids.device.type != "cpu" or not ids.numel():
+            return
+        lowest, highest = (int(v) for v in ids.aminmax())
+        if lowest < 0 or highest >= self.vocab.inputs:
+            wrong = lowest if lowest < 0 else highest
+            raise IndexError(f"token {wrong} is outside the input vocabulary of {self.vocab.inputs}")
 
     def _head_table(self) -> Tensor:
         """Return the output table, guarded where its padding row must get no gradient."""
         return without_row(self.table_out, self.spec.pad)
 
     def _output_rows(self, table: Tensor) -> Tensor:
-        """[V_out, E]: the output tokens' rows, in their order; a view where no index map reorders them."""
+        """Return the output tokens' rows [V_out, E] in their order; a view where no index map reorders them."""
         return table[: self.vocab.outputs] if self.output_index is None else table[self.output_index]
 
     def _loss(self, hidden: Tensor, table: Tensor, targets: Tensor, options: dict[str, Any]) -> Tensor:
+        """Return the fused loss against the output rows of `table`, with `options` of `linear_cross_entropy`."""
         chosen = LossOptions(scale=self.output_scale, softcap=self.spec.softcap)
-        hidden = hidden if self.out_map is None else self.out_map(hidden)
+        if self.out_map is not None:
+            hidden = self.out_map(hidden)
         return linear_cross_entropy(hidden, self._output_rows(table), targets, self.bias, chosen, **options)

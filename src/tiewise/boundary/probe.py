@@ -1,16 +1,17 @@
-"""Does a live model hold at its two ends what its folder does? Asked after loading, before it is trusted.
+"""Compare a live model's two ends with its folder, after loading and before it is trusted.
 
     tiewise.probe(model, "path")
     Wrong: the lookup is the file's, the head all zero; two tables here, and the config ties them.
 
 A launcher that forces a flag, a class that looks for other names, an engine that fills a head from the table: all load
-without a word, and the text that comes out is noise.
+without a message, and the generated text is noise.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,30 +27,32 @@ from tiewise.core.errors import InstallError, UnsupportedError
 SAME, ZERO, DRAWN = "the file's", "all zero", "unrelated to the file's, as if drawn at random"
 FROM_TABLE = "the file's input table, not the head that is stored"
 _ALIKE = 0.1  # the cosine of two tables below which they have nothing in common
+_PROBE_LOADED = "probe a model that is loaded, before it is quantised"
 
 
 @dataclass(frozen=True, repr=False)
 class Probe:
-    """What a live model holds at its two ends; its `repr` is one sentence."""
+    """State of a live model's two ends; its `repr` is one sentence."""
 
     sound: bool  # both ends compute what the file says
-    lookup: str  # what its table is: "the file's", "all zero", …
+    lookup: str  # state of its table: "the file's", "all zero", …
     head: str
     tied: bool  # both ends are one memory
-    claimed: bool | None  # what the config says of that; None where it does not say
+    claimed: bool | None  # whether the config ties them; None where it does not say
 
     def __repr__(self) -> str:
-        said = {True: "ties them", False: "does not tie them", None: "does not say"}[self.claimed]
-        here = f"{'one table' if self.tied else 'two tables'} here, and the config {said}"
-        return f"{'Sound' if self.sound else 'Wrong'}: the lookup is {self.lookup}, the head {self.head}; {here}."
+        verdict = "Sound" if self.sound else "Wrong"
+        tables = "one table" if self.tied else "two tables"
+        claim = {True: "ties them", False: "does not tie them", None: "does not say"}[self.claimed]
+        return f"{verdict}: the lookup is {self.lookup}, the head {self.head}; {tables} here, and the config {claim}."
 
 
 def probe(model: nn.Module, folder: str | os.PathLike[str]) -> Probe:
-    """Hold a live model's lookup and head against the folder that it was loaded from. Nothing is changed.
+    """Compare a live model's lookup and head with the folder that it was loaded from; nothing is changed.
 
     Args:
-        model: loaded, of transformers or of an engine; ends that it does not name itself are found by their names in
-            the folder. Rows that padding adds behind the file's are not looked at.
+        model: loaded, of transformers or of an engine; ends that it does not name itself have the names of the
+            folder. Rows that padding adds behind the file's are not compared.
         folder: a Hugging Face folder with plain tables.
 
     Raises:
@@ -64,48 +67,90 @@ def probe(model: nn.Module, folder: str | os.PathLike[str]) -> Probe:
     tables, head = facts.roles.inputs, facts.roles.output
     lookups = [_weight(model, "get_input_embeddings", table.name) for table in tables]
     output = _weight(model, "get_output_embeddings", require_head(facts, "probe"))
-    found = next((said for pair in zip(lookups, tables, strict=True) if (said := _held(*pair)) != SAME), SAME)
-    own = _held(output, head or tables[0])
-    sound = found == SAME == own
-    if own != SAME and head is not None and _held(output, tables[0]) == SAME:
-        own, sound = FROM_TABLE, found == SAME and facts.tied is True  # of two that differ, a tie keeps the table
+    lookup_state = _state_of_lookups(lookups, tables)
+    head_state = _state_of(output, head or tables[0])
+    sound = lookup_state == SAME == head_state
+    if head_state != SAME and head is not None and _state_of(output, tables[0]) == SAME:
+        head_state = FROM_TABLE
+        sound = lookup_state == SAME and facts.tied is True  # of two that differ, a tie keeps the table
     tied = output.data_ptr() in {lookup.data_ptr() for lookup in lookups}
-    return Probe(sound, found, own, tied, facts.tied)
+    return Probe(sound, lookup_state, head_state, tied, facts.tied)
 
 
 def _weight(model: nn.Module, method: str, name: str) -> Tensor:
-    """The weight [V, E] that has this name, or is of the end that the model says, or of a module called so at last."""
+    """Return the weight [V, E] with this name, of the end that the model names, or of a module with its last name."""
     weight = dict(model.named_parameters(remove_duplicate=False)).get(name)
     if weight is None:
-        last = name.removesuffix(".weight").rpartition(".")[2]
-        called = (part for path, part in model.named_modules() if path.rpartition(".")[2] == last)
-        weight = getattr(ask(model, method) or next(called, None), "weight", None)
+        module = ask(model, method) or _module_named(model, name.removesuffix(".weight").rpartition(".")[2])
+        weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor):
         raise InstallError(f"{type(model).__name__} has no table {name}", "probe the whole model, with both ends")
     if hasattr(weight, "full_tensor"):
         raise UnsupportedError(f"{name} is sharded", "probe before sharding")
-    if weight.is_meta or not weight.is_floating_point() or weight.dim() != 2:
-        what = f"{name} holds {'no values yet' if weight.is_meta else f'packed numbers ({weight.dtype})'}"
-        raise UnsupportedError(what, "probe a model that is loaded, before it is quantised")
+    if weight.is_meta:
+        raise UnsupportedError(f"{name} holds no values yet", _PROBE_LOADED)
+    if not weight.is_floating_point() or weight.dim() != 2:
+        raise UnsupportedError(f"{name} holds packed numbers ({weight.dtype})", _PROBE_LOADED)
     return weight.detach()
 
 
-def _held(live: Tensor, stored: Stored) -> str:
-    """What a live table is, in words that follow "the lookup is"."""
+def _module_named(model: nn.Module, last: str) -> nn.Module | None:
+    """Return the first module whose name ends in this part, or None."""
+    for path, _ in model.named_modules():
+        if path.rpartition(".")[2] == last:
+            return model.get_submodule(path)
+    return None
+
+
+def _state_of_lookups(lookups: Sequence[Tensor], tables: Sequence[Stored]) -> str:
+    """Return the state of the first lookup that is not the file's."""
+    for lookup, table in zip(lookups, tables, strict=True):
+        state = _state_of(lookup, table)
+        if state != SAME:
+            return state
+    return SAME
+
+
+def _state_of(live: Tensor, stored: Stored) -> str:
+    """Describe a live table next to the stored one, in words that follow "the lookup is"."""
     if live.shape[1] != stored.shape[1] or len(live) < stored.rows:
         return f"of another shape, {list(live.shape)} where the file has {list(stored.shape)}"
-    differing, own, both, its = 0, 0.0, 0.0, 0.0
+    sums = _compare(live, stored)
+    if not sums.differing_rows:
+        return SAME
+    if not sums.live_square:
+        return ZERO
+    if not math.isfinite(sums.live_square):
+        return "not all numbers"
+    if abs(sums.cosine()) < _ALIKE:
+        return DRAWN
+    return f"other than the file's in {sums.differing_rows:,} of {stored.rows:,} rows"
+
+
+@dataclass
+class _TableSums:
+    """Sums over the elements of a live table a and a stored table b."""
+
+    differing_rows: int = 0
+    live_square: float = 0.0  # Σ a²
+    product: float = 0.0  # Σ a b
+    stored_square: float = 0.0  # Σ b²
+
+    def cosine(self) -> float:
+        """Return Σ a b / √(Σ a² Σ b²); 0 where the stored table is."""
+        if not self.stored_square:
+            return 0.0
+        return self.product / math.sqrt(self.live_square * self.stored_square)
+
+
+def _compare(live: Tensor, stored: Stored) -> _TableSums:
+    sums = _TableSums()
     with Reader(stored) as reader:
         for start, stop in reader.spans():
-            rows, wanted = live[start:stop].cpu(), torch.from_numpy(widened(reader.rows(start, stop)))
-            differing += int((rows != wanted.to(rows.dtype)).any(1).sum())
-            a, b = rows.double(), wanted.double()
-            own, both, its = own + float((a * a).sum()), both + float((a * b).sum()), its + float((b * b).sum())
-    if not differing:
-        return SAME
-    if not own:
-        return ZERO
-    if not math.isfinite(own):
-        return "not all numbers"
-    alike = both / math.sqrt(own * its) if its else 0.0
-    return DRAWN if abs(alike) < _ALIKE else f"other than the file's in {differing:,} of {stored.rows:,} rows"
+            rows, expected = live[start:stop].cpu(), torch.from_numpy(widened(reader.rows(start, stop)))
+            sums.differing_rows += int((rows != expected.to(rows.dtype)).any(1).sum())
+            a, b = rows.double(), expected.double()
+            sums.live_square += float((a * a).sum())
+            sums.product += float((a * b).sum())
+            sums.stored_square += float((b * b).sum())
+    return sums

@@ -1,0 +1,184 @@
+"""Word vectors in binary files. word2vec's, whose original tool ends every vector with a line feed, others do not:
+
+    the line `count width`    count × (word, a space, width × float32)
+
+fastText's `.bin`, a saved model, of which the dictionary and the input matrix are read:
+
+    int32 magic, version    12 × int32 and a double, the arguments
+    int32 entries, words, labels    int64 tokens, pruned
+    entries × (bytes, NUL, int64 count, int8 type)    int8 quantised    int64 m, n    m × n float32
+
+There a word's vector is the mean of its own row and of the rows of its character n-grams (Bojanowski et al. 2017,
+arXiv:1607.04606, §3.2): those of `<word>` with minn to maxn characters, at row words + hash mod bucket. The hash is
+FNV-1a of 32 bits over UTF-8, with the sign of every byte extended. `</s>` has its own row alone. All numbers are
+little-endian.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from tiewise.boundary.vector_text import VectorHeader
+from tiewise.boundary.word_rows import TAKE_AGAIN, WIDEST, WordRows
+from tiewise.core.errors import DataError
+
+FASTTEXT_MAGIC = struct.pack("<i", 793_712_314)
+_AS_TEXT = "save its vectors as text (.vec) and give that file"
+_LONGEST_WORD = 10_000  # bytes; in published files the longest has a few hundred
+
+
+class Cursor:
+    """A binary file, mapped, that is read forward: up to a mark, or a number of bytes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.at = 0
+
+    def word(self, mark: bytes) -> bytes:
+        """Return the bytes before the next `mark`, one byte, and step over it."""
+        end = self.bytes.find(mark, self.at, self.at + _LONGEST_WORD + 1)
+        if end < 0:
+            if len(self.bytes) - self.at > _LONGEST_WORD:
+                what = f"a word of more than {_LONGEST_WORD:,} bytes at byte {self.at:,}"
+                raise DataError(f"{what}, so the file is not what its beginning says", TAKE_AGAIN)
+            end = len(self.bytes)  # `take` refuses it as cut short
+        return self.take(end + 1 - self.at)[:-1]
+
+    def take(self, count: int) -> bytes:
+        """Return the next `count` bytes."""
+        if self.at + count > len(self.bytes):
+            raise DataError(f"cut short, it ends at byte {len(self.bytes):,} within an entry", TAKE_AGAIN)
+        self.at += count
+        return self.bytes[self.at - count : self.at]
+
+    def unpack(self, form: str) -> tuple[Any, ...]:
+        """Return the next numbers, little-endian, as `struct` writes their types."""
+        return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))
+
+
+# word2vec
+
+
+def read_word2vec(file: Cursor, tokens: Sequence[str | None], header: VectorHeader) -> WordRows:
+    """Read the vectors of `tokens` from a binary word2vec file."""
+    count, width, size = header.words, header.width, len(file.bytes)
+    if not 0 < width <= WIDEST:
+        raise DataError(f"its first line says {width:,} numbers per word", f"use vectors of 1 to {WIDEST:,} columns")
+    least = header.length + count * (4 * width + 1)
+    if size < least:
+        promised = f"{count:,} words of {width:,} numbers, at least {least:,} bytes; it has {size:,}"
+        raise DataError(f"cut short, or no word2vec file: its first line promises {promised}", TAKE_AGAIN)
+    file.at = header.length
+    rows = WordRows(tokens, width)
+    for place in range(1, count + 1):
+        word = file.word(b" ").removeprefix(b"\n")
+        vector = file.take(4 * width)
+        if word in rows.index:
+            rows.put(word, np.frombuffer(vector, "<f4"), place)
+    if file.bytes[file.at : file.at + 2] not in (b"", b"\n"):
+        what = f"behind the {count:,} words of {width:,} numbers that its first line promises it goes on"
+        raise DataError(f"{what} (byte {file.at:,} of {size:,})", TAKE_AGAIN)
+    return rows
+
+
+# fastText
+
+
+class _Model(NamedTuple):
+    """Sizes of a fastText model: columns, rows of n-grams, characters in an n-gram, entries of its dictionary."""
+
+    width: int
+    bucket: int
+    shortest: int
+    longest: int
+    entries: int
+    words: int
+    pruned: int
+
+
+def read_fasttext(file: Cursor, tokens: Sequence[str | None]) -> WordRows:
+    """Read the vectors of `tokens` from a fastText model: means over a word's row and those of its n-grams."""
+    model = _read_sizes(file)
+    rows = WordRows(tokens, model.width)
+    entries = _find_entries(file, model, rows)
+    if model.pruned != -1:
+        raise DataError("a pruned fastText model", _AS_TEXT)
+    matrix = _map_matrix(file, model)
+    for word, entry in entries.items():
+        ngrams = [model.words + ngram for ngram in _ngrams(word, model.shortest, model.longest, model.bucket)]
+        with np.errstate(invalid="ignore"):  # `put` notes values that are no finite numbers
+            vector = matrix[[entry, *ngrams]].mean(0, dtype=np.float64)
+        rows.put(word, vector, entry + 1)
+    return rows
+
+
+def _require(holds: bool, contradiction: str) -> None:
+    if not holds:
+        raise DataError(f"a fastText model that contradicts itself: {contradiction}", TAKE_AGAIN)
+
+
+def _read_sizes(file: Cursor) -> _Model:
+    _, version = file.unpack("2i")
+    if version != 12:
+        raise DataError(f"a fastText model of version {version}, not 12", _AS_TEXT)
+    width, *_, bucket, shortest, longest, _, _ = file.unpack("12id")
+    entries, words, labels, _, pruned = file.unpack("3i2q")
+    has_width = 0 < width <= WIDEST
+    has_entries = min(words, labels) >= 0 and words + labels == entries
+    _require(has_width and has_entries, "sizes that no model has")
+    _require(bucket >= (longest > 0), "n-grams without rows")
+    return _Model(width, bucket, shortest, longest, entries, words, pruned)
+
+
+def _find_entries(file: Cursor, model: _Model, rows: WordRows) -> dict[bytes, int]:
+    """Read the dictionary and return the entries of the table's words, which are rows of the matrix."""
+    entry_of: dict[bytes, int] = {}
+    for entry in range(model.entries):
+        word = file.word(b"\0")
+        _, kind = file.unpack("qb")
+        is_label = kind != 0
+        if word in rows.index and not is_label:
+            entry_of.setdefault(word, entry)
+    _require(max(entry_of.values(), default=-1) < model.words, "labels among its words")
+    return entry_of
+
+
+def _map_matrix(file: Cursor, model: _Model) -> np.ndarray:
+    """Return the input matrix [words + bucket, width], mapped from the file."""
+    quantised, height, columns = file.unpack("?2q")
+    if quantised:
+        raise DataError("a quantised fastText model", _AS_TEXT)
+    _require((height, columns) == (model.words + model.bucket, model.width), f"a matrix of {height:,} x {columns:,}")
+    least, size = file.at + 4 * height * columns, len(file.bytes)
+    if size < least:
+        what = f"cut short, its matrix of {height:,} x {columns:,} needs {least:,} bytes"
+        raise DataError(f"{what} and it has {size:,}", TAKE_AGAIN)
+    return np.ndarray((height, columns), "<f4", file.bytes, file.at)
+
+
+# FNV-1a of 32 bits, whose bytes fastText reads as signed
+_OFFSET, _PRIME, _32_BITS = 2_166_136_261, 16_777_619, 0xFFFFFFFF
+_SIGN_EXTENDED = [*range(0x80), *(byte | 0xFFFFFF00 for byte in range(0x80, 0x100))]
+_CHARACTER = re.compile(rb"[^\x80-\xbf][\x80-\xbf]*")  # in UTF-8
+
+
+def _ngrams(word: bytes, shortest: int, longest: int, bucket: int) -> Iterator[int]:
+    """Yield rows of a word's n-grams, behind those of the words; an n-gram that occurs twice counts twice."""
+    if word == b"</s>":
+        return
+    characters = _CHARACTER.findall(b"<" + word + b">")
+    last = len(characters) - 1
+    for start in range(len(characters)):
+        value = _OFFSET
+        for end in range(start, min(start + longest, len(characters))):
+            for byte in characters[end]:
+                value = (value ^ _SIGN_EXTENDED[byte]) * _PRIME & _32_BITS
+            is_bracket = start == end and start in (0, last)  # < or > alone
+            if end - start + 1 >= shortest and not is_bracket:
+                yield value % bucket

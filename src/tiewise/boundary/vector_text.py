@@ -1,0 +1,115 @@
+"""Word vectors in text files: GloVe's, and word2vec's and fastText's, which put `count width` before them.
+
+a line per word, the word, then its numbers; the word may hold spaces, or be one, and so the numbers are counted
+from the right: as many as most lines have
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from tiewise.boundary.word_rows import WIDEST, WordRows
+from tiewise.core.errors import DataError
+
+_HEADER = re.compile(rb"[ \t]*(\d{1,12})[ \t]+(\d{1,12})[ \t]*\r?\n")
+_SAMPLE = 20  # lines that distinguish a text of vectors from anything else
+_NUMERIC = b"0123456789.-+eE "
+_LONGEST_LINE = 1 << 20
+
+
+class VectorHeader(NamedTuple):
+    """First line of a word2vec or fastText file: numbers of words and of columns, and its length in bytes."""
+
+    words: int
+    width: int
+    length: int
+
+
+def find_header(head: bytes) -> VectorHeader | None:
+    """Return the header that a file begins with, or None."""
+    match = _HEADER.match(head)
+    return None if match is None else VectorHeader(int(match[1]), int(match[2]), match.end())
+
+
+def find_text_width(head: bytes, header: VectorHeader | None) -> int:
+    """Return how many numbers at least half of the first lines have behind a word; 0 for a file that is no text."""
+    sample = head if header is None else head[header.length :]
+    lines = [line for line in sample.split(b"\n", _SAMPLE)[:_SAMPLE] if line.strip()]
+    widths = Counter(_trailing_numbers(line.split()[1:]) for line in lines)
+    del widths[0]
+    if not widths:
+        return 0
+    ((width, count),) = widths.most_common(1)
+    return width if 2 * count >= len(lines) else 0
+
+
+def read_text(file: BinaryIO, tokens: Sequence[str | None], header: VectorHeader | None, width: int) -> WordRows:
+    """Read the vectors of `tokens`; lines of other words are only checked for digits, not converted."""
+    if header is not None and header.width != width:
+        what = f"its first line says {header.width:,} numbers per word, and its lines have {width:,}"
+        raise DataError(what, "correct the first line, or take the file from its source again")
+    if width > WIDEST:
+        raise DataError(f"{width:,} numbers per word", f"use vectors of {WIDEST:,} columns at most")
+    file.seek(0 if header is None else header.length)
+    first = number = 0 if header is None else 1
+    rows = WordRows(tokens, width)
+    while line := file.readline(_LONGEST_LINE):
+        number += 1
+        if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+            raise DataError(f"line {number:,} has more than {_LONGEST_LINE:,} bytes", "check the file")
+        word, _, rest = line.rstrip().partition(b" ")
+        is_vector = rest and rest.count(b" ") == width - 1 and not rest.translate(None, _NUMERIC)
+        if is_vector and word not in rows.index:
+            continue
+        _put_line(rows, line, width, number)
+    if header is not None and number - first != header.words:
+        rows.suspicion = f"its first line says {header.words:,} words, and {number - first:,} lines follow"
+    return rows
+
+
+def _put_line(rows: WordRows, line: bytes, width: int, number: int) -> None:
+    """Put the vector of a line into the row of its word, or note that the line is broken."""
+    word, fields = _word_and_fields(line, width)
+    vector = _numbers(fields)
+    if not word or vector is None:
+        rows.broken.append(number)
+        return
+    if word not in rows.index:
+        word = word.strip()  # an indented line
+    if word in rows.index:
+        rows.put(word, np.array(vector), number)
+    elif _numbers(word.split()[1:]) is not None:  # a word of one part, and more numbers than the others have
+        rows.broken.append(number)
+
+
+def _word_and_fields(line: bytes, width: int) -> tuple[bytes, list[bytes]]:
+    """Split a line into its word and its last `width` fields; the word is empty where the line has none."""
+    fields = line.rstrip().rsplit(None, width)
+    if len(fields) > width:
+        return fields[0], fields[1:]
+    if len(fields) < width:
+        return b"", fields
+    indent = line[: len(line) - len(line.lstrip())]
+    return indent[:-1], fields  # a word of white space
+
+
+def _trailing_numbers(fields: Sequence[bytes]) -> int:
+    """Count the finite numbers at the end of a line's fields."""
+    numbers = itertools.takewhile(lambda field: _numbers([field]) is not None, reversed(fields))
+    return sum(1 for _ in numbers)
+
+
+def _numbers(fields: Sequence[bytes]) -> list[float] | None:
+    """Return finite numbers, at least one; None where a field is no such number."""
+    try:
+        values = [float(field) for field in fields]
+    except ValueError:
+        return None
+    return values if values and all(map(math.isfinite, values)) else None
