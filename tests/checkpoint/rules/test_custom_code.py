@@ -7,7 +7,8 @@ from rule_runs import run
 from tiny_checkpoints import llama
 
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rules.custom_code import MOST_BYTES, auto_map, read_code
+from tiewise.checkpoint.rules.code_classes import MOST_BYTES, read_code
+from tiewise.checkpoint.rules.custom_code import auto_map
 
 HEAD = """import torch
 from transformers import PreTrainedConfig, PreTrainedModel

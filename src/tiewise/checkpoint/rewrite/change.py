@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.rules.custom_code import normalised_heads
+from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored, widened
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, progress

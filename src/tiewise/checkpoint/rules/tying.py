@@ -8,7 +8,7 @@ from tiewise.checkpoint.claims import FLAG, Claim, architecture
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair, quantisation
 from tiewise.checkpoint.loader_columns import ERROR, LOST, LoaderOutcome
 from tiewise.checkpoint.loaders import predict
-from tiewise.checkpoint.rules.custom_code import normalised_heads
+from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
     Said,

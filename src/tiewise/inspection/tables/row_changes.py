@@ -20,7 +20,7 @@ import numpy as np
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rules.custom_code import normalised_heads
+from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, progress, refuse_live_model
