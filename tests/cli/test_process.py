@@ -42,7 +42,7 @@ def test_importing_loads_nothing_heavy():
         ("--version", 0, f"tiewise {tiewise.__version__}\n", set()),
         ("sparkle", 2, "'sparkle'", set()),
         ("plan --like=gpt2", 0, "total", set()),
-        ("plan --like=gpt2 --plot=p.html", 0, "page: p.html", {"numpy", "plotly", "yaml"}),
+        ("plan --like=gpt2 --plot=p.html", 0, "page: p.html", {"plotly"}),
         ("models", 0, "gpt2", set()),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from tiewise.cli.main import command_line
-from tiewise.cli.training import chosen
+from tiewise.cli.train_settings import choose_settings
 from tiewise.core.estimates import mean_interval
 from tiewise.planning import evidence, plan_rows
 from tiewise.planning.evidence import EXPECTED, SIZES, SURPRISE, UNKNOWN, beyond, expectation, near, score
@@ -128,7 +128,7 @@ def test_every_row_of_the_atlas_is_repeated_by_its_command():
     for row in evidence.rows():
         program, command, *words = shlex.split(row["command"])
         assert (program, command) == ("tiewise", "compare")
-        settings = chosen(None, parser.make_context("compare", words).params, single=False)
+        settings = choose_settings(None, parser.make_context("compare", words).params, single=False)
         assert {"tied", "untied"} <= set(settings.arms)
         assert (settings.width, settings.layers, settings.seeds) == (row["width"], row["layers"], row["seeds"])
         assert settings.steps * settings.batch * settings.accumulate * settings.length == row["seen"]

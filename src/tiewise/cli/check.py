@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tiewise.cli import options as o
 from tiewise.core.errors import CheckpointError, choices
+
+if TYPE_CHECKING:
+    from tiewise.checkpoint.audit import Audit
+    from tiewise.checkpoint.rules.rule import Rule
 
 FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
@@ -45,48 +49,70 @@ def check(
     options: dict[str, Any] = {"base": base, "beside": beside, "target": target, "world": world, "as_class": as_class}
     options |= {"quantise": quantise, "deep": deep, "scan": not headers, "follow_links": follow_links}
     options |= {"select": o.listed(select), "ignore": o.listed(ignore)}
-    from tiewise.checkpoint.audit import SCHEMA
-    from tiewise.checkpoint.audit import check as audit
+    audits = _audits(paths, options, prints=not json_, quiet=quiet)
+    if json_:
+        _print_records(audits, is_list=len(paths) > 1)
+    if len(audits) < len(paths):
+        raise typer.Exit(2)
+    if fail_on != "never" and any(audit.at_least(fail_on) for audit in audits):
+        raise typer.Exit(1)
+
+
+def _audits(paths: list[Path], options: dict[str, Any], *, prints: bool, quiet: bool) -> list[Audit]:
+    """Check every path, print each audit as soon as it is done, and return those that could be read.
+
+    Raises:
+        CheckpointError: the only path cannot be read. One of several is reported on stderr and left out.
+    """
+    from tiewise.checkpoint.audit import check as audit_of
     from tiewise.checkpoint.audit_view import audit_view
 
-    audits, unread = [], False
-    for path in paths:  # one that cannot be read does not keep the others back
+    audits = []
+    for path in paths:
         try:
             with o.interruptible(f" while reading {path}"), o.progress_bar(quiet, reads=True):
-                found = audit(path, **options)
+                audit = audit_of(path, **options)
         except CheckpointError as error:
             if len(paths) == 1:
                 raise
             o.tell(f"tiewise: {error}")
-            unread = True
             continue
-        audits.append(found)
-        if not json_:
-            o.print_view(audit_view(found))
-    if json_:
-        records = [found.record() for found in audits]
-        o.print_json(records[0] if len(paths) == 1 else {"schema": SCHEMA, "audits": records})
-    if unread:
-        raise typer.Exit(2)
-    if fail_on != "never" and any(found.at_least(fail_on) for found in audits):
-        raise typer.Exit(1)
+        audits.append(audit)
+        if prints:
+            o.print_view(audit_view(audit))
+    return audits
 
 
-def _explain(wanted: str, json_: bool) -> None:
+def _print_records(audits: list[Audit], is_list: bool) -> None:
+    """Print the audits as JSON: one object, or a list within one."""
+    from tiewise.checkpoint.audit import SCHEMA
+
+    records = [audit.record() for audit in audits]
+    o.print_json({"schema": SCHEMA, "audits": records} if is_list else records[0])
+
+
+def _explain(name: str, json_: bool) -> None:
+    """Print what one rule is about, or a list of all rules."""
     from tiewise.checkpoint.audit_view import rule_view
     from tiewise.checkpoint.rules.rule import rules
 
-    known = rules()
-    if wanted != "all" and wanted.upper() not in known:
-        raise CheckpointError(
-            f"no rule {wanted!r}", f"{choices(wanted, known, 'rules are')}; `--explain all` lists them"
-        )
-    chosen = tuple(known.values()) if wanted == "all" else (known[wanted.upper()],)
+    by_id = rules()
+    selected = list(by_id.values())
+    if name != "all":
+        if name.upper() not in by_id:
+            fix = f"{choices(name, by_id, 'rules are')}; `--explain all` lists them"
+            raise CheckpointError(f"no rule {name!r}", fix)
+        selected = [by_id[name.upper()]]
     if json_:
-        keys = ("id", "severity", "title", "explain", "sources", "deep")
-        o.print_json({"rules": [{key: getattr(rule, key) for key in keys} for rule in chosen]})
-    elif wanted == "all":
-        for rule in chosen:
+        o.print_json({"rules": [_rule_record(rule) for rule in selected]})
+    elif name == "all":
+        for rule in selected:
             typer.echo(f"{rule.id}  {rule.severity:<8} {rule.title}")
     else:
-        o.print_view(rule_view(chosen[0]))
+        o.print_view(rule_view(selected[0]))
+
+
+def _rule_record(rule: Rule) -> dict[str, Any]:
+    """Return a rule's description as JSON."""
+    keys = ("id", "severity", "title", "explain", "sources", "deep")
+    return {key: getattr(rule, key) for key in keys}

@@ -13,7 +13,10 @@ from tiewise.cli import options as o
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
+    from tiewise.training.data.hot_tokens import HotTokens
     from tiewise.training.data.training_rows import PairRows
+
+IGNORED = -100  # label of a token that is not predicted
 
 
 def data(
@@ -62,22 +65,42 @@ def data(
 
 
 def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
+    """Return one row as JSON; `words` is the tokenizer."""
     row = rows[index]
-    names = ("input_ids", "labels", "token_type_ids", "attention_mask")
-    inputs, labels, segment, there = (row[name].tolist() for name in names)
-    size = sum(there)
-    parts = []  # each token, and what it was where it is to be predicted
-    for given, wanted in zip(inputs[:size], labels, strict=False):
-        now = "=" if given == wanted else words.decode([given]).strip()
-        said = f"[{now}|{words.decode([wanted])}]" if wanted != -100 else words.decode([given])
-        parts.append(said.replace("[[MASK]|", "[MASK|"))
-    second = segment[:size].index(1)
-    label = row["pair_labels"].item() if "pair_labels" in row else None
-    false = {"sop": "swapped", "nsp": "B is from another document"}.get(rows.packing.objective)
-    says = "no label" if label is None else f"label {label}: {'as in the text' if label else false}"
-    a, b = ("".join(side).replace("\n", "↵") for side in (parts[:second], parts[second:]))
-    read = {"label": label, "says": says, "a": a, "b": b, "tokens": size, "input_ids": inputs[:size]}
-    return {**read, "labels": labels[:size], "predicted": sum(wanted != -100 for wanted in labels)}
+    size = int(row["attention_mask"].sum())
+    inputs, labels = row["input_ids"].tolist()[:size], row["labels"].tolist()
+    parts = [_written_token(token, label, words) for token, label in zip(inputs, labels, strict=False)]
+    second = row["token_type_ids"].tolist()[:size].index(1)
+    pair_label = int(row["pair_labels"]) if "pair_labels" in row else None
+    return {
+        "label": pair_label,
+        "says": _label_words(pair_label, rows.packing.objective),
+        "a": "".join(parts[:second]).replace("\n", "↵"),
+        "b": "".join(parts[second:]).replace("\n", "↵"),
+        "tokens": size,
+        "input_ids": inputs,
+        "labels": labels[:size],
+        "predicted": sum(label != IGNORED for label in labels),
+    }
+
+
+def _written_token(token: int, label: int, words: Any) -> str:
+    """Return a token's text, and the text to predict if it has a label."""
+    text: str = words.decode([token])
+    if label == IGNORED:
+        return text
+    visible = "=" if token == label else text.strip()
+    return f"[{visible}|{words.decode([label])}]".replace("[[MASK]|", "[MASK|")
+
+
+def _label_words(label: int | None, objective: str) -> str:
+    """Return what a pair's label says."""
+    if label is None:
+        return "no label"
+    if label:
+        return f"label {label}: as in the text"
+    reasons = {"sop": "swapped", "nsp": "B is from another document"}
+    return f"label {label}: {reasons.get(objective)}"
 
 
 def vocab(
@@ -98,30 +121,36 @@ def vocab(
         raise RunError(f"tiewise vocab {what[:40]}", "write tiewise vocab hot")
     o.need("torch", "transformers", "datasets")
     o.hush_libraries()
-    from tiewise.core.estimates import FEWEST_UNITS
     from tiewise.training.data.hot_tokens import LAYOUTS, hot_tokens
 
     texts = text or ["builtin"]
     if to is not None and to.suffix not in LAYOUTS:  # said before gigabytes are read
         raise RunError(f"{to}: no layout has this ending", f"choose one of {', '.join(LAYOUTS)}")
     with TemporaryDirectory() as folder, o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=False):
-        found = hot_tokens(texts, tokenizer, size, Path(folder) / "data", vocab=rows)
+        hot = hot_tokens(texts, tokenizer, size, Path(folder) / "data", vocab=rows)
         if to is not None:
-            found.write(to)
+            hot.write(to)
     if json_:
-        return o.print_json(found.record())
-    share = found.coverage
-    what = f"{size:,} of {found.vocabulary:,} tokens cover {share.value:.2%} of the held-out text"
+        return o.print_json(hot.record())
+    _print_coverage(hot, size, texts)
+    if to is not None:
+        print(f"{to}: {LAYOUTS[to.suffix]}")
+
+
+def _print_coverage(hot: HotTokens, size: int, texts: list[str]) -> None:
+    """Print the share of held-out text that the chosen tokens cover, and what it was measured on."""
+    from tiewise.core.estimates import FEWEST_UNITS
+
+    share = hot.coverage
+    what = f"{size:,} of {hot.vocabulary:,} tokens cover {share.value:.2%} of the held-out text"
     documents = f"{share.rows:,} held-out document{'s' * (share.rows != 1)}"
     if math.isnan(share.low):
         print(f"{what}.")
-        equal = f"{documents} count{'s' * (share.rows == 1)} as {found.equal_documents:.1f} of equal length"
+        equal = f"{documents} count{'s' * (share.rows == 1)} as {hot.equal_documents:.1f} of equal length"
         print(f"No interval: {equal}, and {FEWEST_UNITS} are needed. Give more documents.")
     else:
         print(f"{what} (95 % interval over documents {share.low:.2%} – {share.high:.2%}).")
-    measured = f"{found.held_out:,} tokens of {documents}"
-    print(f"Counted on {found.counted:,} tokens of {', '.join(texts)}, measured on {measured}.")
-    if found.unseen:
-        print(f"{found.unseen:,} of the {size:,} do not occur in it: a longer text would choose them better.")
-    if to is not None:
-        print(f"{to}: {LAYOUTS[to.suffix]}")
+    measured = f"{hot.held_out:,} tokens of {documents}"
+    print(f"Counted on {hot.counted:,} tokens of {', '.join(texts)}, measured on {measured}.")
+    if hot.unseen:
+        print(f"{hot.unseen:,} of the {size:,} do not occur in it: a longer text would choose them better.")

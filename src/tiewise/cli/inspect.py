@@ -17,6 +17,8 @@ from tiewise.cli import options as o
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
+    from tiewise.core.found import Found
+    from tiewise.inspection.bench import Request
     from tiewise.inspection.inspection import Inspection
 
 PAGE, RESULT = "report.html", "inspection.json"
@@ -55,40 +57,45 @@ def inspect(
         if out is not None:
             _check_room(out, overwrite)
         subjects = subjects_of([model] if other is None else [model, other])
-        if find_spec("torch") and find_spec("transformers"):
-            o.hush_libraries()
-        else:  # a light install, which measures what tables alone say
-            if request.texts:
-                o.need_torch()
-            if request.pairs:
-                o.need("tokenizers")
+        _check_packages(request)
         with o.progress_bar(quiet, reads=False):
-            found = inspected(subjects, request)
-    record = found.record()
+            inspection = inspected(subjects, request)
+    record = inspection.record()
     if out is not None:
-        page = _write(found, record, out)
+        page = _write(inspection, record, out)
         if not quiet:
             o.tell(f"page: {page}")
     if json_:
         return o.print_json(record)
     from tiewise.report.faces import inspection_view
 
-    o.print_view(inspection_view(found, full or bool(names), written=out is not None))
+    o.print_view(inspection_view(inspection, full or bool(names), written=out is not None))
 
 
-def _write(found: Inspection, record: dict[str, Any], out: Path) -> Path:
+def _check_packages(request: Request) -> None:
+    """Refuse a request that needs packages of an extra that is missing; the tables alone need none."""
+    if find_spec("torch") and find_spec("transformers"):
+        o.hush_libraries()
+        return
+    if request.texts:
+        o.need_torch()
+    if request.pairs:
+        o.need("tokenizers")
+
+
+def _write(inspection: Inspection, record: dict[str, Any], out: Path) -> Path:
     """Write the page and the result to `out`, and return the page; after an error nothing new is there."""
     from tiewise.core.files import write_result
     from tiewise.report.inspection_page import write_inspection
 
-    new_folders = [place for place in (out, *out.parents) if not place.exists()]
+    new_folders = [folder for folder in (out, *out.parents) if not folder.exists()]
     is_new = not (out / PAGE).exists()
     try:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make {out}: {error.strerror}", "choose another --out") from None
-        page = write_inspection(found, out, o.command_line())
+        page = write_inspection(inspection, out, o.command_line())
         write_result(json.dumps(record, indent=1, allow_nan=False) + "\n", out / RESULT, "--out")
     except BaseException:
         with suppress(OSError):
@@ -127,25 +134,30 @@ def explore(
     quiet: bool = o.QUIET,
 ) -> None:
     """See tying with your own eyes: one page, offline, to edit matrices, drag sizes and drop a checkpoint on."""
-    from tiewise.report.explorer.page import explore as made
+    from tiewise.report.explorer.page import explore as explorer_page
 
     if text:
         o.need_torch()
     with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
-        page = made(*(paths or ()), words=o.listed(tokens), texts=text or ())
+        page = explorer_page(*(paths or ()), words=o.listed(tokens), texts=text or ())
         target = out or Path(tempfile.mkdtemp(prefix="tiewise-")) / "explore.html"
         page.write(target, overwrite)
-    # a browser of the terminal would take it over
-    seen = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    opened = False
-    if seen and not no_open:
+    is_open = False
+    if not no_open and _has_display():
         import webbrowser
 
-        opened = webbrowser.open(target.resolve().as_uri())
+        is_open = webbrowser.open(target.resolve().as_uri())
     if json_:
-        o.print_json({"page": str(target), "bytes": target.stat().st_size, "opened": opened})
+        o.print_json({"page": str(target), "bytes": target.stat().st_size, "opened": is_open})
     else:
         print(target)
+
+
+def _has_display() -> bool:
+    """Whether a browser opens in a window; one of the terminal would take the terminal over."""
+    if sys.platform in ("darwin", "win32"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def diff(
@@ -163,22 +175,30 @@ def diff(
     from tiewise.inspection.tables.row_changes import diff as compared
 
     with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
-        found = compared(old, new, top=top)
+        changes = compared(old, new, top=top)
     if json_:
-        return o.print_json(strict(found.record()))
+        return o.print_json(strict(changes.record()))
+    _print_changes(changes)
+
+
+def _print_changes(changes: Found) -> None:
+    """Print the answer, a table of the quantities, the rows that moved most, and the notes."""
     from rich.console import Console
 
     from tiewise.report.faces import rich_table
 
     console = Console()
-    console.print(f"{found.answer}.", style="bold", highlight=False)
-    tables = tuple(dict.fromkeys(quantity.of for quantity in found.quantities))
-    said = {(quantity.name, quantity.of): str(quantity) for quantity in found.quantities}
-    why = {quantity.name: quantity.why for quantity in found.quantities}
-    rows = [(name, *(said.get((name, table), "–") for table in tables), why[name]) for name in why]
-    console.print(rich_table([("", *tables, ""), *rows]))
-    for listing in found.listings:
+    console.print(f"{changes.answer}.", style="bold", highlight=False)
+    tables = tuple(dict.fromkeys(quantity.of for quantity in changes.quantities))
+    values = {(quantity.name, quantity.of): str(quantity) for quantity in changes.quantities}
+    reasons = {quantity.name: quantity.why for quantity in changes.quantities}
+    rows = [("", *tables, "")]
+    for name, why in reasons.items():
+        cells = [values.get((name, table), "–") for table in tables]
+        rows.append((name, *cells, why))
+    console.print(rich_table(rows))
+    for listing in changes.listings:
         console.print(listing.name, highlight=False)
         console.print(rich_table([tuple(listing.header), *listing.rows], justified=True))
-    for note in found.notes:
+    for note in changes.notes:
         console.print(note, style="dim", highlight=False, markup=False)

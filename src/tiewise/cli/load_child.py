@@ -43,7 +43,6 @@ def _silence() -> None:
 
 def compared(paths: list[str], rows: str | None) -> dict[str, Any]:
     """Load the source, then the result; compare missing tensors and, where `rows` says which should stay, logits."""
-    import torch
     import transformers
 
     reply: dict[str, Any] = {"version": transformers.__version__, "tokens": TOKENS}
@@ -58,23 +57,32 @@ def compared(paths: list[str], rows: str | None) -> dict[str, Any]:
     reply["missing"] = [sorted(missing), sorted(result_missing)]
     if rows is None or missing or result_missing:
         return reply
+    return reply | _compared_logits(source, result, rows)
+
+
+def _compared_logits(source: Any, result: Any, rows: str) -> dict[str, Any]:
+    """Run both models on the same text; return the change of their logits, or why they were not run."""
+    import torch
+
+    class_name = type(source).__name__
     old, new = _tables(source), _tables(result)
     if all(table is None for table in (*old, *new)):
-        return reply | {"not_run": f"{type(source).__name__} names no table of tokens"}
+        return {"not_run": f"{class_name} names no table of tokens"}
     kept = _kept_rows(old, new, rows)
     ids = _plain_ids(source.config.to_dict(), result.config.to_dict(), kept)
     if len(ids) < 2:
-        return reply | {"not_run": "no token is left to compare"}
-    before, after = (torch.tensor([pair[side] for pair in ids])[None] for side in (0, 1))
+        return {"not_run": "no token is left to compare"}
+    source_ids = torch.tensor([source_id for source_id, _ in ids])[None]
+    result_ids = torch.tensor([result_id for _, result_id in ids])[None]
     try:
         with torch.no_grad():
-            was, now = _logits(source, before), _logits(result, after)
+            was, now = _logits(source, source_ids), _logits(result, result_ids)
     except Exception as error:
-        return reply | {"not_run": f"{type(source).__name__} does not run on token ids alone ({_one_line(error)})"}
+        return {"not_run": f"{class_name} does not run on token ids alone ({_one_line(error)})"}
     if was.shape[-1] <= max(row for row, _ in kept):  # a discriminator's: one number for each token of the text
-        return reply | {"not_run": f"{type(source).__name__} gives no logits over the vocabulary"}
+        return {"not_run": f"{class_name} gives no logits over the vocabulary"}
     places = torch.tensor(kept)
-    return reply | _change(was[..., places[:, 0]], now[..., places[:, 1]])
+    return _change(was[..., places[:, 0]], now[..., places[:, 1]])
 
 
 def _load(path: str) -> tuple[Any, set[str]]:
@@ -105,51 +113,60 @@ def _load(path: str) -> tuple[Any, set[str]]:
 
 def _tables(model: Any) -> tuple[Any, Any]:
     """(table of the input, of the head); None for one that the class does not have."""
-    found = []
-    for method in ("get_input_embeddings", "get_output_embeddings"):
-        try:
-            found.append(getattr(getattr(model, method)(), "weight", None))
-        except (AttributeError, NotImplementedError):
-            found.append(None)
-    return found[0], found[1]
+    return _table(model, "get_input_embeddings"), _table(model, "get_output_embeddings")
+
+
+def _table(model: Any, method: str) -> Any:
+    """Return the weight of the module that a model's method returns; None if it has none."""
+    try:
+        module = getattr(model, method)()
+    except (AttributeError, NotImplementedError):
+        return None
+    return getattr(module, "weight", None)
 
 
 def _kept_rows(old: tuple[Any, Any], new: tuple[Any, Any], rows: str) -> list[tuple[int, int]]:
-    """[(row of the source, row of the result)] of the tokens that both have."""
-    first = min(len(table) for table in (*old, *new) if table is not None)
-    if rows != "same bytes":
-        return [(row, row) for row in range(first)]
-    before, after = (_row_bytes(tables) for tables in (old, new))
-    found, row = [], 0
-    for place, content in enumerate(after):  # rows that stay keep their order
-        while row < len(before) and before[row] != content:
+    """Return [(row of the source, row of the result)] of the tokens that both have."""
+    if rows == "same bytes":
+        return _equal_rows(_row_bytes(old), _row_bytes(new))
+    shortest = min(len(table) for table in (*old, *new) if table is not None)
+    return [(row, row) for row in range(shortest)]
+
+
+def _equal_rows(source: list[bytes], result: list[bytes]) -> list[tuple[int, int]]:
+    """Return [(row of the source, equal row of the result)]; none if the result has a row that the source lacks."""
+    pairs, row = [], 0
+    for result_row, content in enumerate(result):  # rows that stay keep their order
+        while row < len(source) and source[row] != content:
             row += 1
-        if row == len(before):
+        if row == len(source):
             return []
-        found.append((row, place))
+        pairs.append((row, result_row))
         row += 1
-    return found
+    return pairs
 
 
 def _row_bytes(tables: tuple[Any, Any]) -> list[bytes]:
-    """What both ends hold of each token."""
+    """Return the bytes of each token in both tables."""
     parts = [table.detach().contiguous().numpy() for table in tables if table is not None]
     return [b"".join(part[row].tobytes() for part in parts) for row in range(min(map(len, parts)))]
 
 
 def _plain_ids(old: Mapping[str, Any], new: Mapping[str, Any], kept: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """A few tokens, spread over the vocabulary, of which no config says that they stand for something else."""
-    special = [set(_ids_of(config)) for config in (old, new)]
-    plain = [pair for pair in kept if all(number not in ids for number, ids in zip(pair, special, strict=True))]
+    """Return a few pairs, spread over the vocabulary, of tokens that no config gives a special meaning."""
+    old_special, new_special = set(_ids_of(old)), set(_ids_of(new))
+    plain = [(was, now) for was, now in kept if was not in old_special and now not in new_special]
     return plain[:: max(1, len(plain) // TOKENS)][:TOKENS]
 
 
 def _ids_of(config: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the token ids that a config names at any level."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _ids_of(value)
         elif str(key).endswith(("token_id", "token_ids", "token_index")):
-            yield from (number for number in (value if isinstance(value, list) else [value]) if type(number) is int)
+            numbers = value if isinstance(value, list) else [value]
+            yield from (number for number in numbers if type(number) is int)
 
 
 def _logits(model: Any, ids: Any) -> Any:

@@ -75,30 +75,44 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    name = next((argument for argument in arguments if not argument.startswith("-")), None)
     for panel, modules in COMMANDS.items():
-        if asked in modules:
-            _add(app, panel, asked, function_of(asked, modules[asked]))
+        if name in modules:
+            _add(app, panel, name, function_of(name, modules[name]))
             return app
     from tiewise.checkpoint.rewrite import listing  # which no other command needs
 
-    if asked in listing.names():
-        _add(app, "Checkpoints", asked, function_of(asked, VERBS))
-        return app
-    verbs = {verb.name: verb.summary for verb in listing.listed()}
-    for panel, modules in commands().items():
-        for name, module in modules.items():
-            summary = verbs[name] if module == VERBS else function_of(name, module).__doc__
-            _add(app, panel, name, lambda: None, summary)
+    if name in listing.names():
+        _add(app, "Checkpoints", name, function_of(name, VERBS))
+    else:
+        _add_all(app)
     return app
 
 
+def _add_all(app: typer.Typer) -> None:
+    """Add every command with its summary, to be listed and not called."""
+    from tiewise.checkpoint.rewrite import listing
+
+    summaries = {verb.name: verb.summary for verb in listing.listed()}
+    for panel, modules in commands().items():
+        for name, module in modules.items():
+            if module != VERBS:
+                summaries[name] = function_of(name, module).__doc__
+            _add(app, panel, name, _do_nothing, summaries[name])
+
+
+def _do_nothing() -> None:
+    """Stand for a command that is only listed."""
+
+
 def _add(app: typer.Typer, panel: str, name: str, function: Callable[..., None], help: str | None = None) -> None:
+    """Add one command to a panel of the help."""
     app.command(name, help=help or function.__doc__, rich_help_panel=panel)(function)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_given: bool) -> None:
+    """Print the version and exit if `--version` is given."""
+    if is_given:
         from tiewise.core import __version__
 
         typer.echo(f"tiewise {__version__}")
@@ -123,27 +137,46 @@ def main() -> None:
         code = command_line(_typed())(standalone_mode=False) or 0
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
-        code, said = 2, ""
-        stdout_error = _stdout_error()
-        if ctrl_c_behind(error):
-            code = 130
-        elif isinstance(stdout_error, BrokenPipeError):
-            code = 1
-        elif stdout_error is not None:
-            said = f"cannot write to stdout: {stdout_error.strerror}; make room there, or send the output elsewhere"
-        elif isinstance(error, TiewiseError):
-            said = str(error)
-        elif isinstance(error, UsageError):
-            if error.format_message():  # empty where no command was given, and the help says it all
-                usage, command = _usage(error), error.ctx.command_path if error.ctx else "tiewise"
-                said = f"{usage}{' ' if usage.endswith('?') else '; '}see {command} --help"
-        elif isinstance(error, OSError) and error.errno == ENAMETOOLONG:  # a text where a name belongs
-            said = f"{str(error.filename)[:40]}…: {error.strerror}; check the path"
-        else:
+        outcome = _outcome_of(error)
+        if outcome is None:
             raise
-        if said:
-            with suppress(OSError):  # where stderr takes nothing either, the exit code says it
-                print("tiewise:", " ".join(said.split()), file=sys.stderr)
+        code, message = outcome
+        if message:
+            with suppress(OSError):  # if stderr takes nothing either, the exit code is left
+                print("tiewise:", " ".join(message.split()), file=sys.stderr)
+    _exit(code)
+
+
+def _outcome_of(error: BaseException) -> tuple[int, str] | None:
+    """Return the exit code and the line to print, "" for none, of an error; None for a defect of tiewise."""
+    stdout_error = _stdout_error()
+    if ctrl_c_behind(error):
+        return 130, ""
+    if isinstance(stdout_error, BrokenPipeError):
+        return 1, ""
+    if stdout_error is not None:
+        return 2, f"cannot write to stdout: {stdout_error.strerror}; make room there, or send the output elsewhere"
+    if isinstance(error, TiewiseError):
+        return 2, str(error)
+    if isinstance(error, UsageError):
+        return 2, _usage_line(error)
+    if isinstance(error, OSError) and error.errno == ENAMETOOLONG:  # a text where a name belongs
+        return 2, f"{str(error.filename)[:40]}…: {error.strerror}; check the path"
+    return None
+
+
+def _usage_line(error: Any) -> str:
+    """Return the line of a usage error; "" if no command was given, because the help is printed then."""
+    if not error.format_message():
+        return ""
+    usage = _usage(error)
+    separator = " " if usage.endswith("?") else "; "
+    command = error.ctx.command_path if error.ctx else "tiewise"
+    return f"{usage}{separator}see {command} --help"
+
+
+def _exit(code: int) -> None:
+    """End the process."""
     ranks = sys.modules.get("tiewise.core.ranks")
     if "RANK" not in os.environ or ranks is None or not ranks.launched():
         sys.exit(code)
@@ -201,11 +234,13 @@ def _usage(error: Any) -> str:
     option, message = getattr(error, "option_name", None), str(error.format_message())
     if option is None or not hasattr(error, "possibilities") or error.ctx is None:
         return message
-    parameters = error.ctx.command.params
-    known = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
-    if (near := nearest(option, known)) is not None:
+    spellings: list[str] = []
+    for parameter in error.ctx.command.params:
+        spellings += parameter.opts
+    near = nearest(option, [name for name in spellings if name.startswith("--")])
+    if near is not None:
         return f"no option {option}; did you mean {near}?"
-    if any("--set" in parameter.opts for parameter in parameters):
+    if "--set" in spellings:
         from tiewise.training.settings import Settings
 
         setting = nearest(option.lstrip("-").replace("-", "_"), [field.name for field in fields(Settings)])
@@ -218,7 +253,7 @@ def _typed() -> list[str]:
     """Return the arguments: those of the command line, or of one that a shell wants completed."""
     if "_TIEWISE_COMPLETE" not in os.environ:
         return sys.argv[1:]
-    from typer.completion import completion_init
+    from typer.completion import completion_init  # type: ignore[attr-defined]  # imported there, and not exported
 
     completion_init()  # which typer does by itself only where it adds two options for it to the help
     words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
@@ -230,5 +265,10 @@ def _stand_in(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
-    plain = (STAND_INS.get(c) or unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() for c in lacking)
-    return "".join(letter or "?" for letter in plain), error.end
+    return "".join(map(_ascii_for, lacking)), error.end
+
+
+def _ascii_for(letter: str) -> str:
+    """Return what is written for a letter that an encoding lacks."""
+    without_accent = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+    return STAND_INS.get(letter) or without_accent or "?"

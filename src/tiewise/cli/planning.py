@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -53,14 +54,16 @@ def plan(
     from tiewise.planning.costs import Setting
     from tiewise.planning.plan import plan as make
 
-    names = ("vocab", "width", "layers", "heads", "kv_heads", "ffn", "gated")
-    sizes = dict(zip(names, (vocab, width, layers, heads, kv_heads, ffn, gated or None), strict=True))
+    sizes: dict[str, int | None] = {"vocab": vocab, "width": width, "layers": layers, "heads": heads}
+    sizes |= {"kv_heads": kv_heads, "ffn": ffn, "gated": gated or None}
     if plot is not None and plot.is_file() and not overwrite:
         raise PlanError(f"{plot} exists already", "add --overwrite to replace it, or choose another place with --plot")
     model = _model(config, like, {name: value for name, value in sizes.items() if value is not None})
-    model = _built(model) if build else model
+    if build:
+        model = _built(model)
     setting = Setting(batch, length, dtype, world, tp, init, fsdp)
-    made = make(model, o.split_specs(boundary), None if share is None else o.split_specs(share), setting)
+    sharings = None if share is None else o.split_specs(share)
+    made = make(model, o.split_specs(boundary), sharings, setting)
     if plot is not None:
         o.need("plotly", "jinja2", extra="plots")
         from tiewise.report.plan_page import write_plan
@@ -76,24 +79,33 @@ def plan(
 
 
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Described:
-    """What to plan, from the one of three ways that was used."""
-    given = [name for name, value in (("a config", config), ("--like", like), ("sizes", sizes)) if value]
-    if like is not None and config is None and sizes:
-        if "gated" in sizes:
-            raise PlanError(f"--gated of {like}", "the model's class says so: leave it out")
-        from tiewise.planning.resized import like as resized
-
-        return resized(like, **sizes)
-    if len(given) != 1:
-        what = f"{' and '.join(given)} at once" if given else "no model to plan"
+    """Return the model to plan, of a config, of the catalogue, or of sizes. Raises PlanError for none or several."""
+    if like is not None and sizes and config is None:
+        return _resized(like, sizes)
+    ways = {"a config": config, "--like": like, "sizes": sizes}
+    used_ways = [name for name, value in ways.items() if value]
+    if len(used_ways) != 1:
+        what = f"{' and '.join(used_ways)} at once" if used_ways else "no model to plan"
         raise PlanError(what, "give a config.json or its folder, or --like NAME, or --vocab, --width and --layers")
     if config is not None:
         if not config.exists():
             fix = f"check the path, or use --like {config.name} for a model of the catalogue"
             raise PlanError(f"{config}: no such file or folder", fix)
         return config
-    if like is not None:
-        return like
+    return _of_sizes(sizes) if like is None else like
+
+
+def _resized(name: str, sizes: dict[str, int]) -> Described:
+    """Return a model of the catalogue at other sizes."""
+    if "gated" in sizes:
+        raise PlanError(f"--gated of {name}", "the model's class says so: leave it out")
+    from tiewise.planning.resized import like as resized
+
+    return resized(name, **sizes)
+
+
+def _of_sizes(sizes: dict[str, int]) -> Described:
+    """Return a decoder of these sizes. Raises PlanError if one that it needs is missing."""
     from tiewise.planning.read_config import Sizes
 
     missing = [f"--{name}" for name in ("vocab", "width", "layers") if name not in sizes]
@@ -108,8 +120,13 @@ def _built(model: Described) -> Described:
     from tiewise.planning.catalogue import find
     from tiewise.planning.plan import config_of
 
-    values = config_of(model) if isinstance(model, Path) else find(model).config if isinstance(model, str) else None
-    values = model if isinstance(model, dict) else values  # a model of the catalogue at other sizes
+    values: Mapping[str, Any] | None = None
+    if isinstance(model, Path):
+        values = config_of(model)
+    elif isinstance(model, str):
+        values = find(model).config
+    elif isinstance(model, dict):  # a model of the catalogue at other sizes
+        values = model
     if values is None:
         raise PlanError("--build has no config to build", "give one, or a model whose sizes the catalogue has")
     from tiewise.planning.read_config import count_on_meta

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import typer
 
@@ -14,6 +15,11 @@ from tiewise.checkpoint.rewrite.registry import CommandOption, Verb, find
 from tiewise.cli import options as o
 from tiewise.core.errors import RunError, TiewiseError, ending
 from tiewise.core.files import to_record
+
+if TYPE_CHECKING:
+    from tiewise.checkpoint.rewrite.engine import Receipt
+    from tiewise.cli.verify_load import LoadCheck
+    from tiewise.inspection.running.passages import CostChange
 
 TO: o.Option = (
     Path,
@@ -37,6 +43,40 @@ HELDOUT: o.Option = (
         None, "--text", metavar="TEXT", help="A text: what the change costs on it is measured (bits per byte)."
     ),
 )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a verb did, and what its measurements say."""
+
+    receipt: Receipt
+    loss: CostChange | None  # on the held-out text; None without one
+    check: LoadCheck | None  # by loading source and result; None if it was left out
+
+    def print(self, json_: bool) -> None:
+        """Print the receipt and the measurements."""
+        if json_:
+            o.print_json(self._record())
+        else:
+            _print_lines(self._lines())
+
+    def _record(self) -> dict[str, Any]:
+        """Return everything as JSON."""
+        record = self.receipt.record()
+        if self.loss is not None:
+            record["loss"] = to_record(self.loss)
+        if self.check is not None:
+            record["loaded"] = self.check.record()
+        return record
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """Return headings and texts."""
+        lines = [*self.receipt.lines()]
+        if self.loss is not None:
+            lines.append(("loss", self.loss.said()))
+        if self.check is not None:
+            lines.append((f"loading {self.check.outcome}", self.check.sentence))
+        return lines
 
 
 def _print_nothing(verb: str, source: Path, to: Path, reason: TiewiseError, json_: bool) -> None:
@@ -74,45 +114,31 @@ def command_of(name: str) -> Callable[..., None]:
         follow_links: bool,
         **options: Any,
     ) -> None:
-        # Ctrl-C, SIGTERM and SIGHUP leave nothing, or all where it was finished
         from tiewise.checkpoint.rewrite.change import NothingToDo
         from tiewise.checkpoint.rewrite.file_plan import PROVENANCE
         from tiewise.checkpoint.untrusted import following_links
         from tiewise.cli.verify_load import verify_load
 
-        made, texts, heldout = (to / PROVENANCE).exists(), list[str](), options.pop("heldout", None)
-        if heldout is not None:  # a text that cannot be read is refused before anything is written
-            if options["dry_run"]:
-                raise RunError("--text with --dry-run", "leave one of them out: what is not written cannot be measured")
-            o.need_torch()
-            o.hush_libraries()
-            from tiewise.core.text import pieces
-            from tiewise.inspection.running.passages import cost_change, passage_nats, passages
-            from tiewise.training.data.documents import ended
-            from tiewise.training.data.sources import open_sources
+        existed = (to / PROVENANCE).exists()
+        # a text that cannot be read is refused before anything is written
+        texts = _heldout_passages(options.pop("heldout", None), options["dry_run"])
 
-            texts = passages(text for text, _ in pieces(ended(open_sources(heldout))))
+        def remains() -> str:
+            is_complete = (to / PROVENANCE).exists() and not existed
+            return f"; {source} is as it was and {to} {'is complete' if is_complete else 'was not made'}"
 
-        def left() -> str:
-            done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"
-            return f"; {source} is as it was and {to} {done}"
-
-        with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True), following_links(follow_links):
-            cost = passage_nats(source, texts) if texts else None  # before a result is there that it might not be for
+        # Ctrl-C, SIGTERM and SIGHUP leave nothing, or a complete result
+        with o.interruptible(remains), ending(), o.progress_bar(quiet, reads=True), following_links(follow_links):
+            measure_change = _cost_meter(source, to, texts)  # before the result exists, which it may not be for
             try:
                 receipt = verb.run(source, to, **options)
             except NothingToDo as error:
                 return _print_nothing(name, source, to, error, json_)
-            loss = None if cost is None else cost_change(cost, passage_nats(to, texts), texts)
-            check = None if no_verify_load or receipt.dry_run else verify_load(receipt)
-        if json_:
-            more = {} if loss is None else {"loss": to_record(loss)}
-            more |= {} if check is None else {"loaded": check.record()}
-            o.print_json(receipt.record() | more)
-        else:
-            lines = [*receipt.lines(), *([] if loss is None else [("loss", loss.said())])]
-            lines += [] if check is None else [(f"loading {check.outcome}", check.sentence)]
-            _print_lines(lines)
+            loss = measure_change()
+            check = None
+            if not no_verify_load and not receipt.dry_run:
+                check = verify_load(receipt)
+        _Outcome(receipt, loss, check).print(json_)
         if check is not None and check.outcome == "failed":
             o.tell(f"tiewise: do not use {to}: {check.sentence}")
             raise typer.Exit(1)
@@ -121,12 +147,44 @@ def command_of(name: str) -> Callable[..., None]:
     return o.taking(**_options(verb))(command)
 
 
+def _heldout_passages(heldout: str | None, dry_run: bool) -> list[str]:
+    """Return the passages of `--text`, on which a change is measured; none without it.
+
+    Raises:
+        RunError: a dry run writes nothing that could be measured; or the text cannot be read.
+    """
+    if heldout is None:
+        return []
+    if dry_run:
+        raise RunError("--text with --dry-run", "leave one of them out: what is not written cannot be measured")
+    o.need_torch()
+    o.hush_libraries()
+    from tiewise.core.text import pieces
+    from tiewise.inspection.running.passages import passages
+    from tiewise.training.data.documents import ended
+    from tiewise.training.data.sources import open_sources
+
+    return passages(text for text, _ in pieces(ended(open_sources(heldout))))
+
+
+def _cost_meter(source: Path, to: Path, texts: list[str]) -> Callable[[], CostChange | None]:
+    """Measure the source on the texts now; return a function that measures the result and compares the two."""
+    if not texts:
+        return lambda: None
+    from tiewise.inspection.running.passages import cost_change, passage_nats
+
+    cost = passage_nats(source, texts)
+    return lambda: cost_change(cost, passage_nats(to, texts), texts)
+
+
 def _options(verb: Verb) -> o.Options:
     """Return all parameters of a verb's command."""
     source = typer.Argument(metavar=verb.source.metavar, help=verb.source.help)
-    own = {option.name: _option(option) for option in verb.options()}
-    heldout = {"heldout": HELDOUT} if verb.measures_text else {}
-    return {"source": (Path, source), "to": TO, **own, **heldout, **AFTER}
+    options: o.Options = {"source": (Path, source), "to": TO}
+    options |= {option.name: _option(option) for option in verb.options()}
+    if verb.measures_text:
+        options["heldout"] = HELDOUT
+    return options | AFTER
 
 
 def _option(option: CommandOption) -> o.Option:
@@ -143,4 +201,7 @@ def _type(annotation: Any) -> type:
     alternatives = get_args(annotation) or (annotation,)
     if annotation is Any or any(get_origin(one) is os.PathLike for one in alternatives):
         return Path
-    return next(one for one in alternatives if one in (bool, int, float, str))
+    for plain_type in (bool, int, float, str):
+        if plain_type in alternatives:
+            return plain_type
+    raise AssertionError(f"an option of type {annotation} has no plain type")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tiewise.cli import options as o
 from tiewise.core.errors import RunError
+
+if TYPE_CHECKING:
+    from tiewise.training.study.grid import StudyGrid
 
 
 def sweep(
@@ -32,31 +37,53 @@ def sweep(
     if grid is None and not resume:
         raise RunError("no grid is named", "name a YAML file, or quick, which comes along")
     o.need_torch()
-    again = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
-    with o.interruptible(lambda: f"; {again} goes on" if any(out.glob("**/grid.yaml")) else ""):
-        from tiewise.core.files import disk_error, quiet_threads
-        from tiewise.training.study.grid import StudyGrid
+    resume_command = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
 
-        made = None if grid is None else StudyGrid.named(grid)
+    def remains() -> str:
+        has_begun = any(out.glob("**/grid.yaml"))
+        return f"; {resume_command} goes on" if has_begun else ""
+
+    with o.interruptible(remains):
+        study_grid = _grid(grid, quick)
         o.hush_libraries()
         from tiewise.lab import sweep as carry_out
-        from tiewise.report.sweep_page import PAGE, sweep_view
         from tiewise.training.compare import Display
         from tiewise.training.workers import settle
 
         settle()
-        try:
-            with quiet_threads():
-                asked, display = made.quick() if made and quick else made, Display.on_stderr(quiet=quiet)
-                how: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher, "resume": resume}
-                study = carry_out(asked, out, o.command_line(), display, **how)
-        except Exception as error:
-            said = disk_error(error, out, f"make room there, then {again}")
-            if said is None:
-                raise
-            raise said from None
+        with _disk_errors(out, f"make room there, then {resume_command}"):
+            display = Display.on_stderr(quiet=quiet)
+            options: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher, "resume": resume}
+            study = carry_out(study_grid, out, o.command_line(), display, **options)
     if json_:
         return o.print_json(study.record())
+    from tiewise.report.sweep_page import PAGE, sweep_view
+
     if study.rows:
         o.print_view(sweep_view(study))
         print(f"report: {out / PAGE}\ntable: {out / 'sweep.csv'}, and the same as sweep.parquet")
+
+
+def _grid(name: str | None, quick: bool) -> StudyGrid | None:
+    """Return the grid of a name or YAML file, shortened with `--quick`; None if none is named."""
+    from tiewise.training.study.grid import StudyGrid
+
+    if name is None:
+        return None
+    grid = StudyGrid.named(name)
+    return grid.quick() if quick else grid
+
+
+@contextmanager
+def _disk_errors(out: Path, fix: str) -> Iterator[None]:
+    """Raise a RunError that says `fix` if the disk of `out` takes no more within this context."""
+    from tiewise.core.files import disk_error, quiet_threads
+
+    try:
+        with quiet_threads():
+            yield
+    except Exception as error:
+        full_disk = disk_error(error, out, fix)
+        if full_disk is None:
+            raise
+        raise full_disk from None

@@ -8,6 +8,7 @@ torch or transformers. What cannot be loaded under these terms is reported as no
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -55,12 +56,14 @@ def verify_load(receipt: Receipt) -> LoadCheck:
         reason = str(error)
     if reason is not None:
         return LoadCheck("not verified", reason)
-    moved = receipt.logit_change > 0 or receipt.input_change > 0
-    rows = None if verb is None or moved else verb.keeps_logits
-    reply = _loaded([folder.path for folder in folders], rows, max(map(_fp32_bytes, folders)))
+    changes_function = receipt.logit_change > 0 or receipt.input_change > 0
+    rows = None
+    if verb is not None and not changes_function:
+        rows = verb.keeps_logits
+    reply = _load_in_child([folder.path for folder in folders], rows, max(map(_fp32_bytes, folders)))
     if isinstance(reply, str):
         return LoadCheck("not verified", reply)
-    return _judged(reply, verb, rows)
+    return _judge(reply, verb, rows)
 
 
 def _reason_against(verb: Verb | None, folders: list[Folder]) -> str | None:
@@ -71,39 +74,40 @@ def _reason_against(verb: Verb | None, folders: list[Folder]) -> str | None:
     if verb is not None and verb.of_adapter:
         return "an adapter has no logits without its base"
     for folder in folders:
-        config = folder.config
-        if folder.single or config is None:
-            return "there is no config.json"
-        if of_tiewise(config):
-            return "a model of tiewise's own type is not a class of transformers"
-        if "auto_map" in config:
-            return "its classes come as custom code, which is not run"
-        if folder.has(ADAPTER_CONFIG):
-            return f"{ADAPTER_CONFIG} is in the folder too, and transformers would load the adapter"
-        if architecture(config) is None:
-            return "its config.json names no class"
-        if quantisation(config):
-            return "it is quantised"
-        nbytes = sum(tensor.nbytes for tensor in folder.tensors.values())
-        if nbytes > MOST_BYTES:
-            return f"it has {size(nbytes)} of tensors, and up to {size(MOST_BYTES)} are loaded"
+        reason = _reason_against_folder(folder)
+        if reason is not None:
+            return reason
         require_memory(LIBRARY_BYTES + 2 * _fp32_bytes(folder), "loading it")
     return None
 
 
+def _reason_against_folder(folder: Folder) -> str | None:
+    """Return why one folder is not loaded; None if it can be."""
+    config = folder.config
+    if folder.single or config is None:
+        return "there is no config.json"
+    if of_tiewise(config):
+        return "a model of tiewise's own type is not a class of transformers"
+    if "auto_map" in config:
+        return "its classes come as custom code, which is not run"
+    if folder.has(ADAPTER_CONFIG):
+        return f"{ADAPTER_CONFIG} is in the folder too, and transformers would load the adapter"
+    if architecture(config) is None:
+        return "its config.json names no class"
+    if quantisation(config):
+        return "it is quantised"
+    nbytes = sum(tensor.nbytes for tensor in folder.tensors.values())
+    if nbytes > MOST_BYTES:
+        return f"it has {size(nbytes)} of tensors, and up to {size(MOST_BYTES)} are loaded"
+    return None
+
+
 def _fp32_bytes(folder: Folder) -> int:
-    """Bytes of all tensors in fp32, the type in which the models are run."""
-    return sum(4 * _count(tensor.shape) for tensor in folder.tensors.values())
+    """Return the bytes of all tensors in fp32, the type in which the models are run."""
+    return sum(4 * math.prod(tensor.shape) for tensor in folder.tensors.values())
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
-
-
-def _loaded(paths: list[Path], rows: str | None, model_bytes: int) -> dict[str, Any] | str:
+def _load_in_child(paths: list[Path], rows: str | None, model_bytes: int) -> dict[str, Any] | str:
     """Return what the child process reports of the two folders, or why it reports nothing."""
     request = {
         "paths": [os.path.abspath(path) for path in paths],
@@ -118,7 +122,7 @@ def _loaded(paths: list[Path], rows: str | None, model_bytes: int) -> dict[str, 
     command = [sys.executable, "-c", f"{code}; child.main()", str(Path(__file__).parents[2])]
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
-        done = subprocess.run(
+        child = subprocess.run(
             command,
             input=json.dumps(request).encode(),
             env=os.environ | offline,
@@ -130,43 +134,56 @@ def _loaded(paths: list[Path], rows: str | None, model_bytes: int) -> dict[str, 
         return f"loading took longer than {MOST_SECONDS} s"
     except OSError as error:
         return f"no process could be started ({error.strerror})"
+    return _read_reply(child)
+
+
+def _read_reply(child: subprocess.CompletedProcess[bytes]) -> dict[str, Any] | str:
+    """Return the JSON object on the last line of a child's stdout, or why there is none."""
     try:
-        if len(done.stdout) > MOST_REPLY:
+        if len(child.stdout) > MOST_REPLY:
             raise ValueError("a long reply")
-        reply = json.loads(done.stdout.decode().strip().rpartition("\n")[2])
+        reply = json.loads(child.stdout.decode().strip().rpartition("\n")[2])
     except ValueError:
-        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return f"loading stopped with exit code {done.returncode}" + (f" ({short(last, 120)})" if last else "")
+        reason = f"loading stopped with exit code {child.returncode}"
+        last_line = child.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return f"{reason} ({short(last_line, 120)})" if last_line else reason
     return reply if isinstance(reply, dict) else "loading reported nothing"
 
 
-def _judged(reply: dict[str, Any], verb: Verb | None, rows: str | None) -> LoadCheck:
-    """Say what the two loaded models have in common."""
+def _judge(reply: dict[str, Any], verb: Verb | None, rows: str | None) -> LoadCheck:
+    """Return the outcome of loading both: errors first, then missing tensors, then logits."""
     if "not_loaded" in reply:  # the source: nothing is known of what the result should be
         return LoadCheck("not verified", f"transformers does not load the source: {short(reply['not_loaded'], 160)}")
     version = f"transformers {short(reply['version'])}"
     if "result_error" in reply:
         return LoadCheck("failed", f"{version} does not load the result: {short(reply['result_error'], 160)}")
-    missing = [name for name in reply["missing"][1] if name not in reply["missing"][0]]
+    missing_in_source, missing_in_result = reply["missing"]
+    missing = [name for name in missing_in_result if name not in missing_in_source]
     if missing:
-        drawn = f"{len(missing):,} tensor{'s' if len(missing) > 1 else ''}"
-        what = f"{version} draws {drawn} of the result at random that the source has: {names(missing)}"
+        count = f"{len(missing):,} tensor{'s' if len(missing) > 1 else ''}"
+        what = f"{version} draws {count} of the result at random that the source has: {names(missing)}"
         return LoadCheck("failed", what)
+    if missing_in_source:
+        why = f"the source itself lacks {names(missing_in_source)}, so its logits are random"
+        return LoadCheck("verified", f"{version} misses no tensor of the result that the source has; {why}")
     loaded = f"{version} loads the result without a missing tensor"
-    if reply["missing"][0]:
-        left = f"the source itself lacks {names(reply['missing'][0])}, so its logits are random"
-        return LoadCheck("verified", f"{version} misses no tensor of the result that the source has; {left}")
     if rows is None:
         reason = LOGITS_DIFFER if verb is None else verb.logits_differ
         return LoadCheck("verified", f"{loaded}; logits were not compared: {reason}")
     if "not_run" in reply:
         return LoadCheck("verified", f"{loaded}; logits were not compared: {short(reply['not_run'], 160)}")
+    return _judge_logits(reply, version, loaded, rows)
+
+
+def _judge_logits(reply: dict[str, Any], version: str, loaded: str, rows: str) -> LoadCheck:
+    """Return the outcome of comparing the logits of `rows`."""
     largest, change, tokens = reply["largest"], reply["change"], reply["tokens"]
-    if change is None or change > ROUNDING * largest:
-        far = (
-            "are not finite at the same places" if change is None else f"differ by up to {change:.3g} of {largest:.3g}"
-        )
-        return LoadCheck("failed", f"{version}: logits of source and result {far}, at {tokens} tokens")
-    kept = {"all": "the same logits", "first": "the same logits of the rows that both have"}
-    what = kept.get(rows, "the same logits of the tokens that stay")
+    if change is None:
+        what = f"{version}: logits of source and result are not finite at the same places, at {tokens} tokens"
+        return LoadCheck("failed", what)
+    if change > ROUNDING * largest:
+        difference = f"differ by up to {change:.3g} of {largest:.3g}"
+        return LoadCheck("failed", f"{version}: logits of source and result {difference}, at {tokens} tokens")
+    same_rows = {"all": "the same logits", "first": "the same logits of the rows that both have"}
+    what = same_rows.get(rows, "the same logits of the tokens that stay")
     return LoadCheck("verified", f"{loaded}, and gives {what} at {tokens} tokens (largest change {change:.3g})")

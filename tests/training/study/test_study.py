@@ -9,7 +9,7 @@ import pytest
 from tests.report.comparison_sample import sample_comparison
 
 from tiewise.cli import options
-from tiewise.cli.training import OPTIONS, chosen
+from tiewise.cli.train_settings import OPTIONS, choose_settings
 from tiewise.core.estimates import mean_interval
 from tiewise.training.settings import Settings
 from tiewise.training.study.grid import StudyGrid
@@ -93,4 +93,4 @@ def test_the_command_of_a_row_has_its_settings(record):
             asked[name] = int(value) if name in ("seeds", "steps") else value
     assert asked.pop("out") == "runs/here"
     assert options.split_specs(asked["arms"]) == list(settings.arms)
-    assert chosen(None, asked, single=False) == settings
+    assert choose_settings(None, asked, single=False) == settings

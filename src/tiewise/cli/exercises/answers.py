@@ -11,30 +11,50 @@ import numpy as np
 
 from tiewise.cli.exercises.checker import exercise
 
-
-def _random(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape)
-
-
-def _softmax(z: np.ndarray) -> np.ndarray:
-    e = np.exp(z - z.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+Array = np.ndarray[Any, Any]
+Cases = list[tuple[Any, ...]]  # arguments of each call
 
 
-@exercise(1, lambda: [(32_000, 1024, 12), (50_257, 768, 12), (128_256, 2048, 16)])
+def _random(*shape: int, seed: int = 0) -> Array:
+    numbers: Array = np.random.default_rng([seed, *shape]).standard_normal(shape)
+    return numbers
+
+
+def _softmax(z: Array) -> Array:
+    e: Array = np.exp(z - z.max(-1, keepdims=True))
+    softmax: Array = e / e.sum(-1, keepdims=True)
+    return softmax
+
+
+def _models() -> Cases:
+    return [(32_000, 1024, 12), (50_257, 768, 12), (128_256, 2048, 16)]
+
+
+@exercise(1, _models)
 def saved(v: int, d: int, layers: int) -> Any:
     """(Parameters that tying saves, their share of the untied model)."""
     return v * d, v * d / (2 * v * d + 12 * layers * d * d)
 
 
-saved.mistakes = [
-    ("the share is of the untied model: both tables are in it", lambda v, d, n: (v * d, v / (v + 12 * n * d))),
-    ("tying keeps one of the two tables: V·d is saved, not 2·V·d", lambda v, d, n: (2 * v * d, v / (v + 6 * n * d))),
-    ("a layer has 12·d² parameters: 8·d² are its feed-forward part", lambda v, d, n: (v * d, v / (2 * v + 4 * n * d))),
-]
+@saved.mistake("the share is of the untied model: both tables are in it")
+def saved_of_tied(v: int, d: int, layers: int) -> Any:
+    """Divide by the tied model."""
+    return v * d, v / (v + 12 * layers * d)
 
 
-def _steps() -> list[tuple[Any, ...]]:
+@saved.mistake("tying keeps one of the two tables: V·d is saved, not 2·V·d")
+def saved_twice(v: int, d: int, layers: int) -> Any:
+    """Count both tables as saved."""
+    return 2 * v * d, v / (v + 6 * layers * d)
+
+
+@saved.mistake("a layer has 12·d² parameters: 8·d² are its feed-forward part")
+def saved_without_ffn(v: int, d: int, layers: int) -> Any:
+    """Count the attention of each layer alone."""
+    return v * d, v / (2 * v + 4 * layers * d)
+
+
+def _steps() -> Cases:
     ids, targets = np.array([1, 0, 1]), np.array([0, 1, 2])
     longer = np.random.default_rng(1).integers(0, 7, (2, 20))
     return [
@@ -43,121 +63,178 @@ def _steps() -> list[tuple[Any, ...]]:
     ]
 
 
-def _head(w: np.ndarray, targets: np.ndarray, h: np.ndarray) -> np.ndarray:
+def _head(w: Array, targets: Array, h: Array) -> Array:
     delta = _softmax(h @ w.T)
     delta[np.arange(len(targets)), targets] -= 1
-    return delta.T @ h
+    gradient_of_table: Array = delta.T @ h
+    return gradient_of_table
 
 
-def _lookup(w: np.ndarray, ids: np.ndarray, upstream: np.ndarray) -> np.ndarray:
-    made = np.zeros_like(w)
-    np.add.at(made, ids, upstream)
-    return made
+def _lookup(w: Array, ids: Array, upstream: Array) -> Array:
+    rows = np.zeros_like(w)
+    np.add.at(rows, ids, upstream)
+    return rows
 
 
 @exercise(2, _steps)
-def gradient(w: np.ndarray, ids: np.ndarray, targets: np.ndarray, h: np.ndarray, upstream: np.ndarray) -> Any:
+def gradient(w: Array, ids: Array, targets: Array, h: Array, upstream: Array) -> Any:
     """Gradient of a tied table [V, d], both uses together."""
     return _head(w, targets, h) + _lookup(w, ids, upstream)
 
 
-def _once(w: np.ndarray, ids: np.ndarray, targets: np.ndarray, h: np.ndarray, upstream: np.ndarray) -> np.ndarray:
-    made = np.zeros_like(w)
-    made[ids] = upstream
-    return _head(w, targets, h) + made
+@gradient.mistake("the lookup's gradient is missing: rows that were read get `upstream`")
+def gradient_of_head(w: Array, ids: Array, targets: Array, h: Array, upstream: Array) -> Any:
+    """Leave out the lookup."""
+    return _head(w, targets, h)
 
 
-gradient.mistakes = [
-    ("the lookup's gradient is missing: rows that were read get `upstream`", lambda w, i, t, h, u: _head(w, t, h)),
-    ("the head's gradient is missing: every row gets (p − 1[target])·h", lambda w, i, t, h, u: _lookup(w, i, u)),
-    ("a token that stands twice gets only the last one's: np.add.at adds all", _once),
-]
+@gradient.mistake("the head's gradient is missing: every row gets (p − 1[target])·h")
+def gradient_of_lookup(w: Array, ids: Array, targets: Array, h: Array, upstream: Array) -> Any:
+    """Leave out the head."""
+    return _lookup(w, ids, upstream)
 
 
-def _parts(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+@gradient.mistake("a token that stands twice gets only the last one's: np.add.at adds all")
+def gradient_of_last(w: Array, ids: Array, targets: Array, h: Array, upstream: Array) -> Any:
+    """Assign rows instead of adding them."""
+    lookup = np.zeros_like(w)
+    lookup[ids] = upstream
+    return _head(w, targets, h) + lookup
+
+
+def _parts(m: Array) -> tuple[Array, Array]:
     values = np.linalg.eigvalsh((m + m.T) / 2)
     return (m - m.T) / 2, np.minimum(values, 0)
 
 
-@exercise(3, lambda: [(np.array([[0.0, 1], [0, 0]]),), (_random(6, 6),), (-np.eye(3),)])
-def gap(m: np.ndarray) -> Any:
+def _square_matrices() -> Cases:
+    return [(np.array([[0.0, 1], [0, 0]]),), (_random(6, 6),), (-np.eye(3),)]
+
+
+@exercise(3, _square_matrices)
+def gap(m: Array) -> Any:
     """Least squared distance of any W·Wᵀ from m."""
-    odd, below = _parts(m)
-    return np.square(odd).sum() + np.square(below).sum()
+    antisymmetric, negative = _parts(m)
+    return np.square(antisymmetric).sum() + np.square(negative).sum()
 
 
-gap.mistakes = [
-    ("a W·Wᵀ has no negative eigenvalue either", lambda m: np.square(_parts(m)[0]).sum()),
-    ("the antisymmetric part of M is missing", lambda m: np.square(_parts(m)[1]).sum()),
-    ("that is the root: the loss is the squared distance", lambda m: np.sqrt(gap.answer(m))),
-]
+@gap.mistake("a W·Wᵀ has no negative eigenvalue either")
+def gap_antisymmetric(m: Array) -> Any:
+    """Leave out the negative eigenvalues."""
+    return np.square(_parts(m)[0]).sum()
 
 
-@exercise(4, lambda: [(30_000, 1024, 128), (32_000, 4096, 256), (1000, 1000, 10)])
+@gap.mistake("the antisymmetric part of M is missing")
+def gap_negative(m: Array) -> Any:
+    """Leave out the antisymmetric part."""
+    return np.square(_parts(m)[1]).sum()
+
+
+@gap.mistake("that is the root: the loss is the squared distance")
+def gap_root(m: Array) -> Any:
+    """Take the root."""
+    return np.sqrt(gap.answer(m))
+
+
+def _tables() -> Cases:
+    return [(30_000, 1024, 128), (32_000, 4096, 256), (1000, 1000, 10)]
+
+
+@exercise(4, _tables)
 def factored(v: int, d: int, k: int) -> Any:
     """(Parameters that a factored table saves, the largest rank that saves any)."""
     return v * d - k * (v + d), (v * d - 1) // (v + d)
 
 
-factored.mistakes = [
-    ("the map from k to d is missing", lambda v, d, k: (v * d - k * v, (v * d - 1) // (v + d))),
-    ("at that rank nothing is saved any more", lambda v, d, k: (v * d - k * (v + d), v * d // (v + d) + 1)),
-    ("that is what the table has; asked is what it saves", lambda v, d, k: (k * (v + d), (v * d - 1) // (v + d))),
-]
+@factored.mistake("the map from k to d is missing")
+def factored_without_map(v: int, d: int, k: int) -> Any:
+    """Leave out the map."""
+    return v * d - k * v, (v * d - 1) // (v + d)
 
 
-def _embedded(seed: int, ids: np.ndarray, v: int, d: int, found: np.ndarray) -> str | None:
-    """What is wrong with the logits of every token for every token, which are W·Wᵀ whatever W was drawn."""
-    if found.shape != (v * v,):
-        return f"its shape is {found.shape}, and should be {(v * v,)}: logits of T tokens for V, flattened"
-    logits = found.reshape(v, v)
+@factored.mistake("at that rank nothing is saved any more")
+def factored_rank_above(v: int, d: int, k: int) -> Any:
+    """Return the first rank that saves nothing."""
+    return v * d - k * (v + d), v * d // (v + d) + 1
+
+
+@factored.mistake("that is what the table has; asked is what it saves")
+def factored_size(v: int, d: int, k: int) -> Any:
+    """Return the size of the factored table."""
+    return k * (v + d), (v * d - 1) // (v + d)
+
+
+STD = 0.02  # standard deviation that exercise 5 asks for
+
+
+def _judge_tied_logits(seed: int, ids: Array, v: int, d: int, answer: Array) -> str | None:
+    """Say what is wrong with the logits of every token for every token: W·Wᵀ, whatever W was drawn."""
+    if answer.shape != (v * v,):
+        return f"its shape is {answer.shape}, and should be {(v * v,)}: logits of T tokens for V, flattened"
+    logits = answer.reshape(v, v)
     if not np.allclose(logits, logits.T, atol=1e-6):
         return "token i's logit for j is not j's for i: two calls of self.param make two tables, and nothing is tied"
-    if (values := np.linalg.svd(logits, compute_uv=False))[d] > 1e-4 * values[0]:
+    singular_values = np.linalg.svd(logits, compute_uv=False)
+    if singular_values[d] > 1e-4 * singular_values[0]:
         return f"these logits have more than {d} directions: they are not rows of one table times one another"
-    if not 0.5 < (std := np.sqrt(np.trace(logits) / v / d)) / 0.02 < 2:
-        return f"the table's numbers have a standard deviation of {std:.2g}, and should be drawn with 0.02"
+    std = np.sqrt(np.trace(logits) / v / d)  # the trace is the sum of all squares of W
+    if not 0.5 < std / STD < 2:
+        return f"the table's numbers have a standard deviation of {std:.2g}, and should be drawn with {STD}"
     return None
 
 
-_TOKENS = np.arange(40, dtype=np.float32)
+def _seeds() -> Cases:
+    tokens = np.arange(40, dtype=np.float32)
+    return [(0, tokens, 40, 8), (1, tokens, 40, 8)]
 
 
-@exercise(5, lambda: [(seed, _TOKENS, 40, 8) for seed in (0, 1)], judge=_embedded, needs="flax", megabytes=4096)
-def tied_io_embed(seed: int, token_ids: np.ndarray, vocab_size: int, d_model: int) -> Any:
+@exercise(5, _seeds, judge=_judge_tied_logits, needs="flax", megabytes=4096)
+def tied_io_embed(seed: int, token_ids: Array, vocab_size: int, d_model: int) -> Any:
     """Logits [T·V] of a tied table of its own drawing."""
-    table = 0.02 * _random(vocab_size, d_model, seed=seed)
+    table = STD * _random(vocab_size, d_model, seed=seed)
     return (table[token_ids.astype(int)] @ table.T).ravel()
 
 
 # --- what the ends do
 
 
-def _pairs() -> list[tuple[Any, ...]]:
+def _pairs() -> Cases:
     shared = _random(30_000, 16)
     return [(_random(5, 3), _random(5, 3, seed=1)), (shared, shared + 0.5 * _random(30_000, 16, seed=2))]
 
 
-def _energies(e: np.ndarray, u: np.ndarray) -> tuple[float, float]:
+def _energies(e: Array, u: Array) -> tuple[float, float]:
     cross = u.T @ e
     return float(((e.T @ e) * (u.T @ u)).sum()), float((cross * cross.T).sum())
 
 
 @exercise(6, _pairs)
-def asymmetry(e: np.ndarray, u: np.ndarray) -> Any:
+def asymmetry(e: Array, u: Array) -> Any:
     """Share of the antisymmetric part in ‖e·uᵀ‖²."""
     whole, with_transpose = _energies(e, u)
     return (1 - with_transpose / whole) / 2
 
 
-asymmetry.mistakes = [
-    ("that is the symmetric part's share", lambda e, u: (1 + _energies(e, u)[1] / _energies(e, u)[0]) / 2),
-    ("that is the ratio of lengths: a share is of squares", lambda e, u: np.sqrt(asymmetry.answer(e, u))),
-    ("(M − Mᵀ)/2 is the antisymmetric part, not M − Mᵀ", lambda e, u: 4 * asymmetry.answer(e, u)),
-]
+@asymmetry.mistake("that is the symmetric part's share")
+def symmetry(e: Array, u: Array) -> Any:
+    """Return the share of the other part."""
+    whole, with_transpose = _energies(e, u)
+    return (1 + with_transpose / whole) / 2
 
 
-def _batches() -> list[tuple[Any, ...]]:
+@asymmetry.mistake("that is the ratio of lengths: a share is of squares")
+def asymmetry_of_lengths(e: Array, u: Array) -> Any:
+    """Divide lengths instead of squares."""
+    return np.sqrt(asymmetry.answer(e, u))
+
+
+@asymmetry.mistake("(M − Mᵀ)/2 is the antisymmetric part, not M − Mᵀ")
+def asymmetry_of_double(e: Array, u: Array) -> Any:
+    """Take M − Mᵀ."""
+    return 4 * asymmetry.answer(e, u)
+
+
+def _batches() -> Cases:
     targets = np.random.default_rng(0).integers(0, 30_000, 3000)
     targets[::5] = -100
     small = np.array([3, -100, 0, 1])
@@ -168,81 +245,151 @@ def _batches() -> list[tuple[Any, ...]]:
     ]
 
 
-def _losses(h: np.ndarray, w: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    at = np.flatnonzero(targets >= 0)
-    found = []
-    for part in np.array_split(at, max(1, len(at) * len(w) // 2_000_000)):
+def _losses(h: Array, w: Array, targets: Array) -> Array:
+    counted = np.flatnonzero(targets >= 0)
+    losses = []
+    for part in np.array_split(counted, max(1, len(counted) * len(w) // 2_000_000)):
         z = h[part] @ w.T
         top = z.max(1)
-        found.append(top + np.log(np.exp(z - top[:, None]).sum(1)) - z[np.arange(len(part)), targets[part]])
-    return np.concatenate(found)
+        lse = top + np.log(np.exp(z - top[:, None]).sum(1))
+        losses.append(lse - z[np.arange(len(part)), targets[part]])
+    return np.concatenate(losses)
 
 
 @exercise(7, _batches, megabytes=300)
-def loss(h: np.ndarray, w: np.ndarray, targets: np.ndarray) -> Any:
+def loss(h: Array, w: Array, targets: Array) -> Any:
     """Mean cross-entropy over positions that have a target."""
     return _losses(h, w, targets).mean()
 
 
-loss.mistakes = [
-    ("positions with −100 do not count in the mean", lambda h, w, t: _losses(h, w, t).sum() / len(t)),
-    ("that is the sum over positions: their mean is asked", lambda h, w, t: _losses(h, w, t).sum()),
-    ("−100 is no row of w: these positions have no loss", lambda h, w, t: _losses(h, w, t % len(w)).mean()),
-    ("that is in bits: the logarithm is natural", lambda h, w, t: _losses(h, w, t).mean() / np.log(2)),
-]
+@loss.mistake("positions with −100 do not count in the mean")
+def loss_over_all(h: Array, w: Array, targets: Array) -> Any:
+    """Divide by all positions."""
+    return _losses(h, w, targets).sum() / len(targets)
 
 
-@exercise(8, lambda: [(10_000, 50, 300), (33_278, 300, 650), (500_000, 300, 300)])
+@loss.mistake("that is the sum over positions: their mean is asked")
+def loss_sum(h: Array, w: Array, targets: Array) -> Any:
+    """Return the sum."""
+    return _losses(h, w, targets).sum()
+
+
+@loss.mistake("−100 is no row of w: these positions have no loss")
+def loss_of_ignored(h: Array, w: Array, targets: Array) -> Any:
+    """Count −100 as a row from the end."""
+    return _losses(h, w, targets % len(w)).mean()
+
+
+@loss.mistake("that is in bits: the logarithm is natural")
+def loss_in_bits(h: Array, w: Array, targets: Array) -> Any:
+    """Take logarithms to base 2."""
+    return _losses(h, w, targets).mean() / np.log(2)
+
+
+def _recurrent_models() -> Cases:
+    return [(10_000, 50, 300), (33_278, 300, 650), (500_000, 300, 300)]
+
+
+@exercise(8, _recurrent_models)
 def rnn(c: int, d: int, h: int) -> Any:
     """(Parameters of the tied recurrent model, of the untied)."""
     body = h * d + h * h + h + c
     return c * d + d * h + body, c * d + c * h + body
 
 
-rnn.mistakes = [
-    ("tied, the scores need a second projection", lambda c, d, h: tuple(np.subtract(rnn.answer(c, d, h), (d * h, 0)))),
-    ("the biases are missing: H and C", lambda c, d, h: tuple(x - h - c for x in rnn.answer(c, d, h))),
-    ("untied, the output table is C·H", lambda c, d, h: tuple(np.subtract(rnn.answer(c, d, h), (0, c * (h - d))))),
-]
+@rnn.mistake("tied, the scores need a second projection")
+def rnn_without_projection(c: int, d: int, h: int) -> Any:
+    """Leave out the projection of the tied model."""
+    tied, untied = rnn.answer(c, d, h)
+    return tied - d * h, untied
 
 
-_TURN = np.linalg.qr(_random(4, 4))[0]
+@rnn.mistake("the biases are missing: H and C")
+def rnn_without_biases(c: int, d: int, h: int) -> Any:
+    """Leave out the biases."""
+    tied, untied = rnn.answer(c, d, h)
+    return tied - h - c, untied - h - c
 
 
-@exercise(9, lambda: [(_random(30, 4), _random(30, 4) @ _TURN + noise * _random(30, 4, seed=3)) for noise in (0, 0.3)])
-def align(e: np.ndarray, u: np.ndarray) -> Any:
+@rnn.mistake("untied, the output table is C·H")
+def rnn_with_narrow_output(c: int, d: int, h: int) -> Any:
+    """Give the output table the width of the input table."""
+    tied, untied = rnn.answer(c, d, h)
+    return tied, untied - c * (h - d)
+
+
+def _turned_tables() -> Cases:
+    e, noise = _random(30, 4), _random(30, 4, seed=3)
+    turned = e @ np.linalg.qr(_random(4, 4))[0]
+    return [(e, turned), (e, turned + 0.3 * noise)]
+
+
+@exercise(9, _turned_tables)
+def align(e: Array, u: Array) -> Any:
     """Rotation [d, d] that brings e nearest to u."""
     left, _, right = np.linalg.svd(e.T @ u)
     return left @ right
 
 
-align.mistakes = [
-    ("that turns u onto e: it is the transpose", lambda e, u: align.answer(e, u).T),
-    ("that is the best linear map: it stretches too", lambda e, u: np.linalg.lstsq(e, u, rcond=None)[0]),
-    ("numpy's svd returns its last factor transposed", lambda e, u: (s := np.linalg.svd(e.T @ u))[0] @ s[2].T),
-]
+@align.mistake("that turns u onto e: it is the transpose")
+def align_backwards(e: Array, u: Array) -> Any:
+    """Turn the other table."""
+    return align.answer(e, u).T
 
 
-def _cosines(e: np.ndarray, u: np.ndarray) -> np.ndarray:
-    return (e / np.linalg.norm(e, axis=1, keepdims=True)) @ (u / np.linalg.norm(u, axis=1, keepdims=True)).T
+@align.mistake("that is the best linear map: it stretches too")
+def align_by_linear_map(e: Array, u: Array) -> Any:
+    """Fit any linear map."""
+    return np.linalg.lstsq(e, u, rcond=None)[0]
 
 
-@exercise(10, lambda: [(_random(12, 5) + 1, _random(12, 5) * near + _random(12, 5, seed=4) + 1) for near in (0, 2)])
-def excess(e: np.ndarray, u: np.ndarray) -> Any:
+@align.mistake("numpy's svd returns its last factor transposed")
+def align_transposed(e: Array, u: Array) -> Any:
+    """Transpose the last factor once more."""
+    left, _, right = np.linalg.svd(e.T @ u)
+    return left @ right.T
+
+
+def _cosines(e: Array, u: Array) -> Array:
+    unit_e = e / np.linalg.norm(e, axis=1, keepdims=True)
+    unit_u = u / np.linalg.norm(u, axis=1, keepdims=True)
+    cosines: Array = unit_e @ unit_u.T
+    return cosines
+
+
+def _leaning_tables() -> Cases:
+    e, other = _random(12, 5), _random(12, 5, seed=4)
+    return [(e + 1, other + 1), (e + 1, 2 * e + other + 1)]
+
+
+@exercise(10, _leaning_tables)
+def excess(e: Array, u: Array) -> Any:
     """Mean cosine of paired rows, less that of rows of two tokens."""
     return _beyond_others(_cosines(e, u))
 
 
-def _beyond_others(c: np.ndarray) -> float:
+def _beyond_others(c: Array) -> float:
     diagonal = np.trace(c)
     return float(diagonal / len(c) - (c.sum() - diagonal) / (len(c) * (len(c) - 1)))
 
 
-excess.mistakes = [
-    ("that is the mean cosine alone, which leaning rows have by chance", lambda e, u: _cosines(e, u).diagonal().mean()),
-    ("pairs of one token do not belong to chance", lambda e, u: (c := _cosines(e, u)).diagonal().mean() - c.mean()),
-    ("these are dot products: divide by both lengths", lambda e, u: _beyond_others(e @ u.T)),
-]
+@excess.mistake("that is the mean cosine alone, which leaning rows have by chance")
+def mean_cosine(e: Array, u: Array) -> Any:
+    """Subtract nothing."""
+    return _cosines(e, u).diagonal().mean()
+
+
+@excess.mistake("pairs of one token do not belong to chance")
+def excess_over_all(e: Array, u: Array) -> Any:
+    """Subtract the mean of all pairs."""
+    cosines = _cosines(e, u)
+    return cosines.diagonal().mean() - cosines.mean()
+
+
+@excess.mistake("these are dot products: divide by both lengths")
+def excess_of_products(e: Array, u: Array) -> Any:
+    """Take dot products instead of cosines."""
+    return _beyond_others(e @ u.T)
 
 
 # --- checkpoints, tokenizers, batches
@@ -251,59 +398,112 @@ excess.mistakes = [
 _MERGES = np.array([[0, 1], [4, 2], [2, 3], [5, 6], [1, 1]])  # ids 4 … 8
 
 
-@exercise(11, lambda: [(4, _MERGES, np.array(kept, int)) for kept in ([7], [6, 8], [])])
-def closed(symbols: int, merges: np.ndarray, kept: np.ndarray) -> Any:
+def _kept_tokens() -> Cases:
+    return [(4, _MERGES, np.array(ids, int)) for ids in ([7], [6, 8], [])]
+
+
+@exercise(11, _kept_tokens)
+def closed(symbols: int, merges: Array, kept: Array) -> Any:
     """Kept ids, all that they are made of, and all symbols; sorted."""
-    found, waiting = set(range(symbols)), list(map(int, kept))
+    tokens, waiting = set(range(symbols)), list(map(int, kept))
     while waiting:
         token = waiting.pop()
-        if token not in found:
-            found.add(token)
-            waiting += map(int, merges[token - symbols])
-    return sorted(found)
+        if token not in tokens:
+            tokens.add(token)
+            waiting += _parents(symbols, merges, token)
+    return sorted(tokens)
 
 
-def _made(symbols: int, merges: np.ndarray, tokens: list[int]) -> list[int]:
-    """Those of the tokens that are merged of others, or that others of them are merged of."""
-    parts = {part for token in tokens if token >= symbols for part in merges[token - symbols]}
+def _parents(symbols: int, merges: Array, token: int) -> list[int]:
+    """Return the two ids that a token is merged of; none for a single symbol."""
+    if token < symbols:
+        return []
+    return [int(part) for part in merges[token - symbols]]
+
+
+@closed.mistake("the parents of the parents are missing")
+def closed_once(symbols: int, merges: Array, kept: Array) -> Any:
+    """Add the parents of the kept tokens alone."""
+    tokens = {*range(symbols), *kept}
+    for token in kept:
+        tokens.update(_parents(symbols, merges, token))
+    return sorted(tokens)
+
+
+@closed.mistake("single symbols must stay, or some text has no tokens")
+def closed_without_symbols(symbols: int, merges: Array, kept: Array) -> Any:
+    """Keep only the symbols that a token is merged of."""
+    tokens = closed.answer(symbols, merges, kept)
+    parts: set[int] = set()
+    for token in tokens:
+        parts.update(_parents(symbols, merges, token))
     return [token for token in tokens if token >= symbols or token in parts]
 
 
-closed.mistakes = [
-    (
-        "the parents of the parents are missing",
-        lambda s, m, k: sorted({*range(s), *k, *(p for t in k if t >= s for p in m[t - s])}),
-    ),
-    ("single symbols must stay, or some text has no tokens", lambda s, m, k: _made(s, m, closed.answer(s, m, k))),
-    ("the parts of kept tokens are missing: their merges are never reached", lambda s, m, k: sorted({*range(s), *k})),
-]
+@closed.mistake("the parts of kept tokens are missing: their merges are never reached")
+def closed_without_parts(symbols: int, merges: Array, kept: Array) -> Any:
+    """Keep the symbols and the kept tokens alone."""
+    return sorted({*range(symbols), *kept})
 
 
-def _fall(w: np.ndarray, h: np.ndarray, new: Any, n: int) -> np.ndarray:
-    return np.log1p(n * np.exp(new) / np.exp(h @ w.T).sum(1))
+def _fall(w: Array, h: Array, new: Any, n: int) -> Array:
+    old_sum = np.exp(h @ w.T).sum(1)
+    fall_of_all: Array = np.log1p(n * np.exp(new) / old_sum)
+    return fall_of_all
 
 
-@exercise(12, lambda: [(_random(9, 4), _random(6, 4, seed=6), 1), (_random(200, 8), _random(5, 8, seed=7), 50)])
-def fall(w: np.ndarray, h: np.ndarray, n: int) -> Any:
+def _growing_tables() -> Cases:
+    return [(_random(9, 4), _random(6, 4, seed=6), 1), (_random(200, 8), _random(5, 8, seed=7), 50)]
+
+
+@exercise(12, _growing_tables)
+def fall(w: Array, h: Array, n: int) -> Any:
     """How far every old token's log-probability falls [N]."""
     return _fall(w, h, h @ w.mean(0), n)
 
 
-fall.mistakes = [
-    ("that is the most that it can be (Jensen)", lambda w, h, n: np.full(len(h), np.log1p(n / len(w)))),
-    ("that is for rows of zeros", lambda w, h, n: _fall(w, h, 0.0, n)),
-    ("that is one new row's: there are n of them", lambda w, h, n: _fall(w, h, h @ w.mean(0), 1)),
-]
+@fall.mistake("that is the most that it can be (Jensen)")
+def fall_bound(w: Array, h: Array, n: int) -> Any:
+    """Return the upper bound."""
+    return np.full(len(h), np.log1p(n / len(w)))
 
 
-@exercise(13, lambda: [(np.array([5, 3, 2]), 4), (1000 // np.arange(1, 200), 512)])
-def touched(counts: np.ndarray, n: int) -> Any:
+@fall.mistake("that is for rows of zeros")
+def fall_of_zeros(w: Array, h: Array, n: int) -> Any:
+    """Add rows of zeros."""
+    return _fall(w, h, 0.0, n)
+
+
+@fall.mistake("that is one new row's: there are n of them")
+def fall_of_one(w: Array, h: Array, n: int) -> Any:
+    """Add one row."""
+    return _fall(w, h, h @ w.mean(0), 1)
+
+
+def _token_counts() -> Cases:
+    return [(np.array([5, 3, 2]), 4), (1000 // np.arange(1, 200), 512)]
+
+
+@exercise(13, _token_counts)
+def touched(counts: Array, n: int) -> Any:
     """Mean number of different tokens in a batch."""
     return (1 - (1 - counts / counts.sum()) ** n).sum()
 
 
-touched.mistakes = [
-    ("exact is 1 − (1 − p)ⁿ", lambda c, n: (1 - np.exp(-n * c / c.sum())).sum()),
-    ("n tokens are drawn, but some of them twice", lambda c, n: float(n)),
-    ("that takes all tokens as equally frequent", lambda c, n: len(c) * (1 - (1 - 1 / len(c)) ** n)),
-]
+@touched.mistake("exact is 1 − (1 − p)ⁿ")
+def touched_poisson(counts: Array, n: int) -> Any:
+    """Approximate by independent Poisson counts."""
+    return (1 - np.exp(-n * counts / counts.sum())).sum()
+
+
+@touched.mistake("n tokens are drawn, but some of them twice")
+def touched_all(counts: Array, n: int) -> Any:
+    """Count every draw."""
+    return float(n)
+
+
+@touched.mistake("that takes all tokens as equally frequent")
+def touched_uniform(counts: Array, n: int) -> Any:
+    """Draw tokens with equal probability."""
+    size = len(counts)
+    return size * (1 - (1 - 1 / size) ** n)

@@ -30,6 +30,7 @@ SECONDS = 60  # for all cases of an exercise, the imports of the reader's file i
 ARENA = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}  # threads reserve memory that they do not use
 EQUAL = 1e-6  # fp32 may be used where it is enough
 
+Array = np.ndarray[Any, Any]
 Answer = Callable[..., Any]
 Cases = Callable[[], Sequence[tuple[Any, ...]]]
 
@@ -59,43 +60,57 @@ class Exercise:
         title, _, statement = head.partition("\n")
         return title.lstrip("# "), statement.strip(), hint.strip(), solution.strip()
 
-    def fault(self, case: tuple[Any, ...], found: np.ndarray) -> str | None:
-        """What is wrong with an answer to a case; None where it is right."""
+    def mistake(self, why: str) -> Callable[[Answer], Answer]:
+        """Register a function as a usual mistake; `why` says what is wrong about it."""
+
+        def register(mistaken: Answer) -> Answer:
+            self.mistakes.append((why, mistaken))
+            return mistaken
+
+        return register
+
+    def fault(self, case: tuple[Any, ...], answer: Array) -> str | None:
+        """Say what is wrong with an answer to a case; None if it is right."""
         if self.judge is not None:
-            return self.judge(*case, found)
-        if _equal(found, self.answer(*case)):
+            return self.judge(*case, answer)
+        right = self.answer(*case)
+        if _equal(answer, right):
             return None
         for why, mistaken in self.mistakes:
-            if _equal(found, mistaken(*case)):
+            if _equal(answer, mistaken(*case)):
                 return why
-        right = np.asarray(self.answer(*case), float)
-        if found.shape != right.shape:
-            return f"its shape is {found.shape}, and should be {right.shape}"
-        if not np.isfinite(found).all():
-            return "it holds a number that is not finite"
-        at = np.unravel_index(int(np.abs(found - right).argmax()), right.shape)
-        where = f" at {tuple(map(int, at))}" if right.ndim else ""
-        return f"it is {found[at]:.6g}{where}, and should be {right[at]:.6g}"
+        return _difference(answer, np.asarray(right, float))
 
 
 EXERCISES: dict[int, Exercise] = {}
 
 
-def _equal(found: np.ndarray, answer: Any) -> bool:
-    """Whether both are the same to fp32: each number of a tuple by itself, entries of an array beside its largest."""
-    wanted = np.asarray(answer, float)
-    beside = 0.0 if isinstance(answer, tuple) else float(np.abs(wanted).max(initial=0.0))
-    return found.shape == wanted.shape and np.allclose(found, wanted, rtol=EQUAL, atol=EQUAL * beside)
+def _equal(answer: Array, expected: Any) -> bool:
+    """Whether both are the same to fp32: numbers of a tuple one by one, entries of an array relative to its largest."""
+    right = np.asarray(expected, float)
+    scale = 0.0 if isinstance(expected, tuple) else float(np.abs(right).max(initial=0.0))
+    return answer.shape == right.shape and np.allclose(answer, right, rtol=EQUAL, atol=EQUAL * scale)
+
+
+def _difference(answer: Array, right: Array) -> str:
+    """Say where an answer differs from the right one."""
+    if answer.shape != right.shape:
+        return f"its shape is {answer.shape}, and should be {right.shape}"
+    if not np.isfinite(answer).all():
+        return "it holds a number that is not finite"
+    index = np.unravel_index(int(np.abs(answer - right).argmax()), right.shape)
+    where = f" at {tuple(map(int, index))}" if right.ndim else ""
+    return f"it is {answer[index]:.6g}{where}, and should be {right[index]:.6g}"
 
 
 def exercise(number: int, cases: Cases, **settings: Any) -> Callable[[Answer], Exercise]:
     """Make an exercise of the right answer."""
 
-    def made(answer: Answer) -> Exercise:
+    def register(answer: Answer) -> Exercise:
         EXERCISES[number] = Exercise(number, answer, cases, **settings)
         return EXERCISES[number]
 
-    return made
+    return register
 
 
 def of_number(number: int) -> Exercise:
@@ -112,28 +127,33 @@ def check(number: int, file: Path, seconds: float = SECONDS) -> str | None:
         RunError: no such exercise or file; the file cannot be run, takes too long or too much memory, or its function
             raises or returns no numbers.
     """
-    asked = of_number(number)
+    exercise = of_number(number)
     if not file.is_file():
         raise RunError(f"no file {file}", f"tiewise exercise {number} says what it should hold")
     command = [sys.executable, "-c", ANSWER_CASES, str(number), str(file)]
+    environment = os.environ | ARENA
     try:
-        held: dict[str, Any] = {"env": os.environ | ARENA, "stdin": subprocess.DEVNULL, "capture_output": True}
-        done = subprocess.run(command, timeout=seconds, **held)
+        child = subprocess.run(
+            command, timeout=seconds, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
     except subprocess.TimeoutExpired:
         raise RunError(f"{file} took more than {seconds:g} s", "look for a loop that does not end") from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise RunError(f"{file}: {said[-1]}", f"tiewise exercise {number} says what {asked.name} gets and returns")
-    with np.load(io.BytesIO(done.stdout), allow_pickle=False) as found:
-        for place, case in enumerate(asked.cases()):
-            if wrong := asked.fault(case, found[str(place)]):
-                return f"{asked.name}({', '.join(map(_shown, case))}): {wrong}"
+    if child.returncode:
+        lines = child.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {child.returncode}"]
+        raise RunError(f"{file}: {lines[-1]}", f"tiewise exercise {number} says what {exercise.name} gets and returns")
+    with np.load(io.BytesIO(child.stdout), allow_pickle=False) as answers:
+        for place, case in enumerate(exercise.cases()):
+            fault = exercise.fault(case, answers[str(place)])
+            if fault is not None:
+                return f"{exercise.name}({', '.join(map(_argument, case))}): {fault}"
     return None
 
 
-def _shown(value: Any) -> str:
-    small = not isinstance(value, np.ndarray) or value.size <= 6
-    return " ".join(str(value).split()) if small else f"array {list(value.shape)}"
+def _argument(value: Any) -> str:
+    """Return an argument as a message shows it: a large array by its shape."""
+    if isinstance(value, np.ndarray) and value.size > 6:
+        return f"array {list(value.shape)}"
+    return " ".join(str(value).split())
 
 
 # the reader's own process
@@ -154,33 +174,51 @@ def answer_cases() -> None:
     What the file prints goes to stderr, whose last line says what went wrong. Memory is limited once the file is
     imported: libraries reserve far more than they use.
     """
-    asked, file = EXERCISES[int(sys.argv[1])], Path(sys.argv[2])
+    exercise, file = EXERCISES[int(sys.argv[1])], Path(sys.argv[2])
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.path.insert(0, str(file.resolve().parent))
-    found: dict[str, np.ndarray] = {}
     try:
-        function = runpy.run_path(str(file), run_name="answer").get(asked.name)
-        if not callable(function):
-            raise SystemExit(f"it defines no function {asked.name}")
-        cases = asked.cases()
-        limit(asked.megabytes)
-        for place, case in enumerate(cases):
-            answer = function(*(value.copy() if isinstance(value, np.ndarray) else value for value in case))
-            if answer is None:
-                raise SystemExit(f"{asked.name} returns nothing")
-            found[str(place)] = np.asarray(answer, float)
+        answers = _answers(exercise, file)
     except ModuleNotFoundError as error:
-        fix = f", which pip install 'tiewise[{asked.needs}]' brings" if asked.needs else ""
+        fix = f", which pip install 'tiewise[{exercise.needs}]' brings" if exercise.needs else ""
         raise SystemExit(f"it needs {error.name}{fix}") from None
     except Exception as error:
-        if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch has no error of its own for it
-            raise SystemExit(f"{asked.name} needs more than {asked.megabytes} MB for one case") from None
-        at = error.__traceback__
-        while at is not None and at.tb_next is not None:
-            at = at.tb_next
-        line = error.lineno if isinstance(error, SyntaxError) else at and at.tb_lineno
-        raise SystemExit(f"{type(error).__name__} in line {line}: {' '.join(str(error).split())}") from None
-    held = io.BytesIO()
-    np.savez(held, **found)  # type: ignore[arg-type]
-    out.write(held.getvalue())
+        raise SystemExit(_reason(error, exercise)) from None
+    buffer = io.BytesIO()
+    np.savez(buffer, **answers)  # type: ignore[arg-type]
+    out.write(buffer.getvalue())
+
+
+def _answers(exercise: Exercise, file: Path) -> dict[str, Array]:
+    """Return the answer of the file's function to each case, by the case's place."""
+    function = runpy.run_path(str(file), run_name="answer").get(exercise.name)
+    if not callable(function):
+        raise SystemExit(f"it defines no function {exercise.name}")
+    cases = exercise.cases()
+    limit(exercise.megabytes)
+    answers = {}
+    for place, case in enumerate(cases):
+        arguments = [value.copy() if isinstance(value, np.ndarray) else value for value in case]
+        answer = function(*arguments)
+        if answer is None:
+            raise SystemExit(f"{exercise.name} returns nothing")
+        answers[str(place)] = np.asarray(answer, float)
+    return answers
+
+
+def _reason(error: Exception, exercise: Exercise) -> str:
+    """Return what an error of the file says, with its line."""
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch has no separate error for it
+        return f"{exercise.name} needs more than {exercise.megabytes} MB for one case"
+    return f"{type(error).__name__} in line {_line_of(error)}: {' '.join(str(error).split())}"
+
+
+def _line_of(error: Exception) -> int | None:
+    """Return the line at which an error was raised; of a syntax error, the line that it names."""
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return None if frame is None else frame.tb_lineno

@@ -1,0 +1,161 @@
+"""One training command from its parameters to its result: settings, work, and what is said when it stops early."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from tiewise.cli import options as o
+from tiewise.cli.train_settings import choose_settings
+from tiewise.core import ranks
+from tiewise.core.errors import Interrupted, RunError, TiewiseError, ctrl_c_behind
+
+
+def carry_out_command(command: str, parameters: dict[str, Any]) -> Any:
+    """Do what a command's parameters ask for; return its result, or None if it is printed or another process has it.
+
+    Ctrl-C exits 130, and a full disk is a `RunError`; both say how to resume. Of several processes the first prints,
+    and the others exit with the same code.
+    """
+    return _TrainingCommand(command, parameters).carry_out()
+
+
+class _TrainingCommand:
+    """A call of `compare`, `train` or `heal`."""
+
+    def __init__(self, command: str, parameters: dict[str, Any]) -> None:
+        self.start = time.monotonic()
+        self.command, self.parameters = command, parameters
+        self.out: Path = parameters["out"] or Path(f"runs/{command}")
+        self.launcher: str = parameters.get("launcher", "local")
+        self.element: int | None = parameters.get("element")
+        self.can_resume: bool = parameters["resume"]  # whether the run is on disk
+
+    def carry_out(self) -> Any:
+        """Do the work; see `carry_out_command`."""
+        o.need_torch()
+        from tiewise.core.files import quiet_threads
+
+        if self.element is not None:
+            refuse_beside_element(self.element, self.out, self.launcher, resume=self.parameters["resume"])
+        try:
+            with quiet_threads():
+                result = self._work()
+                prints = ranks.first()
+        except (Exception, KeyboardInterrupt) as error:
+            self._stop(error)
+        ranks.leave(together=False)
+        if not prints:
+            return None
+        if self.parameters["json_"]:
+            o.print_json(result.record())
+            return None
+        return result
+
+    def _work(self) -> Any:
+        """Choose the settings, train, and return the result."""
+        from tiewise.training.least_time import refuse_impossible_minutes
+
+        parameters = self.parameters
+        ranks.join(parameters["fsdp"], parameters["tp"], parameters["tables"])
+        is_single = self.command != "compare"
+        settings = ranks.first_does(lambda: choose_settings(self.out, parameters, single=is_single))
+        is_one_process = ranks.size() == 1 and self.launcher == "local"
+        if settings is not None and is_one_process:
+            refuse_impossible_minutes(settings)
+        o.hush_libraries()
+        from tiewise.lab import carry_out
+        from tiewise.training.compare import Display, finish_element, prepared, refuse_trials
+        from tiewise.training.workers import settle
+
+        settle()
+        display = Display.on_stderr(quiet=parameters["quiet"])
+        if self.element:
+            return finish_element(self.out, display, self.element)
+        work = self._finish()
+        if settings is not None and self.element == 0:
+            refuse_trials(settings)
+            work = prepared
+        return carry_out(
+            work,
+            settings,
+            self.out,
+            o.command_line(),
+            display,
+            overwrite=parameters["overwrite"],
+            jobs=parameters.get("jobs", 1),
+            launcher=self.launcher,
+            gone=lambda: time.monotonic() - self.start,
+            begun=self._note_start,
+        )
+
+    def _finish(self) -> Callable[..., Any]:
+        """Return the function that does the command's runs."""
+        from tiewise.lab import finish_healing
+        from tiewise.training.compare import finish, finish_one
+
+        return {"compare": finish, "train": finish_one, "heal": finish_healing}[self.command]
+
+    def _note_start(self) -> None:
+        """Note that the run is on disk, so that `--resume` resumes it."""
+        self.can_resume = True
+
+    def _stop(self, error: BaseException) -> NoReturn:
+        """End the command by an error: print what happened and how to resume, and exit."""
+        code = 2
+        if isinstance(error, ranks.Elsewhere):
+            pass  # the process in which it happened prints it
+        elif ctrl_c_behind(error):
+            code = 130
+            if ranks.first() and self.can_resume:
+                remains = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
+                o.tell(f"tiewise: interrupted, {remains}; {self._resume_command()} goes on")
+        else:
+            expected = self._expected_error(error)
+            if expected is None:
+                raise error
+            if ranks.size() == 1:
+                raise expected from None
+            o.tell(f"tiewise: {expected}")
+        ranks.leave(together=ranks.known(error))
+        raise typer.Exit(code) from None
+
+    def _expected_error(self, error: BaseException) -> TiewiseError | None:
+        """Return the one-line error of a cause that a user can remove; None for a defect."""
+        from tiewise.core.files import disk_error
+
+        if isinstance(error, TiewiseError):
+            return error
+        fix = "make room there, or choose another --out"
+        if self.can_resume:
+            fix = f"make room there, then {self._resume_command()}"
+        full_disk = disk_error(error, self.out, fix)
+        if full_disk is None and ranks.lost(error):
+            fix = f"{self._resume_command()} goes on from the last checkpoint"
+            return RunError("another process of this run has ended", fix)
+        return full_disk
+
+    def _resume_command(self) -> str:
+        """Return the command that resumes this one."""
+        words = ["tiewise", self.command, "--out", str(self.out), "--resume"]
+        if self.launcher != "local":
+            words += ["--launcher", self.launcher]
+        if self.element is not None:
+            words += ["--element", str(self.element)]
+        return shlex.join(words)
+
+
+def refuse_beside_element(element: int, out: Path, launcher: str, *, resume: bool) -> None:
+    """Refuse options that do not go with `--element`. Raises RunError."""
+    if element == 0:
+        if launcher != "local":
+            raise RunError(f"--element 0 with --launcher {launcher}", "leave --launcher out")
+        if resume:
+            raise RunError("--element 0 with --resume", f"{out} is prepared; give a number from 1")
+    elif not resume or launcher != "local":
+        raise RunError(f"--element {element}", f"give only --out {out} --resume beside it")
