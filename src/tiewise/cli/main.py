@@ -253,9 +253,9 @@ def _typed() -> list[str]:
     """Return the arguments: those of the command line, or of one that a shell wants completed."""
     if "_TIEWISE_COMPLETE" not in os.environ:
         return sys.argv[1:]
-    from typer.completion import completion_init  # type: ignore[attr-defined]  # imported there, and not exported
-
-    completion_init()  # which typer does by itself only where it adds two options for it to the help
+    import_module(
+        "typer.completion"
+    ).completion_init()  # which typer does by itself only where it adds two options for it to the help
     words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
     return words.split()[1:]
 
