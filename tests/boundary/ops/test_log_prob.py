@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.boundary.ops.test_cross_entropy import N, V, assert_near, error, problem
 
-from tiewise.boundary.ops import log_prob as module
+from tiewise.boundary.ops import statistics_operators
 from tiewise.boundary.ops.log_prob import linear_log_prob, vocabulary_statistics
 from tiewise.boundary.ops.path_gradient import tied_lookup
 from tiewise.core.backends import LossOptions
@@ -191,12 +191,12 @@ def test_the_operator_is_what_torch_expects_of_one(targeted):
     (h, w, b), t = problem(torch.float32)
     arguments = (h.requires_grad_(), w.requires_grad_(), b.requires_grad_(), t if targeted else None, True)
     how = (torch.float32, 1.0, 3.0, -100, 7, None)
-    torch.library.opcheck(module._statistics, (*arguments, *how))
-    _, _, *saved = (x.detach() for x in module._statistics(*arguments, *how))
+    torch.library.opcheck(statistics_operators._statistics, (*arguments, *how))
+    _, _, *saved = (x.detach() for x in statistics_operators._statistics(*arguments, *how))
     upstream = (torch.ones(N) if targeted else None, None, torch.ones(N))
     tests = ("test_schema", "test_faketensor")
     given = (*(x if x is None else x.detach() for x in arguments[:4]), *saved, *upstream, [True, False, True], *how)
-    torch.library.opcheck(module._slopes, given, test_utils=tests)
+    torch.library.opcheck(statistics_operators._slopes, given, test_utils=tests)
 
 
 @pytest.mark.slow

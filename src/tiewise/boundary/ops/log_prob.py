@@ -19,35 +19,22 @@ few rows at a time, which stay in a core's cache: a softmax, its entropy and its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops import devices
-from tiewise.boundary.ops.chunk_products import (
-    BLOCKS,
-    cached_rows,
-    chunk_logits,
-    gradient_buffers,
-    into_gradients,
-    softcap_slope,
-)
-from tiewise.boundary.ops.fast_products import own_products
-from tiewise.boundary.ops.native_loss import kernel
-from tiewise.boundary.ops.problem import LossTensors, accumulator, check_problem, check_range, compute_dtype, flat_rows
+from tiewise.boundary.ops.problem import check_problem, check_range, flat_rows
+from tiewise.boundary.ops.statistics_operators import token_statistics
 from tiewise.boundary.ops.vocabulary_shard import LOWEST, VocabularyShard, beyond, brought, gathered
 from tiewise.core.backends import LossOptions
-from tiewise.core.errors import UnsupportedError
 
 _DEFAULT = LossOptions()
-_LOWEST = -1e4  # log-probabilities below are of exp 0 in fp64, and −inf among them would make 0 · −inf
 
 
 class VocabularyStatistics(NamedTuple):
-    """Of the distribution over the vocabulary at each token; each carries gradient, and all share one backward pass."""
+    """Statistics of the distribution at each token, which share one backward pass."""
 
     log_prob: Tensor | None  # [...] log p of the target; None without targets. + lse is the target's logit
     lse: Tensor  # [...] log Σ exp z
@@ -92,9 +79,9 @@ def linear_log_prob(
             positive, and options of a loss (`label_smoothing`, `z_loss`, `class_weight`, `backend`,
             `reduction="sum"`), are ValueErrors.
     """
-    asked: dict[str, Any] = {"temperature": temperature, "entropy": entropy, "shard": shard, **overrides}
-    found = vocabulary_statistics(features, weight, targets, bias, options, **asked)
-    return (found.log_prob, found.entropy) if entropy else found.log_prob
+    chosen: dict[str, Any] = {"temperature": temperature, "entropy": entropy, "shard": shard, **overrides}
+    statistics = vocabulary_statistics(features, weight, targets, bias, options, **chosen)
+    return (statistics.log_prob, statistics.entropy) if entropy else statistics.log_prob
 
 
 def vocabulary_statistics(
@@ -109,71 +96,51 @@ def vocabulary_statistics(
     shard: VocabularyShard | None = None,
     **overrides: Any,
 ) -> VocabularyStatistics:
-    """Return all that one sweep finds, by the arguments of `linear_log_prob`; without targets no token is ignored.
+    """Return all that one sweep computes, by the arguments of `linear_log_prob`.
 
-    Ask for all in one call: each tensor of the result can be differentiated by itself or with the others, and what is
-    differentiated together is swept together. Where a target is ignored all three are 0 without gradient.
+    Without targets no token is ignored. Ask for all in one call: each tensor of the result can be differentiated by
+    itself or with the others, and what is differentiated together is swept together. Where a target is ignored all
+    three are 0 without gradient.
     """
     o = replace(options, **overrides) if overrides else options
     if o.reduction == "sum":
         raise ValueError("log-probabilities are not reduced: their sum is a loss")
     tempered = at_temperature(o, temperature)
-    shape = features.shape[:-1] if isinstance(features, Tensor) else ()
-    device = features.device if isinstance(features, Tensor) else None
-    stand_in = torch.empty(shape, dtype=torch.long, device=device) if targets is None else targets
-    check_problem(features, weight, stand_in, bias, o, shard)
+    check_problem(features, weight, _targets_to_check(features, targets), bias, o, shard)
     flat, t = flat_rows(features), None if targets is None else targets.reshape(-1).long()
     if t is not None and shard is None and not torch.compiler.is_compiling():
         check_range(t, len(weight), o.ignore_index)
-    o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
-    if shard is not None:
-        log_prob, lse, spread = _over_ranks(shard, flat, weight, bias, t, entropy, o)
+    if bias is not None and temperature != 1.0:
+        bias = bias / temperature
+    if shard is None:
+        log_prob, lse, entropies = token_statistics(flat, weight, bias, t, entropy, tempered)
     else:
-        how = (compute_dtype(flat, weight), *(getattr(o, name) for name in _FIELDS))
-        log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
-    of_target = None if t is None else log_prob.view(shape)
-    return VocabularyStatistics(of_target, lse.view(shape), spread.view(shape) if entropy else None)
+        inputs = _TokenInputs(flat, weight, bias, t)
+        log_prob, lse, entropies = _over_ranks(shard, inputs, entropy, tempered)
+    shape = features.shape[:-1]
+    return VocabularyStatistics(
+        None if t is None else log_prob.view(shape), lse.view(shape), entropies.view(shape) if entropy else None
+    )
 
 
-def _over_ranks(
-    shard: VocabularyShard, features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, o: LossOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-probability, lse, entropy), each [N], of what every rank finds of its own rows.
-
-    With P_r = exp(lse_r − lse):    log p = log p_owner + log P_owner        H = Σ_r P_r (H_r − log P_r)
-    """
-    n, room = len(features), shard.room(features)
-    features = brought(features, shard, room)
-    if targets is None:
-        words = torch.full_like(features[:, 0], shard.start, dtype=torch.long)
-    else:
-        words = shard.everyone(targets, room)
-        check_range(words, shard.total, o.ignore_index)
-    column, here = shard.columns(words)
-    o, ignored = replace(o, ignore_index=-1), o.ignore_index  # no local row, whatever the whole vocabulary ignores
-    if not len(weight) or (bias is not None and bool(bias.isneginf().all())):  # one more row, and no token is here
-        weight, column = torch.cat([weight, weight.new_zeros(1, weight.shape[1])]), torch.zeros_like(words)
-        bias, o = torch.full_like(weight[:, 0], LOWEST, dtype=torch.float32), replace(o, softcap=None)
-    found = vocabulary_statistics(features, weight, column.reshape(-1), bias, o, entropy=entropy)
-    told: list[Any] = [found.lse, found.log_prob, found.entropy]
-    told[1] = told[1].where(here, 0)
-    lses, log_probs, *entropies = gathered(torch.stack(told if entropy else told[:2]), shard).unbind(1)
-    lse = lses.logsumexp(0)
-    below = lses - lse
-    log_prob = log_probs.sum(0) - beyond(lses, shard.owners(lses, words))
-    spread = (below.exp() * (entropies[0] - below)).sum(0) if entropy else lse
-    everyones = log_prob.masked_fill(log_prob < LOWEST / 2, -torch.inf), lse, spread
-    results = [shard.own_part(x, room, n) for x in everyones]
-    log_prob, lse, spread = results if targets is None else [x.masked_fill(targets == ignored, 0) for x in results]
-    return log_prob, lse, spread
+def _targets_to_check(features: Any, targets: Tensor | None) -> Tensor:
+    """Return the targets, or some that pass every check where there are none."""
+    if targets is not None:
+        return targets
+    if not isinstance(features, Tensor):  # which is refused before targets are looked at
+        return torch.empty((), dtype=torch.long)
+    return torch.empty(features.shape[:-1], dtype=torch.long, device=features.device)
 
 
 def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
-    """Return the options of logits divided by a temperature, whose bias is divided too; refuse those of a loss alone.
+    """Return the options of logits divided by a temperature, whose bias is divided too.
+
+    Options of a loss alone are refused.
 
     c · tanh((s x + b) / c) / τ = (c / τ) · tanh((s / τ · x + b / τ) / (c / τ))
     """
-    if o.label_smoothing or o.z_loss or o.class_weight is not None or o.backend is not None:
+    has_loss_option = o.label_smoothing or o.z_loss or o.class_weight is not None or o.backend is not None
+    if has_loss_option:
         alone = "label_smoothing, z_loss, class_weight and backend"
         raise ValueError(f"{alone} are of cross-entropies alone; leave them out here")
     if not 0 < temperature < math.inf:
@@ -181,153 +148,72 @@ def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
     return replace(o, scale=o.scale / temperature, softcap=None if o.softcap is None else o.softcap / temperature)
 
 
-# One operator, eager and compiled: Dynamo must not unroll the chunks.
-
-_HOW = "ScalarType kind, float scale, float? softcap, int ignore_index, int? chunk, str? logits"
-_FIELDS = [argument.split()[1] for argument in _HOW.split(", ")[1:]]  # of `LossOptions`
-_INPUTS = "Tensor features, Tensor weight, Tensor? bias, Tensor? targets"
-_UPSTREAM = "Tensor? by_log_prob, Tensor? by_lse, Tensor? by_entropy"
+# over ranks
 
 
-@torch.library.custom_op(
-    "tiewise::vocabulary_statistics",
-    mutates_args=(),
-    schema=f"({_INPUTS}, bool entropy, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, *how: Any) -> Any:
-    """(log-probability, lse, entropy; and the parts of lse: the largest logit, and log Σ exp(z − that)), each [N]."""
-    o, wide = _options(how), accumulator(how[0])
-    log_prob, lse, spread, top, rest = found = [features.new_zeros(len(features), dtype=wide) for _ in range(5)]
-    at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
-    compute = kernel(o, LossTensors(features, weight, bias, targets), how[0], len(features))
-    with own_products(features, weight, how[0]):
-        if compute is not None:
-            nothing, first = torch.zeros_like(top), torch.zeros_like(top, dtype=torch.long)
-            nll, lse, h, *_ = compute(
-                features, first if at is None else at[:, 0], nothing, nothing, None, [False] * 3, entropy=entropy
-            )
-            found[:3], top = [log_prob.sub_(nll), lse, spread.add_(h) if entropy else spread], lse.clone()
-        spare: list[Tensor] = []
-        for part, _, logits in _chunks(features, weight.to(how[0]), bias, o) if compute is None else ():
-            for rows, z, (below, p) in _blocks(part, logits, spare):
-                torch.amax(z, 1, out=top[rows])
-                torch.sub(z, top[rows, None], out=below)  # not into z, which would be written back to memory
-                total = torch.exp(below, out=p).sum(1)
-                torch.log(total, out=rest[rows])
-                if at is not None:
-                    log_prob[rows] = below.gather(1, at[rows])[:, 0] - rest[rows]
-                if entropy:  # rest − Σ p (z − top): neither is negative, so that nothing cancels
-                    spread[rows] = rest[rows] - below.clamp_(min=_LOWEST).mul_(p).sum(1) / total
-        torch.add(top, rest, out=lse)
-        for one in found[:3] if at is not None else ():
-            one.masked_fill_(targets == o.ignore_index, 0)
-    return log_prob if at is not None else lse.new_empty(0), lse, spread if entropy else lse.new_empty(0), top, rest
+class _TokenInputs(NamedTuple):
+    """Features [N, E], rows [V_r, E] and bias [V_r] of this rank, and targets [N] of the whole vocabulary."""
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor | None
 
 
-@torch.library.custom_op(
-    "tiewise::vocabulary_statistics_backward",
-    mutates_args=(),
-    schema=f"({_INPUTS}, Tensor entropy, Tensor top, Tensor rest, {_UPSTREAM}, bool[] wanted, {_HOW})"
-    " -> (Tensor, Tensor, Tensor)",
-)
-def _slopes(*arguments: Any) -> Any:
-    """Gradients of (features, weight, bias), where wanted; empty elsewhere."""
-    features, weight, bias, targets, spread, top, rest, *upstream, wanted = arguments[:11]
-    how, inputs = arguments[11:], (features, weight, bias)
-    o, wide, n = _options(how), accumulator(how[0]), len(features)
-    at = torch.zeros_like(top, dtype=torch.long) if targets is None else targets
-    valid = torch.ones_like(at, dtype=torch.bool) if targets is None else targets != o.ignore_index
-    with_entropy = upstream[2] is not None and len(spread) == n
-    # what was not asked for is empty, and what was not used None
-    a, b, c = (torch.zeros_like(top) if x is None or len(x) != n else x.where(valid, 0) for x in upstream)
-    if compute := kernel(o, LossTensors(features, weight, bias, targets), how[0], n):
-        with own_products(features, weight, how[0]):
-            level = b - a - c * spread if with_entropy else b - a
-            *_, by_features, by_weight, by_bias = compute(
-                features, at.where(valid, 0), level, -a, -c if with_entropy else None, wanted, lse=top + rest
-            )
-        triples = zip(inputs, (by_features, by_weight, by_bias), wanted, strict=True)
-        return tuple(got.to(x.dtype) if want else features.new_empty(0) for x, got, want in triples)
-    size = a.abs() + b.abs() + c.abs()  # r
-    a, b, c = (x / size.where(size > 0, 1) for x in (a, b, c))
-    at, level = at.where(valid, 0)[:, None], b - a
-    if with_entropy:
-        share = (-rest).exp_()
-        level, c = (level + c * (rest - spread)) * share, c * share
-    weight = weight.to(how[0])
-    found, spare = gradient_buffers(inputs, wanted, wide), list[Tensor]()
-    with own_products(features, weight, how[0]):
-        for part, h, logits in _chunks(features, weight, bias, o):
-            for rows, z, (p, other) in _blocks(part, logits, spare):
-                bend = None if o.softcap is None else softcap_slope(z, o.softcap, other)
-                if with_entropy:  # z − top = log p + rest, and exp of it is p / share
-                    torch.exp(z.sub_(top[rows, None]), out=p)
-                    z.clamp_(min=_LOWEST).mul_(-c[rows, None]).add_(level[rows, None]).mul_(p)
-                else:
-                    torch.mul(torch.softmax(z, 1, out=p), level[rows, None], out=z)
-                z.scatter_add_(1, at[rows], a[rows, None])
-                if bend is not None:
-                    z.mul_(bend)
-            into_gradients(found, part, logits, size[part], h, weight, o.scale)
-    pairs = zip(inputs, found, strict=True)
-    return tuple(features.new_empty(0) if got is None else got.to(x.dtype) for x, got in pairs)
+def _over_ranks(
+    shard: VocabularyShard, inputs: _TokenInputs, entropy: bool, o: LossOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probability, lse and entropy, each [N], from those of every rank's rows."""
+    n, room = len(inputs.features), shard.room(inputs.features)
+    features, targets = brought(inputs.features, shard, room), inputs.targets
+    if targets is None:
+        words = torch.full_like(features[:, 0], shard.start, dtype=torch.long)
+    else:
+        words = shard.everyone(targets, room)
+        check_range(words, shard.total, o.ignore_index)
+    parts = _statistics_of_rows(shard, inputs._replace(features=features), words, entropy, o)
+    results = [shard.own_part(x, room, n) for x in _joined(shard, parts, words)]
+    if targets is not None:
+        results = [x.masked_fill(targets == o.ignore_index, 0) for x in results]
+    log_prob, lse, entropies = results
+    return log_prob, lse, entropies
 
 
-def _options(how: Any) -> LossOptions:
-    return LossOptions(**dict(zip(_FIELDS, how[1:], strict=True)))
+def _statistics_of_rows(
+    shard: VocabularyShard, inputs: _TokenInputs, words: Tensor, entropy: bool, o: LossOptions
+) -> list[Tensor]:
+    """Return lse and log-probability over the rows here, and if needed the entropy.
 
-
-def _chunks(
-    features: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which tokens, their features [n, E] in the type of `weight`, and their logits [n, V], of each chunk."""
-    (n, v), wide = (len(features), len(weight)), accumulator(weight.dtype)
-    bias = None if bias is None else bias.to(wide)
-    spare = 0 if devices.is_cpu(features) else 2 / BLOCKS  # of the blocks
-    rows = devices.rows_at_once(n, devices.numbers_held(v, 1 + spare, weight.dtype), features, o.chunk)
-    buffer = features.new_empty(min(rows, n), v, dtype=wide)
-    for start in range(0, n, rows):
-        h = features[start : start + rows].to(weight.dtype)
-        yield slice(start, start + len(h)), h, chunk_logits(h, weight, bias, o, buffer[: len(h)])
-
-
-def _blocks(part: slice, z: Tensor, kept: list[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which tokens, their logits in `z`, the chunk of `part`, and twice as much memory to work in.
-
-    `kept`, empty at first, holds that memory for the next chunk, which is no larger.
+    The log-probability of a word that is elsewhere is 0.
     """
-    for rows in cached_rows(z):
-        block = z[rows]
-        if not kept:
-            kept.append(block.new_empty(2, *block.shape))
-        yield slice(part.start + rows.start, part.start + rows.start + len(block)), block, kept[0][:, : len(block)]
+    features, weight, bias, _ = inputs
+    column, is_here = shard.columns(words)
+    o = replace(o, ignore_index=-1)  # no local row, whatever the whole vocabulary ignores
+    has_no_logit = not len(weight) or (bias is not None and bool(bias.isneginf().all()))
+    if has_no_logit:  # then one more row has the lowest logit, and no token is here
+        weight = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
+        bias = torch.full_like(weight[:, 0], LOWEST, dtype=torch.float32)
+        column, o = torch.zeros_like(words), replace(o, softcap=None)
+    statistics = vocabulary_statistics(features, weight, column.reshape(-1), bias, o, entropy=entropy)
+    assert statistics.log_prob is not None, "there are targets"
+    parts = [statistics.lse, statistics.log_prob.where(is_here, 0)]
+    if statistics.entropy is not None:
+        parts.append(statistics.entropy)
+    return parts
 
 
-@_statistics.register_fake
-def _(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, kind: torch.dtype, *_: Any) -> Any:
-    there = (targets is not None, True, entropy, True, True)
-    return tuple(features.new_empty(len(features) if yes else 0, dtype=accumulator(kind)) for yes in there)
+def _joined(shard: VocabularyShard, parts: list[Tensor], words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probability, lse and entropy over all ranks' rows from lse, log-probability and entropy over these.
 
+    With P_r = exp(lse_r − lse):    log p = log p_owner + log P_owner        H = Σ_r P_r (H_r − log P_r)
 
-@_slopes.register_fake
-def _(*arguments: Any) -> Any:
-    pairs = zip(arguments[:3], arguments[10], strict=True)
-    return tuple(x.new_empty(x.shape) if want else arguments[0].new_empty(0) for x, want in pairs)
-
-
-def _remember(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.how = inputs[5:]
-    ctx.save_for_backward(*inputs[:4], *output[2:])
-
-
-def _derivative(ctx: Any, *upstream: Any) -> Any:
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        fix = "compute the logits and their log_softmax where create_graph=True is needed"
-        raise UnsupportedError("log-probabilities and entropies have no second derivative", fix)
-    wanted = ctx.needs_input_grad[:3]
-    found = _slopes(*ctx.saved_tensors, *upstream[:3], wanted, *ctx.how)
-    return (*(x if want else None for x, want in zip(found, wanted, strict=True)), *[None] * (2 + len(ctx.how)))
-
-
-_statistics.register_autograd(_derivative, setup_context=_remember)
+    Without an entropy lse is in its place.
+    """
+    lses, log_probs, *entropies = gathered(torch.stack(parts), shard).unbind(1)
+    lse = lses.logsumexp(0)
+    below = lses - lse
+    log_prob = log_probs.sum(0) - beyond(lses, shard.owners(lses, words))
+    entropy = lse
+    if entropies:
+        entropy = (below.exp() * (entropies[0] - below)).sum(0)
+    return log_prob.masked_fill(log_prob < LOWEST / 2, -torch.inf), lse, entropy
