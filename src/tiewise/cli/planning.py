@@ -73,7 +73,7 @@ def plan(
             o.tell(f"page: {page}")
     if json_:
         return o.print_json(made.record())
-    from tiewise.planning.plan_rows import plan_view
+    from tiewise.planning.plan_view import plan_view
 
     o.print_view(lambda width: plan_view(made.record(), width))
 
@@ -154,6 +154,6 @@ def models(
     found = select(tied, family or "", min_vocab or 0, least, most, sort)
     if json_:
         return o.print_json({"models": [model.record() for model in found], "note": BETTER})
-    from tiewise.planning.plan_rows import models_table
+    from tiewise.planning.plan_view import models_table
 
     o.print_view(lambda width: models_table(found, width))

@@ -60,7 +60,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def surprised(comparison: Comparison) -> str:
-    """Say whether the atlas expected the difference of tied and untied; "" of a run without one."""
+    """Say whether the atlas expected the difference of tied and untied. "" of a run without one."""
     expectation = comparison.expectation
     if expectation is None:
         return ""
@@ -90,7 +90,7 @@ def results(comparison: Comparison) -> Listing:
 
 
 def share(runs: Sequence[RunResult], name: str) -> Quantity | None:
-    """Return the mean share of right answers with Student's interval over seeds; of one seed, Wilson's over rows."""
+    """Return the mean share of right answers with Student's interval over seeds. One seed has Wilson's over rows."""
     shares = [run.shares[name] for run in runs if name in run.shares]
     if not shares:
         return None
@@ -132,7 +132,7 @@ def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> 
 
 
 def _minus_reference(comparison: Comparison, arm: str, metric: str, name: str) -> Quantity | None:
-    """Return a column with the difference from the reference, empty if there is none; None of a single arm."""
+    """Return a column with the difference from the reference, empty if there is none. None of a single arm."""
     if len(comparison.arms) < 2:
         return None
     reference = comparison.reference if len(comparison.reference) <= SHORT else "reference"

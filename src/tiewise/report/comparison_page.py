@@ -221,7 +221,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
 
 
 def _gaps_in_words(comparison: Comparison) -> str:
-    """Return tying gap and generalisation gap as a sentence; "" if tied or untied was not trained."""
+    """Return tying gap and generalisation gap as a sentence. "" if tied or untied was not trained."""
     both = gaps(comparison)
     if both is None:
         return ""
@@ -362,7 +362,7 @@ def bigrams(comparison: Comparison) -> Listing:
 
 
 def asymmetry(path: ArmDirectPath, left: str, right: str) -> float | None:
-    """Return logit(right after left) − logit(left after right); None where the map lacks one of the two."""
+    """Return logit(right after left) − logit(left after right). None where the map lacks one of the two."""
     if left not in path.tokens or right not in path.tokens:
         return None
     i, j = path.tokens.index(left), path.tokens.index(right)

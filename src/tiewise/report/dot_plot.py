@@ -91,7 +91,7 @@ class _DotPlot:
             self.figure.add_vline(x=level, line_width=1, line_color=QUIET)
 
     def add_models(self, looks: Mapping[str, Style]) -> None:
-        """Add the dots of every model that has a quantity; those of one row are spread around its middle."""
+        """Add the dots of every model that has a quantity. Those of one row are spread around its middle."""
         measured = {q.of for q in self.quantities}
         models = [label for label in looks if label in measured]
         for position, label in enumerate(models):
@@ -141,14 +141,14 @@ class _DotPlot:
 
 
 def _interval_lengths(quantity: Quantity, x: float) -> tuple[float, float]:
-    """Return how far the interval reaches below and above a dot at `x`; 0 where it has no end."""
+    """Return how far the interval reaches below and above a dot at `x`. 0 where it has no end."""
     below = 0.0 if math.isnan(quantity.low) else x - quantity.low
     above = 0.0 if math.isnan(quantity.high) else quantity.high - x
     return below, above
 
 
 def _row_labels(names: Iterable[str]) -> list[str]:
-    """Return names of rows as plotly text, in short lines; how layers are shared starts a new line."""
+    """Return names of rows as plotly text, in short lines. How layers are shared starts a new line."""
     labels = []
     for name in names:
         lines: list[str] = []

@@ -31,7 +31,7 @@ class Style:
 
 
 def style(place: int) -> Style:
-    """Return the style at a place; the periods differ in length, so 168 of them look different."""
+    """Return the style at a place. The periods differ in length, so 168 of them look different."""
     return Style(COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)], MARKERS[place % len(MARKERS)])
 
 

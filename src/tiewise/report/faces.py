@@ -84,7 +84,7 @@ def sentence(found: Mapping[str, Found]) -> str:
 
 
 def summary(found: Mapping[str, Found], name: str = "", of: str = "model") -> Listing:
-    """Return a row for each model and a column for each main quantity; no rows if there are none."""
+    """Return a row for each model and a column for each main quantity. No rows if there are none."""
     quantities = chain.from_iterable(one.quantities for one in found.values())
     names = list(dict.fromkeys(q.name for q in quantities if q.main))
     values = {}
@@ -122,7 +122,7 @@ def listings(found: Mapping[str, Found]) -> Iterator[Listing]:
 
 
 def notes(section: SectionFound) -> list[str]:
-    """Return what a reader must know of a section, and which models it leaves out; each note once."""
+    """Return what a reader must know of a section, and which models it leaves out. Each note once."""
     if not section.found:
         return []
     pairs: list[tuple[str, str]] = []  # model, note
@@ -179,7 +179,7 @@ Inspection.html_view = staticmethod(inspection_html)
 
 
 def _inspection_parts(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
-    """Yield the models, the verdict, what can decide, and one sentence for each section; with `full` its tables too."""
+    """Yield the models, the verdict, what can decide, and one sentence for each section. With `full` its tables too."""
     models = [subject.label for subject in inspection.subjects]
     yield from _subject_lines(inspection.subjects)
     tie_or_not, *sections = inspection.sections
@@ -237,7 +237,7 @@ def _plain_table(listing: Listing) -> Table:
 
 
 def rich_table(rows: Sequence[Sequence[str]], *, justified: bool = False, show_edge: bool = True) -> Table:
-    """Return rows under the first one as a table; `justified` puts all columns but the names on the right.
+    """Return rows under the first one as a table. `justified` puts all columns but the names on the right.
 
     Cells break at `BREAKS`.
     """

@@ -58,7 +58,7 @@ def _grouped(parts: Iterable[Part], key: Callable[[Part], str]) -> dict[str, lis
 
 
 def _stacked_bars(name: str, bars: Sequence[Stack]) -> Panel:
-    """Draw stacks of one name; one that several models share has a name of its own, and is drawn once."""
+    """Draw stacks of one name. One that several models share has a name of its own, and is drawn once."""
     values = {}
     for bar in bars:
         label = bar.bar or f"{bar.of}, its own"
@@ -127,7 +127,7 @@ def stacked(
 def _table_of_parts(
     values: Mapping[str, Mapping[str, float]], parts: Sequence[str], show: Callable[[float], str], total: str
 ) -> Listing:
-    """Return a row for each bar and a column for each part; `total`, if given, heads the sums."""
+    """Return a row for each bar and a column for each part. `total`, if given, heads the sums."""
     header, rows = ["", *parts], []
     if total:
         header.append(total)

@@ -19,7 +19,7 @@ FEW_LAYERS = 12  # an axis that ends below it has a tick at each whole number
 
 
 def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | None = None) -> Panel:
-    """Draw curves of one name: a model's colour, a dash for each line of it; the first has its interval as a band.
+    """Draw curves of one name: a model's colour, a dash for each line of it. The first has its interval as a band.
 
     Args:
         curves: at least one; the first decides title, axes and caption.
@@ -39,7 +39,7 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
 
 
 def _add_curves(figure: go.Figure, curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | None) -> None:
-    """Add every curve; a dash tells a model's lines apart, or the models where each has one line."""
+    """Add every curve. A dash tells a model's lines apart, or the models where each has one line."""
     kinds = list(dict.fromkeys(curve.which for curve in curves))
     for curve in curves:
         look = looks[curve.of]
@@ -119,7 +119,7 @@ def _add_levels(figure: go.Figure, curves: Sequence[Curve], start: float, end: f
 
 
 def _set_axes(figure: go.Figure, first: Curve, x: Sequence[float]) -> None:
-    """Set title and both axes as the first curve asks; `x` holds every x of the figure, ascending."""
+    """Set title and both axes as the first curve asks. `x` holds every x of the figure, ascending."""
     finish(figure, first.name, first.unit).update_xaxes(title=first.along, zeroline=False)
     figure.update_layout(hovermode="x unified")
     if x and 1 < x[-1] < FEW_LAYERS:  # layers are whole

@@ -76,7 +76,7 @@ def beside_figures(
 
 
 def _matches(recipe: str, changed: Sequence[str], arms: Iterable[str], text: str | None) -> list[_ArmFigure]:
-    """Return the figures of each arm with these settings; if the text is known, figures of it alone."""
+    """Return the figures of each arm with these settings. If the text is known, figures of it alone."""
     matches = []
     for arm, result in product(arms, results()):
         match = _ArmFigure(arm, result)
@@ -173,7 +173,7 @@ def _ordered_difference(boundary: str, runs: RunsBySharing, first: str, second: 
 
 
 def _adjusted_by_holm(pairs: Sequence[Difference]) -> list[Difference]:
-    """Return differences with Holm's p over all of them; those without a p stay as they are."""
+    """Return differences with Holm's p over all of them. Those without a p stay as they are."""
     adjusted = iter(holm([pair.p for pair in pairs if pair.p is not None]))
     return [pair if pair.p is None else replace(pair, p=next(adjusted)) for pair in pairs]
 

@@ -167,7 +167,7 @@ def memory_panel(record: Record) -> Panel:
 
 
 def sharing_panels(plan: Plan) -> list[Panel]:
-    """Draw total parameters of the model's own boundary under every sharing; nothing if its layers are not known."""
+    """Draw total parameters of the model's own boundary under every sharing. Nothing if its layers are not known."""
     model = plan.architecture
     if not model.layers:
         return []

@@ -86,7 +86,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class PageSection:
-    """Contents under a heading, all of it text, in this order; a table without rows is left out."""
+    """Contents under a heading, all of it text, in this order. A table without rows is left out."""
 
     title: str
     panels: Sequence[Panel] = ()

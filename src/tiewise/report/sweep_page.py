@@ -46,7 +46,7 @@ MEASURED_HEADER = ("held-out", "±", "sign", "could show", "training", "n")
 
 
 def varying(study: Study) -> list[str]:
-    """Return axes with more than one value, or else the first; those that are numbers everywhere come first."""
+    """Return axes with more than one value, or else the first. Those that are numbers everywhere come first."""
     axes = [axis for axis, values in study.grid.axes.items() if len(values) > 1] or list(study.grid.axes)[:1]
     return sorted(axes, key=lambda axis: not _is_numeric(study, axis))
 
@@ -178,7 +178,7 @@ def table(study: Study) -> Listing:
 
 
 def sign_maps(study: Study) -> Iterator[Grid]:
-    """Yield the difference over two axes, or over one and the arms; uncoloured where it is not detected."""
+    """Yield the difference over two axes, or over one and the arms. Uncoloured where it is not detected."""
     across, *others = varying(study)
     top = max((abs(row.heldout.mean) for row in study.rows if row.sign), default=1.0)
     if not others:
@@ -339,7 +339,7 @@ def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
 
 
 def _clear_prediction(surface: Surface, point: Sequence[float]) -> float:
-    """Return the prediction at a point; NaN if its interval holds zero, or the settings do not enclose it."""
+    """Return the prediction at a point. NaN if its interval holds zero, or the settings do not enclose it."""
     estimate = surface.at(point)
     has_sign = not estimate.low < 0 < estimate.high
     return estimate.value if has_sign and enclosed(surface.points, point) else math.nan

@@ -123,7 +123,7 @@ def _minus(values: ValuesOfSeeds, reference: ValuesOfSeeds) -> ValuesOfSeeds:
 
 
 def _curves_of_seeds(template: Curve, values: ValuesOfSeeds) -> list[Curve]:
-    """Return a curve for each seed over the steps that all seeds have; empty if there are no such steps."""
+    """Return a curve for each seed over the steps that all seeds have. Empty if there are no such steps."""
     if not values:
         return []
     steps = tuple(sorted(set.intersection(*(set(of_seed) for of_seed in values.values()))))

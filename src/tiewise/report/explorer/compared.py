@@ -38,7 +38,7 @@ def is_run(path: Path) -> bool:
 
 
 def compared(paths: Sequence[Path]) -> dict[str, Any]:
-    """Return what the page shows of these runs; choices of one name have one colour in all.
+    """Return what the page shows of these runs. Choices of one name have one colour in all.
 
     Raises:
         RunError: a folder's files cannot be read.
@@ -154,7 +154,7 @@ def _started_seeds(path: Path, plan: _RunPlan) -> list[int]:
 
 
 def _logged(folder: Path) -> list[CurvePoint]:
-    """Return what a run has logged so far; a line that is no moment of training is left out."""
+    """Return what a run has logged so far. A line that is no moment of training is left out."""
     points = []
     for line in read_lines(folder / METRICS):
         if isinstance(line, dict) and isinstance(line.get("step"), int):

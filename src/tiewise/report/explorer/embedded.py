@@ -122,7 +122,7 @@ def _tensor_records(folder: Folder, data: Mapping[str, str]) -> list[dict[str, A
 
 
 def _ranks(ids: Sequence[int], frequent: Sequence[int]) -> list[int]:
-    """Return the rank of each row in the text, 0 for a token that it lacks; empty without a text."""
+    """Return the rank of each row in the text, 0 for a token that it lacks. Empty without a text."""
     if not frequent:
         return []
     rank = {token: place for place, token in enumerate(frequent, 1)}
@@ -165,7 +165,7 @@ def _is_readable(table: Stored, facts: Facts) -> bool:
 
 
 def _choice(facts: Facts) -> dict[str, str] | None:
-    """Return the names of both tables, "" for no output head; None where `tiewise check` finds no input table."""
+    """Return the names of both tables, "" for no output head. None where `tiewise check` finds no input table."""
     roles = facts.roles
     if roles.input is None or facts.is_own:
         return None
@@ -179,7 +179,7 @@ def _choice(facts: Facts) -> dict[str, str] | None:
 
 
 def _applied(facts: Facts) -> dict[str, Any] | None:
-    """Return what the class does between its tables, vectors as fp64 in base64; None where that is not known."""
+    """Return what the class does between its tables, vectors as fp64 in base64. None where that is not known."""
     if facts.is_own or final_norm_of(facts) is None:
         return None
     try:

@@ -50,7 +50,7 @@ STRONGEST = 1.53  # the largest score of TABLE, a row with itself
 
 
 class Explorer:
-    """The page as text; in a notebook it shows itself in a frame that reaches nothing outside of it."""
+    """The page as text. In a notebook it shows itself in a frame that reaches nothing outside of it."""
 
     def __init__(self, html: str, picture: str) -> None:
         self.html = html
@@ -174,7 +174,7 @@ def _text(path: str) -> str:
 
 @cache
 def facts() -> dict[str, Any]:
-    """Return everything as JSON takes it; `forms` are the families' terms, of which each preset names one by place."""
+    """Return everything as JSON takes it. `forms` are the families' terms, of which each preset names one by place."""
     forms, presets = _forms_and_presets()
     return {
         "forms": forms,
