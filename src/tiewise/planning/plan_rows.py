@@ -47,7 +47,7 @@ def columns(record: Record) -> list[str]:
 def rows(record: Record) -> list[list[str]]:
     """Return every figure's name and its values choice by choice; a row of one cell heads those that follow."""
     choices, setting = record["choices"], record["setting"]
-    table = _Rows(choices)
+    table = _PlanRows(choices)
     table.add_parameters()
     table.add_checkpoints()
     table.add_training(setting["dtype"])
@@ -60,7 +60,7 @@ def rows(record: Record) -> list[list[str]]:
     return table.rows
 
 
-class _Rows:
+class _PlanRows:
     """Rows of a plan: a name, and a cell for each choice."""
 
     def __init__(self, choices: Sequence[Record]) -> None:
