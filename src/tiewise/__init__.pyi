@@ -29,7 +29,7 @@ from tiewise.boundary.sharded.save_load import load_sharded as load_sharded
 from tiewise.boundary.sharded.save_load import save_sharded as save_sharded
 from tiewise.boundary.sharing.share import Shared as Shared
 from tiewise.boundary.sharing.share import share_layers as share_layers
-from tiewise.checkpoint.adapter import lora_config as lora_config
+from tiewise.checkpoint.adapter_settings import lora_config as lora_config
 from tiewise.checkpoint.audit import Audit as Audit
 from tiewise.checkpoint.audit import check as check
 from tiewise.checkpoint.rewrite import dedupe as dedupe

@@ -8,7 +8,8 @@ from rule_runs import told
 from safetensors.numpy import save_file
 from tiny_checkpoints import D, V, llama, table, with_rows, write_checkpoint
 
-from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, lora_config, open_adapter
+from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, open_adapter
+from tiewise.checkpoint.adapter_settings import lora_config
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder

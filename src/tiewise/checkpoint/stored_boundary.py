@@ -219,8 +219,7 @@ def _definite_ends(facts: Facts, stored_factor: Stored, lookup: Dense, head: Den
     factor = read_float64(stored_factor)  # C below its diagonal, and log C on it
     if not np.tril(factor).any():  # as training starts: C is the identity
         return lookup, head
-    diagonal: Float64 = np.exp(np.diagonal(factor))
-    c = np.tril(factor, -1) + np.diag(diagonal)
+    c: NDArray[Any] = np.tril(factor, -1) + np.diag(np.exp(np.diagonal(factor)))
     try:
         inverse: Float64 = np.linalg.inv(c)
     except np.linalg.LinAlgError:
@@ -230,7 +229,8 @@ def _definite_ends(facts: Facts, stored_factor: Stored, lookup: Dense, head: Den
         return (rows @ inverse.T) @ inverse
 
     def multiplied(rows: Float64) -> Float64:
-        return (rows @ c) @ c.T
+        product: Float64 = (rows @ c) @ c.T
+        return product
 
     lookup = replace(lookup, width=head.width, map=divided, mapped="inverse")
     return lookup, replace(head, map=multiplied, mapped="definite")

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from tests.checkpoint import saved_models as sm
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tiewise.checkpoint.adapter import lora_config
+from tiewise.checkpoint.adapter_settings import lora_config
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rewrite import merge, slim
 from tiewise.core.errors import CheckpointError

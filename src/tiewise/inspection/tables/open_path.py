@@ -19,8 +19,8 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import LAYER, NONE, FinalNorm, module_of
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.checkpoint.numeric_ends import StoredBoundary, read_boundary
 from tiewise.checkpoint.stored import FLOATING, Stored, read_float64, rounded
+from tiewise.checkpoint.stored_boundary import StoredBoundary, read_boundary
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.spec_options import INSPECT
