@@ -23,6 +23,12 @@
 #     B003  warning  total_size is right, and no older weights lie beside the checkpoint
 #     B004  error    no name lies in two shards
 #
+# flags.py
+#     B020  warning  the flag is written, as true or false
+#     B021  error    all levels of a nested config say the same
+#     B022  error    a T5-like model has one input table, and its flag is not taken for a switch
+#     B080  warning  every loader makes the same model of it
+#
 # gguf.py
 #     B070  error    a GGUF file keeps its source's two ends
 #     B071  warning  a GGUF file stores a shared table once, and finely enough
@@ -59,10 +65,6 @@
 #     B016  error    a single shared table is stored under the input table's name
 #     B018  warning  a table of layers for further tokens is the main one, or one of its own
 #     B019  error    the layers between the body and the head are stored
-#     B020  warning  the flag is written, as true or false
-#     B021  error    all levels of a nested config say the same
-#     B022  error    a T5-like model has one input table, and its flag is not taken for a switch
-#     B080  warning  every loader makes the same model of it
 #     B090  info     numbers that act at the boundary are known
 #
 # types_and_rows.py

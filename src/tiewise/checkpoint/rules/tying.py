@@ -1,27 +1,12 @@
-"""What both ends store, what the config says, who believes which: B010 to B016, B018 to B022, B080, B090."""
+"""Tables stored at both ends, compared with what the config says of tying: B010 to B016, B018, B019, B090."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from tiewise.checkpoint.claims import FLAG, Claim, architecture
-from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair, quantisation
-from tiewise.checkpoint.loader_columns import ERROR, LOST, LoaderOutcome
-from tiewise.checkpoint.loaders import predict
+from tiewise.checkpoint.claims import architecture
+from tiewise.checkpoint.facts import Facts, Pair, quantisation
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
-from tiewise.checkpoint.rules.rule import (
-    CONFIG_FIX,
-    Said,
-    Severity,
-    Told,
-    copies,
-    describe,
-    difference,
-    dotted,
-    names,
-    rule,
-    said,
-)
+from tiewise.checkpoint.rules.rule import Said, Told, copies, describe, difference, dotted, names, rule, said
+from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
@@ -36,47 +21,74 @@ def no_input(facts: Facts) -> Told:
     What to do: store the table under the name that the model's class gives it.
     Sources: OpenRLHF#1316; tinker-cookbook#593; sglang#16215
     """
-    text, roles = facts.text, facts.roles
-    for table in facts.half_read if roles.input is None or roles.read_input is not None else [roles.input]:
-        wanted = roles.unread[table.name]
-        what = f"{short(table.name)} is not a name that its class is loaded from, which looks for {wanted}"
-        if roles.read_input is not None:
-            yield Said(wanted, what, f"store it as {wanted}", severity="error")
-            continue
-        lost = facts.tied is not True or roles.read_output is None
-        what += ": the table is drawn at random" if lost else ": the head takes its place"
-        fix = f"store it as {wanted}, and every tensor that is named like it likewise"
-        if twins := _tables_of_others(facts, table.name, wanted):
-            what += f"; {names(twins)} is such a table too, so that the file holds several models"
-            fix = f"write each model to a folder of its own; {fix}"
-        yield Said(wanted, what, fix, severity="fatal" if lost else "error")
+    roles = facts.roles
+    if roles.read_input is not None:
+        for table in facts.half_read:
+            name = roles.unread[table.name]
+            yield Said(name, _misnamed(table, name), f"store it as {name}", severity="error")
+    elif roles.input is not None:
+        yield _misnamed_input(facts, roles.input)
     for target, source in facts.fresh:
         if not target.endswith("bias"):
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
             fix = f"store it as {target} too, or write the flag as true if it was trained so"
             yield Said(target, what, fix, severity="error")
-    for name in map(facts.named, facts.missing_tables):
-        what = f"{name} is not stored, and nothing ties it to {short(facts.roles.inputs[0].name)}"
+    for table_name in facts.missing_tables:
+        name = facts.named(table_name)
+        what = f"{name} is not stored, and nothing ties it to {short(roles.inputs[0].name)}"
         what += ": this second input table is drawn at random"
         yield name, what, f"take {name} from the source of the checkpoint"
-    if text.vocab_size is None or not facts.complete or roles.input is not None:
-        return
-    if (roles.headless and roles.known is None) or (facts.quantised and roles.opaque):
-        return
-    like = [tensor.name for tensor in facts.unplaced]
-    if roles.output is not None and (not like or roles.named_like_head):
-        return  # B016 says it, or there is nothing to say
-    what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
-    what += f"; one of these may be: {names(like)}" if like else ""
-    fix = f"store it as {roles.input_name}" if roles.input_name else "store it under the name that its class gives it"
-    yield roles.input_name or "input table", what, fix
+    if roles.input is None:
+        yield from _missing_input(facts)
 
 
-def _tables_of_others(facts: Facts, table: str, wanted: str) -> list[str]:
-    """Return the input tables of other models in the file: `wanted` behind another prefix, `value_model.` say."""
-    if not table.endswith(f".{wanted}"):
+def _misnamed(table: Stored, name: str) -> str:
+    """Return the evidence that a table is stored under another name than the one from which its class loads it."""
+    return f"{short(table.name)} is not a name that its class is loaded from, which looks for {name}"
+
+
+def _misnamed_input(facts: Facts, table: Stored) -> Said:
+    """Return the finding about the only input table, which is stored under a name that its class does not load."""
+    roles = facts.roles
+    name = roles.unread[table.name]
+    is_random = facts.tied is not True or roles.read_output is None
+    what = _misnamed(table, name)
+    what += ": the table is drawn at random" if is_random else ": the head takes its place"
+    fix = f"store it as {name}, and every tensor that is named like it likewise"
+    twins = _tables_of_others(facts, table.name, name)
+    if twins:
+        what += f"; {names(twins)} is such a table too, so that the file holds several models"
+        fix = f"write each model to a folder of its own; {fix}"
+    return Said(name, what, fix, severity="fatal" if is_random else "error")
+
+
+def _tables_of_others(facts: Facts, table: str, name: str) -> list[str]:
+    """Return the input tables of other models in the file: `name` behind another prefix, `value_model.` say."""
+    ending = f".{name}"
+    if not table.endswith(ending):
         return []
-    return [name for name in facts.folder.tensors if name.endswith(f".{wanted}") and name != table]
+    return [other for other in facts.folder.tensors if other.endswith(ending) and other != table]
+
+
+def _missing_input(facts: Facts) -> Told:
+    """Report that no tensor is the input table, unless the class may have none."""
+    text, roles = facts.text, facts.roles
+    if text.vocab_size is None or not facts.complete:
+        return
+    if roles.headless and roles.known is None:
+        return
+    if facts.quantised and roles.opaque:
+        return  # packed in an unknown way
+    candidates = [tensor.name for tensor in facts.unplaced]
+    if roles.output is not None and (not candidates or roles.named_like_head):
+        return  # B016 reports it, or there is nothing to report
+    what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
+    if candidates:
+        what += f"; one of these may be: {names(candidates)}"
+    where, fix = "input table", "store it under the name that its class gives it"
+    if roles.input_name:
+        where, fix = roles.input_name, f"store it as {roles.input_name}"
+    yield where, what, fix
 
 
 @rule("B011", "fatal", "an untied model stores its output head")
@@ -90,31 +102,52 @@ def no_output(facts: Facts) -> Told:
     MiniCPM's is: converted to Llama's class, tying it gives wrong logits in every loader (llama.cpp#5276).
     Sources: llama.cpp#5276; Qwen3-VL-Embedding#89; vllm#51063; transformers#43429
     """
+    if not _must_have_head(facts):
+        return
     claims, roles = facts.claims, facts.roles
-    if facts.tied is not False or claims.t5_like or roles.headless or not facts.complete:
-        return
-    if roles.input is None or roles.read_output is not None or (facts.quantised and roles.opaque):
-        return
-    like = [tensor.name for tensor in facts.unplaced]
-    if not claims.known and (like or facts.quantised):
-        return  # its own code may know them
-    how = "false" if claims.deciding.written is False else "absent, which this class reads as false"
-    why = "this class never ties" if claims.fixed is False else f"{dotted(claims.deciding.level)} is {how}"
-    what = f"{why}, and no output head is stored: transformers draws it at random"
+    why = _why_untied(facts)
     if roles.output is not None:
-        wanted = roles.unread[roles.output.name]
-        what = f"{why}, and the head is stored as {short(roles.output.name)}: transformers looks for {wanted}"
-        yield wanted, what, f"store it as {wanted}"
+        name = roles.unread[roles.output.name]
+        what = f"{why}, and the head is stored as {short(roles.output.name)}: transformers looks for {name}"
+        yield name, what, f"store it as {name}"
         return
-    what += f"; one of these may be it: {names(like)}" if like else ""
+    what = f"{why}, and no output head is stored: transformers draws it at random"
+    if facts.unplaced:
+        what += f"; one of these may be it: {names([tensor.name for tensor in facts.unplaced])}"
     fix = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
     if facts.scaled_up is not None:
         what += f"; the table's values are {facts.scaled_up:.0f} times as large as those of its layers, so that the"
         what += " model may have been trained with scales that this class lacks (MiniCPM), and a tie gives wrong logits"
         fix = f"look up how it was trained, and load it with its own class; {fix}"
-    if below := [claim for claim in claims.levels if claim.written is True and claims.fixed is None]:
-        what, fix = f"{what}; {dotted(below[0].level)} is true", facts.command("repair")
-    yield roles.output_name or "output head", what, fix, bool(below)
+    tied_levels = [claim for claim in claims.levels if claim.written is True and claims.fixed is None]
+    if tied_levels:
+        what += f"; {dotted(tied_levels[0].level)} is true"
+        fix = facts.command("repair")
+    yield roles.output_name or "output head", what, fix, bool(tied_levels)
+
+
+def _must_have_head(facts: Facts) -> bool:
+    """Return whether the model is untied and transformers finds no head where there should be one."""
+    claims, roles = facts.claims, facts.roles
+    if facts.tied is not False or claims.t5_like or roles.headless:
+        return False
+    if not facts.complete or roles.input is None or roles.read_output is not None:
+        return False
+    if facts.quantised and roles.opaque:
+        return False  # packed in an unknown way
+    if claims.known:
+        return True
+    # the code of an unknown class may know what is quantised or plays no known part
+    return not facts.unplaced and not facts.quantised
+
+
+def _why_untied(facts: Facts) -> str:
+    """Return the reason for which the model is untied."""
+    claims = facts.claims
+    if claims.fixed is False:
+        return "this class never ties"
+    how = "false" if claims.deciding.written is False else "absent, which this class reads as false"
+    return f"{dotted(claims.deciding.level)} is {how}"
 
 
 @rule("B012", "error", "a tied model stores no head that differs from its table", scans=True)
@@ -133,23 +166,25 @@ def tied_but_different(facts: Facts) -> Told:
     if facts.tied is not True or pair is None or not pair.alike.differing:
         return
     if claims.t5_like and claims.deciding.written is False:
-        return  # T5 1.1 and its kin: a head of its own, said by the flag, which their class then does not follow
+        return  # T5 1.1 and its kin: the flag gives them a separate head, and their class then does not follow it
     where = short(pair.head.name)
     if facts.roles.headless:
         yield _not_read(facts, where)
         return
-    safe = claims.fixed is None and not claims.t5_like and not facts.layer_ties and not facts.untrained_head
-    one = f"choose one: {facts.command('tie', '--keep input')}"
-    fix = f"keep both tables: {facts.command('repair')}; or {one}" if safe else one
-    differ = difference(pair.alike)
+    what = f"the config ties, and {where} is not {short(pair.table.name)}: {difference(pair.alike)}"
+    tie = facts.command("tie", "--keep input")
     if facts.untrained_head:
-        differ += f"; the head's rows are {1 / max(pair.alike.length_ratio, 1e-9):,.0f} times shorter, "
-        differ += "as those of a head that was never trained"
-        fix = f"if it was never trained: {facts.command('tie', '--keep input')}; to use it all the same: "
-        fix += facts.command("untie")
+        times = 1 / max(pair.alike.length_ratio, 1e-9)
+        what += f"; the head's rows are {times:,.0f} times shorter, as those of a head that was never trained"
+        fix = f"if it was never trained: {tie}; to use it all the same: {facts.command('untie')}"
+        yield where, what, fix
     elif facts.layer_ties:
-        fix += f"; the flag also ties {', '.join(facts.layer_ties)}, so that it must stay true"
-    yield where, f"the config ties, and {where} is not {short(pair.table.name)}: {differ}", fix, safe
+        modules = ", ".join(facts.layer_ties)
+        yield where, what, f"choose one: {tie}; the flag also ties {modules}, so that it must stay true"
+    elif claims.fixed is not None or claims.t5_like:
+        yield where, what, f"choose one: {tie}"
+    else:
+        yield where, what, f"keep both tables: {facts.command('repair')}; or choose one: {tie}", True
 
 
 @rule("B013", "warning", "a tied model stores its table once", scans=True)
@@ -163,32 +198,46 @@ def tied_and_stored_twice(facts: Facts) -> Told:
     What to do: `tiewise dedupe` drops the head, with all that belongs to it. Nothing else changes.
     Sources: mergekit#385; llama.cpp#13328; transformers#42507; DeepSpeed#3824; mlxcel#291
     """
+    if facts.tied is not True:
+        return
     pair = facts.pair
-    if facts.tied is True and pair is not None and pair.alike.equal:
+    if pair is not None and pair.alike.equal:
         if facts.roles.headless:
             yield _not_read(facts, short(pair.head.name))
             return
-        what = f"{_twice(pair)}, {size(pair.head.nbytes)} stored twice"
-        what += "; some values are NaN, so that transformers 5 keeps both" if pair.alike.nan else ""
+        what = f"{_equal_tables(pair)}, {size(pair.head.nbytes)} stored twice"
+        if pair.alike.nan:
+            what += "; some values are NaN, so that transformers 5 keeps both"
         yield short(pair.head.name), what, facts.command("dedupe"), True
-    if facts.tied is True and facts.packed_twice:
-        parts = facts.roles.output_end.parts
-        spare = size(sum(part.nbytes for part in parts.values()))
-        both = f"{short(facts.roles.output_end.module)} and {short(facts.roles.input_end.module)}"
-        what = f"{both} are packed alike, byte for byte ({names(parts)}), {spare} stored twice"
-        safe = quantisation(facts.config).get("lm_head") is not True
-        fix = facts.command("dedupe") if safe else "set quantization_config.lm_head to false by hand, then dedupe"
-        yield short(next(iter(parts.values())).name), what, fix, safe
+    if facts.packed_twice:
+        yield _packed_alike(facts)
+
+
+def _packed_alike(facts: Facts) -> Said:
+    """Return the finding about a packed head that repeats the packed table."""
+    table, head = facts.roles.input_end, facts.roles.output_end
+    parts = list(head.parts.values())
+    spare = size(sum(part.nbytes for part in parts))
+    what = f"{short(head.module)} and {short(table.module)} are packed alike, byte for byte ({names(head.parts)})"
+    what += f", {spare} stored twice"
+    where = short(parts[0].name)
+    if quantisation(facts.config).get("lm_head") is True:
+        return Said(where, what, "set quantization_config.lm_head to false by hand, then dedupe")
+    return Said(where, what, facts.command("dedupe"), safe=True)
 
 
 def _not_read(facts: Facts, name: str) -> Said:
-    """A head that is stored for a class without one: LlamaForSequenceClassification saved with an old `lm_head`."""
+    """Return the finding about a head of a class without one.
+
+    LlamaForSequenceClassification that was saved with an old `lm_head` is an example.
+    """
     owner = short(architecture(facts.config) or "its class")
     what = f"{name} is stored, and {owner} has no token head: transformers does not read it"
     return Said(name, what, "none needed: the tensor can be left out", severity="info")
 
 
-def _twice(pair: Pair) -> str:
+def _equal_tables(pair: Pair) -> str:
+    """Return how two equal tables are equal."""
     how = "byte for byte" if pair.alike.kind == IDENTICAL else "but for the signs of zeros"
     return f"{describe(pair.head)} is {short(pair.table.name)} {how}"
 
@@ -203,11 +252,12 @@ def equal_but_not_tied(facts: Facts) -> Told:
     Sources: torchtitan: the Hugging Face backend clones the head for FSDP
     """
     pair = facts.pair
-    if facts.tied is not True and pair is not None and pair.alike.equal and not facts.roles.headless:
-        how = f"the config says {said(facts.tied)}" if facts.claims.levels else "no config says whether they tie"
-        what = f"{_twice(pair)}, and {how}: {size(pair.head.nbytes)} twice"
-        fix = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
-        yield short(pair.head.name), what, fix
+    if facts.tied is True or pair is None or not pair.alike.equal or facts.roles.headless:
+        return
+    how = f"the config says {said(facts.tied)}" if facts.claims.levels else "no config says whether they tie"
+    what = f"{_equal_tables(pair)}, and {how}: {size(pair.head.nbytes)} twice"
+    fix = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
+    yield short(pair.head.name), what, fix
 
 
 @rule("B015", "warning", "two stored tables are the same, or two tables of their own", scans=True)
@@ -220,11 +270,13 @@ def drifted(facts: Facts) -> Told:
     again, and says by how much any logit changes.
     Sources: transformers#35141; pytorch#188346; Automodel#2571; lmms-engine#157
     """
-    if facts.pair is None or facts.pair.alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE) or facts.roles.headless:
+    if facts.pair is None or facts.roles.headless:
         return
     table, head, alike = facts.pair
+    if alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE):
+        return
     if facts.tied is True and alike.differing:
-        return  # B012 says it, with more weight
+        return  # B012 reports it, with more weight
     types = f" ({table.dtype} and {head.dtype})" if table.dtype != head.dtype else ""
     what = f"{short(table.name)} and {short(head.name)}{types}: {difference(alike)}"
     keep = "--keep input" if alike.kind == SAME_VALUES else "--keep input (or output, or mean)"
@@ -241,17 +293,20 @@ def only_head_stored(facts: Facts) -> Told:
     it where the config says tied.
     Sources: llama.cpp#12456; safetensors#98
     """
-    roles = facts.roles
-    if roles.output is None or roles.input is not None or not facts.complete or facts.unplaced or roles.named_like_head:
+    roles, claims = facts.roles, facts.claims
+    if roles.output is None or roles.input is not None or not facts.complete:
+        return
+    if facts.unplaced or roles.named_like_head:
         return
     if roles.headless and roles.input_name is None:
         return  # a class without a lookup: a CTC head has no input table beside it
-    wanted = roles.input_name or "the input table's own name"
-    what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {short(wanted)}"
-    plain = roles.input_name is not None and not roles.output_end.quantised
-    safe = plain and facts.claims.tied is True and not facts.claims.t5_like
-    fix = f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
-    yield short(roles.output.name), what, facts.command("repair") if safe else fix, safe
+    looked_for = short(roles.input_name or "the input table's own name")
+    what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {looked_for}"
+    where, is_plain = short(roles.output.name), not roles.output_end.quantised
+    if roles.input_name is not None and is_plain and claims.tied is True and not claims.t5_like:
+        yield where, what, facts.command("repair"), True
+    else:
+        yield where, what, f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
 
 
 @rule("B019", "error", "the layers between the body and the head are stored")
@@ -263,107 +318,11 @@ def head_layers(facts: Facts) -> Told:
     What to do: store them under the names that the class gives them, or load the body with a class without a head.
     Sources: transformers#15216; transformers#15673
     """
-    if lost := [facts.named(name) for name in facts.missing_head]:
+    lost = [facts.named(name) for name in facts.missing_head]
+    if lost:
         what = f"tensors of the head's layers are not stored, and so drawn at random: {names(lost)}"
         fix = "store them under the names that the class gives them, or load the folder with a class without a head"
         yield short(lost[0]), what, fix
-
-
-def _speaking(facts: Facts) -> list[Claim]:
-    """Levels that some loader asks for the flag: the deciding one and the parts that hold a text model."""
-    return [claim for claim in facts.claims.levels if claim.decides or claim.level.rpartition(".")[2] in TEXT_PARTS]
-
-
-def _mend(facts: Facts) -> tuple[str, bool]:
-    """The repair of a flag, and whether it is safe: only where the tensors decide and the flag means nothing else."""
-    other_meaning = facts.claims.t5_like or (bool(facts.layer_ties) and facts.truth is not facts.tied)
-    if facts.untrained_head:
-        return f"settle the two tables first: {facts.command('tie', '--keep input')}", False
-    scaled = facts.roles.output is None and facts.claims.tied is False and facts.scaled_up is not None
-    if facts.truth is None or other_meaning or scaled:
-        return f"{CONFIG_FIX}: write the flag that training used at every level", False
-    return facts.command("repair"), True
-
-
-@rule("B020", "warning", "the flag is written, as true or false")
-def flag_absent(facts: Facts) -> Told:
-    """Where tie_word_embeddings is absent, each loader takes a default of its own: transformers 4 true for every model,
-    transformers 5 that of the class (false for Llama, true for Gemma), mlx-lm true for Llama. A head that is stored may
-    so be dropped, and one that is not stored may be drawn at random (transformers#6692). Only noted where the class
-    does not ask for it, or where the class's default is true and no head is stored, since all agree then.
-    What to do: `tiewise repair` writes what the tensors say at every level that a loader reads.
-    Sources: transformers#6692; transformers#42815; mlx-lm models/llama.py
-    """
-    roles = facts.roles
-    for claim in facts.claims.levels:
-        if claim.malformed is not None:
-            what = f"{dotted(claim.level)} is {claim.malformed}, which is neither true nor false"
-            yield dotted(claim.level), what, *_mend(facts)
-    speaking = _speaking(facts)
-    if not speaking or roles.headless or (roles.input is None and roles.output is None):
-        return
-    if any(claim.written is not None or claim.malformed is not None for claim in speaking):
-        return
-    stored = "no head of its own is stored" if roles.output is None else "a head is stored"
-    default, kind = facts.claims.tied, facts.config.get("model_type")
-    meant = "whose default is not known here" if default is None else f"whose class takes {said(default)}"
-    harmless = (default is True and roles.output is None) or facts.claims.fixed is not None
-    family = short(kind) if isinstance(kind, str) else "an unknown family"
-    what = f"{FLAG} is absent in a config of {family}, {meant}, and {stored}; loaders' defaults differ"
-    yield Said(FLAG, what, *_mend(facts), severity="info" if harmless else "warning")
-
-
-@rule("B021", "error", "all levels of a nested config say the same")
-def levels_disagree(facts: Facts) -> Told:
-    """A multimodal config says it twice: at its root and in text_config (or decoder, generator). transformers reads the
-    level of the class that owns the head, vLLM and mlx-lm read the text level, and each was wrong for some model: VLMs
-    spoke gibberish where the nested true was not lifted to the root (transformers#43429, #43455, #45857), and vLLM
-    dropped a real head where the root said true and the text level false (vllm#51063).
-    An error where the class itself reads other than the tensors say; a warning where only other loaders go wrong, or
-    where the tensors were not compared; a note where every loader has a version that is right. T5Gemma's own config
-    class writes such a pair for an untied model.
-    What to do: `tiewise repair` writes what the tensors say at every level.
-    Sources: transformers#43429; transformers#43455; transformers#45857; vllm#51063; vllm#33359
-    """
-    written = [claim for claim in _speaking(facts) if claim.written is not None]
-    if len({claim.written for claim in written}) < 2 or facts.roles.headless:
-        return
-    listed = ", ".join(f"{dotted(claim.level)} = {said(claim.written)}" for claim in written)
-    tell = {True: "say tied", False: "say untied", None: "were not compared or do not tell"}[facts.truth]
-    wrong = next((claim for claim in written if claim.written is not facts.truth), written[-1])
-    # two stored tables are loaded as they are where the class reads false, whether or not they are equal
-    both = facts.claims.tied is False and facts.complete and facts.roles.output is not None
-    if both or (facts.truth is not None and facts.truth is facts.claims.tied):
-        severity: Severity = "info" if _severity_of(predict(facts)) in (None, "info") else "warning"
-    else:
-        severity = "warning" if facts.truth is None else "error"
-    repair, safe = _mend(facts)
-    yield Said(dotted(wrong.level), f"{listed}; the tensors {tell}", repair, safe, severity)
-
-
-@rule("B022", "error", "a T5-like model has one input table, and its flag is not taken for a switch")
-def t5_ends(facts: Facts) -> Told:
-    """T5 and its descendants always share one input table between encoder and decoder, and read tie_word_embeddings =
-    false also as "do not scale before the head". With the flag false and only `shared` stored, transformers 4 draws the
-    head at random and early versions of 5 the input tables too (transformers#47620, #43880, #42815). Files that store
-    several input tables of different content load differently by version: MADLAD's encoder was read from its head
-    (transformers#48154).
-    What to do: never flip the flag blindly, as it also changes the scale. Find out how the model was trained and store
-    the table that was.
-    Sources: transformers#47620; transformers#43880; transformers#42815; transformers#48154
-    """
-    if not facts.claims.t5_like or not facts.complete:
-        return
-    roles, claim = facts.roles, facts.claims.deciding
-    if claim.written is False and roles.output is None and roles.input is not None and not roles.headless:
-        what = f"{FLAG} is false and no head is stored; this family reads false also as 'do not scale before the head'"
-        fix = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
-        yield FLAG, what, fix
-    for other in roles.inputs[1:] if facts.claims.tied is not False else ():
-        if (alike := facts.compare(roles.inputs[0], other)) is not None and alike.differing:
-            both = f"{short(roles.inputs[0].name)} and {short(other.name)}"
-            fix = "find out which one was trained, and store that one alone"
-            yield short(other.name), f"{both} are one table in this family: {difference(alike)}", fix
 
 
 @rule("B090", "info", "numbers that act at the boundary are known")
@@ -378,7 +337,8 @@ def boundary_numbers(facts: Facts) -> Told:
     normalised head, write rows of length 1 before another class or tool reads them.
     Sources: transformers: configs of Granite, Cohere, Gemma, OPT, ALBERT, T5; vllm#1022; vllm#1876; llama.cpp#3270
     """
-    if scalars := facts.roles.scalars:
+    scalars = facts.roles.scalars
+    if scalars:
         listed = names([f"{short(key)} = {value:g}" for key, value in scalars.items()])
         fix = "none needed; tie, untie and factor keep them, and other tools should"
         yield short(next(iter(scalars))), f"the model scales or caps at the boundary: {listed}", fix
@@ -398,49 +358,3 @@ def further_tokens(facts: Facts) -> Told:
     Sources: DeepSeek-V3 README_WEIGHTS.md; transformers modeling_layers.py (5.23.0); vLLM deepseek_mtp.py (03356f8)
     """
     yield from copies(facts, facts.roles)
-
-
-@rule("B080", "warning", "every loader makes the same model of it")
-def loaders_disagree(facts: Facts) -> Told:
-    """Loaders decide by different things: transformers by the flag of one level of the config, vLLM by any level,
-    llama.cpp mostly by which tensors are stored, mlx-lm by the flag with defaults of its own, and each has models that
-    go their own way. One folder can so be two models, or a random one. The table of loaders in the report says for each
-    what it will do, for which versions, and whether that was run or read in its source and threads. A note where a
-    server refuses to load it or another version of the loader is right, a warning where a loader makes another model or
-    an older version draws something at random, an error where no version of transformers loads it or a loader draws
-    something at random in every version. Where another rule names the cause, repairing that settles this too. Some
-    cases are the loader's own: llama.cpp passes over a separate head of Gemma 2 (llama.cpp#9065), and no stock loader
-    knows tiewise's factored tables.
-    What to do: repair the causes; where only the loader is to blame, use another, or make one table (`tiewise tie`).
-    Sources: vllm#51063; vllm#51665; transformers#42507; llama.cpp#9065; llama.cpp#13328
-    """
-    outcomes = predict(facts)
-    wrong = [outcome for outcome in outcomes if outcome.right is False]
-    severity = _severity_of(outcomes)
-    if severity is None:
-        return
-    listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
-    what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
-    rest = f"; {wrong[0].loader} {wrong[0].versions}: {wrong[0].sentence}" if len(wrong) == len(outcomes) else ""
-    fix = f"repair the other findings{rest or ', or load it with the rest'}"
-    fix = f"export it dense: {facts.command('densify')}" if facts.is_own else fix
-    yield Said(facts.path.name, what, fix, severity=severity)
-
-
-def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:
-    """How bad it is what loaders make of a checkpoint; None if none goes wrong.
-
-    An error if a loader draws something at random in every version, or transformers refuses; a warning if only an
-    older or newer version of a loader does, or one makes another model; else a note.
-    """
-    wrong = [outcome for outcome in outcomes if outcome.right is False]
-    if not wrong:
-        return None
-    mended = {outcome.loader for outcome in outcomes if outcome.right}
-    # a server that refuses says so, and harms nobody: many lack a state that a sound checkpoint of the class may have
-    silent = [outcome for outcome in wrong if outcome.outcome != ERROR or outcome.loader == "transformers"]
-    lost = [outcome for outcome in silent if outcome.outcome in LOST]
-    if any(outcome.loader not in mended for outcome in lost):
-        return "error"
-    unmended = any(outcome.loader not in mended for outcome in silent)
-    return "warning" if lost or unmended else "info"

@@ -1,0 +1,190 @@
+"""The flag at every level of the config, and loaders that read it differently: B020 to B022, B080."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from tiewise.checkpoint.claims import FLAG, Claim
+from tiewise.checkpoint.facts import TEXT_PARTS, Facts
+from tiewise.checkpoint.loader_columns import ERROR, LOST, LoaderOutcome
+from tiewise.checkpoint.loaders import predict
+from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Severity, Told, difference, dotted, names, rule, said
+from tiewise.checkpoint.untrusted import short
+
+
+def _levels_with_reader(facts: Facts) -> list[Claim]:
+    """Return the levels whose flag some loader reads: the deciding one and the parts that hold a text model."""
+    return [claim for claim in facts.claims.levels if claim.decides or claim.level.rpartition(".")[2] in TEXT_PARTS]
+
+
+class _FlagRepair(NamedTuple):
+    """The way to a right flag, and whether `tiewise repair` may take it."""
+
+    fix: str
+    is_safe: bool
+
+
+def _flag_repair(facts: Facts) -> _FlagRepair:
+    """Return the repair of a flag, which is safe only where the tensors decide and the flag means nothing else."""
+    if facts.untrained_head:
+        return _FlagRepair(f"settle the two tables first: {facts.command('tie', '--keep input')}", False)
+    if facts.truth is None or _means_more(facts):
+        return _FlagRepair(f"{CONFIG_FIX}: write the flag that training used at every level", False)
+    return _FlagRepair(facts.command("repair"), True)
+
+
+def _means_more(facts: Facts) -> bool:
+    """Return whether another flag would change more than the tie of the two ends, or may be wrong."""
+    claims = facts.claims
+    if claims.t5_like or (facts.layer_ties and facts.truth is not facts.tied):
+        return True
+    # a table without a head that was scaled up: it may have been trained untied, with scales that the class lacks
+    return facts.roles.output is None and claims.tied is False and facts.scaled_up is not None
+
+
+@rule("B020", "warning", "the flag is written, as true or false")
+def flag_absent(facts: Facts) -> Told:
+    """Where tie_word_embeddings is absent, each loader takes a default of its own: transformers 4 true for every model,
+    transformers 5 that of the class (false for Llama, true for Gemma), mlx-lm true for Llama. A head that is stored may
+    so be dropped, and one that is not stored may be drawn at random (transformers#6692). Only noted where the class
+    does not ask for it, or where the class's default is true and no head is stored, since all agree then.
+    What to do: `tiewise repair` writes what the tensors say at every level that a loader reads.
+    Sources: transformers#6692; transformers#42815; mlx-lm models/llama.py
+    """
+    for claim in facts.claims.levels:
+        if claim.malformed is not None:
+            what = f"{dotted(claim.level)} is {claim.malformed}, which is neither true nor false"
+            repair = _flag_repair(facts)
+            yield dotted(claim.level), what, repair.fix, repair.is_safe
+    roles, levels = facts.roles, _levels_with_reader(facts)
+    if not levels or roles.headless or not roles.pair:
+        return
+    if all(claim.written is None and claim.malformed is None for claim in levels):
+        yield _absent_flag(facts)
+
+
+def _absent_flag(facts: Facts) -> Said:
+    """Return the finding about a config without the flag, a note where all loaders agree all the same."""
+    default, kind = facts.claims.tied, facts.config.get("model_type")
+    family = short(kind) if isinstance(kind, str) else "an unknown family"
+    meant = "whose default is not known here" if default is None else f"whose class takes {said(default)}"
+    has_head = facts.roles.output is not None
+    stored = "a head is stored" if has_head else "no head of its own is stored"
+    what = f"{FLAG} is absent in a config of {family}, {meant}, and {stored}; loaders' defaults differ"
+    repair = _flag_repair(facts)
+    all_agree = facts.claims.fixed is not None or (default is True and not has_head)
+    return Said(FLAG, what, repair.fix, repair.is_safe, severity="info" if all_agree else "warning")
+
+
+@rule("B021", "error", "all levels of a nested config say the same")
+def levels_disagree(facts: Facts) -> Told:
+    """A multimodal config says it twice: at its root and in text_config (or decoder, generator). transformers reads the
+    level of the class that owns the head, vLLM and mlx-lm read the text level, and each was wrong for some model: VLMs
+    spoke gibberish where the nested true was not lifted to the root (transformers#43429, #43455, #45857), and vLLM
+    dropped a real head where the root said true and the text level false (vllm#51063).
+    An error where the class itself reads other than the tensors say; a warning where only other loaders go wrong, or
+    where the tensors were not compared; a note where every loader has a version that is right. T5Gemma's own config
+    class writes such a pair for an untied model.
+    What to do: `tiewise repair` writes what the tensors say at every level.
+    Sources: transformers#43429; transformers#43455; transformers#45857; vllm#51063; vllm#33359
+    """
+    claims = [claim for claim in _levels_with_reader(facts) if claim.written is not None]
+    if len({claim.written for claim in claims}) < 2 or facts.roles.headless:
+        return
+    listed = ", ".join(f"{dotted(claim.level)} = {said(claim.written)}" for claim in claims)
+    truth = {True: "say tied", False: "say untied", None: "were not compared or do not tell"}[facts.truth]
+    wrong = next((claim for claim in claims if claim.written is not facts.truth), claims[-1])
+    repair = _flag_repair(facts)
+    what = f"{listed}; the tensors {truth}"
+    yield Said(dotted(wrong.level), what, repair.fix, repair.is_safe, severity=_severity_of_levels(facts))
+
+
+def _severity_of_levels(facts: Facts) -> Severity:
+    """Return how bad it is that levels disagree, by the class itself and then by the other loaders."""
+    # where the class reads false, two stored tables are loaded as they are, whether or not they are equal
+    loads_both = facts.claims.tied is False and facts.complete and facts.roles.output is not None
+    is_class_right = facts.truth is not None and facts.truth is facts.claims.tied
+    if loads_both or is_class_right:
+        others = _severity_of(predict(facts))
+        return "info" if others in (None, "info") else "warning"
+    return "warning" if facts.truth is None else "error"
+
+
+@rule("B022", "error", "a T5-like model has one input table, and its flag is not taken for a switch")
+def t5_ends(facts: Facts) -> Told:
+    """T5 and its descendants always share one input table between encoder and decoder, and read tie_word_embeddings =
+    false also as "do not scale before the head". With the flag false and only `shared` stored, transformers 4 draws the
+    head at random and early versions of 5 the input tables too (transformers#47620, #43880, #42815). Files that store
+    several input tables of different content load differently by version: MADLAD's encoder was read from its head
+    (transformers#48154).
+    What to do: never flip the flag blindly, as it also changes the scale. Find out how the model was trained and store
+    the table that was.
+    Sources: transformers#47620; transformers#43880; transformers#42815; transformers#48154
+    """
+    if not facts.claims.t5_like or not facts.complete:
+        return
+    roles, is_false = facts.roles, facts.claims.deciding.written is False
+    if is_false and roles.output is None and roles.input is not None and not roles.headless:
+        what = f"{FLAG} is false and no head is stored; this family reads false also as 'do not scale before the head'"
+        fix = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
+        yield FLAG, what, fix
+    if facts.claims.tied is False:
+        return
+    for other in roles.inputs[1:]:
+        first = roles.inputs[0]
+        alike = facts.compare(first, other)
+        if alike is not None and alike.differing:
+            both = f"{short(first.name)} and {short(other.name)}"
+            fix = "find out which one was trained, and store that one alone"
+            yield short(other.name), f"{both} are one table in this family: {difference(alike)}", fix
+
+
+@rule("B080", "warning", "every loader makes the same model of it")
+def loaders_disagree(facts: Facts) -> Told:
+    """Loaders decide by different things: transformers by the flag of one level of the config, vLLM by any level,
+    llama.cpp mostly by which tensors are stored, mlx-lm by the flag with defaults of its own, and each has models that
+    go their own way. One folder can so be two models, or a random one. The table of loaders in the report says for each
+    what it will do, for which versions, and whether that was run or read in its source and threads. A note where a
+    server refuses to load it or another version of the loader is right, a warning where a loader makes another model or
+    an older version draws something at random, an error where no version of transformers loads it or a loader draws
+    something at random in every version. Where another rule names the cause, repairing that settles this too. Some
+    cases are the loader's own: llama.cpp passes over a separate head of Gemma 2 (llama.cpp#9065), and no stock loader
+    knows tiewise's factored tables.
+    What to do: repair the causes; where only the loader is to blame, use another, or make one table (`tiewise tie`).
+    Sources: vllm#51063; vllm#51665; transformers#42507; llama.cpp#9065; llama.cpp#13328
+    """
+    outcomes = predict(facts)
+    wrong = [outcome for outcome in outcomes if outcome.right is False]
+    severity = _severity_of(outcomes)
+    if severity is None:
+        return
+    listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
+    what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
+    fix = "repair the other findings, or load it with the rest"
+    if facts.is_own:
+        fix = f"export it dense: {facts.command('densify')}"
+    elif len(wrong) == len(outcomes):
+        fix = f"repair the other findings; {wrong[0].loader} {wrong[0].versions}: {wrong[0].sentence}"
+    yield Said(facts.path.name, what, fix, severity=severity)
+
+
+def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:
+    """Return how bad it is what loaders make of a checkpoint; None if none goes wrong.
+
+    An error if a loader draws something at random in every version, or transformers refuses; a warning if only an
+    older or newer version of a loader does, or one makes another model; else a note.
+    """
+    wrong = [outcome for outcome in outcomes if outcome.right is False]
+    if not wrong:
+        return None
+    # loaders of which another version makes the right model
+    right_elsewhere = {outcome.loader for outcome in outcomes if outcome.right}
+    # a server that refuses says so, and harms nobody: many lack a state that a sound checkpoint of the class may have
+    harmful = [outcome for outcome in wrong if outcome.outcome != ERROR or outcome.loader == "transformers"]
+    lost = [outcome for outcome in harmful if outcome.outcome in LOST]
+    if any(outcome.loader not in right_elsewhere for outcome in lost):
+        return "error"
+    if lost or any(outcome.loader not in right_elsewhere for outcome in harmful):
+        return "warning"
+    return "info"
