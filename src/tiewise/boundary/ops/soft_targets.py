@@ -1,7 +1,7 @@
-"""Losses against whole distributions, a teacher's or one that the table itself gives; no [N, V] matrix exists.
+"""Losses against whole distributions, a teacher's or one from the table; no [N, V] matrix exists.
 
 `linear_divergence`: how far the student's q = softmax(z) is, token by token, from the teacher's p = softmax(y) over one
-vocabulary, each of features, table and options of its own (widths may differ), both at one temperature. With
+vocabulary, each from separate features, table and options (widths may differ), both at one temperature. With
 m = (1 − β) q + β p:
 
     β = 0        D = KL(p ‖ q)                                 ∂D/∂z_j = q_j − p_j
@@ -9,8 +9,8 @@ m = (1 − β) q + β p:
     0 < β < 1    D = β KL(p ‖ m) + (1 − β) KL(q ‖ m)           ∂D/∂z_j = (1 − β) q_j (log q_j/m_j − KL(q ‖ m))
 
 the generalised Jensen–Shannon divergence of GKD (Agarwal et al. 2024, arXiv:2306.13649, eq. 1), β as TRL's
-`generalized_jsd_loss` has it. The teacher is given, as targets are: it gets no gradient. Gradients stand beside the
-loss, for one matrix product more than a cross-entropy takes.
+`generalized_jsd_loss` has it. The teacher is given, as targets are: it gets no gradient. Gradients are computed next
+to the loss, for one matrix product more than a cross-entropy takes.
 
 `augmented_cross_entropy`, of Inan, Khosravi and Socher (arXiv:1611.01462, §3):
 
@@ -29,9 +29,10 @@ for centred logits (§4).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from torch import Tensor
 from tiewise.boundary.ops import devices
 from tiewise.boundary.ops.chunk_products import (
     BLOCKS,
+    Gradients,
     cached_rows,
     chunk_logits,
     gradient_buffers,
@@ -46,17 +48,27 @@ from tiewise.boundary.ops.chunk_products import (
     softcap_slope,
 )
 from tiewise.boundary.ops.fast_products import own_products
-from tiewise.boundary.ops.fused_loss import fused_loss
+from tiewise.boundary.ops.fused_loss import Needs, fused_loss
 from tiewise.boundary.ops.log_prob import at_temperature
-from tiewise.boundary.ops.problem import accumulator, check_problem, check_range, compute_dtype, flat_rows
+from tiewise.boundary.ops.problem import (
+    accumulator,
+    check_problem,
+    check_range,
+    compute_dtype,
+    flat_rows,
+    require_tensors,
+)
 from tiewise.core.backends import LossOptions
 
 _BUFFERS = 8  # of [chunk, V] that are alive at once
 _WORK = 9  # copies of a block that a divergence holds at once
 _PLAIN = LossOptions()
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+_eager: Callable[[Function], Function] = torch.compiler.disable
 
-@torch.compiler.disable  # whose tracing would unroll the chunks
+
+@_eager  # tracing would unroll the chunks
 def linear_divergence(
     features: Tensor,
     weight: Tensor,
@@ -100,90 +112,141 @@ def linear_divergence(
             [0, 1], a temperature that is not positive and options of cross-entropies alone are ValueErrors.
     """
     o = replace(options, **overrides) if overrides else options
-    shape = features.shape[:-1] if isinstance(features, Tensor) else ()
+    theirs = teacher_options or o
     if targets is None:
-        device = features.device if isinstance(features, Tensor) else None
-        targets = torch.full(shape, o.ignore_index + 1, device=device)
+        targets = _counting_targets(features, o.ignore_index)
     check_problem(features, weight, targets, bias, o)
-    for name, given in (("teacher_features", teacher_features), ("teacher_weight", teacher_weight)):
-        if not isinstance(given, Tensor):
-            raise TypeError(f"{name} must be a tensor, not a {type(given).__name__}")
+    require_tensors(teacher_features=teacher_features, teacher_weight=teacher_weight)
+    shape = features.shape[:-1]
     if teacher_features.shape[:-1] != shape or len(teacher_weight) != len(weight):
         got = f"teacher_features {tuple(teacher_features.shape)}, teacher_weight {tuple(teacher_weight.shape)}"
         raise ValueError(f"the teacher does not meet the student: {got}; need {[*shape, 'F']} and [{len(weight)}, F]")
-    check_problem(teacher_features, teacher_weight, targets, teacher_bias, teacher_options or o)
+    check_problem(teacher_features, teacher_weight, targets, teacher_bias, theirs)
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be in [0, 1], not {beta}")
-    o, theirs = at_temperature(o, temperature), at_temperature(teacher_options or o, temperature)
+    o, theirs = at_temperature(o, temperature), at_temperature(theirs, temperature)
     if temperature != 1.0:
         bias, teacher_bias = (None if x is None else x / temperature for x in (bias, teacher_bias))
     teacher = (flat_rows(teacher_features), teacher_weight, teacher_bias)
-    fixed = (None if x is None else x.detach() for x in teacher)
-    sweep = partial(_divergence_sweep, o, theirs, beta, compute_dtype(teacher_features, teacher_weight))
+    fixed = [None if x is None else x.detach() for x in teacher]
+    sweep = _DivergenceSweep(o, theirs, beta, compute_dtype(teacher_features, teacher_weight))
     flat = flat_rows(features)
     loss = fused_loss("linear_divergence", sweep, o, flat, weight, bias, *fixed, targets.reshape(-1))
     return loss.view(shape) if o.reduction == "none" else loss
 
 
-def _divergence_sweep(
-    o: LossOptions,
-    theirs: LossOptions,
-    beta: float,
-    teacher_kind: torch.dtype,
-    tensors: Any,
-    kind: torch.dtype,
-    wanted: tuple[bool, ...],
-    row_weight: Tensor | None,
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Divergence of each token [N], and the gradients of Σ row_weight_i · D_i (row_weight [] or [N]; None: all 1)."""
-    features, weight, bias, teacher_features, teacher_weight, teacher_bias, targets = tensors
-    wide, (n, v) = accumulator(kind), (len(features), len(weight))
-    teacher_kind = teacher_kind if accumulator(teacher_kind) == wide else wide
-    each = features.new_empty(n, dtype=wide)
-    found = gradient_buffers(tensors[:3], wanted[:3], wide)
-    with own_products(features, weight, kind):
-        weight, teacher_weight = weight.to(kind), teacher_weight.to(teacher_kind)
-        bias, teacher_bias = (None if x is None else x.to(wide) for x in (bias, teacher_bias))
-        work = 0 if devices.is_cpu(features) else _WORK / BLOCKS  # on the blocks of a chunk
-        rows = devices.rows_at_once(n, devices.numbers_held(v, 2 + work, kind), features, o.chunk)
-        ours, others = each.new_empty(2, min(rows, n), v)
-        for start in range(0, n, rows):
-            part = slice(start, start + rows)
-            h, valid = features[part].to(kind), targets[part] != o.ignore_index
-            z = chunk_logits(h, weight, bias, o, ours[: len(h)])
-            x = teacher_features[part].to(teacher_kind)
-            y = chunk_logits(x, teacher_weight, teacher_bias, theirs, others[: len(h)])
-            for block in cached_rows(z):
-                slope = None
-                if o.softcap is not None:
-                    slope = softcap_slope(z[block], o.softcap, torch.empty_like(z[block]))
-                each[part][block], z[block] = _divergence(z[block], y[block], beta)
-                if slope is not None:
-                    z[block].mul_(slope)
-                del slope  # before the next block has its own
-            each[part].masked_fill_(~valid, 0)
-            if any(wanted):
-                c = valid if row_weight is None else valid * (row_weight[part] if row_weight.dim() else row_weight)
-                into_gradients(found, part, z, c.to(wide), h, weight, o.scale)
-    return each, [*found, None, None, None]
+def _counting_targets(features: Any, ignore_index: int) -> Tensor:
+    """Return targets with which every token counts; features that are no tensor are refused later."""
+    if not isinstance(features, Tensor):
+        return torch.full((), ignore_index + 1)
+    return torch.full(features.shape[:-1], ignore_index + 1, device=features.device)
+
+
+class _DivergenceTensors(NamedTuple):
+    """Inputs of the divergence: the student's, the teacher's, and the targets [N]."""
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    teacher_features: Tensor
+    teacher_weight: Tensor
+    teacher_bias: Tensor | None
+    targets: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _DivergenceSweep:
+    """Divergence of each token, and its gradients, in chunks of tokens."""
+
+    options: LossOptions
+    teacher_options: LossOptions
+    beta: float
+    teacher_kind: torch.dtype
+
+    def __call__(
+        self, tensors: Any, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+    ) -> tuple[Tensor, Gradients]:
+        """Return D [N], and the gradients of Σ row_weight_i · D_i.
+
+        `row_weight` is [] or [N]; None: all 1.
+        """
+        t, o, wide = _DivergenceTensors(*tensors), self.options, accumulator(kind)
+        losses = t.features.new_empty(len(t.features), dtype=wide)
+        gradients = gradient_buffers((t.features, t.weight, t.bias), needs[:3], wide)
+        with own_products(t.features, t.weight, kind):
+            t = self._converted(t, kind)
+            rows, (logits, teacher_logits) = self._buffers(t, losses, kind)
+            for start in range(0, len(losses), rows):
+                part = slice(start, start + rows)
+                h, x = t.features[part].to(kind), t.teacher_features[part].to(t.teacher_weight.dtype)
+                z = chunk_logits(h, t.weight, t.bias, o, logits[: len(h)])
+                y = chunk_logits(x, t.teacher_weight, t.teacher_bias, self.teacher_options, teacher_logits[: len(h)])
+                self._diverge(losses[part], z, y)
+                valid = t.targets[part] != o.ignore_index
+                losses[part].masked_fill_(~valid, 0)
+                if any(needs):
+                    c = valid if row_weight is None else valid * _of_part(row_weight, part)
+                    into_gradients(gradients, part, z, c.to(wide), h, t.weight, o.scale)
+        return losses, [*gradients, None, None, None]  # the teacher gets none
+
+    def _converted(self, t: _DivergenceTensors, kind: torch.dtype) -> _DivergenceTensors:
+        """Return the tensors with tables in the products' types, and biases in the sums'."""
+        wide = accumulator(kind)
+        teacher_kind = self.teacher_kind if accumulator(self.teacher_kind) == wide else wide
+        return t._replace(
+            weight=t.weight.to(kind),
+            teacher_weight=t.teacher_weight.to(teacher_kind),
+            bias=None if t.bias is None else t.bias.to(wide),
+            teacher_bias=None if t.teacher_bias is None else t.teacher_bias.to(wide),
+        )
+
+    def _buffers(self, t: _DivergenceTensors, losses: Tensor, kind: torch.dtype) -> tuple[int, Tensor]:
+        """Return the tokens of a chunk, and memory for both sides' logits [2, rows, V]."""
+        n, v = len(losses), len(t.weight)
+        work = 0 if devices.is_cpu(t.features) else _WORK / BLOCKS  # on the blocks of a chunk
+        numbers = devices.numbers_held(v, 2 + work, kind)
+        rows = devices.rows_at_once(n, numbers, t.features, self.options.chunk)
+        return rows, losses.new_empty(2, min(rows, n), v)
+
+    def _diverge(self, losses: Tensor, z: Tensor, y: Tensor) -> None:
+        """Write D [n] of both sides' logits into `losses`, and ∂D/∂z over the student's `z`."""
+        for block in cached_rows(z):
+            slope = None
+            if self.options.softcap is not None:
+                slope = softcap_slope(z[block], self.options.softcap, torch.empty_like(z[block]))
+            losses[block], z[block] = _divergence(z[block], y[block], self.beta)
+            if slope is not None:
+                z[block].mul_(slope)
+            del slope  # before the next block has its own
+
+
+def _of_part(row_weight: Tensor, part: slice) -> Tensor:
+    """Return the factors of some tokens' losses, or the one factor of all."""
+    return row_weight[part] if row_weight.dim() else row_weight
 
 
 def _divergence(z: Tensor, y: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """D [n] of student's and teacher's logits [n, V], and ∂D/∂z [n, V]."""
+    """Return D [n] of the student's logits `z` and the teacher's `y`, and ∂D/∂z [n, V]."""
     log_q, log_p = z.log_softmax(1), y.log_softmax(1)
     q, p = log_q.exp(), log_p.exp()
     if beta == 0:
         return _expected(p, log_p - log_q).sum(1), q - p
-    log_m = log_p if beta == 1 else ((1 - beta) * q + beta * p).log()
-    share = 1.0 if beta == 1 else 1 - beta
+    if beta == 1:
+        terms = _expected(q, log_q - log_p)
+        reverse = terms.sum(1)
+        return reverse, terms.sub_(q.mul_(reverse[:, None]))
+    log_m = ((1 - beta) * q + beta * p).log()
     terms = _expected(q, log_q - log_m)
     reverse = terms.sum(1)
-    found = share * reverse if beta == 1 else share * reverse + beta * _expected(p, log_p - log_m).sum(1)
-    return found, terms.sub_(q.mul_(reverse[:, None])).mul_(share)
+    divergence = (1 - beta) * reverse + beta * _expected(p, log_p - log_m).sum(1)
+    return divergence, terms.sub_(q.mul_(reverse[:, None])).mul_(1 - beta)
 
 
 def _expected(p: Tensor, x: Tensor) -> Tensor:
-    """Terms p · x of an expectation, 0 where p is, even if x is infinite there."""
+    """Overwrite x with the terms p · x of an expectation.
+
+    They are 0 where p is 0, even if x is infinite there.
+    """
     return x.mul_(p).masked_fill_(p == 0, 0)
 
 
@@ -235,61 +298,107 @@ def augmented_cross_entropy(
     o = replace(options, **overrides) if overrides else options
     plain = LossOptions(ignore_index=o.ignore_index, reduction=o.reduction, chunk=o.chunk)
     check_problem(features, weight, targets, bias, plain)
-    if not (0 < o.temperature < math.inf and 0 <= o.alpha < math.inf and 0 <= o.hard < math.inf):
+    are_in_range = 0 < o.temperature < math.inf and 0 <= o.alpha < math.inf and 0 <= o.hard < math.inf
+    if not are_in_range:
         raise ValueError("need temperature > 0, alpha ≥ 0, hard ≥ 0, all finite")
     if table is not None and (table.dim() != 2 or len(table) != len(weight)):
         raise ValueError(f"table has shape {tuple(table.shape)}; need [V, any] with V = {len(weight)}")
     t = targets.reshape(-1).long()
     check_range(t, weight.shape[0], o.ignore_index)
-    own = None if table is weight else table
-    flat = flat_rows(features)
-    loss = fused_loss("augmented_cross_entropy", partial(_augmented_sweep, o), plain, flat, weight, own, bias, t)
+    input_table = None if table is weight else table
+    flat, sweep = flat_rows(features), partial(_augmented_sweep, o)
+    loss = fused_loss("augmented_cross_entropy", sweep, plain, flat, weight, input_table, bias, t)
     return loss.view(targets.shape) if o.reduction == "none" else loss
 
 
+class _AugmentedTensors(NamedTuple):
+    """Inputs of the augmented loss; a table of None is the weight."""
+
+    features: Tensor
+    weight: Tensor
+    table: Tensor | None
+    bias: Tensor | None
+    targets: Tensor
+
+
 def _augmented_sweep(
-    o: AugmentedOptions, tensors: Any, kind: torch.dtype, wanted: tuple[bool, ...], scale: Tensor | None
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Loss of each token [N], and the gradients of Σ scale_i · loss_i (scale [] or [N]; None: all 1)."""
-    features, weight, table, bias, targets = tensors
-    wide = accumulator(kind)
-    each = features.new_empty(len(targets), dtype=wide)
-    by_features, by_weight, by_table, by_bias = found = [
-        torch.zeros_like(x, dtype=wide) if want else None for x, want in zip(tensors[:4], wanted, strict=False)
-    ]
-    with own_products(features, weight, kind):
-        weight = weight.to(kind)
-        table, by_table = (weight, by_weight) if table is None else (table.to(kind), by_table)
-        rows = devices.rows_at_once(len(each), devices.numbers_held(len(weight), _BUFFERS, kind), features, o.chunk)
-        for start in range(0, len(each), rows):
+    o: AugmentedOptions, tensors: Any, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+) -> tuple[Tensor, Gradients]:
+    """Return the losses [N], and the gradients of Σ row_weight_i · loss_i.
+
+    `row_weight` is [] or [N]; None: all 1.
+    """
+    t, wide = _AugmentedTensors(*tensors), accumulator(kind)
+    losses = t.features.new_empty(len(t.targets), dtype=wide)
+    gradients: Gradients = []
+    for x, is_needed in zip(t[:4], needs, strict=False):
+        gradients.append(torch.zeros_like(x, dtype=wide) if x is not None and is_needed else None)
+    by_features, by_weight, by_table, by_bias = gradients
+    with own_products(t.features, t.weight, kind):
+        weight = t.weight.to(kind)
+        if t.table is None:
+            loss = _AugmentedLoss(o, weight, by_weight)
+        else:
+            loss = _AugmentedLoss(o, t.table.to(kind), by_table)
+        numbers = devices.numbers_held(len(weight), _BUFFERS, kind)
+        rows = devices.rows_at_once(len(losses), numbers, t.features, o.chunk)
+        for start in range(0, len(losses), rows):
             part = slice(start, start + rows)
-            h, valid = features[part].to(kind), targets[part] != o.ignore_index
-            t, on = targets[part].where(valid, 0), valid.to(wide)
-            if scale is not None:
-                on *= scale[part] if scale.dim() else scale
-            z = chunk_logits(h, weight, bias, _PLAIN, each.new_empty(len(h), len(weight)))
-            loss, slope = z.new_zeros(len(z)), torch.zeros_like(z)  # slope: ∂loss_i / ∂z_j
-            if o.hard:
-                log_p = torch.log_softmax(z, 1)
-                loss -= o.hard * log_p.gather(1, t[:, None])[:, 0]
-                slope += log_p.exp_()
-                slope[torch.arange(len(t), device=t.device), t] -= 1
-                slope *= o.hard
-                del log_p
-            if o.alpha:
-                words, place = t.unique(return_inverse=True)
-                u = table[words]
-                log_soft = torch.log_softmax((u @ table.T).to(wide) / o.temperature, 1)[place]
-                log_y = torch.log_softmax(z / o.temperature, 1)
-                soft, gap = log_soft.exp(), log_soft - log_y
-                divergence = (soft * gap).sum(1)
-                loss += o.alpha * divergence
-                slope += (log_y.exp_() - soft) * (o.alpha / o.temperature)
-                if by_table is not None and o.through_targets:  # through u, and the table that u is held against
-                    spread = soft * (gap - divergence[:, None]) * (on * (o.alpha / o.temperature))[:, None]
-                    by_word = spread.new_zeros(len(words), spread.shape[1]).index_add_(0, place, spread).to(u.dtype)
-                    by_table.add_(by_word.T @ u)
-                    by_table.index_add_(0, words, (by_word @ table).to(wide))
-            each[part] = loss.masked_fill_(~valid, 0)
+            h, valid = t.features[part].to(kind), t.targets[part] != o.ignore_index
+            at, on = t.targets[part].where(valid, 0), valid.to(wide)
+            if row_weight is not None:
+                on *= _of_part(row_weight, part)
+            z = chunk_logits(h, weight, t.bias, _PLAIN, losses.new_empty(len(h), len(weight)))
+            chunk_losses, slope = loss.compute(z, at, on)
+            losses[part] = chunk_losses.masked_fill_(~valid, 0)
             into_gradients((by_features, by_weight, by_bias), part, slope, on, h, weight, 1.0, onto=True)
-    return each, found
+    return losses, gradients
+
+
+@dataclass(frozen=True, eq=False)
+class _AugmentedLoss:
+    """Augmented loss of a chunk's logits against soft targets from a table [V, any width]."""
+
+    options: AugmentedOptions
+    table: Tensor
+    by_table: Tensor | None  # the table's gradient, to which `through_targets` adds
+
+    def compute(self, z: Tensor, targets: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses [n] of the logits `z`, and the slopes by them [n, V].
+
+        `on` [n] is the factor on each loss, which the slopes do not have yet.
+        """
+        losses, slope = z.new_zeros(len(z)), torch.zeros_like(z)
+        if self.options.hard:
+            self._add_cross_entropy(losses, slope, z, targets)
+        if self.options.alpha:
+            self._add_divergence(losses, slope, z, targets, on)
+        return losses, slope
+
+    def _add_cross_entropy(self, losses: Tensor, slope: Tensor, z: Tensor, targets: Tensor) -> None:
+        """Add hard · CE(softmax(z), t)."""
+        hard = self.options.hard
+        log_p = torch.log_softmax(z, 1)
+        losses -= hard * log_p.gather(1, targets[:, None])[:, 0]
+        slope += log_p.exp_()
+        slope[torch.arange(len(targets), device=targets.device), targets] -= 1
+        slope *= hard
+
+    def _add_divergence(self, losses: Tensor, slope: Tensor, z: Tensor, targets: Tensor, on: Tensor) -> None:
+        """Add α KL(ỹ ‖ ŷ); if chosen, add its gradient through ỹ to the table's."""
+        o = self.options
+        words, place = torch.unique(targets, return_inverse=True)  # soft targets are made once a word
+        u = self.table[words]
+        log_soft = torch.log_softmax((u @ self.table.T).to(z.dtype) / o.temperature, 1)[place]
+        log_y = torch.log_softmax(z / o.temperature, 1)
+        soft, gap = log_soft.exp(), log_soft - log_y
+        divergence = (soft * gap).sum(1)
+        losses += o.alpha * divergence
+        slope += (log_y.exp_() - soft) * (o.alpha / o.temperature)
+        if self.by_table is None or not o.through_targets:
+            return
+        # through u, and through the table whose products with u make ỹ
+        spread = soft * (gap - divergence[:, None]) * (on * (o.alpha / o.temperature))[:, None]
+        by_word = spread.new_zeros(len(words), spread.shape[1]).index_add_(0, place, spread).to(u.dtype)
+        self.by_table.add_(by_word.T @ u)
+        self.by_table.index_add_(0, words, (by_word @ self.table).to(z.dtype))
