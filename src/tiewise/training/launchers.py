@@ -20,6 +20,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
@@ -31,8 +32,7 @@ import torch
 from tiewise.core.errors import Interrupted, RunError, one_line
 from tiewise.core.files import write_whole
 from tiewise.training.folder import newest_checkpoint
-from tiewise.training.trainer import Job
-from tiewise.training.workers import AUTO, TOKEN, Workers, fault, installed, streamed
+from tiewise.training.workers import AUTO, TOKEN, Hired, Message, Work, Workers, fault, installed, streamed
 
 LOCAL, RAY = "local", "ray"
 LAUNCHERS = (LOCAL, RAY)
@@ -55,101 +55,157 @@ class OnRay(Workers):
         if self.address.startswith("ray://"):
             what = f"RAY_ADDRESS={self.address}: a client outside the cluster shares no folder with it"
             raise RunError(what, "start the command on a machine of the cluster, with RAY_ADDRESS=auto")
-        self.held = ExitStack()  # what ends with us
+        self.cleanup = ExitStack()  # what ends with us
         self.token = secrets.token_hex(16)
-        self.ray: Any = None  # once there is a cluster
+        self.ray: Any = None  # the module, once there is a cluster; it has no types
         self.nodes: list[dict[str, Any]] = []
-        self.options: dict[str, int] = {}  # what a task takes of its machine, beside its threads
+        self.options: dict[str, int] = {}  # what a task takes of its machine, next to its threads
 
     def alone(self) -> bool:
-        """Never: also a single run at a time is trained where there is room."""
+        """Return False: also a single run at a time is trained where there is room."""
         return False
 
     def shares(self, jobs: int) -> list[int]:
-        """Threads of each run: all have as many, since they are spread over machines."""
+        """Return the threads of each run: all have as many, since they are spread over machines."""
         return [self.threads] * jobs
 
     def fit(self, runs: int) -> str | None:
-        """As many at a time as asked for, or as there are cores or GPUs, with the most threads that fit."""
+        """Settle as many at a time as asked for, or as there are cores or GPUs, with the most threads that fit."""
         if self.ray is None:
             self._begin()
-        cpus, gpus = ([int(node["Resources"].get(kind, 0)) for node in self.nodes] for kind in ("CPU", "GPU"))
-        self.options = {"num_gpus": 1} if sum(gpus) else {}
-
-        def room(threads: int) -> int:
-            """How many runs of so many threads there is room for, each on one machine, with a GPU if there are any."""
-            return sum(min(c // threads, g if sum(gpus) else c) for c, g in zip(cpus, gpus, strict=True))
-
-        most = room(1)
-        has = f"{sum(gpus)} GPUs and {sum(cpus)} cores" if sum(gpus) else f"{sum(cpus)} cores"
+        room = _Room.of(self.nodes)
+        self.options = {"num_gpus": 1} if room.has_gpus else {}
+        most = room.runs(1)
         if not most:
-            raise RunError(f"no machine of the cluster has room for a run: it has {has}", "add one that has")
+            raise RunError(f"no machine of the cluster has room for a run: it has {room}", "add one that has")
         count = min(runs, most if self.asked == AUTO else int(self.asked))
         if count > most:
-            raise RunError(f"jobs = {self.asked} where the cluster has {has}", f"give {most} or fewer, or auto")
-        self.threads = max(threads for threads in range(1, max(cpus) + 1) if threads == 1 or room(threads) >= count)
-        first, self.chosen, self.count = not self.chosen, True, max(1, count)
-        machines = sum(cpu > 0 for cpu in cpus)
-        self.place = {"launcher": RAY, "machines": machines}
-        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
-        return f"Ray: {self.count} at a time on {machines} machine{'s' * (machines > 1)}, {threads} each" * first
+            raise RunError(f"jobs = {self.asked} where the cluster has {room}", f"give {most} or fewer, or auto")
+        self.threads = room.most_threads(count)
+        is_first = not self.chosen
+        self.chosen, self.count = True, max(1, count)
+        self.place = {"launcher": RAY, "machines": room.machines}
+        if not is_first:
+            return ""
+        machines = f"{room.machines} machine{'s' * (room.machines > 1)}"
+        return f"Ray: {self.count} at a time on {machines}, {self.threads} thread{'s' * (self.threads > 1)} each"
 
     def hire(self) -> _Task:
         """Return what starts one task after another."""
         return _Task(self)
 
-    def hear(self, busy: Sequence[_Task]) -> Sequence[_Task]:
+    def hear(self, busy: Sequence[Hired]) -> Sequence[Hired]:
         """Return the tasks that have something to say; not the first alone, or it would drown the others."""
-        streams = [task.stream for task in busy]
-        while True:
-            ready = self.ray.wait(streams, num_returns=len(streams), timeout=_LISTEN)[0]
-            if found := [task for task in busy if task.stream in ready]:
-                return found
+        tasks = [task for task in busy if isinstance(task, _Task)]
+        streams = [task.stream for task in tasks]
+        ready: list[Any] = []
+        while not ready:
+            ready, _ = self.ray.wait(streams, num_returns=len(streams), timeout=_LISTEN)
+        return [task for task in tasks if task.stream in ready]
 
     def end(self) -> None:
         """Leave the cluster, or end it where it is our own; what still runs there ends."""
         super().end()
-        self.held.close()
+        self.cleanup.close()
         self.ray = None
 
     def _begin(self) -> None:
         """Find or start the cluster; see that all its machines see the run's folder, with the same packages."""
         # it prints what it thinks of lost workers to stdout, where results belong; we say it
-        self.held.enter_context(redirect_stdout(StringIO()))
+        self.cleanup.enter_context(redirect_stdout(StringIO()))
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        own: dict[str, Any] = {"address": self.address}
+        options: dict[str, Any] = {"address": self.address}
         if not self.address:
-            # a password that dies with this process, where Ray would leave one in the home folder
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-            folder = tempfile.mkdtemp(prefix="ray-")
-            self.held.callback(shutil.rmtree, folder, ignore_errors=True)
-            cores = max(torch.get_num_threads(), 1 if self.asked == AUTO else int(self.asked))
-            own = {"address": "local", "num_cpus": cores, "_temp_dir": folder, "_node_ip_address": "127.0.0.1"}
-            own |= {"object_store_memory": _STORE, "include_dashboard": False}
+            options = self._local_cluster()
         self.ray = import_module("ray")
-        self.held.callback(self.ray.shutdown)
+        self.cleanup.callback(self.ray.shutdown)
         try:
-            self.ray.init(**own, log_to_driver=False, logging_level="ERROR")
+            self.ray.init(**options, log_to_driver=False, logging_level="ERROR")
         except Exception as error:
             where = self.address or "of this machine"
             fix = "see that it runs, or unset RAY_ADDRESS"
             raise RunError(f"no Ray cluster {where}: {one_line(error)}", fix) from None
         self.nodes = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
         write_whole(self.out / TOKEN, self.token)
-        self.held.callback((self.out / TOKEN).unlink, missing_ok=True)
-        on_node = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        self.cleanup.callback((self.out / TOKEN).unlink, missing_ok=True)
         for node in self.nodes:
-            there = on_node(node_id=node["NodeID"], soft=False)
-            asked = self.ray.remote(fault).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-            name = node.get("NodeManagerHostname") or node["NodeID"]
-            try:
-                said = self.ray.get(asked.remote(str(self.out), self.token, installed()))
-            except self.ray.exceptions.RayError as error:
-                what = f"{name} cannot run tiewise: {_last_line(error)}"
-                raise RunError(what, "install the same tiewise on every machine of the cluster") from None
-            if said:
-                raise RunError(f"{name} {said[0]}", said[1])
+            self._check_node(node)
+
+    def _local_cluster(self) -> dict[str, Any]:
+        """Return the options of a cluster of this machine alone, which ends with us."""
+        # a password that dies with this process, where Ray would leave one in the home folder
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        folder = tempfile.mkdtemp(prefix="ray-")
+        self.cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        least = 1 if self.asked == AUTO else int(self.asked)
+        return {
+            "address": "local",
+            "num_cpus": max(torch.get_num_threads(), least),
+            "_temp_dir": folder,
+            "_node_ip_address": "127.0.0.1",
+            "object_store_memory": _STORE,
+            "include_dashboard": False,
+        }
+
+    def _check_node(self, node: dict[str, Any]) -> None:
+        """Raise RunError if a machine of the cluster cannot train these runs."""
+        on_node = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        strategy = on_node(node_id=node["NodeID"], soft=False)
+        remote = self.ray.remote(fault).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+        name = node.get("NodeManagerHostname") or node["NodeID"]
+        try:
+            problem = self.ray.get(remote.remote(str(self.out), self.token, installed()))
+        except self.ray.exceptions.RayError as error:
+            what = f"{name} cannot run tiewise: {_last_line(error)}"
+            raise RunError(what, "install the same tiewise on every machine of the cluster") from None
+        if problem:
+            what, fix = problem
+            raise RunError(f"{name} {what}", fix)
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Cores and GPUs of each machine of a cluster."""
+
+    cpus: list[int]
+    gpus: list[int]
+
+    @classmethod
+    def of(cls, nodes: Sequence[dict[str, Any]]) -> _Room:
+        """Read what Ray says of its nodes."""
+        resources = [node["Resources"] for node in nodes]
+        return cls([int(one.get("CPU", 0)) for one in resources], [int(one.get("GPU", 0)) for one in resources])
+
+    def __str__(self) -> str:
+        if self.has_gpus:
+            return f"{sum(self.gpus)} GPUs and {sum(self.cpus)} cores"
+        return f"{sum(self.cpus)} cores"
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether a machine has a GPU; then every run takes one."""
+        return sum(self.gpus) > 0
+
+    @property
+    def machines(self) -> int:
+        """Number of machines that train."""
+        return sum(cpu > 0 for cpu in self.cpus)
+
+    def runs(self, threads: int) -> int:
+        """Return how many runs of so many threads there is room for, each on one machine."""
+        by_cores = [cpu // threads for cpu in self.cpus]
+        if not self.has_gpus:
+            return sum(by_cores)
+        return sum(min(pair) for pair in zip(by_cores, self.gpus, strict=True))
+
+    def most_threads(self, runs: int) -> int:
+        """Return the most threads that so many runs at a time can have, at least 1."""
+        most = 1
+        for threads in range(2, max(self.cpus) + 1):
+            if self.runs(threads) >= runs:
+                most = threads
+        return most
 
 
 class _Task:
@@ -157,10 +213,10 @@ class _Task:
 
     def __init__(self, over: OnRay) -> None:
         self.over = over
-        self.job: Any = None  # or None
+        self.job: Work | None = None
         self.stream: Any = None
 
-    def take(self, job: Job, call: bytes) -> None:
+    def take(self, job: Work, call: bytes) -> None:
         """Start the task of a run."""
         over = self.over
         env = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
@@ -168,20 +224,25 @@ class _Task:
         self.stream = task.remote(call, env, str(over.out), over.token, installed())
         self.job = job  # now there is something to stop
 
-    def says(self) -> tuple[Any, ...]:
+    def release(self) -> None:
+        """Note that it has no job in hand any more."""
+        self.job = None
+
+    def says(self) -> Message:
         """Return its next message, or how it ended."""
         errors, job = self.over.ray.exceptions, self.job
+        assert job is not None, "only a task with a job says something"
         try:
-            said: tuple[Any, ...] = self.over.ray.get(next(self.stream))
-            return said
+            message: Message = self.over.ray.get(next(self.stream))
+            return message
         except errors.TaskCancelledError:
-            written = newest_checkpoint(job.folder)[1] > 0
-            ended: BaseException = Interrupted(str(job.folder)) if written else KeyboardInterrupt()
+            has_checkpoint = newest_checkpoint(job.folder)[1] > 0
+            end: BaseException = Interrupted(str(job.folder)) if has_checkpoint else KeyboardInterrupt()
         except errors.RayTaskError as error:
-            ended = RunError(f"{job.title}: {_last_line(error)}", "--resume goes on from its last checkpoint")
+            end = RunError(f"{job.title}: {_last_line(error)}", "--resume goes on from its last checkpoint")
         except (errors.RayError, StopIteration) as error:
             return "lost", f"was lost ({_last_line(error)})"
-        return "error", pickle.dumps(ended)
+        return "error", pickle.dumps(end)
 
     def stop(self) -> None:
         """Have its worker write a checkpoint and stop."""
@@ -193,6 +254,8 @@ class _Task:
 
 
 def _last_line(error: BaseException) -> str:
-    """What a Ray error says, without the traceback and the colours that it brings."""
+    """Return what a Ray error says, without the traceback and the colours that it brings."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1].strip()[:200]}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return f"{type(error).__name__}: {lines[-1].strip()[:200]}"

@@ -22,14 +22,15 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapreplace
+from itertools import product
 from pathlib import Path
 from shutil import rmtree
 from statistics import fmean
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import psutil
 import torch
@@ -59,41 +60,72 @@ _MEMORY = Path("/sys/fs/cgroup")  # what a container may take
 
 Gone = Callable[[], float]  # seconds since the command began
 Show = Callable[[Job, str, float, float], None]  # told what a run says, how many steps it has done, and of how many
-Ended = Callable[..., None]  # told of a run that has ended, perhaps long ago, and the line that says so
+
+
+class Ended(Protocol):
+    """Function that is told of a run that has ended, perhaps long ago, and of the line that says so."""
+
+    def __call__(self, job: Job, line: str = "") -> None:
+        """Take note of a run's end."""
+
+
+class TrialKey(NamedTuple):
+    """What a trial tries."""
+
+    arm: str
+    init: float
+    learning_rate: float
 
 
 def tune(
     jobs: list[Job], out: Path, workers: Workers, show: Show, ended: Ended
 ) -> tuple[list[Job], list[dict[str, Any]]]:
     """Return the jobs with what trials chose, and all trials; those that `tuning.json` already holds are taken up."""
-    path, wanted = out / "tuning.json", {}
+    path = out / "tuning.json"
+    trials: dict[TrialKey, Job] = {}
     for job in jobs:
-        std = kind_of(job.settings).table_std(job)
-        for init, rate in ((std * i, job.settings.learning_rate * r) for i in INIT_FACTORS for r in RATE_FACTORS):
-            folder = out / "tuning" / folder_name(job.arm) / f"init-{init:.4g}-lr-{rate:.4g}"
-            wanted[job.arm, init, rate] = started(short(job, folder), init, rate)
-    found = {(t["arm"], t["init"], t["learning_rate"]): t for t in ranks.first_does(lambda: read_json(path) or [])}
-    for key in found:
-        ended(wanted[key])
+        trials |= _trials(job, out / "tuning")
+    records = {_key_of(record): record for record in ranks.first_does(lambda: read_json(path) or [])}
+    for key in records:
+        ended(trials[key])
 
-    def tried(trial: Job, outcome: Outcome) -> None:
-        init, rate, nll = trial.spec.init, trial.settings.learning_rate, outcome.result.heldout_nll
-        said = f"{nll:.3f}" if math.isfinite(nll) else "diverged"
-        key = {"arm": trial.arm, "init": init, "learning_rate": rate}
-        found[trial.arm, init, rate] = key | {"nll": nll if math.isfinite(nll) else None}
-        ranks.first_does(lambda: write_json(path, list(found.values())))
-        ranks.first_does(partial(rmtree, trial.folder))  # nine models for each arm need not stay
-        ended(trial, f"tune {trial.arm}: init {init:.4g}, lr {rate:.4g} → {said}")
+    def note(trial: Job, outcome: Outcome) -> None:
+        """Write a trial's loss to `tuning.json`; its folder goes, nine models for each arm need not stay."""
+        assert trial.spec.init is not None, "a trial has a starting scale"
+        key = TrialKey(trial.arm, trial.spec.init, trial.settings.learning_rate)
+        nll = outcome.result.heldout_nll
+        verdict = f"{nll:.3f}" if math.isfinite(nll) else "diverged"
+        records[key] = key._asdict() | {"nll": nll if math.isfinite(nll) else None}
+        ranks.first_does(lambda: write_json(path, list(records.values())))
+        ranks.first_does(partial(rmtree, trial.folder))
+        ended(trial, f"tune {key.arm}: init {key.init:.4g}, lr {key.learning_rate:.4g} → {verdict}")
 
-    workers.each(train, [trial for key, trial in wanted.items() if key not in found], show, tried)
-    trials = [found[key] for key in wanted]
-    chosen = []
-    for job in jobs:
-        own = [t for t in trials if t["arm"] == job.arm]
-        best = min(own, key=lambda t: math.inf if t["nll"] is None else t["nll"])
-        chosen.append(started(job, best["init"], best["learning_rate"]))
-    taken = [(job.arm, job.spec.init, job.settings.learning_rate) for job in chosen]
-    return chosen, [{**t, "chosen": (t["arm"], t["init"], t["learning_rate"]) in taken} for t in trials]
+    workers.each(train, [trial for key, trial in trials.items() if key not in records], show, note)
+    best = {job.arm: _best([records[key] for key in trials if key.arm == job.arm]) for job in jobs}
+    chosen = [started(job, best[job.arm].init, best[job.arm].learning_rate) for job in jobs]
+    return chosen, [{**records[key], "chosen": best[key.arm] == key} for key in trials]
+
+
+def _trials(job: Job, folder: Path) -> dict[TrialKey, Job]:
+    """Return the trials of an arm, each in a folder below `folder`."""
+    std = kind_of(job.settings).table_std(job)
+    trials = {}
+    for init_factor, rate_factor in product(INIT_FACTORS, RATE_FACTORS):
+        key = TrialKey(job.arm, std * init_factor, job.settings.learning_rate * rate_factor)
+        name = f"init-{key.init:.4g}-lr-{key.learning_rate:.4g}"
+        trial = short(job, folder / folder_name(job.arm) / name)
+        trials[key] = started(trial, key.init, key.learning_rate)
+    return trials
+
+
+def _key_of(record: dict[str, Any]) -> TrialKey:
+    return TrialKey(record["arm"], record["init"], record["learning_rate"])
+
+
+def _best(records: Sequence[dict[str, Any]]) -> TrialKey:
+    """Return the trial with the lowest loss; one that diverged is the worst."""
+    lowest = min(records, key=lambda record: math.inf if record["nll"] is None else record["nll"])
+    return _key_of(lowest)
 
 
 def started(job: Job, init: float, rate: float) -> Job:
@@ -102,19 +134,21 @@ def started(job: Job, init: float, rate: float) -> Job:
 
 
 def per_arm() -> int:
-    """Trials that each arm gets."""
+    """Return how many trials each arm gets."""
     return len(INIT_FACTORS) * len(RATE_FACTORS)
 
 
 def short_steps(settings: Settings) -> int:
-    """Steps of a trial."""
+    """Return the steps of a trial."""
     return max(1, settings.steps // 4)
 
 
 def short(job: Job, folder: Path) -> Job:
     """Return the trial of a job: a quarter of its steps, judged by a part of the tuning split alone."""
-    steps = short_steps(job.settings)
-    spec = job.spec if (job.spec.tie_at or job.spec.untie_at or 0) < steps else job.spec.plainly()
+    steps, spec = short_steps(job.settings), job.spec
+    change = spec.tie_at or spec.untie_at or 0
+    if change >= steps:  # the boundary does not change within the trial
+        spec = spec.plainly()
     settings = replace(job.settings, steps=steps, measured=min(MEASURED, job.settings.measured))
     job = replace(job, spec=spec, seed=SEED, settings=settings, split="tune", trial=True)
     return replace(job, folder=folder, title=f"tune {job.arm}")
@@ -122,20 +156,69 @@ def short(job: Job, folder: Path) -> Job:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds that an arm takes here: a step, an evaluated token, and a run beside them."""
+    """Seconds that an arm takes here: a step, an evaluated token, and the rest of a run."""
 
     step: float
     token: float
     rest: float
 
     def seconds(self, job: Job) -> float:
-        """Of a whole run."""
+        """Return the seconds of a whole run."""
         return self.rest + job.settings.steps * self.step + kind_of(job.settings).evaluated(job) * self.token
 
 
 def mean_pace(paces: Sequence[Pace]) -> Pace:
     """Return the mean of several."""
-    return Pace(*map(fmean, zip(*map(astuple, paces), strict=True)))
+    step = fmean(pace.step for pace in paces)
+    token = fmean(pace.token for pace in paces)
+    return Pace(step, token, fmean(pace.rest for pace in paces))
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """Jobs of a comparison, one per arm, the pace of each, and how many are trained at a time."""
+
+    jobs: Sequence[Job]
+    paces: Sequence[Pace]
+    at_a_time: int
+
+    def seconds(self, steps: int, tune: bool) -> float:
+        """Return the seconds of all runs of so many steps, and of the trials that choose their settings."""
+        s = self.jobs[0].settings
+        runs: list[float] = []
+        trials: list[float] = []
+        for job, pace in zip(self.jobs, self.paces, strict=True):
+            run = replace(job, settings=replace(s, steps=steps))
+            runs.append(pace.seconds(run))
+            if tune:
+                trials += per_arm() * [pace.seconds(short(run, run.folder))]
+        return self._lasts(trials) + self._lasts(s.seeds * runs)
+
+    def _lasts(self, runs: Sequence[float]) -> float:
+        """Return the seconds until all have ended, each begun as soon as there is a worker for it."""
+        free = [0.0] * self.at_a_time
+        for run in runs:
+            heapreplace(free, free[0] + run)
+        return max(free)
+
+    def most_steps(self, gone: float) -> int:
+        """Return the most steps for which all runs end within the minutes of their settings, `gone` seconds past.
+
+        Raises RunError if fewer than `LEAST` do.
+        """
+        s = self.jobs[0].settings
+        assert s.minutes is not None, "only a comparison with minutes asks for its steps"
+        left = 60 * s.minutes - gone
+        needed = partial(self.seconds, tune=s.tune)
+        if needed(LEAST) <= left:
+            return LEAST - 1 + bisect_right(range(LEAST, 1 << 40), left, key=needed)
+        tuning, otherwise = "", ""
+        if s.tune:
+            tuning = f"{per_arm() * len(self.jobs)} tuning runs and "
+            otherwise = f", or {_minutes(gone + self.seconds(LEAST, tune=False))} without tuning"
+        runs = f"{s.seeds * len(self.jobs)} runs of {LEAST} steps"
+        what = f"--minutes {s.minutes:g} does not hold {tuning}{runs} on this machine"
+        raise RunError(what, f"give --minutes {_minutes(gone + needed(LEAST))} or more{otherwise}")
 
 
 def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers, show: Show) -> int:
@@ -144,62 +227,32 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers
     `jobs` are one per arm, their settings with minutes, of which `gone` seconds are past. A trial has the company that
     a run will have: each arm's is made as often as runs are trained at a time.
     """
-    s, many = jobs[0].settings, workers.count
-    assert s.minutes is not None
-    seconds = 60 * s.minutes
-
-    def paced(arms: Sequence[Job], steps: int) -> list[Pace]:
-        each = [replace(job, folder=folder / f"{number}") for number, job in enumerate([*arms] * many)]
-        found = workers.each(partial(pace, steps=steps), each, show, lambda job, pace: None)
-        return [mean_pace(found[i :: len(arms)]) for i in range(len(arms))]
-
-    few, most_steps = CALIBRATION_STEPS
-    first = paced(jobs[:1], 2)[0]  # what a process does once, it does here
-    share = seconds * CALIBRATION_SHARE / len(jobs)
-    steps = ranks.first_does(lambda: max(few, int(min(most_steps, share / first.step))))
-    paces = paced(jobs, steps)
+    minutes = jobs[0].settings.minutes
+    assert minutes is not None, "only a comparison with minutes asks for its steps"
+    [first] = _paces(jobs[:1], 2, folder, workers, show)  # what a process does once, it does here
+    share = 60 * minutes * CALIBRATION_SHARE / len(jobs)
+    fewest, most = CALIBRATION_STEPS
+    steps = ranks.first_does(lambda: max(fewest, int(min(most, share / first.step))))
+    timetable = Timetable(jobs, _paces(jobs, steps, folder, workers, show), workers.count)
     ranks.first_does(lambda: rmtree(folder))
+    return ranks.first_does(lambda: timetable.most_steps(gone()))
 
-    def lasts(runs: list[float]) -> float:
-        """Seconds until all have ended, each begun as soon as there is a worker for it."""
-        free = [0.0] * many
-        for run in runs:
-            heapreplace(free, free[0] + run)
-        return max(free)
 
-    def needed(steps: int, tune: bool = s.tune) -> float:
-        whole = [(pace, replace(job, settings=replace(s, steps=steps))) for job, pace in zip(jobs, paces, strict=True)]
-        trials = [pace.seconds(short(job, job.folder)) for pace, job in whole for _ in range(per_arm())] if tune else []
-        return lasts(trials) + lasts(s.seeds * [pace.seconds(job) for pace, job in whole])
-
-    def most() -> int:
-        past = gone()
-        if needed(LEAST) <= seconds - past:
-            return LEAST - 1 + bisect_right(range(LEAST, 1 << 40), seconds - past, key=needed)
-        runs = f"{s.seeds * len(jobs)} runs of {LEAST} steps"
-        tuning = f"{per_arm() * len(jobs)} tuning runs and " if s.tune else ""
-        otherwise = f", or {_minutes(past + needed(LEAST, tune=False))} without tuning" if s.tune else ""
-        what = f"--minutes {s.minutes:g} does not hold {tuning}{runs} on this machine"
-        raise RunError(what, f"give --minutes {_minutes(past + needed(LEAST))} or more{otherwise}")
-
-    return ranks.first_does(most)
+def _paces(arms: Sequence[Job], steps: int, folder: Path, workers: Workers, show: Show) -> list[Pace]:
+    """Time a trial of so many steps for each arm, as often as runs are trained at a time; return each arm's mean."""
+    trials = []
+    for number, job in enumerate([*arms] * workers.count):
+        trials.append(replace(job, folder=folder / f"{number}"))
+    paces = workers.each(partial(pace, steps=steps), trials, show, lambda job, pace: None)
+    return [mean_pace(paces[arm :: len(arms)]) for arm in range(len(arms))]
 
 
 def pace(job: Job, steps: int) -> Pace:
     """Time evaluation, when some tokens have warmed it up, and a trial of so many steps, made in the job's folder."""
-    kind = kind_of(job.settings)
-
-    @fast_products(job.products)
-    def evaluation() -> float:
-        installed = kind.build(job)
-        kind.measure(job, installed, job.split, point=True)
-        begin = monotonic()
-        measured = kind.measure(job, installed, job.split, point=True).tokens
-        return (monotonic() - begin) / max(1, measured)
-
-    token = ranks.first_does(evaluation)
-    whole = replace(job, spec=job.spec.plainly(), settings=replace(job.settings, steps=4 * steps))
-    trial = replace(short(whole, job.folder), title="speed")
+    token = ranks.first_does(lambda: _seconds_per_token(job))
+    trial_settings = replace(job.settings, steps=4 * steps)  # of which a trial is a quarter
+    trial = short(replace(job, spec=job.spec.plainly(), settings=trial_settings), job.folder)
+    trial = replace(trial, title="speed")
     begin = monotonic()
     try:
         result = train(trial).result
@@ -207,18 +260,31 @@ def pace(job: Job, steps: int) -> Pace:
         raise KeyboardInterrupt from None  # nothing here is worth taking up again
     ranks.first_does(lambda: rmtree(job.folder))
     step = max(result.seconds / (steps - 1), 1e-9)
-    return Pace(step, token, max(0.0, monotonic() - begin - steps * step - kind.evaluated(trial) * token))
+    evaluation = kind_of(job.settings).evaluated(trial) * token
+    return Pace(step, token, max(0.0, monotonic() - begin - steps * step - evaluation))
+
+
+def _seconds_per_token(job: Job) -> float:
+    """Time the evaluation of a point of the curve, the second time that it is made."""
+    kind = kind_of(job.settings)
+    with fast_products(job.products):
+        installed = kind.build(job)
+        kind.measure(job, installed, job.split, point=True)
+        begin = monotonic()
+        tokens = kind.measure(job, installed, job.split, point=True).tokens
+        return (monotonic() - begin) / max(1, tokens)
 
 
 def how_many(workers: Workers, job: Job, runs: int, folder: Path, show: Show, before: int | None = None) -> str:
     """Settle how many of so many runs like `job` are trained at a time, and the threads of each.
 
-    `auto` tries in `folder`, once; `before` is what it found when these runs began. Returns what is to be said of its
-    choice, the first time; nothing where there was nothing to choose.
+    `auto` tries in `folder`, once; `before` is its result when these runs began. Returns a line about its choice, the
+    first time; "" where there was nothing to choose.
     """
-    if (line := workers.fit(runs)) is not None:
+    line = workers.fit(runs)
+    if line is not None:
         return line
-    threads, said = torch.get_num_threads(), ""
+    threads = torch.get_num_threads()
     if workers.asked != AUTO:
         if int(workers.asked) > 1 and ranks.size() > 1:
             raise RunError(f"jobs = {workers.asked} where {ranks.size()} processes train a run", "leave jobs out")
@@ -229,38 +295,42 @@ def how_many(workers: Workers, job: Job, runs: int, folder: Path, show: Show, be
         else:
             workers.count, why = max(1, min(before, runs)), "as when they began"
         workers.chosen = True
-        each = threads // workers.count
-        shares = f"{each} thread{'s' * (each != 1)}{' each' * (workers.count > 1)}"
         if min(threads, runs) > 1:
-            said = f"{workers.count} run{'s' * (workers.count != 1)} at a time, {shares}: {why}"
+            line = _choice_line(workers.count, threads // workers.count, why)
     workers.threads = max(1, threads // workers.count)
-    return said
+    return line or ""
+
+
+def _choice_line(count: int, threads: int, why: str) -> str:
+    """Return "1 run at a time, 4 threads: …", "2 runs at a time, 1 thread each: …"."""
+    each = f"{threads} thread{'s' * (threads != 1)}{' each' * (count > 1)}"
+    return f"{count} run{'s' * (count != 1)} at a time, {each}: {why}"
 
 
 def _tried(workers: Workers, job: Job, runs: int, folder: Path, show: Show) -> tuple[int, str]:
-    """How many at a time get through these runs fastest, and how that is known."""
+    """Return how many at a time get through these runs fastest, and how that is known."""
     threads = torch.get_num_threads()
     if ranks.size() > 1:
         return 1, "several processes train each"
     if torch.accelerator.is_available() or not kind_of(job.settings).side_by_side:
         return 1, "each takes the whole machine"
-    most = min(threads, runs)
-    needed, seconds = demand(job) if most > 1 else (1, 0.0)
+    most, bytes_of_run, seconds = min(threads, runs), 1, 0.0
+    if most > 1:
+        bytes_of_run, seconds = demand(job)
     if runs * seconds <= WORTH:
         return 1, "there is too little to do for several"
-    most = min(most, free_memory() // needed)
+    most = min(most, free_memory() // bytes_of_run)
     if most < 2:
         return 1, "memory holds no second one"
-    steps = round(min(max(TRIED[0], job.settings.steps / seconds), TRIED[1]))
+    fewest_steps, most_steps = TRIED
+    steps = round(min(max(fewest_steps, job.settings.steps / seconds), most_steps))
     remove(folder)  # of a trial that was interrupted
     alone = pace(replace(job, folder=folder / "alone"), steps)
     workers.count, workers.threads = most, threads // most
-    jobs = [replace(job, folder=folder / f"{number}") for number in range(most)]
-    found = workers.each(partial(pace, steps=steps), jobs, show, lambda job, found: None)
+    [together] = _paces([job], steps, folder, workers, show)
     remove(folder)
     # the rest of a run is left out: of the first in a process it is mostly imports
-    beside, alone = (replace(one, rest=0.0) for one in (mean_pace(found), alone))
-    share = beside.seconds(job) / most / alone.seconds(job)
+    share = replace(together, rest=0.0).seconds(job) / most / replace(alone, rest=0.0).seconds(job)
     if share <= FASTER:
         return most, f"in a trial they took {share:.2f} of the time of one at a time"
     workers.end()
@@ -268,7 +338,7 @@ def _tried(workers: Workers, job: Job, runs: int, folder: Path, show: Show) -> t
 
 
 def demand(job: Job) -> tuple[int, float]:
-    """Bytes and seconds that a run takes, both roughly, the bytes rather more than less.
+    """Return the bytes and seconds that a run takes, both roughly, the bytes rather more than less.
 
     Bytes are those of weights, gradients and moments, and three times what goes into and out of every matrix of the
     body, for the backward pass. One table more is for arms that have two. Seconds are six operations for each parameter
@@ -277,24 +347,28 @@ def demand(job: Job) -> tuple[int, float]:
     s, kind = job.settings, kind_of(job.settings)
     installed = kind.build(job)
     parameters = list(installed.model.parameters())
-    body = [p for p in parameters if p.dim() > 1 and not any(p is table for table in installed.tables())]
-    kept = 3 * s.batch * s.length * sum(p.shape[0] + p.shape[1] for p in body)
+    tables = {id(table) for table in installed.tables()}
+    matrices = [p for p in parameters if p.dim() > 1 and id(p) not in tables]
+    activations = 3 * s.batch * s.length * sum(p.shape[0] + p.shape[1] for p in matrices)
     numbers = sum(p.numel() for p in parameters) + job.text.vocab * s.width
     # the last three: saving, and the same model as dense tables
-    needed = _PROCESS + 4 * (kept + (2 + kind.moments(job) + 3) * numbers)
-    work = 6 * numbers * s.steps * s.batch * s.accumulate * s.length / OPERATIONS
-    return needed, work if s.minutes is None else 60 * s.minutes
+    copies = 2 + kind.moments(job) + 3
+    bytes_of_run = _PROCESS + 4 * (activations + copies * numbers)
+    if s.minutes is not None:
+        return bytes_of_run, 60 * s.minutes
+    tokens = s.steps * s.batch * s.accumulate * s.length
+    return bytes_of_run, 6 * numbers * tokens / OPERATIONS
 
 
 def free_memory() -> int:
-    """Bytes that processes started now can have."""
-    found: int = psutil.virtual_memory().available
+    """Return the bytes that processes started now can have."""
+    free: int = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # no container, or one without a limit
-        most, used = (int((_MEMORY / f"memory.{name}").read_text()) for name in ("max", "current"))
-        found = min(found, most - used)
-    return found
+        limit, used = (int((_MEMORY / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return free
 
 
 def _minutes(seconds: float) -> str:
-    """Seconds as minutes and a tenth more, since they were estimated from little: 2.3."""
+    """Return seconds as minutes and a tenth more, since they were estimated from little: 2.3."""
     return f"{math.ceil(1.1 * seconds / 6) / 10:g}"

@@ -62,7 +62,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from tiewise.core import Late, __version__
 from tiewise.core.errors import (
@@ -77,8 +77,6 @@ from tiewise.core.errors import (
 )
 
 torch = Late("torch")
-Job = Any  # `trainer.Job`, whose file imports torch
-T = TypeVar("T")
 AUTO = "auto"
 # what libraries would print over each other; the parent shows progress
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
@@ -87,7 +85,51 @@ _PAUSE = 0.5  # seconds between two words of progress that go to another machine
 _PATIENCE = 5.0  # seconds in which what one machine wrote is seen by another, where their file system is slow to tell
 
 
-class Workers(AbstractContextManager):
+class Work(Protocol):
+    """A job as workers see it: a `trainer.Job`, whose file imports torch."""
+
+    @property
+    def title(self) -> str:
+        """Return its name in messages."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of its run."""
+
+
+T = TypeVar("T")
+J = TypeVar("J", bound=Work)
+# A worker's messages: its progress (text, steps, of so many), the pickled value or error of its call, how it was lost.
+Progress = tuple[Literal["at"], str, float, float]
+Answer = tuple[Literal["found", "error"], bytes]
+Lost = tuple[Literal["lost"], str]
+Message = Progress | Answer | Lost | tuple[Literal["ready"]]
+
+
+class Hired(Protocol):
+    """A process, here or elsewhere, that does one call after another."""
+
+    @property
+    def job(self) -> Work | None:
+        """Return the job that it has in hand."""
+
+    def take(self, job: Work, call: bytes) -> None:
+        """Have it do a job: a pickled call without arguments."""
+
+    def release(self) -> None:
+        """Note that it has no job in hand any more."""
+
+    def says(self) -> Message:
+        """Return its next message."""
+
+    def stop(self) -> None:
+        """Have it write a checkpoint and stop."""
+
+    def end(self) -> None:
+        """End it."""
+
+
+class Workers(AbstractContextManager["Workers"]):
     """How many runs are trained at a time (`auto`: 1 until they are known), and a context that ends their processes."""
 
     retries = 0  # so often a run whose process is lost is taken up again
@@ -99,10 +141,10 @@ class Workers(AbstractContextManager):
         self.asked, self.say = asked, say
         self.count, self.threads = 1 if asked == AUTO else int(asked), torch.get_num_threads()
         self.chosen = False  # whether `auto` has found its count
-        self.place: dict[str, Any] = {}  # what results.json says of where runs were trained, if it is not here
-        self._open: list[Any] = []
+        self.place: dict[str, object] = {}  # what results.json says of where runs were trained, if it is not here
+        self._open: list[Hired] = []
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.end()
 
     def end(self) -> None:
@@ -114,101 +156,157 @@ class Workers(AbstractContextManager):
         """Settle how many of so many runs are trained at a time; return a line about it, None where a trial decides."""
         return None
 
-    def hire(self) -> Any:
-        """Return one more that takes, says, stops and ends as a `Worker` does."""
+    def hire(self) -> Hired:
+        """Start one more process."""
         return Worker()
 
-    def hear(self, busy: Sequence[Any]) -> Sequence[Any]:
+    def hear(self, busy: Sequence[Hired]) -> Sequence[Hired]:
         """Return those that have something to say, as soon as there are any."""
-        heard = wait([worker.connection for worker in busy])
-        return [worker for worker in busy if worker.connection in heard]
+        processes = [worker for worker in busy if isinstance(worker, Worker)]
+        ready = wait([process.connection for process in processes])
+        return [process for process in processes if process.connection in ready]
 
     def alone(self) -> bool:
-        """Whether this process trains one run after another itself."""
+        """Return whether this process trains one run after another itself."""
         return self.count == 1
 
     def shares(self, jobs: int) -> list[int]:
-        """Threads of each: the last ones, where there are fewer of them than are done at a time, share all threads."""
+        """Return the threads of each of so many jobs.
+
+        The last ones, where there are fewer of them than are done at a time, share all threads.
+        """
         last = jobs % self.count
         return [self.threads] * (jobs - last) + [max(1, torch.get_num_threads() // max(1, last))] * last
 
     def each(
         self,
-        work: Callable[[Job], T],
-        jobs: Sequence[Job],
-        show: Callable[[Job, str, float, float], None],
-        done: Callable[[Job, T], None],
+        work: Callable[[J], T],
+        jobs: Sequence[J],
+        show: Callable[[J, str, float, float], None],
+        done: Callable[[J, T], None],
     ) -> list[T]:
         """Return `work(job)` of each job, in this order; `done` is told of each as it ends, `show` of its progress.
 
         Raises the first error of any, when the others have stopped with a checkpoint; Interrupted after Ctrl-C.
         """
         if self.alone():
-            found = []
-            for job in jobs:
-                with heard(lambda what, n, of, job=job: show(job, what, n, of)):  # type: ignore[misc]
-                    found.append(work(job))
-                done(job, found[-1])
-            return found
+            return [_done_here(work, job, show, done) for job in jobs]
         while len(self._open) < min(self.count, len(jobs)):
             self._open.append(self.hire())
-        values, waiting = {}, deque(zip(jobs, self.shares(len(jobs)), strict=True))
-        lost: Counter[Job] = Counter()
-        end: BaseException | None = None
-        press = _PassedOn(self._open)
-        before = set_ctrl_c(press)
-        try:
-            while True:
-                for worker in self._open:
-                    if worker.job is None and waiting and end is None and not press.pressed:
-                        job, threads = waiting.popleft()
-                        worker.take(job, pickle.dumps(partial(by_threads, work, job, threads)))
-                        if press.pressed:  # meanwhile
-                            worker.stop()
-                busy = [worker for worker in self._open if worker.job is not None]
-                if not busy:
-                    break
-                for worker in self.hear(busy):
-                    what, *said = worker.says()
-                    if what == "at":
-                        show(worker.job, *said)
-                    if what not in ("found", "error", "lost"):
-                        continue
-                    job, worker.job = worker.job, None
-                    if what == "found":
-                        values[job] = pickle.loads(said[0])
-                        done(job, values[job])
-                        continue
-                    if what == "lost" and end is None and not press.pressed and lost[job] < self.retries:
-                        lost[job] += 1
-                        self.say(f"{job.title}: its process {said[0]}; taken up again, {lost[job]} of {self.retries}")
-                        waiting.appendleft((job, self.threads))
-                        continue
-                    if what == "error":
-                        error: BaseException = pickle.loads(said[0])
-                    else:
-                        error = KeyboardInterrupt() if press.pressed else self.gone(job, said[0])
-                    if end is None and not press.pressed:  # the others need not go on
-                        press.stop()
-                    if end is None or (press.pressed and isinstance(error, Interrupted)):
-                        end = error
-        finally:
-            set_ctrl_c(before)
-        if end is not None or press.pressed:
-            raise end or KeyboardInterrupt
+        values = _Round(self, self._open, work, jobs, show, done).run()
         return [values[job] for job in jobs]
 
-    def gone(self, job: Job, how: str) -> RunError:
-        """Return what is said where the process of a run is lost, and not taken up again."""
+    def gone(self, job: Work, how: str) -> RunError:
+        """Return the error for a run whose process is lost, and that is not taken up again."""
         fix = "--resume goes on from its last checkpoint, with a smaller --jobs where memory ran out"
         before = f", as {self.retries} before it" if self.retries else ""
         return RunError(f"{job.title}: its process {how}{before}", fix)
 
 
+def _done_here(
+    work: Callable[[J], T], job: J, show: Callable[[J, str, float, float], None], done: Callable[[J, T], None]
+) -> T:
+    """Do a job in this process."""
+
+    def show_job(text: str, steps: float, total: float) -> None:
+        show(job, text, steps, total)
+
+    with heard(show_job):
+        value = work(job)
+    done(job, value)
+    return value
+
+
+class _Round(Generic[J, T]):
+    """The jobs of one call of `Workers.each`, done by its processes."""
+
+    def __init__(
+        self,
+        pool: Workers,
+        workers: Sequence[Hired],
+        work: Callable[[J], T],
+        jobs: Sequence[J],
+        show: Callable[[J, str, float, float], None],
+        done: Callable[[J, T], None],
+    ) -> None:
+        self.pool, self.workers = pool, workers
+        self.work, self.show, self.done = work, show, done
+        self.waiting = deque(zip(jobs, pool.shares(len(jobs)), strict=True))  # jobs with their threads
+        self.in_hand: dict[Hired, J] = {}  # the last job of each
+        self.values: dict[J, T] = {}
+        self.losses: Counter[J] = Counter()  # how often its process was lost
+        self.error: BaseException | None = None  # that ends the round
+        self.press = _PassedOn(workers)
+
+    def run(self) -> dict[J, T]:
+        """Do all jobs; return their values. Raises as `Workers.each`."""
+        before = set_ctrl_c(self.press)
+        try:
+            self._hand_out()
+            while busy := [worker for worker in self.workers if worker.job is not None]:
+                for worker in self.pool.hear(busy):
+                    self._receive(worker)
+                self._hand_out()
+        finally:
+            set_ctrl_c(before)
+        if self.error is not None:
+            raise self.error
+        if self.press.pressed:
+            raise KeyboardInterrupt
+        return self.values
+
+    def _is_ending(self) -> bool:
+        return self.error is not None or self.press.pressed
+
+    def _hand_out(self) -> None:
+        """Give every idle worker a job, if any waits and the round goes on."""
+        for worker in self.workers:
+            if worker.job is None and self.waiting and not self._is_ending():
+                job, threads = self.waiting.popleft()
+                self.in_hand[worker] = job
+                worker.take(job, pickle.dumps(partial(by_threads, self.work, job, threads)))
+                if self.press.pressed:  # meanwhile
+                    worker.stop()
+
+    def _receive(self, worker: Hired) -> None:
+        """Act on a worker's next message."""
+        message, job = worker.says(), self.in_hand[worker]
+        if message[0] == "at":
+            _, text, steps, total = message
+            self.show(job, text, steps, total)
+        elif message[0] == "found":
+            worker.release()
+            self.values[job] = pickle.loads(message[1])
+            self.done(job, self.values[job])
+        elif message[0] == "error":
+            worker.release()
+            self._fail(pickle.loads(message[1]))
+        elif message[0] == "lost":
+            worker.release()
+            self._lose(job, message[1])
+
+    def _lose(self, job: J, how: str) -> None:
+        """Take a job up again whose process is lost, or fail if that happened too often or the round ends."""
+        if self._is_ending() or self.losses[job] >= self.pool.retries:
+            self._fail(KeyboardInterrupt() if self.press.pressed else self.pool.gone(job, how))
+            return
+        self.losses[job] += 1
+        again = f"taken up again, {self.losses[job]} of {self.pool.retries}"
+        self.pool.say(f"{job.title}: its process {how}; {again}")
+        self.waiting.appendleft((job, self.pool.threads))
+
+    def _fail(self, error: BaseException) -> None:
+        """End the round by the first error; after Ctrl-C by one that says that a checkpoint was written."""
+        if not self._is_ending():
+            self.press.stop()  # the others need not go on
+        if self.error is None or (self.press.pressed and isinstance(error, Interrupted)):
+            self.error = error
+
+
 class _PassedOn(NotedPress):
     """Passes Ctrl-C on to the workers that have something in hand."""
 
-    def __init__(self, workers: list[Any]) -> None:
+    def __init__(self, workers: Sequence[Hired]) -> None:
         super().__init__(ctrl_c_came())
         self.workers = workers
 
@@ -224,7 +322,7 @@ class _PassedOn(NotedPress):
                 worker.stop()
 
 
-def by_threads(work: Callable[[Job], T], job: Job, threads: int) -> T:
+def by_threads(work: Callable[[J], T], job: J, threads: int) -> T:
     """Return `work(job)`, done by so many threads."""
     torch.set_num_threads(threads)
     return work(job)
@@ -234,11 +332,11 @@ def by_threads(work: Callable[[Job], T], job: Job, threads: int) -> T:
 
 
 class Worker:
-    """A process of one's own; `job` is what it has in hand."""
+    """A process on this machine; `job` is what it has in hand."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         """`env` is set beside what this process has."""
-        self.job: Any = None  # or None
+        self.job: Work | None = None
         self.ready = False  # to be told of Ctrl-C
         self.connection, theirs = Pipe()
         first = f"import gc, sys; gc.set_threshold{gc.get_threshold()}; sys.path[:] = {sys.path!r}"
@@ -253,21 +351,31 @@ class Worker:
         )
         theirs.close()
 
-    def take(self, job: Any, call: bytes) -> None:
-        """Have it do a piece of work: a pickled call without arguments."""
+    def take(self, job: Work, call: bytes) -> None:
+        """Have it do a job: a pickled call without arguments."""
         self.job = job
+        self.send(call)
+
+    def send(self, call: bytes) -> None:
+        """Have it do a pickled call without arguments."""
         with suppress(OSError):  # it has ended, which is seen when it is asked what it says
             self.connection.send_bytes(call)
 
-    def says(self) -> tuple[Any, ...]:
+    def release(self) -> None:
+        """Note that it has no job in hand any more."""
+        self.job = None
+
+    def says(self) -> Message:
         """Return its next message; that of a process which has ended is that it is lost, and how."""
         try:
-            said: tuple[Any, ...] = pickle.loads(self.connection.recv_bytes())
+            message: Message = pickle.loads(self.connection.recv_bytes())
             self.ready = True
-            return said
+            return message
         except (EOFError, OSError, pickle.UnpicklingError):
             code = self.process.wait()
-        return "lost", f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code < 0:
+            return "lost", f"was ended by {signal.Signals(-code).name}"
+        return "lost", f"ended with exit code {code}"
 
     def stop(self) -> None:
         """Have it write a checkpoint and stop; one that still imports has nothing to write."""
@@ -281,21 +389,21 @@ class Worker:
 
 
 def serve(descriptor: int) -> None:
-    """Do in a worker's process what comes through the connection, until whoever started it is gone."""
+    """Do in a worker's process what comes through the connection, until its parent is gone."""
     if hasattr(signal, "pthread_sigmask"):  # Ray's processes ignore Ctrl-C, and a process inherits that
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     listen_for_ctrl_c()
     settle()
     connection = Connection(descriptor)
-    asked: SimpleQueue[bytes] = SimpleQueue()
+    calls: SimpleQueue[bytes] = SimpleQueue()
 
     def receive() -> None:
         with suppress(EOFError, OSError):
             while True:
-                asked.put(connection.recv_bytes())
+                calls.put(connection.recv_bytes())
         os._exit(1)  # in the middle of a step, as a kill would
 
-    def send(message: tuple[Any, ...]) -> None:
+    def send(message: Message) -> None:
         try:
             connection.send(message)
         except OSError:  # the process that reads it is gone, which `receive` may not have noticed yet
@@ -310,7 +418,7 @@ def serve(descriptor: int) -> None:
     Thread(target=receive, daemon=True).start()
     send(("ready",))
     while True:
-        send(_outcome(asked.get(), press, show))
+        send(_outcome(calls.get(), press, show))
 
 
 class _PressInCall:
@@ -339,12 +447,12 @@ class _PressInCall:
             self(signal.SIGINT, None)
 
 
-def _outcome(pickled: bytes, press: _PressInCall, show: Callable[[str, float, float], None]) -> tuple[str, bytes]:
+def _outcome(pickled: bytes, press: _PressInCall, show: Callable[[str, float, float], None]) -> Answer:
     """Do a pickled call; return ("found", its pickled value) or ("error", the pickled error)."""
     try:
         try:
             press.start_call()
-            call: Callable[[], Any] = pickle.loads(pickled)
+            call: Callable[[], object] = pickle.loads(pickled)
             with heard(show):
                 value = pickle.dumps(call())
         finally:
@@ -357,7 +465,7 @@ def _outcome(pickled: bytes, press: _PressInCall, show: Callable[[str, float, fl
 def _portable(error: BaseException) -> BaseException:
     """Return an error with its traceback in a form that survives pickling."""
     try:
-        wrapped = ExceptionWithTraceback(error, error.__traceback__)
+        wrapped: BaseException = ExceptionWithTraceback(error, error.__traceback__)
         pickle.loads(pickle.dumps(wrapped))
     except Exception:
         return RuntimeError("".join(traceback.format_exception(error)))
@@ -367,8 +475,8 @@ def _portable(error: BaseException) -> BaseException:
 def settle() -> None:
     """Have a process that does nothing but train keep what it has.
 
-    Every Trainer collects garbage, and what was imported never is any. Memory that a step or an evaluation frees waits
-    for the next: to give pages back and to be given them anew takes a third of an evaluation's time.
+    Every Trainer collects garbage, and imported modules never are any. Memory that a step or an evaluation frees waits
+    for the next: to give pages back and to get them again takes a third of an evaluation's time.
     """
     gc.freeze()
     with suppress(AttributeError, OSError, TypeError):  # another C library
@@ -378,47 +486,56 @@ def settle() -> None:
 
 # on another machine
 
+_LAST = ("found", "error", "lost")  # messages that end a call
 _kept: dict[str | None, Worker] = {}  # by the GPUs that it sees: the next task here need not import everything again
 
 
-def streamed(call: bytes, env: Mapping[str, str], folder: str, token: str, needed: str) -> Iterator[tuple[Any, ...]]:
-    """Yield what a worker says of a pickled call, a word of progress now and then: what a Ray task does on its machine.
+def streamed(call: bytes, env: Mapping[str, str], folder: str, token: str, needed: str) -> Iterator[Message]:
+    """Yield what a worker says of a pickled call, some of its progress: the work of a Ray task on its machine.
 
     A task that is cancelled has the worker write its checkpoint and ends then. A machine that cannot train the run in
     `folder` refuses, see `fault`.
     """
-    if wrong := fault(folder, token, needed):
-        yield "error", pickle.dumps(RunError(f"{platform.node()} {wrong[0]}", wrong[1]))
+    problem = fault(folder, token, needed)
+    if problem is not None:
+        what, fix = problem
+        yield "error", pickle.dumps(RunError(f"{platform.node()} {what}", fix))
         return
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     worker = _kept.pop(gpus, None) or Worker(env)
-    worker.take(call, call)
-    due = 0.0
+    worker.send(call)
+    has_ended, due = False, 0.0
     try:
-        while worker.job is not None:
-            while not worker.connection.poll(_PAUSE):
-                pass  # between two of these a cancelled task gets its KeyboardInterrupt, which wakes no waiting read
-            what, *said = worker.says()
-            if what in ("found", "error", "lost"):
-                worker.job = None
-                if what != "lost":
-                    _kept[gpus] = worker
-                yield what, *said
-            elif what == "at" and time.monotonic() >= due:
+        while not has_ended:
+            message = _next_message(worker)
+            has_ended = message[0] in _LAST
+            if message[0] in ("found", "error"):
+                _kept[gpus] = worker
+            if has_ended:
+                yield message
+            elif message[0] == "at" and time.monotonic() >= due:
                 due = time.monotonic() + _PAUSE
-                yield what, *said
+                yield message
     finally:
-        if worker.job is not None:
+        if not has_ended:
             worker.stop()
-            while worker.says()[0] not in ("found", "error", "lost"):
+            while worker.says()[0] not in _LAST:
                 pass
             worker.end()
 
 
+def _next_message(worker: Worker) -> Message:
+    """Wait for a worker's next message."""
+    while not worker.connection.poll(_PAUSE):
+        pass  # between two of these a cancelled task gets its KeyboardInterrupt, which wakes no waiting read
+    return worker.says()
+
+
 def fault(folder: str, token: str, needed: str) -> tuple[str, str] | None:
     """Return why this machine cannot train a run of the head, who wrote `token` and has `needed`; None where it can."""
-    if (has := installed()) != needed:
-        return f"has {has}, and the run began with {needed}", "install the same on every machine"
+    present = installed()
+    if present != needed:
+        return f"has {present}, and the run began with {needed}", "install the same on every machine"
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
         with suppress(OSError):
@@ -429,6 +546,6 @@ def fault(folder: str, token: str, needed: str) -> tuple[str, str] | None:
 
 
 def installed() -> str:
-    """What must be the same on all machines, since their figures are compared."""
+    """Return what must be the same on all machines, since their figures are compared."""
     python = ".".join(platform.python_version_tuple()[:2])
     return f"tiewise {__version__}, torch {version('torch')}, Python {python}"
