@@ -16,9 +16,11 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ from tiewise.training.folder import (
     write_json,
 )
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete, gaps
-from tiewise.training.run import Outcome, finished, kind_of, train
+from tiewise.training.run import Kind, Outcome, finished, kind_of, train
 from tiewise.training.settings import Settings
 from tiewise.training.short_trials import Gone, Show, how_many, per_arm, short_steps, steps_within, tune
 from tiewise.training.trainer import Job
@@ -65,7 +67,7 @@ class Display:
 
     @classmethod
     def on_stderr(cls, *, quiet: bool = False) -> Display:
-        """Lines on stderr, bars too where someone is looking; nothing when quiet, or from any process but the first."""
+        """Show lines on stderr, bars too on a terminal; nothing when quiet, or from any process but the first."""
         if quiet or not ranks.first():
             return cls(lambda line: None)
         # above a bar that is there
@@ -74,19 +76,12 @@ class Display:
     @contextmanager
     def stages(self) -> Iterator[Show]:
         """Show the progress of each stage inside: reading, tokenizer, tokens, speed; workers tell theirs."""
-        bar: tqdm | None = None  # where nothing is told there is none
-
-        def show(stage: str, done: float, total: float) -> None:
-            nonlocal bar
-            if bar is None:
-                form = "{desc:<10}{percentage:3.0f}%|{bar}|"
-                bar = made.enter_context(tqdm(total=100, leave=False, disable=not self.bars, bar_format=form))
-            bar.set_description_str(stage, refresh=False)
-            bar.n = round(100 * min(1, done / total)) if total else 0  # the size of a stream is unknown
-            bar.refresh()
-
-        with ExitStack() as made, heard(show):
-            yield lambda job, *said: show(*said)
+        bar = StageBar(self.bars)
+        try:
+            with heard(bar.show):
+                yield lambda job, stage, done, total: bar.show(stage, done, total)
+        finally:
+            bar.close()
 
     @contextmanager
     def runs(self, steps: int) -> Iterator[RunsBar]:
@@ -95,35 +90,60 @@ class Display:
             yield RunsBar(bar, self.say)
 
 
+class StageBar:
+    """The bar of one stage after another, made at the first progress."""
+
+    def __init__(self, is_drawn: bool) -> None:
+        self.is_drawn = is_drawn
+        self.bar: tqdm | None = None
+
+    def show(self, stage: str, done: float, total: float) -> None:
+        """Show how much of a stage is done."""
+        if self.bar is None:
+            form = "{desc:<10}{percentage:3.0f}%|{bar}|"
+            self.bar = tqdm(total=100, leave=False, disable=not self.is_drawn, bar_format=form)
+        self.bar.set_description_str(stage, refresh=False)
+        self.bar.n = round(100 * min(1, done / total)) if total else 0  # the size of a stream is unknown
+        self.bar.refresh()
+
+    def close(self) -> None:
+        """Remove the bar, if there is one."""
+        if self.bar is not None:
+            self.bar.close()
+
+
 class RunsBar:
-    """The bar over the steps of all runs. What an earlier process did is shown, and not taken for this one's speed."""
+    """The bar over the steps of all runs. Steps of an earlier process are shown, but not counted in the speed."""
 
     def __init__(self, bar: tqdm, say: Callable[[str], None]) -> None:
         self.bar, self.say = bar, say
         self.past = 0  # steps of the runs that have ended
-        self.at_hand: dict[Job, tuple[str, float]] = {}  # what each says, and how many steps it has done
+        self.at_hand: dict[Job, tuple[str, float]] = {}  # the text of each, and how many steps it has done
 
-    def show(self, job: Job, what: str, done: float, total: float) -> None:
+    def show(self, job: Job, text: str, done: float, total: float) -> None:
         """Show how many of its steps a run has done."""
-        begun = job in self.at_hand
-        self.at_hand[job] = what, done
-        self._reach(begun)
+        is_running = job in self.at_hand
+        self.at_hand[job] = text, done
+        self._reach(is_running)
 
     def ended(self, job: Job, line: str = "") -> None:
         """Take the steps of a run that has ended, perhaps long ago, and say a line."""
-        begun = self.at_hand.pop(job, None) is not None
+        was_running = self.at_hand.pop(job, None) is not None
         self.past += job.settings.steps
-        self._reach(begun)
+        self._reach(was_running)
         if line:
             self.say(line)
 
-    def _reach(self, begun: bool) -> None:
-        if not self.bar.disable:
-            whats, steps = zip(*self.at_hand.values(), strict=True) if self.at_hand else ((), ())
-            step = self.past + sum(steps)
-            self.bar.set_description_str(" · ".join(whats), refresh=False)
-            self.bar.initial += 0 if begun else step - self.bar.n
-            self.bar.update(step - self.bar.n)
+    def _reach(self, in_this_process: bool) -> None:
+        """Move the bar to the steps of all runs."""
+        if self.bar.disable:
+            return
+        texts = [text for text, _ in self.at_hand.values()]
+        step = self.past + sum(done for _, done in self.at_hand.values())
+        self.bar.set_description_str(" · ".join(texts), refresh=False)
+        if not in_this_process:  # from where a run was: not taken for this process's speed
+            self.bar.initial += step - self.bar.n
+        self.bar.update(step - self.bar.n)
 
 
 def start(
@@ -143,71 +163,69 @@ def start(
     that cannot be used: `out` is as it was.
     """
     began = time.monotonic()
-    gone = gone or (lambda: time.monotonic() - began)
 
-    def staged() -> Settings:
-        checked = settings.checked()
-        kind = kind_of(checked)
-        kind.check_processes(checked)
-        with display.stages():
-            text = kind.prepare(checked, stage / DATA)
-        with kept_generators():
-            for job in make_jobs(checked, text, stage):
-                kind.build(job)
-        checked = replace(checked, steps=kind.steps(checked, text)).checked()
-        display.say(kind.described(checked, text))
-        return checked
-
-    def put() -> None:
-        write_json(stage / ENVIRONMENT, environment() | {"command": command, "products": asdict(products)})
-        made.save(stage)
+    def since_start() -> float:
+        return time.monotonic() - began
 
     with ranks.first_holds(starting(out, overwrite=overwrite)) as stage:
-        made = ranks.first_does(staged)
+        checked = ranks.first_does(lambda: _staged(settings, stage, display))
         text = load_prepared(stage / DATA)
-        products = ranks.first_does(lambda: products_for(made, text.vocab))
-        if made.minutes is not None:
-            jobs, workers = make_jobs(made, text, stage, products), workers or Workers(1)
-            with display.stages() as show:
-                if said := how_many(workers, jobs[0], made.seeds * len(jobs), stage / SPEED, show):
-                    display.say(said)
-                steps = steps_within(jobs, stage / SPEED, gone, workers, show)
-            display.say(f"{made.minutes:g} minutes: {steps} steps for each run")
-            made = replace(made, steps=steps, minutes=None).checked()
-        ranks.first_does(put)
+        products = ranks.first_does(lambda: products_for(checked, text.vocab))
+        if checked.minutes is not None:
+            jobs = make_jobs(checked, text, stage, products)
+            checked = _with_steps(checked, jobs, stage / SPEED, gone or since_start, workers or Workers(1), display)
+
+        def write() -> None:
+            write_json(stage / ENVIRONMENT, environment() | {"command": command, "products": asdict(products)})
+            checked.save(stage)
+
+        ranks.first_does(write)
+
+
+def _staged(settings: Settings, stage: Path, display: Display) -> Settings:
+    """Prepare the text of a run in a folder and see that every arm's model can be built; return checked settings."""
+    checked = settings.checked()
+    kind = kind_of(checked)
+    kind.check_processes(checked)
+    with display.stages():
+        text = kind.prepare(checked, stage / DATA)
+    with kept_generators():
+        for job in make_jobs(checked, text, stage):
+            kind.build(job)
+    checked = replace(checked, steps=kind.steps(checked, text)).checked()
+    display.say(kind.described(checked, text))
+    return checked
+
+
+def _with_steps(
+    settings: Settings, jobs: Sequence[Job], trials: Path, gone: Gone, workers: Workers, display: Display
+) -> Settings:
+    """Return settings with steps instead of minutes, from short trials in a folder."""
+    with display.stages() as show:
+        line = how_many(workers, jobs[0], settings.seeds * len(jobs), trials, show)
+        if line:
+            display.say(line)
+        steps = steps_within(jobs, trials, gone, workers, show)
+    display.say(f"{settings.minutes:g} minutes: {steps} steps for each run")
+    return replace(settings, steps=steps, minutes=None).checked()
 
 
 def finish(out: Path, display: Display, workers: Workers | None = None) -> Comparison:
     """Run or finish the comparison in `out`, one run at a time or by `workers`; RunError where there is none."""
     settings, text = opened(out, single=False)
     bigrams, names = probed(text)
-    steps = settings.seeds * settings.steps + (per_arm() * short_steps(settings) if settings.tune else 0)
-    trials: list[dict[str, Any]] = []
     products = products_of(out, display)
     jobs, workers = make_jobs(settings, text, out, products), workers or Workers(1)
     env = read_json(out / ENVIRONMENT) or {}
-    seeds = range(1, settings.seeds + 1)
-    left = any(finished(seeded(job, seed, "").folder) is None for seed in seeds for job in jobs)
-    before = env.get("jobs", None if left else 1)
-    if left and env.get("threads") != torch.get_num_threads():
-        before = None  # of another number of threads the trial was another one
-    with display.stages() as show:
-        said = how_many(workers, jobs[0], settings.seeds * len(jobs), out / SPEED, show, before)
-    if said and left:
-        display.say(said)
+    _settle_count(jobs, settings.seeds, out, env, workers, display)
     # all of them come here: what the first has written already, another may have read
     ranks.first_does(lambda: write_json(out / ENVIRONMENT, {"jobs": workers.count} | env))
-    with display.runs(len(jobs) * steps) as bar:
+    trials: list[dict[str, Any]] = []
+    with display.runs(len(jobs) * _steps_of_arm(settings)) as bar:
         if settings.tune:
             jobs, trials = tune(jobs, out, workers, bar.show, bar.ended)
         runs = all_runs(jobs, settings.seeds, names)
-
-        def ended(job: Job, outcome: Outcome) -> None:
-            r = outcome.result
-            losses = f"validation nll {r.heldout_nll:.4f}, training {r.train_nll:.4f}"
-            bar.ended(job, f"{job.title}: {losses}, {r.seconds:.0f} s")
-
-        outcomes = workers.each(train, runs, bar.show, ended)
+        outcomes = workers.each(train, runs, bar.show, partial(_say_result, bar))
     kind = kind_of(settings)
     comparison = complete(
         Comparison(
@@ -215,26 +233,15 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
             command=env.get("command", ""),
             demo=bool(text.facts.get("demo")),
             arms=list(settings.arms),
-            seeds=list(seeds),
+            seeds=list(range(1, settings.seeds + 1)),
             reference=settings.arms[0],
             setting=kind.setting(settings, text),
-            data={k: v for k, v in text.facts.items() if k != "request"},
-            env=environment()
-            | {"products": str(products), "jobs": workers.count, "threads": workers.threads}
-            | workers.place
-            | {package: version(package) for package in kind.packages},
-            runs=[o.result for o in outcomes],
+            data={name: value for name, value in text.facts.items() if name != "request"},
+            env=_trained_where(kind, products, workers),
+            runs=[outcome.result for outcome in outcomes],
             tuning=trials,
-            direct_path=[
-                ArmDirectPath(first.result.arm, list(names.values()), first.direct_path)
-                for first in outcomes[: len(jobs)]  # of the first seed
-                if first.direct_path
-            ],
-            bigrams=[
-                {"left": names[b.left], "right": names[b.right]}
-                | {"forward": b.p_forward, "backward": b.p_backward, "count": b.forward}
-                for b in bigrams
-            ],
+            direct_path=_direct_paths(outcomes[: len(jobs)], list(names.values())),  # of the first seed
+            bigrams=[_bigram_record(bigram, names) for bigram in bigrams],
         )
     )
     comparison = replace(comparison, expectation=expected(settings, comparison))
@@ -242,18 +249,80 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     return replace(comparison, folder=out)
 
 
+def _steps_of_arm(settings: Settings) -> int:
+    """Return the steps of all runs of an arm, with its trials."""
+    steps = settings.seeds * settings.steps
+    if settings.tune:
+        steps += per_arm() * short_steps(settings)
+    return steps
+
+
+def _settle_count(
+    jobs: Sequence[Job], seeds: int, out: Path, env: dict[str, Any], workers: Workers, display: Display
+) -> None:
+    """Settle how many runs are trained at a time; `env` says how many were when they began."""
+    runs = [seeded(job, seed, "") for seed in range(1, seeds + 1) for job in jobs]
+    has_work = any(finished(run.folder) is None for run in runs)
+    before = env.get("jobs", None if has_work else 1)
+    if has_work and env.get("threads") != torch.get_num_threads():
+        before = None  # of another number of threads the trial was another one
+    with display.stages() as show:
+        line = how_many(workers, jobs[0], len(runs), out / SPEED, show, before)
+    if line and has_work:
+        display.say(line)
+
+
+def _say_result(bar: RunsBar, job: Job, outcome: Outcome) -> None:
+    """Say the losses of a run that has ended, above the bar."""
+    result = outcome.result
+    losses = f"validation nll {result.heldout_nll:.4f}, training {result.train_nll:.4f}"
+    bar.ended(job, f"{job.title}: {losses}, {result.seconds:.0f} s")
+
+
+def _trained_where(kind: Kind, products: ProductChoice, workers: Workers) -> dict[str, Any]:
+    """Return the environment as results.json has it."""
+    packages = {package: version(package) for package in kind.packages}
+    counts = {"products": str(products), "jobs": workers.count, "threads": workers.threads}
+    return environment() | counts | workers.place | packages
+
+
+def _direct_paths(outcomes: Sequence[Outcome], tokens: list[str]) -> list[ArmDirectPath]:
+    """Return the direct path of each arm that has one."""
+    measured = [outcome for outcome in outcomes if outcome.direct_path]
+    return [ArmDirectPath(outcome.result.arm, tokens, outcome.direct_path) for outcome in measured]
+
+
+def _bigram_record(bigram: Bigram, names: dict[int, str]) -> dict[str, Any]:
+    return {
+        "left": names[bigram.left],
+        "right": names[bigram.right],
+        "forward": bigram.p_forward,
+        "backward": bigram.p_backward,
+        "count": bigram.forward,
+    }
+
+
 def expected(settings: Settings, comparison: Comparison) -> Expectation | None:
-    """Hold tied − untied in held-out nll against the atlas; None where one of them is missing, or diverged."""
-    found = gaps(comparison)
-    if found is None or not math.isfinite(found[1].mean):
+    """Compare tied − untied in held-out nll with the atlas; None where one of them is missing, or diverged."""
+    both = gaps(comparison)
+    if both is None or not math.isfinite(both[1].mean):
         return None
+    _, generalisation = both
     setting, train = comparison.setting, comparison.data["splits"]["train"]
     sizes = {"width": settings.width, "layers": settings.layers, "vocab": setting["vocab"]}
     sizes |= {"tokens": train["tokens"], "seen": setting["tokens_per_run"]}
-    given, default = vars(replace(settings, own=None)), vars(Settings())
-    other = [f"{name}={value}" for name, value in given.items() if name not in FREE and value != default[name]]
-    other += ["no layers"] * (not settings.layers) + [text for text in settings.text if text.startswith(MADE)]
-    return expectation(sizes, found[1].mean, found[1].n, ", ".join(other[:3]))
+    other = ", ".join(_unlike_the_atlas(settings)[:3])
+    return expectation(sizes, generalisation.mean, generalisation.n, other)
+
+
+def _unlike_the_atlas(settings: Settings) -> list[str]:
+    """Return settings that no run of the atlas has."""
+    values, defaults = vars(replace(settings, own=None)), vars(Settings())
+    bound = [name for name in values if name not in FREE]
+    other = [f"{name}={values[name]}" for name in bound if values[name] != defaults[name]]
+    if not settings.layers:
+        other.append("no layers")
+    return other + [text for text in settings.text if text.startswith(MADE)]
 
 
 def finish_one(out: Path, display: Display, workers: Workers | None = None) -> SingleRun:
@@ -307,68 +376,87 @@ def finish_run(job: Job, display: Display, workers: Workers | None = None) -> Si
 
 
 def opened(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:
-    """Settings and tokens of the comparison or the single run in `out`, which the processes that are here can train."""
+    """Open the comparison or the single run in `out`, which the processes that are here can train.
 
-    def settings() -> Settings:
-        saved = saved_run(out)
-        if (saved.seed is not None) != single:
-            holds, command = ("a comparison", "compare") if single else ("a single run", "train")
-            raise RunError(f"{out} holds {holds}", f"use tiewise {command} --out {out} --resume")
-        kind_of(saved).check_processes(saved)
-        return saved
+    Returns its settings and tokens.
+    """
+    return ranks.first_does(lambda: _settings_of(out, single)), load_prepared(out / DATA)
 
-    return ranks.first_does(settings), load_prepared(out / DATA)
+
+def _settings_of(out: Path, single: bool) -> Settings:
+    """Return the settings of the run in `out`; RunError if it is of the other command, or for other processes."""
+    saved = saved_run(out)
+    if (saved.seed is not None) != single:
+        holds, command = ("a comparison", "compare") if single else ("a single run", "train")
+        raise RunError(f"{out} holds {holds}", f"use tiewise {command} --out {out} --resume")
+    kind_of(saved).check_processes(saved)
+    return saved
 
 
 def products_for(settings: Settings, vocab: int) -> ProductChoice:
     """Choose the matrix products of all runs that begin now: one choice, whatever a resume finds."""
-    on_cpu = settings.backend == "torch" and not torch.accelerator.is_available()
     through = settings.batch * settings.length * settings.width  # numbers between two matrices
-    found = product_choice("auto", through * vocab if on_cpu else 0)
-    if found.product == "default" or found.default_ms is None or through * settings.width >= LARGE:
-        return found
+    on_cpu = settings.backend == "torch" and not torch.accelerator.is_available()
+    choice = product_choice("auto", through * vocab if on_cpu else 0)
+    if choice.product == "default" or choice.default_ms is None:
+        return choice
+    if through * settings.width >= LARGE:
+        return choice
     # the trial was a loss's: oneDNN gains nothing in a small body, whose attention took seven times as long by it
-    return replace(found, product="default", reason=f"{found.reason}; the body's are too small for it")
+    return replace(choice, product="default", reason=f"{choice.reason}; the body's are too small for it")
 
 
 def products_of(out: Path, display: Display) -> ProductChoice:
-    """Return what the run in `out` began with; where that would be another product here, say so and take torch's."""
+    """Return the products that the run in `out` began with; if these differ here, say so and take torch's."""
     record = ranks.first_does(lambda: (read_json(out / ENVIRONMENT) or {}).get("products"))
     if record is None:  # it began before there was a choice
         return product_choice("default")
-    begun = from_record(ProductChoice, record, f"{out / ENVIRONMENT}: products", "start anew with --overwrite")
-    if same_here(begun):
-        return begun
-    display.say(f"the run began with {begun.product} products, which differ on this machine: torch's own from here on")
+    first = from_record(ProductChoice, record, f"{out / ENVIRONMENT}: products", "start anew with --overwrite")
+    if same_here(first):
+        return first
+    display.say(f"the run began with {first.product} products, which differ on this machine: torch's own from here on")
     return product_choice("default")
 
 
 def make_jobs(
     settings: Settings, text: PreparedText, out: Path, products: str | ProductChoice = "default"
 ) -> list[Job]:
-    """One job per arm, not yet seeded."""
-    wide = kind_of(settings).feed_forward(settings, text.vocab)
+    """Return one job per arm, not yet seeded."""
+    widths = kind_of(settings).feed_forward(settings, text.vocab)
     return [
-        Job(arm, spec, settings, out / folder_name(arm), text, feed_forward=wide[arm], products=products)
+        Job(arm, spec, settings, out / folder_name(arm), text, feed_forward=widths[arm], products=products)
         for arm, spec in settings.specs().items()
     ]
 
 
 def probed(text: PreparedText) -> tuple[list[Bigram], dict[int, str]]:
     """Return the bigrams whose direct path is measured, and their tokens by name, in the order of the measurement."""
-    found = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
-    tokenizer = text.tokenizer
-    names = {token: tokenizer.decode([token]) for b in found for token in (b.left, b.right)}
+    candidates = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
+    names = _token_names(text, candidates)
+
+    def has_other_than_words(bigram: Bigram) -> bool:
+        return not (names[bigram.left].strip().isalpha() and names[bigram.right].strip().isalpha())
+
     # two words come before punctuation, which says less to a reader
-    bigrams = sorted(found, key=lambda b: not all(names[t].strip().isalpha() for t in (b.left, b.right)))[:BIGRAMS]
-    return bigrams, {token: names[token] for b in bigrams for token in (b.left, b.right)}
+    bigrams = sorted(candidates, key=has_other_than_words)[:BIGRAMS]
+    return bigrams, _token_names(text, bigrams)
+
+
+def _token_names(text: PreparedText, bigrams: Sequence[Bigram]) -> dict[int, str]:
+    """Return the text of every token of bigrams, in their order."""
+    tokens = chain.from_iterable((bigram.left, bigram.right) for bigram in bigrams)
+    return {token: text.tokenizer.decode([token]) for token in tokens}
 
 
 def all_runs(jobs: Sequence[Job], seeds: int, probe: Iterable[int]) -> list[Job]:
     """Return every run of these arms in the order in which they are trained: seed by seed, each with its title."""
-    pairs = [(job, seed) for seed in range(1, seeds + 1) for job in jobs]
-    titles = [f"{number}/{len(pairs)} {job.arm} seed {seed}" for number, (job, seed) in enumerate(pairs, 1)]
-    return [seeded(*pair, title, tuple(probe)) for pair, title in zip(pairs, titles, strict=True)]
+    tokens = tuple(probe)
+    runs: list[Job] = []
+    for seed in range(1, seeds + 1):
+        for job in jobs:
+            title = f"{len(runs) + 1}/{seeds * len(jobs)} {job.arm} seed {seed}"
+            runs.append(seeded(job, seed, title, tokens))
+    return runs
 
 
 def seeded(job: Job, seed: int, title: str, probe: tuple[int, ...] = ()) -> Job:
@@ -377,26 +465,30 @@ def seeded(job: Job, seed: int, title: str, probe: tuple[int, ...] = ()) -> Job:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, processor, threads and kernels of what runs here, as `env.json` and the report say them.
+    """Return versions, processor, threads and kernels of what runs here, as `env.json` and the report say them.
 
-    Which kernels there are binds no resume: all figures agree within rounding. Which products ran is a choice that it
+    The kernels that are there bind no resume: all figures agree within rounding. Which products ran is a choice that it
     keeps (`products_of`).
     """
-    processor = platform.processor() or "unknown"
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        processor = names[0] if names else processor
     return {
         "tiewise": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "platform": platform.platform(),
-        "processor": processor,
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "kernels": kernels_state(full=False),
         "processes": ranks.size(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
+
+
+def _processor() -> str:
+    """Return the processor's name, as Linux says it, or as Python does."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"

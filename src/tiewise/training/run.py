@@ -107,7 +107,7 @@ def measured(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray) -> Mea
 
 @dataclass(frozen=True)
 class JudgedPredictions:
-    """JudgedPredictions of n masked tokens, or of the order of n pairs."""
+    """Predictions of n masked tokens, or of the order of n pairs."""
 
     losses: Tensor  # in fp64 [n]
     targets: Tensor  # [n]

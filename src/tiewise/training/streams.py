@@ -34,26 +34,31 @@ _IGNORED = -100
 
 @lru_cache(8)  # a run asks several times
 def cut(room: int, length: int, epochs: int, vary: int | None = None) -> np.ndarray:
-    """(first position, words that each stream predicts, epoch from 0) [3, steps] of streams with `room` such words.
+    """Return (first position, words that each stream predicts, epoch from 0) [3, steps] of streams with `room` words.
 
-    `vary` is the seed of lengths drawn anew for every step, as AWD-LSTM does: normal around `length`, around half of it
+    `vary` is the seed of lengths that every step draws, as AWD-LSTM does: normal around `length`, around half of it
     once in twenty.
     """
-    draw = None if vary is None else np.random.Generator(np.random.PCG64(vary))
-    found: list[tuple[int, int, int]] = []
+    draw = None
+    if vary is not None:
+        draw = np.random.Generator(np.random.PCG64(vary))
+    steps: list[tuple[int, int, int]] = []
     for epoch in range(epochs):
         start = 0
         while start < room:
-            step = length
-            if draw is not None:
-                around = length / 2 if draw.random() < _HALVED else length
-                step = max(_SHORTEST, int(draw.normal(around, _SPREAD)))
-            found.append((start, min(step, room - start), epoch))
+            step = length if draw is None else _varied(length, draw)
+            steps.append((start, min(step, room - start), epoch))
             start += step
-    return np.array(found).T
+    return np.array(steps).T
 
 
-class Steps(Dataset):
+def _varied(length: int, draw: np.random.Generator) -> int:
+    """Draw the length of a step."""
+    mean = length / 2 if draw.random() < _HALVED else length
+    return max(_SHORTEST, int(draw.normal(mean, _SPREAD)))
+
+
+class Steps(Dataset[dict[str, Tensor]]):
     """Every step of a run, in order: `tokens` [N] in `batch` streams, `cut` over and over, at most the first `most`.
 
     Each is `{"input_ids": int64[B, t], "labels": int64[B, t], "begins": bool[]}`; labels are the next words.
@@ -88,11 +93,11 @@ class Steps(Dataset):
         return {"input_ids": read, "labels": following, "begins": torch.tensor(start == 0)}
 
     def ends_epoch(self, step: int) -> bool:
-        """Whether a step is the last of its epoch in this run."""
-        return step + 1 == len(self) or self.epochs[step + 1] != self.epochs[step]
+        """Return whether a step is the last of its epoch in this run."""
+        return step + 1 == len(self) or bool(self.epochs[step + 1] != self.epochs[step])
 
     def words(self) -> np.ndarray:
-        """Words that were predicted up to and with each step [steps]."""
+        """Return the words that were predicted up to and with each step [steps]."""
         return np.cumsum(self.lengths) * len(self.streams)
 
 
@@ -110,23 +115,28 @@ def measure_streams(
     `counts` [V] are those in training. A forward pass has about `at_once` words.
     """
     inputs, targets = side_by_side(np.asarray(tokens[:most]), parallel)
-    device, length = installed.tables()[0].device, max(1, at_once // len(inputs))
-
-    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
-        state: object = None
-        for read, wanted in zip(inputs.split(length, 1), targets.split(length, 1), strict=True):
-            output = installed.model(input_ids=read.to(device), state=state)
-            state, wanted = output.state, wanted.reshape(-1).to(device)
-            known = wanted != _IGNORED
-            logits = output.logits.reshape(-1, output.logits.shape[-1])
-            yield F.cross_entropy(logits, wanted, reduction="none", ignore_index=_IGNORED)[known], wanted[known]
-
+    length = max(1, at_once // len(inputs))
     with evaluating(installed.model), installed.deferred():
-        return measured(pieces(), counts)
+        return measured(_stream_losses(installed, inputs, targets, length), counts)
+
+
+def _stream_losses(
+    installed: Installed, inputs: Tensor, targets: Tensor, length: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (losses, targets) [n] of streams [streams, n], so many positions at a time, the state carried along."""
+    device = installed.tables()[0].device
+    state: object = None
+    for read, following in zip(torch.split(inputs, length, 1), torch.split(targets, length, 1), strict=True):
+        output = installed.model(input_ids=read.to(device), state=state)
+        state, following = output.state, following.reshape(-1).to(device)
+        is_word = following != _IGNORED
+        logits = output.logits.reshape(-1, output.logits.shape[-1])
+        losses = F.cross_entropy(logits, following, reduction="none", ignore_index=_IGNORED)
+        yield losses[is_word], following[is_word]
 
 
 def side_by_side(tokens: np.ndarray, parallel: int) -> tuple[Tensor, Tensor]:
-    """(inputs, targets) [streams, n] of a split: every word but the first is a target once; padding is ignored."""
+    """Return (inputs, targets) [streams, n] of a split: each word but the first is a target once, padding is none."""
     ids = torch.from_numpy(tokens.astype(np.int64))
     predicted = len(ids) - 1
     streams = max(1, min(parallel, predicted))

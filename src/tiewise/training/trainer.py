@@ -42,7 +42,7 @@ SHARDED = "sharded"  # in a checkpoint, what several processes hold between them
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What to train and where: one arm with one seed."""
+    """One arm with one seed: what to train and where."""
 
     arm: str
     spec: BoundarySpec
@@ -59,14 +59,17 @@ class Job:
 
     def tell(self, step: int, nll: float | None = None) -> None:
         """Say how many steps are done, and the training loss."""
-        progress(self.title + ("" if nll is None else f", nll {nll:.3f}"), step, self.settings.steps)
+        text = self.title
+        if nll is not None:
+            text += f", nll {nll:.3f}"
+        progress(text, step, self.settings.steps)
 
 
 class TiewiseTrainer(Trainer):
     """Logs `path_a`, `path_b` and `cosine` (means over the logging window), what else it was shown, and its evaluation.
 
     The first of several processes calls `evaluator` at every log, all of them where they hold the model between them;
-    the first alone logs what that returns. What they hold is kept by `save_sharded`, which any number can go on from.
+    the first alone logs what that returns. What they hold is kept by `save_sharded`, from which any number resumes.
     """
 
     def __init__(
@@ -81,14 +84,17 @@ class TiewiseTrainer(Trainer):
 
     def get_tp_size(self) -> int:
         """Return how many processes see the same tokens."""
-        return (ranks.sharded() or (1, 1, 1))[2]
+        _, _, tensor_parallel = ranks.sharded() or (1, 1, 1)
+        return tensor_parallel
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the Trainer's, which gives those the same rows; accelerate does of models on GPUs alone."""
-        loader = super().get_train_dataloader()
-        if (tp := self.get_tp_size()) > 1:
+        loader: DataLoader[Any] = super().get_train_dataloader()
+        tensor_parallel = self.get_tp_size()
+        if tensor_parallel > 1:
             rows: Any = loader.batch_sampler
-            rows.num_processes, rows.process_index = rows.num_processes // tp, rows.process_index // tp
+            rows.num_processes //= tensor_parallel
+            rows.process_index //= tensor_parallel
         return loader
 
     def load(self, checkpoint: Path) -> None:
@@ -104,21 +110,23 @@ class TiewiseTrainer(Trainer):
             super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save as the Trainer does; of a model that is sharded nothing yet: it is saved with its optimizer."""
+        """Save as the Trainer does; nothing yet of a sharded model, which is saved with its optimizer."""
         if not self._sharded:
             super().save_model(output_dir, _internal_call)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self._sharded:
-            return super()._save_optimizer_and_scheduler(output_dir)
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
         ranks.first_does(lambda: Path(output_dir).mkdir(parents=True, exist_ok=True))
         notes = {"scheduler": self.lr_scheduler.state_dict()}
         save_sharded(Path(output_dir) / SHARDED, self.model, self.optimizer, notes=notes)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if not self._in_parts(resume_from_checkpoint):
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        load_sharded(Path(resume_from_checkpoint) / SHARDED, self.model)
+        if self._in_parts(resume_from_checkpoint):
+            load_sharded(Path(resume_from_checkpoint) / SHARDED, self.model)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn as the Trainer does, but of no name whose tensor was loaded under another: a tied table's."""
@@ -129,22 +137,26 @@ class TiewiseTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not self._in_parts(checkpoint):
-            return super()._load_optimizer_and_scheduler(checkpoint)
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
         notes = load_sharded(Path(checkpoint) / SHARDED, self.model, self.optimizer)
         groups = len(self.optimizer.param_groups)  # as many as there are meshes; the rates of all are alike
-        state = {name: x[:1] * groups if isinstance(x, list) else x for name, x in notes["scheduler"].items()}
+        state = {}
+        for name, value in notes["scheduler"].items():
+            state[name] = value[:1] * groups if isinstance(value, list) else value
         self.lr_scheduler.load_state_dict(state)
 
     def _in_parts(self, checkpoint: str) -> bool:
-        found = (Path(checkpoint) / SHARDED).is_dir()
-        if self._sharded and not found:
+        """Return whether a checkpoint is of several processes that held one model between them."""
+        in_parts = (Path(checkpoint) / SHARDED).is_dir()
+        if self._sharded and not in_parts:
             what = f"{checkpoint} is of processes that held a whole model each"
             raise RunError(what, "resume without --fsdp and --tp")
-        return found
+        return in_parts
 
     @contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
-        """As the Trainer has it, for a model that was not sharded by transformers' own loading."""
+        """Defer as the Trainer does, for a model that was not sharded by transformers' own loading."""
         self.model.set_requires_gradient_sync(False)
         try:
             yield
@@ -166,19 +178,25 @@ class TiewiseTrainer(Trainer):
         tied = table_in is table_out
         if (self.installed.record is not None) != tied:
             self.installed.track(tied)  # two tables hold their paths apart by themselves
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         frozen = tied and table_in.grad is None
         if self.accelerator.sync_gradients and not frozen:
-            with torch.no_grad():
-                norms = self.installed.path_norms()
-            if (record := self.installed.record) is not None:
-                record.clear()
-            scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else 1.0
-            self.see(path_a=norms.a / scale, path_b=norms.b / scale, cosine=norms.cosine)
+            self._see_paths()
         return loss
 
+    def _see_paths(self) -> None:
+        """Note the norms of both gradient paths, without the scale of mixed precision."""
+        with torch.no_grad():
+            norms = self.installed.path_norms()
+        if self.installed.record is not None:
+            self.installed.record.clear()
+        scale = 1.0
+        if self.accelerator.scaler is not None:
+            scale = self.accelerator.scaler.get_scale()
+        self.see(path_a=norms.a / scale, path_b=norms.b / scale, cosine=norms.cosine)
+
     def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Loss of one micro-batch as `compute_loss` has it, but for the penalty."""
+        """Return the loss of one micro-batch as `compute_loss` has it, but for the penalty."""
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,8 +211,9 @@ class TiewiseTrainer(Trainer):
     def share_of_step(self, mean: Tensor, items: Any) -> Tensor:
         """Return what a micro-batch's mean adds to its step's; `items` is the Trainer's `num_items_in_batch`."""
         # the Trainer divides by the number of micro-batches afterwards, but not for a model that takes their items
-        leaves = self.model_accepts_loss_kwargs and items is not None
-        return mean / self.current_gradient_accumulation_steps if leaves else mean
+        if self.model_accepts_loss_kwargs and items is not None:
+            return mean / self.current_gradient_accumulation_steps
+        return mean
 
     def see(self, **measured: Tensor | float) -> None:
         """Have the means of these be logged with the window; of tensors that hold several numbers, of all of them."""
@@ -204,12 +223,7 @@ class TiewiseTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add what was measured to the training log, and take the penalty out of its loss."""
         if "loss" in logs:
-            seen, self._seen = self._seen, {}
-            parts = {name: [torch.as_tensor(v).cpu().double().flatten() for v in seen[name]] for name in seen}
-            means = {name: float(torch.cat(values).mean()) for name, values in parts.items()}
-            if means and self.args.world_size > 1:  # each has seen rows of its own
-                own = torch.tensor([*means.values()], dtype=torch.float64, device=self.args.device)
-                means = dict(zip(means, self.accelerator.reduce(own, "mean").tolist(), strict=True))
+            means = self._means_of_window()
             logs = {**logs, "loss": logs["loss"] - means.pop("penalty", 0.0), **means}
             if math.isnan(logs.get("cosine", 0.0)):
                 del logs["cosine"]  # of paths that end in two tables
@@ -218,9 +232,22 @@ class TiewiseTrainer(Trainer):
                 reshard(self.model)  # for what is saved next, and for the optimizer
         super().log(logs, start_time)
 
+    def _means_of_window(self) -> dict[str, float]:
+        """Return the means of what was seen since the last log, over all processes; the next window is empty."""
+        seen, self._seen = self._seen, {}
+        means = {}
+        for name, values in seen.items():
+            numbers = [torch.as_tensor(value).cpu().double().flatten() for value in values]
+            means[name] = float(torch.cat(numbers).mean())
+        if means and self.args.world_size > 1:  # each has seen rows of its own
+            here = torch.tensor([*means.values()], dtype=torch.float64, device=self.args.device)
+            everywhere = self.accelerator.reduce(here, "mean").tolist()
+            means = dict(zip(means, everywhere, strict=True))
+        return means
 
-def arguments(job: Job, **own: Any) -> TrainingArguments:
-    """What every run asks of the Trainer; `own` are the arguments of its kind, in place of AdamW with a cosine."""
+
+def arguments(job: Job, **changes: Any) -> TrainingArguments:
+    """Return what every run asks of the Trainer; a kind's `changes` replace AdamW with a cosine."""
     s = job.settings
     window, on_gpu = logging_window(s.steps), torch.cuda.is_available()
     recipe = {
@@ -231,7 +258,7 @@ def arguments(job: Job, **own: Any) -> TrainingArguments:
         "warmup_steps": max(1, s.steps // 10),
         "max_grad_norm": 1.0,
     }
-    found = TrainingArguments(
+    chosen = TrainingArguments(
         output_dir=str(job.folder),
         max_steps=s.steps,
         gradient_accumulation_steps=s.accumulate,
@@ -253,14 +280,14 @@ def arguments(job: Job, **own: Any) -> TrainingArguments:
         bf16=s.bf16,
         use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 where it is not told
         activation_checkpointing=s.activation_checkpointing,
-        **{**recipe, **own},
+        **{**recipe, **changes},
     )
-    found._n_gpu = min(found.n_gpu, 1)  # several devices take several processes; replicas record no paths
-    return found
+    chosen._n_gpu = min(chosen.n_gpu, 1)  # several devices take several processes; replicas record no paths
+    return chosen
 
 
 def logging_window(steps: int) -> int:
-    """Steps from one point of a run's curve to the next, so that there are 20 of them or somewhat more."""
+    """Return the steps from one point of a run's curve to the next, so that there are 20 of them or somewhat more."""
     return max(1, steps // 20)
 
 
