@@ -28,7 +28,7 @@ from tiewise.checkpoint.claims import (
 )
 from tiewise.checkpoint.families import Family, family
 from tiewise.checkpoint.family_record import ClassEnds, family_data, module_of
-from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, json_object, noting, read_tokenizer
+from tiewise.checkpoint.hf_folder import Fault, Folder, json_object, noting
 from tiewise.checkpoint.indexed_tensors import DRAFT_HEAD
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
@@ -40,6 +40,7 @@ from tiewise.checkpoint.table_scans import (
     root_mean_square,
     same_numbers,
 )
+from tiewise.checkpoint.tokenizer_ids import Tokenizer, read_tokenizer
 from tiewise.checkpoint.untrusted import read_json, short
 from tiewise.core.errors import CheckpointError, SpecError, doing, similar
 from tiewise.core.spec import BoundarySpec

@@ -1,17 +1,13 @@
-"""What lies in a Hugging Face folder: config, index, headers, and the ids that its tokenizer's files name.
+"""Contents of a Hugging Face folder: config, index of shards, headers of the files of tensors.
 
-Each file is opened once and believed only where checked. A fault in one does not hide the others: `Folder.faults` keeps
-each with the file that it concerns. No tokenizer is built: its files are read as data, in the order tokenizer.json,
-vocab.json, vocab.txt, a SentencePiece model; then, always, added_tokens.json and tokenizer_config.json.
+Each file is opened once and believed only where checked. A fault in one does not hide the others: `Folder.faults` has
+each with the file that it concerns.
 """
 
 from __future__ import annotations
 
-import codecs
-import hashlib
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.stored import Header, Stored, read_header
-from tiewise.checkpoint.untrusted import MOST_BYTES, first_fields, inside, read_json, read_whole, require_bounded, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_json, read_whole, short
 from tiewise.core.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -33,7 +29,7 @@ _OWN = "give the checkpoint's own folder"
 
 @dataclass(frozen=True)
 class Fault:
-    """A file, or what is said of one, that cannot be true: what, and the way out."""
+    """A file that cannot be read, or that cannot be true: the reason, and the way out."""
 
     file: str
     what: str
@@ -42,7 +38,7 @@ class Fault:
 
 @contextmanager
 def noting(faults: list[Fault], file: str) -> Iterator[None]:
-    """Make an error in the block one of the `faults`, and go on behind it."""
+    """Record an error in the block as one of the `faults` of a file, and continue after the block."""
     try:
         yield
     except CheckpointError as error:
@@ -51,7 +47,7 @@ def noting(faults: list[Fault], file: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Folder:
-    """A checkpoint as it lies on disk."""
+    """A checkpoint as it is stored."""
 
     path: Path  # the folder, or the folder of the single file that was given
     files: tuple[str, ...]  # names of all entries directly inside, sorted (of a single file: that one)
@@ -69,23 +65,25 @@ class Folder:
 
     @property
     def pickles(self) -> tuple[str, ...]:
-        """Files of pickled or foreign weights: named, never opened."""
+        """Return files of pickled or foreign weights: named, never opened."""
         return tuple(name for name in self.files if name.endswith(PICKLES) and not name.startswith("training_args"))
 
     @property
     def opened(self) -> str | None:
-        """The file that transformers opens of this folder, or the index that it follows; None where it finds none."""
+        """Return the file that transformers opens, or the index that it follows; None if it finds none."""
+        if self.single:
+            return self.files[0]
         named = None if self.config is None else self.config.get("transformers_weights")
-        looked_for = (named,) if isinstance(named, str) else (SINGLE, INDEX, TORCH, TORCH_INDEX)
-        return self.files[0] if self.single else next((name for name in looked_for if self.has(name)), None)
+        names = (named,) if isinstance(named, str) else (SINGLE, INDEX, TORCH, TORCH_INDEX)
+        return next((name for name in names if self.has(name)), None)
 
     @property
     def is_adapter(self) -> bool:
-        """Whether it is a PEFT adapter's and no whole model's."""
+        """Return whether it is a PEFT adapter's and no whole model's."""
         return self.has(ADAPTER_CONFIG) and not self.tensors
 
     def has(self, name: str) -> bool:
-        """Whether an entry of this name lies directly in the folder."""
+        """Return whether an entry of this name is directly in the folder."""
         return name in self._names
 
     @cached_property
@@ -93,9 +91,9 @@ class Folder:
         return frozenset(self.files)
 
     def read(self, *names: str) -> dict[str, bytes]:
-        """{name: content} of those of the files that lie in the folder."""
-        there = filter(self.has, dict.fromkeys(names))
-        return {name: read_whole(inside(self.path, name), MOST_BYTES) for name in there}
+        """Return {name: content} of those of the files that the folder has."""
+        existing = filter(self.has, dict.fromkeys(names))
+        return {name: read_whole(inside(self.path, name), MOST_BYTES) for name in existing}
 
 
 def json_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, Any]:
@@ -107,54 +105,106 @@ def json_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, An
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
-    """Read a Hugging Face folder, or one `.safetensors` (with the config.json beside it, if there is one).
+    """Read a Hugging Face folder, or one `.safetensors` and the config.json next to it, if there is one.
 
     Only headers, index and config are read.
 
     Raises:
         CheckpointError: the path does not exist, may not be read, or is neither.
     """
-    path, faults = Path(path), list[Fault]()
-    single, config, weight_map, total_size = not os.path.isdir(path), None, None, None
-    if single and path.suffix != ".safetensors" and not os.path.isfile(path):
+    path = Path(path)
+    return _open_directory(path) if os.path.isdir(path) else _open_file(path)
+
+
+def _open_file(path: Path) -> Folder:
+    """Read the header of one `.safetensors`, and the config.json next to it unless the file is one of several."""
+    if path.suffix != ".safetensors" and not os.path.isfile(path):
         what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
         raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
-    header = read_header(path) if single else None
-    listed = _listing(home := path.parent if single else path)
-    alone = [name for name in listed if name.endswith(".safetensors")] == [path.name]  # not one shard of several
-    if CONFIG in listed and (alone or not single):
-        with noting(faults, CONFIG):
-            config = json_object(home, CONFIG, MOST_CONFIG)
-    if header is not None:
-        files = (path.name, CONFIG) if config is not None else (path.name,)
-        return Folder(home, files, config, {path.name: header}, dict(header.tensors), faults=tuple(faults), single=True)
-    if INDEX in listed:
+    header = read_header(path)
+    faults = list[Fault]()
+    neighbours = _listing(path.parent)
+    is_alone = [name for name in neighbours if name.endswith(".safetensors")] == [path.name]
+    config = _config(path.parent, faults) if is_alone and CONFIG in neighbours else None
+    files = (path.name,) if config is None else (path.name, CONFIG)
+    headers = {path.name: header}
+    return Folder(path.parent, files, config, headers, dict(header.tensors), faults=tuple(faults), single=True)
+
+
+def _open_directory(path: Path) -> Folder:
+    """Read the config, the index and the headers of a folder."""
+    faults = list[Fault]()
+    files = _listing(path)
+    config = _config(path, faults) if CONFIG in files else None
+    weight_map, total_size = None, None
+    if INDEX in files:
         with noting(faults, INDEX):
             weight_map, total_size = _index(path)
-    stored = [name for name in listed if name.endswith(".safetensors") and not name.startswith("adapter_")]
-    wanted = ([SINGLE] if SINGLE in stored else stored) if weight_map is None else sorted(set(weight_map.values()))
-    if len(wanted) > MOST_SHARDS:
-        raise CheckpointError(f"{path}: {len(wanted):,} shards are no checkpoint", _OWN)
-    headers, tensors, copies, there = dict[str, Header](), dict[str, Stored](), list[Stored](), frozenset(listed)
-    for file in wanted:
+    candidates = [name for name in files if name.endswith(".safetensors") and not name.startswith("adapter_")]
+    if weight_map is not None:
+        opened = sorted(set(weight_map.values()))
+    else:
+        opened = [SINGLE] if SINGLE in candidates else candidates
+    if len(opened) > MOST_SHARDS:
+        raise CheckpointError(f"{path}: {len(opened):,} shards are no checkpoint", _OWN)
+    shards = _Shards(path, weight_map)
+    existing = frozenset(files)
+    for file in opened:
+        header = None
         with noting(faults, file):
-            if file not in there:
+            if file not in existing:
                 raise CheckpointError(f"{path / file}: no such file", "check the path")
-            headers[file] = read_header(inside(path, file))
-        found = headers[file].tensors if file in headers else {}
-        if len(tensors) + len(copies) + len(found) > MOST_TENSORS:
-            raise CheckpointError(f"{path}: more than {MOST_TENSORS:,} tensors are no checkpoint", _OWN)
-        for name, tensor in found.items():
-            kept = tensors.setdefault(name, tensor)
-            if kept is not tensor:  # the one counts that the index maps the name to, else the first
-                mapped = weight_map is not None and weight_map.get(name) == file
-                copies.append(kept if mapped else tensor)
-                tensors[name] = tensor if mapped else kept
-    extra = tuple(sorted(set(stored) - set(wanted)))
-    return Folder(path, listed, config, headers, tensors, weight_map, total_size, tuple(copies), extra, tuple(faults))
+            header = read_header(inside(path, file))
+        if header is not None:
+            shards.add(file, header)
+    return Folder(
+        path,
+        files,
+        config,
+        shards.headers,
+        shards.tensors,
+        weight_map,
+        total_size,
+        copies=tuple(shards.copies),
+        extra=tuple(sorted(set(candidates) - set(opened))),
+        faults=tuple(faults),
+    )
+
+
+def _config(folder: Path, faults: list[Fault]) -> dict[str, Any] | None:
+    """Return config.json; None if it cannot be read, which becomes one of the `faults`."""
+    with noting(faults, CONFIG):
+        return json_object(folder, CONFIG, MOST_CONFIG)
+    return None
+
+
+class _Shards:
+    """Tensors of the files that were read; of several with one name, that of the file in the index, else the first."""
+
+    def __init__(self, folder: Path, weight_map: dict[str, str] | None) -> None:
+        self.folder, self.weight_map = folder, weight_map
+        self.headers = dict[str, Header]()
+        self.tensors = dict[str, Stored]()
+        self.copies = list[Stored]()  # of names that another file has too
+
+    def add(self, file: str, header: Header) -> None:
+        """Add the tensors of one file."""
+        if len(self.tensors) + len(self.copies) + len(header.tensors) > MOST_TENSORS:
+            raise CheckpointError(f"{self.folder}: more than {MOST_TENSORS:,} tensors are no checkpoint", _OWN)
+        self.headers[file] = header
+        for name, tensor in header.tensors.items():
+            other = self.tensors.setdefault(name, tensor)
+            if other is tensor:
+                continue
+            if self.weight_map is not None and self.weight_map.get(name) == file:
+                self.tensors[name] = tensor
+                self.copies.append(other)
+            else:
+                self.copies.append(tensor)
 
 
 def _listing(path: Path) -> tuple[str, ...]:
+    """Return the sorted names of all entries of a folder."""
     try:
         names = sorted(os.listdir(path))
     except PermissionError:
@@ -167,140 +217,26 @@ def _listing(path: Path) -> tuple[str, ...]:
 
 
 def _index(path: Path) -> tuple[dict[str, str], Any]:
-    """Which file should hold which tensor, and the bytes that all should have."""
+    """Return {tensor: its file} of the index of shards, and the bytes that all should have, None if it lacks them."""
     record = read_json(os.fspath(inside(path, INDEX)), unique=True)
     weight_map = record.get("weight_map") if isinstance(record, dict) else None
-    what = "it has no weight_map from tensors to files"
-    if isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values()):
-        files = sorted(set(weight_map.values()))
-        outside = next((file for file in files if file != Path(file).name), None)
-        if len(weight_map) > MOST_TENSORS or len(files) > MOST_SHARDS:
-            what = f"{len(weight_map):,} tensors in {len(files):,} files are no checkpoint"
-        elif outside is not None:
-            what = f"names the file {short(outside)}, which does not lie in the folder"
-        else:
-            metadata = record.get("metadata")
-            return weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None
-    fix = "take it from its source again, or delete it where all tensors are in one file"
-    raise CheckpointError(f"{path / INDEX}: {what}", fix)
+    what = _wrong_map(weight_map)
+    if what is not None:
+        fix = "take it from its source again, or delete it where all tensors are in one file"
+        raise CheckpointError(f"{path / INDEX}: {what}", fix)
+    assert isinstance(weight_map, dict), "_wrong_map accepts dictionaries alone"
+    metadata = record.get("metadata")
+    return weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None
 
 
-MOST_TOKENS = 1_500_000  # the largest vocabulary known has 900,000
-PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm")
-_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
-TOKENIZER_FILES = (  # all that a tokenizer is written as
-    *_VOCABULARIES,
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template.jinja"),
-)
-# Whole names in brackets, as tokenizers write them: "unused", "reserved" and "##pad" are words of BERT's vocabulary.
-_NAME = r"▁?(?:unused|reserved|extra|dummy|place▁?holder|pad(?:ding)?)(?:[ _▁-]?(?:special|token|id|no))*[ _▁-]?\d*▁?"
-_RESERVED = re.compile(rf"\[{_NAME}\]|<[|｜]?{_NAME}[|｜]?>|madeupword\d+", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """Ids of one tokenizer."""
-
-    files: tuple[str, ...]  # those that were read
-    # {text: id} of the vocabulary proper. SentencePiece models other than tokenizer.model give "#position" as texts.
-    base: Mapping[str, int]
-    added: Mapping[int, str]  # {id: text} of tokens added to it
-    faults: tuple[Fault, ...] = ()  # files that could not be read
-
-    @cached_property
-    def base_max(self) -> int:
-        """Largest id of the vocabulary proper; -1 where there is none."""
-        return max(self.base.values(), default=-1)
-
-    @cached_property
-    def max_id(self) -> int:
-        """Largest id of all, added tokens included; -1 where there is none."""
-        return max(self.base_max, max(self.added, default=-1))
-
-    @cached_property
-    def texts(self) -> dict[int, str]:
-        """{id: text} of all tokens; an added token's text where it takes an id of the vocabulary proper."""
-        return {number: text for text, number in self.base.items()} | dict(self.added)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Sixteen digits that two tokenizers share where every id is the same token: of SHA-256 over both in order."""
-        lines = "".join(f"{number}\0{text}\0" for number, text in sorted(self.texts.items()))
-        return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-    @cached_property
-    def used(self) -> frozenset[int]:
-        """Ids that text can produce: all but placeholders, `[unused12]`, `<|reserved_special_token_3|>`, `<pad>`."""
-        return frozenset(number for number, text in self.texts.items() if not _RESERVED.fullmatch(text))
-
-
-def read_tokenizer(folder: Folder) -> Tokenizer | None:
-    """Read the tokenizer files of a folder; None where it has none. What cannot be read becomes a fault."""
-    files, faults, base, added = list[str](), list[Fault](), dict[str, int](), dict[int, str]()
-    vocabulary = [name for name in _VOCABULARIES if folder.has(name)][:1]
-    for name in (*vocabulary, *filter(folder.has, ("added_tokens.json", "tokenizer_config.json"))):
-        with noting(faults, name):
-            found_base, found_added = _read(folder, name)
-            files.append(name)
-            base = {**base, **found_base} if base else found_base
-            added |= found_added
-    return Tokenizer(tuple(files), base, added, tuple(faults)) if base or added or faults else None
-
-
-def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
-    where = f"{folder.path / name}"
-    data = b"" if name.endswith(".json") else read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
-    if name == "vocab.txt":
-        if (count := data.count(b"\n")) > MOST_TOKENS:
-            fix = "no vocabulary is that large: take it from its source again"
-            raise CheckpointError(f"{where}: more than {MOST_TOKENS:,} tokens", fix)
-        require_bounded(data, 2 * count, where)
-        if data.startswith(codecs.BOM_UTF8):
-            what = f"{where}: it begins with the byte order mark of UTF-8, which becomes part of the first token"
-            raise CheckpointError(what, "save it as UTF-8 without a byte order mark")
-        lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
-        return {text.rstrip("\r"): number for number, text in enumerate(lines)}, {}
-    if name in PIECES:
-        # a SentencePiece model repeats field 1 for each piece, and in a piece field 1 is the text
-        pieces = list(first_fields(data, 0, len(data), MOST_TOKENS, where))
-        require_bounded(data, 2 * len(pieces), where)
-        found = (data[slice(*next(first_fields(data, *each, MOST_TOKENS, where), (0, 0)))] for each in pieces)
-        # positions in tokenizer.model are ids; a class may put tokens of its own before those of others (XLM-R)
-        return _positions(text.decode("utf-8", "replace") if name == PIECES[0] else None for text in found), {}
-    record = json_object(folder.path, name)
-    if name == "tokenizer.json":
-        model, listed = record.get("model"), record.get("added_tokens")
-        entries = [one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, Mapping)]
-        added = {one["id"]: str(one.get("content", "")) for one in entries if is_id(one.get("id"))}
-        return _vocabulary(model.get("vocab") if isinstance(model, Mapping) else None), added
-    if name == "tokenizer_config.json":
-        decoder = record.get("added_tokens_decoder")
-        by_id = decoder if isinstance(decoder, Mapping) else {}
-        texts = {key: str(one.get("content", "")) if isinstance(one, Mapping) else "" for key, one in by_id.items()}
-        return {}, {int(key): text for key, text in texts.items() if re.fullmatch(r"[0-9]{1,18}", key)}
-    if name == "added_tokens.json":
-        return {}, {number: text for text, number in _vocabulary(record).items()}
-    return _vocabulary(record), {}
-
-
-def _vocabulary(record: Any) -> dict[str, int]:
-    """{text: id} of BPE, WordPiece and WordLevel; of Unigram's list of [text, score] the positions."""
-    if isinstance(record, list):
-        return _positions(entry[0] if isinstance(entry, list) and entry else None for entry in record)
-    if isinstance(record, dict):  # without a copy where it is as it should be
-        whole = all(map(is_id, record.values()))
-        return record if whole else {text: number for text, number in record.items() if is_id(number)}
-    return {}
-
-
-def _positions(texts: Iterable[Any]) -> dict[str, int]:
-    """{text: position}; what has no text, or one that is there already, is called by its position alone."""
-    found = dict[str, int]()
-    for number, text in enumerate(texts):
-        found[text if isinstance(text, str) and text not in found else f"#{number}"] = number
-    return found
-
-
-def is_id(value: Any) -> bool:
-    """Whether a JSON value can be a token's id."""
-    return type(value) is int and 0 <= value < 2**63
+def _wrong_map(weight_map: Any) -> str | None:
+    """Return why a value is no map from tensors to the files of a folder; None if it is one."""
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        return "it has no weight_map from tensors to files"
+    files = sorted(set(weight_map.values()))
+    if len(weight_map) > MOST_TENSORS or len(files) > MOST_SHARDS:
+        return f"{len(weight_map):,} tensors in {len(files):,} files are no checkpoint"
+    for file in files:
+        if file != Path(file).name:
+            return f"names the file {short(file)}, which does not lie in the folder"
+    return None

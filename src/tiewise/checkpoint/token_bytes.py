@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tiewise.checkpoint.hf_folder import MOST_TOKENS, Folder, Tokenizer, is_id, json_object, read_tokenizer
+from tiewise.checkpoint.hf_folder import Folder, json_object
+from tiewise.checkpoint.tokenizer_ids import MOST_TOKENS, Tokenizer, is_id, read_tokenizer
 from tiewise.checkpoint.untrusted import items_of, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.text import byte_letters

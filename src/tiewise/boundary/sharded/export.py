@@ -15,9 +15,10 @@ from transformers import AutoConfig, GenerationConfig
 from tiewise.boundary.hf import model_class
 from tiewise.boundary.sharded.shard_files import TYPES, Saved, writing
 from tiewise.checkpoint.audit import check, errors_of_result
-from tiewise.checkpoint.hf_folder import CONFIG, TOKENIZER_FILES, Folder
+from tiewise.checkpoint.hf_folder import CONFIG, Folder
 from tiewise.checkpoint.rewrite.new_folder import become, beside, copy, destination
 from tiewise.checkpoint.stored import BITS
+from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
 from tiewise.checkpoint.untrusted import require_memory
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import disk_error, sync

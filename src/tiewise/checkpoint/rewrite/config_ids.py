@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from tiewise.checkpoint.claims import is_foreign_level
-from tiewise.checkpoint.hf_folder import is_id
 from tiewise.checkpoint.rules.token_ids import OTHER_VOCABULARY
+from tiewise.checkpoint.tokenizer_ids import is_id
 
 _KEYS = re.compile(
     r"token_(ids?|index|indices)$|suppress_tokens$|(bad|force)_words_ids$|(^|\.)(lang|task)_to_id\.|forced_decoder_ids$"

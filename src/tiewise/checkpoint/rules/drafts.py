@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import Draft, Facts
-from tiewise.checkpoint.hf_folder import MOST_TOKENS, PIECES, Tokenizer
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, copies, describe, difference, numbers, rule
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import UNRELATED
+from tiewise.checkpoint.tokenizer_ids import MOST_TOKENS, PIECES, Tokenizer
 from tiewise.checkpoint.untrusted import short
 
 AGAIN = "take the draft from its source again, or export it again with the maps that it was trained with"

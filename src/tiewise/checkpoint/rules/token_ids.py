@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
-from tiewise.checkpoint.hf_folder import CONFIG, PIECES, Tokenizer, is_id
+from tiewise.checkpoint.hf_folder import CONFIG
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
     Said,
@@ -27,6 +27,7 @@ from tiewise.checkpoint.rules.rule import (
 )
 from tiewise.checkpoint.stored import FLOATING, Stored, widened
 from tiewise.checkpoint.table_scans import SAMPLED_ROWS, row_lengths
+from tiewise.checkpoint.tokenizer_ids import PIECES, Tokenizer, is_id
 from tiewise.checkpoint.untrusted import items_of, short
 
 _GENERATION = "generation_config.json"

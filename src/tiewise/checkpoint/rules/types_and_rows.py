@@ -9,10 +9,11 @@ from contextlib import suppress
 from typing import Any
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import Folder, Tokenizer, json_object
+from tiewise.checkpoint.hf_folder import Folder, json_object
 from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, names, numbers, rule
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import RowScan, all_zero, duplicates, outlying, scan_rows
+from tiewise.checkpoint.tokenizer_ids import Tokenizer
 from tiewise.checkpoint.untrusted import inside, items_of, read_whole, short
 from tiewise.core.errors import CheckpointError, doing
 from tiewise.core.files import size

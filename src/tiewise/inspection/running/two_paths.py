@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tiewise.boundary.locate import ModelEnds
-from tiewise.checkpoint.hf_folder import read_tokenizer
+from tiewise.checkpoint.tokenizer_ids import read_tokenizer
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.estimates import ratio
 from tiewise.inspection.running.loaded import Opened

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.tokenizer_ids import read_tokenizer
 from tiewise.core.errors import TiewiseError, doing
 from tiewise.core.estimates import Estimate, Z, mean_interval
 from tiewise.core.found import NATS, NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible

@@ -19,13 +19,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
-from tiewise.checkpoint.hf_folder import PIECES, Folder, open_folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.indexed_tensors import IndexedTensor
 from tiewise.checkpoint.roles import find_roles
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import FLOATING, Reader, Stored, read_float64, widened
 from tiewise.checkpoint.stored_boundary import Dense, read_boundary
 from tiewise.checkpoint.table_scans import scan_rows
+from tiewise.checkpoint.tokenizer_ids import PIECES, read_tokenizer
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError, doing
 from tiewise.core.spec_options import INSPECT

@@ -23,7 +23,7 @@ import numpy as np
 from tiewise.checkpoint.adapter import BASE, DELTA, AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import ends_with, number
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rewrite.change import Change, NewTensor, Rows, TableRows, hidden_vectors, measure_move
 from tiewise.checkpoint.rewrite.engine import Place, Receipt
@@ -32,6 +32,7 @@ from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, runner, verb
 from tiewise.checkpoint.rewrite.ties import parted
 from tiewise.checkpoint.rules.rule import describe, names
 from tiewise.checkpoint.stored import FLOATING, Stored, widened
+from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES, read_tokenizer
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 

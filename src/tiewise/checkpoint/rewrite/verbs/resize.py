@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
-from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.indexed_tensors import DRAFT_MAP, MODALITY, NGRAM
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, stored_bytes
 from tiewise.checkpoint.rewrite.config_ids import ids_named
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.token_rows import KEPT, TokenParts, parts_of_tokens, sizes_of, still_to_do, with_rows
 from tiewise.checkpoint.stored import NUMPY, Reader, Stored, widened
+from tiewise.checkpoint.tokenizer_ids import Tokenizer, read_tokenizer
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 

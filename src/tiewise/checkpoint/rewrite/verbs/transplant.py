@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import TOKENIZER_FILES, Folder, open_folder
+from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rewrite.change import Change, Pieces, require_plain_head
 from tiewise.checkpoint.rewrite.config_ids import values_with_ids, with_ids
@@ -42,6 +42,7 @@ from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, still_to_do, with_rows
 from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
+from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, progress
 

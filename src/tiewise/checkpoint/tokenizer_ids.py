@@ -1,0 +1,189 @@
+"""Ids of the tokens of a folder, as the files of its tokenizer give them.
+
+No tokenizer is built: its files are read as data. The first of tokenizer.json, vocab.json, vocab.txt and a
+SentencePiece model has the vocabulary; added_tokens.json and tokenizer_config.json are read always.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from tiewise.checkpoint.hf_folder import Fault, Folder, json_object, noting
+from tiewise.checkpoint.untrusted import MOST_BYTES, first_fields, inside, items_of, read_whole, require_bounded
+from tiewise.core.errors import CheckpointError
+
+MOST_TOKENS = 1_500_000  # the largest vocabulary known has 900,000
+PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm")
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
+TOKENIZER_FILES = (  # every file that a tokenizer is saved as
+    *_VOCABULARIES,
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template.jinja"),
+)
+Ids: TypeAlias = "tuple[dict[str, int], dict[int, str]]"  # {text: id} of the vocabulary, {id: text} of added tokens
+# Whole names in brackets, as tokenizers write them: "unused", "reserved" and "##pad" are words of BERT's vocabulary.
+_NAME = r"▁?(?:unused|reserved|extra|dummy|place▁?holder|pad(?:ding)?)(?:[ _▁-]?(?:special|token|id|no))*[ _▁-]?\d*▁?"
+_RESERVED = re.compile(rf"\[{_NAME}\]|<[|｜]?{_NAME}[|｜]?>|madeupword\d+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Ids of one tokenizer."""
+
+    files: tuple[str, ...]  # those that were read
+    # {text: id} of the vocabulary proper. SentencePiece models other than tokenizer.model give "#position" as texts.
+    base: Mapping[str, int]
+    added: Mapping[int, str]  # {id: text} of tokens added to it
+    faults: tuple[Fault, ...] = ()  # files that could not be read
+
+    @cached_property
+    def base_max(self) -> int:
+        """Return the largest id of the vocabulary proper; -1 if there is none."""
+        return max(self.base.values(), default=-1)
+
+    @cached_property
+    def max_id(self) -> int:
+        """Return the largest id of all, added tokens included; -1 if there is none."""
+        return max(self.base_max, max(self.added, default=-1))
+
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """Return {id: text} of all tokens; an added token's text where it takes an id of the vocabulary proper."""
+        return {number: text for text, number in self.base.items()} | dict(self.added)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return sixteen digits, of SHA-256 over ids and texts: equal if every id is the same token."""
+        lines = "".join(f"{number}\0{text}\0" for number, text in sorted(self.texts.items()))
+        return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+    @cached_property
+    def used(self) -> frozenset[int]:
+        """Return ids that text can produce: all but `[unused12]`, `<|reserved_special_token_3|>`, `<pad>` and such."""
+        return frozenset(number for number, text in self.texts.items() if not _RESERVED.fullmatch(text))
+
+
+def read_tokenizer(folder: Folder) -> Tokenizer | None:
+    """Read the tokenizer files of a folder; None if it has none. A file that cannot be read becomes a fault."""
+    files, faults = list[str](), list[Fault]()
+    base, added = dict[str, int](), dict[int, str]()
+    vocabulary = next(filter(folder.has, _VOCABULARIES), None)
+    names = [] if vocabulary is None else [vocabulary]
+    names += filter(folder.has, ("added_tokens.json", "tokenizer_config.json"))
+    for name in names:
+        with noting(faults, name):
+            base_of_file, added_of_file = _read(folder, name)
+            files.append(name)
+            base = {**base, **base_of_file} if base else base_of_file  # one is large: it is not copied
+            added |= added_of_file
+    if not base and not added and not faults:
+        return None
+    return Tokenizer(tuple(files), base, added, tuple(faults))
+
+
+def _read(folder: Folder, name: str) -> Ids:
+    """Read one file of a tokenizer."""
+    if name == "vocab.txt":
+        return _lines(folder, name), {}
+    if name in PIECES:
+        return _pieces(folder, name), {}
+    record = json_object(folder.path, name)
+    if name == "tokenizer.json":
+        model = record.get("model")
+        vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+        return _vocabulary(vocabulary), _added_tokens(record)
+    if name == "tokenizer_config.json":
+        return {}, _added_by_config(record)
+    if name == "added_tokens.json":
+        return {}, {number: text for text, number in _vocabulary(record).items()}
+    return _vocabulary(record), {}
+
+
+def _lines(folder: Folder, name: str) -> dict[str, int]:
+    """Return {line: its number} of vocab.txt."""
+    where = f"{folder.path / name}"
+    data = _bytes(folder, name)
+    count = data.count(b"\n")
+    if count > MOST_TOKENS:
+        fix = "no vocabulary is that large: take it from its source again"
+        raise CheckpointError(f"{where}: more than {MOST_TOKENS:,} tokens", fix)
+    require_bounded(data, 2 * count, where)
+    if data.startswith(codecs.BOM_UTF8):
+        what = f"{where}: it begins with the byte order mark of UTF-8, which becomes part of the first token"
+        raise CheckpointError(what, "save it as UTF-8 without a byte order mark")
+    lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
+    return {text.rstrip("\r"): number for number, text in enumerate(lines)}
+
+
+def _pieces(folder: Folder, name: str) -> dict[str, int]:
+    """Return {text: id} of a SentencePiece model; of one other than tokenizer.model {"#position": position}.
+
+    Positions in tokenizer.model are ids. A class may put tokens before those of any other model (XLM-R).
+    """
+    where = f"{folder.path / name}"
+    data = _bytes(folder, name)
+    pieces = list(first_fields(data, 0, len(data), MOST_TOKENS, where))  # a model repeats field 1 for each piece
+    require_bounded(data, 2 * len(pieces), where)
+    texts = _texts_of_pieces(data, pieces, where)
+    if name == PIECES[0]:
+        return _positions(text.decode("utf-8", "replace") for text in texts)
+    return _positions(None for _ in texts)
+
+
+def _texts_of_pieces(data: bytes, pieces: list[tuple[int, int]], where: str) -> Iterator[bytes]:
+    """Yield the text of each piece of a SentencePiece model: field 1 of the piece, given by start and end."""
+    for start, end in pieces:
+        text_start, text_end = next(first_fields(data, start, end, MOST_TOKENS, where), (0, 0))
+        yield data[text_start:text_end]
+
+
+def _bytes(folder: Folder, name: str) -> bytes:
+    """Return the content of a file of the folder."""
+    return read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
+
+
+def _added_tokens(record: Mapping[str, Any]) -> dict[int, str]:
+    """Return {id: text} of the added tokens of a tokenizer.json."""
+    tokens = items_of(dict, record.get("added_tokens"))
+    return {token["id"]: str(token.get("content", "")) for token in tokens if is_id(token.get("id"))}
+
+
+def _added_by_config(record: Mapping[str, Any]) -> dict[int, str]:
+    """Return {id: text} of the added tokens of a tokenizer_config.json."""
+    decoder = record.get("added_tokens_decoder")
+    added = dict[int, str]()
+    for key, token in decoder.items() if isinstance(decoder, Mapping) else ():
+        if re.fullmatch(r"[0-9]{1,18}", key):
+            added[int(key)] = str(token.get("content", "")) if isinstance(token, Mapping) else ""
+    return added
+
+
+def _vocabulary(record: Any) -> dict[str, int]:
+    """Return {text: id} of BPE, WordPiece and WordLevel; of Unigram's list of [text, score] the positions."""
+    if isinstance(record, list):
+        return _positions(entry[0] if isinstance(entry, list) and entry else None for entry in record)
+    if not isinstance(record, dict):
+        return {}
+    if all(map(is_id, record.values())):
+        return record  # without a copy
+    return {text: number for text, number in record.items() if is_id(number)}
+
+
+def _positions(texts: Iterable[Any]) -> dict[str, int]:
+    """Return {text: position}; an entry without a text, or with an earlier one's, is called by its position alone."""
+    positions = dict[str, int]()
+    for number, text in enumerate(texts):
+        is_new = isinstance(text, str) and text not in positions
+        positions[text if is_new else f"#{number}"] = number
+    return positions
+
+
+def is_id(value: Any) -> bool:
+    """Return whether a JSON value can be a token's id."""
+    return type(value) is int and 0 <= value < 2**63
