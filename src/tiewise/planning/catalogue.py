@@ -55,15 +55,18 @@ class Model:
         """Share of the whole that its table or two tables, each V · E, hold; None where something is not known."""
         if self.vocab is None or self.parameters is None or self.tied is None:
             return None
-        return self.vocab * (self.table_width or self.width) * (1 if self.tied else 2) / self.parameters
+        tables = 1 if self.tied else 2
+        return self.vocab * (self.table_width or self.width) * tables / self.parameters
 
     @property
     def size(self) -> float | None:
         """Parameters: the exact count, or where there is none the size in the model's name."""
         if self.parameters is not None:
             return float(self.parameters)
-        named = NAMED_SIZE.search(self.name)
-        return float(named[1]) * {"b": 1e9, "m": 1e6}[named[2]] if named else None
+        in_name = NAMED_SIZE.search(self.name)
+        if in_name is None:
+            return None
+        return float(in_name[1]) * {"b": 1e9, "m": 1e6}[in_name[2]]
 
     @property
     def checked(self) -> str:
@@ -73,20 +76,30 @@ class Model:
         return "partly" if "verified" in self.status.replace("unverified", "") else "no"
 
     def record(self) -> dict[str, Any]:
-        """Everything that is known of it, as JSON takes it."""
-        found = {"ratio": self.ratio, "table_share": self.table_share, "checked": self.checked}
-        return {**asdict(self), "class_default": list(self.class_default), **found}
+        """Return everything that is known of it, as JSON takes it."""
+        computed = {"ratio": self.ratio, "table_share": self.table_share, "checked": self.checked}
+        return {**asdict(self), "class_default": list(self.class_default), **computed}
 
 
 # what rows can be sorted by → a model's attribute
-SORTS = {**{name: name for name in ("name", "size", "vocab", "width", "layers", "ratio")}, "share": "table_share"}
+SORTS = {
+    "name": "name",
+    "size": "size",
+    "vocab": "vocab",
+    "width": "width",
+    "layers": "layers",
+    "ratio": "ratio",
+    "share": "table_share",
+}
 
 
 @cache
 def models() -> tuple[Model, ...]:
-    """All rows, in the catalogue's order."""
-    rows = packaged_json("planning/data/models.json")
-    return tuple(Model(**{**row, "class_default": tuple(row.get("class_default", ()))}) for row in rows)
+    """Return all rows, in the catalogue's order."""
+    return tuple(
+        Model(**{**row, "class_default": tuple(row.get("class_default", ()))})
+        for row in packaged_json("planning/data/models.json")
+    )
 
 
 def select(
@@ -97,7 +110,7 @@ def select(
     max_size: float | None = None,  # parameters, fewer than this
     sort: str | None = None,
 ) -> list[Model]:
-    """Rows that pass, in the catalogue's order or sorted, unknown figures last.
+    """Return the rows that pass, in the catalogue's order or sorted, unknown figures last.
 
     A row whose figure is not known does not pass a bound on it.
 
@@ -106,25 +119,38 @@ def select(
     """
     if sort is not None and sort not in SORTS:
         raise PlanError(f"cannot sort by {sort!r}", choices(sort, SORTS))
-    begins = family.lower()
-    if not any(model.name.startswith(begins) or model.family.startswith(begins) for model in models()):
-        near = nearest(family, sorted({model.family for model in models()} | {model.name for model in models()}))
+    of_family = _of_family(family)
+    selected = []
+    for model in of_family:
+        has_tying = tied is None or model.tied is tied
+        has_vocab = (model.vocab or 0) >= min_vocab
+        if has_tying and has_vocab and _has_size(model, min_size, max_size):
+            selected.append(model)
+    if sort is None:
+        return selected
+    figure = attrgetter(SORTS[sort])
+    return sorted(selected, key=lambda model: (figure(model) is None, figure(model) or 0))
+
+
+def _of_family(family: str) -> list[Model]:
+    """Return models whose name or type begins with this; PlanError if there are none."""
+    prefix = family.lower()
+    found = [model for model in models() if model.name.startswith(prefix) or model.family.startswith(prefix)]
+    if not found:
+        names = {model.family for model in models()} | {model.name for model in models()}
+        near = nearest(family, sorted(names))
         hint = "" if near is None else f"did you mean {near}? "
         raise PlanError(f"no model's name or type begins with {family!r}", f"{hint}`tiewise models` lists all")
-    least, most = -math.inf if min_size is None else min_size, math.inf if max_size is None else max_size
-    sized = min_size is not None or max_size is not None
-    found = [
-        model
-        for model in models()
-        if (tied is None or model.tied is tied)
-        and (model.name.startswith(begins) or model.family.startswith(begins))
-        and (model.vocab or 0) >= min_vocab
-        and (not sized or (model.size is not None and least <= model.size < most))
-    ]
-    if sort is None:
-        return found
-    key = attrgetter(SORTS[sort])
-    return sorted(found, key=lambda model: (key(model) is None, key(model) or 0))
+    return found
+
+
+def _has_size(model: Model, least: float | None, most: float | None) -> bool:
+    """Return whether a model has at least `least` and fewer than `most` parameters, if these are given."""
+    if least is None and most is None:
+        return True
+    if model.size is None:
+        return False
+    return (least is None or model.size >= least) and (most is None or model.size < most)
 
 
 def find(name: str) -> Model:
@@ -133,15 +159,17 @@ def find(name: str) -> Model:
     Raises:
         PlanError: there is none; the message names the closest.
     """
-    asked = _plain(name.rpartition("/")[2])
+    spelled = _plain(name.rpartition("/")[2])
     by_name = {_plain(model.name): model for model in models()}
-    for spelling in (asked, asked.removesuffix("-hf")):
+    for spelling in (spelled, spelled.removesuffix("-hf")):
         if spelling in by_name:
             return by_name[spelling]
-    close = similar(asked, by_name, count=4)
-    shown = name if len(name) <= 60 else name[:57] + "..."
-    hint = f"close: {', '.join(by_name[each].name for each in close)}" if close else "`tiewise models` lists them"
-    raise PlanError(f"the catalogue has no model {shown!r}", hint)
+    close = similar(spelled, by_name, count=4)
+    short_name = name if len(name) <= 60 else name[:57] + "..."
+    hint = "`tiewise models` lists them"
+    if close:
+        hint = f"close: {', '.join(by_name[each].name for each in close)}"
+    raise PlanError(f"the catalogue has no model {short_name!r}", hint)
 
 
 def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: Iterable[str] = ()) -> list[Model]:
@@ -157,8 +185,10 @@ def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: 
         pairs = ((model.vocab or 1, vocab), (model.width, width), (model.layers, layers or model.layers))
         return math.hypot(*(math.log(theirs / ours) for theirs, ours in pairs))
 
-    return sorted((model for model in models() if model.vocab and model.name not in skipped), key=distance)[:count]
+    candidates = [model for model in models() if model.vocab and model.name not in skipped]
+    return sorted(candidates, key=distance)[:count]
 
 
 def _plain(name: str) -> str:
+    """Return a name as it is compared: in lower case, with hyphens."""
     return name.strip().lower().replace("_", "-").replace(" ", "-")

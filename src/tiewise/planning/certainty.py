@@ -1,4 +1,4 @@
-"""What a plan knows exactly, estimates, or does not count: its figures are rounded or left out accordingly.
+"""Certainty of a plan's figures: estimates are rounded, and those that are not counted are left out.
 
 The token tables are always exact, and so is what follows from them: their bytes, logits, what ranks send for them, and
 what tying saves. Everything else follows from the body, which the generic formula estimates, or from the whole, which
@@ -27,32 +27,50 @@ def marked(choice: dict[str, Any], architecture: Architecture, budget: Budget) -
         architecture: the model, which says what of it is estimated or missing.
         budget: the choice's counts.
     """
-    estimated, missing = _uncertain_parameters(choice["parameters"], architecture)
-    estimated, missing = ([f"parameters.{name}" for name in names] for names in (estimated, missing))
+    estimated, missing = _uncertain_paths(choice, architecture, budget)
+    for path in estimated:
+        choice = _changed(choice, path.split("."), rounded)
+    for path in missing:
+        choice = _changed(choice, path.split("."), _not_counted)
+    return {**choice, "estimated": estimated, "not_counted": missing}
+
+
+def _not_counted(_value: float) -> None:
+    """Return None for any figure."""
+
+
+def _uncertain_paths(choice: dict[str, Any], architecture: Architecture, budget: Budget) -> tuple[list[str], list[str]]:
+    """Return the paths of estimates in a choice, and those of figures that are not counted."""
+    estimated_parts, missing_parts = _uncertain_parameters(choice["parameters"], architecture)
+    estimated = [f"parameters.{name}" for name in estimated_parts]
+    missing = [f"parameters.{name}" for name in missing_parts]
     of_body, of_whole = _uncertain_costs(choice, budget)
     if architecture.estimated:
-        (missing if architecture.tables_alone else estimated).extend(of_body)
+        if architecture.tables_alone:
+            missing += of_body
+        else:
+            estimated += of_body
         estimated.append("first_loss")
-    elif (
-        not architecture.layers
-    ):  # built: neither attention scores nor the share of experts that a token uses are known
+    elif not architecture.layers:
+        # built: neither attention scores nor the share of experts that a token uses are known
         missing.append("flops_per_token")
     if architecture.not_counted:
         missing += of_whole
     elif architecture.estimated:
         estimated += of_whole
-    for path in estimated:
-        choice = _changed(choice, path.split("."), rounded)
-    for path in missing:
-        choice = _changed(choice, path.split("."), lambda _: None)
-    return {**choice, "estimated": estimated, "not_counted": missing}
+    return estimated, missing
 
 
 def marked_parameters(parameters: Mapping[str, int], architecture: Architecture) -> dict[str, float | None]:
     """Return counts by component, and their sums, with estimates rounded and None for what is not counted."""
     estimated, missing = _uncertain_parameters(parameters, architecture)
-    shown = {name: rounded(count) if name in estimated else count for name, count in parameters.items()}
-    return {name: None if name in missing else count for name, count in shown.items()}
+    counts: dict[str, float | None] = {}
+    for name, count in parameters.items():
+        if name in missing:
+            counts[name] = None
+        else:
+            counts[name] = rounded(count) if name in estimated else count
+    return counts
 
 
 def _uncertain_parameters(names: Iterable[str], a: Architecture) -> tuple[list[str], list[str]]:
@@ -68,12 +86,15 @@ def _uncertain_parameters(names: Iterable[str], a: Architecture) -> tuple[list[s
 
 def _uncertain_costs(choice: dict[str, Any], budget: Budget) -> tuple[list[str], list[str]]:
     """Return the paths of costs that follow from the body, and of those that follow from the whole model."""
-    # What is saved is a difference of two models with one body, if both share alike and none adds a bias at the head,
+    of_body, of_whole = list(OF_BODY), list(OF_WHOLE)
+    # The saving is a difference of two models with one body, if both share alike and none adds a bias at the head,
     # which a family without a reader may have already.
     saved_at_tables = budget.sharing.kind == "none" and not budget.boundary.bias
-    nothing_saved = saved_at_tables and choice["saved"] == 0
-    of_body = OF_BODY if saved_at_tables else (*OF_BODY, "saved")
-    return [*of_body], [*OF_WHOLE, *(() if nothing_saved else ("saved_share",))]
+    if not saved_at_tables:
+        of_body.append("saved")
+    if not saved_at_tables or choice["saved"] != 0:
+        of_whole.append("saved_share")
+    return of_body, of_whole
 
 
 def _changed(value: Any, path: Sequence[str], change: Callable[[float], Any]) -> Any:
@@ -83,5 +104,5 @@ def _changed(value: Any, path: Sequence[str], change: Callable[[float], Any]) ->
     if path:
         return {**value, path[0]: _changed(value[path[0]], path[1:], change)}
     if isinstance(value, dict):
-        return {name: _changed(held, (), change) for name, held in value.items()}
+        return {name: _changed(item, (), change) for name, item in value.items()}
     return change(value) if isinstance(value, int | float) else value

@@ -29,12 +29,15 @@ class Config:
 
     def get(self, key: str, otherwise: Any = None) -> Any:
         """Value of `key`, under its usual or the family's own name; `otherwise` for null, and where there is none."""
-        places = ((found, name) for found in (self.values, self.defaults) for name in (self.names.get(key, key), key))
-        value = next((found[name] for found, name in places if name in found), None)
-        return otherwise if value is None else value
+        names = (self.names.get(key, key), key)
+        for values in (self.values, self.defaults):
+            for name in names:
+                if name in values:
+                    return otherwise if values[name] is None else values[name]
+        return otherwise
 
     def flag(self, key: bool | str) -> bool:
-        """Whether a switch is on, which may be known without the config; an absent one is off."""
+        """Return whether a switch is on; an absent one is off. A bool is known without the config."""
         return key if isinstance(key, bool) else bool(self.get(key))
 
     def text(self, key: str) -> str:
@@ -49,15 +52,19 @@ class Config:
             return otherwise
         if value is None:
             raise self._missing(key)
-        most = MOST_LAYERS if "layer" in key and "per_layer" not in key else MOST
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        counts_layers = "layer" in key and "per_layer" not in key
+        most = MOST_LAYERS if counts_layers else MOST
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not least <= value <= most:
             raise self._refused(key, value, f"a whole number from {least} to {most:,}")
-        return value
+        size: int = value  # as it is: `resized` traces sizes by a subclass of int
+        return size
 
     def number(self, key: str, otherwise: float | None = None) -> float:
         """Read a number above zero; `otherwise` where the config says null."""
         value = self.get(key, otherwise)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= MOST:
             raise self._refused(key, value, "a number above zero")
         return float(value)
 
@@ -77,22 +84,27 @@ class Config:
         return PlanError(f"{self.record.unknown}: the config has no {usual}", f"{fix}: --vocab, --width and --layers")
 
     def _refused(self, key: str, value: Any, must: str) -> PlanError:
+        """Return the error for a value that is not what the key `must` be."""
         return PlanError(f"{key} = {str(value)[:40]!r} in the config of {self.family}", f"{key} must be {must}")
 
     @property
     def class_name(self) -> str:
         """The saved class; without `architectures` the family's language model is meant."""
-        named = self.values.get("architectures")
-        return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else "ForCausalLM"
+        names = self.values.get("architectures")
+        if isinstance(names, list) and names and isinstance(names[0], str):
+            return names[0]
+        return "ForCausalLM"
 
     @property
     def head(self) -> str:
-        """Which heads the class carries: `lm`, `pretraining`, or `none` (the bare model, other tasks)."""
+        """Heads of the class: `lm`, `pretraining`, or `none` (the bare model, other tasks)."""
         if self.class_name.endswith("ForPreTraining"):
             return "pretraining"
         return "lm" if self.class_name.endswith(LANGUAGE_HEADS) else "none"
 
     def token_tables(self, width: int, head: bool | None = None, **more: Any) -> TokenTables:
-        """Return the tables of [vocab_size, `width`], tied as the config says, where the class has a `head`."""
-        head = self.head != "none" if head is None else head
-        return TokenTables(self.size("vocab_size"), width, head and self.flag("tie_word_embeddings"), head, **more)
+        """Return the tables of [vocab_size, `width`], tied as the config says if the class has a `head`."""
+        if head is None:
+            head = self.head != "none"
+        tied = head and self.flag("tie_word_embeddings")
+        return TokenTables(self.size("vocab_size"), width, tied, head, **more)

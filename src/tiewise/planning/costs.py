@@ -1,4 +1,4 @@
-"""What a choice costs: bytes on disk, in training, per decoded token and per rank; operations; the first loss.
+"""Costs of a choice: bytes on disk, in training, per decoded token and per rank; operations; the first loss.
 
 Exact but for the activations, which are an estimate. Collectives are counted as rings send them, per rank: an
 all-reduce of n bytes over p ranks sends 2(p−1)/p·n, an all-gather or reduce-scatter (p−1)/p·n, n being the whole and
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import PlanError
@@ -24,7 +24,7 @@ DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 # Numbers kept per trained parameter, in the weights' dtype: torch's optimizers keep state as the parameter is.
 STATE = {"sgd": 0, "momentum": 1, "adamw": 2}
 MASTER = "adamw-bf16-master"  # bf16 weights and gradients, an fp32 master copy and both moments in fp32
-# What ranks that hold parts of the vocabulary tell each other of one token, in fp32: log-sum-exp and target logit.
+# Numbers that ranks with parts of the vocabulary exchange of one token, in fp32: log-sum-exp and target logit.
 # Label smoothing adds a third.
 LOSS_NUMBERS = 2
 INDEX = 8  # bytes of a token id
@@ -35,7 +35,7 @@ BY_TABLE = ("table gather", "gradient reduce-scatter", "gradient all-reduce")  #
 
 @dataclass(frozen=True)
 class Setting:
-    """Under what a plan counts; one rank's step is B sequences of T tokens."""
+    """Conditions under which a plan counts; one rank's step is B sequences of T tokens."""
 
     batch: int = 8  # B
     length: int = 1024  # T
@@ -67,13 +67,15 @@ class Setting:
 
 
 def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, Any]:
-    """Everything that a choice costs; None in place of what the model does not have."""
+    """Return every cost of a choice; None for a cost that the model does not have."""
     size, vocab, head = DTYPES[setting.dtype], architecture.ends.vocab, architecture.ends.head
     out_width = budget.boundary.table_widths(architecture.ends.width)[1]
     # Per token: 2 per multiplied weight forward and 4 backward, the head counted whether or not it is tied. Attention
     # scores and their products add 4·T·heads·head width per layer forward and twice that backward, over the whole
     # length T (no discount for the causal half). In an encoder-decoder: of one source and one target token together.
-    scores = sum(4 * setting.length * len(s.layers) * s.heads.count * s.heads.width for s in architecture.stacks)
+    scores = 0
+    for stack in architecture.stacks:
+        scores += 4 * setting.length * len(stack.layers) * stack.heads.count * stack.heads.width
     forward = 2 * budget.multiplied + scores
     return {
         # of the tensors, a tied table written once
@@ -92,31 +94,57 @@ def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> d
 
 
 def table_bytes(budget: Budget, vocab: int, head: bool) -> dict[str, int]:
-    """Bytes of the tables at 16, 8 and 4 bits; a shared one counts once, but where the head alone is packed it is two.
+    """Return bytes of the tables at 16, 8 and 4 bits.
 
-    8 bits are int8 with an fp32 scale per row, 4 bits GGUF's Q4_0: 18 bytes for each 32 values of a row. Maps at the
-    ends are not counted. `inspect --only precision` measures what these two do to the output.
+    A shared table counts once; if the head alone is packed, it is two. 8 bits are int8 with an fp32 scale per row,
+    4 bits GGUF's Q4_0. Maps at the ends are not counted. `inspect --only precision` measures what these two do to the
+    output.
     """
-    into, out, whole, _ = table_columns(budget, vocab)
-    found = {"16 bits": 2 * vocab * whole}
-    for name, row in (("8 bits", lambda width: width + 4), ("4 bits", lambda width: -(-width // 32) * 18)):
-        found[name] = vocab * (row(into) + (row(out) if whole > into else 0))
+    columns = table_columns(budget, vocab)
+    found = {"16 bits": 2 * vocab * columns.stored}
+    for name, row_bytes in (("8 bits", _int8_row), ("4 bits", _q4_row)):
+        of_input, of_head = row_bytes(columns.input), row_bytes(columns.head)
+        is_shared = columns.stored == columns.input
+        found[name] = vocab * (of_input if is_shared else of_input + of_head)
         if head:
-            found[f"{name}, head alone"] = vocab * (2 * into + row(out))
+            found[f"{name}, head alone"] = vocab * (2 * columns.input + of_head)
     return found
 
 
+def _int8_row(width: int) -> int:
+    """Return bytes of a row in int8 with an fp32 scale."""
+    return width + 4
+
+
+def _q4_row(width: int) -> int:
+    """Return bytes of a row in Q4_0: 18 for each 32 values."""
+    return -(-width // 32) * 18
+
+
 def training_bytes(stored: int, trainable: int, dtype: str) -> dict[str, dict[str, int]]:
-    """Weights, gradients, optimizer state and their total, by optimizer; frozen parameters have weights alone."""
+    """Return bytes of weights, gradients, optimizer state and their total, by optimizer.
+
+    Frozen parameters have weights alone.
+    """
     size = DTYPES[dtype]
-    parts = {name: (stored * size, trainable * size, trainable * size * kept) for name, kept in STATE.items()}
-    parts[MASTER] = (stored * 2, trainable * 2, trainable * 12)
-    names = ("weights", "gradients", "state", "total")
-    return {optimizer: dict(zip(names, (*of, sum(of)), strict=True)) for optimizer, of in parts.items()}
+    found = {}
+    for optimizer, numbers in STATE.items():
+        found[optimizer] = _training_parts(stored * size, trainable * size, trainable * size * numbers)
+    found[MASTER] = _training_parts(stored * 2, trainable * 2, trainable * 12)
+    return found
+
+
+def _training_parts(weights: int, gradients: int, state: int) -> dict[str, int]:
+    """Return bytes of training by part, with their total."""
+    total = weights + gradients + state
+    return {"weights": weights, "gradients": gradients, "state": state, "total": total}
 
 
 def logits_bytes(tokens: int, vocab: int, width: int, dtype: str) -> dict[str, int]:
-    """Memory of logits and loss at their peak, beside weights and their gradient: N tokens, V words, tables [V, E]."""
+    """Return bytes of logits and loss at their peak, next to weights and their gradient.
+
+    N `tokens`, V words, tables [V, E] of `width` E.
+    """
     size = DTYPES[dtype]
     narrow = size if size < 4 else 0
     # one chunk of fp32 logits, its softmax (on a CPU in its place) and a copy in a narrow dtype; the features' gradient
@@ -125,21 +153,22 @@ def logits_bytes(tokens: int, vocab: int, width: int, dtype: str) -> dict[str, i
     fused = {}
     for device, buffers in (("cpu", 1), ("cuda", 2)):
         per_token = vocab * (4 * buffers + narrow)
-        fused[f"fused_{device}"] = chunk_rows(tokens, -(-per_token // 4), device) * per_token + features
+        rows = chunk_rows(tokens, -(-per_token // 4), device)
+        fused[f"fused_{device}"] = rows * per_token + features
     # the logits in the weights' dtype, and in fp32 log-probabilities, the gradient of the loss and that of the logits:
     # 16 bytes per element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13)
     return {"plain": tokens * vocab * (12 + size), **fused}
 
 
 def decode_bytes(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, int] | None:
-    """Bytes moved to decode one token of one sequence at a context of T; None where the model does not (encoders)."""
+    """Return bytes moved to decode one token of one sequence at a context of T; None of a model without a decoder."""
     stack = next((s for s in architecture.stacks if s.name == "decoder"), None)
     if stack is None or budget.read is None:
         return None
     size, layers = DTYPES[setting.dtype], len(stack.layers)
     across = 2 if len(architecture.stacks) > 1 else 1  # cross-attention keeps the source's keys and values too
-    kept = stack.heads.latent or 2 * stack.heads.kv * stack.heads.width  # values for one token of one layer
-    per_token, fixed = layers * kept * size, layers * stack.heads.state * size
+    values = stack.heads.latent or 2 * stack.heads.kv * stack.heads.width  # of one token in one layer
+    per_token, fixed = layers * values * size, layers * stack.heads.state * size
     return {
         "weights": budget.read * size,  # once per application: one row of the lookup, the head's table, chosen experts
         "cache_per_token": per_token + fixed,  # keys and values that the token adds
@@ -149,13 +178,13 @@ def decode_bytes(architecture: Architecture, budget: Budget, setting: Setting) -
 
 
 def all_reduce(count: int, over: int) -> int:
-    """Bytes that one of `over` ranks sends."""
+    """Return the bytes that one of `over` ranks sends."""
     return 2 * (over - 1) * count // over
 
 
 @dataclass(frozen=True)
 class WorldLayout:
-    """How a world is cut, and what the two vocabulary ends do in it; tp cuts the tables alone, the body is whole."""
+    """Cut of a world into groups; tp cuts the tables alone, the body is whole."""
 
     name: str
     replicas: int = 1  # groups that average their gradients; world = replicas × fsdp × tp
@@ -165,118 +194,165 @@ class WorldLayout:
     stock: bool = False  # under tp logits are gathered, as without a loss that knows of shards
 
     def rows(self, vocab: int) -> int:
-        """Rows of a table that the fullest rank holds: torch cuts into ⌈V/tp⌉ rows, and those again."""
+        """Return rows of a table on the fullest rank: torch cuts into ⌈V/tp⌉ rows, and those again."""
         split = -(-vocab // self.tp)
         return -(-split // self.fsdp)
 
 
 def layouts(setting: Setting) -> list[WorldLayout]:
-    """Every layout that a plan shows, in the order of its record."""
+    """Return every layout that a plan shows, in the order of its record."""
     world, tp, shards = setting.world, setting.tp, setting.fsdp or setting.world
     fsdp, split = WorldLayout(FSDP, world // shards, shards), WorldLayout(SPLIT, world // tp, tp=tp)
     both = WorldLayout(BOTH, world // (shards * tp), shards, tp)
+    splits_rows, shards_parameters = tp > 1, shards > 1
+    does_both = splits_rows and shards_parameters and setting.fsdp is not None
     found = [
         (WorldLayout("data parallel", world), True),
         (fsdp, setting.fsdp != 1),
-        (split, tp > 1),
-        (replace(fsdp, name=KEPT, kept=True), shards > 1),
-        (replace(split, name="stock tensor parallel", stock=True), tp > 1),
-        (both, tp > 1 and shards > 1 and setting.fsdp is not None),
+        (split, splits_rows),
+        (replace(fsdp, name=KEPT, kept=True), shards_parameters),
+        (replace(split, name="stock tensor parallel", stock=True), splits_rows),
+        (both, does_both),
     ]
-    return [layout for layout, shown in found if shown]
+    return [layout for layout, is_listed in found if is_listed]
 
 
 def sent_at_ends(
     layout: WorldLayout, budget: Budget, setting: Setting, vocab: int, head: bool = True
 ) -> dict[str, int]:
-    """Bytes that one rank sends in a step because of the tables, by cause.
+    """Return bytes that one rank sends in a step because of the tables, by cause.
 
     FSDP2 keeps the unit that holds the tables gathered between forward and backward: one gather, not two. N is of one
     rank, and tp ranks have the same; over fsdp ranks the kept table meets the tokens of all of them.
     """
     size, n, f, tp = DTYPES[setting.dtype], setting.tokens, layout.fsdp, layout.tp
-    rows, into, out, whole, trained = layout.rows(vocab), *table_columns(budget, vocab)
-    found = dict.fromkeys(BY_TABLE, 0)
+    rows, columns = layout.rows(vocab), table_columns(budget, vocab)
+    sent = dict.fromkeys(BY_TABLE, 0)
     if layout.kept:
-        # of both ends: states to all ranks of the group, their gradients (or looked-up rows) reduced on the way back
-        found["lookup"] = (f - 1) * n * into * size * (1 if budget.boundary.freeze else 2)
-        found["hidden states"] = (f - 1) * n * out * size * 2 * head
-        found["ids and targets"] = (f - 1) * n * INDEX * (1 + head)
-        found["loss"] = (f - 1) * f * n * LOSS_NUMBERS * 4 * head
+        # at both ends: states to all ranks of the group, their gradients (or looked-up rows) reduced on the way back
+        sent["lookup"] = (f - 1) * n * columns.input * size * (1 if budget.boundary.freeze else 2)
+        sent["hidden states"] = (f - 1) * n * columns.head * size * 2 * head
+        sent["ids and targets"] = (f - 1) * n * INDEX * (1 + head)
+        sent["loss"] = (f - 1) * f * n * LOSS_NUMBERS * 4 * head
     else:
-        found["table gather"] = (f - 1) * rows * whole * size
-        found["gradient reduce-scatter"] = (f - 1) * rows * trained * size
+        sent["table gather"] = (f - 1) * rows * columns.stored * size
+        sent["gradient reduce-scatter"] = (f - 1) * rows * columns.trained * size
     if tp > 1:
-        found["lookup"] = all_reduce(n * into * size, tp)  # forward; its gradient stays where it is
-        found["hidden gradient"] = all_reduce(n * out * size, tp) * head
+        sent["lookup"] = all_reduce(n * columns.input * size, tp)  # forward; its gradient stays where it is
+        sent["hidden gradient"] = all_reduce(n * columns.head * size, tp) * head
         if layout.stock:
-            found["logits"] = (tp - 1) * n * -(-vocab // tp) * size * head
+            sent["logits"] = (tp - 1) * n * -(-vocab // tp) * size * head
         else:
-            found["loss"] = (tp - 1) * n * LOSS_NUMBERS * 4 * head
-    found["gradient all-reduce"] = all_reduce(rows * trained * size, layout.replicas)
-    return found
+            sent["loss"] = (tp - 1) * n * LOSS_NUMBERS * 4 * head
+    sent["gradient all-reduce"] = all_reduce(rows * columns.trained * size, layout.replicas)
+    return sent
 
 
-def table_columns(budget: Budget, vocab: int) -> tuple[int, int, int, int]:
-    """Columns of the input table, of the table at the head, of all stored tables, and of those that are trained."""
-    into, whole = budget.parameters["input_table"] // vocab, budget.tables // vocab
-    return into, whole - into or into, whole, whole - into * budget.boundary.freeze
+class TableColumns(NamedTuple):
+    """Columns of the tables of a budget."""
+
+    input: int
+    head: int  # of the table that the head reads
+    stored: int  # of all stored tables
+    trained: int  # of those that are trained
+
+
+def table_columns(budget: Budget, vocab: int) -> TableColumns:
+    """Return the columns of the tables."""
+    of_input, stored = budget.parameters["input_table"] // vocab, budget.tables // vocab
+    of_output = stored - of_input  # 0 where one table serves both ends
+    return TableColumns(of_input, of_output or of_input, stored, stored - of_input * budget.boundary.freeze)
 
 
 def ranks(budget: Budget, setting: Setting, vocab: int, head: bool = True) -> list[dict[str, Any]]:
-    """What the fullest rank holds and sends per step, in bytes, in every layout.
+    """Return what the fullest rank holds and sends per step, in bytes, in every layout.
 
-    `sent_for_tables` is the part of `sent` that `wire` divides by cause. `gathered` is what is held of other ranks:
-    whole tables and their gradient, or the group's hidden states; `loss` the peak of logits and loss beside them.
+    `sent_for_tables` is the part of `sent` that `wire` divides by cause. `gathered` is held of other ranks: whole
+    tables and their gradient, or the group's hidden states; `loss` the peak of logits and loss next to them.
     `break_even_tokens` are N of one rank, below which a layout whose hidden states travel sends less for the tables
     than one that averages or gathers them in the same world. One layout is `taken` by `tiewise train` with this world.
     """
+    records = [_rank_record(layout, budget, setting, vocab, head) for layout in layouts(setting)]
+    taken = _taken({record["layout"]: record for record in records}, setting)
+    return [{**record, "taken": record["layout"] == taken} for record in records]
+
+
+def _rank_record(layout: WorldLayout, budget: Budget, setting: Setting, vocab: int, head: bool) -> dict[str, Any]:
+    """Return the record of the fullest rank in one layout; see `ranks`."""
     optimizer = "adamw" if setting.dtype == "float32" else MASTER
-    size, n = DTYPES[setting.dtype], setting.tokens
-    into, out, whole, trained = table_columns(budget, vocab)
-    body, trained_body = budget.total - whole * vocab, budget.trainable - trained * vocab
-    found = []
-    for layout in layouts(setting):
-        f, rows = layout.fsdp, layout.rows(vocab)
-        stored, learnt = -(-body // f), -(-trained_body // f)
-        held = training_bytes(stored + rows * whole, learnt + rows * trained, setting.dtype)[optimizer]
-        tables = training_bytes(rows * whole, rows * trained, setting.dtype)[optimizer]
-        gathered = f * rows * (whole + trained) * size if f > 1 else 0
-        loss = logits_bytes(n, vocab if layout.stock else -(-vocab // layout.tp), out, setting.dtype)
-        if layout.kept:
-            gathered = f * n * max(into, out) * size
-            loss = logits_bytes(f * n, rows, out, setting.dtype)
-        wire = sent_at_ends(layout, budget, setting, vocab, head)
-        alike = WorldLayout("", layout.replicas * layout.tp, f)
-        still = sum(wire[name] for name in BY_TABLE)
-        moving, instead = sum(wire.values()) - still, sent_at_ends(alike, budget, setting, vocab, head)
-        # weights gathered for the forward and again for the backward pass, gradients reduced and scattered
-        of_body = (f - 1) * (2 * body + trained_body) * size // f + all_reduce(learnt * size, layout.replicas)
-        found.append(
-            {
-                "layout": layout.name,
-                "memory": held["total"],
-                "tables": tables["weights"],
-                "sent": sum(wire.values()) + of_body,
-                "sent_for_tables": sum(wire.values()),
-                "axes": {"replicas": layout.replicas, "fsdp": f, "tp": layout.tp},
-                "table_memory": {**tables, "gathered": gathered},
-                "loss": loss["plain" if layout.stock else "fused_cuda"] if head else None,
-                "wire": {name: sent for name, sent in wire.items() if sent},
-                "break_even_tokens": max(0, sum(instead.values()) - still) * n // moving if moving else None,
-            }
-        )
-    of = {rank["layout"]: rank for rank in found}
-    taken = next((name for name in (BOTH, SPLIT) if name in of), "data parallel")
-    if setting.tp == 1 and KEPT in of:
-        taken = KEPT if keeps(of[KEPT], of[FSDP]) else FSDP
-    return [{**rank, "taken": rank["layout"] == taken} for rank in found]
+    size, f, rows = DTYPES[setting.dtype], layout.fsdp, layout.rows(vocab)
+    columns = table_columns(budget, vocab)
+    body, trained_body = budget.total - columns.stored * vocab, budget.trainable - columns.trained * vocab
+    body_shard, trained_shard = -(-body // f), -(-trained_body // f)
+    stored_rows, trained_rows = rows * columns.stored, rows * columns.trained
+    whole = training_bytes(body_shard + stored_rows, trained_shard + trained_rows, setting.dtype)[optimizer]
+    tables = training_bytes(stored_rows, trained_rows, setting.dtype)[optimizer]
+    wire = sent_at_ends(layout, budget, setting, vocab, head)
+    sent_for_tables = sum(wire.values())
+    # weights gathered for the forward and again for the backward pass, gradients reduced and scattered
+    sent_for_body = (f - 1) * (2 * body + trained_body) * size // f
+    sent_for_body += all_reduce(trained_shard * size, layout.replicas)
+    return {
+        "layout": layout.name,
+        "memory": whole["total"],
+        "tables": tables["weights"],
+        "sent": sent_for_tables + sent_for_body,
+        "sent_for_tables": sent_for_tables,
+        "axes": {"replicas": layout.replicas, "fsdp": f, "tp": layout.tp},
+        "table_memory": {**tables, "gathered": _gathered_bytes(layout, columns, setting, vocab)},
+        "loss": _loss_bytes(layout, columns.head, setting, vocab) if head else None,
+        "wire": {cause: sent for cause, sent in wire.items() if sent},
+        "break_even_tokens": _break_even_tokens(layout, wire, budget, setting, vocab, head),
+    }
+
+
+def _gathered_bytes(layout: WorldLayout, columns: TableColumns, setting: Setting, vocab: int) -> int:
+    """Return bytes that a rank holds of others: tables and their gradient, or hidden states of its group."""
+    size, f = DTYPES[setting.dtype], layout.fsdp
+    if layout.kept:
+        return f * setting.tokens * max(columns.input, columns.head) * size
+    if f == 1:
+        return 0
+    return f * layout.rows(vocab) * (columns.stored + columns.trained) * size
+
+
+def _loss_bytes(layout: WorldLayout, width: int, setting: Setting, vocab: int) -> int:
+    """Return the peak of logits and loss on one rank; a stock loss sees the logits of all words."""
+    if layout.kept:
+        return logits_bytes(layout.fsdp * setting.tokens, layout.rows(vocab), width, setting.dtype)["fused_cuda"]
+    if layout.stock:
+        return logits_bytes(setting.tokens, vocab, width, setting.dtype)["plain"]
+    return logits_bytes(setting.tokens, -(-vocab // layout.tp), width, setting.dtype)["fused_cuda"]
+
+
+def _break_even_tokens(
+    layout: WorldLayout, wire: dict[str, int], budget: Budget, setting: Setting, vocab: int, head: bool
+) -> int | None:
+    """Return N of one rank below which hidden states are fewer bytes than tables; None if none travel."""
+    per_table = sum(wire[cause] for cause in BY_TABLE)
+    per_token = sum(wire.values()) - per_table
+    if not per_token:
+        return None
+    without_tp = WorldLayout("", layout.replicas * layout.tp, layout.fsdp)
+    instead = sum(sent_at_ends(without_tp, budget, setting, vocab, head).values())
+    return max(0, instead - per_table) * setting.tokens // per_token
+
+
+def _taken(records: dict[str, dict[str, Any]], setting: Setting) -> str:
+    """Return the name of the layout that `tiewise train` takes, of the records by layout."""
+    if setting.tp == 1 and KEPT in records:
+        return KEPT if keeps(records[KEPT], records[FSDP]) else FSDP
+    for name in (BOTH, SPLIT):
+        if name in records:
+            return name
+    return "data parallel"
 
 
 def keeps(kept: dict[str, Any], gathered: dict[str, Any], micro_batches: int = 1) -> bool:
-    """Whether FSDP sends less for tables that it keeps sharded than for those that it gathers, of what `ranks` counts.
+    """Return whether FSDP sends less for tables that it keeps sharded than for those that it gathers.
 
-    Micro-batches that are accumulated send their states each, and gather the table each; its gradient is reduced once.
+    `kept` and `gathered` are records of `ranks`. Micro-batches that are accumulated send their states each, and gather
+    the table each; its gradient is reduced once.
     """
     again = (micro_batches - 1) * gathered["wire"].get("table gather", 0)
     return bool(micro_batches * kept["sent_for_tables"] < gathered["sent_for_tables"] + again)
@@ -284,12 +360,12 @@ def keeps(kept: dict[str, Any], gathered: dict[str, Any], micro_batches: int = 1
 
 @cache
 def kept_losses() -> dict[str, Computed]:
-    """First losses of the catalogue's models, tied and untied as they are drawn by default, computed before.
+    """Return first losses of the catalogue's models, tied and untied as they are drawn by default.
 
-    They are kept under all that they depend on, so that anything else is computed; `tools/make_first_losses.py` writes
+    They are stored under all that they depend on, so that any other is computed; `tools/make_first_losses.py` writes
     the file.
     """
-    return {depends_on: (nll, own) for depends_on, nll, own in packaged_json("planning/data/first_losses.json")}
+    return {depends_on: (nll, cosine) for depends_on, nll, cosine in packaged_json("planning/data/first_losses.json")}
 
 
 def first_loss(
@@ -299,7 +375,7 @@ def first_loss(
     std: float | None = None,
     length: int = POSITIONS,
 ) -> dict[str, Any] | None:
-    """Expected nll (nats) of a uniformly random target at step 0; None where the model has no head over words.
+    """Return the expected nll (nats) of a uniformly random target at step 0; None without a head over words.
 
     `std` is of tables (unless the boundary's `init` says otherwise) and body, None the config's. `length` is T: early
     positions average fewer others. `own` is the mean cosine between hidden state and the token's own row where tables
@@ -313,8 +389,8 @@ def first_loss(
         assumed = "hidden states of norm √D that are independent of their tokens"
     elif step.own and sharing and sharing.kind != "none":
         assumed = "shared layers followed as if they were independent"
-    nll, own = kept_losses().get(repr(step)) or step.computed()
-    return {"nll": nll, "own": own, "assumed": assumed}
+    nll, own_cosine = kept_losses().get(repr(step)) or step.computed()
+    return {"nll": nll, "own": own_cosine, "assumed": assumed}
 
 
 def first_step_of(
@@ -322,7 +398,10 @@ def first_step_of(
 ) -> FirstStep:
     """Return what the first loss depends on; arguments as of `first_loss`."""
     ends, fresh = architecture.ends, architecture.fresh
-    body_std = std if std is not None else fresh.std if fresh else architecture.table_std
+    if std is not None:
+        body_std = std
+    else:
+        body_std = fresh.std if fresh else architecture.table_std
     table_std = spec.init if spec.init is not None else body_std
     scale = architecture.output_scale
     return first_step(spec, ends.vocab, ends.width, table_std, fresh, body_std=body_std, scale=scale, positions=length)
