@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.end_names import BY_DATA
@@ -18,6 +18,8 @@ from tiewise.checkpoint.rewrite.change import (
     Change,
     Moved,
     NewTensor,
+    Pair,
+    Rows,
     TableRows,
     measure_move,
     refuse,
@@ -38,16 +40,17 @@ def flags(facts: Facts, tied: bool) -> dict[str, bool]:
 
     Empty where there is no config.json.
     """
-    return {
-        f"{claim.level}.{FLAG}" if claim.level else FLAG: tied
-        for claim in facts.claims.levels
-        if claim.level in facts.levels and claim.written is not tied
-        if claim.decides or not claim.level or claim.level.rpartition(".")[2] in TEXT_PARTS
-    }
+    changes: dict[str, bool] = {}
+    for claim in facts.claims.levels:
+        is_text = claim.level.rpartition(".")[2] in TEXT_PARTS
+        is_read = claim.decides or is_text or not claim.level
+        if is_read and claim.level in facts.levels and claim.written is not tied:
+            changes[f"{claim.level}.{FLAG}" if claim.level else FLAG] = tied
+    return changes
 
 
 def keep_layer_ties(facts: Facts, tied: bool, force: bool) -> tuple[str, ...]:
-    """Refuse a change of the flag that would part, or join, what the flag ties inside layers; notes if forced.
+    """Refuse a change of the flag that would part, or join, blocks that the flag ties; return notes if forced.
 
     Zamba's later layers reuse one transformer block by the flag that ties the head. A tied file stores that block once:
     under a false flag a loader draws the block of every later layer at random.
@@ -67,11 +70,17 @@ def keep_layer_ties(facts: Facts, tied: bool, force: bool) -> tuple[str, ...]:
 
 
 def parted(facts: Facts, force: bool = False) -> Change:
-    """Return the change that stores both ends; without tensors and flags where they are stored and said to be."""
-    # a copy for every name that the class looks for once its flag is false
-    put = [NewTensor.copy(one.kept, name=n) for one in tied_names(facts) if one.kept is not None for n in one.missing]
-    config, notes = flags(facts, False), _notes(facts, False)
-    if (facts.claims.t5_like or facts.claims.fixed) and (put or config):
+    """Return the change that stores both ends.
+
+    It has no tensors and no flags if both are stored, and the config says so.
+    """
+    put = []
+    for tied in tied_names(facts):  # a copy for every name that the class looks for once its flag is false
+        if tied.kept is not None:
+            put += [NewTensor.copy(tied.kept, name=name) for name in tied.missing]
+    config, notes = flags(facts, False), _notes_on_names(facts, False)
+    always_ties = facts.claims.t5_like or facts.claims.fixed
+    if always_ties and (put or config):
         what = f"{facts.path}: this family always ties, and reads the flag false as 'do not scale before the head'"
         notes += refuse(what, "train it tied, or change its family", force)
     notes += keep_layer_ties(facts, False, force)
@@ -83,58 +92,101 @@ def parted(facts: Facts, force: bool = False) -> Change:
 
 
 def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change:
-    """Return the change that stores one table, that of `keep` where two differ; empty where that is so already."""
-    claims, table, head = facts.claims, facts.roles.input, facts.roles.output
-    notes = _notes(facts, True)
-    if claims.fixed is False:
-        what = f"{facts.path}: its class never ties, so that a dropped head would be drawn at random"
-        notes += refuse(what, "keep both tables", force)
-    elif claims.t5_like and claims.deciding.effective is False:
-        what = f"{facts.path}: this family reads the flag true also as 'scale before the head', which is now off"
-        notes += refuse(what, "keep it as it is", force)
-    notes += keep_layer_ties(facts, True, force)
+    """Return the change that stores one table, that of `keep` where two differ; empty where that is so already.
+
+    Args:
+        keep: "input", "output" or "mean".
+    """
+    notes = _notes_on_names(facts, True) + _notes_on_join(facts, force)
     config = flags(facts, True)
     if facts.packed_twice:
         return Change(drop=_packed_head(facts), config=config, notes=notes)
+    table, head = facts.roles.input, facts.roles.output
     if table is None or head is None or facts.same(table, head):
         drop, put = without_copies(facts)
         return Change(drop=drop, put=put, config=config, notes=notes)
-    both = f"{short(table.name)} and {short(head.name)}"
-    if table.shape != head.shape:
-        what = f"{facts.path}: {both} have shapes {list(table.shape)} and {list(head.shape)}"
-        if facts.unequal_on_purpose is not None:
-            raise CheckpointError(f"{what}: {facts.unequal_on_purpose}", "keep both tables")
-        raise CheckpointError(what, "tiewise resize makes the rows equal")
+    _require_one_shape(facts, table, head)
     if keep is None:
+        both = f"{short(table.name)} and {short(head.name)}"
         what = f"{facts.path}: {both} are two tables: {how_they_differ(table, head)}"
         raise CheckpointError(what, "choose with --keep input, output or mean, or keep both with tiewise untie")
     notes += require_plain_head(facts, "tie", force)
+    one = _one_table(facts, table, head, keep)
+    moved = measure_move(one.outputs, one.inputs)
+    lost = one.lost(table, head)
+    drop, put = without_copies(facts, head, one.new)
+    followers = _followers(facts, table, head, one)
+    notes += tuple(f"{short(tensor.name)} was a copy of it, and still is" for tensor in followers)
+    return Change(moved, drop, (*put, *followers), config, notes=notes, lost=lost)
+
+
+def _notes_on_join(facts: Facts, force: bool) -> tuple[str, ...]:
+    """Refuse a model whose class computes something else under a true flag; return notes if forced."""
+    notes: tuple[str, ...] = ()
+    if facts.claims.fixed is False:
+        what = f"{facts.path}: its class never ties, so that a dropped head would be drawn at random"
+        notes = refuse(what, "keep both tables", force)
+    elif facts.claims.t5_like and facts.claims.deciding.effective is False:
+        what = f"{facts.path}: this family reads the flag true also as 'scale before the head', which is now off"
+        notes = refuse(what, "keep it as it is", force)
+    return notes + keep_layer_ties(facts, True, force)
+
+
+def _require_one_shape(facts: Facts, table: Stored, head: Stored) -> None:
+    """Raise if the two tables have different shapes."""
+    if table.shape == head.shape:
+        return
+    both = f"{short(table.name)} and {short(head.name)}"
+    what = f"{facts.path}: {both} have shapes {list(table.shape)} and {list(head.shape)}"
+    if facts.unequal_on_purpose is not None:
+        raise CheckpointError(f"{what}: {facts.unequal_on_purpose}", "keep both tables")
+    raise CheckpointError(what, "tiewise resize makes the rows equal")
+
+
+@dataclass(frozen=True)
+class _OneTable:
+    """The table that replaces two different ones."""
+
+    new: NewTensor | None  # None for the stored input table
+    outputs: Pair | None  # the head's rows before and after; None if they stay
+    inputs: Pair | None  # the input table's
+
+    def lost(self, table: Stored, head: Stored) -> tuple[str, ...]:
+        """Say by how much each end moves, as a share of its length."""
+        notes = []
+        for end, pair in ((head, self.outputs), (table, self.inputs)):
+            if pair is not None:
+                share = f"{share_lost(pair):.1%} of its length"
+                notes.append(f"{short(end.name)}: the one table differs from it by {share}")
+        return tuple(notes)
+
+
+def _one_table(facts: Facts, table: Stored, head: Stored, keep: str) -> _OneTable:
+    """Return the table of `keep`: "input", "output" or "mean"."""
+    name = _table_name(facts)
     old_input, old_output = TableRows.of(table), TableRows.of(head)
-    name, chosen = _table_name(facts), None
-    outputs = inputs = None  # (old, new) of an end that moves
     if keep == "input":
-        outputs = (old_output, old_input)
-    elif keep == "output":
-        chosen = NewTensor.copy(head, name=name, file=table.path.name)
-        inputs = (old_input, old_output)
-    else:
-        mean = TableRows(table.rows, table.shape[1], partial(_mean, table, head))
-        chosen = NewTensor.like(table, mean.pieces, name=name)
-        outputs, inputs = (old_output, mean), (old_input, mean)
-    moved = measure_move(outputs, inputs)
-    lost = tuple(
-        f"{short(end.name)}: the one table differs from it by {share_lost(pair):.1%} of its length"
-        for end, pair in ((head, outputs), (table, inputs))
-        if pair is not None
-    )
-    drop, put = without_copies(facts, head, chosen)
-    # what layers for further tokens hold as copies of an end goes with it
+        return _OneTable(None, outputs=(old_output, old_input), inputs=None)
+    if keep == "output":
+        copy = NewTensor.copy(head, name=name, file=table.path.name)
+        return _OneTable(copy, outputs=None, inputs=(old_input, old_output))
+    mean = TableRows(table.rows, table.shape[1], partial(_mean, table, head))
+    new = NewTensor.like(table, mean.pieces, name=name)
+    return _OneTable(new, outputs=(old_output, mean), inputs=(old_input, mean))
+
+
+def _followers(facts: Facts, table: Stored, head: Stored, one: _OneTable) -> list[NewTensor]:
+    """Return the one table under the names that layers for further tokens (MTP) store copies of an end."""
+    moving_ends = {MTP_OUTPUT: head}
+    if one.inputs is not None:
+        moving_ends[MTP_INPUT] = table
+    followers = []
     for other in facts.roles.others:
-        end = {MTP_INPUT: table if keep != "input" else None, MTP_OUTPUT: head}.get(other.role)
+        end = moving_ends.get(other.role)
         if end is not None and facts.same(end, other.tensor):
-            follows = replace(chosen or NewTensor.copy(table), name=other.tensor.name, file=other.tensor.path.name)
-            put, notes = (*put, follows), (*notes, f"{short(other.tensor.name)} was a copy of it, and still is")
-    return Change(moved, drop, put, config, notes=notes, lost=lost)
+            new = one.new or NewTensor.copy(table)
+            followers.append(replace(new, name=other.tensor.name, file=other.tensor.path.name))
+    return followers
 
 
 def _packed_head(facts: Facts) -> frozenset[str]:
@@ -148,31 +200,46 @@ def _packed_head(facts: Facts) -> frozenset[str]:
 def without_copies(
     facts: Facts, head: Stored | None = None, chosen: NewTensor | None = None
 ) -> tuple[frozenset[str], tuple[NewTensor, ...]]:
-    """(names that go, tensors that come), to leave one tensor of those that are tied, under its source's name.
+    """Return what leaves one tensor of those that are tied, under its source's name.
 
-    `head` goes although it differs; `chosen` is new content of the table, under its source's name.
+    Args:
+        head: goes although it differs.
+        chosen: new content of the table, under its source's name.
+
+    Returns:
+        Names that go, and tensors that come.
     """
     drop: set[str] = set()
     put = [] if chosen is None else [chosen]
-    known = {*facts.folder.tensors, *(facts.folder.weight_map or ())}
+    names_here = {*facts.folder.tensors, *(facts.folder.weight_map or ())}
     for tied in tied_names(facts):
         if tied.kept is None:
             continue
-        for other in tied.stored[1:]:
-            if other is not head and not facts.same(tied.kept, other):
-                both = f"{short(tied.kept.name)} and {short(other.name)}"
-                what = f"{facts.path}: {both} are tied in this class and differ"
-                fix = "choose for the head with tiewise tie --keep, or tiewise untie to keep both"
-                raise CheckpointError(f"{what} ({how_they_differ(tied.kept, other)})", fix)
-        drop |= known & set(tied.targets)
-        if tied.kept.name != tied.source and (chosen is None or chosen.name != tied.source):
+        _require_equal(facts, tied.kept, [other for other in tied.stored[1:] if other is not head])
+        drop |= names_here & set(tied.targets)
+        is_chosen = chosen is not None and chosen.name == tied.source
+        if tied.kept.name != tied.source and not is_chosen:
             put.append(NewTensor.copy(tied.kept, name=tied.source))
     return frozenset(drop), tuple(put)
 
 
-def _mean(table: Stored, head: Stored, start: int, stop: int) -> NDArray:
-    """Rows [start, stop) of the mean, in the table's type: the exact one, rounded once, whichever end comes first."""
-    a, b = (end.read(start, stop).astype(np.float64) for end in (table, head))
+def _require_equal(facts: Facts, kept: Stored, others: Iterable[Stored]) -> None:
+    """Raise if one of the other tensors that the class ties differs from the one that is kept."""
+    for other in others:
+        if not facts.same(kept, other):
+            both = f"{short(kept.name)} and {short(other.name)}"
+            what = f"{facts.path}: {both} are tied in this class and differ"
+            fix = "choose for the head with tiewise tie --keep, or tiewise untie to keep both"
+            raise CheckpointError(f"{what} ({how_they_differ(kept, other)})", fix)
+
+
+def _mean(table: Stored, head: Stored, start: int, stop: int) -> Rows:
+    """Return rows [start, stop) of the mean, in the table's type.
+
+    It is the exact mean, rounded once, whichever end comes first.
+    """
+    a = table.read(start, stop).astype(np.float64)
+    b = head.read(start, stop).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         total = a + b
         part = total - a
@@ -193,31 +260,32 @@ def require_ends(facts: Facts, name: str) -> None:
 
 
 def _table_name(facts: Facts) -> str:
-    """The name that the one table has where it is tied to the head."""
+    """Return the name that the one table has where it is tied to the head."""
     output = facts.roles.output_name or ""
     for tied in tied_names(facts):
         if any(name.endswith(output) for name in (tied.source, *tied.targets)):
             return tied.source
     classes = facts.config.get("architectures")
-    named = short(classes[0]) if isinstance(classes, list) and classes else short(facts.config.get("model_type"))
-    what = f"{facts.path}: the class {named} has no tie between its input table and its head"
+    named = classes[0] if isinstance(classes, list) and classes else facts.config.get("model_type")
+    what = f"{facts.path}: the class {short(named)} has no tie between its input table and its head"
     raise CheckpointError(what, "store both, as it expects")
 
 
-def _notes(facts: Facts, tied: bool) -> tuple[str, ...]:
-    """What names that are not those of the class, and a file without a config, leave to the user."""
+def _notes_on_names(facts: Facts, tied: bool) -> tuple[str, ...]:
+    """Return notes on names that are not those of the class, and on a file without a config."""
     notes, roles = [], facts.roles
     if roles.source != BY_DATA and facts.family.is_known:
         ends = f"{short(roles.input_name or 'none')} and {short(roles.output_name or 'none')}"
         notes.append(f"the names of its class are not in the file: the two ends were found by {roles.source}, {ends}")
     if facts.folder.config is None:
-        said = f"see that {FLAG} is {str(tied).lower()} in the one that goes with this file"
-        notes.append(f"there is no config.json: {said}")
+        advice = f"see that {FLAG} is {str(tied).lower()} in the one that goes with this file"
+        notes.append(f"there is no config.json: {advice}")
     return tuple(notes)
 
 
 def how_they_differ(a: Stored, b: Stored) -> str:
-    """Half a sentence on two tensors that are not equal; `check` names the first rows, and says more."""
-    if (alike := likeness(a, b)) is None:
+    """Return half a sentence on two tensors that are not equal; `check` names the first rows, and says more."""
+    alike = likeness(a, b)
+    if alike is None:
         return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"
     return re.sub(r" \(first: [^)]*\)|; .*", "", difference(alike))

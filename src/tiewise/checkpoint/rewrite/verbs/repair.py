@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +11,13 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo
 from tiewise.checkpoint.rewrite.registry import verb
 from tiewise.checkpoint.rewrite.ties import joined, parted
+from tiewise.checkpoint.rules.rule import Finding
 from tiewise.core.errors import CheckpointError
 
 ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # the flag, a head stored twice, or alone
 INDEX = frozenset({"B002", "B003"})
 COPIES = frozenset({"B004"})
+SHOWN = 3  # repairs in one line
 
 
 @verb(order=90, keeps_logits="all", example="wrong")
@@ -27,28 +29,51 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     """
     findings = check(facts.path).findings
     rules = {finding.rule for finding in findings if finding.safe}
-    left = [f"{found.rule}: {found.repair}" for found in findings if not found.safe and found.severity != "info"]
-    listed = "; ".join(left[:3]) + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
+    by_hand = _repairs_by_hand(findings)
     if not rules:
-        if not left:
+        if not by_hand:
             raise NothingToDo(f"{facts.path}: nothing to repair", "tiewise check finds nothing wrong")
-        raise CheckpointError(f"{facts.path}: nothing to repair", f"by hand: {listed}")
+        raise CheckpointError(f"{facts.path}: nothing to repair", f"by hand: {by_hand}")
     change = Change()
     if rules & ENDS:
         change = parted(facts) if facts.truth is False else joined(facts)
     if rules & INDEX:
-        head, only_named = facts.roles.output_name, set(facts.folder.weight_map or ()) - set(facts.folder.tensors)
-        gone = {head} & only_named if head is not None and facts.claims.tied else set()
-        change = replace(change, reindex=True, drop=change.drop | gone)
+        change = replace(change, reindex=True, drop=change.drop | _head_without_file(facts))
     if rules & COPIES:
-        stored, found = facts.folder.tensors, facts.folder.copies
-        unlike = {copy.name for copy in found if not facts.same(copy, stored[copy.name])}
-        copies = frozenset((copy.path.name, copy.name) for copy in found if copy.name not in unlike)
-        change = replace(change, drop_copies=copies)
-    if left:
-        change = replace(change, notes=(*change.notes, f"not repaired: {listed}"))
+        change = replace(change, drop_copies=_equal_copies(facts))
+    if by_hand:
+        change = replace(change, notes=(*change.notes, f"not repaired: {by_hand}"))
+    return replace(change, flaws=_flaws)
 
-    def flaws(made: Path) -> Iterator[str]:
-        yield from (f"{again.rule} is left ({again.evidence})" for again in check(made).findings if again.safe)
 
-    return replace(change, flaws=flaws)
+def _repairs_by_hand(findings: Iterable[Finding]) -> str:
+    """Return the repairs that are not safe, for one line; "" without any."""
+    repairs = []
+    for finding in findings:
+        if not finding.safe and finding.severity != "info":
+            repairs.append(f"{finding.rule}: {finding.repair}")
+    more = f"; and {len(repairs) - SHOWN} more" if len(repairs) > SHOWN else ""
+    return "; ".join(repairs[:SHOWN]) + more
+
+
+def _head_without_file(facts: Facts) -> set[str]:
+    """Return the head's name if the index names it, no file contains it, and the config says tied."""
+    head, folder = facts.roles.output_name, facts.folder
+    if head is None or not facts.claims.tied:
+        return set()
+    is_only_named = head in (folder.weight_map or ()) and head not in folder.tensors
+    return {head} if is_only_named else set()
+
+
+def _equal_copies(facts: Facts) -> frozenset[tuple[str, str]]:
+    """Return (file, name) of every copy of a tensor whose copies are all equal to it."""
+    copies = facts.folder.copies
+    unlike = {copy.name for copy in copies if not facts.same(copy, facts.folder.tensors[copy.name])}
+    return frozenset((copy.path.name, copy.name) for copy in copies if copy.name not in unlike)
+
+
+def _flaws(folder: Path) -> Iterator[str]:
+    """Yield the safe findings that the finished result still has."""
+    for finding in check(folder).findings:
+        if finding.safe:
+            yield f"{finding.rule} is left ({finding.evidence})"
