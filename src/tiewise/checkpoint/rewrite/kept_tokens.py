@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tiewise.checkpoint.rewrite.tokenizer_file import TokenizerFile, encoded, loaded
+from tiewise.checkpoint.rewrite.tokenizer_file import TokenizerFile
+from tiewise.checkpoint.rewrite.tokenizer_text import encoded, loaded
 from tiewise.checkpoint.untrusted import MOST_BYTES, read_whole, short
 from tiewise.core.errors import CheckpointError
 

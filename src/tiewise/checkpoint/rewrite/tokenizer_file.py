@@ -1,7 +1,6 @@
-"""A checkpoint's own tokenizer.json: text as it reads it, what may go from it, and its file without that.
+"""A checkpoint's own tokenizer.json: which tokens may go, and its file without them.
 
-Text is streamed through the library's reader, for `--text`; nothing of a checkpoint runs. What may go, so that the
-tokens that stay cut their text as before:
+The tokens that stay cut their text as before, for the following reasons:
 
 BPE joins at each step the two neighbours whose merge has the lowest rank. The merges that make a token within a word
 are those that make it of its own letters alone, so each token has one tree of *ancestors*. Where a kept set holds
@@ -15,28 +14,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cached_property
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tiewise.checkpoint.rewrite.tokenizer_text import loaded
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
-from tiewise.core import Late
-from tiewise.core.errors import CheckpointError, advance, doing
-from tiewise.core.text import PIECE, batches, begins_spaced, pieces
+from tiewise.core.errors import CheckpointError
 
-tokenizers = Late("tokenizers")  # no part of a base install
-BLOCK = 1 << 20  # characters of a text read at once
 MOST_STEPS = 300_000_000  # of the search for ancestors: squared letters of all tokens; the largest take 10 million
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # what `byte_fallback` writes for letters that are no token
 SPACE = "▁"  # which decoders turn into a space, but not its three bytes
+BPE, UNIGRAM, WORDPIECE = "BPE", "Unigram", "WordPiece"
+UNPROVED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")  # settings of BPE
 
 
 class Noted(dict[int, int]):
-    """Given in place of new ids, it leaves all as they are, and holds those that it was asked for."""
+    """New ids that leave every id as it is; afterwards its keys are the ids that were looked up."""
 
     def __missing__(self, number: int) -> int:
         return self.setdefault(number, number)
@@ -58,46 +54,69 @@ class TokenizerFile:
         self.engine = loaded(text, self.where)
         self.record: dict[str, Any] = parse_json(text, self.where)
         self.model: dict[str, Any] = self.record["model"]
-        vocabulary = self.model.get("vocab")
-        guess = "Unigram" if isinstance(vocabulary, list) else "BPE" if "merges" in self.model else "WordPiece"
-        self.kind = self.model.get("type", guess)
-        if self.kind not in ("BPE", "Unigram", "WordPiece"):
-            raise self.refused(f"its model is {short(self.kind)}", "BPE, Unigram and WordPiece can be trimmed")
-        self.pieces: dict[str, int] = vocabulary if isinstance(vocabulary, dict) else {}
-        if isinstance(vocabulary, list):
-            self.pieces = {piece: number for number, (piece, _) in enumerate(vocabulary)}
-            if len(self.pieces) < len(vocabulary):
-                raise self.refused("it has one piece twice", "nothing says which of the two is meant")
-        added = {one["content"]: one["id"] for one in self.record.get("added_tokens") or ()}
-        self.ids = self.pieces | added  # of all tokens
+        self.kind = self._read_kind()
+        self.pieces = self._read_pieces()
+        self.ids = self.pieces | {token["content"]: token["id"] for token in self.record.get("added_tokens") or ()}
         self._texts = {number: piece for piece, number in self.pieces.items()}
-        self._parents: dict[int, tuple[int, ...]] = {}  # what `_joined` found so far
-        if self.ids != self.engine.get_vocab(with_added_tokens=True) or len(set(self.ids.values())) < len(self.ids):
-            raise self.refused("the library gives its tokens other ids than the file", "save it with transformers")
-        for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-            if self.kind == "BPE" and self.model.get(key):
-                raise self.refused(f"its BPE has a {key}", "nothing is proved of such: it is not trimmed")
-        if sum(len(piece) ** 2 for piece in self.pieces) > MOST_STEPS:
-            raise self.refused("its tokens are longer than any tokenizer's", "take it from its source again")
-        odd = {"", *(BYTES if self.model.get("byte_fallback") else ())}
-        for number, parts in enumerate(self._merges()):
-            if not odd.isdisjoint(parts):
-                what = f"merge {number} joins {short(parts[0])!r} and {short(parts[1])!r}"
-                raise self.refused(what, "nothing is proved of merges of bytes that stand for letters, or of nothing")
+        self._parents: dict[int, tuple[int, ...]] = {}  # by token, as far as `_last_parts` was asked
+        self._require_ids_of_library()
+        self._require_provable()
 
     def refused(self, what: str, fix: str) -> CheckpointError:
         """Return the error that says why it is not trimmed."""
         return CheckpointError(f"{self.where}: {what}", fix)
 
+    def _read_kind(self) -> str:
+        """Return the kind of model, which older files leave to their reader."""
+        if isinstance(self.model.get("vocab"), list):
+            default = UNIGRAM
+        elif "merges" in self.model:
+            default = BPE
+        else:
+            default = WORDPIECE
+        kind: str = self.model.get("type", default)
+        if kind not in (BPE, UNIGRAM, WORDPIECE):
+            raise self.refused(f"its model is {short(kind)}", "BPE, Unigram and WordPiece can be trimmed")
+        return kind
+
+    def _read_pieces(self) -> dict[str, int]:
+        """Return {piece: id} of the model's vocabulary, added tokens left out."""
+        vocabulary = self.model.get("vocab")
+        if not isinstance(vocabulary, list):
+            return vocabulary if isinstance(vocabulary, dict) else {}
+        pieces = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+        if len(pieces) < len(vocabulary):
+            raise self.refused("it has one piece twice", "nothing says which of the two is meant")
+        return pieces
+
+    def _require_ids_of_library(self) -> None:
+        """Raise if the library gives a token another id than the file, or if two tokens have one id."""
+        are_distinct = len(set(self.ids.values())) == len(self.ids)
+        if self.ids != self.engine.get_vocab(with_added_tokens=True) or not are_distinct:
+            raise self.refused("the library gives its tokens other ids than the file", "save it with transformers")
+
+    def _require_provable(self) -> None:
+        """Raise if the proof of docs/trim.md does not cover a setting or a merge, or takes too many steps."""
+        for key in UNPROVED:
+            if self.kind == BPE and self.model.get(key):
+                raise self.refused(f"its BPE has a {key}", "nothing is proved of such: it is not trimmed")
+        if sum(len(piece) ** 2 for piece in self.pieces) > MOST_STEPS:
+            raise self.refused("its tokens are longer than any tokenizer's", "take it from its source again")
+        not_letters = {"", *BYTES} if self.model.get("byte_fallback") else {""}
+        for number, parts in enumerate(self._merges()):
+            if not not_letters.isdisjoint(parts):
+                what = f"merge {number} joins {short(parts[0])!r} and {short(parts[1])!r}"
+                raise self.refused(what, "nothing is proved of merges of bytes that stand for letters, or of nothing")
+
     def _merges(self) -> Iterator[tuple[str, str]]:
-        """Both parts of every merge, which older files write as one text."""
-        for merge in self.model["merges"] if self.kind == "BPE" else ():
+        """Yield both parts of every merge, which older files write as one text."""
+        for merge in self.model["merges"] if self.kind == BPE else ():
             a, b = merge.split(" ") if isinstance(merge, str) else merge
             yield a, b
 
     @cached_property
     def _ranks(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """{ids of both parts: (rank, id of what they make)}; of a merge that is there twice the last counts."""
+        """{ids of both parts: (rank, id of their token)}; of a merge that is there twice the last counts."""
         of = self.pieces
         return {(of[a], of[b]): (rank, of[a + b]) for rank, (a, b) in enumerate(self._merges())}
 
@@ -105,53 +124,78 @@ class TokenizerFile:
 
     @cached_property
     def always(self) -> frozenset[int]:
-        """Tokens without which text that could be written could no longer be, and those that the file names."""
-        noted = Noted()
-        _renumbered_ids(self.record, noted)
-        named = set(noted)
+        """Tokens that always stay, with their ancestors.
+
+        They are those that the file names, and those without which text that could be written could no longer be.
+        """
+        tokens = self._named_tokens()
+        uses_bytes = bool(self.model.get("byte_fallback"))
+        if uses_bytes:
+            tokens |= {self.pieces[piece] for piece in (*BYTES, SPACE) if piece in self.pieces}
+        covers_all_letters = uses_bytes and self.pieces.keys() >= set(BYTES)
+        if not covers_all_letters:
+            tokens |= self._letters()
+        if self.kind == UNIGRAM:
+            tokens |= self._least_score()
+        return frozenset(self.closed(tokens))
+
+    def _named_tokens(self) -> set[int]:
+        """Return the tokens that the file names outside its vocabulary, and the one for unknown letters."""
+        named = Noted()
+        _renumbered_ids(self.record, named)
+        tokens = set(named)
         unknown = self.model.get("unk_token")
-        named |= {self.ids[unknown]} if isinstance(unknown, str) and unknown in self.ids else set()
-        written = (*BYTES, SPACE) if self.model.get("byte_fallback") else ()
-        named |= {self.pieces[piece] for piece in written if piece in self.pieces}
-        covered = bool(written) and self.pieces.keys() >= set(BYTES)  # any letter can be written by its bytes
-        if self.kind == "BPE" and not covered:
-            named |= {number for piece, number in self.pieces.items() if len(piece) == 1}
-        elif not covered:  # every letter, and the pieces that have one which is no piece itself
-            more = self.model.get("continuing_subword_prefix", "") if self.kind == "WordPiece" else ""
-            for piece, number in self.pieces.items():
-                inner = bool(more) and piece.startswith(more)
-                letters = piece[len(more) :] if inner else piece
-                forms = [more + letter if inner or i else letter for i, letter in enumerate(letters)]
-                if len(letters) < 2 or not all(form in self.pieces for form in forms):
-                    named.add(number)
-        if self.kind == "Unigram":  # by the least score the library sets that of unknown letters
-            scores = [score for _, score in self.model["vocab"]]
-            named |= {scores.index(min(scores))} if scores else set()
-        return frozenset(self.closed(named))
+        if isinstance(unknown, str) and unknown in self.ids:
+            tokens.add(self.ids[unknown])
+        return tokens
 
-    def closed(self, wanted: Iterable[int]) -> set[int]:
+    def _letters(self) -> set[int]:
+        """Return every letter, and in Unigram and WordPiece the pieces that have one which is no piece itself."""
+        if self.kind == BPE:
+            return {number for piece, number in self.pieces.items() if len(piece) == 1}
+        return {number for piece, number in self.pieces.items() if not self._is_spelled_by_letters(piece)}
+
+    def _is_spelled_by_letters(self, piece: str) -> bool:
+        """Return True for a longer piece all of whose letters are pieces, as WordPiece writes them in its place."""
+        prefix = self.model.get("continuing_subword_prefix", "") if self.kind == WORDPIECE else ""
+        letters = piece.removeprefix(prefix)
+        if len(letters) < 2:
+            return False
+        forms = [prefix + letter for letter in letters]
+        if letters == piece:  # it begins a word
+            forms[0] = letters[0]
+        return all(form in self.pieces for form in forms)
+
+    def _least_score(self) -> set[int]:
+        """Return the first token of the least score, by which the library sets that of unknown letters."""
+        scores = [score for _, score in self.model["vocab"]]
+        return {scores.index(min(scores))} if scores else set()
+
+    def closed(self, tokens: Iterable[int]) -> set[int]:
         """Return tokens and all their ancestors."""
-        found, left = set[int](), list(wanted)
+        closed, left = set[int](), list(tokens)
         while left:
-            if (token := left.pop()) not in found:
-                found.add(token)
-                if token not in self._parents:
-                    self._parents[token] = self._joined(token) if self.kind == "BPE" else ()
-                left += self._parents[token]
-        return found
+            token = left.pop()
+            if token in closed:
+                continue
+            closed.add(token)
+            if token not in self._parents:
+                self._parents[token] = self._last_parts(token) if self.kind == BPE else ()
+            left += self._parents[token]
+        return closed
 
-    def _joined(self, token: int) -> tuple[int, ...]:
-        """The two tokens that the last merge joins where BPE makes this one of its letters; none where it does not."""
+    def _last_parts(self, token: int) -> tuple[int, ...]:
+        """Return the two tokens that BPE joins last to this one; none if BPE does not make it of letters."""
         symbols = [self.pieces.get(letter, -1) for letter in self._texts.get(token, "")]
-        last: tuple[int, ...] = ()
-        none = (math.inf, -1)
+        parts: tuple[int, ...] = ()
+        no_merge = (math.inf, -1)
         while len(symbols) > 1:
-            (_, made), at = min((self._ranks.get(pair, none), at) for at, pair in enumerate(pairwise(symbols)))
-            if made < 0:
+            (_, merged), at = min((self._ranks.get(pair, no_merge), at) for at, pair in enumerate(pairwise(symbols)))
+            if merged < 0:
                 return ()
-            last = (symbols[at], symbols[at + 1])
-            symbols[at : at + 2] = [made]
-        return last
+            parts = (symbols[at], symbols[at + 1])
+            symbols[at : at + 2] = [merged]
+        return parts
 
     # what is left
 
@@ -162,97 +206,46 @@ class TokenizerFile:
             model["vocab"] = [entry for number, entry in enumerate(model["vocab"]) if number in new]
         else:
             model["vocab"] = {piece: new[number] for piece, number in self.pieces.items() if number in new}
-        if self.kind == "BPE":
-            kept = model["vocab"].keys()
-            both = zip(model["merges"], self._merges(), strict=True)
-            model["merges"] = [merge for merge, (a, b) in both if a in kept and b in kept and a + b in kept]
+        if self.kind == BPE:
+            model["merges"] = self._merges_within(model["vocab"].keys())
         record = _renumbered_ids({**self.record, "model": model}, new)
         return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
 
+    def _merges_within(self, pieces: Set[str]) -> list[Any]:
+        """Return the merges whose parts and result are among the pieces, as the file writes them."""
+        merges = []
+        for merge, (a, b) in zip(self.model["merges"], self._merges(), strict=True):
+            if a in pieces and b in pieces and a + b in pieces:
+                merges.append(merge)
+        return merges
+
 
 def _renumbered_ids(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:
-    """A tokenizer.json with other ids wherever it names one but in its vocabulary."""
-    made = dict(record)
-    if isinstance(made["model"].get("unk_id"), int):
-        made["model"] = {**made["model"], "unk_id": new[made["model"]["unk_id"]]}
-    made["added_tokens"] = [{**one, "id": new[one["id"]]} for one in made.get("added_tokens") or ()]
-    if made.get("padding"):
-        made["padding"] = {**made["padding"], "pad_id": new[made["padding"]["pad_id"]]}
-    if made.get("post_processor"):
-        made["post_processor"] = _processor(made["post_processor"], new)
-    return made
+    """Return a tokenizer.json with other ids wherever it names one but in its vocabulary."""
+    result = dict(record)
+    model, padding, processor = result["model"], result.get("padding"), result.get("post_processor")
+    if isinstance(model.get("unk_id"), int):
+        result["model"] = {**model, "unk_id": new[model["unk_id"]]}
+    result["added_tokens"] = [{**token, "id": new[token["id"]]} for token in result.get("added_tokens") or ()]
+    if padding:
+        result["padding"] = {**padding, "pad_id": new[padding["pad_id"]]}
+    if processor:
+        result["post_processor"] = _renumbered_processor(processor, new)
+    return result
 
 
-def _processor(part: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:
-    made = dict(part)
+def _renumbered_processor(part: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:
+    """Return a post-processor with other ids."""
+    result = dict(part)
     if part["type"] == "Sequence":
-        made["processors"] = [_processor(inner, new) for inner in part["processors"]]
+        result["processors"] = [_renumbered_processor(inner, new) for inner in part["processors"]]
     elif part["type"] == "TemplateProcessing":
-        named = part["special_tokens"].items()
-        made["special_tokens"] = {text: {**one, "ids": [new[number] for number in one["ids"]]} for text, one in named}
+        tokens = {}
+        for text, token in part["special_tokens"].items():
+            tokens[text] = {**token, "ids": [new[number] for number in token["ids"]]}
+        result["special_tokens"] = tokens
     elif part["type"] in ("BertProcessing", "RobertaProcessing"):
-        made |= {key: [part[key][0], new[part[key][1]]] for key in ("sep", "cls")}
-    return made
-
-
-# text as it reads it
-
-
-def loaded(text: bytes, where: str) -> Any:
-    """Return the tokenizer that the text of a tokenizer.json describes, which cuts off and pads nothing.
-
-    Raises:
-        CheckpointError: the library is missing, or the text, which came from `where`, is no tokenizer's.
-    """
-    if find_spec("tokenizers") is None:
-        raise CheckpointError(f"{where}: this needs the tokenizers library", "pip install 'tiewise[torch]'")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(text)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # plain Exception for every damaged file, and Rust's panics, which are none
-        raise CheckpointError(f"{where}: no tokenizer ({short(error, 120)})", "take it from its source again") from None
-    return tokenizer
-
-
-def encoded(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str, list[int]]]:
-    """Yield (bytes read before it, a piece of the text, its tokens); progress in bytes under `purpose`."""
-
-    def blocks() -> Iterator[tuple[str, bool]]:
-        with text.open(encoding="utf-8") as file:
-            while block := file.read(BLOCK):
-                yield block, False
-        yield "", True
-
-    spaced, done, count = begins_spaced(tokenizer), 0, 0
-    try:
-        if not text.is_file():
-            raise CheckpointError(f"{text}: no file of text", "check the path")
-        size = text.stat().st_size
-        with doing(purpose, size):
-            for batch in batches(pieces(blocks(), max(200, min(PIECE, size // 50)))):
-                parts = [one for one, _ in batch]
-                read = [one.removeprefix(" ") if spaced and (done or i) else one for i, one in enumerate(parts)]
-                tokens = tokenizer.encode_batch_fast(read, add_special_tokens=False)
-                for one, said, found in zip(parts, read, tokens, strict=True):
-                    yield done, said, found.ids
-                    done, count = done + len(one.encode()), count + len(found.ids)
-                    advance(done)
-        if not count:
-            raise CheckpointError(f"{text}: no token in it", "give a text")
-    except OSError as error:
-        raise CheckpointError(f"{text}: cannot be read ({error.strerror})", "check the path") from None
-    except UnicodeDecodeError:
-        raise CheckpointError(f"{text}: not UTF-8 text", "convert it first") from None
-
-
-def count_tokens(folder: Path, text: Path) -> list[int]:
-    """Count how often each token of the tokenizer in `folder` occurs in a text."""
-    file, found = inside(folder, "tokenizer.json"), Counter[int]()
-    if not file.is_file():
-        raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
-    for _, _, ids in encoded(loaded(read_whole(file, MOST_BYTES), str(file)), text, f"counting {text.name}"):
-        found.update(ids)
-    return [found[token] for token in range(max(found) + 1)]
+        for key in ("sep", "cls"):
+            text, number = part[key][0], part[key][1]
+            result[key] = [text, new[number]]
+    return result

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.hf_folder import Folder, json_object
-from tiewise.checkpoint.rewrite.tokenizer_file import loaded
+from tiewise.checkpoint.rewrite.tokenizer_text import loaded
 from tiewise.checkpoint.token_bytes import BYTE
 from tiewise.checkpoint.tokenizer_ids import read_tokenizer
 from tiewise.checkpoint.untrusted import short

@@ -29,7 +29,7 @@ from tiewise.checkpoint.rewrite.low_rank import Errors, Factored, low_rank, memo
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.ties import flags
 from tiewise.checkpoint.rewrite.token_counts import read_counts
-from tiewise.checkpoint.rewrite.tokenizer_file import count_tokens
+from tiewise.checkpoint.rewrite.tokenizer_text import count_tokens
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import require_memory, short

@@ -22,7 +22,8 @@ from tiewise.checkpoint.rewrite.json_edits import edited_file
 from tiewise.checkpoint.rewrite.kept_tokens import TextUse, choose_tokens, cost_on_text, listed_tokens, read_use
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, unknown_tables, with_rows
-from tiewise.checkpoint.rewrite.tokenizer_file import Noted, TokenizerFile, loaded
+from tiewise.checkpoint.rewrite.tokenizer_file import Noted, TokenizerFile
+from tiewise.checkpoint.rewrite.tokenizer_text import loaded
 from tiewise.checkpoint.rewrite.vocabulary_files import trimmed_vocabularies
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import short

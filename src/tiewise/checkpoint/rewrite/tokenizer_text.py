@@ -1,0 +1,100 @@
+"""Text as a checkpoint's own tokenizer.json reads it.
+
+Text is streamed through the library's reader, for `--text`; nothing of a checkpoint runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
+from tiewise.core import Late
+from tiewise.core.errors import CheckpointError, advance, doing
+from tiewise.core.text import PIECE, batches, begins_spaced, pieces
+
+tokenizers = Late("tokenizers")  # no part of a base install
+BLOCK = 1 << 20  # characters of a text read at once
+LEAST_PIECE = 200  # characters
+
+
+def loaded(text: bytes, where: str) -> Any:
+    """Return the tokenizer that the text of a tokenizer.json describes, which cuts off and pads nothing.
+
+    Raises:
+        CheckpointError: the library is missing, or the text, which came from `where`, is no tokenizer's.
+    """
+    if find_spec("tokenizers") is None:
+        raise CheckpointError(f"{where}: this needs the tokenizers library", "pip install 'tiewise[torch]'")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(text)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # plain Exception for every damaged file, and Rust's panics, which are none
+        raise CheckpointError(f"{where}: no tokenizer ({short(error, 120)})", "take it from its source again") from None
+    return tokenizer
+
+
+def encoded(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str, list[int]]]:
+    """Yield (bytes read before it, a piece of the text, its tokens); progress in bytes under `purpose`."""
+    spaced = begins_spaced(tokenizer)
+    count = 0
+    try:
+        if not text.is_file():
+            raise CheckpointError(f"{text}: no file of text", "check the path")
+        for bytes_before, piece, ids in _encoded_pieces(tokenizer, text, purpose, spaced):
+            yield bytes_before, piece, ids
+            count += len(ids)
+        if not count:
+            raise CheckpointError(f"{text}: no token in it", "give a text")
+    except OSError as error:
+        raise CheckpointError(f"{text}: cannot be read ({error.strerror})", "check the path") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{text}: not UTF-8 text", "convert it first") from None
+
+
+def _encoded_pieces(tokenizer: Any, text: Path, purpose: str, spaced: bool) -> Iterator[tuple[int, str, list[int]]]:
+    """Yield what `encoded` yields; errors of the file pass."""
+    size = text.stat().st_size
+    piece_length = max(LEAST_PIECE, min(PIECE, size // 50))
+    done = 0
+    with doing(purpose, size):
+        for batch in batches(pieces(_blocks(text), piece_length)):
+            parts = [part for part, _ in batch]
+            read = parts
+            if spaced:  # the tokenizer begins each piece with a space, so a later piece must not bring its own
+                read = [part.removeprefix(" ") for part in parts]
+                if not done:
+                    read[0] = parts[0]
+            tokens = tokenizer.encode_batch_fast(read, add_special_tokens=False)
+            for part, piece, encoding in zip(parts, read, tokens, strict=True):
+                yield done, piece, encoding.ids
+                done += len(part.encode())
+                advance(done)
+
+
+def _blocks(text: Path) -> Iterator[tuple[str, bool]]:
+    """Yield (part of a text file, False), and ("", True) at its end."""
+    with text.open(encoding="utf-8") as file:
+        block = file.read(BLOCK)
+        while block:
+            yield block, False
+            block = file.read(BLOCK)
+    yield "", True
+
+
+def count_tokens(folder: Path, text: Path) -> list[int]:
+    """Count how often each token of the tokenizer in `folder` occurs in a text."""
+    file = inside(folder, "tokenizer.json")
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
+    tokenizer = loaded(read_whole(file, MOST_BYTES), str(file))
+    counts: Counter[int] = Counter()
+    for _, _, ids in encoded(tokenizer, text, f"counting {text.name}"):
+        counts.update(ids)
+    return [counts[token] for token in range(max(counts) + 1)]
