@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,6 +36,7 @@ CHUNK_VALUES = 2**20  # 8 MB in fp64
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Rows = NDArray[np.floating]  # of a table, in the type that its reader chose
 
 
 class TokenTable(ABC):
@@ -59,7 +61,13 @@ class TokenTable(ABC):
         for start in range(0, end, step):
             yield start, min(start + step, end)
 
-    def take(self, ids: ArrayLike, dtype: type[np.floating] = np.float64) -> NDArray:
+    @overload
+    def take(self, ids: ArrayLike) -> Array: ...
+
+    @overload
+    def take(self, ids: ArrayLike, dtype: type[np.floating]) -> Rows: ...
+
+    def take(self, ids: ArrayLike, dtype: type[np.floating] = np.float64) -> Rows:
         """Return the rows of some tokens [n, E], in any order, as a fresh array of `dtype`."""
         chosen = np.atleast_1d(np.asarray(ids, np.int64))
         outside = chosen[(chosen < 0) | (chosen >= self.rows)]
@@ -68,7 +76,7 @@ class TokenTable(ABC):
         return self._take(chosen, dtype) if len(chosen) else np.empty((0, self.width), dtype)
 
     @abstractmethod
-    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> Rows:
         """Return at least one row, all of them in the table, as a fresh array of `dtype`."""
 
 
@@ -86,7 +94,7 @@ class HeldTable(TokenTable):
         """Return rows [start, stop)."""
         return self.values[start:stop].astype(np.float64)
 
-    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> Rows:
         return self.values[ids].astype(dtype, copy=False)
 
 
@@ -105,10 +113,10 @@ class StoredTable(TokenTable):
         """Return rows [start, stop)."""
         return self.tensor.read(start, stop).astype(np.float64)
 
-    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> Rows:
         with Reader(self.tensor) as reader:
-            found = reader.take(ids)
-        return widened(found).astype(dtype, copy=False)
+            rows = reader.take(ids)
+        return widened(rows).astype(dtype, copy=False)
 
 
 class Behind(TokenTable):
@@ -125,22 +133,24 @@ class Behind(TokenTable):
         """Return rows [start, stop) in fp64."""
         return self.make(self.table.read(start, stop))
 
-    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
-        made = np.empty((len(ids), self.width), dtype)
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> Rows:
+        rows: Rows = np.empty((len(ids), self.width), dtype)
         step = max(1, CHUNK_VALUES // max(self.width, self.table.width))
         for start in range(0, len(ids), step):
-            made[start : start + step] = self.make(self.table.take(ids[start : start + step]))
-        return made
+            rows[start : start + step] = self.make(self.table.take(ids[start : start + step]))
+        return rows
 
 
-AnyTable = TokenTable | Stored | NDArray
+AnyTable = TokenTable | Stored | Rows
 
 
 def as_table(given: AnyTable) -> TokenTable:
     """Open a stored tensor, or take an array; a table stays what it is."""
     if isinstance(given, TokenTable):
         return given
-    return StoredTable(given) if isinstance(given, Stored) else HeldTable(given)
+    if isinstance(given, Stored):
+        return StoredTable(given)
+    return HeldTable(given)
 
 
 @dataclass(frozen=True)
@@ -158,72 +168,90 @@ class Ends:
 
     @property
     def tied(self) -> bool:
-        """Whether both ends meet the same rows."""
+        """Return True if both ends are the same rows."""
         return self.input is self.output
 
     @property
     def names(self) -> tuple[str, str]:
-        """Names of the stored tensors of the input and of the output."""
+        """Return the names of the stored tensors of the input and of the output."""
         return short(self.stored[0].name), short(self.stored[-1].name)
 
     @property
     def tables(self) -> tuple[tuple[str, TokenTable], ...]:
-        """(which end, table): `input` and `output`, or the one `table` of a tied model."""
-        return (("table", self.input),) if self.tied else (("input", self.input), ("output", self.output))
+        """Return (which end, table): `input` and `output`, or the one `table` of a tied model."""
+        if self.tied:
+            return (("table", self.input),)
+        return ("input", self.input), ("output", self.output)
 
     def unusable(self) -> Mask:
-        """Mark rows that say nothing of their token [V]: zero, repeated or not finite, in either table. Reads both."""
+        """Mark rows that say nothing of their token [V]: zero, repeated or not finite, in either table.
+
+        Both tables are read whole, a piece at a time.
+        """
         mask = np.zeros(max(self.input.rows, self.output.rows), bool)
         for tensor in self.stored:
             with doing(f"rows of {short(tensor.name)}", tensor.nbytes):
-                found = scan_rows(tensor)
-            for rows in (found.not_finite, found.zero, *found.repeated):
+                scan = scan_rows(tensor)
+            for rows in (scan.not_finite, scan.zero, *scan.repeated):
                 mask[list(rows)] = True
         return mask
 
 
 def ends_of(folder: Folder) -> Ends:
-    """Find the two ends of a checkpoint. A boundary that this package stored is met through its maps and scales.
+    """Find the two ends of a checkpoint; those of a stored boundary are read through its maps and scales.
 
     Raises:
         CheckpointError: no input table, no output head, or a table that is quantised.
     """
-    facts, notes = Facts(folder), list[str]()
-    if not facts.is_own:
-        table, head = stored_ends(facts)
-        if facts.roles.maps:
-            stands = f"{short(facts.roles.maps[0].name)} stands between a table and the body"
-            notes.append(f"{stands}: tables are taken as stored")
-        if head is not None and facts.tied:
-            notes.append("the config says tied, and two different tables are stored: both are taken as stored")
-        source = StoredTable(table)
-        target, shared = (source, source) if head is None else (StoredTable(head), None)
-        tensors = (table,) if head is None else (table, head)
-        return Ends(folder, source, target, shared, tensors, tuple(notes), facts.roles.others)
+    facts = Facts(folder)
+    return _boundary_ends(facts) if facts.is_own else _plain_ends(facts)
+
+
+def _plain_ends(facts: Facts) -> Ends:
+    """Return the ends of a model of another library, as they are stored."""
+    table, head = stored_ends(facts)
+    notes = []
+    if facts.roles.maps:
+        stands = f"{short(facts.roles.maps[0].name)} stands between a table and the body"
+        notes.append(f"{stands}: tables are taken as stored")
+    if head is not None and facts.tied:
+        notes.append("the config says tied, and two different tables are stored: both are taken as stored")
+    others = facts.roles.others
+    source = StoredTable(table)
+    if head is None:
+        return Ends(facts.folder, source, source, source, (table,), tuple(notes), others)
+    return Ends(facts.folder, source, StoredTable(head), None, (table, head), tuple(notes), others)
+
+
+def _boundary_ends(facts: Facts) -> Ends:
+    """Return the ends of a boundary that this package stored, behind its maps and scales."""
     boundary = read_boundary(facts, INSPECT)
-    lookup, head_end = boundary.lookup, boundary.head
-    one = lookup.table.name == head_end.table.name
-    if lookup.map is not None or head_end.map is not None:
-        how = f"{'one stored table' if one else 'two stored tables'} {lookup.table.shape[1]} wide"
-        notes.append(f"{how}; each end is taken behind its map")
-    into = dense_table(lookup)
+    lookup, head = boundary.lookup, boundary.head
+    is_one_table = lookup.table.name == head.table.name
+    notes = []
+    if lookup.map is not None or head.map is not None:
+        stored = "one stored table" if is_one_table else "two stored tables"
+        notes.append(f"{stored} {lookup.table.shape[1]} wide; each end is taken behind its map")
+    source = dense_table(lookup)
     # the last part of a mark is the scale, which no angle between rows sees
-    if one and lookup.mark[:-1] == head_end.mark[:-1]:
-        return Ends(folder, into, into, into, (lookup.table,), tuple(notes))
-    shared, stored = (StoredTable(lookup.table), (lookup.table,)) if one else (None, (lookup.table, head_end.table))
-    return Ends(folder, into, dense_table(head_end), shared, stored, tuple(notes))
+    if is_one_table and lookup.mark[:-1] == head.mark[:-1]:
+        return Ends(facts.folder, source, source, source, (lookup.table,), tuple(notes))
+    target = dense_table(head)
+    if is_one_table:
+        return Ends(facts.folder, source, target, StoredTable(lookup.table), (lookup.table,), tuple(notes))
+    return Ends(facts.folder, source, target, None, (lookup.table, head.table), tuple(notes))
 
 
 def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
-    """(input table, output table or None where the model is tied), as they are stored."""
+    """Return (input table, output table or None where the model is tied), as they are stored."""
     roles, path = facts.roles, facts.path
     if roles.input is None:
         raise CheckpointError(f"{path}: no input table is stored", "`tiewise check` says what is")
     if roles.input_end.quantised or roles.output_end.quantised:
         raise CheckpointError(f"{path}: a table is quantised", "give the checkpoint that it was made from")
     if roles.output is not None:
-        same = facts.ends is not None and facts.ends.equal
-        return roles.input, None if same else roles.output
+        is_same = facts.ends is not None and facts.ends.equal
+        return roles.input, None if is_same else roles.output
     if roles.headless:
         raise CheckpointError(f"{path}: a model without an output head", "give one with a token head")
     if facts.tied is False:
@@ -236,11 +264,12 @@ def dense_table(dense: Dense) -> TokenTable:
     table = StoredTable(dense.table)
     if not dense.changed:
         return table
-    made = dense.map or (lambda rows: rows)
-    return Behind(table, lambda rows: made(rows) * dense.scale, dense.width, turns=dense.map is not None)
+    mapped = dense.map or (lambda rows: rows)
+    return Behind(table, lambda rows: mapped(rows) * dense.scale, dense.width, turns=dense.map is not None)
 
 
 OUTWARD = "project_out"  # OPT's; every other map that families have between table and body is the input's
+BOTH = "both ends"  # name of the one table of a tied model
 
 
 def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
@@ -251,37 +280,65 @@ def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
     further tokens are, go by their role and module.
     """
     ends = ends_of(folder)
-    met = {"both ends": ends.input} if ends.tied else dict(ends.tables)
+    by_end = {BOTH: ends.input} if ends.tied else dict(ends.tables)
     stored = [StoredTable(tensor) for tensor in ends.stored]
-    found: dict[str, TokenTable] = dict(zip(("both ends",) if len(stored) == 1 else met, stored, strict=True))
+    views: dict[str, TokenTable] = dict(zip((BOTH,) if len(stored) == 1 else by_end, stored, strict=True))
     for other in ends.beside:
-        if other.by_id and other.tensor.dtype in FLOATING and other.tensor.shape == stored[0].tensor.shape:
-            found[f"{other.role} {short(other.module)}"] = StoredTable(other.tensor)
-    shown = {table.tensor.name for table in found.values() if isinstance(table, StoredTable)}
-    notes = (*ends.notes, *left_out([other for other in ends.beside if other.tensor.name not in shown]))
-    mapped = {end: table for end, table in met.items() if isinstance(table, Behind) and table.turns}
-    if mapped:
-        return found | {f"{end} after its map": table for end, table in mapped.items()}, notes
-    for tensor in find_roles(folder.tensors, folder.config).maps:  # [out, in]; one that fits no table is left out
+        is_like_first = other.tensor.dtype in FLOATING and other.tensor.shape == stored[0].tensor.shape
+        if other.by_id and is_like_first:
+            views[f"{other.role} {short(other.module)}"] = StoredTable(other.tensor)
+    viewed = {table.tensor.name for table in views.values() if isinstance(table, StoredTable)}
+    notes = (*ends.notes, *left_out([other for other in ends.beside if other.tensor.name not in viewed]))
+    is_mapped = False
+    for end, table in by_end.items():
+        if isinstance(table, Behind) and table.turns:
+            views[_after_map(end)] = table
+            is_mapped = True
+    if is_mapped:
+        return views, notes
+    through_maps = _through_family_maps(folder, stored)
+    if through_maps:
+        notes = (*notes, "position rows and norms between a table and its map are left out")
+    return views | through_maps, notes
+
+
+def _after_map(end: str) -> str:
+    """Name the view of a table behind its map."""
+    return f"{end} after its map"
+
+
+def _through_family_maps(folder: Folder, stored: Sequence[StoredTable]) -> dict[str, TokenTable]:
+    """Return the tables behind the linear maps of their family; a map that fits no table is left out."""
+    views: dict[str, TokenTable] = {}
+    for tensor in find_roles(folder.tensors, folder.config).maps:  # [out, in]
         module, parameter = module_of(tensor.name)
-        outward = module.rpartition(".")[2] == OUTWARD
-        table = stored[-1 if outward else 0]
-        if parameter == "weight" and tensor.shape[0 if outward else 1] == table.width:
-            matrix = read_float64(tensor) if outward else read_float64(tensor).T
-            bias = None if outward else folder.tensors.get(f"{module}.bias")
-            shift = np.zeros(matrix.shape[1])
-            if bias is not None and bias.shape == shift.shape:
-                shift = read_float64(bias)
-            make = lambda rows, matrix=matrix, shift=shift: rows @ matrix + shift  # noqa: E731 - each its own
-            mapped[f"{'output' if outward else 'input'} after its map"] = Behind(table, make, matrix.shape[1])
-    between = ("position rows and norms between a table and its map are left out",) if mapped else ()
-    return found | mapped, (*notes, *between)
+        is_outward = module.rpartition(".")[2] == OUTWARD
+        table = stored[-1 if is_outward else 0]
+        if parameter != "weight" or tensor.shape[0 if is_outward else 1] != table.width:
+            continue
+        if is_outward:
+            views[_after_map("output")] = _through(table, read_float64(tensor), None)
+        else:
+            bias = folder.tensors.get(f"{module}.bias")
+            views[_after_map("input")] = _through(table, read_float64(tensor).T, bias)
+    return views
+
+
+def _through(table: StoredTable, matrix: Array, bias: Stored | None) -> Behind:
+    """Return rows of a table times a matrix [width, out], plus a bias of fitting shape."""
+    width = matrix.shape[1]
+    shift = np.zeros(width)
+    if bias is not None and bias.shape == shift.shape:
+        shift = read_float64(bias)
+    return Behind(table, lambda rows: rows @ matrix + shift, width)
 
 
 def left_out(beside: Collection[IndexedTensor]) -> tuple[str, ...]:
-    """A note that names what token ids index and a section passes by; none where there is nothing."""
+    """Return a note that names what token ids index and a section leaves out; none where there is nothing."""
+    if not beside:
+        return ()
     more = [f"{other.tensor.name} ({other.role})" for other in beside]
-    return (f"token ids index more, which is left out: {names(more)}",) if more else ()
+    return (f"token ids index more, which is left out: {names(more)}",)
 
 
 def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
@@ -291,15 +348,16 @@ def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
         CheckpointError: no folder, no tokenizer file in it that holds texts, or one that cannot be read.
     """
     opened = folder if isinstance(folder, Folder) else open_folder(folder)
-    where, found = opened.path, None if opened.single else read_tokenizer(opened)
-    if found is None:
+    where, tokenizer = opened.path, None if opened.single else read_tokenizer(opened)
+    if tokenizer is None:
         raise CheckpointError(f"{where}: no tokenizer.json, vocab.json or vocab.txt", "copy it from its source")
-    if found.faults:
-        raise CheckpointError(f"{where}: {found.faults[0].what}", found.faults[0].fix)
-    if set(found.files) & set(PIECES[1:]):
+    if tokenizer.faults:
+        raise CheckpointError(f"{where}: {tokenizer.faults[0].what}", tokenizer.faults[0].fix)
+    if set(tokenizer.files) & set(PIECES[1:]):
         what = f"{where}: a SentencePiece model whose positions need not be ids"
         raise CheckpointError(what, "add its tokenizer.json")
-    texts = {**{number: text for text, number in found.base.items()}, **found.added}
+    texts = {number: text for text, number in tokenizer.base.items()}
+    texts |= tokenizer.added
     return [texts.get(row) for row in range(rows)]
 
 
@@ -332,8 +390,8 @@ def by_text(texts_a: Sequence[str | None], texts_b: Sequence[str | None]) -> Pai
     Raises:
         CheckpointError: the two have no token in common.
     """
-    first_a, first_b = ({text: row for row, text in reversed(list(enumerate(texts)))} for texts in (texts_a, texts_b))
-    common = sorted((row, first_b[text]) for text, row in first_a.items() if text is not None and text in first_b)
+    rows_a, rows_b = _first_rows(texts_a), _first_rows(texts_b)
+    common = sorted((row, rows_b[text]) for text, row in rows_a.items() if text in rows_b)
     if not common:
         raise CheckpointError(
             f"the two vocabularies ({len(texts_a):,} and {len(texts_b):,} rows) have no token in common",
@@ -341,3 +399,12 @@ def by_text(texts_a: Sequence[str | None], texts_b: Sequence[str | None]) -> Pai
         )
     rows = np.array(common, np.int64)
     return Pairs(rows[:, 0], rows[:, 1], "by token text")
+
+
+def _first_rows(texts: Sequence[str | None]) -> dict[str, int]:
+    """Return the first row of each text."""
+    rows: dict[str, int] = {}
+    for row, text in enumerate(texts):
+        if text is not None:
+            rows.setdefault(text, row)
+    return rows

@@ -27,20 +27,23 @@ corrections of the same sums. One power takes out a straight line only; three fo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tiewise.core.errors import CheckpointError, DataError, progress
-from tiewise.inspection.tables.model_tables import Ids, Pairs, TokenTable
+from tiewise.inspection.tables.model_tables import Ids, Pairs, Rows, TokenTable
 
 Matrix = NDArray[np.float64]
 FEWEST = 16  # paired rows below which nothing is said
 LINE, CURVE = 1, 3  # powers of f that are taken out
 IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"
+RANK = "rank "  # what the name of a reduced-rank map begins with
 CENTRED, RAW = "centred", "raw"
 FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
 LARGE = 2e11  # rows × d²: from here on `AlignSettings.sized` permutes once
@@ -65,11 +68,11 @@ class Products:
 
     @classmethod
     def nothing(cls, d1: int, d2: int, k: int = 0) -> Products:
-        """Sums over no rows."""
+        """Return sums over no rows."""
         shapes = (d1,), (d2,), (d1, d1), (d2, d2), (d1, d2), (d1, k), (d2, k)
         return cls(0, *(np.zeros(shape) for shape in shapes))
 
-    def add(self, a: NDArray, b: NDArray, q: NDArray) -> None:
+    def add(self, a: Rows, b: Rows, q: Rows) -> None:
         """Add rows a [n, d1], b [n, d2] and q [n, k], multiplied in the type of a and b."""
         self.rows += len(a)
         self.sum_a += a.sum(axis=0, dtype=np.float64)
@@ -80,7 +83,7 @@ class Products:
 
     @property
     def means(self) -> tuple[Matrix, Matrix]:
-        """Mean rows of A [d1] and of B [d2]."""
+        """Return the mean rows of A [d1] and of B [d2]."""
         return self.sum_a / max(1, self.rows), self.sum_b / max(1, self.rows)
 
     def without(self, k: int = 0) -> Products:
@@ -88,7 +91,8 @@ class Products:
 
         All rows over which the directions are orthonormal, and orthogonal to 1, must have been added.
         """
-        (a, b), n, along_a, along_b = self.means, self.rows, self.along_a[:, :k], self.along_b[:, :k]
+        (a, b), n = self.means, self.rows
+        along_a, along_b = self.along_a[:, :k], self.along_b[:, :k]
         return Products(
             n,
             np.zeros_like(a),
@@ -106,13 +110,17 @@ def directions(counts: ArrayLike) -> Matrix:
 
     k is less where there are too few different counts: then a lower power says all of it.
     """
-    given = np.asarray(counts, np.float64)
-    if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any():
+    numbers = np.asarray(counts, np.float64)
+    is_counts = numbers.ndim == 1 and np.isfinite(numbers).all() and not (numbers < 0).any()
+    if not is_counts:
         raise DataError("counts of tokens must be one number of 0 or more for each", "count them in the training text")
-    f = np.log1p(given)
+    f = np.log1p(numbers)
     spread = float(np.ptp(f))
-    x = (2 * f - f.max() - f.min()) / spread if spread else np.zeros_like(f)
-    powers = np.vander(x, 1 + min(CURVE, len(np.unique(f)) - 1), increasing=True)
+    x = np.zeros_like(f)
+    if spread:
+        x = (2 * f - f.max() - f.min()) / spread  # from −1 to 1, which keeps the powers well conditioned
+    highest = min(CURVE, len(np.unique(f)) - 1)
+    powers = np.vander(x, 1 + highest, increasing=True)
     return np.linalg.qr(powers)[0][:, 1:]
 
 
@@ -127,10 +135,12 @@ def orthogonal(cross: Matrix) -> Matrix:
     if cross.shape[1] > SMALL:
         values, vectors = np.linalg.eigh(cross.T @ cross)
         if values[0] > WELL * values[-1]:
-            made = cross @ ((vectors / np.sqrt(values)) @ vectors.T)
-            return 1.5 * made - 0.5 * made @ (made.T @ made)
+            nearly: Matrix = cross @ ((vectors / np.sqrt(values)) @ vectors.T)
+            step: Matrix = 1.5 * nearly - 0.5 * nearly @ (nearly.T @ nearly)
+            return step
     left, _, right = np.linalg.svd(cross, full_matrices=False)
-    return left @ right
+    nearest: Matrix = left @ right
+    return nearest
 
 
 def pseudo_inverse(gram: Matrix, error: float = 0.0) -> Matrix:
@@ -139,9 +149,12 @@ def pseudo_inverse(gram: Matrix, error: float = 0.0) -> Matrix:
     Eigenvalues within that error, or below d1·ε of the largest, are taken as empty: their directions are noise.
     """
     values, vectors = np.linalg.eigh(gram)
-    keep = values > max(error * float(np.trace(gram)), len(values) * np.finfo(np.float64).eps * values[-1], 0.0)
-    kept = vectors[:, keep]
-    return (kept / values[keep]) @ kept.T
+    by_error = error * float(np.trace(gram))
+    by_rounding = len(values) * np.finfo(np.float64).eps * values[-1]
+    is_filled = values > max(by_error, by_rounding, 0.0)
+    filled = vectors[:, is_filled]
+    inverse: Matrix = (filled / values[is_filled]) @ filled.T
+    return inverse
 
 
 def best_map(name: str, cross: Matrix, inverse: Matrix | None) -> Matrix:
@@ -152,8 +165,10 @@ def best_map(name: str, cross: Matrix, inverse: Matrix | None) -> Matrix:
     if name == LINEAR:
         return full
     fitted = cross.T @ full
-    leading = np.linalg.eigh((fitted + fitted.T) / 2)[1][:, -rank_of(name) :]
-    return (full @ leading) @ leading.T
+    _, rising = np.linalg.eigh((fitted + fitted.T) / 2)
+    leading = rising[:, -rank_of(name) :]
+    reduced: Matrix = (full @ leading) @ leading.T
+    return reduced
 
 
 def law(d1: int, d2: int) -> tuple[Matrix, Matrix]:
@@ -165,7 +180,7 @@ def law(d1: int, d2: int) -> tuple[Matrix, Matrix]:
 
 
 def fitted_chance(name: str, n: int, d1: int, d2: int) -> float:
-    """Mean cosine of n rows after the best map of this name, fitted on them, by chance."""
+    """Return the mean cosine by chance of n rows after the best map of this name, fitted on them."""
     small, large = sorted((d1, d2))
     if name == IDENTITY:
         return 0.0
@@ -181,13 +196,13 @@ def fitted_chance(name: str, n: int, d1: int, d2: int) -> float:
 
 
 def rank_of(name: str) -> int:
-    """The rank of the map "rank 8"."""
-    return int(name.removeprefix("rank "))
+    """Return the rank of the map "rank 8"."""
+    return int(name.removeprefix(RANK))
 
 
 @dataclass(frozen=True)
 class AlignSettings:
-    """What to measure, and on how many rows."""
+    """Settings of an alignment: what to measure, and on how many rows."""
 
     maps: tuple[str, ...] = (IDENTITY, ORTHOGONAL, LINEAR)  # of identity, orthogonal and linear
     ranks: tuple[int, ...] = ()  # ranks of reduced-rank maps
@@ -205,24 +220,42 @@ class AlignSettings:
 
     @classmethod
     def sized(cls, pairs: int, width: int, seed: int = 0, held_out: float = held_out) -> AlignSettings:
-        """Return settings for tables of this size: one permutation in place of three for large ones."""
-        return cls(seed=seed, held_out=held_out, permutations=1 if pairs * width**2 > LARGE else cls.permutations)
+        """Return settings for tables of this size: one permutation instead of three for large ones."""
+        is_large = pairs * width**2 > LARGE
+        return cls(seed=seed, held_out=held_out, permutations=1 if is_large else cls.permutations)
 
     def dtype(self, pairs: int, widths: tuple[int, int]) -> type[np.floating]:
-        """Type in which rows are multiplied."""
+        """Return the type in which rows are multiplied."""
         if self.precision not in ("auto", "fp32", "fp64"):
             raise CheckpointError(f"no precision is called {self.precision}", "choose of auto, fp32 and fp64")
         few = self.precision == "auto" and pairs * sum(widths) ** 2 <= FP64_WORK
         return np.float64 if few or self.precision == "fp64" else np.float32
 
     def sample(self, pairs: int) -> tuple[Ids, int]:
-        """(at most `sampled` of the pairs, at random and sorted; how many neighbours each has among them)."""
-        drawn = np.random.default_rng([self.seed, 2]).choice(pairs, min(self.sampled, pairs), replace=False)
-        return np.sort(drawn), min(self.neighbours, len(drawn) - 1)
+        """Return (at most `sampled` of the pairs, at random and sorted; how many neighbours each has among them)."""
+        size = min(self.sampled, pairs)
+        chosen = np.random.default_rng([self.seed, 2]).choice(pairs, size, replace=False)
+        return np.sort(chosen), min(self.neighbours, size - 1)
 
 
 Key = tuple[str, str]  # a map's name, and `centred` or `raw`: whether rows are taken less their mean
-FittedMap = tuple[Matrix | None, Matrix, Matrix]  # [d1, d2], None for identity; what rows of A and B are taken less
+
+
+class FittedMap(NamedTuple):
+    """One map, and the means that rows are taken less."""
+
+    matrix: Matrix | None  # [d1, d2]; None for identity
+    shift_a: Matrix  # [d1]
+    shift_b: Matrix  # [d2]
+
+
+class Sums(NamedTuple):
+    """Sums of one pass over pairs of rows."""
+
+    products: Products
+    norms: tuple[Matrix, Matrix]  # of A's and of B's rows
+    # ‖AᵀB as computed − AᵀB in fp64‖ / (‖A‖·‖B‖) of the first 1,024 rows; 0 where all is fp64
+    error: float
 
 
 class Fitter:
@@ -238,35 +271,44 @@ class Fitter:
     def __init__(
         self, a: TokenTable, b: TokenTable, pairs: Pairs, settings: AlignSettings, beside: Matrix | None = None
     ) -> None:
-        for table, wanted in ((a, pairs.a), (b, pairs.b)):
-            if len(wanted) and int(wanted.max()) >= table.rows:
-                what = f"{table.name} has {table.rows:,} rows and its vocabulary names row {int(wanted.max()):,}"
-                raise CheckpointError(what, "give the tokenizer that belongs to the table")
-        if (count := len(pairs)) < FEWEST:
+        """Take two tables; `beside` [pairs, k] is summed with both."""
+        _require_rows(a, pairs.a)
+        _require_rows(b, pairs.b)
+        count = len(pairs)
+        if count < FEWEST:
             what = f"{count} paired rows are too few to align"
             raise CheckpointError(what, f"at least {FEWEST} tokens must be in both")
         if not 0 <= settings.held_out <= 0.5:
             fix = "use a share from 0 (fit and score all rows) to 0.5"
             raise CheckpointError(f"held_out = {settings.held_out}", fix)
         self.a, self.b, self.pairs, self.widths = a, b, pairs, (a.width, b.width)
-        self.beside = np.zeros((count, 0)) if beside is None else beside  # summed with both tables [pairs, k]
+        self.beside = np.zeros((count, 0)) if beside is None else beside
         self.dtype = settings.dtype(count, self.widths)
         order = np.random.default_rng(settings.seed).permutation(count)
-        out = max(1, min(settings.scored, int(settings.held_out * count), count // 2)) if settings.held_out else 0
+        out = 0
+        if settings.held_out:
+            out = max(1, min(settings.scored, int(settings.held_out * count), count // 2))
         self.rows, self.held = np.sort(order[out:]), np.sort(order[:out])
         self.names, self.left_out = _applying(settings, self.widths, len(self.rows))
         self.products, self.norms, self.error = self.sums(self.rows)
-        means = self.products.means
-        self.shifts = {CENTRED: means, RAW: (np.zeros(a.width), np.zeros(b.width))}
+        self.shifts = {CENTRED: self.products.means, RAW: (np.zeros(a.width), np.zeros(b.width))}
         self.views = (CENTRED, RAW) if settings.raw else (CENTRED,)
         self._inverse: dict[str, Matrix] = {}
-        for view in self.views if set(self.names) - {IDENTITY, ORTHOGONAL} else ():
-            shift, _ = self.shifts[view]
-            gram = self.products.gram_a - len(self.rows) * np.outer(shift, shift)
-            self._inverse[view] = pseudo_inverse(gram, self.error)
+        if set(self.names) - {IDENTITY, ORTHOGONAL}:  # only maps of least squares need it
+            for view in self.views:
+                self._inverse[view] = self._inverse_of(view)
 
-    def pieces(self, first: Ids, second: Ids, doing: str) -> Iterator[tuple[slice, NDArray, NDArray]]:
-        """(place, rows of A [n, d1] at pairs `first`, rows of B [n, d2] at pairs `second`), about CHUNK_BYTES each."""
+    def _inverse_of(self, view: str) -> Matrix:
+        """Return (AᵀA)⁺ of the fitting rows, centred or raw."""
+        shift, _ = self.shifts[view]
+        gram = self.products.gram_a - len(self.rows) * np.outer(shift, shift)
+        return pseudo_inverse(gram, self.error)
+
+    def pieces(self, first: Ids, second: Ids, doing: str) -> Iterator[tuple[slice, Rows, Rows]]:
+        """Yield (place, rows of A [n, d1] at pairs `first`, rows of B [n, d2] at pairs `second`).
+
+        A piece has about CHUNK_BYTES.
+        """
         step = max(64, CHUNK_BYTES // (4 * max(1, *self.widths)))
         for start in range(0, len(first), step):
             piece = slice(start, min(start + step, len(first)))
@@ -274,26 +316,21 @@ class Fitter:
             yield piece, self.a.take(a, self.dtype), self.b.take(b, self.dtype)
             progress(doing, piece.stop, len(first))
 
-    def sums(self, which: Ids, onto: Products | None = None) -> tuple[Products, tuple[Matrix, Matrix], float]:
-        """(products, norms of A's and of B's rows, relative error of a product) over the given pairs.
+    def sums(self, which: Ids, onto: Products | None = None) -> Sums:
+        """Sum products and take norms over the given pairs.
 
         `onto`: products of other pairs, to which these are added in place.
-        The error is ‖AᵀB as computed − AᵀB in fp64‖ / (‖A‖·‖B‖) of the first 1,024 rows; 0 where all is fp64.
         """
         products = onto or Products.nothing(*self.widths, self.beside.shape[1])
-        norms, error = (np.zeros(len(which)), np.zeros(len(which))), 0.0
+        norms = np.zeros(len(which)), np.zeros(len(which))
+        error = 0.0
         for piece, a, b in self.pieces(which, which, "products"):
-            for table, sizes, values in zip((self.a, self.b), norms, (a, b), strict=True):
-                sizes[piece] = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
-                if not np.isfinite(sizes[piece]).all():
-                    raise CheckpointError(f"{table.name}: rows with NaN or infinite values", "mask them out")
+            norms[0][piece] = _norms(self.a.name, a)
+            norms[1][piece] = _norms(self.b.name, b)
             products.add(a, b, self.beside[which[piece]])
             if self.dtype != np.float64 and not error:
-                wide_a, wide_b = a[:1024].astype(np.float64), b[:1024].astype(np.float64)
-                scale = float(np.linalg.norm(wide_a) * np.linalg.norm(wide_b))
-                off = float(np.linalg.norm(a[:1024].T @ b[:1024] - wide_a.T @ wide_b))
-                error = off / scale if scale else 0.0
-        return products, norms, error
+                error = _product_error(a[:1024], b[:1024])
+        return Sums(products, norms, error)
 
     def fit(self, partners: Ids | None = None) -> dict[Key, FittedMap]:
         """Return every map of the fitting rows of A onto their own rows of B, or onto those at pairs `partners`."""
@@ -302,44 +339,89 @@ class Fitter:
             cross = np.zeros(self.widths)
             for _, a, b in self.pieces(self.rows, partners, "permuted products"):
                 cross += a.T @ b
-        views = {CENTRED: cross - len(self.rows) * np.outer(*self.shifts[CENTRED]), RAW: cross}
-        # identity costs nothing: in both views
-        keys = [(name, view) for name in self.names for view in views if name == IDENTITY or view in self.views]
-        made: dict[Key, FittedMap] = {}
+        crosses = {CENTRED: cross - len(self.rows) * np.outer(*self.shifts[CENTRED]), RAW: cross}
+        keys = [key for key in itertools.product(self.names, crosses) if self._is_fitted(*key)]
+        maps: dict[Key, FittedMap] = {}
         for name, view in keys:
-            matrix = None if name == IDENTITY else best_map(name, views[view], self._inverse.get(view))
-            made[name, view] = matrix, *self.shifts[view]
-            progress("fitting maps", len(made), len(keys))
-        return made
+            matrix = None
+            if name != IDENTITY:
+                matrix = best_map(name, crosses[view], self._inverse.get(view))
+            maps[name, view] = FittedMap(matrix, *self.shifts[view])
+            progress("fitting maps", len(maps), len(keys))
+        return maps
+
+    def _is_fitted(self, name: str, view: str) -> bool:
+        """Return True if a map is fitted in this view: identity costs nothing, and is in both."""
+        return name == IDENTITY or view in self.views
 
     def cosines(self, maps: dict[Key, FittedMap], first: Ids, second: Ids) -> dict[Key, Matrix]:
-        """Cosines [n] of mapped rows of A at pairs `first` with rows of B at pairs `second`; 0 where either is zero."""
-        found = {key: np.zeros(len(first)) for key in maps}
+        """Return cosines [n] of mapped rows of A at pairs `first` with rows of B at pairs `second`.
+
+        They are 0 where either row is zero.
+        """
+        cosines = {key: np.zeros(len(first)) for key in maps}
         for piece, a, b in self.pieces(first, second, "scoring"):
             for key, (matrix, shift_a, shift_b) in maps.items():
                 x, y = a - shift_a.astype(a.dtype), b - shift_b.astype(b.dtype)
-                x = x if matrix is None else x @ matrix.astype(a.dtype)
-                dot, left, right = (np.einsum("ij,ij->i", *p).astype(np.float64) for p in ((x, y), (x, x), (y, y)))
-                scale = np.sqrt(left * right)
-                found[key][piece] = np.divide(dot, scale, out=np.zeros_like(dot), where=scale > 0)
-        return found
+                if matrix is not None:
+                    x = x @ matrix.astype(a.dtype)
+                cosines[key][piece] = _row_cosines(x, y)
+        return cosines
+
+
+def _require_rows(table: TokenTable, ids: Ids) -> None:
+    """Refuse pairs that name rows which a table does not have."""
+    if len(ids) and int(ids.max()) >= table.rows:
+        what = f"{table.name} has {table.rows:,} rows and its vocabulary names row {int(ids.max()):,}"
+        raise CheckpointError(what, "give the tokenizer that belongs to the table")
+
+
+def _norms(name: str, rows: Rows) -> Matrix:
+    """Return the norm of each row [n] of a table, summed in fp64; CheckpointError if one is not finite."""
+    norms: Matrix = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    if not np.isfinite(norms).all():
+        raise CheckpointError(f"{name}: rows with NaN or infinite values", "mask them out")
+    return norms
+
+
+def _product_error(a: Rows, b: Rows) -> float:
+    """Return how far AᵀB as computed is from AᵀB in fp64, relative to the norms of both."""
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    scale = float(np.linalg.norm(wide_a) * np.linalg.norm(wide_b))
+    distance = float(np.linalg.norm(a.T @ b - wide_a.T @ wide_b))
+    return distance / scale if scale else 0.0
+
+
+def _row_cosines(x: Rows, y: Rows) -> Matrix:
+    """Return the cosine of each row of x [n, d] with that of y; 0 where either is zero."""
+    dot, left, right = (np.einsum("ij,ij->i", *pair).astype(np.float64) for pair in ((x, y), (x, x), (y, y)))
+    scale = np.sqrt(left * right)
+    cosines: Matrix = np.divide(dot, scale, out=np.zeros_like(dot), where=scale > 0)
+    return cosines
 
 
 def _applying(settings: AlignSettings, widths: tuple[int, int], rows: int) -> tuple[list[str], tuple[str, ...]]:
-    """(maps that apply to tables of these widths and rows to fit on, why the others do not)."""
-    (d1, d2), why = widths, dict[str, str]()
-    for name in [*settings.maps, *(f"rank {rank}" for rank in settings.ranks)]:
-        needed = max(d1, d2) if name == ORTHOGONAL else d1
-        if name == IDENTITY:
-            why[name] = "" if d1 == d2 else f"widths {d1} and {d2} differ"
-        elif name not in (ORTHOGONAL, LINEAR) and not name.startswith("rank "):
-            raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
-        elif name.startswith("rank ") and not 0 < rank_of(name) <= min(d1, d2):
-            why[name] = f"ranks go from 1 to {min(d1, d2)}"
-        else:
-            why[name] = "" if rows > needed else f"{rows:,} rows to fit on, and more than {needed:,} are needed"
-    left = tuple(f"no {name} map: {reason}" for name, reason in why.items() if reason)
-    if len(left) == len(why):
-        others = "orthogonal, linear and reduced-rank maps apply"
-        raise CheckpointError("; ".join(left), others if d1 != d2 and rows > max(d1, d2) else "give more rows")
-    return [name for name, reason in why.items() if not reason], left
+    """Return (maps that apply to tables of these widths and rows to fit on, why the others do not)."""
+    names = [*settings.maps, *(f"{RANK}{rank}" for rank in settings.ranks)]
+    obstacles = {name: _obstacle(name, widths, rows) for name in names}
+    left_out = tuple(f"no {name} map: {why}" for name, why in obstacles.items() if why)
+    if len(left_out) == len(obstacles):
+        fix = "give more rows"
+        if widths[0] != widths[1] and rows > max(widths):
+            fix = "orthogonal, linear and reduced-rank maps apply"
+        raise CheckpointError("; ".join(left_out), fix)
+    return [name for name, why in obstacles.items() if not why], left_out
+
+
+def _obstacle(name: str, widths: tuple[int, int], rows: int) -> str:
+    """Say why a map does not apply; "" if it does. CheckpointError for a name that no map has."""
+    if name == IDENTITY:
+        return "" if widths[0] == widths[1] else f"widths {widths[0]} and {widths[1]} differ"
+    if name.startswith(RANK):
+        if not 0 < rank_of(name) <= min(widths):
+            return f"ranks go from 1 to {min(widths)}"
+    elif name not in (ORTHOGONAL, LINEAR):
+        raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
+    # a map of least squares is determined by more rows than A is wide, a rotation by more than either is
+    least = max(widths) if name == ORTHOGONAL else widths[0]
+    return "" if rows > least else f"{rows:,} rows to fit on, and more than {least:,} are needed"
