@@ -15,15 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from tiewise.core.errors import DataError, progress
 from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
 from tiewise.core.found import NEITHER, ONE, TWO, Quantity, plain
-from tiewise.inspection.tables.model_tables import AnyTable, Ids, Pairs, TokenTable, as_table
+from tiewise.inspection.tables.model_tables import AnyTable, Ids, Pairs, Rows, TokenTable, as_table
 from tiewise.inspection.tables.table_maps import (
     CENTRED,
     CURVE,
@@ -34,6 +34,7 @@ from tiewise.inspection.tables.table_maps import (
     RAW,
     AlignSettings,
     Fitter,
+    Key,
     Matrix,
     Products,
     directions,
@@ -58,7 +59,7 @@ _NOTHING_LEFT = 1e-12  # share of a table below which what is left of it is roun
 
 
 def spelled(measure: str) -> str:
-    """A measure in words: "after the best rotation"."""
+    """Spell a measure in words: "after the best rotation"."""
     return SPELLED.get(measure, f"after the best map of {measure}")
 
 
@@ -76,13 +77,19 @@ class Score:
 
     @property
     def p(self) -> float:
-        """(1 + permutations that reach the score) / (1 + permutations); small values need many of them."""
-        return (1 + sum(value >= self.estimate.value for value in self.null)) / (1 + len(self.null))
+        """Return (1 + permutations that reach the score) / (1 + permutations); small values need many of them."""
+        reached = sum(value >= self.estimate.value for value in self.null)
+        return (1 + reached) / (1 + len(self.null))
+
+    @property
+    def by_chance(self) -> str:
+        """Return the chance level's 95 % range in words."""
+        return f"± {plain(1.96 * self.deviation, 3)}"
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Two tables held side by side."""
+    """Measures of how alike two tables are."""
 
     pairs: int  # tokens in both tables; `matched` says how they were matched
     matched: str
@@ -99,49 +106,84 @@ class Alignment:
 
     def score(self, measure: str, rows: str = HELD_OUT, view: str = CENTRED) -> Score:
         """Return one score; `rows` and `view` are a map's. KeyError where there is none."""
-        found = {(one.measure, one.rows or rows, one.view): one for one in self.scores}
-        return found[measure, rows, view]
+        scores = {(score.measure, score.rows or rows, score.view): score for score in self.scores}
+        return scores[measure, rows, view]
 
     def quantities(self, of: str = "", decides: bool = False) -> Iterator[Quantity]:
-        """Every measure as a section says it: maps on rows that they have not seen first.
+        """Yield every measure as a section reports it: maps on rows that they have not seen first.
 
         `of` says whose two tables they are, where the section's model does not; `decides` whether they could be one
         table.
         """
         title = f"The two tables of {of}" if of else "Input against output"
         unseen = HELD_OUT if self.fitted_rows < self.pairs else FITTED
-        for score in sorted(self.scores, key=lambda score: (score.rows, score.view) != (unseen, CENTRED)):
-            name, main, why, question = score.measure, score.measure != NORMS, "", ""
-            by_chance, unit = f"± {plain(1.96 * score.deviation, 3)}", "cosine" if score.rows else "CKA"
-            if score.rows:  # a map
-                main, how = (score.rows, score.view) == (unseen, CENTRED), "was fitted on"
-                why = f"tokens that the map {how if score.rows == FITTED else 'has not seen'}; by chance "
-                why += f"{plain(score.chance, 3)} {by_chance}"
-                if decides and main and (name, score.rows) == (IDENTITY, HELD_OUT):
-                    question = "Are input and output table alike?"
-                    why = "above chance both stored tables point the same way row by row, whether trained or started so"
-                name = spelled(name) + (", not centred" if score.view == RAW else "")
-                name += "" if main else f", on rows {f'it {how}' if score.rows == FITTED else 'held out'}"
-            elif name == NEIGHBOURS:
-                name, unit, why = f"nearest {self.k} in common", "%", "tokens that are nearest in both tables"
-            elif name in (NORMS, NORMS_BY_RANK):
-                unit, why = "correlation", f"0 {by_chance} by chance"
+        for score in sorted(self.scores, key=lambda score: not _is_main_map(score, unseen)):
+            wording = _map_wording(score, unseen, decides) if score.rows else _measure_wording(score, self.k)
             yield Quantity.of_estimate(
-                name, score.estimate, chance=score.chance, null=score.null, unit=unit, of=of, main=main and not of,
-                figure=title if main else "", why=why, question=question,
+                wording.name, score.estimate, chance=score.chance, null=score.null, unit=wording.unit, of=of,
+                main=wording.is_main and not of, figure=title if wording.is_main else "", why=wording.why,
+                question=wording.question,
                 below=TWO if score.rows else NEITHER, above=ONE if score.rows else NEITHER,
             )  # fmt: skip
-        small: dict[str, Any] = {"of": of, "main": False}
+        yield from self._further(of)
+
+    def _further(self, of: str) -> Iterator[Quantity]:
+        """Yield subspaces, spectra, and on how many rows everything was measured."""
         for space in self.subspaces:
-            name = f"{space.k} leading directions over {space.over}"
-            yield Quantity(name, space.value, chance=space.chance, unit="mean squared cosine", **small)
+            name, unit = f"{space.k} leading directions over {space.over}", "mean squared cosine"
+            yield Quantity(name, space.value, chance=space.chance, unit=unit, of=of, main=False)
         for end, spectrum in zip(("first", "second"), self.spectra, strict=True):
-            yield Quantity(f"directions that the {end} table fills", spectrum.participation, unit="(Σs²)²/Σs⁴", **small)
-            yield Quantity(f"mean row's energy, {end} table", spectrum.mean_share, unit="%", **small)
-        yield Quantity("tokens compared", self.pairs, **small, why=self.matched)
-        yield Quantity("tokens that maps were fitted on", self.fitted_rows, **small)
-        yield Quantity("tokens with a row of zeros", self.zero_rows, **small, why="their cosine counts as 0")
-        yield Quantity("error of products", self.error, unit="relative", **small, why=f"in {self.precision}")
+            name, unit = f"directions that the {end} table fills", "(Σs²)²/Σs⁴"
+            yield Quantity(name, spectrum.participation, unit=unit, of=of, main=False)
+            yield Quantity(f"mean row's energy, {end} table", spectrum.mean_share, unit="%", of=of, main=False)
+        yield Quantity("tokens compared", self.pairs, of=of, main=False, why=self.matched)
+        yield Quantity("tokens that maps were fitted on", self.fitted_rows, of=of, main=False)
+        why = "their cosine counts as 0"
+        yield Quantity("tokens with a row of zeros", self.zero_rows, of=of, main=False, why=why)
+        yield Quantity("error of products", self.error, unit="relative", of=of, main=False, why=f"in {self.precision}")
+
+
+class _Wording(NamedTuple):
+    """Words of one score in a section."""
+
+    name: str
+    unit: str
+    why: str
+    question: str
+    is_main: bool  # part of the table that a reader sees first
+
+
+def _is_main_map(score: Score, unseen: str) -> bool:
+    """Return True for a map as it scores centred rows that it has not seen."""
+    return (score.rows, score.view) == (unseen, CENTRED)
+
+
+def _map_wording(score: Score, unseen: str, decides: bool) -> _Wording:
+    """Return the words of a map's score; `decides` says that the two tables could be one."""
+    is_main = _is_main_map(score, unseen)
+    relation, on_rows = "has not seen", "held out"
+    if score.rows == FITTED:
+        relation, on_rows = "was fitted on", "it was fitted on"
+    question, why = "", f"tokens that the map {relation}; by chance {plain(score.chance, 3)} {score.by_chance}"
+    if decides and is_main and (score.measure, score.rows) == (IDENTITY, HELD_OUT):
+        question = "Are input and output table alike?"
+        why = "above chance both stored tables point the same way row by row, whether trained or started so"
+    name = spelled(score.measure)
+    if score.view == RAW:
+        name += ", not centred"
+    if not is_main:
+        name += f", on rows {on_rows}"
+    return _Wording(name, "cosine", why, question, is_main)
+
+
+def _measure_wording(score: Score, k: int) -> _Wording:
+    """Return the words of a score that needs no map; `k` is the number of neighbours."""
+    if score.measure == NEIGHBOURS:
+        return _Wording(f"nearest {k} in common", "%", "tokens that are nearest in both tables", "", True)
+    if score.measure in (NORMS, NORMS_BY_RANK):
+        why = f"0 {score.by_chance} by chance"
+        return _Wording(score.measure, "correlation", why, "", score.measure != NORMS)
+    return _Wording(score.measure, "CKA", "", "", True)
 
 
 def align(
@@ -159,30 +201,22 @@ def align(
     if counts is not None and np.shape(counts) != (len(pairs),):
         shape = list(np.shape(counts))
         raise DataError(f"counts of shape {shape} for {len(pairs):,} pairs", "give one count for each pair")
-    beside = None if counts is None else directions(counts)
-    fitter = Fitter(as_table(a), as_table(b), pairs, settings, beside)
+    frequency = None if counts is None else directions(counts)
+    fitter = Fitter(as_table(a), as_table(b), pairs, settings, frequency)
     scores = _map_scores(fitter, settings)
     which, k = settings.sample(len(pairs))
     if k:
-        sides = (fitter.a, pairs.a), (fitter.b, pairs.b)
-        ids_a, ids_b = (nearest(table, rows[which], k, fitter.dtype) for table, rows in sides)
-        generator = np.random.default_rng(settings.seed)
-        orders = (generator.permutation(len(which)) for _ in range(max(1, settings.permutations)))
-        null = tuple(float(shared(ids_a, np.argsort(order)[ids_b[order]]).mean()) for order in orders)
-        # rows share neighbours, so that the interval is a little narrow
-        scores.append(Score(NEIGHBOURS, mean_interval(shared(ids_a, ids_b)), k / (len(which) - 1), null=null))
+        scores.append(_neighbour_score(fitter, settings, which, k))
+    # maps are fitted: from here on the sums are over all pairs
     products, norms, _ = fitter.sums(fitter.held, onto=fitter.products)
-    centred, taken_out = products.without(), {}
-    for powers in sorted({0, *(min(powers, products.along_a.shape[1]) for powers in (LINE, CURVE))}):
-        measure = CKA_CURVE if powers > LINE else CKA_LINE if powers else CKA
-        rest = products.without(powers)
-        value, chance = cka(rest, powers)
+    centred = products.without()
+    taken_out: dict[str, tuple[float, float]] = {}
+    highest = products.along_a.shape[1]
+    for powers in sorted({0, min(LINE, highest), min(CURVE, highest)}):
+        score, shares = _cka_score(products, centred, powers)
+        scores.append(score)
         if powers:
-            grams = (rest.gram_a, centred.gram_a), (rest.gram_b, centred.gram_b)
-            gone = [1 - float(np.trace(one) / np.trace(all_)) if np.trace(all_) else 0.0 for one, all_ in grams]
-            taken_out[measure] = gone[0], gone[1]
-            value, chance = (0.0, 0.0) if max(gone) > 1 - _NOTHING_LEFT else (value, chance)
-        scores.append(Score(measure, Estimate(value, math.nan, math.nan, len(pairs)), chance))
+            taken_out[score.measure] = shares
     norms_a, norms_b = (np.concatenate(both) for both in zip(fitter.norms, norms, strict=True))
     by_value, by_rank = norm_correlations(norms_a, norms_b)
     both_spectra, subspaces = spectra(products, settings.subspaces)
@@ -203,45 +237,81 @@ def align(
 
 
 def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
+    """Score every map on rows that it was fitted on and on held-out ones, and refit it to permuted rows."""
     fit, held = fitter.rows, fitter.held
     generator = np.random.default_rng([settings.seed, 1])
     most = settings.scored if len(held) else len(fit)
     place = np.sort(generator.choice(len(fit), min(most, len(fit)), replace=False))
-    scored = {FITTED: fit[place]} | ({HELD_OUT: held} if len(held) else {})
+    scored = {FITTED: fit[place]}
+    if len(held):
+        scored[HELD_OUT] = held
     maps = fitter.fit()
-    seen = {rows: fitter.cosines(maps, which, which) for rows, which in scored.items()}
-    nulls: dict[str, list[dict[tuple[str, str], Matrix]]] = {rows: [] for rows in scored}
+    cosines = {rows: fitter.cosines(maps, which, which) for rows, which in scored.items()}
+    nulls: dict[str, list[dict[Key, Matrix]]] = {rows: [] for rows in scored}
     for _ in range(settings.permutations):
         order = generator.permutation(fit)
         partners = {FITTED: order[place], HELD_OUT: generator.permutation(held)}
         again = fitter.fit(order)
         for rows, which in scored.items():
             nulls[rows].append(fitter.cosines(again, which, partners[rows]))
-    return [
-        Score(
-            measure=name,
-            estimate=mean_interval(values),
-            chance=fitted_chance(name, len(fit), *fitter.widths) if rows == FITTED else 0.0,
-            deviation=1 / math.sqrt(len(values) * fitter.widths[1]),
-            null=tuple(float(null[name, view].mean()) for null in nulls[rows]),
-            rows=rows,
-            view=view,
-        )
-        for rows, of_rows in seen.items()
-        for (name, view), values in of_rows.items()
-    ]
+    scores = []
+    for rows, by_map in cosines.items():
+        for (name, view), values in by_map.items():
+            score = Score(
+                measure=name,
+                estimate=mean_interval(values),
+                chance=fitted_chance(name, len(fit), *fitter.widths) if rows == FITTED else 0.0,
+                deviation=1 / math.sqrt(len(values) * fitter.widths[1]),
+                null=tuple(float(null[name, view].mean()) for null in nulls[rows]),
+                rows=rows,
+                view=view,
+            )
+            scores.append(score)
+    return scores
+
+
+def _neighbour_score(fitter: Fitter, settings: AlignSettings, which: Ids, k: int) -> Score:
+    """Return the share of each row's k nearest others, within pairs `which`, that both tables have in common."""
+    ids_a = nearest(fitter.a, fitter.pairs.a[which], k, fitter.dtype)
+    ids_b = nearest(fitter.b, fitter.pairs.b[which], k, fitter.dtype)
+    generator = np.random.default_rng(settings.seed)
+    null = []
+    for _ in range(max(1, settings.permutations)):
+        order = generator.permutation(len(which))
+        null.append(float(shared(ids_a, np.argsort(order)[ids_b[order]]).mean()))
+    # rows share neighbours, so that the interval is a little narrow
+    return Score(NEIGHBOURS, mean_interval(shared(ids_a, ids_b)), k / (len(which) - 1), null=tuple(null))
+
+
+def _cka_score(products: Products, centred: Products, powers: int) -> tuple[Score, tuple[float, float]]:
+    """Return CKA without the first `powers` powers of log frequency, and the shares of A and B that go with them."""
+    rest = products.without(powers)
+    shares = _share_taken(rest.gram_a, centred.gram_a), _share_taken(rest.gram_b, centred.gram_b)
+    value, chance = cka(rest, powers)
+    if powers and max(shares) > 1 - _NOTHING_LEFT:
+        value, chance = 0.0, 0.0
+    measure = CKA
+    if powers:
+        measure = CKA_CURVE if powers > LINE else CKA_LINE
+    return Score(measure, Estimate(value, math.nan, math.nan, products.rows), chance), shares
+
+
+def _share_taken(rest: Matrix, gram: Matrix) -> float:
+    """Return the share of a table's variance that is missing in what is left of it."""
+    total = np.trace(gram)
+    return 1 - float(np.trace(rest) / total) if total else 0.0
 
 
 def nearest(table: TokenTable, which: Ids, k: int, dtype: type[np.floating]) -> Ids:
-    """Places [n, k], within `which` [n > k], of each row's k nearest others by cosine of rows less their mean.
+    """Return places [n, k], within `which` [n > k], of each row's k nearest others by cosine of rows less their mean.
 
-    In no order, and among equal cosines any. Rows of zeros have cosine 0 with all. Each pair of blocks is met once.
+    In no order, and among equal cosines any. Rows of zeros have cosine 0 with all. Each pair of blocks is read once.
     """
     rows = table.take(which, dtype)
     rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)
     n, norms = len(rows), np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(norms > 0, norms, 1)
-    best, ids = np.full((n, k), -np.inf, unit.dtype), np.zeros((n, k), np.int64)
+    best = _Nearest(n, k, unit.dtype)
     starts = range(0, n, BLOCK)
     done, total = 0, len(starts) * (len(starts) + 1) // 2
     for i in starts:
@@ -250,44 +320,65 @@ def nearest(table: TokenTable, which: Ids, k: int, dtype: type[np.floating]) -> 
             if i == j:
                 np.fill_diagonal(tile, -np.inf)
             else:
-                _keep_best(best, ids, j, tile.T, i)
-            _keep_best(best, ids, i, tile, j)
+                best.merge(j, tile.T, i)
+            best.merge(i, tile, j)
             done += 1
             progress("neighbours", done, total)
-    return ids
+    return best.ids
 
 
-def _keep_best(best: NDArray, ids: Ids, start: int, tile: NDArray, first: int) -> None:
-    """Keep the k best of each row's best so far, rows `start` on, and one tile, whose columns are rows `first` on."""
-    k, rows = best.shape[1], slice(start, start + len(tile))
-    if best[start, 0] == -np.inf:  # nothing is kept yet
-        tile = np.ascontiguousarray(tile)
-        columns = np.argpartition(tile, -min(k, tile.shape[1]), axis=1)[:, -k:]
-        values = np.take_along_axis(tile, columns, axis=1)
-    else:  # what exceeds the least that is kept: few, once some tiles have been met; padded with -inf
-        at, column = np.nonzero(np.ascontiguousarray(tile > best[rows].min(axis=1)[:, None]))
-        counts = np.bincount(at, minlength=len(tile))
-        place = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
-        values = np.full((len(tile), int(counts.max(initial=0))), -np.inf, tile.dtype)
-        columns = np.zeros(values.shape, np.int64)
-        values[at, place], columns[at, place] = tile[at, column], column
-    values = np.concatenate([best[rows], values], axis=1)
-    columns = np.concatenate([ids[rows], columns + first], axis=1)
-    kept = np.argpartition(values, -k, axis=1)[:, -k:]
-    best[rows] = np.take_along_axis(values, kept, axis=1)
-    ids[rows] = np.take_along_axis(columns, kept, axis=1)
+class _Nearest:
+    """Each row's k nearest others among the tiles of similarities so far."""
+
+    def __init__(self, rows: int, k: int, dtype: np.dtype[np.floating]) -> None:
+        """Begin with no neighbours."""
+        self.similarity: Rows = np.full((rows, k), -np.inf, dtype)
+        self.ids = np.zeros((rows, k), np.int64)
+
+    def merge(self, start: int, tile: Rows, first: int) -> None:
+        """Take in a tile of rows from `start` on, whose columns are rows from `first` on."""
+        k, rows = self.ids.shape[1], slice(start, start + len(tile))
+        if self.similarity[start, 0] == -np.inf:  # the first tile of these rows
+            tile = np.ascontiguousarray(tile)
+            columns = np.argpartition(tile, -min(k, tile.shape[1]), axis=1)[:, -k:]
+            values = np.take_along_axis(tile, columns, axis=1)
+        else:
+            values, columns = _above(tile, self.similarity[rows].min(axis=1))
+        # neighbours so far come first, in their columns
+        values = np.concatenate([self.similarity[rows], values], axis=1)
+        columns = np.concatenate([self.ids[rows], columns + first], axis=1)
+        top = np.argpartition(values, -k, axis=1)[:, -k:]
+        self.similarity[rows] = np.take_along_axis(values, top, axis=1)
+        self.ids[rows] = np.take_along_axis(columns, top, axis=1)
+
+
+def _above(tile: Rows, least: Rows) -> tuple[Rows, Ids]:
+    """Return (values, columns) of each row of a tile above `least` [n], padded with -inf.
+
+    They are few once some tiles are merged.
+    """
+    at, column = np.nonzero(np.ascontiguousarray(tile > least[:, None]))
+    counts = np.bincount(at, minlength=len(tile))
+    place = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)  # of each within its row
+    values: Rows = np.full((len(tile), int(counts.max(initial=0))), -np.inf, tile.dtype)
+    columns = np.zeros(values.shape, np.int64)
+    values[at, place], columns[at, place] = tile[at, column], column
+    return values, columns
 
 
 def shared(ids_a: Ids, ids_b: Ids) -> Matrix:
-    """Share of each row's neighbours [n, k] that are in both, [n]."""
-    return (ids_a[:, :, None] == ids_b[:, None, :]).sum(axis=(1, 2)) / ids_a.shape[1]
+    """Return the share of each row's neighbours [n, k] that are in both, [n]."""
+    common = (ids_a[:, :, None] == ids_b[:, None, :]).sum(axis=(1, 2))
+    shares: Matrix = common / ids_a.shape[1]
+    return shares
 
 
 def cka(centred: Products, taken_out: int = 0) -> tuple[float, float]:
-    """(linear CKA ‖AᵀB‖² / (‖AᵀA‖·‖BᵀB‖) of centred rows, Kornblith et al. 2019; its mean over all permutations).
+    """Return (linear CKA ‖AᵀB‖² / (‖AᵀA‖·‖BᵀB‖) of centred rows, its mean over all permutations).
 
-    That mean is tr K_A · tr K_B / ((n−1)·‖K_A‖·‖K_B‖) exactly, with K = A Aᵀ, whose trace and norm are those of AᵀA;
-    for Gaussian tables about d / (n + d). Of what is left when some directions were taken out, n − 1 loses as many.
+    CKA is of Kornblith et al. 2019. That mean is tr K_A · tr K_B / ((n−1)·‖K_A‖·‖K_B‖) exactly, with K = A Aᵀ, whose
+    trace and norm are those of AᵀA; for Gaussian tables about d / (n + d). Of what is left when some directions were
+    taken out, n − 1 loses as many.
     """
     scale = float(np.linalg.norm(centred.gram_a) * np.linalg.norm(centred.gram_b))
     if not scale:
@@ -317,42 +408,80 @@ class Subspace:
 
 
 def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
-    """(spectra of both tables, their leading subspaces of `ks` directions), of rows less their mean."""
-    (mean_a, mean_b), centred, found, axes = products.means, products.without(), [], []
-    sides = (centred.gram_a, products.gram_a, mean_a), (centred.gram_b, products.gram_b, mean_b)
-    for gram, raw, mean in sides:
-        rising, vectors = np.linalg.eigh(gram)
-        values = np.maximum(rising[::-1], 0)
-        axes.append((values, vectors[:, ::-1]))
-        participation = float(values.sum() ** 2 / (values @ values)) if values.any() else 0.0
-        share = products.rows * float(mean @ mean / np.trace(raw)) if raw.any() else 0.0
-        found.append(Spectrum(tuple(np.sqrt(values).tolist()), participation, share))
-    (values_a, axes_a), (values_b, axes_b) = axes
-    rank = min(int((v > len(v) * np.finfo(np.float64).eps * v[0]).sum()) for v in (values_a, values_b))
-    between, spaces = axes_a.T @ centred.cross @ axes_b, []
+    """Return (spectra of both tables, their leading subspaces of `ks` directions), of rows less their mean."""
+    (mean_a, mean_b), centred = products.means, products.without()
+    a = _Principal.of(centred.gram_a)
+    b = _Principal.of(centred.gram_b)
+    both = (
+        a.spectrum(_mean_share(products.gram_a, mean_a, products.rows)),
+        b.spectrum(_mean_share(products.gram_b, mean_b, products.rows)),
+    )
+    between = a.axes.T @ centred.cross @ b.axes
+    rank = min(a.rank, b.rank)
+    spaces = []
     for k in sorted({min(k, rank) for k in ks if min(k, rank) > 0}):
-        over_tokens = between[:k, :k] / np.sqrt(np.outer(values_a[:k], values_b[:k]))
-        views = [("tokens", over_tokens, k / (products.rows - 1))]
-        if axes_a.shape == axes_b.shape:
-            views.append(("coordinates", axes_a[:, :k].T @ axes_b[:, :k], k / len(axes_a)))
-        for over, product, chance in views:
-            cosines = np.minimum(np.linalg.svd(product, compute_uv=False), 1.0)
-            spaces.append(Subspace(over, k, float(cosines @ cosines) / k, min(1.0, chance), tuple(cosines.tolist())))
-    return (found[0], found[1]), tuple(spaces)
+        over_tokens = between[:k, :k] / np.sqrt(np.outer(a.values[:k], b.values[:k]))
+        spaces.append(_subspace("tokens", k, over_tokens, k / (products.rows - 1)))
+        if a.axes.shape == b.axes.shape:
+            over_coordinates = a.axes[:, :k].T @ b.axes[:, :k]
+            spaces.append(_subspace("coordinates", k, over_coordinates, k / len(a.axes)))
+    return both, tuple(spaces)
 
 
-def norm_correlations(norms_a: NDArray, norms_b: NDArray) -> tuple[Score, Score]:
-    """Correlation of the norms of paired rows by value (Pearson) and by rank (Spearman, ties by their mean rank)."""
-    n, found = len(norms_a), []
-    for measure, pair in ((NORMS, (norms_a, norms_b)), (NORMS_BY_RANK, (_ranks(norms_a), _ranks(norms_b)))):
-        x, y = (values - values.mean() for values in pair)
-        scale = float(np.sqrt((x @ x) * (y @ y)))
-        value = float(x @ y) / scale if scale else 0.0
-        found.append(Score(measure, correlation_interval(value, n), 0.0, (n - 1) ** -0.5))
-    return found[0], found[1]
+@dataclass(frozen=True)
+class _Principal:
+    """Eigenvalues of a Gram matrix of centred rows, and their directions."""
+
+    values: Matrix  # falling [d]
+    axes: Matrix  # one direction in each column [d, d]
+
+    @classmethod
+    def of(cls, gram: Matrix) -> _Principal:
+        """Decompose a Gram matrix."""
+        rising, vectors = np.linalg.eigh(gram)
+        return cls(np.maximum(rising[::-1], 0), vectors[:, ::-1])
+
+    @property
+    def rank(self) -> int:
+        """Return how many eigenvalues are more than rounding."""
+        values = self.values
+        return int((values > len(values) * np.finfo(np.float64).eps * values[0]).sum())
+
+    def spectrum(self, mean_share: float) -> Spectrum:
+        """Return singular values and how many directions they fill, with the mean row's share of the energy."""
+        values, participation = self.values, 0.0
+        if values.any():
+            participation = float(values.sum() ** 2 / (values @ values))
+        return Spectrum(tuple(np.sqrt(values).tolist()), participation, mean_share)
 
 
-def _ranks(values: NDArray) -> Matrix:
+def _mean_share(gram: Matrix, mean: Matrix, rows: int) -> float:
+    """Return the share of Σ‖row‖² that is the mean row's; `gram` is of rows that are not centred."""
+    return rows * float(mean @ mean / np.trace(gram)) if gram.any() else 0.0
+
+
+def _subspace(over: str, k: int, product: Matrix, chance: float) -> Subspace:
+    """Return how far two subspaces agree, from the product [k, k] of their orthonormal bases."""
+    cosines = np.minimum(np.linalg.svd(product, compute_uv=False), 1.0)
+    return Subspace(over, k, float(cosines @ cosines) / k, min(1.0, chance), tuple(cosines.tolist()))
+
+
+def norm_correlations(norms_a: Matrix, norms_b: Matrix) -> tuple[Score, Score]:
+    """Correlate the norms of paired rows by value (Pearson) and by rank (Spearman, ties by their mean rank)."""
+    by_value = _correlation(NORMS, norms_a, norms_b)
+    return by_value, _correlation(NORMS_BY_RANK, _ranks(norms_a), _ranks(norms_b))
+
+
+def _correlation(measure: str, first: Matrix, second: Matrix) -> Score:
+    """Correlate two vectors [n] (Pearson); 0 where one is constant."""
+    n, x, y = len(first), first - first.mean(), second - second.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    value = float(x @ y) / scale if scale else 0.0
+    return Score(measure, correlation_interval(value, n), 0.0, (n - 1) ** -0.5)
+
+
+def _ranks(values: Matrix) -> Matrix:
+    """Return the rank of each value, ties by their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Matrix = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return ranks
@@ -371,10 +500,12 @@ class Lean:
 
 
 def toward(difference: Estimate) -> str:
-    """Of a difference output − input: the side that its interval speaks for, NEITHER, or NOT_KNOWN without one."""
+    """Return the side that the interval of output − input speaks for, NEITHER, or NOT_KNOWN without one."""
     if math.isnan(difference.low):
         return NOT_KNOWN
-    return "output" if difference.low > 0 else "input" if difference.high < 0 else NEITHER
+    if difference.low > 0:
+        return "output"
+    return "input" if difference.high < 0 else NEITHER
 
 
 def nearer_end(
@@ -390,24 +521,35 @@ def nearer_end(
         CheckpointError: as `align` does.
     """
     settings = settings or AlignSettings()
-    tied, cosines, turned = as_table(table), [], Pairs(pairs.b, pairs.a, pairs.how)
+    nearer = as_table(table)
     which, k = settings.sample(len(pairs))
-    own = nearest(tied, pairs.a[which], k, np.float32) if k else None
+    neighbours = nearest(nearer, pairs.a[which], k, np.float32) if k else None
+    turned = Pairs(pairs.b, pairs.a, pairs.how)
+    scores = []
     for other in (as_table(input_other), as_table(output_other)):
-        fitter = Fitter(other, tied, turned, settings)
-        seen = fitter.held if len(fitter.held) else fitter.rows
-        cosines.append(fitter.cosines(fitter.fit(), seen, seen))
-        if own is not None:
-            cosines[-1][NEIGHBOURS, CENTRED] = shared(own, nearest(other, pairs.b[which], k, np.float32))
-    return tuple(
-        Lean(
+        of_rows = _row_scores(Fitter(other, nearer, turned, settings))
+        if neighbours is not None:
+            of_rows[NEIGHBOURS, CENTRED] = shared(neighbours, nearest(other, pairs.b[which], k, np.float32))
+        scores.append(of_rows)
+    to_input, to_output = scores
+    leans = []
+    for (measure, view), of_output in to_output.items():
+        of_input = to_input.get((measure, view))
+        if of_input is None:
+            continue
+        lean = Lean(
             measure=measure,
-            input=mean_interval(cosines[0][measure, view]),
-            output=mean_interval(second),
-            difference=paired_bootstrap(cosines[0][measure, view], second, settings.seed),
+            input=mean_interval(of_input),
+            output=mean_interval(of_output),
+            difference=paired_bootstrap(of_input, of_output, settings.seed),
             chance=k / (len(which) - 1) if measure == NEIGHBOURS else 0.0,
             view=view,
         )
-        for (measure, view), second in cosines[1].items()
-        if (measure, view) in cosines[0]
-    )
+        leans.append(lean)
+    return tuple(leans)
+
+
+def _row_scores(fitter: Fitter) -> dict[Key, Matrix]:
+    """Return the cosine of each held-out row after every map; of all rows where none is held out."""
+    seen = fitter.held if len(fitter.held) else fitter.rows
+    return fitter.cosines(fitter.fit(), seen, seen)
