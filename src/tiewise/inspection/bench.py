@@ -180,8 +180,15 @@ class Bench:
 
 
 def mean_of(name: str, values: ArrayLike, **more: Any) -> Quantity:
-    """The mean of independent values (of windows, batches or seeds) and its interval, under a name."""
+    """Return the mean of independent values (of windows, batches or seeds) and its interval, under a name."""
     return Quantity.of_estimate(name, mean_interval(values), **more)
+
+
+def longer_path(share: Quantity) -> str:
+    """Name the use of a table whose gradient is longer, by the interval of the head path's share of both norms."""
+    if share.low > 0.5:
+        return "the head"
+    return "the lookup" if share.high < 0.5 else "neither clearly"
 
 
 class NotHere(TiewiseError):

@@ -5,7 +5,7 @@
                                                                           └ AdamPaths: the optimizer's step by path
 
 The norm of a mean gradient falls as the batch grows, and by different factors for the two paths, so a share belongs to
-a batch size. Both are given: one batch (mean and interval over batches) and the whole text, and `by_batch` between.
+a batch size. Both are reported: one batch (mean and interval over batches) and the whole text, and `by_batch` between.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +22,16 @@ from tiewise.core.errors import DataError, no_numbers, progress
 from tiewise.core.estimates import ratio
 from tiewise.core.found import NATS, ONE, Curve, Found, Listing, Quantity, count, plain, visible
 from tiewise.core.text import BINS, bin_of, token_counts
-from tiewise.inspection.bench import Bench, Subject, mean_of, section
+from tiewise.inspection.bench import Bench, Subject, longer_path, mean_of, section
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.two_paths import (
     NEXT,
     AdamPaths,
+    BatchGradient,
     PathSplit,
     RowSums,
     TextLoss,
+    TwoLeaves,
     cosine_null,
     parted,
     row_sums,
@@ -60,7 +61,7 @@ def gradients(subject: Subject, bench: Bench) -> Found:
 
 @dataclass(frozen=True)
 class PathGradients:
-    """What is measured, before anything is said of it."""
+    """Measured gradients of both paths, from which the report is written."""
 
     objective: str  # what is predicted, as `two_paths` names it
     length: int  # tokens of a window
@@ -84,7 +85,7 @@ def gradients_of(
     windows: Ids,
     batch: int = 8,
     seed: int = 0,
-    counts: NDArray | None = None,
+    counts: NDArray[np.int64] | None = None,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> Found:
@@ -106,92 +107,104 @@ def gradients_of(
     loss = TextLoss(opened, windows, seed)
     if not 1 <= batch <= len(windows):
         raise DataError(f"batches of {batch} from {len(windows)} windows", "give a longer text or smaller batches")
-    one, full = opened.ends.tied, len(windows) // batch
+    full = len(windows) // batch  # batches that are whole; a smaller last one counts in the text's gradient alone
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(windows)))
-    batches: list[PathSplit] = []
-    looked_up: list[tuple[float, float]] = []
-    mean, nll = (math.nan, math.nan), 0.0
+    mean = math.nan, math.nan
+    one_table = opened.ends.tied  # while they are parted, the ends are two parameters
     with parted(opened.ends) as leaves:
-        a, b = torch.zeros_like(leaves.a), torch.zeros_like(leaves.b)
-        moments = AdamPaths(a, b, one, betas, eps)
-        for done, which in enumerate(order.split(batch), 1):
-            found = leaves.gradient(loss, which)
-            weight = len(which) / len(windows)
-            nll += weight * found.nll
-            a.add_(found.a, alpha=weight)
-            b.add_(found.b, alpha=weight)
-            if done <= full:
-                batches.append(row_sums(found.a, found.b, one).split())
-                looked_up.append((found.rows_l2, found.rows_l1))
-                moments.add(found.a, found.b)
+        sums = _TextSums(leaves, one_table, betas, eps)
+        for done, which in enumerate(torch.split(order, batch), 1):
+            # the gradient is freed before the next one is computed
+            sums.add(leaves.gradient(loss, which), len(which) / len(windows), is_whole=done <= full)
             if done == full:
-                split, scale = row_sums(a, b, one).split(), len(windows) / (full * batch)
+                split, scale = sums.gradient().split(), len(windows) / (full * batch)
                 mean = split.a * scale, split.b * scale
-            del found
             progress("gradients", min(done * batch, len(windows)), len(windows))
-        if not (a.isfinite().all() and b.isfinite().all()):
+        if not (sums.a.isfinite().all() and sums.b.isfinite().all()):
             raise no_numbers(f"{opened.folder.path}: the gradient")
-        update = row_sums(*moments.step(), one)
-    gradient, seen = row_sums(a, b, one), token_counts(windows.reshape(-1), max(len(a), len(b)))
-    reached = torch.nonzero(torch.linalg.vector_norm(a, dim=1)).reshape(-1)  # the text's tokens, a mask or first one
-    best = [int(r) for r in np.argsort(-(gradient.a2 + gradient.b2), kind="stable")[:TOP]]
+        update = row_sums(*sums.moments.step(), sums.one_table)
+    gradient, seen = sums.gradient(), token_counts(windows.reshape(-1), max(len(sums.a), len(sums.b)))
+    longest = [int(row) for row in np.argsort(-(gradient.a2 + gradient.b2), kind="stable")[:TOP]]
     return found_of(
         PathGradients(
             objective=loss.kind,
             length=int(windows.shape[1]),
             predicted=loss.per_window * len(windows),
-            nll=nll,
+            nll=sums.nll,
             batch=batch,
-            batches=tuple(batches),
-            looked_up=tuple(looked_up),
+            batches=tuple(sums.batches),
+            looked_up=tuple(sums.looked_up),
             mean=mean,
             gradient=gradient,
             update=update,
-            null=cosine_null(a, b, reached, seed, PERMUTATIONS) if one else (math.nan, math.nan),
+            null=sums.cosine_null(seed),
             seen=seen,
-            counts=seen if counts is None else np.pad(counts, (0, max(0, len(seen) - len(counts))))[: len(seen)],
-            longest=tuple(zip(best, read_as(opened.folder, best), strict=True)),
+            counts=seen if counts is None else _padded_to(counts, len(seen)),
+            longest=tuple(zip(longest, read_as(opened.folder, longest), strict=True)),
         )
     )
 
 
+class _TextSums:
+    """Sums of both paths' gradients over the batches of a text."""
+
+    def __init__(self, leaves: TwoLeaves, one_table: bool, betas: tuple[float, float], eps: float) -> None:
+        """Begin at zero, with the moments of an Adam of these settings."""
+        self.one_table = one_table
+        self.a, self.b = torch.zeros_like(leaves.a), torch.zeros_like(leaves.b)  # of the mean loss so far
+        self.moments = AdamPaths(self.a, self.b, one_table, betas, eps)
+        self.nll = 0.0
+        self.batches: list[PathSplit] = []  # whole ones
+        self.looked_up: list[tuple[float, float]] = []  # of each: L2 and L1 norm at the lookups' outputs
+
+    def add(self, batch: BatchGradient, weight: float, is_whole: bool) -> None:
+        """Add the gradient of a batch that is this share of the text; Adam takes a step with whole batches only."""
+        self.nll += weight * batch.nll
+        self.a.add_(batch.a, alpha=weight)
+        self.b.add_(batch.b, alpha=weight)
+        if is_whole:
+            self.batches.append(row_sums(batch.a, batch.b, self.one_table).split())
+            self.looked_up.append((batch.rows_l2, batch.rows_l1))
+            self.moments.add(batch.a, batch.b)
+
+    def gradient(self) -> RowSums:
+        """Return the sums over each row of both gradients so far."""
+        return row_sums(self.a, self.b, self.one_table)
+
+    def cosine_null(self, seed: int) -> tuple[float, float]:
+        """Return (lowest, highest) cosine with A's rows given to other tokens of the text; nan for two tables."""
+        if not self.one_table:
+            return math.nan, math.nan
+        # the text's tokens, and a mask or first one
+        reached = torch.nonzero(torch.linalg.vector_norm(self.a, dim=1)).reshape(-1)
+        return cosine_null(self.a, self.b, reached, seed, PERMUTATIONS)
+
+
+def _padded_to(counts: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """Return counts of exactly `rows` tokens: cut off, or extended by zeros."""
+    return np.pad(counts, (0, max(0, rows - len(counts))))[:rows]
+
+
+# --- the report
+
+
 def found_of(found: PathGradients) -> Found:
     """Say which path is longer and whether they agree: in batches, in the whole text, in Adam's step, by token."""
-    alone = "get the head path alone" + ("" if found.objective == NEXT else ", but for a mask or first token")
-    share, *others = _quantities(found)
-    gradient, energy = found.gradient, found.gradient.a2 + found.gradient.b2
-    # tokens of like frequency
-    times = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖²", "of ‖B‖²")
-    bins, where = [], bin_of(found.counts)
-    for index, label in enumerate(BINS):
-        its, name = where == index, f"{label} times"
-        own, step = gradient.split(its), found.update.split(its)
-        moved = [ratio(float(x[its].sum()), x.sum()) for x in (gradient.a2, gradient.b2)]
-        one = Quantity(name, own.share_b, n=int(its.sum()), chance=0.5, unit="%", main=False, figure=BY_COUNT)
-        of_path = replace(one, chance=None, figure=MOVED)
-        told = [
-            one,
-            replace(one, name=f"{name}, {ADAM}", value=step.share_b),
-            replace(of_path, name=f"lookup path: {name}", value=moved[0], why="of ‖A‖²"),
-            replace(of_path, name=f"head path: {name}", value=moved[1], why="of ‖B‖²"),
-        ]
-        cells = (label, count(one.n), count(found.counts[its].sum()), plain(own.a), plain(own.b))
-        bins.append((*cells, *map(str, told)))
-        others += told if one.n else []
-    # and the rows with the longest gradients
-    header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖² + ‖B‖²")
-    columns, rows = (gradient.share_b, found.update.share_b, energy / (energy.sum() or math.nan)), []
-    for row, text in found.longest:
-        norms = (plain(math.sqrt(squares[row])) for squares in (gradient.a2, gradient.b2))
-        shares = (str(Quantity("", float(column[row]), unit="%")) for column in columns)
-        rows.append((visible(text), str(row), count(int(found.seen[row])), *norms, *shares))
+    alone = "get the head path alone"
+    if found.objective != NEXT:
+        alone += ", but for a mask or first token"
+    per_batch = _batch_quantities(found)
+    bins = _frequency_bins(found)
+    by_frequency = [quantity for one in bins if one.rows for quantity in one.quantities]
+    share = per_batch[0]
+    header = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖²", "of ‖B‖²")
     return Found(
         answer=answer(share, found.gradient.split(), found.null),
-        quantities=(share, *others),
+        quantities=(*per_batch, *_quantities(found), *by_frequency),
         curves=tuple(_curves(found)),
         listings=(
-            Listing("By how often a token occurs", times, bins),
-            Listing("Rows with the longest gradients", header, rows),
+            Listing("By how often a token occurs", header, [one.cells for one in bins]),
+            _longest_rows(found),
         ),
         notes=(
             f"{len(found.batches)} batches of {found.batch} windows, {found.length} tokens each",
@@ -201,72 +214,142 @@ def found_of(found: PathGradients) -> Found:
 
 
 def answer(share: Quantity, whole: PathSplit, null: tuple[float, float]) -> str:
-    """Which path is longer in a batch, and how the two lie to each other in the whole text."""
+    """Say which path is longer in a batch, and how the two lie to each other in the whole text."""
     if not math.isfinite(whole.share_b):
         return "neither: both gradients are zero on this text"
-    said = "the head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
+    longer = longer_path(share)
     if not math.isfinite(whole.cosine):
-        return f"{said}, in a table of its own"
+        return f"{longer}, in a table of its own"
     if null[0] <= whole.cosine <= null[1]:
-        return f"{said}; over the whole text in unrelated directions"
-    return f"{said}; over the whole text {'the same way' if whole.cosine > null[1] else 'opposed'}"
+        return f"{longer}; over the whole text in unrelated directions"
+    return f"{longer}; over the whole text {'the same way' if whole.cosine > null[1] else 'opposed'}"
 
 
-def _quantities(found: PathGradients) -> Iterator[Quantity]:
-    """The share in a batch first; then the whole text, Adam's step, the older convention, and rows."""
+@dataclass(frozen=True)
+class _FrequencyBin:
+    """Rows of the tokens that a text has about equally often."""
 
-    def aside(name: str, value: float, unit: str = "%", **more: Any) -> Quantity:
-        return Quantity(name, value, unit=unit, main=False, **more)
+    rows: int
+    quantities: tuple[Quantity, ...]  # the head path's share, in Adam's step, and what of each path goes to these rows
+    cells: tuple[str, ...]  # its row of the listing
 
-    splits, step = found.batches, found.update.split()
-    yield mean_of(f"{SHARE} per batch", [x.share_b for x in splits], unit="%", chance=0.5, why="‖B‖/(‖A‖ + ‖B‖)")
+
+def _frequency_bins(found: PathGradients) -> list[_FrequencyBin]:
+    """Measure the rows of tokens of like frequency."""
+    bin_of_row = bin_of(found.counts)
+    gradient = found.gradient
+    bins = []
+    for index, label in enumerate(BINS):
+        inside, name = bin_of_row == index, f"{label} times"
+        rows, split = int(inside.sum()), gradient.split(inside)
+        share = Quantity(name, split.share_b, n=rows, chance=0.5, unit="%", main=False, figure=BY_COUNT)
+        moved_a = ratio(float(gradient.a2[inside].sum()), gradient.a2.sum())
+        moved_b = ratio(float(gradient.b2[inside].sum()), gradient.b2.sum())
+        of_path = replace(share, chance=None, figure=MOVED)
+        quantities = (
+            share,
+            replace(share, name=f"{name}, {ADAM}", value=found.update.split(inside).share_b),
+            replace(of_path, name=f"lookup path: {name}", value=moved_a, why="of ‖A‖²"),
+            replace(of_path, name=f"head path: {name}", value=moved_b, why="of ‖B‖²"),
+        )
+        occurrences = count(found.counts[inside].sum())
+        cells = (label, count(rows), occurrences, plain(split.a), plain(split.b), *map(str, quantities))
+        bins.append(_FrequencyBin(rows, quantities, cells))
+    return bins
+
+
+def _longest_rows(found: PathGradients) -> Listing:
+    """List the rows with the longest gradients."""
+    gradient = found.gradient
+    energy = gradient.a2 + gradient.b2
+    columns = gradient.share_b, found.update.share_b, energy / (energy.sum() or math.nan)
+    rows = []
+    for row, text in found.longest:
+        norms = (plain(math.sqrt(squares[row])) for squares in (gradient.a2, gradient.b2))
+        shares = (str(Quantity("", float(column[row]), unit="%")) for column in columns)
+        rows.append((visible(text), str(row), count(int(found.seen[row])), *norms, *shares))
+    header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖² + ‖B‖²")
+    return Listing("Rows with the longest gradients", header, rows)
+
+
+def _batch_quantities(found: PathGradients) -> list[Quantity]:
+    """Report batches: the head path's share first, the cosine of one table, Adam's step, and both norms."""
+    splits = found.batches
+    share = mean_of(f"{SHARE} per batch", [x.share_b for x in splits], unit="%", chance=0.5, why="‖B‖/(‖A‖ + ‖B‖)")
+    quantities = [share]
     if not np.isnan(found.gradient.ab).any():
-        yield mean_of(
+        cosine = mean_of(
             "cosine of the two paths per batch", [x.cosine for x in splits], unit="cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
             why="above zero they help each other, below they oppose",
         )  # fmt: skip
-    yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
+        quantities.append(cosine)
+    step = found.update.split().share_b
+    quantities.append(Quantity("share in Adam's step", step, unit="%", chance=0.5, why="after all of the batches"))
     for path, norms in (("lookup", [x.a for x in splits]), ("head", [x.b for x in splits])):
-        yield mean_of(f"norm of the {path} path per batch", norms, unit="norm", main=False)
-    yield aside("loss", found.nll, NATS, n=found.predicted)
-    for where, split, null in ((WHOLE, found.gradient.split(), found.null), (ADAM, step, ())):
-        if math.isfinite(split.cosine):
-            why = "permuted: other tokens' lookup path" if null else "Adam divides by the size of the sum"
-            yield aside(f"cosine, {where}", split.cosine, "cosine", chance=0.0, null=null, why=why)
-        for name, value in (("lookup path", split.a), ("head path", split.b), ("both together", split.total)):
-            yield aside(f"norm of the {name}, {where}", value, "norm")
-        for name, value in (("norms", split.share_b), ("squares", split.energy_b), ("L1 norms", split.share_b_l1)):
-            yield aside(f"{SHARE} of {name}, {where}", value)
-    # the convention of arXiv:2603.26663: the lookup's norm is one of positions, the head's one of the table
-    (l2, l1), why = zip(*found.looked_up, strict=True), "for published figures"
+        quantities.append(mean_of(f"norm of the {path} path per batch", norms, unit="norm", main=False))
+    return quantities
+
+
+def _quantities(found: PathGradients) -> Iterator[Quantity]:
+    """Yield the whole text, Adam's step, the older convention, and shares within rows."""
+    yield Quantity("loss", found.nll, unit=NATS, main=False, n=found.predicted)
+    why = "permuted: other tokens' lookup path"
+    yield from _split_quantities(WHOLE, found.gradient.split(), found.null, why)
+    yield from _split_quantities(ADAM, found.update.split(), (), "Adam divides by the size of the sum")
+    yield from _older_quantities(found)
+    yield from _row_quantities(found)
+
+
+def _split_quantities(where: str, split: PathSplit, null: tuple[float, ...], why: str) -> Iterator[Quantity]:
+    """Yield cosine, norms and shares of one gradient or step; `why` explains the cosine and its null."""
+    if math.isfinite(split.cosine):
+        name = f"cosine, {where}"
+        yield Quantity(name, split.cosine, unit="cosine", chance=0.0, null=null, main=False, why=why)
+    for name, value in (("lookup path", split.a), ("head path", split.b), ("both together", split.total)):
+        yield Quantity(f"norm of the {name}, {where}", value, unit="norm", main=False)
+    for name, value in (("norms", split.share_b), ("squares", split.energy_b), ("L1 norms", split.share_b_l1)):
+        yield Quantity(f"{SHARE} of {name}, {where}", value, unit="%", main=False)
+
+
+def _older_quantities(found: PathGradients) -> Iterator[Quantity]:
+    """Yield the convention of arXiv:2603.26663: the lookup's norm is one of positions, the head's one of the table."""
+    l2, l1 = zip(*found.looked_up, strict=True)
+    splits = found.batches
+    shares = [ratio(x.b, by_position + x.b) for x, by_position in zip(splits, l2, strict=True)]
+    shares_l1 = [ratio(x.b_l1, by_position + x.b_l1) for x, by_position in zip(splits, l1, strict=True)]
     for name, unit, values in (
-        (SHARE, "%", [ratio(x.b, by_row + x.b) for x, by_row in zip(splits, l2, strict=True)]),
-        (f"{SHARE} of L1 norms", "%", [ratio(x.b_l1, by_row + x.b_l1) for x, by_row in zip(splits, l1, strict=True)]),
+        (SHARE, "%", shares),
+        (f"{SHARE} of L1 norms", "%", shares_l1),
         ("norm at the lookup's outputs", "norm", l2),
     ):
-        yield mean_of(f"{name}, {OLDER}", values, unit=unit, main=False, why=why)
-    # shares within rows of tokens that occur in the windows, and what the others get
+        yield mean_of(f"{name}, {OLDER}", values, unit=unit, main=False, why="for published figures")
+
+
+def _row_quantities(found: PathGradients) -> Iterator[Quantity]:
+    """Yield shares within the rows of tokens that occur in the windows, and what the rows of all others get."""
     absent, b2 = found.seen == 0, found.gradient.b2
     n = int(absent.sum())
     for where, sums in (("gradient", found.gradient), (ADAM, found.update)):
         shares = _shares(found, sums)
         quantiles = np.quantile(shares, QUANTILES) if len(shares) else [math.nan] * len(QUANTILES)
         for at, value in zip(QUANTILES, quantiles, strict=True):
-            yield aside(f"{SHARE} in a row, {at:.0%} quantile, {where}", float(value), n=len(absent) - n)
+            name = f"{SHARE} in a row, {at:.0%} quantile, {where}"
+            yield Quantity(name, float(value), unit="%", main=False, n=len(absent) - n)
     part = ratio(float(b2[absent].sum()), float(b2.sum()))
-    yield aside("absent tokens' part of the head path", part, n=n, why="of ‖B‖²")
-    part = ratio(found.update.split(absent).total ** 2, step.total**2)
-    yield aside(f"absent tokens' part of {ADAM}", part, n=n, why="of ‖u‖²")
+    yield Quantity("absent tokens' part of the head path", part, unit="%", main=False, n=n, why="of ‖B‖²")
+    part = ratio(found.update.split(absent).total ** 2, found.update.split().total ** 2)
+    yield Quantity(f"absent tokens' part of {ADAM}", part, unit="%", main=False, n=n, why="of ‖u‖²")
 
 
 def _shares(found: PathGradients, sums: RowSums) -> NDArray[np.float64]:
-    """Head path's share in the rows of tokens that occur in the windows, where there is one."""
+    """Return the head path's share in the rows of tokens that occur in the windows, where there is one."""
     shares = sums.share_b[found.seen > 0]
     return shares[np.isfinite(shares)]
 
 
 def _curves(found: PathGradients) -> Iterator[Curve]:
+    """Yield the head path's share by batch size, and its distribution over single rows."""
     norms = by_batch(found.batches, found.mean, found.batch)
     *shares, limit = [ratio(b, a + b) for a, b in norms] or [math.nan]
     sizes = [(float(windows), share) for windows, share in zip(SIZES, shares, strict=False) if math.isfinite(share)]
@@ -277,27 +360,33 @@ def _curves(found: PathGradients) -> Iterator[Curve]:
             mark=found.batch, level=limit, level_name="without noise",
             why="Estimated from the marked size; noise lengthens both norms.",
         )  # fmt: skip
-    places = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
+    centres = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
     for which, sums in (("gradient", found.gradient), (ADAM, found.update)):
         rows = _shares(found, sums)
-        heights = tuple(float(x) / max(len(rows), 1) for x in np.histogram(rows, HISTOGRAM, (0.0, 1.0))[0])
+        counts, _ = np.histogram(rows, HISTOGRAM, (0.0, 1.0))
+        heights = tuple(float(number) / max(len(rows), 1) for number in counts)
         why = "Tokens of the windows; others: 100 %."
-        yield Curve("Head path's share in single rows", places, heights, along=SHARE, unit="%", which=which, why=why)
+        yield Curve("Head path's share in single rows", centres, heights, along=SHARE, unit="%", which=which, why=why)
 
 
 def by_batch(splits: Sequence[PathSplit], mean: tuple[float, float], batch: int) -> list[tuple[float, float]]:
-    """Root mean square ‖A‖ and ‖B‖ of batches of 1, 2, 4 … 4,096 windows, and of ever larger ones last.
+    """Estimate root mean square ‖A‖ and ‖B‖ of batches of 1, 2, 4 … 4,096 windows, and of ever larger ones last.
 
     E‖g‖² at k windows = |G|² + tr Σ / k, both estimated without bias (McCandlish et al., arXiv:1812.06162, App. A).
     `mean` are the norms of the mean gradient of the same batches. An estimate of |G|² below zero is no result: nan.
     One batch has no scatter.
     """
-    n = len(splits)
-    if n < 2:
+    if len(splits) < 2:
         return []
-    columns = []
-    for norm, squares in zip(mean, ([s.a**2 for s in splits], [s.b**2 for s in splits]), strict=True):
-        spread = (sum(squares) / n - norm**2) * n / (n - 1)  # trace of the covariance of one batch's gradient
-        at = [norm**2 - spread / n + spread * batch / windows for windows in (*SIZES, math.inf)]
-        columns.append([math.sqrt(x) if x > 0 else math.nan for x in at])
-    return list(zip(*columns, strict=True))
+    of_a = _norms_by_size([split.a for split in splits], mean[0], batch)
+    of_b = _norms_by_size([split.b for split in splits], mean[1], batch)
+    return list(zip(of_a, of_b, strict=True))
+
+
+def _norms_by_size(norms: Sequence[float], mean: float, batch: int) -> list[float]:
+    """Estimate the norm for each of `SIZES` and the limit from norms of batches and the norm of their mean."""
+    n = len(norms)
+    scatter = (sum(norm**2 for norm in norms) / n - mean**2) * n / (n - 1)  # trace of one batch's covariance
+    sizes = (*SIZES, math.inf)
+    squares = [mean**2 - scatter / n + scatter * batch / windows for windows in sizes]
+    return [math.sqrt(square) if square > 0 else math.nan for square in squares]

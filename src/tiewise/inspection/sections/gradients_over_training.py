@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Listing, Quantity, count
-from tiewise.inspection.bench import Bench, NotHere, Subject, comparison_of, mean_of, section
-from tiewise.training.results import RunResult
+from tiewise.inspection.bench import Bench, NotHere, Subject, comparison_of, longer_path, mean_of, section
+from tiewise.training.results import CurvePoint, RunResult
 
 TENTHS = 10
 LOGGED = "Means over seeds and logging windows."
@@ -40,10 +41,10 @@ def gradients_over_training_of(run: str | os.PathLike[str], arm: str) -> Found:
         RunError: no finished comparison is there.
         NotHere: the arm measured no paths.
     """
-    found = logged_paths(comparison_of(Path(run)).of(arm))
-    if not len(found.last):
+    paths = logged_paths(comparison_of(Path(run)).of(arm))
+    if not len(paths.last):
         raise NotHere(f"{arm} measured no gradients by path", "run it again, longer")
-    return found_of(found)
+    return found_of(paths)
 
 
 @dataclass(frozen=True)
@@ -58,67 +59,121 @@ class LoggedPaths:
 
     @property
     def share(self) -> NDArray[np.float64]:
-        """‖B‖ / (‖A‖ + ‖B‖), nan where both are zero."""
+        """Return ‖B‖ / (‖A‖ + ‖B‖), nan where both are zero."""
         both = self.a + self.b
         return np.divide(self.b, both, out=np.full_like(both, math.nan), where=both > 0)
 
     def over(self, its: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Mean share over some windows, counted by their steps [seeds]."""
+        """Return the mean share over some windows, counted by their steps [seeds]."""
         return np.average(self.share[its], axis=0, weights=(self.last - self.first + 1)[its])
+
+    def tenths(self) -> list[NDArray[np.bool_]]:
+        """Mark the windows that end in each tenth of the run; tenths without one are left out."""
+        last = int(self.last[-1])
+        tenth = np.searchsorted([(k + 1) * last // TENTHS for k in range(TENTHS)], self.last)
+        return [tenth == k for k in np.unique(tenth)]
 
 
 def logged_paths(runs: Sequence[RunResult]) -> LoggedPaths:
     """Read an arm's curves; a window begins after the logged step before it, measured or not."""
     curves = [{point.step: point for point in run.curve} for run in runs]
-    steps, rows, before = [], [], 0
+    steps: list[tuple[int, int]] = []
+    rows: list[list[tuple[float, ...]]] = []  # of each window ‖A‖, ‖B‖ and cosine, by seed
+    before = 0
     for step in sorted(set().union(*curves)):
-        found = [curve.get(step) for curve in curves]
-        norms = [(p.path_a, p.path_b) for p in found if p and p.path_a is not None and p.path_b is not None]
-        if len(norms) == len(runs) and np.isfinite(norms).all():
-            cosines = [math.nan if p is None or p.cosine is None else p.cosine for p in found]
+        measured = _measured_by_all([curve.get(step) for curve in curves])
+        if measured is not None:
             steps.append((before + 1, step))
-            rows.append((*zip(*norms, strict=True), cosines))
+            rows.append(measured)
         before = step
-    columns = np.array(rows, np.float64).reshape(len(rows), 3, len(runs)).transpose(1, 0, 2)
-    return LoggedPaths(*np.array(steps, np.int64).reshape(-1, 2).T, *columns)
+    a, b, cosine = np.array(rows, np.float64).reshape(len(rows), 3, len(runs)).transpose(1, 0, 2)
+    first, last = np.array(steps, np.int64).reshape(-1, 2).T
+    return LoggedPaths(first, last, a, b, cosine)
+
+
+def _measured_by_all(points: Sequence[CurvePoint | None]) -> list[tuple[float, ...]] | None:
+    """Return (‖A‖ of each seed, ‖B‖, cosine), or None where a seed measured no finite norms."""
+    norms_a, norms_b, cosines = [], [], []
+    for point in points:
+        if point is None or point.path_a is None or point.path_b is None:
+            return None
+        norms_a.append(point.path_a)
+        norms_b.append(point.path_b)
+        cosines.append(math.nan if point.cosine is None else point.cosine)
+    if not np.isfinite([norms_a, norms_b]).all():
+        return None
+    return [tuple(norms_a), tuple(norms_b), tuple(cosines)]
+
+
+# the report
 
 
 def found_of(found: LoggedPaths) -> Found:
     """Say what the head path's share is, and whether it moved."""
-    last, seeds = int(found.last[-1]), found.a.shape[1]
-    # in which tenth of the run each window ends
-    tenth = np.searchsorted([(k + 1) * last // TENTHS for k in range(TENTHS)], found.last)
-    ranges = [*(tenth == k for k in np.unique(tenth)), tenth >= 0]
-    first, *more, whole = [found.over(its) for its in ranges]
-    change = more[-1] - first if more else np.full(seeds, math.nan)
-    share = mean_of("head path's share of both norms", whole, unit="%", chance=0.5)
+    seeds = found.a.shape[1]
+    tenths, all_windows = found.tenths(), np.ones(len(found.last), bool)
+    by_tenth = [found.over(its) for its in tenths]
+    of_run = found.over(all_windows)
+    change = np.full(seeds, math.nan)
+    if len(by_tenth) > 1:
+        change = by_tenth[-1] - by_tenth[0]
+    share = mean_of("head path's share of both norms", of_run, unit="%", chance=0.5)
     moved = mean_of("last tenth − first tenth", change, unit="%", chance=0.0, why="in points of a hundred")
-    steps = [f"{count(found.first[its][0])}–{count(found.last[its][-1])}" for its in ranges]
-    rows = [*zip(steps, (str(mean_of("", one, unit="%")) for one in (first, *more, whole)), strict=True)]
-    of_both = found.cosine.mean(1)[np.isfinite(found.cosine).all(1)]
-    cosines = [
-        Quantity(f"{end} cosine of the two paths", float(of(of_both)), unit="cosine", main=False, why=LOGGED)
-        for end, of in (("lowest", np.min), ("highest", np.max))
-        if len(of_both)
-    ]
-    norms = ((f"Norm of the {path} path's gradient", a) for path, a in (("lookup", found.a), ("head", found.b)))
-    curves = [
-        Curve.through(
-            name, zip(map(int, found.last), map(mean_interval, values), strict=True),
-            along="step", unit=unit, log=log, level=level, why=LOGGED,
-        )
-        for name, values, unit, level, log in (
-            ("Head path's share over training", found.share, "share of the two norms", 0.5, False),
-            *((name, a, "norm", None, True) for name, a in norms),
-            ("Do both paths pull the same way over training?", found.cosine, "cosine", 0.0, False),
-        )
-    ]  # fmt: skip
-    said = "the head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
-    way = "falls" if moved.high < 0 else "rises" if moved.low > 0 else "is not shown to move"
+    rows = []
+    for its, shares in zip([*tenths, all_windows], [*by_tenth, of_run], strict=True):
+        steps = f"{count(found.first[its][0])}–{count(found.last[its][-1])}"
+        rows.append((steps, str(mean_of("", shares, unit="%"))))
     return Found(
-        answer=f"{said}; the head's share {way} over training" if math.isfinite(moved.value) else said,
-        quantities=(share, moved, *cosines),
-        curves=tuple(curve for curve in curves if curve.x),  # none that was never a number
+        answer=_answer(share, moved),
+        quantities=(share, moved, *_cosines(found)),
+        curves=tuple(curve for curve in _curves(found) if curve.x),  # none that was never a number
         listings=(Listing("Head path's share by tenths of the run", ("steps", "share [95 %]"), rows),),
         notes=(f"over {seeds} seed{'s' if seeds > 1 else ''}, before clipping",),
     )
+
+
+def _answer(share: Quantity, moved: Quantity) -> str:
+    """Say which path is longer, and if there are two tenths, whether the head's share moved between them."""
+    longer = longer_path(share)
+    if not math.isfinite(moved.value):
+        return longer
+    way = "is not shown to move"
+    if moved.high < 0:
+        way = "falls"
+    elif moved.low > 0:
+        way = "rises"
+    return f"{longer}; the head's share {way} over training"
+
+
+def _cosines(found: LoggedPaths) -> list[Quantity]:
+    """Return the lowest and the highest mean cosine of the two paths; none where there are two tables."""
+    cosines = found.cosine.mean(1)[np.isfinite(found.cosine).all(1)]
+    if not len(cosines):
+        return []
+    ends = {"lowest": float(np.min(cosines)), "highest": float(np.max(cosines))}
+    return [
+        Quantity(f"{end} cosine of the two paths", value, unit="cosine", main=False, why=LOGGED)
+        for end, value in ends.items()
+    ]
+
+
+def _curves(found: LoggedPaths) -> Iterator[Curve]:
+    """Yield share, both norms and cosine over training."""
+    curve = partial(_over_training, found.last)
+    yield curve("Head path's share over training", found.share, unit="share of the two norms", level=0.5)
+    for path, norms in (("lookup", found.a), ("head", found.b)):
+        yield curve(f"Norm of the {path} path's gradient", norms, unit="norm", log=True)
+    yield curve("Do both paths pull the same way over training?", found.cosine, unit="cosine", level=0.0)
+
+
+def _over_training(
+    steps: NDArray[np.int64],
+    name: str,
+    values: NDArray[np.float64],
+    unit: str,
+    level: float | None = None,
+    log: bool = False,
+) -> Curve:
+    """Return the mean of values [windows, seeds] by step, with its interval."""
+    points = zip(map(int, steps), map(mean_interval, values), strict=True)
+    return Curve.through(name, points, along="step", unit=unit, log=log, level=level, why=LOGGED)
