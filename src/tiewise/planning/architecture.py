@@ -266,33 +266,54 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
     Raises:
         SpecError: a table or rank wider than the model's table, or more groups than layers.
     """
-    vocab, width = architecture.ends.vocab, architecture.ends.width
-    in_width, out_width = boundary.table_widths(width)
-    if boundary.kind == "residual" and (boundary.rank or 0) > width:
-        raise SpecError(f"{boundary}: rank {boundary.rank} exceeds the table width {width}", f"choose a rank ≤ {width}")
-    shapes = boundary.map_shapes(width).values()
-    stored, matrices = sum(map(prod, shapes)), sum(prod(shape) for shape in shapes if len(shape) > 1)
-    # of a definite map one triangular factor is stored, square: two products at the head, two solves at the input
-    between = Count(stored, 3 * matrices if boundary.kind == "spd" else matrices, stored)
-    ends = {"input_table": lookup(vocab, in_width), "maps": architecture.ends.maps + between}
-    every_use = total(ends)
-    if architecture.ends.head:
-        head = linear(out_width, vocab)
-        biases = vocab * max(int(boundary.bias), min(architecture.ends.head_biases, 1))
-        ends |= {"head_bias": Count(biases, 0, biases)} | ({"output_table": head} if boundary.tables == 2 else {})
-        every_use = total(ends) if boundary.tables == 2 else total(ends) + head  # tied, stored at the input
+    ends, per_token = _counts_at_ends(architecture, boundary)
     body = architecture.body(sharing)
     around = total(architecture.around)
     applied = sum((stack.applied() for stack in architecture.stacks), around)
     decoder = next((stack for stack in architecture.stacks if stack.name == "decoder"), None)
+    frozen = architecture.frozen
+    if boundary.freeze:
+        frozen += ends["input_table"].parameters
     return Budget(
         boundary,
         sharing,
         {name: count.parameters for name, count in merged(ends, body).items()},
-        architecture.frozen + (ends["input_table"].parameters if boundary.freeze else 0),
-        every_use.multiplied + applied.multiplied,
-        None if decoder is None else every_use.read + decoder.applied().read + around.read,
+        frozen,
+        per_token.multiplied + applied.multiplied,
+        None if decoder is None else per_token.read + decoder.applied().read + around.read,
     )
+
+
+def _counts_at_ends(architecture: Architecture, boundary: BoundarySpec) -> tuple[Counts, Count]:
+    """Return what is stored at both ends by component, and what one token does with it.
+
+    Raises:
+        SpecError: a table or rank wider than the model's table.
+    """
+    vocab, width = architecture.ends.vocab, architecture.ends.width
+    in_width, out_width = boundary.table_widths(width)
+    if boundary.kind == "residual" and (boundary.rank or 0) > width:
+        raise SpecError(f"{boundary}: rank {boundary.rank} exceeds the table width {width}", f"choose a rank ≤ {width}")
+    ends = {"input_table": lookup(vocab, in_width), "maps": architecture.ends.maps + _maps_between(boundary, width)}
+    if not architecture.ends.head:
+        return ends, total(ends)
+    head = linear(out_width, vocab)
+    biases = vocab * max(int(boundary.bias), min(architecture.ends.head_biases, 1))
+    ends["head_bias"] = Count(biases, 0, biases)
+    if boundary.tables == 2:
+        ends["output_table"] = head
+        return ends, total(ends)
+    return ends, total(ends) + head  # tied: the head's table is stored at the input
+
+
+def _maps_between(boundary: BoundarySpec, width: int) -> Count:
+    """Return the counts of a boundary's maps between its tables and the model."""
+    shapes = boundary.map_shapes(width).values()
+    stored = sum(prod(shape) for shape in shapes)
+    matrices = sum(prod(shape) for shape in shapes if len(shape) > 1)
+    # of a definite map one triangular factor is stored, square: two products at the head, two solves at the input
+    multiplied = 3 * matrices if boundary.kind == "spd" else matrices
+    return Count(stored, multiplied, stored)
 
 
 def thresholds(
@@ -305,30 +326,37 @@ def thresholds(
     figure, where the formula bounds one. If B is None, values that depend on it are. If B is `estimated`, they are
     rounded and say so.
     """
-    table = vocab * d
-    c = None if body is None else body / d**2
-    if c is None:
-        scale = "B not counted"
-    else:
-        scale = f"c = B/d² ≈ {c:.3g}" if estimated else f"c = B/d² = {c:.4g}"
     formula = "1 / (1 + B/(V·d))"
-    share, saved = (None, None) if body is None else (table / (table + body), table / (2 * table + body))
-    narrow = ("largest k that still saves, one table and one map", "k(V + d) < V·d", largest_rank(vocab, d, 1), d)
-    bounds = [(s, None if c is None else c * s / (1 - 2 * s)) for s in (0.05, 0.1, 0.2, 0.3)]
-    rows: list[tuple[str, str, float | None, float | None]] = [
-        *(
-            (f"V/d above which tying saves more than {s:.0%}", f"c·s/(1−2s), s = {s:g}, {scale}", bound, vocab / d)
-            for s, bound in bounds
-        ),
-        ("share of the untied model that tying saves", "V·d / (2·V·d + B)", saved, None),
-        ("share of the tied model that is its table", formula, share, None),
-        ("largest k that still saves, tied, maps at both ends", "k(V + 2d) < V·d", largest_rank(vocab, d, 2), d),
+    scale = "B not counted"
+    share = saved = c = None
+    if body is not None:
+        table, c = vocab * d, body / d**2
+        scale = f"c = B/d² ≈ {c:.3g}" if estimated else f"c = B/d² = {c:.4g}"
+        share, saved = table / (table + body), table / (2 * table + body)
+    one_map, two_maps = largest_rank(vocab, d, 1), largest_rank(vocab, d, 2)
+    narrow = _threshold("largest k that still saves, one table and one map", "k(V + d) < V·d", one_map, d)
+    if not head:
+        name = "share of the model that is its table"
+        return [_threshold(name, f"{formula}, {scale}", share, estimated=estimated), narrow]
+    rows = []
+    for s in (0.05, 0.1, 0.2, 0.3):
+        bound = None if c is None else c * s / (1 - 2 * s)
+        name = f"V/d above which tying saves more than {s:.0%}"
+        rows.append(_threshold(name, f"c·s/(1−2s), s = {s:g}, {scale}", bound, vocab / d, estimated))
+    return [
+        *rows,
+        _threshold("share of the untied model that tying saves", "V·d / (2·V·d + B)", saved, estimated=estimated),
+        _threshold("share of the tied model that is its table", formula, share, estimated=estimated),
+        _threshold("largest k that still saves, tied, maps at both ends", "k(V + 2d) < V·d", two_maps, d),
         narrow,
     ]
-    rows = rows if head else [("share of the model that is its table", f"{formula}, {scale}", share, None), narrow]
-    return [
-        {"name": name, "formula": formula, "value": value, "here": here, "estimated": False}
-        if value is None or not estimated or name.startswith("largest k")
-        else {"name": name, "formula": formula, "value": rounded(value), "here": here, "estimated": True}
-        for name, formula, value, here in rows
-    ]
+
+
+def _threshold(
+    name: str, formula: str, value: float | None, here: float | None = None, estimated: bool = False
+) -> dict[str, Any]:
+    """Return the record of a threshold, rounded if it is `estimated`; `here` is the model's own figure."""
+    is_rounded = estimated and value is not None
+    if value is not None and estimated:
+        value = rounded(value)
+    return {"name": name, "formula": formula, "value": value, "here": here, "estimated": is_rounded}

@@ -133,26 +133,36 @@ def described(model: Described) -> tuple[str, Architecture]:
         return str(model), read(config_of(Path(model)))
     if isinstance(model, Mapping):
         return str(model.get("_name_or_path") or model.get("model_type") or "config"), read(model)
-    row = model
-    if isinstance(model, str):
-        try:
-            row = catalogue.find(model)
-        except PlanError:
-            if not os.path.exists(model):
-                raise
-            return described(Path(model))
-    if not isinstance(row, catalogue.Model):
-        raise PlanError(f"a {type(row).__name__} cannot be planned", "give a name, a config or its path, or sizes")
+    if isinstance(model, catalogue.Model):
+        return model.name, _of_row(model)
+    if not isinstance(model, str):
+        raise PlanError(f"a {type(model).__name__} cannot be planned", "give a name, a config or its path, or sizes")
+    try:
+        row = catalogue.find(model)
+    except PlanError:
+        if not os.path.exists(model):
+            raise
+        return described(Path(model))
+    return row.name, _of_row(row)
+
+
+def _of_row(row: catalogue.Model) -> Architecture:
+    """Return the architecture of a row of the catalogue: by its config, else by V, D and L.
+
+    Raises:
+        PlanError: nobody was seen to say its vocabulary.
+    """
     if row.config:
-        found = read(row.config)
-        known = row.tied is not None and found.ends.head
+        architecture = read(row.config)
+        if row.tied is None or not architecture.ends.head:
+            return architecture
         # the published files decide: a class may tie what its checkpoints hold apart (T5 v1.1)
-        return row.name, replace(found, ends=replace(found.ends, tied=bool(row.tied))) if known else found
+        return replace(architecture, ends=replace(architecture.ends, tied=bool(row.tied)))
     if row.vocab is None:
         raise PlanError(f"{row.name}: nobody was seen to say its vocabulary", "plan from sizes or a config.json")
-    found = from_sizes(Sizes(row.vocab, row.width, row.layers), tied=row.tied is not False)
+    architecture = from_sizes(Sizes(row.vocab, row.width, row.layers), tied=row.tied is not False)
     note = f"{row.name} is known by V, D and L alone: a body of 12·D² per layer is assumed"
-    return row.name, replace(found, notes=(note,))
+    return replace(architecture, notes=(note,))
 
 
 def config_of(path: Path) -> dict[str, Any]:

@@ -122,7 +122,6 @@ def _estimated(c: Config) -> Architecture:
 
 def formula(c: Config) -> Architecture:
     """Count attention and ffn matrices by the names that most families give their sizes; of ffn widths the mean."""
-    ffn = c.get("intermediate_size")
     sizes = Sizes(
         vocab=c.size("vocab_size"),
         width=c.size("hidden_size" if c.get("hidden_size") is not None else "d_model"),
@@ -130,16 +129,24 @@ def formula(c: Config) -> Architecture:
         heads=c.size("num_attention_heads", 1),
         kv_heads=c.get("num_key_value_heads"),
         head_dim=c.get("head_dim"),
-        ffn=sum(ffn) // len(ffn) if isinstance(ffn, list) and ffn and all(type(n) is int for n in ffn) else ffn,
+        ffn=_mean_width(c.get("intermediate_size")),
         gated=(c.text("hidden_act") or c.text("hidden_activation")) not in UNGATED,
     )
     why = unknown_family(c.family) or f"{c.family} is not a family that tiewise counts exactly"
     note = f"{why}: attention and ffn matrices alone are estimated"
     tied = c.get("tie_word_embeddings")
-    found = from_sizes(sizes, tied is None or bool(tied))
+    architecture = from_sizes(sizes, tied is None or bool(tied))
     if c.class_name.endswith("ForMaskedLM"):
-        found = replace(found, stacks=(replace(found.stacks[0], name="encoder"),))
-    return replace(found, family=c.family, notes=(note,))
+        architecture = replace(architecture, stacks=(replace(architecture.stacks[0], name="encoder"),))
+    return replace(architecture, family=c.family, notes=(note,))
+
+
+def _mean_width(ffn: Any) -> Any:
+    """Return the mean of a list of widths; any other value as it is, which `Sizes` checks."""
+    if not isinstance(ffn, list) or not ffn:
+        return ffn
+    are_widths = all(type(width) is int for width in ffn)
+    return sum(ffn) // len(ffn) if are_widths else ffn
 
 
 @dataclass(frozen=True)
@@ -157,8 +164,10 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
+            if name == "gated" or value is None:
+                continue
             most = MOST_LAYERS if name == "layers" else MOST
-            if name != "gated" and value is not None and not (isinstance(value, int) and 1 <= value <= most):
+            if not isinstance(value, int) or not 1 <= value <= most:
                 raise PlanError(f"{name} = {str(value)[:40]}", f"{name} must be a whole number from 1 to {most:,}")
         Heads.of(self.width, self.heads, self.kv_heads, self.head_dim)  # which says where they do not fit
 
@@ -184,36 +193,56 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     Raises:
         PlanError: transformers does not know the family, or refuses the config.
     """
-    values, t = dict(config), transformers
-    kind = str(values.pop("model_type", ""))
+    kind = str(config.get("model_type", ""))
+    model = _built_on_meta(config, kind)
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if table is None or head is None:
+        raise PlanError(f"{kind} has no token table and head", "plan works on language models")
+    bias = getattr(head, "bias", None)
+    looked_up = _other_lookups(model)
+    ends = {id(parameter) for parameter in (table.weight, head.weight, bias)}
+    others = [p for p in model.parameters() if id(p) not in ends and id(p) not in looked_up]
+    whole = sum(p.numel() for p in others)
+    other = Count(whole, sum(p.numel() for p in others if p.dim() > 1), whole)
+    if head.weight.shape != table.weight.shape:
+        raise PlanError(f"{kind}: its two tables differ in shape", "such a model cannot be planned")
+    vocab, width = table.weight.shape
+    tables = TokenTables(vocab, width, head.weight is table.weight, head_biases=int(bias is not None))
+    note = f"{kind} was built on the meta device; its layers are not told apart"
+    other_tables = sum((lookup(*p.shape) for p in looked_up.values()), Count())
+    return Architecture(kind, width, tables, (), {"other_tables": other_tables, "other": other}, notes=(note,))
+
+
+def _built_on_meta(config: Mapping[str, Any], kind: str) -> Any:
+    """Return a config's language model on the meta device, or raise PlanError."""
+    values = {key: value for key, value in config.items() if key != "model_type"}
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = t.AutoConfig.for_model(kind, **values)
-            autos = [getattr(t, f"AutoModelFor{name}") for name in BUILT if hasattr(t, f"AutoModelFor{name}")]
-            model = next((auto.from_config(made) for auto in autos if type(made) in auto._model_mapping), None)
-    except Exception as error:  # whatever a stranger's class raises, the config is what it was raised for
+            model = _model_of(transformers.AutoConfig.for_model(kind, **values))
+    except Exception as error:  # an untrusted class may raise anything; the config is to blame for all of it
         what = f"transformers cannot build {kind or 'a config without model_type'}: {str(error)[:120]}"
         if kind and unknown_family(kind):
             what = f"{unknown_family(kind)}, and transformers has no class of this type"
         raise PlanError(what.replace("\n", " "), "leave build out to estimate instead") from None
     if model is None:
         raise PlanError(f"transformers has no language model of type {kind}", "leave build out to estimate instead")
-    table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if table is None or head is None:
-        raise PlanError(f"{kind} has no token table and head", "plan works on language models")
-    bias = getattr(head, "bias", None)
-    ours = [id(p) for p in (table.weight, head.weight, bias)]
-    looked_up = {
-        id(p): p for n, p in model.named_parameters() if indexed_tensors.PLAIN_TABLE.search(n.removesuffix(".weight"))
-    }
-    others = [p for p in model.parameters() if id(p) not in (*ours, *looked_up)]
-    whole = sum(p.numel() for p in others)
-    other = Count(whole, sum(p.numel() for p in others if p.dim() > 1), whole)
-    if head.weight.shape != table.weight.shape:
-        raise PlanError(f"{kind}: its two tables differ in shape", "such a model cannot be planned")
-    vocab, width = table.weight.shape
-    ends = TokenTables(vocab, width, head.weight is table.weight, head_biases=int(bias is not None))
-    note = f"{kind} was built on the meta device; its layers are not told apart"
-    tables = sum((lookup(*p.shape) for p in looked_up.values()), Count())
-    return Architecture(kind, width, ends, (), {"other_tables": tables, "other": other}, notes=(note,))
+    return model
+
+
+def _model_of(config: Any) -> Any:
+    """Return a model of the first class in `BUILT` that transformers has for a config; None if there is none."""
+    for name in BUILT:
+        auto = getattr(transformers, f"AutoModelFor{name}", None)
+        if auto is not None and type(config) in auto._model_mapping:
+            return auto.from_config(config)
+    return None
+
+
+def _other_lookups(model: Any) -> dict[int, Any]:
+    """Return by id the parameters that are tables of tokens by their name."""
+    tables = {}
+    for name, parameter in model.named_parameters():
+        if indexed_tensors.PLAIN_TABLE.search(name.removesuffix(".weight")):
+            tables[id(parameter)] = parameter
+    return tables

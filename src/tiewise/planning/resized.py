@@ -164,33 +164,63 @@ class Growth:
 def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
     """Run the counting of a config, or of a decoder by its sizes alone; None where its layers are not all alike."""
     sizes = _sizes(model)
-    if len(stacks := _at(model, sizes).stacks) != 1 or any(each != stacks[0].layers[0] for each in stacks[0].layers):
+    if not _has_equal_layers(_at(model, sizes)):
         return None
     divided: Divided = set()
     traced = _traced(sizes, divided)
-    depth, rank, groups = (Size.make(1, {((letter, 1),): 1}, divided) for letter in (LETTERS["layers"], RANK, GROUPS))
-    one, two = (_at(model, {**traced, "layers": layers}) for layers in (1, 2))
-
-    def at_ends(name: str) -> dict[str, Terms]:
-        found = budget(one, BoundarySpec(name, width=rank if name == "factored" else None), SharingSpec()).parameters
-        return {part: terms_of(found[part]) for part in AT_ENDS if part in found}
-
-    def body(kind: str) -> dict[str, Terms]:
-        shares = SharingSpec(kind)
-        split = shares if kind == "none" else SharingSpec(kind, groups=2)
-        of_one, of_two, apart = one.body(shares), two.body(shares), two.body(split)
-        found: dict[str, Terms] = {}
-        for part, count in of_two.items():
-            # what a layer adds, what a group adds, and what is there without any
-            single, double, parted = (of.parameters for of in (of_one[part], count, apart[part]))
-            each, group = double - single, parted - double
-            found[part] = terms_of(single - each - group + each * depth + group * groups)
-        return found
-
-    ends, bodies = ({name: of(name) for name in names} for of, names in ((at_ends, BOUNDARIES), (body, KINDS)))
-    used = _letters(terms for found in (*ends.values(), *bodies.values()) for terms in found.values())
-    matters = {name: value for name, value in sizes.items() if LETTERS[name] in used.union(*divided)}
+    one, two = _at(model, {**traced, "layers": 1}), _at(model, {**traced, "layers": 2})
+    depth, rank, groups = (_letter(letter, divided) for letter in (LETTERS["layers"], RANK, GROUPS))
+    ends = {name: _terms_at_ends(one, name, rank) for name in BOUNDARIES}
+    bodies = {kind: _terms_of_body(one, two, kind, depth, groups) for kind in KINDS}
+    used = set[str]().union(*divided)
+    for by_component in (*ends.values(), *bodies.values()):
+        used |= _letters(by_component.values())
+    matters = {name: value for name, value in sizes.items() if LETTERS[name] in used}
     return Growth(matters, terms_of(one.ends.width), ends, bodies, divided)
+
+
+def _has_equal_layers(architecture: Architecture) -> bool:
+    """Return whether a model has one stack, of layers that are all alike."""
+    if len(architecture.stacks) != 1:
+        return False
+    layers = architecture.stacks[0].layers
+    return all(layer == layers[0] for layer in layers)
+
+
+def _letter(letter: str, divided: Divided) -> Size:
+    """Return 1 as a size that remembers a letter."""
+    return Size.make(1, {((letter, 1),): 1}, divided)
+
+
+def _terms_at_ends(architecture: Architecture, boundary: str, rank: Size) -> dict[str, Terms]:
+    """Return the terms of each component that the boundary decides."""
+    spec = BoundarySpec(boundary, width=rank if boundary == "factored" else None)
+    parameters = budget(architecture, spec, SharingSpec()).parameters
+    return {part: terms_of(parameters[part]) for part in AT_ENDS if part in parameters}
+
+
+def _terms_of_body(one: Architecture, two: Architecture, kind: str, depth: Size, groups: Size) -> dict[str, Terms]:
+    """Return the terms of each component of the body under a kind of sharing.
+
+    Counts grow linearly with layers and with groups, so three of them decide the terms.
+
+    Args:
+        one: the model with one layer.
+        two: the model with two layers.
+        kind: of sharing.
+        depth: L.
+        groups: of layers that share.
+    """
+    shared = SharingSpec(kind)
+    in_two_groups = shared if kind == "none" else SharingSpec(kind, groups=2)
+    of_one, of_two, of_groups = one.body(shared), two.body(shared), two.body(in_two_groups)
+    terms = {}
+    for part, count in of_two.items():
+        single, double, split = of_one[part].parameters, count.parameters, of_groups[part].parameters
+        per_layer, per_group = double - single, split - double
+        fixed = single - per_layer - per_group
+        terms[part] = terms_of(fixed + per_layer * depth + per_group * groups)
+    return terms
 
 
 def _sizes(model: Mapping[str, Any] | Sizes) -> dict[str, int]:
