@@ -65,7 +65,7 @@ class Job:
         progress(text, step, self.settings.steps)
 
 
-class TiewiseTrainer(Trainer):
+class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
     """Logs `path_a`, `path_b` and `cosine` (means over the logging window), what else it was shown, and its evaluation.
 
     The first of several processes calls `evaluator` at every log, all of them where they hold the model between them;
@@ -211,9 +211,10 @@ class TiewiseTrainer(Trainer):
     def share_of_step(self, mean: Tensor, items: Any) -> Tensor:
         """Return what a micro-batch's mean adds to its step's; `items` is the Trainer's `num_items_in_batch`."""
         # the Trainer divides by the number of micro-batches afterwards, but not for a model that takes their items
-        if self.model_accepts_loss_kwargs and items is not None:
-            return mean / self.current_gradient_accumulation_steps
-        return mean
+        if not self.model_accepts_loss_kwargs or items is None:
+            return mean
+        micro_batches: int = self.current_gradient_accumulation_steps
+        return mean / micro_batches
 
     def see(self, **measured: Tensor | float) -> None:
         """Have the means of these be logged with the window; of tensors that hold several numbers, of all of them."""
@@ -291,7 +292,7 @@ def logging_window(steps: int) -> int:
     return max(1, steps // 20)
 
 
-class Kept(TrainerCallback, ExportableState):
+class Kept(TrainerCallback, ExportableState):  # type: ignore[misc, unused-ignore]  # no types
     """A callback with attributes that checkpoints carry."""
 
     kept: tuple[str, ...]
@@ -347,7 +348,7 @@ class RunRecord(Kept):
             self._nll = logs["loss"]
 
 
-class Events(TensorBoardCallback):
+class Events(TensorBoardCallback):  # type: ignore[misc, unused-ignore]  # no types
     """TensorBoard's events in `folder`, by the first process; all reach the end, which writes, together."""
 
     def __init__(self, folder: Path) -> None:
@@ -357,7 +358,7 @@ class Events(TensorBoardCallback):
     on_train_end = ranks.agreed()(TensorBoardCallback.on_train_end)
 
 
-class Interrupt(NotedPress, TrainerCallback):
+class Interrupt(NotedPress, TrainerCallback):  # type: ignore[misc, unused-ignore]  # no types
     """Ctrl-C finishes the step, writes a checkpoint and stops; a second Ctrl-C stops at once.
 
     Use as a context manager around `trainer.train()`; `.pressed` says afterwards whether it was. Of several

@@ -22,6 +22,7 @@ runs (`all:groups=G`) or cycles (`all:cycle=N`): nothing else has a place there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -52,7 +53,7 @@ PRESETS = {
 }
 
 
-class OpenAlbertConfig(PreTrainedConfig):
+class OpenAlbertConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  # no types
     """Config of `OpenAlbertModel` and the models around it.
 
     `sharing="all"`, as a keyword or set later, says what the layers of a new model share; unless said they share
@@ -163,11 +164,14 @@ class AlbertEmbeddings(nn.Module):
             if length > room:
                 raise SpecError(f"a sequence of {length} tokens, and {room} positions", f"cut it to {room} tokens")
             positions = torch.arange(length, device=input_ids.device)
-        segments = torch.zeros_like(input_ids) if segments is None else segments
-        x = self.token(input_ids) + self.segment(segments) + self.position(positions)
+        if segments is None:
+            segments = torch.zeros_like(input_ids)
+        x: Tensor = self.token(input_ids) + self.segment(segments) + self.position(positions)
         if self.norm_first:
-            return self.projection(self.dropout(self.norm(x)))
-        return self.dropout(self.norm(self.projection(x)))
+            x = self.projection(self.dropout(self.norm(x)))
+        else:
+            x = self.dropout(self.norm(self.projection(x)))
+        return x
 
 
 class AlbertAttention(nn.Module):
@@ -184,11 +188,17 @@ class AlbertAttention(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, readable: Tensor | None) -> Tensor:
-        """x [B, T, H] → [B, T, H]; `readable` bool [B, 1, 1, T]."""
-        maps = (self.query, self.key, self.value)
-        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in maps)
-        read = F.scaled_dot_product_attention(q, k, v, readable, self.share if self.training else 0.0)
-        return self.norm(x + self.dropout(self.dense(read.transpose(1, 2).flatten(2))))
+        """Map x [B, T, H] to [B, T, H]; `readable` bool [B, 1, 1, T]."""
+        q, k, v = (self._heads(part(x)) for part in (self.query, self.key, self.value))
+        share = self.share if self.training else 0.0
+        read = F.scaled_dot_product_attention(q, k, v, readable, share)
+        joined = read.transpose(1, 2).flatten(2)
+        y: Tensor = self.norm(x + self.dropout(self.dense(joined)))
+        return y
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Divide [B, T, H] into heads [B, heads, T, H / heads]."""
+        return torch.unflatten(x, -1, (self.heads, -1)).transpose(1, 2)
 
 
 class AlbertFeedForward(nn.Module):
@@ -202,8 +212,10 @@ class AlbertFeedForward(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [.., H] → [.., H]."""
-        return self.norm(x + self.down(self.act(self.up(x))))
+        """Map x [.., H] to [.., H]."""
+        inner = self.act(self.up(x))
+        y: Tensor = self.norm(x + self.down(inner))
+        return y
 
 
 class AlbertLayer(nn.Module):
@@ -215,12 +227,13 @@ class AlbertLayer(nn.Module):
         self.ffn = AlbertFeedForward(config)
 
     def forward(self, x: Tensor, readable: Tensor | None) -> Tensor:
-        """x [B, T, H] → [B, T, H]."""
-        return self.ffn(self.attention(x, readable))
+        """Map x [B, T, H] to [B, T, H]."""
+        y: Tensor = self.ffn(self.attention(x, readable))
+        return y
 
 
 @dataclass
-class OpenAlbertOutput(ModelOutput):
+class OpenAlbertOutput(ModelOutput):  # type: ignore[misc, unused-ignore]  # no types
     """`loss` is the sum of `mlm_loss` and `pair_loss`, of those whose labels were given.
 
     `logits` are [B, T, V], or [M, V] of the M positions asked for; `pair_logits` [B, 2].
@@ -234,7 +247,7 @@ class OpenAlbertOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-class OpenAlbertPreTrainedModel(DepthTying, PreTrainedModel):
+class OpenAlbertPreTrainedModel(DepthTying, PreTrainedModel):  # type: ignore[misc, unused-ignore]  # no types
     """What all ALBERTs have."""
 
     config_class = OpenAlbertConfig
@@ -270,7 +283,7 @@ class OpenAlbertModel(OpenAlbertPreTrainedModel):
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
         self.post_init()
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator, unused-ignore]  # no types
     def forward(
         self,
         input_ids: Tensor,
@@ -313,7 +326,9 @@ class Predictions(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Turn [.., H] into logits [.., V]."""
-        return self.decoder(self.norm(self.act(self.dense(hidden))))
+        features = self.norm(self.act(self.dense(hidden)))
+        logits: Tensor = self.decoder(features)
+        return logits
 
 
 class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
@@ -336,7 +351,7 @@ class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
         """Replace it."""
         self.predictions.decoder = new_embeddings
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator, unused-ignore]  # no types
     def forward(
         self,
         input_ids: Tensor,
@@ -381,7 +396,7 @@ class OpenAlbertForSequenceClassification(OpenAlbertPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator, unused-ignore]  # no types
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **kwargs: Any) -> Any:
         """Score sequences [B, T]: logits [B, num_labels]; the loss is that of every transformers classifier.
 
@@ -425,28 +440,37 @@ _NAMES = {
 def from_hugging_face(theirs: Any) -> Any:
     """Return our model of the same function as transformers' AlbertForPreTraining, AlbertModel or classifier.
 
-    AlbertForMaskedLM becomes ours for pretraining; the pooler and the head on pairs, which it lacks, are drawn anew.
+    AlbertForMaskedLM becomes ours for pretraining; the pooler and the head on pairs, which it lacks, are random.
 
     Raises:
         UnsupportedError: another class, layers both in groups and repeated within them, or not two labels of order.
     """
-    kind = next((ours for ours, name in PAIRS if type(theirs) is getattr(transformers, name)), None)
-    if kind is None:
-        names = ", ".join(name for _, name in PAIRS)
-        raise UnsupportedError(f"a {type(theirs).__name__} has no model of ours", f"load it as one of {names}")
+    kind = _our_class(theirs)
     config = theirs.config
     groups, inner = config.num_hidden_groups, config.inner_group_num
     if groups > 1 and inner > 1:
         raise UnsupportedError(f"{groups} groups of {inner} layers each", "groups or repeats, not both, can be shared")
-    pairs = hasattr(theirs, "sop_classifier")
-    if pairs and config.num_labels != 2:
+    has_pairs = hasattr(theirs, "sop_classifier")
+    if has_pairs and config.num_labels != 2:
         raise UnsupportedError(f"sentence order of {config.num_labels} labels", "in order or swapped: set num_labels=2")
     spec = SharingSpec("all", groups=groups, cycle=inner if inner > 1 else 0)
     fields = {name: getattr(config, name) for name in _SAME}
-    if kind is OpenAlbertForPreTraining and not pairs:
+    if kind is OpenAlbertForPreTraining and not has_pairs:
         del fields["id2label"], fields["label2id"]  # of no head of theirs, and our pairs have two
-    made = OpenAlbertConfig(**fields, num_hidden_layers=config.num_hidden_layers * inner, sharing=spec)
-    return _filled(kind(made), theirs)
+    ours = kind(OpenAlbertConfig(**fields, num_hidden_layers=config.num_hidden_layers * inner, sharing=spec))
+    ours = ours.to(theirs.dtype).train(theirs.training)
+    for weight in _matched(ours, theirs):
+        weight.copy_to_ours()
+    return ours
+
+
+def _our_class(theirs: Any) -> Any:
+    """Return our class for a model of transformers. Raises UnsupportedError."""
+    for ours, name in PAIRS:
+        if type(theirs) is getattr(transformers, name):
+            return ours
+    names = ", ".join(name for _, name in PAIRS)
+    raise UnsupportedError(f"a {type(theirs).__name__} has no model of ours", f"load it as one of {names}")
 
 
 def to_hugging_face(ours: Any) -> Any:
@@ -455,38 +479,65 @@ def to_hugging_face(ours: Any) -> Any:
     Raises:
         UnsupportedError: the norm is behind the projection, or layers share what its classes cannot.
     """
-    theirs = next((name for kind, name in PAIRS if type(ours) is kind), None)
-    if theirs is None:
+    name = next((name for kind, name in PAIRS if type(ours) is kind), None)
+    if name is None:
         fix = "take the boundary or the sharing out"
         raise UnsupportedError(f"transformers' ALBERT has no place for a {type(ours).__name__}", fix)
     config, spec = ours.config, SharingSpec.parse(ours.config.sharing)
-    groups, inner = (config.num_hidden_layers, 1) if spec.kind == "none" else (spec.groups, spec.cycle or 1)
-    whole = spec.kind in ("all", "none") and not (spec.ends or spec.rank) and config.num_hidden_layers % inner == 0
-    if config.norm == "after" or not config.projection or not whole:
+    layers, groups, inner = config.num_hidden_layers, config.num_hidden_layers, 1
+    if spec.kind != "none":
+        groups, inner = spec.groups, spec.cycle or 1
+    shares_whole_layers = spec.kind in ("all", "none") and not (spec.ends or spec.rank)
+    can_be_written = config.norm != "after" and config.projection and layers % inner == 0
+    if not shares_whole_layers or not can_be_written:
         what = f"transformers' ALBERT has no place for norm={config.norm}, projection={config.projection}, {spec}"
         raise UnsupportedError(what, "it norms before its projection, and shares none, all, all:groups or all:cycle")
-    fields = {name: getattr(config, name) for name in _SAME} | {"num_hidden_layers": config.num_hidden_layers // inner}
-    made = transformers.AlbertConfig(**fields, num_hidden_groups=groups, inner_group_num=inner)
-    return _filled(getattr(transformers, theirs)(made), ours)
+    fields = {name: getattr(config, name) for name in _SAME} | {"num_hidden_layers": layers // inner}
+    their_config = transformers.AlbertConfig(**fields, num_hidden_groups=groups, inner_group_num=inner)
+    theirs = getattr(transformers, name)(their_config).to(ours.dtype).train(ours.training)
+    for weight in _matched(ours, theirs):
+        weight.copy_to_theirs()
+    return theirs
 
 
-@torch.no_grad()
-def _filled(made: Any, given: Any) -> Any:
-    """Return `made` with the weights, dtype and mode of `given`; one of the two is ours, the other transformers'."""
-    made = made.to(given.dtype).train(given.training)
-    ours, theirs = (made, given) if isinstance(made, OpenAlbertPreTrainedModel) else (given, made)
+@dataclass(frozen=True)
+class _Weight:
+    """One weight of our model and of transformers'; `swaps` says that rows change places between the two."""
+
+    ours: Tensor
+    theirs: Tensor
+    swaps: bool
+
+    @torch.no_grad()
+    def copy_to_ours(self) -> None:
+        """Write transformers' weight into ours."""
+        self.ours.copy_(self.theirs.flip(0) if self.swaps else self.theirs)
+
+    @torch.no_grad()
+    def copy_to_theirs(self) -> None:
+        """Write our weight into transformers'."""
+        self.theirs.copy_(self.ours.flip(0) if self.swaps else self.ours)
+
+
+def _matched(ours: Any, theirs: Any) -> Iterator[_Weight]:
+    """Yield every weight of ours with theirs; a model for masked tokens alone lacks some of ours."""
     values, config = theirs.state_dict(), theirs.config
     encoder = "" if hasattr(ours, "albert") else "albert."  # an encoder alone names its parts without it
-    for own_name, mine in ours.state_dict().items():
-        within, name = "", encoder + own_name
-        if name.startswith("albert.layers."):
-            index, _, name = name.removeprefix("albert.layers.").partition(".")
-            step, inner = divmod(int(index), config.inner_group_num)
-            group = step * config.num_hidden_groups // config.num_hidden_layers
-            within = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}."
-        begun = next((begin for begin in _NAMES if name.startswith(begin)), "")
-        named = (within + _NAMES.get(begun, "") + name.removeprefix(begun)).removeprefix(encoder)
-        if named in values or not own_name.startswith(_MAY_LACK):
-            target, source = (mine, values[named]) if made is ours else (values[named], mine)
-            target.copy_(source.flip(0) if own_name.startswith("pair.") else source)
-    return made
+    for name, value in ours.state_dict().items():
+        their_name = _their_name(encoder + name, config).removeprefix(encoder)
+        if their_name in values or not name.startswith(_MAY_LACK):
+            yield _Weight(value, values[their_name], name.startswith("pair."))
+
+
+def _their_name(name: str, config: Any) -> str:
+    """Return transformers' name of one of our weights, as a model with heads has it."""
+    layer = ""
+    if name.startswith("albert.layers."):
+        index, _, name = name.removeprefix("albert.layers.").partition(".")
+        step, inner = divmod(int(index), config.inner_group_num)
+        group = step * config.num_hidden_groups // config.num_hidden_layers
+        layer = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}."
+    for our_begin, their_begin in _NAMES.items():
+        if name.startswith(our_begin):
+            return layer + their_begin + name.removeprefix(our_begin)
+    return layer + name

@@ -32,10 +32,10 @@ What is kept is divided by its share. Masks are drawn anew by every forward: a s
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +69,12 @@ class Cell:
 
 
 def _elman(function: Callable[[Tensor], Tensor]) -> Step:
-    return lambda given, recalled, state: (function(given + recalled),)
+    """Return the step of an Elman cell with this function."""
+
+    def step(given: Tensor, recalled: Tensor, state: LayerState) -> LayerState:
+        return (function(given + recalled),)
+
+    return step
 
 
 def _gru(given: Tensor, recalled: Tensor, state: LayerState) -> LayerState:
@@ -126,7 +131,7 @@ def run_stepped(
     """
     matrix, recurrent, bias, recurrent_bias = weights
     read: list[Tensor] = []
-    biases = _Together.apply(recurrent, recurrent_bias, read, x.shape[:2])
+    biases = _repeat_bias(recurrent, recurrent_bias, read, x.shape[:2])
     product, hidden = recurrent.detach().T, []
     for given, begin in zip(F.linear(x, matrix, bias).unbind(1), biases, strict=True):
         masked = state[0] * mask
@@ -157,16 +162,22 @@ class _Together(Function):
         return matrix.to(ctx.dtype), flat.sum(0).to(ctx.dtype), None, None
 
 
+# torch's `apply` has no types
+_repeat_bias: Callable[[Tensor, Tensor, list[Tensor], Sequence[int]], Iterable[Tensor]] = _Together.apply
+
+
 def mask(like: Tensor, shape: tuple[int, ...], share: float) -> Tensor:
-    """Factors of `shape`: 0 with probability `share`, else 1 / (1 - share)."""
+    """Return factors of `shape`: 0 with probability `share`, else 1 / (1 - share)."""
     return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1 - share).div_(1 - share)
 
 
 def drop(x: Tensor, share: float, locked: bool) -> Tensor:
-    """Drop features of x [B, T, D], anew at every token or alike over each sequence."""
+    """Drop features of x [B, T, D], other ones at every token, or alike over each sequence."""
     if share == 0:
         return x
-    return x * mask(x, (x.shape[0], 1, x.shape[2]), share) if locked else F.dropout(x, share, training=True)
+    if locked:
+        return x * mask(x, (x.shape[0], 1, x.shape[2]), share)
+    return F.dropout(x, share, training=True)
 
 
 def drop_words(x: Tensor, ids: Tensor, words: int, share: float) -> Tensor:
@@ -174,7 +185,9 @@ def drop_words(x: Tensor, ids: Tensor, words: int, share: float) -> Tensor:
 
     The same as dropping rows of the table (and it may be done behind a linear map), without a second table.
     """
-    return x if share == 0 else x * mask(x, (words, 1), share)[ids]
+    if share == 0:
+        return x
+    return x * mask(x, (words, 1), share)[ids]
 
 
 State = tuple[LayerState, ...]  # of every layer
@@ -197,10 +210,23 @@ class RecurrentLayer(nn.Module):
         self.bias_hh = nn.Parameter(torch.empty(rows)) if config.lstm_bias == "two" else None
 
     def weights(self, dropped: float) -> Weights:
-        """Return what to multiply by, a share of the recurrent matrix dropped; what is lacking changes nothing."""
+        """Return the matrices and biases, a share of the recurrent one dropped; what is lacking changes nothing."""
         bias, recurrent = self.bias_ih, F.dropout(self.weight_hh, dropped)
-        matrix = torch.ones_like(bias).diag() if self.weight_ih is None else self.weight_ih
-        return [matrix, recurrent, bias, torch.zeros_like(bias) if self.bias_hh is None else self.bias_hh]
+        matrix: Tensor | None = self.weight_ih
+        if matrix is None:
+            matrix = torch.ones_like(bias).diag()
+        recurrent_bias: Tensor | None = self.bias_hh
+        if recurrent_bias is None:
+            recurrent_bias = torch.zeros_like(bias)
+        return [matrix, recurrent, bias, recurrent_bias]
+
+
+class Dropouts(NamedTuple):
+    """Shares that are dropped within a stack."""
+
+    between: float  # of what one layer gives to the next
+    on_h: float  # of h before its matrix
+    on_weights: float  # of that matrix
 
 
 class RecurrentStack(nn.Module):
@@ -217,36 +243,58 @@ class RecurrentStack(nn.Module):
         Raises:
             SpecError: a state of another shape, or x of another width, which the kernel of an LSTM does not notice.
         """
-        config, (reads, *widths), cell = self.config, self.config.widths, CELLS[self.config.cell]
-        if x.shape[2] != reads:
-            what = f"the first layer reads vectors of {reads}, and is given {x.shape[2]} columns"
-            raise SpecError(what, f"let a map stand between: projected:{x.shape[2]} without in=none")
-        shapes = [[(len(x), width)] * cell.states for width in widths]
-        if state is None:
-            state = tuple(tuple(map(x.new_zeros, parts)) for parts in shapes)
-        found = [[tuple(part.shape) for part in parts] for parts in state]
-        if found != shapes:
-            what = f"the state has the shapes {found}, and {len(x)} sequences need {shapes}"
-            raise SpecError(what, "give each sequence the state that its own last piece returned")
-        shares = (config.layer_dropout, config.recurrent_dropout, config.weight_dropout)
-        between, on_h, on_weights = shares if self.training else (0.0, 0.0, 0.0)
-        # one call runs consecutive layers of one width, unless a mask is shared over time
-        alone = on_h > 0 or (between > 0 and config.variational)
+        config, cell = self.config, CELLS[self.config.cell]
+        state = self._checked_state(x, state)
+        dropouts = self._dropouts()
         after: list[LayerState] = []
-        for _, run in groupby(range(len(widths)), lambda place: place if alone else widths[place]):
-            x = drop(x, between, config.variational) if after else x
-            places = list(run)
+        for places in self._runs(dropouts):
+            if after:
+                x = drop(x, dropouts.between, config.variational)
             states = [tuple(part.to(x.dtype) for part in state[place]) for place in places]
-            weights: list[Weights] = [self.layers[place].weights(on_weights) for place in places]  # type: ignore[operator]
-            if on_h:
-                x, last = run_stepped(cell, x, states[0], weights[0], mask(x, states[0][0].shape, on_h))
+            weights = [self._layer(place).weights(dropouts.on_weights) for place in places]
+            if dropouts.on_h:
+                x, last = run_stepped(cell, x, states[0], weights[0], mask(x, states[0][0].shape, dropouts.on_h))
             else:
-                x, last = run_fused(cell, x, states, weights, between if len(places) > 1 else 0.0)
+                x, last = run_fused(cell, x, states, weights, dropouts.between if len(places) > 1 else 0.0)
             after += last
         return x, tuple(after)
 
+    def _layer(self, place: int) -> RecurrentLayer:
+        layer = self.layers[place]
+        assert isinstance(layer, RecurrentLayer), "all layers are recurrent"
+        return layer
 
-class RNNConfig(PreTrainedConfig):
+    def _dropouts(self) -> Dropouts:
+        """Return the config's shares in training, none in evaluation."""
+        if not self.training:
+            return Dropouts(0.0, 0.0, 0.0)
+        return Dropouts(self.config.layer_dropout, self.config.recurrent_dropout, self.config.weight_dropout)
+
+    def _checked_state(self, x: Tensor, state: State | None) -> State:
+        """Return the state before x [B, T, E], zeros where there is none. Raises as `forward`."""
+        reads, *widths = self.config.widths
+        if x.shape[2] != reads:
+            what = f"the first layer reads vectors of {reads}, and is given {x.shape[2]} columns"
+            raise SpecError(what, f"let a map stand between: projected:{x.shape[2]} without in=none")
+        tensors = CELLS[self.config.cell].states
+        shapes = [[(len(x), width)] * tensors for width in widths]
+        if state is None:
+            return tuple(tuple(x.new_zeros(shape) for shape in layer) for layer in shapes)
+        state_shapes = [[tuple(part.shape) for part in layer] for layer in state]
+        if state_shapes != shapes:
+            what = f"the state has the shapes {state_shapes}, and {len(x)} sequences need {shapes}"
+            raise SpecError(what, "give each sequence the state that its own last piece returned")
+        return state
+
+    def _runs(self, dropouts: Dropouts) -> list[list[int]]:
+        """Return the layers that one call runs: consecutive ones of one width, unless a mask is shared over time."""
+        widths = self.config.widths[1:]
+        if dropouts.on_h > 0 or (dropouts.between > 0 and self.config.variational):
+            return [[place] for place in range(len(widths))]
+        return [list(run) for _, run in groupby(range(len(widths)), widths.__getitem__)]
+
+
+class RNNConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  # no types
     """Config of `RNNLM`; None means what the comment says.
 
     Raises:
@@ -318,7 +366,7 @@ class RNNConfig(PreTrainedConfig):
 
 
 @dataclass
-class RNNOutput(ModelOutput):
+class RNNOutput(ModelOutput):  # type: ignore[misc, unused-ignore]  # no types
     """`loss` of the labels, `logits` [B, T, V_out], and the `state` behind the last token (see `detached`).
 
     `regularisation` is what AR and TAR add to the loss in training; it is there whether or not labels are.
@@ -330,7 +378,7 @@ class RNNOutput(ModelOutput):
     regularisation: Tensor | None = None
 
 
-class RNNLM(PreTrainedModel, GenerationMixin):
+class RNNLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc, unused-ignore]  # no types
     """Lookup, recurrent layers, head."""
 
     config_class = RNNConfig
@@ -352,13 +400,19 @@ class RNNLM(PreTrainedModel, GenerationMixin):
             self._tied_weights_keys = {}  # type: ignore[misc]  # of this model, not of its class
             adapted = getattr(config, ENTRY, None) is not None
             if config.tie_word_embeddings and not adapted:  # a boundary's maps may make the two ends meet
-                what = f"tied: the table has E = {table_width} columns and the head reads H = {read}"
-                fix = f"leave E and H equal and install projected:{table_width}, which gives the table its own width"
-                if rows_in != rows_out:
-                    what = f"tied tables of {rows_in} and {rows_out} rows"
-                    fix = "set one_table, which gives both ends the rows of the larger vocabulary"
-                raise SpecError(what, fix)
+                raise self._untieable()
         self.post_init()
+
+    def _untieable(self) -> SpecError:
+        """Return the error for a tied model whose two tables differ in rows or columns."""
+        rows_in, table_width = self.embed.weight.shape
+        rows_out, read = self.head.weight.shape
+        if rows_in != rows_out:
+            what = f"tied tables of {rows_in} and {rows_out} rows"
+            return SpecError(what, "set one_table, which gives both ends the rows of the larger vocabulary")
+        what = f"tied: the table has E = {table_width} columns and the head reads H = {read}"
+        fix = f"leave E and H equal and install projected:{table_width}, which gives the table its own width"
+        return SpecError(what, fix)
 
     def get_output_embeddings(self) -> nn.Linear:
         """Return the head."""
@@ -368,7 +422,7 @@ class RNNLM(PreTrainedModel, GenerationMixin):
         """Replace the head."""
         self.head = new_embeddings
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator, unused-ignore]  # no types
     def forward(
         self,
         input_ids: Tensor,
@@ -395,31 +449,57 @@ class RNNLM(PreTrainedModel, GenerationMixin):
         """
         if attention_mask is not None and not bool(attention_mask[:, 0].all()):
             raise SpecError("sequences padded on the left, which a recurrent model reads", "pad on the right")
-        config, training = self.config, self.training
+        config = self.config
         x = self.embed(input_ids)
-        if training:
+        if self.training:
             x = drop_words(x, input_ids, self.embed.num_embeddings, config.embedding_dropout)
             x = drop(x, config.input_dropout, config.variational)
         hidden, state = self.rnn(x, state)
-        read = drop(hidden, config.output_dropout, config.variational) if training else hidden
+        read = hidden
+        if self.training:
+            read = drop(hidden, config.output_dropout, config.variational)
         logits = self.head(read[:, -logits_to_keep:])
         if config.outputs < self.head.out_features:
             logits = logits[..., : config.outputs]
-        added = None
-        if training and (config.ar or config.tar):  # arXiv:1708.02182 §4.2
-            added = config.ar * read.pow(2).mean()
-            if hidden.shape[1] > 1:
-                added = added + config.tar * hidden.diff(dim=1).pow(2).mean()
-        loss, items = None, kwargs.get("num_items_in_batch")
-        items = None if items is None else divisor(items)
+        added = self._regularisation(hidden, read)
+        loss = None
         if labels is not None or shift_labels is not None:
-            targets = None if shift_labels is None else shift_labels.contiguous()
-            given = {"labels": labels, "shift_labels": targets, "num_items_in_batch": items}
-            loss = self.loss_function(logits=logits, vocab_size=config.outputs, **given)
-            if added is not None:
-                counted = labels[:, 1:] if targets is None else targets  # type: ignore[index]  # one of them
-                loss = loss + added * (1.0 if items is None else (counted != -100).sum() / items)
+            loss = self._loss(logits, labels, shift_labels, kwargs.get("num_items_in_batch"), added)
         return RNNOutput(loss, logits, state, added)
+
+    def _regularisation(self, hidden: Tensor, read: Tensor) -> Tensor | None:
+        """Return AR of the head's input and TAR of the last layer's h, in training (arXiv:1708.02182 §4.2)."""
+        ar, tar = self.config.ar, self.config.tar
+        if not self.training or not (ar or tar):
+            return None
+        added: Tensor = ar * read.pow(2).mean()
+        if hidden.shape[1] > 1:
+            added = added + tar * hidden.diff(dim=1).pow(2).mean()
+        return added
+
+    def _loss(
+        self, logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None, items: Any, added: Tensor | None
+    ) -> Tensor:
+        """Return the loss of labels, or of targets that are shifted already, with what regularisation adds.
+
+        Of several micro-batches with `items` in all, each adds its share of the regularisation.
+        """
+        if items is not None:
+            items = divisor(items)
+        if shift_labels is not None:
+            shift_labels = shift_labels.contiguous()
+        targets = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": items}
+        loss: Tensor = self.loss_function(logits=logits, vocab_size=self.config.outputs, **targets)
+        if added is None:
+            return loss
+        if items is None:
+            return loss + added
+        counted = shift_labels
+        if counted is None:
+            assert labels is not None, "a loss has labels of one kind"
+            counted = labels[:, 1:]
+        share: Tensor = (counted != -100).sum() / items
+        return loss + added * share
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, state: State | None = None, **kwargs: Any
@@ -440,7 +520,8 @@ class RNNLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, RecurrentLayer):
             reach = self.config.body_range
-            reach = module.weight_hh.shape[1] ** -0.5 if reach is None else reach
+            if reach is None:
+                reach = module.weight_hh.shape[1] ** -0.5
             for parameter in module.parameters():
                 init.uniform_(parameter, -reach, reach)
         elif isinstance(module, nn.Embedding | nn.Linear):
