@@ -47,7 +47,7 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
             raise RunError(f"{out} holds a run already", fix)
         Settings.load(out / FILE).checked()  # says what is there to be replaced
         _require_idle(out)
-    elif out.exists() and any(path.name not in (_STAGE, LOCK, TOKEN) for path in out.iterdir()):
+    elif out.exists() and _holds_other_files(out):
         raise RunError(f"{out} exists and is no run of tiewise", "choose another --out")
     stage = out / _STAGE
     try:
@@ -59,6 +59,11 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
         raise
     _put_in_place(out)
+
+
+def _holds_other_files(out: Path) -> bool:
+    """Return whether a folder holds anything but what a start itself makes."""
+    return any(path.name not in (_STAGE, LOCK, TOKEN) for path in out.iterdir())
 
 
 def _require_idle(out: Path) -> None:
@@ -79,7 +84,9 @@ def saved_run(out: Path) -> Settings:
 
 def _put_in_place(out: Path) -> None:
     """Replace what `out` holds by what is staged. Done again after a kill, it ends in the same state."""
-    old = [folder_name(arm) for arm in Settings.load(out / FILE).checked().arms] if (out / FILE).is_file() else []
+    old: list[str] = []
+    if (out / FILE).is_file():
+        old = [folder_name(arm) for arm in Settings.load(out / FILE).checked().arms]
     for name in (*old, *_MADE):
         remove(out / name)
     for name in _STAGED:
@@ -104,14 +111,19 @@ def remove(path: Path) -> None:
 
 
 def folder_name(arm: str) -> str:
-    """Name of an arm's folder: its canonical spec, `:` and `,` as `-`; other characters and great length by a hash."""
+    """Return the name of an arm's folder: its canonical spec, with `:` and `,` as `-`.
+
+    A hash stands for other characters and for great length.
+    """
     name = re.sub(r"[:,]", "-", arm)
     safe = re.sub(r"[^\w.=+-]", "-", name)
-    return name if safe == name and len(name) <= 80 else f"{safe[:70]}-{sha256(arm.encode()).hexdigest()[:8]}"
+    if safe == name and len(name) <= 80:
+        return name
+    return f"{safe[:70]}-{sha256(arm.encode()).hexdigest()[:8]}"
 
 
 def seed_folder(out: Path, arm: str, seed: int) -> Path:
-    """Where a comparison in `out` has the run of an arm with a seed."""
+    """Return where a comparison in `out` has the run of an arm with a seed."""
     return out / folder_name(arm) / f"seed-{seed}"
 
 
@@ -136,22 +148,23 @@ def add_line(path: Path, line: dict[str, Any]) -> None:
 
 def keep_lines(path: Path, step: int) -> None:
     """Drop the lines of a `metrics.jsonl` after `step`, and a torn last one."""
-    kept = [line for line in read_lines(path) if line["step"] <= step]
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+    lines = [line for line in read_lines(path) if line["step"] <= step]
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a `metrics.jsonl`; a torn last line, left by a kill, is not one."""
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     with suppress(FileNotFoundError, ValueError):
         for line in path.read_text(encoding="utf-8").splitlines():
-            found.append(json.loads(line))
-    return found
+            lines.append(json.loads(line))
+    return lines
 
 
 def how_it_loads(run: Path) -> str:
     """Say what else than a plain `from_pretrained` loads a finished run's model; "" where that does."""
-    if (read_json(run / FINAL / "config.json") or {}).get("model_type") != MODEL_TYPE:
+    config = read_json(run / FINAL / "config.json") or {}
+    if config.get("model_type") != MODEL_TYPE:
         return ""
     dense = sum(path.stat().st_size for path in (run / DENSE).glob("*"))
     other = f", {DENSE} beside it ({size(dense)}) with any transformers" if dense else ""
@@ -159,16 +172,17 @@ def how_it_loads(run: Path) -> str:
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
-    """(newest whole checkpoint, its step) of one training run; torn ones are removed."""
-    whole: dict[int, Path] = {}
+    """Return (newest whole checkpoint, its step) of one training run; torn ones are removed."""
+    by_step: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
-        step: Any = (read_json(path / "trainer_state.json") or {}).get("global_step")  # which is written last
+        state = read_json(path / "trainer_state.json") or {}  # which is written last
+        step: Any = state.get("global_step")
         if path.name == f"checkpoint-{step}":
-            whole[step] = path
+            by_step[step] = path
         else:
             shutil.rmtree(path, ignore_errors=True)
-    newest = max(whole, default=0)
-    return whole.get(newest), newest
+    newest = max(by_step, default=0)
+    return by_step.get(newest), newest
 
 
 @contextmanager
@@ -178,6 +192,20 @@ def locked(out: Path) -> Iterator[None]:
         raise RunError(f"{out} is a file", "choose another --out")
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]
     lock = FileLock(out / LOCK, timeout=0.2, mode=0o644)  # a moment, for a file that its holder just removes
+    _acquire(lock, out)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(lock.lock_file)  # before it is released: who opened it meanwhile sees that it is gone
+        lock.release()
+        with suppress(OSError):
+            for folder in absent:
+                folder.rmdir()
+
+
+def _acquire(lock: FileLock, out: Path) -> None:
+    """Take the lock of a folder, which is made if need be. Raises RunError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -187,12 +215,3 @@ def locked(out: Path) -> Iterator[None]:
         pass  # a file system without locks: nothing can be known there
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}", "choose another --out") from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.unlink(lock.lock_file)  # before it is released: whoever opened it meanwhile sees that it is gone
-        lock.release()
-        with suppress(OSError):
-            for folder in absent:
-                folder.rmdir()

@@ -53,16 +53,21 @@ def refuse_impossible_minutes(settings: Settings, machine: Machine | None = None
         return
     arms = len(settings.arms)
     runs, trials = settings.seeds * arms, TRIALS * arms if settings.tune else 0
-    cores = machine.cores
     work = runs * _operations(settings, trial=False) + trials * _operations(settings, trial=True)
-    seconds = START + BUILTIN * _is_builtin(settings) + (runs + trials) * RUN + work / (cores * OPERATIONS)
+    start = START + BUILTIN * _is_builtin(settings)
+    seconds = start + (runs + trials) * RUN + work / (machine.cores * OPERATIONS)
     if 60 * settings.minutes < seconds:
-        tuning = f"{trials} tuning runs and " if trials else ""
-        what = f"--minutes {settings.minutes:g} does not hold {tuning}{runs} runs of {LEAST_STEPS} steps"
-        least = math.ceil(seconds / 6) / 10
-        needed = f"{cores} core{' needs' if cores == 1 else 's need'} {least:g} minutes at the very least"
-        fix = f"give --minutes {10 * least:g} or more, or fewer arms and seeds"
-        raise RunError(f"{what}: {needed}, and usually several times that", fix)
+        raise _impossible(settings.minutes, seconds, runs, trials, machine.cores)
+
+
+def _impossible(minutes: float, seconds: float, runs: int, trials: int, cores: int) -> RunError:
+    """Return the error that names the least minutes."""
+    tuning = f"{trials} tuning runs and " if trials else ""
+    what = f"--minutes {minutes:g} does not hold {tuning}{runs} runs of {LEAST_STEPS} steps"
+    least = math.ceil(seconds / 6) / 10
+    needed = f"{cores} core{' needs' if cores == 1 else 's need'} {least:g} minutes at the very least"
+    fix = f"give --minutes {10 * least:g} or more, or fewer arms and seeds"
+    return RunError(f"{what}: {needed}, and usually several times that", fix)
 
 
 def _operations(settings: Settings, trial: bool) -> float:
@@ -71,8 +76,9 @@ def _operations(settings: Settings, trial: bool) -> float:
         return 0.0
     body = settings.layers * 12 * settings.width**2 if settings.model in ("llama", "gpt2") else 0
     vocab = _least_vocabulary(settings.tokenizer)
-    is_known = _is_builtin(settings) and 0 < vocab <= 4096
-    held_out, tune = (BUILTIN_HELD_OUT, BUILTIN_TUNE) if is_known else (0, 0)
+    held_out, tune = 0, 0  # of any other text or tokenizer nothing is known
+    if _is_builtin(settings) and 0 < vocab <= 4096:
+        held_out, tune = BUILTIN_HELD_OUT, BUILTIN_TUNE
     point = min(held_out, POINT_BLOCKS * settings.length)
     if trial:
         read, steps = point + min(tune, settings.measured), TRIAL_STEPS
@@ -98,5 +104,6 @@ def _least_vocabulary(tokenizer: str) -> int:
 
 def _may_have_gpu() -> bool:
     """Return whether torch might find an accelerator here."""
-    found = (path for pattern in ("nvidia*", "dri", "kfd", "accel*") for path in Path("/dev").glob(pattern))
-    return sys.platform != "linux" or next(found, None) is not None
+    if sys.platform != "linux":
+        return True
+    return any(any(Path("/dev").glob(pattern)) for pattern in ("nvidia*", "dri", "kfd", "accel*"))

@@ -44,32 +44,39 @@ class Lamb(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Take one step; moments are kept in fp32 for parameters of lower precision."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        trained = ((p, group) for group in self.param_groups for p in group["params"] if p.grad is not None)
-        for p, group in trained:
-            if p.grad.is_sparse:
-                raise RunError("LAMB needs dense gradients", "build the table with sparse=False")
-            state, wide = self.state[p], torch.promote_types(p.dtype, torch.float32)
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-                state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(p, dtype=wide) for _ in range(2))
-            state["step"] += 1
-            step, (beta1, beta2) = int(state["step"]), group["betas"]
-            grad, x = p.grad.to(wide), p.to(wide)
-            mean = state["exp_avg"].lerp_(grad, 1 - beta1)
-            square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-            root = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
-            update = (mean / (1 - beta1**step)).div_(root).add_(x, alpha=group["weight_decay"])
-            if group["adapt"]:
-                update.mul_(trust_ratio(x, update))
-            p.copy_(x - update.mul_(group["lr"]))
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step_one(p, group)
         return loss
+
+    def _step_one(self, p: Tensor, group: dict[str, Any]) -> None:
+        """Step one parameter, in the letters of the class."""
+        assert p.grad is not None, "only parameters with a gradient are stepped"
+        if p.grad.is_sparse:
+            raise RunError("LAMB needs dense gradients", "build the table with sparse=False")
+        state, wide = self.state[p], torch.promote_types(p.dtype, torch.float32)
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(p, dtype=wide)
+            state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
+        state["step"] += 1
+        step, (beta1, beta2) = int(state["step"]), group["betas"]
+        grad, x = p.grad.to(wide), p.to(wide)
+        mean = state["exp_avg"].lerp_(grad, 1 - beta1)
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        root = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        update = (mean / (1 - beta1**step)).div_(root).add_(x, alpha=group["weight_decay"])
+        if group["adapt"]:
+            update.mul_(trust_ratio(x, update))
+        p.copy_(x - update.mul_(group["lr"]))
 
 
 def trust_ratio(x: Tensor, update: Tensor) -> Tensor:
-    """‖x‖ / ‖update‖, and 1 where either is 0; a scalar on their device."""
+    """Return ‖x‖ / ‖update‖, and 1 where either is 0; a scalar on their device."""
     weight, change = torch.linalg.vector_norm(x), torch.linalg.vector_norm(update)
-    known = (weight > 0) & (change > 0)
-    return torch.where(known, weight / torch.where(known, change, 1), 1)
+    is_defined = (weight > 0) & (change > 0)
+    return torch.where(is_defined, weight / torch.where(is_defined, change, 1), 1)
 
 
 def lamb_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -114,7 +121,8 @@ class AveragedSGD(torch.optim.SGD):
                 continue
             group["averaged_steps"] += 1
             for p in group["params"]:
-                if "mean" not in (state := self.state[p]):
+                state = self.state[p]
+                if "mean" not in state:
                     state["mean"] = torch.zeros_like(p)
                 state["mean"].add_(p - state["mean"], alpha=1 / group["averaged_steps"])
         return loss
@@ -122,11 +130,15 @@ class AveragedSGD(torch.optim.SGD):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Within this context the weights are the means, where there are any."""
-        own = {p: p.data for group in self.param_groups for p in group["params"] if "mean" in self.state[p]}
-        for p in own:
+        current: dict[Tensor, Tensor] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if "mean" in self.state[p]:
+                    current[p] = p.data
+        for p in current:
             p.data = self.state[p]["mean"]
         try:
             yield
         finally:
-            for p, data in own.items():
+            for p, data in current.items():
                 p.data = data

@@ -28,11 +28,17 @@ GRID = "grid.yaml"  # in a study's folder
 MOST = 1000  # cells
 QUICK_STEPS, QUICK_SEEDS = 30, 2
 _HERE = Path(__file__).parent
+_EXAMPLES = {
+    "asks": "asks: Up to which width does tying pay?",
+    "settings": "settings: {arms: [untied, tied], steps: 600}",
+    "axes": "axes: {width: [32, 64, 128]}",
+}
+_NOT_IN_GRIDS = {"seed": "use seeds: N, whose runs are seeds 1 to N", "minutes": "use steps: cells differ"}
 
 
 @dataclass(frozen=True)
 class StudyGrid:
-    """What a study asks, and where it looks."""
+    """The question of a study, settings that stay, and axes that vary."""
 
     asks: str
     settings: dict[str, Any]
@@ -41,69 +47,76 @@ class StudyGrid:
     @classmethod
     def named(cls, name: str) -> StudyGrid:
         """Read a grid that comes with the package, or a YAML file. Raises RunError as `of`, and where there is none."""
-        known = sorted(path.stem for path in _HERE.glob("*.yaml"))
-        path = _HERE / f"{name}.yaml" if name in known else Path(name)
+        names = sorted(path.stem for path in _HERE.glob("*.yaml"))
+        path = _HERE / f"{name}.yaml" if name in names else Path(name)
         if not path.is_file():
-            raise RunError(f"no grid {name!r}", choices(name, known, "name a YAML file, or one of"))
+            raise RunError(f"no grid {name!r}", choices(name, names, "name a YAML file, or one of"))
         return cls.of(read_yaml(path), name)
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str) -> StudyGrid:
-        """Check what a grid's file says; `where` names it. Raises RunError for what no grid can have."""
+        """Check the content of a grid's file; `where` names it. Raises RunError for what no grid can have."""
         for key in record:
-            if key not in ("asks", "settings", "axes"):
+            if key not in _EXAMPLES:
                 raise RunError(f"unknown key {key!r} in {where}", "a grid has asks, settings and axes")
-        asks, settings, axes = record.get("asks") or "", record.get("settings") or {}, record.get("axes") or {}
-        for key, value, kind, example in (
-            ("asks", asks, str, "asks: Up to which width does tying pay?"),
-            ("settings", settings, dict, "settings: {arms: [untied, tied], steps: 600}"),
-            ("axes", axes, dict, "axes: {width: [32, 64, 128]}"),
-        ):
-            if not isinstance(value, kind) or (key == "axes" and not value):
+        grid = cls(record.get("asks") or "", record.get("settings") or {}, record.get("axes") or {})
+        grid._check_types(where)
+        grid._check_axes(where)
+        grid.cells(where)
+        return grid
+
+    def _check_types(self, where: str) -> None:
+        """Raise RunError if a part of the grid is of another type than its example, or if there is no axis."""
+        types = {"asks": str, "settings": dict, "axes": dict}
+        for key, example in _EXAMPLES.items():
+            is_missing = key == "axes" and not self.axes
+            if is_missing or not isinstance(getattr(self, key), types[key]):
                 raise RunError(f"{key} in {where} cannot be read", f"write {example}")
-        for name, values in axes.items():
+
+    def _check_axes(self, where: str) -> None:
+        """Raise RunError for an axis without different values, too many cells, and settings that no grid has."""
+        for name, values in self.axes.items():
             if not isinstance(values, list) or not values:
                 raise RunError(f"axis {name} in {where} has no list of values", f"write {name}: [1, 2], say")
             if len({repr(value) for value in values}) < len(values):
                 raise RunError(f"axis {name} in {where} has a value twice", "name each once")
-            if name in settings:
+            if name in self.settings:
                 raise RunError(f"{name} in {where} is a setting and an axis", "leave one of the two out")
-        if (cells := math.prod(map(len, axes.values()))) > MOST:
+        cells = math.prod(len(values) for values in self.axes.values())
+        if cells > MOST:
             raise RunError(f"{where} has {cells:,} cells", f"leave values out: {MOST:,} are the most")
-        for name, fix in (
-            ("seed", "use seeds: N, whose runs are seeds 1 to N"),
-            ("minutes", "use steps: cells differ"),
-        ):
-            if name in {**settings, **axes}:
+        for name, fix in _NOT_IN_GRIDS.items():
+            if name in self.settings or name in self.axes:
                 raise RunError(f"{name} in {where}: no grid has it", fix)
-        made = cls(asks, settings, axes)
-        made.cells(where)
-        return made
 
     def cells(self, where: str = GRID) -> dict[str, Settings]:
-        """Checked settings of every cell by the name of its folder, the last axis fastest. Raises TiewiseError."""
+        """Return the settings of every cell by its folder's name, the last axis fastest. Raises TiewiseError."""
         first = recipe(self.settings["recipe"]) if self.settings.get("recipe") else {}
-        found = {}
+        cells = {}
         for values in itertools.product(*self.axes.values()):
             chosen = dict(zip(self.axes, values, strict=True))
             name = ",".join(f"{axis}={value}" for axis, value in chosen.items())
             try:
-                made = Settings.of({**first, **self.settings, **chosen}, where).checked()
+                settings = Settings.of({**first, **self.settings, **chosen}, where).checked()
             except TiewiseError as error:
                 raise RunError(f"{where}, cell {name}: {error.what}", error.fix) from None
-            if len(made.arms) < 2:
+            if len(settings.arms) < 2:
                 raise RunError(f"{where}, cell {name} has one arm", "write arms: [untied, tied], say")
-            found[folder_name(name)] = made
-        return found
+            cells[folder_name(name)] = settings
+        return cells
 
     def quick(self) -> StudyGrid:
-        """The same for a rehearsal: the ends of every axis, two seeds, a few steps."""
-        axes = {name: [values[0], *values[1:][-1:]] for name, values in self.axes.items()}
+        """Return the same for a rehearsal: the ends of every axis, two seeds, a few steps."""
         few = {"seeds": [QUICK_SEEDS], "steps": [QUICK_STEPS // 2, QUICK_STEPS]}
-        axes |= {name: few[name][-len(axes[name]) :] for name in few if name in axes}
-        short = {name: values[-1] for name, values in few.items() if name not in axes}
-        kept = {name: value for name, value in self.settings.items() if name != "tune"}
-        return StudyGrid(self.asks, kept | short, axes)
+        axes: dict[str, list[Any]] = {}
+        for name, values in self.axes.items():
+            ends = values if len(values) == 1 else [values[0], values[-1]]
+            axes[name] = few[name][-len(ends) :] if name in few else ends
+        settings = {name: value for name, value in self.settings.items() if name != "tune"}
+        for name, values in few.items():
+            if name not in axes:
+                settings[name] = values[-1]
+        return StudyGrid(self.asks, settings, axes)
 
     def save(self, folder: Path) -> None:
         """Write `grid.yaml`."""

@@ -1,4 +1,4 @@
-"""What a study has found so far: a row for every cell and contrast, as one table on the disk.
+"""Results of a study so far: a row for every cell and contrast, as one table on the disk.
 
 A contrast is arm − reference, paired over seeds. Every interval stands on its own (95 % each); a difference counts as
 detected where its p is below 0.05 with Holm's correction over all rows of the study, so that one false detection among
@@ -59,12 +59,16 @@ class SweepRow:
     @property
     def sign(self) -> int:
         """−1 where the arm is better, 1 where it is worse, 0 where neither is detected."""
-        return 0 if not self.heldout.detected else -1 if self.heldout.mean < 0 else 1
+        if not self.heldout.detected:
+            return 0
+        return -1 if self.heldout.mean < 0 else 1
 
     @property
     def half(self) -> float:
         """Half of the held-out difference's interval; nan without one."""
-        return math.nan if self.heldout.high is None else self.heldout.high - self.heldout.mean
+        if self.heldout.high is None:
+            return math.nan
+        return self.heldout.high - self.heldout.mean
 
     @property
     def error(self) -> float:
@@ -72,20 +76,30 @@ class SweepRow:
         return self.half / critical(max(self.heldout.n - 1, 1))
 
     def measure(self, axis: str) -> float:
-        """Size of this cell along an axis, nan of what has none: tokens of a text, V of a tokenizer."""
-        value = {"tokenizer": self.vocab, "train_tokens": self.tokens}.get(axis, self.at[axis])
-        return value if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else math.nan
+        """Return the size of this cell along an axis, nan of one without: tokens of a text, V of a tokenizer."""
+        if axis == "tokenizer":
+            value: object = self.vocab
+        elif axis == "train_tokens":
+            value = self.tokens
+        else:
+            value = self.at[axis]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return math.nan
+        return value if value > 0 else math.nan
 
     def flat(self) -> dict[str, Any]:
-        """Return the row of a table: where it stands, then what was found there."""
-        found: dict[str, Any] = {"cell": self.cell}
-        found |= {k: v if isinstance(v, int | float | str | None) else str(v) for k, v in self.at.items()}
-        found |= {"contrast": self.contrast, "sign": self.sign, "seeds": self.heldout.n}
+        """Return the row of a table: its place, then its results."""
+        row: dict[str, Any] = {"cell": self.cell}
+        for axis, value in self.at.items():
+            row[axis] = value if isinstance(value, int | float | str | None) else str(value)
+        row |= {"contrast": self.contrast, "sign": self.sign, "seeds": self.heldout.n}
         for name, d in (("heldout", self.heldout), ("training", self.training)):
-            found |= {name: d.mean, f"{name}_low": d.low, f"{name}_high": d.high}
-        found |= {"p_holm": self.heldout.p, "detectable": self.heldout.detectable, "error": self.error}
-        rest = {name: value for name, value in vars(self).items() if name not in ("at", *found)}
-        return {name: strict(value) for name, value in (found | rest).items()}
+            row |= {name: d.mean, f"{name}_low": d.low, f"{name}_high": d.high}
+        row |= {"p_holm": self.heldout.p, "detectable": self.heldout.detectable, "error": self.error}
+        for name, value in vars(self).items():
+            if name != "at":
+                row.setdefault(name, value)
+        return {name: strict(value) for name, value in row.items()}
 
 
 @dataclass(frozen=True)
@@ -101,9 +115,12 @@ class Study:
     def of(cls, grid: StudyGrid, done: Mapping[str, Comparison], folder: Path) -> Study:
         """Gather the rows of finished cells, each a comparison by the name of its folder."""
         cells = grid.cells()
-        rows = [row for cell, made in cells.items() if cell in done for row in _rows(grid, cell, made, done[cell])]
-        differences = by_holm([row.heldout for row in rows])
-        rows = [replace(row, heldout=d) for row, d in zip(rows, differences, strict=True)]
+        rows: list[SweepRow] = []
+        for cell, settings in cells.items():
+            if cell in done:
+                rows += _rows(grid, cell, settings, done[cell])
+        corrected = by_holm([row.heldout for row in rows])
+        rows = [replace(row, heldout=d) for row, d in zip(rows, corrected, strict=True)]
         return cls(grid, tuple(rows), len(cells) - len(done), folder)
 
     def save(self) -> None:
@@ -122,28 +139,43 @@ class Study:
 
 
 def _rows(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison) -> Iterator[SweepRow]:
+    """Yield the contrast of every arm to the reference in a cell, if a seed has finished with both."""
     specs, reference = settings.specs(), comparison.reference
-    for arm in (arm for arm in comparison.arms if arm != reference):
-        measured, own = differences(comparison, reference, arm), comparison.of(arm)
-        if "heldout_nll" in measured:  # a seed has finished with both
-            yield SweepRow(
-                cell,
-                {axis: " ".join(v) if isinstance(v := flat(settings)[axis], tuple) else v for axis in grid.axes},
-                arm,
-                reference,
-                heldout=measured["heldout_nll"],
-                training=measured["train_nll"],
-                nll=fmean(run.heldout_nll for run in own),
-                parameters=own[0].total_parameters,
-                reference_parameters=comparison.of(reference)[0].total_parameters,
-                rank=specs[arm].width or specs[arm].rank,
-                alpha=specs[arm].alpha,
-                vocab=comparison.setting["vocab"],
-                tokens=comparison.data["splits"]["train"]["tokens"],
-                seen=comparison.setting["tokens_per_run"],
-                demo=comparison.demo,
-                command=repeated(settings, f"runs/{cell}"),
-            )
+    at = _place(grid, settings)
+    for arm in comparison.arms:
+        if arm == reference:
+            continue
+        by_metric, runs = differences(comparison, reference, arm), comparison.of(arm)
+        if "heldout_nll" not in by_metric:
+            continue
+        yield SweepRow(
+            cell,
+            at,
+            arm,
+            reference,
+            heldout=by_metric["heldout_nll"],
+            training=by_metric["train_nll"],
+            nll=fmean(run.heldout_nll for run in runs),
+            parameters=runs[0].total_parameters,
+            reference_parameters=comparison.of(reference)[0].total_parameters,
+            rank=specs[arm].width or specs[arm].rank,
+            alpha=specs[arm].alpha,
+            vocab=comparison.setting["vocab"],
+            tokens=comparison.data["splits"]["train"]["tokens"],
+            seen=comparison.setting["tokens_per_run"],
+            demo=comparison.demo,
+            command=repeated(settings, f"runs/{cell}"),
+        )
+
+
+def _place(grid: StudyGrid, settings: Settings) -> dict[str, Any]:
+    """Return the value of a cell on each axis; of several texts their names in one."""
+    values = flat(settings)
+    place = {}
+    for axis in grid.axes:
+        value = values[axis]
+        place[axis] = " ".join(value) if isinstance(value, tuple) else value
+    return place
 
 
 def flat(settings: Settings) -> dict[str, Any]:
@@ -154,15 +186,18 @@ def flat(settings: Settings) -> dict[str, Any]:
 
 def repeated(settings: Settings, out: str) -> str:
     """Return the command whose comparison has these settings, whatever recipe or grid they came from."""
-    default = {**flat(Settings.of({"kind": settings.kind})), "kind": DECODER}
+    defaults = {**flat(Settings.of({"kind": settings.kind})), "kind": DECODER}
     words = ["tiewise", "compare", "--arms", ",".join(settings.arms)]
     for name, value in flat(settings).items():
-        if name in ("arms", "recipe") or value == default[name]:
-            continue
-        if name == "text":
-            words += [word for one in value for word in ("--text", one)]
-        elif name in ("seeds", "steps", "tokenizer", "model", "match", "split"):
-            words += [f"--{name}", str(value)]
-        else:
-            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+        if name not in ("arms", "recipe") and value != defaults[name]:
+            words += _option(name, value)
     return shlex.join([*words, "--out", out])
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """Return the words of a command line that give a setting its value."""
+    if name == "text":
+        return [word for text in value for word in ("--text", text)]
+    if name in ("seeds", "steps", "tokenizer", "model", "match", "split"):
+        return [f"--{name}", str(value)]
+    return ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
