@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 REPORT, HEALED = "report.html", "healed.json"
 MOST_HELD_OUT = 1_000_000  # tokens that passages are taken from
 _STAGE = ".starting"  # in a study's folder, while its cells are prepared
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def compare(
@@ -69,9 +69,9 @@ def compare(
         if "arms" in record:
             raise RunError("both arms and boundary are given", "they are one setting: leave one of them out")
         record["arms"] = record.pop("boundary")
-    given = _settings(record, folder, resume)
+    checked = _settings(record, folder, resume)
     display = Display.on_stderr(quiet=quiet)
-    return carry_out(finish, given, folder, command, display, overwrite=overwrite, jobs=jobs, launcher=launcher)
+    return carry_out(finish, checked, folder, command, display, overwrite=overwrite, jobs=jobs, launcher=launcher)
 
 
 def train(
@@ -96,9 +96,12 @@ def train(
         TiewiseError, Interrupted: as `compare`.
     """
     folder = _folder("train", out)
-    given = _settings({**settings} if resume else {**settings, "arms": [boundary], "seed": seed}, folder, resume)
+    record: dict[str, Any] = {**settings}
+    if not resume:
+        record |= {"arms": [boundary], "seed": seed}
     command = _command("train", folder, {**settings, "boundary": boundary, "seed": seed})
-    return carry_out(finish_one, given, folder, command, Display.on_stderr(quiet=quiet), overwrite=overwrite)
+    display = Display.on_stderr(quiet=quiet)
+    return carry_out(finish_one, _settings(record, folder, resume), folder, command, display, overwrite=overwrite)
 
 
 def heal(
@@ -126,9 +129,12 @@ def heal(
         TiewiseError, Interrupted: as `compare`.
     """
     folder = _folder("heal", out)
-    given: dict[str, Any] = {**settings} if resume else {**healing(model, teacher), "seed": seed, **settings}
-    command, display = _command("heal", folder, given), Display.on_stderr(quiet=quiet)
-    return carry_out(finish_healing, _settings(given, folder, resume), folder, command, display, overwrite=overwrite)
+    record: dict[str, Any] = {**settings}
+    if not resume:
+        record = {**healing(model, teacher), "seed": seed, **settings}
+    command, display = _command("heal", folder, record), Display.on_stderr(quiet=quiet)
+    checked = _settings(record, folder, resume)
+    return carry_out(finish_healing, checked, folder, command, display, overwrite=overwrite)
 
 
 def finish_healing(out: Path, display: Display, workers: Workers | None = None) -> Healed:
@@ -146,7 +152,7 @@ def finish_healing(out: Path, display: Display, workers: Workers | None = None) 
 
 
 def carry_out(
-    finish: Callable[[Path, Display, Workers], Found],
+    finish: Callable[[Path, Display, Workers], Result],
     settings: Settings | None,
     out: Path,
     command: str,
@@ -157,17 +163,18 @@ def carry_out(
     launcher: str = LOCAL,
     gone: Gone | None = None,
     begun: Callable[[], None] = lambda: None,
-) -> Found:
+) -> Result:
     """Start the run in `out` if there are settings, say so by `begun`, finish it, and report."""
-    out = out if launcher == LOCAL else out.absolute()  # other machines have other working folders
+    if launcher != LOCAL:
+        out = out.absolute()  # other machines have other working folders
     with _trained_by(launcher, jobs, out, display) as workers, ranks.first_holds(locked(out)):
         if settings is not None:
             start(settings, out, command, display, overwrite=overwrite, gone=gone, workers=workers)
         begun()
-        found = finish(out, display, workers)
-        if isinstance(found, Comparison):
-            ranks.first_does(lambda: write_report(found, out / REPORT))
-    return found
+        result = finish(out, display, workers)
+        if isinstance(result, Comparison):
+            ranks.first_does(lambda: write_report(result, out / REPORT))
+    return result
 
 
 def _trained_by(launcher: str, jobs: int | str, out: Path, display: Display) -> Workers:
@@ -211,16 +218,12 @@ def sweep(
             raise RunError(f"{out} holds no study to resume", "leave --resume out, and name a grid")
         grid, done = StudyGrid.named(str(out / GRID)), dict[str, Comparison]()
         cells = grid.cells()
-        for number, cell in enumerate(cells, 1):
-            if (out / cell / RESULTS).is_file():
-                done[cell] = Comparison.from_dict(read_json(out / cell / RESULTS))
-                asked = cells[cell].arms, cells[cell].seeds
-                if (tuple(done[cell].arms), len(done[cell].seeds)) != asked:
-                    what = f"{GRID} in {out} has other arms or seeds than its runs"
-                    raise RunError(what, "put them back, or sweep elsewhere")
+        for number, (cell, settings) in enumerate(cells.items(), 1):
+            folder = out / cell
+            if (folder / RESULTS).is_file():
+                done[cell] = _finished_cell(folder, settings)
                 continue
             display.say(f"cell {number}/{len(cells)} {cell}")
-            folder = out / cell
             done[cell] = carry_out(finish, None, folder, "", display, overwrite=False, jobs=jobs, launcher=launcher)
             Study.of(grid, done, out).save()
         study = Study.of(grid, done, out)
@@ -230,42 +233,60 @@ def sweep(
         return study
 
 
+def _finished_cell(folder: Path, settings: Settings) -> Comparison:
+    """Return the comparison of a cell; RunError if the grid names other arms or seeds by now."""
+    comparison = Comparison.from_dict(read_json(folder / RESULTS))
+    if (tuple(comparison.arms), len(comparison.seeds)) != (settings.arms, settings.seeds):
+        what = f"{GRID} in {folder.parent} has other arms or seeds than its runs"
+        raise RunError(what, "put them back, or sweep elsewhere")
+    return comparison
+
+
 def _refuse_other_grid(grid: StudyGrid, out: Path) -> None:
     """Raise RunError if `out` holds no study, or one of another grid."""
-    kept = next((file for file in (out / _STAGE / GRID, out / GRID) if file.is_file()), None)
-    if kept is None:
+    staged, current = out / _STAGE / GRID, out / GRID
+    if staged.is_file():
+        current = staged
+    elif not current.is_file():
         raise RunError(f"{out} holds no study to resume", "leave --resume out")
-    if grid.cells() != StudyGrid.named(str(kept)).cells():
-        raise RunError(
-            f"{out} holds a study of another grid", f"give only --out {out} --resume, or choose another --out"
-        )
+    if grid.cells() != StudyGrid.named(str(current)).cells():
+        fix = f"give only --out {out} --resume, or choose another --out"
+        raise RunError(f"{out} holds a study of another grid", fix)
 
 
 def _begin(grid: StudyGrid, out: Path, display: Display, overwrite: bool) -> None:
-    """Prepare every cell of a new study beside what `out` holds; raises as `sweep`, and leaves nothing then."""
-    if (out / GRID).is_file() and not overwrite:
-        raise RunError(f"{out} holds a study already", "add --resume to finish it, --overwrite to replace it")
-    if not (out / GRID).is_file() and any(path.name not in (LOCK, _STAGE) for path in out.iterdir()):
+    """Prepare every cell of a new study next to what `out` holds; raises as `sweep`, and leaves nothing then."""
+    if (out / GRID).is_file():
+        if not overwrite:
+            raise RunError(f"{out} holds a study already", "add --resume to finish it, --overwrite to replace it")
+    elif any(path.name not in (LOCK, _STAGE) for path in out.iterdir()):
         raise RunError(f"{out} exists and is no study of tiewise", "choose another --out")
     try:
         remove(out / _STAGE)
         for cell, settings in grid.cells().items():
             display.say(f"preparing {cell}")
-            command, stage = repeated(settings, str(out / cell)), out / _STAGE / cell
-            try:
-                carry_out(lambda *_: None, settings, stage, command, display, overwrite=False)
-            except TiewiseError as error:
-                raise RunError(f"cell {cell}: {error.what}", error.fix) from error
+            _prepare_cell(cell, settings, out, display)
         grid.save(out / _STAGE)
     except BaseException:
         remove(out / _STAGE)
         raise
 
 
+def _prepare_cell(cell: str, settings: Settings, out: Path, display: Display) -> None:
+    """Start a cell's comparison in the stage of a study; RunError names the cell."""
+    command = repeated(settings, str(out / cell))
+    try:
+        carry_out(lambda *_: None, settings, out / _STAGE / cell, command, display, overwrite=False)
+    except TiewiseError as error:
+        raise RunError(f"cell {cell}: {error.what}", error.fix) from error
+
+
 def _put_in_place(out: Path) -> None:
     """Replace what `out` holds by what is prepared. Done again after a kill, it ends in the same state."""
     new = StudyGrid.named(str(out / _STAGE / GRID)).cells()
-    old = StudyGrid.named(str(out / GRID)).cells() if (out / GRID).is_file() else {}
+    old: dict[str, Settings] = {}
+    if (out / GRID).is_file():
+        old = StudyGrid.named(str(out / GRID)).cells()
     for name in (*(old.keys() - new.keys()), f"{TABLE}.csv", f"{TABLE}.parquet", REPORT):
         remove(out / name)
     for name in (*new, GRID):
@@ -283,16 +304,20 @@ def _folder(name: str, out: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _settings(given: dict[str, Any], out: Path, resume: bool) -> Settings | None:
+def _settings(record: dict[str, Any], out: Path, resume: bool) -> Settings | None:
+    """Return the settings of a call, on top of those of its recipe; None of one that resumes, which has none."""
     if resume:
-        if given:
-            raise RunError(f"resume takes its settings from the run in {out}", f"leave {', '.join(given)} out")
+        if record:
+            raise RunError(f"resume takes its settings from the run in {out}", f"leave {', '.join(record)} out")
         return None
-    if isinstance(given.get("arms"), str):
-        given = {**given, "arms": split_specs(given["arms"])}
-    return Settings.of({**(recipe(given["recipe"]) if given.get("recipe") else {}), **given})
+    if isinstance(record.get("arms"), str):
+        record = {**record, "arms": split_specs(record["arms"])}
+    if record.get("recipe"):
+        record = {**recipe(record["recipe"]), **record}
+    return Settings.of(record)
 
 
 def _command(name: str, out: Path, settings: dict[str, Any]) -> str:
     """Return the call as typed, for the report."""
-    return f"tiewise.{name}({', '.join([repr(str(out)), *(f'{key}={value!r}' for key, value in settings.items())])})"
+    keywords = [f"{key}={value!r}" for key, value in settings.items()]
+    return f"tiewise.{name}({', '.join([repr(str(out)), *keywords])})"
