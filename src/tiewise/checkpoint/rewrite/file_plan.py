@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder
 from tiewise.checkpoint.rewrite.change import Change, NewTensor
@@ -50,15 +50,11 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
     if folder.faults:
         raise CheckpointError(folder.faults[0].what, folder.faults[0].fix)
     _require_one_copy(folder, change)
-    shards: dict[str, tuple[NewTensor, ...]] = {}  # an empty one is a file that goes
+    contents = {file: _contents(file, header, change) for file, header in folder.headers.items()}
+    shards = {file: after.tensors for file, after in contents.items() if after.is_changed}
     tensors: dict[str, NewTensor] = {}
-    for file, header in folder.headers.items():
-        dropped = {name for name in header.tensors if name in change.drop or (file, name) in change.drop_copies}
-        put = [tensor for tensor in change.put if tensor.file == file]
-        after = arranged(header, dropped, put)
-        if dropped or put:
-            shards[file] = after
-        tensors |= {tensor.name: tensor for tensor in after}
+    for after in contents.values():
+        tensors |= {tensor.name: tensor for tensor in after.tensors}
     texts = dict(change.texts)
     if change.config:
         texts[CONFIG] = edited_file(folder, CONFIG, change.config)
@@ -69,13 +65,27 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
     files.add_all({*folder.headers, *texts, PROVENANCE, *change.leave})
     shared = [file for file in folder.headers if file not in shards] + files.shared
     return FilePlan(
-        shards={file: after for file, after in shards.items() if after},
+        shards={file: after for file, after in shards.items() if after},  # a file without tensors goes
         shared=tuple(sorted(shared)),
         copied=tuple(files.copied),
         texts=texts,
         tensors=tensors,
         notes=(*_note_on_other_weights(folder), *files.notes),
     )
+
+
+class _Contents(NamedTuple):
+    """The tensors of one file after a change."""
+
+    tensors: tuple[NewTensor, ...]
+    is_changed: bool
+
+
+def _contents(file: str, header: Header, change: Change) -> _Contents:
+    """Return the tensors that a file contains after a change."""
+    dropped = {name for name in header.tensors if name in change.drop or (file, name) in change.drop_copies}
+    put = [tensor for tensor in change.put if tensor.file == file]
+    return _Contents(arranged(header, dropped, put), bool(dropped or put))
 
 
 def _require_one_copy(folder: Folder, change: Change) -> None:

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, overload
 
 from tiewise.checkpoint.rewrite.change import Change
-from tiewise.checkpoint.rewrite.engine import Place, Receipt, rewrite
+from tiewise.checkpoint.rewrite.engine import Make, Place, Receipt, rewrite
 from tiewise.checkpoint.rewrite.listing import LAST, VERBS_PACKAGE, names, paragraph
 from tiewise.core.errors import CheckpointError
 
@@ -44,7 +44,6 @@ COMMON = """
     """
 ENGINE = ("facts", "source", "to", "dry_run", "force")  # parameters that every verb has; the rest are its options
 
-Make = Callable[..., Change]
 Run = Callable[..., Receipt]
 KeptLogits = Literal["all", "first", "same bytes"]
 
@@ -102,7 +101,8 @@ class Verb:
         hints = get_type_hints(self.options_from, include_extras=True)
         options = []
         for name, parameter in inspect.signature(self.options_from).parameters.items():
-            if name not in ENGINE and get_origin(hints.get(name)) is Annotated:
+            is_described = get_origin(hints.get(name)) is Annotated
+            if name not in ENGINE and is_described:
                 plain, *metadata = get_args(hints[name])
                 described = next(item for item in metadata if isinstance(item, Option))
                 options.append(CommandOption(name, plain, parameter.default, described))
@@ -129,6 +129,25 @@ def verbs() -> dict[str, Verb]:
     return {one.name: one for one in sorted(every, key=lambda one: (one.order, one.name))}
 
 
+@overload
+def verb(make: Callable[..., Change | Receipt], /) -> Run: ...
+
+
+@overload
+def verb(
+    *,
+    order: int = LAST,
+    details: str = RESULT,
+    source: Option = CHECKPOINT,
+    of_adapter: bool = False,
+    live: str = "",
+    keeps_logits: KeptLogits | None = None,
+    logits_differ: str = LOGITS_DIFFER,
+    measures_text: bool = False,
+    example: str = "",
+) -> Callable[[Callable[..., Change | Receipt]], Run]: ...
+
+
 def verb(
     make: Callable[..., Any] | None = None,
     /,
@@ -142,8 +161,8 @@ def verb(
     logits_differ: str = LOGITS_DIFFER,
     measures_text: bool = False,
     example: str = "",
-) -> Any:
-    """Make of `name(facts, *, options, force)` what users call, and register it.
+) -> Run | Callable[[Callable[..., Any]], Run]:
+    """Turn `name(facts, *, options, force)` into the function that users call, and register it.
 
     The result is `name(source, to, *, options, dry_run, force)`. The docstring describes the verb and, under `Args:`,
     its options. A function that has the parameters `source` and `to` already is registered as it is.
@@ -152,7 +171,7 @@ def verb(
         live: the counterpart for a model in memory, named if a caller passes one; `Verb` explains the other arguments.
     """
 
-    def _register(make: Callable[..., Any]) -> Run:
+    def register(make: Callable[..., Any]) -> Run:
         run: Run = make
         if "to" in inspect.signature(make).parameters:
             make.__dict__["__signature__"] = _plain_signature(make)
@@ -173,7 +192,7 @@ def verb(
         )
         return run
 
-    return _register if make is None else _register(make)
+    return register if make is None else register(make)
 
 
 def runner(make: Make, *, live: str = "", of_adapter: bool = False) -> Run:
@@ -185,7 +204,8 @@ def runner(make: Make, *, live: str = "", of_adapter: bool = False) -> Run:
     ) -> Receipt:
         if hasattr(source, "named_parameters"):
             what = f"{make.__name__} rewrites a folder, and this is a live {type(source).__name__}"
-            raise CheckpointError(what, (f"use {live}, or " if live else "") + "save it first, with save_pretrained")
+            counterpart = f"use {live}, or " if live else ""
+            raise CheckpointError(what, f"{counterpart}save it first, with save_pretrained")
         if to is None:
             raise TypeError(f"{make.__name__}() needs `to`, the folder to make")
         return rewrite(source, to, make, of_adapter=of_adapter, dry_run=dry_run, force=force, **options)
@@ -198,8 +218,8 @@ def runner(make: Make, *, live: str = "", of_adapter: bool = False) -> Run:
 
 def _signature(make: Make) -> inspect.Signature:
     """Return the signature for users: source and `to`, the verb's options, `dry_run` and `force`."""
-    given = _plain_signature(make).parameters
-    options = [parameter for name, parameter in given.items() if name not in ENGINE]
+    parameters = _plain_signature(make).parameters
+    options = [parameter for name, parameter in parameters.items() if name not in ENGINE]
     plain, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     places = [inspect.Parameter(name, plain, annotation=Place) for name in ("source", "to")]
     flags = [inspect.Parameter(name, keyword, default=False, annotation=bool) for name in ("dry_run", "force")]

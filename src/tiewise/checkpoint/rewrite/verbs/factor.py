@@ -76,20 +76,16 @@ def factor(
     ends = plain_ends(facts, "factor", force=force)
     _require_rank(facts, ends, rank)
     named = _named_class(facts)
-    groups: list[TokenGroup] = []
-    if counts is not None or text is not None:
-        groups = _groups(read_counts(counts if text is None else count_tokens(facts.path, Path(text)), ends.input.rows))
+    if text is not None:
+        counts = count_tokens(facts.path, Path(text))
+    groups = [] if counts is None else _groups(read_counts(counts, ends.input.rows))
     widest = max(table.shape[1] for table in ends.tables)
     require_memory(memory_needed(widest, rank), f"{facts.path}: the decomposition of a table {widest} wide")
 
     results = [_factored(table, rank) for table in ends.tables]
     for result in results:
         notes += result.notes(groups)
-    if ends.spare:
-        notes.append(f"{', '.join(short(table.name) for table in ends.spare)}: a copy, dropped")
-    if facts.roles.others:
-        left = names([other.tensor.name for other in facts.roles.others])
-        notes.append(f"{left}: left as they are, since only the two ends are factored")
+    notes += _notes_on_others(facts, ends)
     lookup, head = results[0], results[-1]
     return Change(
         Moved(head.errors.logits, lookup.longest_error(), MEASURED),
@@ -99,6 +95,17 @@ def factor(
         notes=tuple(notes),
         lost=tuple(result.lost() for result in results),
     )
+
+
+def _notes_on_others(facts: Facts, ends: PlainEnds) -> list[str]:
+    """Return notes on copies that are dropped, and on tables that stay."""
+    notes = []
+    if ends.spare:
+        notes.append(f"{', '.join(short(table.name) for table in ends.spare)}: a copy, dropped")
+    if facts.roles.others:
+        left = names([other.tensor.name for other in facts.roles.others])
+        notes.append(f"{left}: left as they are, since only the two ends are factored")
+    return notes
 
 
 def _require_rank(facts: Facts, ends: PlainEnds, rank: int) -> None:
