@@ -1,4 +1,4 @@
-"""What a config claims of its vocabulary's ends, and what is known of the names and families that it speaks of.
+"""Claims of a config on the two ends of its model, and knowledge of the names and families that it mentions.
 
 A config is a tree: the root, and below it the configs of parts (`text_config`, `decoder`). Each level may carry the
 flag, and only the level that the class owning the head reads decides. `families.py` has what is known of each family;
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+from tiewise.checkpoint.composite_ends import PartPlace, with_head_of_part, with_other_class
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import ClassEnds, ends_from, family_data
 from tiewise.checkpoint.untrusted import short
@@ -29,16 +30,30 @@ BESIDE = re.compile(
 )
 
 
+# ends of the names of a family's main class, the first that fits; "" fits any
+_MAIN_CLASSES = (
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForConditionalGeneration",
+    "ForMaskedLM",
+    "MTModel",
+    "ForPreTraining",
+    "",
+)
+
+
 @lru_cache(maxsize=1)
 def usual() -> SimpleNamespace:
-    """The hand-written names, longest paths first; what each list holds is said in the file."""
+    """Return the hand-written names, longest paths first; the file describes each list."""
     data = packaged_json("checkpoint/data/usual_names.json")
-    pairs = sorted(((pair["input"], pair["output"]) for pair in data["pairs"]), key=lambda p: -p[0].count("."))
-    return SimpleNamespace(**{key: tuple(value) for key, value in data.items() if key != "about"} | {"pairs": pairs})
+    pairs = [(pair["input"], pair["output"]) for pair in data["pairs"]]
+    pairs.sort(key=lambda pair: -pair[0].count("."))
+    lists = {key: tuple(value) for key, value in data.items() if key != "about"}
+    return SimpleNamespace(**lists | {"pairs": pairs})
 
 
 def unwrapped(name: str) -> str:
-    """Return a tensor's name without what torch.compile, DDP, FSDP and PEFT put around modules.
+    """Return a tensor's name without the wrappers of torch.compile, DDP, FSDP and PEFT.
 
     >>> unwrapped("base_model.model.model.embed_tokens.base_layer.weight")
     'model.embed_tokens.weight'
@@ -48,34 +63,44 @@ def unwrapped(name: str) -> str:
 
 
 def ends_with(module: str, path: str) -> bool:
-    """Whether a module's name ends with a path of whole parts: model.lm_head with lm_head, my_lm_head not."""
+    """Return whether a module's name ends with a path of whole parts: model.lm_head with lm_head, my_lm_head not."""
     return f".{module}".endswith(f".{path}")
 
 
 def in_layer(name: str) -> bool:
-    """Whether a module lies inside a numbered layer: tables there belong to no end of the model."""
+    """Return whether a module is inside a numbered layer: tables there belong to no end of the model."""
     return re.search(r"\.\d+\.", f".{name}.") is not None
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a module belongs to another modality, a codec, or a draft head."""
+    """Return whether a module belongs to another modality, a codec, or a draft head."""
     return any(part in usual().foreign or part.startswith(("vision_", "audio_", "mtp_")) for part in name.split("."))
 
 
 def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | None:
-    """Return what is known of a class, of its family's own or any other's; of the family's main class for None."""
+    """Return the ends of a class, of its own family or of any other; for None, of the family's main class."""
     classes = family(model_type).ends.classes
     if architecture is None:
-        main = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "MTModel", "ForPreTraining")
-        return next((classes[name] for end in (*main, "") for name in sorted(classes) if name.endswith(end)), None)
+        return _main_class(classes)
     if architecture in classes:
         return classes[architecture]
-    generated = (record.get("classes", {}) for record in family_data()["families"].values())
-    return next((ends_from(those[architecture]) for those in generated if architecture in those), None)
+    for record in family_data()["families"].values():
+        if architecture in record.get("classes", {}):
+            return ends_from(record["classes"][architecture])
+    return None
+
+
+def _main_class(classes: Mapping[str, ClassEnds]) -> ClassEnds | None:
+    """Return the ends of a family's main class, which has a head if any has; None without classes."""
+    for ending in _MAIN_CLASSES:
+        for name in sorted(classes):
+            if name.endswith(ending):
+                return classes[name]
+    return None
 
 
 def config_ends(config: Mapping[str, Any]) -> ClassEnds | None:
-    """Return what is known of the class that a config names, with the parts that the config chooses; None if unknown.
+    """Return the ends of the class that a config names, with the parts that it chooses; None if unknown.
 
     VisionEncoderDecoder has the ends of its decoder's class, which the `model_type` of the level `decoder` chooses.
     """
@@ -83,27 +108,32 @@ def config_ends(config: Mapping[str, Any]) -> ClassEnds | None:
 
 
 def family_ends(config: Mapping[str, Any]) -> ClassEnds | None:
-    """Return what `config_ends` returns, of the family's main class if the class that the config names is unknown."""
+    """Return the same as `config_ends`; of the family's main class if the config names an unknown one."""
     kind, name = family_type(config), architecture(config)
     return _with_parts(config, class_ends(kind, name) or class_ends(kind, None))
 
 
 def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds | None:
-    """Put the classes that a config chooses in the place of a composite's default parts; None if one is unknown."""
+    """Return a composite's ends with the classes that a config chooses as its parts; None if one is unknown."""
+    if ends is None:
+        return None
     levels, defaults = dict(model_levels(config)), family(family_type(config)).ends.levels
-    for path, (module, how) in ({} if ends is None else ends.parts).items():
+    composite = ends
+    for path, (module, how) in ends.parts.items():
         default = defaults.get(path)
-        if ends is None or default is None:
+        if default is None:
             continue
+        part = PartPlace(f"{module}.", path)
         chosen = family_type(levels.get(path, {})) or default
+        new = part_ends(chosen, how)
         if chosen == default:
-            ends = _with_head(ends, f"{module}.", path, part_ends(chosen, how))
+            composite = with_head_of_part(composite, part, new)
             continue
-        old, new = part_ends(default, how), part_ends(chosen, how)
         if new is None and not family(chosen).is_tokenless:
             return None
-        ends = _exchanged(ends, f"{module}.", path, old or ClassEnds(), new or ClassEnds())
-    return ends
+        old = part_ends(default, how) or ClassEnds()
+        composite = with_other_class(composite, part, old, new or ClassEnds())
+    return composite
 
 
 def part_ends(kind: str, how: str) -> ClassEnds | None:
@@ -119,94 +149,8 @@ def part_ends(kind: str, how: str) -> ClassEnds | None:
     return ClassEnds(inputs, positions=bare.positions, maps=bare.maps, layers=layers)
 
 
-def _exchanged(ends: ClassEnds, at: str, path: str, old: ClassEnds, new: ClassEnds) -> ClassEnds:
-    """Return a composite's ends with the class `new` instead of `old` at the modules `at` and the level `path`."""
-
-    def others(names: Iterable[str]) -> list[str]:
-        return [name for name in names if not name.startswith(at)]
-
-    def placed(names: Iterable[str]) -> list[str]:
-        return [at + name for name in names]
-
-    made: dict[str, Any] = {}
-    for key in ("inputs", "biases", "positions", "maps", "layers"):
-        made[key] = tuple(dict.fromkeys((*others(getattr(ends, key)), *placed(getattr(new, key)))))
-    for key in ("head", "only_if", "wide"):
-        kept = {name: value for name, value in getattr(ends, key).items() if not name.startswith(at)}
-        made[key] = kept | {at + name: _below(key, value, at, path) for name, value in getattr(new, key).items()}
-    kept = {target: source for target, source in ends.tied.items() if not source.startswith(at)}
-    made["tied"] = kept | {at + target: at + source for target, source in new.tied.items()}
-    made["disk"], made["loads"] = _names_in_files(ends, at, old, new)
-    if ends.output is not None and ends.output.startswith(at):
-        made["output"] = None if new.output is None else at + new.output
-        inner = [f"{path}.{level}".rstrip(".") for level in new.decides]
-        made["decides"] = tuple(dict.fromkeys((*(level for level in ends.decides if level != path), *inner)))
-        made |= {"always": new.always, "never": new.never, "joined": new.joined}
-    elif ends.output is not None:  # a head of the composite's own, tied to a table of the part
-        source = ends.tied.get(f"{ends.output}.weight", "")
-        if source.startswith(at) and new.inputs:
-            made["tied"] |= {f"{ends.output}.weight": f"{at}{new.inputs[0]}.weight"}
-    return replace(ends, **made)
-
-
-def _with_head(ends: ClassEnds, at: str, path: str, part: ClassEnds | None) -> ClassEnds:
-    """Add the layers between body and head of a part at the modules `at`; a composite's own data do not name them."""
-    if part is None or ends.output is None or not ends.output.startswith(at):
-        return ends
-    added = {
-        key: {at + name: _below(key, value, at, path) for name, value in getattr(part, key).items()}
-        for key in ("head", "only_if")
-    }
-    return replace(ends, head={**ends.head, **added["head"]}, only_if={**ends.only_if, **added["only_if"]})
-
-
-def _names_in_files(
-    ends: ClassEnds, at: str, old: ClassEnds, new: ClassEnds
-) -> tuple[dict[str, str], dict[str, Sequence[str]] | None]:
-    """Return `disk` and `loads` of a composite with the class `new` instead of `old` at the modules `at`.
-
-    A file that calls the old part's table `x.embed_tokens` calls that of the new one `x.wte`.
-    """
-    pairs = dict(zip(old.inputs, new.inputs, strict=False)) | dict(zip(old.biases, new.biases, strict=False))
-    if old.output is not None and new.output is not None:
-        pairs[old.output] = new.output
-
-    def respelt(own: str, others: Iterable[str]) -> tuple[str, list[str]]:
-        before = own.removeprefix(at)
-        after = pairs[before]
-        return at + after, [other.removesuffix(before) + after for other in others if other.endswith(before)]
-
-    def stays(own: str) -> bool:
-        return not own.startswith(at)
-
-    disk = {own: name for own, name in ends.disk.items() if stays(own)}
-    for own, name in ends.disk.items():
-        if not stays(own) and own.removeprefix(at) in pairs:
-            after, moved = respelt(own, [name])
-            disk |= {after: moved[0]} if moved else {}
-    if ends.loads is None and new.loads is None:
-        return disk, None
-    loads: dict[str, Sequence[str]] = {own: names for own, names in (ends.loads or {}).items() if stays(own)}
-    for own, names in (ends.loads or {}).items():
-        if not stays(own) and own.removeprefix(at) in pairs:
-            after, spelt = respelt(own, names)
-            loads[after] = spelt
-    for name in (*new.inputs, *new.biases, *((new.output,) if new.output is not None else ())):
-        inner = [at + other for other in (new.loads or {}).get(name, ())]
-        outer = [f"{ends.prefix}.{at}{name}"] if ends.prefix else []
-        loads[at + name] = list(dict.fromkeys((*loads.get(at + name, ()), *inner, *outer)))
-    return disk, loads
-
-
-def _below(key: str, value: Any, at: str, path: str) -> Any:
-    """Return what one class says of a tensor, as a composite with this class at the modules `at` says it."""
-    if key == "only_if":
-        return (f"{path}.{value[0]}", value[1])
-    return tuple(at + name for name in value) if key == "head" else value
-
-
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
-    """Whether a known class has no table of tokens at all: the data was made from it, and found none."""
+    """Return whether a known class has no table of tokens: the data was made from it, and lists none."""
     record = family(model_type)
     if record.is_tokenless or architecture is None:
         return record.is_tokenless
@@ -216,11 +160,14 @@ def without_tokens(model_type: str | None, architecture: str | None) -> bool:
 
 
 FLAG = "tie_word_embeddings"
-OWN_TYPE, BASE_TYPE = "tiewise", "base_model_type"  # what checkpoints of this package with factored tables say
+OWN_TYPE, BASE_TYPE = "tiewise", "base_model_type"  # of checkpoints of this package with factored tables
 OWN_PREFIX = "Tiewise"  # of their class names
 MOST_DEPTH, MOST_LEVELS = 4, 64
 _FOREIGN = ("vision", "visual", "audio", "image", "speech", "video", "codec", "vq_", "backbone_config", "quantization")
 _PARTS = ("decoder", "encoder", "text_encoder", "generator", "question_encoder", "llm_config", "language_config")
+
+
+_HIDDEN_SIZES = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "n_embed")
 
 
 @dataclass(frozen=True)
@@ -235,12 +182,12 @@ class Claim:
     decides: bool = False  # the class that owns the head reads this level
     vocab_size: int | None = None  # of this level; None where absent
     hidden_size: int | None = None  # width D of this level, under whatever key the family has; None where absent
-    # what stands where the flag should be and is neither true nor false, as text; None elsewhere
+    # the flag as text, if it is neither true nor false; else None
     malformed: str | None = None
 
     @property
     def effective(self) -> bool | None:
-        """The flag as the class will take it; None where neither written nor known."""
+        """Return the flag as the class will take it; None where neither written nor known."""
         return self.default if self.written is None else self.written
 
 
@@ -258,7 +205,7 @@ class Claims:
 
     @property
     def deciding(self) -> Claim:
-        """The level whose flag decides; one that claims nothing without a config.
+        """Return the level whose flag decides; one that claims nothing without a config.
 
         Where two levels decide, one that says true is enough: that is how transformers 5 lifts the flag of a
         `text_config` to the root.
@@ -268,57 +215,75 @@ class Claims:
 
     @property
     def tied(self) -> bool | None:
-        """Whether the config, read as its class reads it, ties the two ends; None where that cannot be known."""
+        """Return whether the config, as its class reads it, ties the two ends; None if that is not known."""
         return self.deciding.effective if self.fixed is None else self.fixed
 
     @property
     def ties_others(self) -> bool | None:
-        """Whether the class ties what it may tie beside its head: input tables, biases; None where not known."""
+        """Return whether the class ties its other tensors, input tables and biases; None if that is not known."""
         return True if self.joined or self.fixed else self.deciding.effective
 
 
 def of_tiewise(config: Mapping[str, Any]) -> bool:
-    """Whether transformers opens a model only with our code: factored tables, and RNNs and ALBERTs of ours."""
+    """Return whether transformers needs this package to open a model: factored tables, RNNs, ALBERTs."""
     kind = config.get("model_type")
     return isinstance(kind, str) and (kind == OWN_TYPE or kind.startswith(f"{OWN_TYPE}-"))
 
 
 def read_claims(config: Mapping[str, Any] | None) -> Claims:
-    """Read every level of a config. Any JSON value is taken; what makes no sense counts as absent."""
+    """Read every level of a config. Any JSON value is accepted; a value that makes no sense counts as absent."""
     if not isinstance(config, Mapping):
         return Claims()
-    kind, levels, claims = family_type(config), dict(model_levels(config)), []
-    ends, default = family_ends(config), class_ends(kind, architecture(config)) or class_ends(kind, None)
-    if default is not None:  # the composite's own, if a part of it is unknown
-        deciding = (ends or default).decides
-    else:  # the outermost level that has the flag, else the root
-        deciding = (next((path for path, level in levels.items() if FLAG in level), ""),)
+    kind, levels = family_type(config), dict(model_levels(config))
+    ends = family_ends(config)
+    # the composite's own, if a part of it is unknown
+    default = class_ends(kind, architecture(config)) or class_ends(kind, None)
+    deciding = _deciding_levels(ends or default, levels)
+    defaults = family(kind).ends.levels
+    claims = []
     for path in dict.fromkeys((*levels, *deciding)):
         level = levels.get(path, {})  # absent: the class takes its own default
-        own, flag = family(family_type(level) or family(kind).ends.levels.get(path)).ends, level.get(FLAG)
-        widths = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "n_embed")
-        claim = Claim(
-            path,
-            model_type=family_type(level),
-            written=flag if isinstance(flag, bool) else None,
-            default=False if own.loose and FLAG in level and flag is None else own.tie,
-            decides=path in deciding,
-            vocab_size=first_count([level], own.sizes.get("vocab_size", ""), "vocab_size"),
-            hidden_size=first_count([level], own.sizes.get("hidden_size", ""), *widths),
-            malformed=short(flag) if FLAG in level and not isinstance(flag, bool) else None,
-        )
-        claims.append(claim)
-    fixed = None if ends is None or not (ends.always or ends.never) else ends.always
-    t5_like = family(kind).is_t5_like or bool(
-        fixed and ends is not None and any(ends_with(table, "shared") for table in ends.inputs)
+        own_kind = family_type(level) or defaults.get(path)
+        claims.append(_read_level(path, level, own_kind, path in deciding))
+    fixed = None
+    if ends is not None and (ends.always or ends.never):
+        fixed = ends.always
+    shares_inputs = ends is not None and any(ends_with(table, "shared") for table in ends.inputs)
+    return Claims(
+        tuple(claims),
+        t5_like=family(kind).is_t5_like or bool(fixed and shares_inputs),
+        known=family(kind).has_ends and (ends is not None or default is None),
+        fixed=fixed,
+        joined=ends is not None and ends.joined,
     )
-    known = family(kind).has_ends and (ends is not None or default is None)
-    joined = ends is not None and ends.joined
-    return Claims(tuple(claims), t5_like=t5_like, known=known, fixed=fixed, joined=joined)
+
+
+def _deciding_levels(ends: ClassEnds | None, levels: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the levels that decide on tying; of an unknown class the outermost that has the flag, else the root."""
+    if ends is not None:
+        return ends.decides
+    return (next((path for path, level in levels.items() if FLAG in level), ""),)
+
+
+def _read_level(path: str, level: Mapping[str, Any], model_type: str | None, decides: bool) -> Claim:
+    """Read one level of a config, of a family that the level or the one above it names."""
+    own, flag = family(model_type).ends, level.get(FLAG)
+    is_malformed = FLAG in level and not isinstance(flag, bool)
+    takes_null_as_false = bool(own.loose) and FLAG in level and flag is None
+    return Claim(
+        path,
+        model_type=family_type(level),
+        written=flag if isinstance(flag, bool) else None,
+        default=False if takes_null_as_false else own.tie,
+        decides=decides,
+        vocab_size=first_count([level], own.sizes.get("vocab_size", ""), "vocab_size"),
+        hidden_size=first_count([level], own.sizes.get("hidden_size", ""), *_HIDDEN_SIZES),
+        malformed=short(flag) if is_malformed else None,
+    )
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:
-    """Name of the class that saved the checkpoint, of its base class where this package did; None where absent."""
+    """Return the class that saved the checkpoint, or its base class if this package did; None if absent."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str):
@@ -327,45 +292,54 @@ def architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """(dotted path, mapping) of every level that configures a model of tokens, the root first."""
-    found, waiting = list[tuple[str, Mapping[str, Any]]](), [("", config, 0)]
-    while waiting and len(found) < MOST_LEVELS:
+    """Return (dotted path, mapping) of every level that configures a model of tokens, the root first."""
+    levels, waiting = list[tuple[str, Mapping[str, Any]]](), [("", config, 0)]
+    while waiting and len(levels) < MOST_LEVELS:
         path, level, depth = waiting.pop(0)
-        found.append((path, level))
+        levels.append((path, level))
+        if depth == MOST_DEPTH:
+            continue
         below = []
-        for key, part in level.items() if depth < MOST_DEPTH else ():
-            if not isinstance(key, str) or not isinstance(part, Mapping) or is_foreign_level(key):
-                continue
-            speaks = FLAG in part or "vocab_size" in part or bool(part.get("model_type"))
-            if key in _PARTS or (key.endswith("_config") and speaks):
+        for key, part in level.items():
+            if isinstance(part, Mapping) and _is_model_level(key, part):
                 below.append((f"{path}.{key}" if path else key, part, depth + 1))
         waiting = below + waiting
-    return found
+    return levels
+
+
+def _is_model_level(key: Any, part: Mapping[str, Any]) -> bool:
+    """Return whether a part of a config, by its key and what it has, configures a model of tokens."""
+    if not isinstance(key, str) or is_foreign_level(key):
+        return False
+    if key in _PARTS:
+        return True
+    has_model = FLAG in part or "vocab_size" in part or bool(part.get("model_type"))
+    return key.endswith("_config") and has_model
 
 
 def is_foreign_level(key: str) -> bool:
-    """Whether a level of a config, by its key, is of a part without text: `vision_config`."""
+    """Return whether a level of a config, by its key, is of a part without text: `vision_config`."""
     return any(word in key for word in _FOREIGN)
 
 
 def family_type(level: Mapping[str, Any]) -> str | None:
-    """The `model_type` of a level, of its base family where this package wrote the checkpoint; None where absent."""
+    """Return the `model_type` of a level, the base family's if this package wrote it; None if absent."""
     kind = level.get("model_type")
     kind = level.get(BASE_TYPE) if kind == OWN_TYPE else kind
     return kind if isinstance(kind, str) else None
 
 
 def count(value: Any) -> int | None:
-    """A positive whole number, else None."""
+    """Return a positive whole number, else None."""
     return value if type(value) is int and 0 < value < 2**63 else None
 
 
 def first_count(levels: Iterable[Mapping[str, Any]], *keys: str) -> int | None:
-    """The first positive whole number that a level has under one of the keys; None for none."""
+    """Return the first positive whole number that a level has under one of the keys; None for none."""
     return next((n for level in levels for key in keys if (n := count(level.get(key))) is not None), None)
 
 
-SCALARS = {  # key: the value at which it does nothing
+SCALARS = {  # key: the value at which it changes nothing
     # on the looked-up rows: Granite and Falcon-H1; HRM-Text; MiniCPM
     **dict.fromkeys(("embedding_multiplier", "embedding_scale", "scale_emb"), 1.0),
     # logits are divided by it in Granite, else multiplied: HyperCLOVA X, Cohere and MPT, Falcon-H1, Grok (remote code)
@@ -384,23 +358,28 @@ WIDTHS = ("word_embed_proj_dim", "embedding_size", "input_embedding_size", "outp
 
 
 def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, float]:
-    """Return the numbers that do something, by dotted key: as written, else by the family's default.
+    """Return the numbers that change something, by dotted key: as written, else by the family's default.
 
     A width of the table counts where it is not the hidden width.
     """
-    found = {}
+    scalars = dict[str, float]()
     for path, level in levels:
         defaults = family(family_type(level)).ends.scalars
-        width = next((number(level.get(key)) for key in ("hidden_size", "d_model") if key in level), None)
-        for key, nothing in (SCALARS | (dict.fromkeys(WIDTHS, width) if width is not None else {})).items():
+        for key, neutral in _neutral_values(level).items():
             value = number(level.get(key, defaults.get(key)))
-            if value is not None and value != nothing:
-                found[f"{path}.{key}" if path else key] = value
-    return found
+            if value is not None and value != neutral:
+                scalars[f"{path}.{key}" if path else key] = value
+    return scalars
+
+
+def _neutral_values(level: Mapping[str, Any]) -> dict[str, float]:
+    """Return {key: the value at which it changes nothing} for the numbers that a level may have."""
+    width = next((number(level[key]) for key in ("hidden_size", "d_model") if key in level), None)
+    return SCALARS if width is None else SCALARS | dict.fromkeys(WIDTHS, width)
 
 
 def number(value: Any) -> float | None:
-    """A finite number, true as 1 and false as 0; None for anything else."""
+    """Return a finite number, true as 1 and false as 0; None for anything else."""
     with suppress(OverflowError):
         return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
     return None
