@@ -33,44 +33,47 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
     """
     updates = [update for update in (facts.input, facts.output) if update is not None]
     if facts.base is None or facts.tied is None:
-        if updates:
-            yield _unknown_effect(facts, updates)
-        return
-    if not facts.tied:
-        return
-    low_rank = [update for update in updates if update.kind == LORA]
-    if low_rank:
-        yield _low_rank_on_tied(facts, low_rank)
-    copies = [update for update in updates if update.kind == COPY]
-    if copies:
-        yield from _copies_on_tied(facts, facts.base, copies)
+        yield from _unknown_effect(facts, updates)
+    elif facts.tied:
+        yield from _low_rank_on_tied(facts, [update for update in updates if update.kind == LORA])
+        yield from _copies_on_tied(facts, facts.base, [update for update in updates if update.kind == COPY])
+        yield from _rows_on_tied(facts, facts.base)
+
+
+def _unknown_effect(facts: AdapterFacts, updates: list[EndUpdate]) -> Told:
+    """Report that the effect of a merge is not known, because nothing says that the base ties."""
+    if updates:
+        why = "no base was given" if facts.base is None else "whether the base ties its ends is not known"
+        what = f"it changes {_modules(updates)}; {why}, so what a merge makes of that is not known"
+        fix = f"tiewise check {shlex.quote(str(facts.path))} --base BASE"
+        yield Said(short(facts.path.name), what, fix, severity="info")
+
+
+def _rows_on_tied(facts: AdapterFacts, base: Facts) -> Told:
+    """Report that other rows are trained at one end of a tied base than at the other."""
     rows = {name: ids for name, ids in facts.token_rows.items() if name}
     if len(set(rows.values())) > 1:
         what = f"trainable_token_indices differ between {names(rows)}, which are one table in the base"
-        yield short(facts.path.name), what, _training_advice(facts.base, "new_tokens=[…]")
+        yield short(facts.path.name), what, _training_advice(base, "new_tokens=[…]")
 
 
-def _unknown_effect(facts: AdapterFacts, updates: list[EndUpdate]) -> Said:
-    """Return the finding that the effect of a merge is not known, because nothing says that the base ties."""
-    why = "no base was given" if facts.base is None else "whether the base ties its ends is not known"
-    what = f"it changes {_modules(updates)}; {why}, so what a merge makes of that is not known"
-    fix = f"tiewise check {shlex.quote(str(facts.path))} --base BASE"
-    return Said(short(facts.path.name), what, fix, severity="info")
-
-
-def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Said:
-    """Return the finding about low-rank updates of one or both ends of a tied base."""
+def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Told:
+    """Report low-rank updates of one or both ends of a tied base."""
+    if not low_rank:
+        return
     adds = "a merge adds it to the other end too, which was trained without"
     if len(low_rank) == 2:
         adds = "a merge adds both updates to that table"
         if facts.ties:
             adds = "the two share their factors, and a merge adds the update twice to that table"
     what = f"low-rank update of {_modules(low_rank)} on a base whose two ends are one table: {adds}"
-    return Said(short(facts.path.name), what, _merge_advice(facts))
+    yield short(facts.path.name), what, _merge_advice(facts)
 
 
 def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -> Told:
     """Report full copies of one or both ends that part the two ends of a tied base."""
+    if not copies:
+        return
     # a copy of one end, where the two shall be tied: PEFT wraps the other end with the same table when it loads it
     stays_tied = facts.ties if len(copies) == 1 else facts.equal
     if stays_tied:

@@ -41,8 +41,7 @@ def custom_code(facts: Facts) -> Told:
     for code in classes.values():
         above = _ancestors(classes, code)
         if code.name in models or any(_MODEL.fullmatch(name) for name in above):
-            inherits = any(_may_declare_keys(name, classes.get(name)) for name in above)
-            yield from _model_findings(facts, code, inherits)
+            yield from _model_findings(facts, code, _inherits_keys(classes, above))
     config = classes.get(used.get("AutoConfig", ""))
     if config is not None:
         yield from _missing_default(facts, config)
@@ -59,29 +58,35 @@ def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
     return above
 
 
-def _may_declare_keys(name: str, code: CodeClass | None) -> bool:
-    """Return whether a base class declares tied keys, or may; `code` is None for one that the folder lacks."""
-    if code is None:
-        return _PLAIN.fullmatch(name) is None
-    return code.keyed
+def _inherits_keys(classes: Mapping[str, CodeClass], above: list[str]) -> bool:
+    """Return whether a base class declares tied keys, or may: one that the folder lacks and is no plain base."""
+    for name in above:
+        declares = classes[name].keyed if name in classes else _PLAIN.fullmatch(name) is None
+        if declares:
+            return True
+    return False
 
 
 def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Told:
-    """Report how a class of a model ties otherwise than transformers 5 asks; `inherits`: a base may declare keys."""
+    """Report how a model's class ties otherwise than transformers 5 asks; `inherits`: a base may declare keys."""
     for assigned in code.tied:
         if assigned.name == KEYS and assigned.entries is not None:
             yield _list_of_keys(facts, code, assigned)
         elif not code.keyed and not inherits:
             what = f"{code.name} sets {assigned.name}, which transformers 5 does not read: the name is {KEYS}"
             yield _finding("error", code, assigned.line, what, _assignment(facts, assigned.entries or ()))
-    has_head = "get_output_embeddings" in code.methods and "tie_weights" not in code.methods
-    declares_none = not code.tied and not inherits
-    if has_head and declares_none and facts.claims.tied:
-        what = f"{code.name} has get_output_embeddings and no {KEYS}: transformers 5 leaves the head untied, and random"
-        yield _finding("error", code, code.line, what, _assignment(facts, ()))
+    if not code.tied and not inherits and facts.claims.tied:
+        yield from _no_keys(facts, code)
     if code.tie_weights is not None:
         what = f"{code.name}.tie_weights does not take {' and '.join(ARGUMENTS)}, which transformers 5 passes"
         yield _finding("error", code, code.tie_weights, what, f"write: {_SIGNATURE}")
+
+
+def _no_keys(facts: Facts, code: CodeClass) -> Told:
+    """Report a class that has a head, and no keys by which transformers 5 would tie it."""
+    if "get_output_embeddings" in code.methods and "tie_weights" not in code.methods:
+        what = f"{code.name} has get_output_embeddings and no {KEYS}: transformers 5 leaves the head untied, and random"
+        yield _finding("error", code, code.line, what, _assignment(facts, ()))
 
 
 def _list_of_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Said:

@@ -37,28 +37,32 @@ def draft_maps(facts: Facts) -> Told:
     What to do: store the maps that the head was trained with; new ones belong to another head.
     Sources: Automodel#2447; EAGLE#222; EAGLE#258; SpecForge#534; verl-SpeCo#66; vllm llama_eagle3.py (read)
     """
-    draft, vocabulary = facts.draft, facts.vocabulary
+    draft = facts.draft
     if draft is None:
         return
-    if draft.map is None:
-        if draft.reduced:
-            name = "token_map" if draft.heads else "d2t"
-            what = f"it drafts over {draft.size:,} of {vocabulary:,} tokens, and no {name} says which"
-            yield name, f"{what}: engines take row i for token i, and accept nearly nothing", AGAIN
-        return
+    if draft.map is not None:
+        yield from _map_findings(facts, draft, draft.map)
+    elif draft.reduced:
+        name = "token_map" if draft.heads else "d2t"
+        what = f"it drafts over {draft.size:,} of {facts.vocabulary:,} tokens, and no {name} says which"
+        yield name, f"{what}: engines take row i for token i, and accept nearly nothing", AGAIN
+
+
+def _map_findings(facts: Facts, draft: Draft, stored: Stored) -> Told:
+    """Report all that is wrong with the map `stored` and with the marks next to it."""
     if draft.t2d is None and not draft.holds_ids:
         yield Said("t2d", "d2t is stored without t2d: it serves, and cannot be trained on", AGAIN, severity="info")
-    steps, marks = _whole_numbers(facts, draft.map), _whole_numbers(facts, draft.t2d)
-    for tensor, values in ((draft.map, steps), (draft.t2d, marks)):
-        if tensor is not None and values is None and facts.scan:
-            yield short(tensor.name), f"{describe(tensor)} is no list of whole numbers", AGAIN
+    steps, marks = _whole_numbers(facts, stored), _whole_numbers(facts, draft.t2d)
+    if facts.scan:
+        for tensor, values in ((stored, steps), (draft.t2d, marks)):
+            if tensor is not None and values is None:
+                yield short(tensor.name), f"{describe(tensor)} is no list of whole numbers", AGAIN
     if steps is None:
         return
-    draft_map = _DraftMap(short(draft.map.name), steps, draft.holds_ids)
     marked = None if marks is None else np.flatnonzero(marks)
-    fault = _map_fault(draft_map, draft, marked, MOST_TOKENS if vocabulary is None else vocabulary)
-    if fault is not None:
-        yield fault
+    draft_map = _DraftMap(short(stored.name), steps, draft.holds_ids, marked)
+    vocabulary = MOST_TOKENS if facts.vocabulary is None else facts.vocabulary
+    yield from _map_faults(draft_map, draft.reduced, vocabulary)
     if draft.t2d is not None and marked is not None:
         yield from _other_marks(short(draft.t2d.name), draft_map.tokens(), marked)
 
@@ -80,37 +84,38 @@ class _DraftMap(NamedTuple):
     name: str  # of the tensor, as findings print it
     steps: NDArray[np.int64]  # [N], as stored
     holds_ids: bool  # the steps are the tokens' ids, and not their distances from the row
+    marked: NDArray[np.int64] | None  # the tokens that t2d marks; None where it was not read
 
     def tokens(self) -> NDArray[np.int64]:
         """Return the token of each row [N]."""
         return self.steps if self.holds_ids else self.steps + np.arange(len(self.steps))
 
 
-def _map_fault(draft_map: _DraftMap, draft: Draft, marked: NDArray[np.int64] | None, most: int) -> Said | None:
-    """Return the first thing that is wrong with a map; None for a sound one.
-
-    `marked` are the tokens that t2d marks, None where it was not read; `most` is one more than the largest id.
-    """
+def _map_faults(draft_map: _DraftMap, is_reduced: bool, vocabulary: int) -> Told:
+    """Report the first thing that is wrong with a map; tokens are below `vocabulary`."""
     where, steps, tokens = draft_map.name, draft_map.steps, draft_map.tokens()
     rows = f"{len(tokens):,}"
-    if draft.reduced and not draft.holds_ids and not steps.any():
-        return Said(where, f"{where} is all zeros: its {rows} rows stand for the first {rows} tokens", AGAIN)
-    outside = np.flatnonzero((tokens < 0) | (tokens >= most))
+    if is_reduced and not draft_map.holds_ids and not steps.any():
+        yield where, f"{where} is all zeros: its {rows} rows stand for the first {rows} tokens", AGAIN
+        return
+    outside = np.flatnonzero((tokens < 0) | (tokens >= vocabulary))
     if len(outside):
-        if marked is not None and np.array_equal(marked, np.sort(steps)):
+        if draft_map.marked is not None and np.array_equal(draft_map.marked, np.sort(steps)):
             what = f"{where} holds the tokens' ids, and engines add them to the row's number"
-            return Said(where, what, f"store {where}[i] − i for row i")
+            yield where, what, f"store {where}[i] − i for row i"
+            return
         first = f"row {outside[0]:,} to {tokens[outside[0]]:,}"
-        return Said(where, f"{len(outside):,} of {rows} rows of {where} lead outside {most:,} tokens ({first})", AGAIN)
+        yield where, f"{len(outside):,} of {rows} rows of {where} lead outside {vocabulary:,} tokens ({first})", AGAIN
+        return
     distinct = len(np.unique(tokens))
     if distinct < len(tokens):
-        return Said(where, f"the {rows} rows of {where} lead to {distinct:,} tokens: some have several rows", AGAIN)
+        yield where, f"the {rows} rows of {where} lead to {distinct:,} tokens: some have several rows", AGAIN
+        return
     falls = np.flatnonzero(np.diff(tokens) < 0)
-    if len(falls) and not draft.holds_ids:
+    if len(falls) and not draft_map.holds_ids:
         row = falls[0] + 1
         pair = f"row {row:,}: token {tokens[row]:,} after {tokens[row - 1]:,}"
-        return Said(where, f"the tokens of {where} do not rise with the rows ({pair})", AGAIN, severity="warning")
-    return None
+        yield Said(where, f"the tokens of {where} do not rise with the rows ({pair})", AGAIN, severity="warning")
 
 
 def _other_marks(where: str, tokens: NDArray[np.int64], marked: NDArray[np.int64]) -> Told:

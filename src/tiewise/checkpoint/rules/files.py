@@ -7,7 +7,7 @@ import re
 from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder
-from tiewise.checkpoint.rules.rule import AnyFacts, Said, Told, names, rule, value_text
+from tiewise.checkpoint.rules.rule import AnyFacts, Said, Severity, Told, names, rule, value_text
 from tiewise.checkpoint.untrusted import short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
@@ -137,32 +137,44 @@ def stale(facts: Facts) -> Told:
     What to do: `tiewise repair` corrects the number; move old weights out of the folder.
     Sources: transformers `save_pretrained`; mlx-lm `load_model`
     """
-    folder = facts.folder
-    total = sum(tensor.nbytes for tensor in folder.tensors.values())
-    claimed = folder.total_size
-    is_wrong = isinstance(claimed, bool) or claimed != total  # True equals 1
-    if claimed is not None and facts.complete and is_wrong:
+    yield from _wrong_total(facts)
+    old = [name for name in facts.folder.extra if name.startswith("model") or _SHARD.fullmatch(name)]
+    yield from _older_weights(facts.folder, old)
+    yield from _other_formats(facts.folder, old)
+
+
+def _wrong_total(facts: Facts) -> Told:
+    """Report that the index states another number of bytes than the tensors have."""
+    claimed = facts.folder.total_size
+    if claimed is None or not facts.complete:
+        return
+    total = sum(tensor.nbytes for tensor in facts.folder.tensors.values())
+    if isinstance(claimed, bool) or claimed != total:  # True equals 1
         what = f"total_size is {value_text(claimed)}, and the tensors have {total:,} bytes"
         yield INDEX, what, facts.command("repair"), True
-    old = [name for name in folder.extra if name.startswith("model") or _SHARD.fullmatch(name)]
-    if old:
-        yield _older_weights(folder, old)
+
+
+def _older_weights(folder: Folder, old: list[str]) -> Told:
+    """Report files of weights that the index does not name, as an error where loaders open one of them."""
+    if not old:
+        return
+    what = f"{len(old)} more files beside the checkpoint's own ({names(old)}): mlx-lm reads every model*.safetensors"
+    fix = "move them out of the folder if they are old"
+    severity: Severity = "warning"
+    if SINGLE in old and folder.opened == SINGLE:
+        what += f"; transformers opens {SINGLE}, and not what the index names"
+        severity = "error"
+    yield Said(short(old[0]), what, fix, severity=severity)
+
+
+def _other_formats(folder: Folder, old: list[str]) -> Told:
+    """Report weights in other formats or layouts than the checkpoint's, those aside that are `old`."""
     others = [name for name in folder.extra if name not in old]
     if folder.headers:
         others += [name for name in folder.pickles if _MODEL_PICKLE.fullmatch(name)]
     if others:
         what = f"weights in other formats or layouts lie beside ({names(others)}); they are not compared"
         yield Said(short(others[0]), what, "remove them if they are older than the safetensors", severity="info")
-
-
-def _older_weights(folder: Folder, old: list[str]) -> Said:
-    """Return the finding about files of weights that the index does not name, an error where loaders open one."""
-    what = f"{len(old)} more files beside the checkpoint's own ({names(old)}): mlx-lm reads every model*.safetensors"
-    fix = "move them out of the folder if they are old"
-    if SINGLE in old and folder.opened == SINGLE:
-        what += f"; transformers opens {SINGLE}, and not what the index names"
-        return Said(short(old[0]), what, fix, severity="error")
-    return Said(short(old[0]), what, fix, severity="warning")
 
 
 @rule("B004", "error", "no name lies in two shards")

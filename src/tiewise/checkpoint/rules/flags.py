@@ -9,7 +9,18 @@ from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.loader_columns import ERROR, LOST, LoaderOutcome
 from tiewise.checkpoint.loaders import predict
-from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Severity, Told, difference, dotted, names, rule, said
+from tiewise.checkpoint.rules.rule import (
+    CONFIG_FIX,
+    SEVERITIES,
+    Said,
+    Severity,
+    Told,
+    difference,
+    dotted,
+    names,
+    rule,
+    said,
+)
 from tiewise.checkpoint.untrusted import short
 
 
@@ -170,21 +181,18 @@ def loaders_disagree(facts: Facts) -> Told:
 
 
 def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:
-    """Return how bad it is what loaders make of a checkpoint; None if none goes wrong.
+    """Return the worst that loaders make of a checkpoint; None if none goes wrong."""
+    loaders_right = {outcome.loader for outcome in outcomes if outcome.right}
+    severities = [_severity_of_wrong(outcome, loaders_right) for outcome in outcomes if outcome.right is False]
+    return max(severities, key=SEVERITIES.index, default=None)
 
-    An error if a loader draws something at random in every version, or transformers refuses; a warning if only an
-    older or newer version of a loader does, or one makes another model; else a note.
-    """
-    wrong = [outcome for outcome in outcomes if outcome.right is False]
-    if not wrong:
-        return None
-    # loaders of which another version makes the right model
-    right_elsewhere = {outcome.loader for outcome in outcomes if outcome.right}
+
+def _severity_of_wrong(outcome: LoaderOutcome, loaders_right: set[str]) -> Severity:
+    """Return how bad a wrong outcome is; `loaders_right` are right in another version."""
     # a server that refuses says so, and harms nobody: many lack a state that a sound checkpoint of the class may have
-    harmful = [outcome for outcome in wrong if outcome.outcome != ERROR or outcome.loader == "transformers"]
-    lost = [outcome for outcome in harmful if outcome.outcome in LOST]
-    if any(outcome.loader not in right_elsewhere for outcome in lost):
-        return "error"
-    if lost or any(outcome.loader not in right_elsewhere for outcome in harmful):
-        return "warning"
-    return "info"
+    if outcome.outcome == ERROR and outcome.loader != "transformers":
+        return "info"
+    is_lost = outcome.outcome in LOST
+    if outcome.loader in loaders_right:
+        return "warning" if is_lost else "info"
+    return "error" if is_lost else "warning"

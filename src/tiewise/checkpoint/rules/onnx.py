@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.onnx_file import OnnxFacts
 from tiewise.checkpoint.rules.rule import Said, Told, describe, names, rule
+from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
 
@@ -25,26 +27,43 @@ def onnx_shared(facts: OnnxFacts) -> Told:
     What to do: export again, sharing where the model is tied and only there.
     Sources: onnxruntime-genai#1690; onnxruntime-genai#1885; onnxruntime-genai#2306; Olive#2240; mobius#154
     """
-    table, heads, source = facts.table, facts.heads, facts.source
+    table, source = facts.table, facts.source
     if table is None:
         return
-    is_shared = table in heads
-    if is_shared and source is not None and source.truth is False:
+    if source is not None and table in facts.heads:
+        yield from _shared_by_mistake(table, source)
+    yield from _repeated_table(facts, table)
+    if source is not None and table not in facts.heads:
+        yield from _other_head(facts, table, source)
+
+
+def _shared_by_mistake(table: Stored, source: Facts) -> Told:
+    """Report a table that serves both ends, and whose source has two."""
+    if source.truth is False:
         what = f"{describe(table)} serves both ends, and its source has two tables"
         yield Said(short(table.name), what, "export it again without sharing", severity="error")
-    if facts.copies:
-        spare = size(sum(copy.nbytes for copy in facts.copies))
-        listed = names([copy.name for copy in facts.copies])
+
+
+def _repeated_table(facts: OnnxFacts, table: Stored) -> Told:
+    """Report initialisers that repeat the table."""
+    copies = facts.copies
+    if copies:
+        spare = size(sum(copy.nbytes for copy in copies))
+        listed = names([copy.name for copy in copies])
         what = f"{listed} repeats {describe(table)}: {spare} stored more than once"
-        yield short(facts.copies[0].name), what, EXPORT
-    if is_shared or source is None or not source.tied:
+        yield short(copies[0].name), what, EXPORT
+
+
+def _other_head(facts: OnnxFacts, table: Stored, source: Facts) -> Told:
+    """Report a head next to a table that is one with it in the source."""
+    if not source.tied:
         return
-    # a head of the same type and size either is a copy, reported above, or has other values
-    others = [head for head in heads if (head.dtype, head.nbytes) != (table.dtype, table.nbytes)]
-    if others:
-        head = others[0]
-        what = f"its source has one table, and the file has {describe(table)} ({size(table.nbytes)})"
-        yield short(head.name), f"{what} and {describe(head)} ({size(head.nbytes)})", EXPORT
+    for head in facts.heads:
+        # a head of the same type and size either is a copy, reported already, or has other values
+        if (head.dtype, head.nbytes) != (table.dtype, table.nbytes):
+            what = f"its source has one table, and the file has {describe(table)} ({size(table.nbytes)})"
+            yield short(head.name), f"{what} and {describe(head)} ({size(head.nbytes)})", EXPORT
+            return
 
 
 @rule("B101", "error", "an exported model has its head", kind="onnx", reads="the graph")

@@ -205,10 +205,7 @@ class _Graph:
         """Note that a name has data, and the place of its bytes where they lie in a row."""
         fields = self.message(start, end)
         shape = self.shape(fields[TENSOR_AXES])
-        dtype = "-"
-        if fields[TENSOR_TYPE]:
-            number, _ = fields[TENSOR_TYPE][0]
-            dtype = TYPES.get(number, "-")
+        dtype = self.dtype(fields[TENSOR_TYPE])
         name = "".join(self.texts(fields[TENSOR_NAME]))
         entries = self.entries(fields[TENSOR_EXTERNAL])
         what = f"the tensor {short(name)}"
@@ -220,16 +217,29 @@ class _Graph:
             self.filled.add(name)
         if not needed:
             return
-        if entries:
-            place = self.external(entries, needed, what)
-        else:
-            inline = [span for field in TENSOR_AS_IN_MEMORY for span in fields[field]]
-            if len(inline) != 1:
-                return  # texts, small integers of any length, and data in pieces: no table
-            place = _Place(self.path, *inline[0])
+        place = self.external(entries, needed, what) if entries else self.inline(fields)
+        if place is None:
+            return
         if place.end - place.start != needed:
             raise self.wrong(f"{what} has {place.end - place.start:,} bytes, and {dtype} {shape} needs {needed:,}")
         self.tensors[name] = Stored(name, place.path, dtype, tuple(shape), place.start, place.end)
+
+    def inline(self, fields: Fields) -> _Place | None:
+        """Return the place of a tensor in the file itself.
+
+        None for texts, small integers of any length, and data in pieces, which are no table.
+        """
+        spans = list[Span]()
+        for field in TENSOR_AS_IN_MEMORY:
+            spans += fields[field]
+        return _Place(self.path, *spans[0]) if len(spans) == 1 else None
+
+    def dtype(self, spans: list[Span]) -> str:
+        """Return the name of a tensor's type; "-" for an unknown one."""
+        if not spans:
+            return "-"
+        number, _ = spans[0]
+        return TYPES.get(number, "-")
 
     def shape(self, spans: list[Span]) -> list[int]:
         """Return the lengths of a tensor's axes, which are single numbers or packed ones."""

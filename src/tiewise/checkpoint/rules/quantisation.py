@@ -196,16 +196,19 @@ def scale_lost(facts: Facts) -> Told:
         if weight is None or weight.dtype in FLOATING:
             continue
         scales = [part for part in end.parts if _SCALE.search(part)]
-        if not scales:
-            if BITS[weight.dtype] == 8:
-                yield _missing_scale(facts, weight)
-            continue
-        is_packed = weight.dtype.startswith("F8") or "weight_packed" in end.parts
-        if is_packed and end is facts.roles.output_end:
-            what = f"{describe(weight)} counts times {names(scales)}"
-            what += ": an engine that packs linear layers alone drops these"
-            fix = "serve it by an engine that reads packed heads, or keep the head in 16 bits"
-            yield short(weight.name), what, fix
+        if scales and end is facts.roles.output_end:
+            yield from _scaled_head(end, weight, scales)
+        elif not scales and BITS[weight.dtype] == 8:
+            yield _missing_scale(facts, weight)
+
+
+def _scaled_head(head: End, weight: Stored, scales: list[str]) -> Told:
+    """Report a packed head whose scales an engine may drop."""
+    if weight.dtype.startswith("F8") or "weight_packed" in head.parts:
+        what = f"{describe(weight)} counts times {names(scales)}"
+        what += ": an engine that packs linear layers alone drops these"
+        fix = "serve it by an engine that reads packed heads, or keep the head in 16 bits"
+        yield short(weight.name), what, fix
 
 
 def _missing_scale(facts: Facts, weight: Stored) -> Said:
@@ -235,16 +238,20 @@ def packed_otherwise(facts: Facts) -> Told:
     for end, other in ((table, head), (head, table)):
         if not end.quantised or end.module is None:
             continue
-        for where, entries in _lists(facts).items():
-            # B051 reports a tied pair, one end of which is listed
-            is_reported = facts.claims.tied and not where.startswith(MODELOPT) and not leaves(other, entries)
-            entry = next((entry for entry in entries if _is_pattern_of(entry, end.module)), None)
-            if entry is not None and not is_reported:
-                what = f'"{short(entry)}" leaves {short(end.module)} alone'
-                what += f", and it is stored packed ({names(end.parts)})"
-                yield where, what, f'take "{short(entry)}" out of the list by hand, or quantise again'
+        yield from _listed_as_plain(facts, end, other)
         yield from _wrong_width(facts, end)
         yield from _wrong_bits(facts, end)
+
+
+def _listed_as_plain(facts: Facts, end: End, other: End) -> Told:
+    """Report lists that leave a packed end alone, those aside that B051 reports of a tied pair."""
+    module = end.module or ""
+    for where, entries in _lists(facts).items():
+        entry = next((entry for entry in entries if _is_pattern_of(entry, module)), None)
+        is_reported = facts.claims.tied and not where.startswith(MODELOPT) and not leaves(other, entries)
+        if entry is not None and not is_reported:
+            what = f'"{short(entry)}" leaves {short(module)} alone, and it is stored packed ({names(end.parts)})'
+            yield where, what, f'take "{short(entry)}" out of the list by hand, or quantise again'
 
 
 MODELOPT = "hf_quant_config.json"

@@ -189,9 +189,7 @@ def head_biases(facts: Facts) -> Told:
     yield from _missing_biases(facts, biases)
     rows = {table.rows for table in facts.roles.tables} | facts.vocabularies
     for bias in _all_biases(facts, biases):
-        finding = _bias_finding(facts, bias, rows)
-        if finding is not None:
-            yield finding
+        yield from _wrong_bias(facts, bias, rows)
 
 
 def _unequal_copies(facts: Facts, biases: dict[str, Stored]) -> Told:
@@ -234,23 +232,24 @@ def _all_biases(facts: Facts, biases: dict[str, Stored]) -> Iterator[Stored]:
     yield from every.values()
 
 
-def _bias_finding(facts: Facts, bias: Stored, rows: set[int]) -> Said | None:
-    """Return the finding about a bias of a wrong length or shape, or of a tied head; `rows` are the right lengths."""
+def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Told:
+    """Report a bias of a wrong length or shape, or of a tied head; `rows` are the right lengths."""
+    where = short(bias.name)
     expected = facts.misfits.get(bias.name)  # the shape in its class, where that is another one
     if rows and bias.shape[-1] not in rows:
         listed = names(sorted(map(str, rows)))
         what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
         fix = "take the bias from the source; `tiewise resize` changes tables and bias together"
         if expected is None:
-            return Said(short(bias.name), what, fix, severity="warning")
-        return Said(short(bias.name), f"{what}: transformers refuses to load it", fix, severity="error")
-    if expected is not None:
+            yield Said(where, what, fix, severity="warning")
+        else:
+            yield Said(where, f"{what}: transformers refuses to load it", fix, severity="error")
+    elif expected is not None:
         what = f"{describe(bias)} has the shape {list(expected)} in its class: transformers refuses it"
-        return Said(short(bias.name), what, "store it in that shape", severity="error")
-    if facts.tied is True and bias.name.endswith("lm_head.bias") and _is_causal(facts):
+        yield Said(where, what, "store it in that shape", severity="error")
+    elif facts.tied is True and bias.name.endswith("lm_head.bias") and _is_causal(facts):
         what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
-        return Said(short(bias.name), what, "none needed; vLLM before its fix of #46835 drops it", severity="info")
-    return None
+        yield Said(where, what, "none needed; vLLM before its fix of #46835 drops it", severity="info")
 
 
 def _is_causal(facts: Facts) -> bool:

@@ -136,41 +136,40 @@ def _strong_padding(facts: Facts, spare: NDArray[np.int64], used: NDArray[np.int
     head = roles.output
     if head is None and facts.tied:
         head = roles.input
-    if head is not None and not roles.packed(head) and head.rows > last_row and len(used) >= FEWEST_USED:
-        what = _long_padding(head, spare, used)
-        if what is not None:
-            yield Said(short(head.name), what, fix, severity="warning")
+    if head is not None and not roles.packed(head) and head.rows > last_row:
+        yield from _long_padding(head, spare, used, fix)
     for bias in roles.biases:
         if bias.dtype in FLOATING and math.prod(bias.shape) == bias.shape[-1] > last_row:
-            what = _large_bias(bias, spare, used)
-            if what is not None:
-                yield Said(short(bias.name), what, fix, severity="warning")
+            yield from _large_bias(bias, spare, used, fix)
 
 
-def _long_padding(head: Stored, spare: NDArray[np.int64], used: NDArray[np.int64]) -> str | None:
-    """Return the evidence that a padding row is far longer than every used row; None if none is."""
+def _long_padding(head: Stored, spare: NDArray[np.int64], used: NDArray[np.int64], fix: str) -> Told:
+    """Report a padding row of the head that is far longer than every used row."""
+    if len(used) < FEWEST_USED:
+        return
     lengths = row_lengths(head, spare)
     step = -(-len(used) // SAMPLED_ROWS)
     sample = row_lengths(head, used[::step])
     longest = int(lengths.argmax())
     # the sample spares most checkpoints the reading of all used rows
     if lengths[longest] <= _fence(sample) or lengths[longest] <= _fence(row_lengths(head, used)):
-        return None
+        return
     median = float(np.median(sample))
     longer = f"{int((lengths > median).sum()):,} of {len(spare):,} padding rows of {short(head.name)}"
     what = f"{longer} are longer than the median used row ({median:.3g}), and row {spare[longest]:,}"
-    return what + f" ({lengths[longest]:.3g}) is far longer than any: nothing keeps it from being sampled"
+    what += f" ({lengths[longest]:.3g}) is far longer than any: nothing keeps it from being sampled"
+    yield Said(short(head.name), what, fix, severity="warning")
 
 
-def _large_bias(bias: Stored, spare: NDArray[np.int64], used: NDArray[np.int64]) -> str | None:
-    """Return the evidence that a bias is larger at padding rows than at any token; None if it is not."""
+def _large_bias(bias: Stored, spare: NDArray[np.int64], used: NDArray[np.int64], fix: str) -> Told:
+    """Report a bias that is larger at padding rows than at any token."""
     values = widened(bias.read()).reshape(-1)
     largest = values[used].max()
     above = spare[values[spare] > largest]
-    if not len(above):
-        return None
-    what = f"{short(bias.name)} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
-    return what + f" than at any token: {values[above].max():.3g} and {largest:.3g}; they are sampled first"
+    if len(above):
+        what = f"{short(bias.name)} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
+        what += f" than at any token: {values[above].max():.3g} and {largest:.3g}; they are sampled first"
+        yield Said(short(bias.name), what, fix, severity="warning")
 
 
 _ID_KEY = re.compile(r"(^|_)token_(ids?|index|indices)$")

@@ -80,8 +80,9 @@ def _missing_input(facts: Facts) -> Told:
     if facts.quantised and roles.opaque:
         return  # packed in an unknown way
     candidates = [tensor.name for tensor in facts.unplaced]
-    if roles.output is not None and (not candidates or roles.named_like_head):
-        return  # B016 reports it, or there is nothing to report
+    is_reported = roles.named_like_head or not candidates  # by B016, where there is anything to report
+    if roles.output is not None and is_reported:
+        return
     what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
     if candidates:
         what += f"; one of these may be: {names(candidates)}"

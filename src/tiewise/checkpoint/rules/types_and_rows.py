@@ -113,6 +113,11 @@ def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: boo
     if zero:
         what = f"{where}: {_rows(zero)} of tokens in use are zero"
         yield Said(where, what, again, severity="warning" if knows_tokens else "info")
+    yield from _equal_rows(where, scan, used)
+
+
+def _equal_rows(where: str, scan: RowScan, used: Set[int]) -> Told:
+    """Report groups of rows of tokens in use that are equal to one another."""
     groups = []
     for group in scan.repeated:
         in_use = [row for row in group if row in used]
