@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tiewise.boundary.sharded.held_state import held, make_up, overlaps, shape_of
+from tiewise.boundary.sharded.cuts import held, make_up, overlaps, shape_of
 from tiewise.core.errors import UnsupportedError
 
 

@@ -1,4 +1,4 @@
-"""An ordinary folder, as `save_pretrained` writes it, of a sharded save: what is tied there is tied here."""
+"""An ordinary folder of a sharded save, as `save_pretrained` writes it: tied tables stay tied."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,13 +24,14 @@ from tiewise.checkpoint.untrusted import require_memory
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import disk_error, sync
 
-_OWN = "load it into your own model on one process: load_sharded(folder, model)"
+_LOAD_IT = "load it into your own model on one process: load_sharded(folder, model)"
 
 
 def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
-    """Write the model of a save as `save_pretrained` would; on one process, which holds the weights once.
+    """Write the model of a save as `save_pretrained` would.
 
-    Config and generation config are those that the model had; tokenizer files that lie in `folder` come along.
+    It runs on one process, which holds the weights once. Config and generation config are those that the model had;
+    tokenizer files that lie in `folder` come along.
 
     Returns:
         The new folder.
@@ -43,47 +45,54 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
     saved = Saved(Path(os.fspath(folder)))
     index = saved.index
     if index.config is None or index.architecture is None:
-        raise CheckpointError(f"{saved.place}: it was saved from a model without a config", _OWN)
+        raise CheckpointError(f"{saved.place}: it was saved from a model without a config", _LOAD_IT)
     real = destination(Folder(saved.place, (), None, {}, {}), Path(os.fspath(out)))
     saved.verify()
-    with beside(real) as made:
+    with beside(real) as partial:
         with writing(real):
-            (made / CONFIG).write_text(json.dumps({**index.config, "architectures": [index.architecture]}, indent=2))
-            try:
-                config = AutoConfig.from_pretrained(made, trust_remote_code=False)
-            except ValueError:
-                raise CheckpointError(f"{saved.place}: its config is of no class that transformers has", _OWN) from None
-            with torch.device("meta"):
-                model = model_class(config, made)(config)
-            model.load_state_dict(_filled(saved, model), assign=True)
-            if index.generation_config is not None:
-                model.generation_config = GenerationConfig.from_dict(index.generation_config)
-            try:
-                model.save_pretrained(made)
-            except SafetensorError as error:  # the system's, under another name
-                raise (disk_error(error, real, "free some space, or give another place") or error) from None
+            _write_model(saved, index.architecture, index.config, partial, real)
             for name in TOKENIZER_FILES:
                 if (saved.place / name).is_file():
-                    copy(saved.place / name, made / name)
-            for path in (*made.iterdir(), made):
+                    copy(saved.place / name, partial / name)
+            for path in (*partial.iterdir(), partial):
                 sync(path)
-        for finding in errors_of_result(check(made), index.config):
+        for finding in errors_of_result(check(partial), index.config):
             what = f"{saved.place}: the result was not kept: {finding.rule} at {finding.where}: {finding.evidence}"
             raise CheckpointError(what, "the save itself is as it was")
-        become(made, real)
+        become(partial, real)
     return real
+
+
+def _write_model(saved: Saved, architecture: str, config: dict[str, Any], partial: Path, real: Path) -> None:
+    """Build the model of a save and write it to `partial`; messages name `real`, what that becomes."""
+    (partial / CONFIG).write_text(json.dumps({**config, "architectures": [architecture]}, indent=2))
+    try:
+        model_config = AutoConfig.from_pretrained(partial, trust_remote_code=False)
+    except ValueError:
+        raise CheckpointError(f"{saved.place}: its config is of no class that transformers has", _LOAD_IT) from None
+    with torch.device("meta"):
+        model = model_class(model_config, partial)(model_config)
+    model.load_state_dict(_filled(saved, model), assign=True)
+    if saved.index.generation_config is not None:
+        model.generation_config = GenerationConfig.from_dict(saved.index.generation_config)
+    try:
+        model.save_pretrained(partial)
+    except SafetensorError as error:  # the system's, under another name
+        raise (disk_error(error, real, "free some space, or give another place") or error) from None
 
 
 def _filled(saved: Saved, model: nn.Module) -> dict[str, Tensor]:
     """Return the model's tensors whole, under all of their names."""
-    kept = {name: entry for name, entry in saved.index.tensors.items() if name.startswith("model/")}
-    sizes = (math.prod(entry.shape) * BITS[entry.dtype] // 8 for entry in kept.values())
+    entries = {name: entry for name, entry in saved.index.tensors.items() if name.startswith("model/")}
+    sizes = (math.prod(entry.shape) * BITS[entry.dtype] // 8 for entry in entries.values())
     require_memory(sum(sizes), "the whole model")
     parameters = dict(model.named_parameters())
     state: dict[str, Tensor] = {}
-    for name, entry in kept.items():
-        whole = torch.empty(entry.shape, dtype=TYPES[entry.dtype])
-        saved.fill(name, whole)
-        own = name.removeprefix("model/")  # one Parameter, so that its aliases are the same object once it is loaded
-        state[own] = nn.Parameter(whole) if own in parameters else whole
+    for name, entry in entries.items():
+        tensor = torch.empty(entry.shape, dtype=TYPES[entry.dtype])
+        saved.fill(name, tensor)
+        plain_name = name.removeprefix("model/")
+        if plain_name in parameters:  # one Parameter, so that its aliases are the same object once it is loaded
+            tensor = nn.Parameter(tensor)
+        state[plain_name] = tensor
     return state | {alias: state[name] for alias, name in saved.index.aliases.items()}

@@ -1,7 +1,7 @@
-"""Saving and loading what several processes hold of a training.
+"""Saving and loading the state of a training that several processes hold.
 
-Every process writes what it holds, of what several hold one of them, and the first writes the index. Every process
-reads of all files what it will hold, and nothing is set before everything is compared.
+Every process writes the parts that it holds; of a part that several hold, one writes it. The first process writes the
+index. Every process reads the parts that it will hold from all files. Nothing is set before everything is compared.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tiewise.boundary.sharded.held_state import Held, HeldState, built_from, find_held, held, local, make_up, shape_of
+from tiewise.boundary.sharded.cuts import Held, held, local, make_up, shape_of
+from tiewise.boundary.sharded.held_state import HeldState, built_from, find_held
 from tiewise.boundary.sharded.shard_files import (
     INDEX,
     NAMES,
@@ -42,15 +43,35 @@ from tiewise.core import ranks
 from tiewise.core.errors import CheckpointError, RunError, UnsupportedError
 from tiewise.core.files import write_whole, written_whole
 
-Told = dict[str, tuple[str, tuple[int, ...], str, Any]]  # name → type, shape, placement, held indices
+
+class _HeldTensor(NamedTuple):
+    """Report of one process on a tensor, for all others."""
+
+    dtype: str
+    shape: tuple[int, ...]  # over all processes
+    placed: str
+    indices: Held  # of this process
+
+
+Report = dict[str, _HeldTensor]  # by name
+
+
+@dataclass(frozen=True)
+class _Division:
+    """Which process writes which part: the same in every process, except `mine`."""
+
+    tensors: dict[str, WholeTensor]
+    layouts: list[list[ShardPart]]
+    mine: dict[str, Held]  # the parts that this process writes, by name
 
 
 def save_sharded(
     folder: str | os.PathLike[str], model: nn.Module, optimizer: Any = None, *, notes: Mapping[str, Any] | None = None
 ) -> Path:
-    """Save weights and optimizer state as the processes hold them; all processes call it, and `folder` is shared.
+    """Save weights and optimizer state as the processes hold them.
 
-    A save that lies in `folder` stays what is loaded until this one is whole, and is then removed.
+    All processes call it, and `folder` is shared. A save that lies in `folder` stays what is loaded until this one is
+    whole, and is then removed.
 
     Args:
         folder: made where it does not exist; its parent must.
@@ -72,31 +93,24 @@ def save_sharded(
         try:
             with ranks.agreed():
                 live = find_held(model, optimizer)
-                own = _what_is_held(live)
-                try:
-                    noted = json.loads(json.dumps(dict(notes or {})))
-                except (TypeError, ValueError) as error:
-                    raise RunError(f"notes cannot be kept: {error}", "give what JSON takes") from None
-            everyone = ranks.all_of(own)
+                report = _report(live)
+                plain_notes = _as_json(notes or {})
+            everyone = ranks.all_of(report)
             with ranks.agreed():
-                kept, layouts, mine = _divided(everyone)
+                division = _divided(everyone)
             with ranks.agreed(), writing(place):
                 if ranks.first():
                     place.mkdir(exist_ok=True)
                     sweep(place)
             token = ranks.first_does(lambda: secrets.token_hex(4))
             with ranks.agreed():
-                written = _written(place, f"sharded-{token}-{ranks.rank():05}.safetensors", live, kept, mine)
+                written = _write_shard(place, f"sharded-{token}-{ranks.rank():05}.safetensors", live, division)
             files = ranks.all_of(written)
-            state = live.aliases, live.values, live.groups
-            index = Index(VERSION, noted, files, layouts, kept, *state, *built_from(model))
+            state = (live.aliases, live.values, live.groups)
+            index = Index(VERSION, plain_notes, files, division.layouts, division.tensors, *state, *built_from(model))
             with ranks.agreed(), writing(place):
                 if ranks.first():
-                    if lost := [file.name for file in files if not (place / file.name).is_file()]:
-                        what = f"{place}: {lost[0]}, which another process wrote, is not there"
-                        raise RunError(what, "give a folder on a file system that all processes share")
-                    write_whole(place / INDEX, json.dumps(asdict(index), separators=(",", ":")))  # infinities too
-                    sweep(place)
+                    _write_index(place, index)
         except BaseException as error:
             if ranks.first() and ranks.known(error):  # else another process may have seen it succeed
                 sweep(place)
@@ -104,83 +118,136 @@ def save_sharded(
     return place
 
 
-def _what_is_held(live: HeldState) -> Told:
+def _as_json(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return notes as they come back from JSON."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(notes)))
+    except (TypeError, ValueError) as error:
+        raise RunError(f"notes cannot be kept: {error}", "give what JSON takes") from None
+    return plain
+
+
+def _write_index(place: Path, index: Index) -> None:
+    """Write the index, with which this save is loaded, and remove the one before."""
+    lost = [file.name for file in index.files if not (place / file.name).is_file()]
+    if lost:
+        what = f"{place}: {lost[0]}, which another process wrote, is not there"
+        raise RunError(what, "give a folder on a file system that all processes share")
+    write_whole(place / INDEX, json.dumps(asdict(index), separators=(",", ":")))  # infinities too
+    sweep(place)
+
+
+def _report(live: HeldState) -> Report:
     """Return type, shape, placement and held indices of every tensor in this process."""
-    found, seen = Told(), dict[Any, Held]()
+    report = Report()
+    indices: dict[Any, Held] = {}  # one object for all that are cut alike: less is sent
     for name, tensor in live.tensors.items():
         if tensor.dtype not in NAMES or tensor.layout != torch.strided:
             kind = f"{tensor.dtype}, {tensor.layout}".replace("torch.", "")
             raise UnsupportedError(f"{name} is a tensor of {kind}", "only dense tensors of plain types are kept")
-        placed = "whole"
-        if isinstance(tensor, DTensor):
-            axes = tensor.device_mesh.mesh_dim_names or range(tensor.device_mesh.ndim)
-            placed = ", ".join(f"{p!r} over {axis}" for p, axis in zip(tensor.placements, axes, strict=True))
+        placed = _placement(tensor)
         key = (tuple(tensor.shape), placed, getattr(tensor, "device_mesh", None))
-        if key not in seen:  # one object for all that are cut alike: what is sent is the smaller for it
-            seen[key] = held(tensor)
-        found[name] = (NAMES[tensor.dtype], tuple(tensor.shape), placed, seen[key])
-        if tuple(local(tensor).shape) != shape_of(seen[key]):
-            what = f"{name}: its part has the shape {tuple(local(tensor).shape)}, not {shape_of(seen[key])}"
+        if key not in indices:
+            indices[key] = held(tensor)
+        part = indices[key]
+        report[name] = _HeldTensor(NAMES[tensor.dtype], tuple(tensor.shape), placed, part)
+        if tuple(local(tensor).shape) != shape_of(part):
+            what = f"{name}: its part has the shape {tuple(local(tensor).shape)}, not {shape_of(part)}"
             raise UnsupportedError(f"{what} as {placed} of {tuple(tensor.shape)} says", "it is cut in an unknown way")
-    return found
+    return report
 
 
-def _divided(everyone: Sequence[Told]) -> tuple[dict[str, WholeTensor], list[list[ShardPart]], dict[str, Held]]:
-    """What is kept, the layouts, and the parts that this process writes, by name: decided alike in every process.
+def _placement(tensor: Tensor) -> str:
+    """Return in words how a tensor is placed on the mesh of processes."""
+    if not isinstance(tensor, DTensor):
+        return "whole"
+    axes = tensor.device_mesh.mesh_dim_names or range(tensor.device_mesh.ndim)
+    return ", ".join(f"{p!r} over {axis}" for p, axis in zip(tensor.placements, axes, strict=True))
+
+
+def _divided(everyone: Sequence[Report]) -> _Division:
+    """Return which process writes which part: decided alike in every process.
 
     Of those that hold the same part, the one writes that has least to write.
     """
+    _require_same_tensors(everyone)
+    division = _Division({}, [], {})
+    layouts: dict[tuple[tuple[int, Held], ...], int] = {}  # the writers and parts of each layout → its number
+    load = [0] * len(everyone)  # bytes that each process writes
+    for name, tensor in everyone[0].items():
+        parts = []
+        for part, processes in _holders(name, everyone).items():
+            writer = min(processes, key=load.__getitem__)
+            load[writer] += math.prod(shape_of(part)) * BITS[tensor.dtype] // 8
+            parts.append((writer, part))
+            if writer == ranks.rank():
+                division.mine[name] = part
+        if not make_up(tensor.shape, [part for _, part in parts]):
+            what = f"{short(name)}: what the processes hold of it does not make up {tuple(tensor.shape)}"
+            raise UnsupportedError(what, f"it is cut in a way that is not known here ({tensor.placed})")
+        layout = layouts.setdefault(tuple(parts), len(layouts))
+        division.tensors[name] = WholeTensor(tensor.dtype, list(tensor.shape), tensor.placed, layout)
+    for layout_parts in layouts:
+        division.layouts.append([ShardPart(writer, _in_lists(part)) for writer, part in layout_parts])
+    return division
+
+
+def _require_same_tensors(everyone: Sequence[Report]) -> None:
+    """Refuse processes that hold different tensors: stages of a pipeline."""
     first = everyone[0]
     for process, other in enumerate(everyone):
         for name in sorted(first.keys() | other.keys()):
-            if first.get(name, (0,))[:2] != other.get(name, (0,))[:2]:
-                what = f"processes 0 and {process} do not hold the same tensors: {short(name)}"
-                raise UnsupportedError(what, "stages of a pipeline are no shards, and must be saved each for itself")
-    kept, mine = dict[str, WholeTensor](), dict[str, Held]()
-    layouts, load = dict[Any, int](), [0] * len(everyone)
-    for name, (dtype, shape, placed, _) in first.items():
-        holders: dict[Any, list[int]] = {}
-        for process, told in enumerate(everyone):
-            if math.prod(shape_of(told[name][3])):
-                holders.setdefault(told[name][3], []).append(process)
-        parts = []
-        for part, processes in holders.items():
-            writer = min(processes, key=load.__getitem__)
-            load[writer] += math.prod(shape_of(part)) * BITS[dtype] // 8
-            parts.append((writer, part))
-            if writer == ranks.rank():
-                mine[name] = part
-        if not make_up(shape, [part for _, part in parts]):
-            what = f"{short(name)}: what the processes hold of it does not make up {tuple(shape)}"
-            raise UnsupportedError(what, f"it is cut in a way that is not known here ({placed})")
-        kept[name] = WholeTensor(dtype, list(shape), placed, layouts.setdefault(tuple(parts), len(layouts)))
-    made = [[ShardPart(writer, [[*map(list, axis)] for axis in part]) for writer, part in key] for key in layouts]
-    return kept, made, mine
+            if name in first and name in other and first[name][:2] == other[name][:2]:
+                continue
+            what = f"processes 0 and {process} do not hold the same tensors: {short(name)}"
+            raise UnsupportedError(what, "stages of a pipeline are no shards, and must be saved each for itself")
 
 
-def _written(
-    place: Path, name: str, live: HeldState, kept: Mapping[str, WholeTensor], mine: Mapping[str, Held]
-) -> ShardFile:
-    """Write this process's file, and see it on the disk."""
+def _holders(name: str, everyone: Sequence[Report]) -> dict[Held, list[int]]:
+    """Return the processes that hold each part of a tensor, without empty parts."""
+    holders: dict[Held, list[int]] = {}
+    for process, report in enumerate(everyone):
+        part = report[name].indices
+        if math.prod(shape_of(part)):
+            holders.setdefault(part, []).append(process)
+    return holders
 
-    def tensor(key: str) -> NewTensor:
-        def pieces() -> Pieces:
-            for piece in local(live.tensors[key]).contiguous().view(-1).split(CHUNK_BYTES):
-                yield memoryview(piece.cpu().view(torch.uint8).numpy())
 
-        return NewTensor(key, kept[key].dtype, shape_of(mine[key]), name, pieces)
+def _in_lists(part: Held) -> list[list[list[int]]]:
+    """Return the indices of a part as JSON has them."""
+    return [[list(run) for run in axis] for axis in part]
 
-    ordered = sorted(mine, key=lambda key: -BITS[kept[key].dtype])  # so that each lies aligned to its type
-    with writing(place), written_whole(place / name) as made:
-        write_tensors(made, [tensor(key) for key in ordered], {})
-        return ShardFile(name, made.stat().st_size, sha256(made))
+
+def _write_shard(place: Path, name: str, live: HeldState, division: _Division) -> ShardFile:
+    """Write this process's file, and check that it is on the disk."""
+    # by size of their numbers, so that each lies aligned to its type
+    ordered = sorted(division.mine, key=lambda key: -BITS[division.tensors[key].dtype])
+    tensors = []
+    for key in ordered:
+        shape = shape_of(division.mine[key])
+        tensors.append(NewTensor(key, division.tensors[key].dtype, shape, name, _pieces_of(live.tensors[key])))
+    with writing(place), written_whole(place / name) as partial:
+        write_tensors(partial, tensors, {})
+        return ShardFile(name, partial.stat().st_size, sha256(partial))
+
+
+def _pieces_of(tensor: Tensor) -> Callable[[], Pieces]:
+    """Return a function that yields the bytes of the part of a tensor in this process."""
+
+    def pieces() -> Pieces:
+        """Yield the bytes, a chunk at a time."""
+        for piece in torch.split(local(tensor).contiguous().view(-1), CHUNK_BYTES):
+            yield piece.cpu().view(torch.uint8).numpy().data
+
+    return pieces
 
 
 def load_sharded(folder: str | os.PathLike[str], model: nn.Module, optimizer: Any = None) -> dict[str, Any]:
-    """Fill a model and its optimizer from a save, whatever number of processes wrote it; all processes call it.
+    """Fill a model and its optimizer from a save, whatever number of processes wrote it.
 
-    The model is built and sharded as it shall be, and the optimizer made, before; both may be fresh. Every file's
-    digest is computed, by one process each, and everything is compared, before the first value is set.
+    All processes call it. The model is built and sharded as it shall be, and the optimizer made, before; both may be
+    fresh. Every file's digest is computed, by one process each, and everything is compared, before the first value is
+    set.
 
     Returns:
         The `notes` that were saved.
@@ -208,34 +275,56 @@ def load_sharded(folder: str | os.PathLike[str], model: nn.Module, optimizer: An
 
 def _require_same(saved: Saved, live: HeldState) -> None:
     """Refuse a model or an optimizer that is not what was saved."""
-    index, fix = saved.index, "build the model as it was when it was saved"
     here = {name.removeprefix("model/") for name in live.tensors if name.startswith("model/")}
-    there = {name.removeprefix("model/") for name in index.tensors if name.startswith("model/")}
-    if differ := (here | live.aliases.keys()) ^ (there | index.aliases.keys()):
-        name = min(differ)
-        how = "is in the save and not in the model" if name in there | index.aliases.keys() else "is not in the save"
-        raise CheckpointError(f"{saved.place}: {short(name)} {how}", fix)
-    known: dict[str, str] = {}
-    for name in (*here, *live.aliases):
-        one, other = live.aliases.get(name, name), index.aliases.get(name, name)
-        if known.setdefault(other, one) != one:
-            what = f"{short(name)} and {short(known[other])} were saved as one parameter, and are two in the model"
-            raise CheckpointError(f"{saved.place}: {what}", "tie them before the optimizer is built")
-    for name, own in live.aliases.items():
-        if index.aliases.get(name, name) != index.aliases.get(own, own):
-            what = f"{short(name)} and {short(own)} were saved as two parameters, and are one in the model"
-            raise CheckpointError(f"{saved.place}: {what}", "untie them before the optimizer is built")
-    for name in sorted(here):
-        tensor, kept = live.tensors[f"model/{name}"], index.tensors[saved.name_of(f"model/{name}")]
-        if (NAMES.get(tensor.dtype), list(tensor.shape)) != (kept.dtype, kept.shape):
-            what = f"{short(name)} was saved as {kept.dtype} {kept.shape}"
-            what += f", and is {NAMES.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)} in the model"
-            raise CheckpointError(f"{saved.place}: {what}", fix)
+    _require_same_names(saved, live, here)
+    _require_same_ties(saved, live, here)
+    _require_same_shapes(saved, live, here)
     if live.groups is None:
         return
-    if index.groups is None:
+    if saved.index.groups is None:
         raise RunError(f"{saved.place} has no optimizer state", "load the model alone: load_sharded(folder, model)")
     _options(saved, live)
+
+
+_AS_SAVED = "build the model as it was when it was saved"
+
+
+def _require_same_names(saved: Saved, live: HeldState, here: set[str]) -> None:
+    """Refuse a model that lacks a name of the save, or has another one."""
+    stored = {name.removeprefix("model/") for name in saved.index.tensors if name.startswith("model/")}
+    names, saved_names = here | live.aliases.keys(), stored | saved.index.aliases.keys()
+    differing = names ^ saved_names
+    if differing:
+        name = min(differing)
+        how = "is in the save and not in the model" if name in saved_names else "is not in the save"
+        raise CheckpointError(f"{saved.place}: {short(name)} {how}", _AS_SAVED)
+
+
+def _require_same_ties(saved: Saved, live: HeldState, here: set[str]) -> None:
+    """Refuse a model in which other names share a parameter than in the save."""
+    aliases = saved.index.aliases
+    owners: dict[str, str] = {}  # name of a saved parameter → name of the model's
+    for name in (*here, *live.aliases):
+        owner, saved_owner = live.aliases.get(name, name), aliases.get(name, name)
+        if owners.setdefault(saved_owner, owner) != owner:
+            both = f"{short(name)} and {short(owners[saved_owner])}"
+            what = f"{both} were saved as one parameter, and are two in the model"
+            raise CheckpointError(f"{saved.place}: {what}", "tie them before the optimizer is built")
+    for name, owner in live.aliases.items():
+        if aliases.get(name, name) != aliases.get(owner, owner):
+            what = f"{short(name)} and {short(owner)} were saved as two parameters, and are one in the model"
+            raise CheckpointError(f"{saved.place}: {what}", "untie them before the optimizer is built")
+
+
+def _require_same_shapes(saved: Saved, live: HeldState, here: set[str]) -> None:
+    """Refuse a model with a tensor of another type or shape."""
+    for name in sorted(here):
+        tensor, entry = live.tensors[f"model/{name}"], saved.index.tensors[saved.name_of(f"model/{name}")]
+        dtype, shape = NAMES.get(tensor.dtype), list(tensor.shape)
+        if (dtype, shape) != (entry.dtype, entry.shape):
+            what = f"{short(name)} was saved as {entry.dtype} {entry.shape}"
+            what += f", and is {NAMES.get(tensor.dtype, tensor.dtype)} {shape} in the model"
+            raise CheckpointError(f"{saved.place}: {what}", _AS_SAVED)
 
 
 def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
@@ -243,40 +332,68 @@ def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
 
     Groups of the same options may be one or several: some optimizers want those apart that are cut over other axes.
     """
-    of = {name: {**group, "params": None} for group in saved.index.groups or [] for name in group["params"]}
+    options: dict[str, dict[str, Any]] = {}  # by parameter
+    for group in saved.index.groups or []:
+        saved_options = {**group, "params": None}
+        for name in group["params"]:
+            options[name] = saved_options
     groups = [[saved.index.aliases.get(name, name) for name, _ in members] for members in live.parameters]
     names = [name for group in groups for name in group]
-    if sorted(names) != sorted(of) or any(of[name] != of[group[0]] for group in groups for name in group):
+    are_same = sorted(names) == sorted(options) and all(_share_options(group, options) for group in groups)
+    if not are_same:
         what = f"{saved.place}: the optimizer's groups hold other parameters than those that were saved"
         raise RunError(what, "build the optimizer as it was when it was saved")
-    return [of[group[0]] if group else {} for group in groups]
+    return [options[group[0]] if group else {} for group in groups]
+
+
+def _share_options(group: list[str], options: Mapping[str, dict[str, Any]]) -> bool:
+    """Return whether all parameters of a group were saved with the same options."""
+    return all(options[name] == options[group[0]] for name in group)
 
 
 def _fill_optimizer(saved: Saved, live: HeldState, optimizer: Any) -> None:
-    """Give every parameter the state that it was saved with, cut as the parameter is, and every group its options."""
-    index, state = saved.index, dict[str, dict[str, str]]()
-    for name in (*index.tensors, *index.values):
-        if name.startswith("optimizer/"):
-            _, key, owner = name.split("/", 2)
-            state.setdefault(owner, {})[key] = name
+    """Give every parameter its saved state, cut as the parameter is, and every group its options."""
+    state = _state_names(saved)
     for group, members, options in zip(optimizer.param_groups, live.parameters, _options(saved, live), strict=True):
-        for key, value in options.items():
-            if isinstance(group.get(key), Tensor):
-                group[key].fill_(value)
-            elif key != "params":
-                group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+        _set_options(group, options)
         on_cpu = not (group.get("capturable") or group.get("fused"))  # where AdamW counts its steps
         for name, parameter in members:
             optimizer.state.pop(parameter, None)
-            for key, kept in state.get(index.aliases.get(name, name), {}).items():
-                if kept not in index.tensors:
-                    optimizer.state[parameter][key] = index.values[kept]
-                    continue
-                shape, dtype = index.tensors[kept].shape, TYPES[index.tensors[kept].dtype]
-                if key != "step" and shape == list(parameter.shape):
-                    value = torch.empty_like(parameter, dtype=dtype)
-                else:
-                    device = "cpu" if key == "step" and on_cpu else parameter.device
-                    value = torch.empty(shape, dtype=dtype, device=device)
-                saved.fill(kept, value)
+            names = state.get(saved.index.aliases.get(name, name), {})
+            for key, saved_name in names.items():
+                step_on_cpu = key == "step" and on_cpu
+                value = _saved_state(saved, saved_name, parameter, is_step=key == "step", on_cpu=step_on_cpu)
                 optimizer.state[parameter][key] = value
+
+
+def _state_names(saved: Saved) -> dict[str, dict[str, str]]:
+    """Return the saved name of each parameter's state, by its key: {"lm_head.weight": {"exp_avg": …}}."""
+    names: dict[str, dict[str, str]] = {}
+    for name in (*saved.index.tensors, *saved.index.values):
+        if name.startswith("optimizer/"):
+            _, key, owner = name.split("/", 2)
+            names.setdefault(owner, {})[key] = name
+    return names
+
+
+def _set_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """Set the options of one of the optimizer's groups, tensors in place."""
+    for key, value in options.items():
+        if isinstance(group.get(key), Tensor):
+            group[key].fill_(value)
+        elif key != "params":
+            group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+
+
+def _saved_state(saved: Saved, name: str, parameter: Tensor, *, is_step: bool, on_cpu: bool) -> Any:
+    """Return a value or tensor of the optimizer's state, cut as its parameter if alike."""
+    entry = saved.index.tensors.get(name)
+    if entry is None:
+        return saved.index.values[name]
+    dtype = TYPES[entry.dtype]
+    if not is_step and entry.shape == list(parameter.shape):
+        value = torch.empty_like(parameter, dtype=dtype)
+    else:
+        value = torch.empty(entry.shape, dtype=dtype, device="cpu" if on_cpu else parameter.device)
+    saved.fill(name, value)
+    return value

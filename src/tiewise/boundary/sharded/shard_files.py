@@ -49,9 +49,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.boundary.sharded.held_state import held, local, make_up, overlaps, shape_of
+from tiewise.boundary.sharded.cuts import Overlap, held, local, make_up, overlaps, shape_of
 from tiewise.checkpoint.rewrite.new_folder import cannot_write
-from tiewise.checkpoint.stored import CHUNK_BYTES, Header, Reader, read_header
+from tiewise.checkpoint.stored import CHUNK_BYTES, Header, Reader, Stored, read_header
 from tiewise.checkpoint.untrusted import inside, open_regular, read_json, short
 from tiewise.core import ranks
 from tiewise.core.errors import CheckpointError, RunError
@@ -71,7 +71,7 @@ AGAIN = "take the save before it, or a copy of this one"
 
 @dataclass(frozen=True)
 class ShardPart:
-    """What one process has written of a tensor."""
+    """Part of a tensor that one process has written."""
 
     process: int
     held: list[list[list[int]]]
@@ -79,7 +79,7 @@ class ShardPart:
 
 @dataclass(frozen=True)
 class WholeTensor:
-    """One tensor: its type and shape [..] over all processes, how it was placed, and the number of its layout."""
+    """One tensor: its type and shape [..] over all processes, placement and number of its layout."""
 
     dtype: str
     shape: list[int]
@@ -98,7 +98,7 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class Index:
-    """All of a save but the tensors' bytes; what of it is None the model or the call did not have."""
+    """All of a save but the tensors' bytes; None is a field that it lacked."""
 
     version: int
     notes: dict[str, Any]
@@ -114,35 +114,42 @@ class Index:
 
 
 class Saved:
-    """A save as it lies in a folder, opened as a stranger's."""
+    """A save as it is in a folder, which is not trusted."""
 
     def __init__(self, place: Path) -> None:
-        """Read and check the index; RunError where a field of it is not what it should be."""
+        """Read and check the index; RunError if a field is not what it should be."""
         self.place = place
         self._headers: dict[int, Header] = {}
         path = inside(place, INDEX)
         if not path.exists():
-            cut = place.is_dir() and any(_OURS.fullmatch(name) for name in os.listdir(place))
-            how = "the save was cut short before it was whole" if cut else f"no save lies there (no {INDEX})"
+            is_cut_short = place.is_dir() and any(_OURS.fullmatch(name) for name in os.listdir(place))
+            no_save = f"no save lies there (no {INDEX})"
+            how = "the save was cut short before it was whole" if is_cut_short else no_save
             raise CheckpointError(f"{place}: {how}", "give the folder of one that is whole")
         record = read_json(os.fspath(path))
         if not isinstance(record, dict) or record.get("version") != VERSION:
             raise CheckpointError(f"{path}: it is of no version that is known here", "is a newer tiewise needed?")
         self.index = from_record(Index, record, os.fspath(path), AGAIN)
-        whole: set[Any] = set()
-        for name, kept in self.index.tensors.items():
-            if kept.dtype not in TYPES or not 0 <= kept.layout < len(self.index.layouts):
-                raise CheckpointError(f"{path}: {short(name)} is of no known type or layout", AGAIN)
-            if (what := (kept.layout, *kept.shape)) not in whole:
-                parts = self.index.layouts[kept.layout]
-                if not make_up(kept.shape, [part.held for part in parts]):
-                    raise CheckpointError(f"{path}: {short(name)} has parts that do not make it up", AGAIN)
-                if any(not 0 <= part.process < len(self.index.files) for part in parts):
-                    raise CheckpointError(f"{path}: {short(name)} lies in no file that it names", AGAIN)
-                whole.add(what)
-        known = {name.removeprefix("model/") for name in self.index.tensors}
-        if not known.issuperset(self.index.aliases.values()):
+        self._check_tensors(path)
+        names = {name.removeprefix("model/") for name in self.index.tensors}
+        if not names.issuperset(self.index.aliases.values()):
             raise CheckpointError(f"{path}: an alias of a tensor that is not kept", AGAIN)
+
+    def _check_tensors(self, path: Path) -> None:
+        """Refuse a tensor of an unknown type or layout, or whose parts are not all of it."""
+        checked: set[tuple[int, ...]] = set()  # layout and shape, which many tensors share
+        for name, tensor in self.index.tensors.items():
+            if tensor.dtype not in TYPES or not 0 <= tensor.layout < len(self.index.layouts):
+                raise CheckpointError(f"{path}: {short(name)} is of no known type or layout", AGAIN)
+            key = (tensor.layout, *tensor.shape)
+            if key in checked:
+                continue
+            parts = self.index.layouts[tensor.layout]
+            if not make_up(tensor.shape, [part.held for part in parts]):
+                raise CheckpointError(f"{path}: {short(name)} has parts that do not make it up", AGAIN)
+            if any(not 0 <= part.process < len(self.index.files) for part in parts):
+                raise CheckpointError(f"{path}: {short(name)} lies in no file that it names", AGAIN)
+            checked.add(key)
 
     def verify(self) -> None:
         """See that the files are what was written; of several processes each takes some."""
@@ -153,42 +160,55 @@ class Saved:
                 raise CheckpointError(f"{path}: {how}", AGAIN)
 
     def name_of(self, name: str) -> str:
-        """Return the name that a tensor of the model is kept under, both with `model/` before it."""
-        own = name.removeprefix("model/")
-        return f"model/{self.index.aliases.get(own, own)}"
+        """Return the name under which a tensor of the model is stored, both with `model/`."""
+        alias = name.removeprefix("model/")
+        return f"model/{self.index.aliases.get(alias, alias)}"
 
     def fill(self, name: str, tensor: Tensor) -> None:
-        """Fill what this process holds of a tensor from those parts of the kept one that it needs."""
-        kept, mine, wanted = self.index.tensors[name], local(tensor), held(tensor)
-        made = torch.empty(mine.shape, dtype=mine.dtype)
-        for part in self.index.layouts[kept.layout]:
-            axes = [overlaps(*runs) for runs in zip(part.held, wanted, strict=True)]
+        """Fill the part of a tensor in this process from the stored parts that overlap it."""
+        entry, part_here, indices = self.index.tensors[name], local(tensor), held(tensor)
+        filled = torch.empty(part_here.shape, dtype=part_here.dtype)
+        for part in self.index.layouts[entry.layout]:
+            axes = [overlaps(*runs) for runs in zip(part.held, indices, strict=True)]
             if all(axes):
-                self._copy(name, kept, part, axes, made)
-        mine.copy_(made)
+                stored = self._stored(name, entry, part)
+                _copy(stored, shape_of(part.held), axes, filled)
+        part_here.copy_(filled)
 
-    def _copy(
-        self, name: str, kept: WholeTensor, part: ShardPart, axes: list[list[tuple[int, int, int]]], made: Tensor
-    ) -> None:
-        """Copy the overlap of a part with `made`; of the file only rows are read that the overlap has."""
+    def _stored(self, name: str, entry: WholeTensor, part: ShardPart) -> Stored:
+        """Return where a part of a tensor is stored; refuse another tensor there."""
         if part.process not in self._headers:
             self._headers[part.process] = read_header(inside(self.place, self.index.files[part.process].name))
-        stored, shape = self._headers[part.process].tensors.get(name), shape_of(part.held)
-        if stored is None or (stored.dtype, stored.shape) != (kept.dtype, shape):
-            path = self._headers[part.process].path
-            raise CheckpointError(f"{path}: {short(name)} is not stored there as {kept.dtype} {list(shape)}", AGAIN)
-        with Reader(stored) as reader:
-            for source, target, count in axes[0] if axes else [(0, 0, 1)]:
-                step = max(1, CHUNK_BYTES // max(1, reader.row_bytes))
-                for done in range(0, count, step):
-                    rows = min(step, count - done)
-                    raw = bytearray(rows * reader.row_bytes)
-                    reader.into(memoryview(raw), (source + done) * reader.row_bytes)
-                    block = torch.frombuffer(raw, dtype=made.dtype).view(rows, *shape[1:])
-                    goal = made.view(1) if not axes else made[target + done : target + done + rows]
-                    for cut in itertools.product(*axes[1:]):
-                        here = [slice(to, to + n) for _, to, n in cut]
-                        goal[(slice(None), *here)] = block[(slice(None), *(slice(at, at + n) for at, _, n in cut))]
+        header, shape = self._headers[part.process], shape_of(part.held)
+        stored = header.tensors.get(name)
+        if stored is None or (stored.dtype, stored.shape) != (entry.dtype, shape):
+            what = f"{short(name)} is not stored there as {entry.dtype} {list(shape)}"
+            raise CheckpointError(f"{header.path}: {what}", AGAIN)
+        return stored
+
+
+def _copy(stored: Stored, shape: tuple[int, ...], axes: list[list[Overlap]], target: Tensor) -> None:
+    """Copy the overlap of a stored part with `target`; only rows of the overlap are read."""
+    row_overlaps = axes[0] if axes else [Overlap(0, 0, 1)]  # a scalar is one row
+    with Reader(stored) as reader:
+        step = max(1, CHUNK_BYTES // max(1, reader.row_bytes))
+        for overlap in row_overlaps:
+            for done in range(0, overlap.length, step):
+                rows = min(step, overlap.length - done)
+                raw = bytearray(rows * reader.row_bytes)
+                reader.into(memoryview(raw), (overlap.source + done) * reader.row_bytes)
+                block = torch.frombuffer(raw, dtype=target.dtype).view(rows, *shape[1:])
+                start = overlap.target + done
+                goal = target[start : start + rows] if axes else target.view(1)
+                _copy_columns(block, goal, axes[1:])
+
+
+def _copy_columns(block: Tensor, goal: Tensor, axes: list[list[Overlap]]) -> None:
+    """Copy each row of `block` to one of `goal`, in the overlaps of the other axes."""
+    for box in itertools.product(*axes):
+        source = [slice(overlap.source, overlap.source + overlap.length) for overlap in box]
+        target = [slice(overlap.target, overlap.target + overlap.length) for overlap in box]
+        goal[(slice(None), *target)] = block[(slice(None), *source)]
 
 
 def sha256(path: Path) -> str:
@@ -202,7 +222,7 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Make an OSError in the block a CheckpointError, which says in one line why nothing can be written there."""
+    """Make an OSError in the block a CheckpointError, which says why nothing can be written."""
     try:
         yield
     except OSError as error:
@@ -210,9 +230,12 @@ def writing(place: Path) -> Iterator[None]:
 
 
 def sweep(place: Path) -> None:
-    """Remove files of saves that the index does not name: of one that was cut short, or of the one before it."""
+    """Remove files of saves that the index does not name.
+
+    They are of a save that was cut short, or of the one before it.
+    """
     named = {INDEX}
-    with suppress(OSError, CheckpointError, RunError):  # beside an index that cannot be read all stays as it is
+    with suppress(OSError, CheckpointError, RunError):  # next to an index that cannot be read all stays as it is
         if (place / INDEX).exists():
             named |= {file.name for file in Saved(place).index.files}
         for path in place.iterdir():
