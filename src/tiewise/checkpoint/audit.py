@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tiewise.checkpoint.adapter import open_adapter
 from tiewise.checkpoint.claims import Claims, of_tiewise
-from tiewise.checkpoint.facts import Facts, config_for, read_quantisation
+from tiewise.checkpoint.config_parts import config_for, read_quantisation
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.loader_columns import LoaderOutcome
 from tiewise.checkpoint.loaders import predict

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tiewise.checkpoint.claims import architecture, of_tiewise
-from tiewise.checkpoint.facts import quantisation
+from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
 from tiewise.checkpoint.rewrite.engine import Receipt
 from tiewise.checkpoint.rewrite.registry import LOGITS_DIFFER, Verb, registered

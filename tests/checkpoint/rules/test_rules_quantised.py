@@ -13,7 +13,7 @@ from test_rules_types_and_rows import COMPRESSED, HEAD, METHODS, TABLE, E, H, by
 from tiny_checkpoints import D, V, llama, table
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.facts import read_quantisation
+from tiewise.checkpoint.config_parts import read_quantisation
 from tiewise.checkpoint.rewrite import dedupe
 from tiewise.core.errors import CheckpointError
 

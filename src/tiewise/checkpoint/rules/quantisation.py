@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from tiewise.checkpoint.claims import PACKED, count, ends_with
-from tiewise.checkpoint.facts import Facts, quantisation
+from tiewise.checkpoint.config_parts import quantisation
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, names, rule, said
 from tiewise.checkpoint.stored import BITS, FLOATING, Stored
 from tiewise.checkpoint.stored_modules import End

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tiewise.checkpoint.claims import architecture
-from tiewise.checkpoint.facts import Facts, Pair, quantisation
+from tiewise.checkpoint.config_parts import quantisation
+from tiewise.checkpoint.facts import Facts, Pair
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.rules.rule import Said, Told, copies, describe, difference, dotted, names, rule, said
 from tiewise.checkpoint.stored import Stored

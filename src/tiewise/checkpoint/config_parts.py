@@ -1,0 +1,85 @@
+"""Parts of a config: sizes of vocabularies, the part for a class, the description of a quantisation."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tiewise.checkpoint.claims import count
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import family_data
+from tiewise.checkpoint.untrusted import read_json, short
+from tiewise.core.errors import CheckpointError, similar
+
+_NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
+_EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length", "num_codebooks", "codebook_vocab_size")
+
+
+def vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
+    """Return the sizes of vocabularies that levels of a config name, and these with the extra rows of a family."""
+    sizes = set[int]()
+    for level in levels:
+        keys = [key for key in level if "vocab" in key and not _NO_VOCABULARY.search(key)]
+        named = [size for size in (count(level[key]) for key in keys) if size is not None]
+        for extra in _extra_rows(level):
+            sizes |= {size + extra for size in named}
+    return frozenset(sizes)
+
+
+def _extra_rows(level: Mapping[str, Any]) -> set[int]:
+    """Return numbers of rows that a table may have beyond a vocabulary named at a level; 0 is one of them."""
+    numbers = {key: count(level.get(key)) or 0 for key in _EXTRA_KEYS}
+    record = family(level.get("model_type"))
+    extra = {0, record.extra_rows, numbers["additional_vocab_size"]}
+    extra.add(numbers["prompt_types"] * numbers["prompt_length"])
+    if record.has_codebook_rows:
+        extra.add(numbers["num_codebooks"] * numbers["codebook_vocab_size"] + 1)
+    return extra
+
+
+def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the config that transformers gives a class: the root, or the part that is of the class's family."""
+    families = _families_of_class(name)
+    parts = [part for part in (config, config.get("text_config"), *config.values()) if isinstance(part, Mapping)]
+    for part in parts:
+        if part.get("model_type") in families:
+            return {**part, "architectures": [name]}
+    types = sorted({short(part["model_type"]) for part in parts if isinstance(part.get("model_type"), str)})
+    fix = f"choose a class of {' or '.join(types)}" if types else "write model_type into config.json"
+    raise CheckpointError(f"{name} is of the family {families[0]}, and no part of the config is", fix)
+
+
+def _families_of_class(name: str) -> list[str]:
+    """Return the families that have a class of this name; a CheckpointError if none has."""
+    classes_of = {kind: record.get("classes", {}) for kind, record in family_data()["families"].items()}
+    families = [kind for kind, classes in classes_of.items() if name in classes]
+    if not families:
+        near = similar(name, [each for classes in classes_of.values() for each in classes])
+        fix = f"did you mean {' or '.join(near)}?" if near else "write it as transformers does: LlamaForCausalLM"
+        what = f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens"
+        raise CheckpointError(what, fix)
+    return families
+
+
+def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config that describes a quantisation; empty if none does."""
+    for level in (config, config.get("text_config"), config.get("llm_config")):
+        if not isinstance(level, Mapping):
+            continue
+        for key in ("quantization_config", "compression_config", "quantization"):
+            section = level.get(key)
+            if isinstance(section, Mapping):
+                return section
+    return {}
+
+
+def read_quantisation(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Read the config of a quantisation: a config.json that has one, or a separate file of the tool."""
+    record = read_json(os.fspath(path), most=2**24)
+    is_model_config = isinstance(record, dict) and "model_type" in record
+    if not isinstance(record, dict) or not record or (is_model_config and not quantisation(record)):
+        fix = "give a JSON file with quant_method, or a config.json that has quantization_config"
+        raise CheckpointError(f"{path}: no config of a quantisation", fix)
+    return quantisation(record) or record
