@@ -62,8 +62,8 @@ from tiewise.core.spec_options import (
     rows,
 )
 from tiewise.inspection.tables.open_path import open_path
+from tiewise.training.built_models import build_drawn
 from tiewise.training.kinds.albert import AlbertOptions
-from tiewise.training.run import build_drawn
 from tiewise.training.settings import Settings
 
 ROOT = Path(__file__).parents[1]

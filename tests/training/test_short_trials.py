@@ -13,7 +13,8 @@ from tiewise.training import compare, short_trials
 from tiewise.training.compare import finish
 from tiewise.training.folder import read_json, saved_run
 from tiewise.training.kinds import decoder
-from tiewise.training.run import MeasuredSplit, train
+from tiewise.training.measures import MeasuredSplit
+from tiewise.training.run import train
 
 STEP = {"tied": 0.5, "untied": 0.8}  # seconds
 TOKEN, BUILDING, STARTING, FIRST = 0.001, 4.0, 7.0, 30.0  # an evaluated token, a run, a process, its first run

@@ -17,43 +17,34 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
-from tiewise.boundary.install import Installed, install
+from tiewise.boundary.install import Installed
 from tiewise.boundary.ops.fast_products import fast_products
-from tiewise.boundary.parallel_plan import AXIS, keep_tables, spread_over
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.schedule import tie_at, untie_at
-from tiewise.boundary.sharded_tables import fill, shard
-from tiewise.boundary.undisturbed import kept_generators, seed_generators
-from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
+from tiewise.boundary.sharded_tables import fill
+from tiewise.boundary.undisturbed import kept_generators
 from tiewise.boundary.verify import plain_copy
 from tiewise.core import ranks
-from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError, one_line
+from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
 from tiewise.core.files import from_record, to_record
-from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import RUN
-from tiewise.core.text import BINS, bin_of
-from tiewise.planning.architecture import budget
-from tiewise.planning.costs import FSDP, KEPT, Setting, keeps
-from tiewise.planning.costs import ranks as costs_of_ranks
-from tiewise.planning.read_config import Sizes, from_sizes
+from tiewise.training.built_models import cut
 from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.folder import (
     METRICS,
@@ -66,95 +57,14 @@ from tiewise.training.folder import (
     replace_path,
     write_json,
 )
-from tiewise.training.results import AGAIN, DENSE, FINAL, MASKED, BinNll, CurvePoint, RunResult, Share
+from tiewise.training.measures import MeasuredSplit
+from tiewise.training.results import AGAIN, DENSE, FINAL, CurvePoint, RunResult
 from tiewise.training.settings import Settings, find
 from tiewise.training.trainer import Events, Interrupt, Job, RunRecord, TiewiseTrainer, arguments, logging_window
 
 CURVE = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # what a point of it has, where it was measured
-TABLES = 1_000_003  # between the seed of a body and that of its tables
 # what a comparison says of its models
 SHAPE = ("model", "width", "layers", "heads", "length", "batch", "accumulate", "steps", "learning_rate", "weight_decay")
-
-
-@dataclass(frozen=True)
-class MeasuredSplit:
-    """Losses of a model on a split."""
-
-    nll: float  # mean, in nats per predicted token
-    tokens: int  # that were predicted
-    bins: list[BinNll]  # by how often the training text has them
-    shares: dict[str, Share] = field(default_factory=dict)  # this and the next as in `RunResult`
-    unigram_nll: float | None = None
-
-
-def measured(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray) -> MeasuredSplit:
-    """Gather (losses [n], tokens [n]) of predicted tokens by their training counts [V]."""
-    loss_parts, target_parts = [], []
-    for piece_losses, piece_targets in pieces:
-        loss_parts.append(piece_losses.double().cpu().numpy())
-        target_parts.append(piece_targets.cpu().numpy())
-    if not loss_parts:
-        return MeasuredSplit(math.nan, 0, [BinNll(label, 0, None) for label in BINS])
-    losses = np.concatenate(loss_parts)
-    bins = bin_of(counts[np.concatenate(target_parts)])
-    sums, sizes = np.bincount(bins, losses, len(BINS)), np.bincount(bins, minlength=len(BINS))
-    by_bin = []
-    for label, total, size in zip(BINS, sums, sizes, strict=True):
-        mean = float(total / size) if size else None
-        by_bin.append(BinNll(label, int(size), mean))
-    return MeasuredSplit(float(sums.sum() / len(losses)), len(losses), by_bin)
-
-
-@dataclass(frozen=True)
-class JudgedPredictions:
-    """Predictions of n masked tokens, or of the order of n pairs."""
-
-    losses: Tensor  # in fp64 [n]
-    targets: Tensor  # [n]
-    right: Tensor  # whether the likeliest was the target [n]
-
-    @classmethod
-    def of(cls, logits: Tensor, targets: Tensor) -> JudgedPredictions:
-        """Judge logits [n, V] by their targets [n]."""
-        losses = F.cross_entropy(logits, targets, reduction="none").double()
-        return cls(losses, targets, logits.argmax(-1) == targets)
-
-    @classmethod
-    def joined(cls, parts: Sequence[JudgedPredictions]) -> JudgedPredictions:
-        """Join the predictions of several batches."""
-        losses = torch.cat([part.losses for part in parts])
-        targets = torch.cat([part.targets for part in parts])
-        return cls(losses, targets, torch.cat([part.right for part in parts]))
-
-    def cpu(self) -> JudgedPredictions:
-        """Return the same in the main memory."""
-        return JudgedPredictions(self.losses.cpu(), self.targets.cpu(), self.right.cpu())
-
-    def share(self) -> Share:
-        """Return the share that is right."""
-        return Share.of(int(self.right.sum()), len(self.losses), float(self.losses.mean()))
-
-
-def measured_shares(predictions: Mapping[str, JudgedPredictions], counts: np.ndarray) -> MeasuredSplit:
-    """Return the same of predicted MASKED tokens, and the shares that are right of these and of pairs."""
-    shares = {name: judged.share() for name, judged in predictions.items()}
-    masked = predictions[MASKED]
-    # of these tokens by nothing but their training counts, one added to each
-    log_probabilities = np.log((counts + 1) / (counts.sum() + len(counts)))
-    unigram = -log_probabilities[masked.targets.cpu().numpy()].mean()
-    split = measured([(masked.losses, masked.targets)], counts)
-    return replace(split, shares=shares, unigram_nll=float(unigram))
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Within this context a model is in evaluation mode."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 @contextmanager
@@ -377,90 +287,6 @@ def check_rows(settings: Settings, rows: int, has: str) -> None:
     if rows < needed:
         what = f"the text {has} of {settings.length} tokens, and one step takes {needed}"
         raise DataError(what, "give more text, or less of length, batch or accumulate (--set batch=1, say)")
-
-
-def causal_model(settings: Settings, config: Any) -> Any:
-    """Build a causal model in its family's own class."""
-    try:
-        # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except (ValueError, TypeError, RuntimeError) as error:
-        what = f"{settings.model}: no causal language model can be built ({one_line(error)})"
-        raise RunError(what, "choose another") from None
-
-
-def build_drawn(job: Job, make: Callable[[], Any], std: float, reach: float | None = None) -> Installed:
-    """Make a model with seeded weights, install the job's boundary, and draw its tables.
-
-    They are N(0, std²), or, with the maps, uniform within ± `reach`. Arms of one seed have the same body, bit for bit:
-    it is drawn first, by a plain tied model, and only then does the boundary change. Tables are drawn last, from a
-    separate seed, so the arms' input tables agree where shapes do. The boundary's schedule, if any, is the caller's.
-    """
-    seed_generators(job.seed)
-    installed = install(make(), replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
-    seed_generators(job.seed + TABLES)
-    _draw_tables(installed, std, reach)
-    if job.spec.pad is not None:
-        with torch.no_grad():
-            for table in installed.tables():
-                table[job.spec.pad].zero_()
-    if job.spec.vectors is not None:
-        rows = load_vectors(job.spec.vectors, row_tokens(job.text.tokenizer, job.text.vocab))
-        start_from_rows(installed.tables()[0], rows, job.spec.freeze, job.spec)
-    return installed
-
-
-@torch.no_grad()
-def _draw_tables(installed: Installed, std: float, reach: float | None) -> None:
-    """Draw both tables N(0, std²), or tables and maps uniform within ± `reach`; a shared one once."""
-    table_in, table_out = installed.tables()
-    if reach is None:
-        for table in dict.fromkeys((table_in, table_out)):
-            table.normal_(0, std)
-        return
-    named = installed.model.named_parameters()
-    maps = [parameter for name, parameter in named if "_map." in name and parameter.dim() > 1]
-    # in this order: each draw moves the generator on
-    for matrix in dict.fromkeys((table_in, *maps, table_out)):
-        matrix.uniform_(-reach, reach)
-
-
-def cut(job: Job, model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
-    """Have (replicas, fsdp, tp) processes hold a model: rows and heads over tp, what that leaves over fsdp.
-
-    Also where fsdp is 1: its units average the gradients of replicas, which DDP does not of tensors that are spread.
-    Tables are kept in rows over fsdp, or gathered, as is asked for, or what sends less.
-    """
-    replicas, _, tensor_parallel = sizes
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    mesh = init_device_mesh(device, sizes, mesh_dim_names=("replicas", "fsdp", AXIS))
-    if tensor_parallel > 1:
-        spread_over(model, mesh[AXIS])
-    over = mesh["fsdp"] if replicas == 1 else mesh["replicas", "fsdp"]
-    tables_kept = None
-    if _keeps_rows(job, model, sizes):
-        tables_kept = keep_tables(model, over)
-    shard(model, over, tables_kept)
-
-
-def _keeps_rows(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:
-    """Return whether tables stay in rows over fsdp: as --tables says, or if that sends less than gathering them."""
-    if ranks.tables() == ranks.AUTO:
-        return _keeping_sends_less(job, model, sizes)
-    return ranks.tables() == ranks.KEEP
-
-
-def _keeping_sends_less(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:
-    """Return whether the costs of `plan` are lower for tables that stay in rows."""
-    _, fsdp, tensor_parallel = sizes
-    if fsdp == 1 or tensor_parallel > 1:
-        return False
-    s, vocab = job.settings, job.text.vocab
-    width = int(model.config.get_text_config().hidden_size)
-    tables = budget(from_sizes(Sizes(vocab, width, 1)), job.spec.plainly(), SharingSpec())
-    setting = Setting(ranks.share(s.batch), s.length, world=math.prod(sizes), fsdp=fsdp)
-    by_layout = {costs["layout"]: costs for costs in costs_of_ranks(tables, setting, vocab)}
-    return keeps(by_layout[KEPT], by_layout[FSDP], s.accumulate)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,29 +81,46 @@ def tune(
     jobs: list[Job], out: Path, workers: Workers, show: Show, ended: Ended
 ) -> tuple[list[Job], list[dict[str, Any]]]:
     """Return the jobs with what trials chose, and all trials; those that `tuning.json` already holds are taken up."""
-    path = out / "tuning.json"
     trials: dict[TrialKey, Job] = {}
     for job in jobs:
         trials |= _trials(job, out / "tuning")
-    records = {_key_of(record): record for record in ranks.first_does(lambda: read_json(path) or [])}
-    for key in records:
+    notes = TrialNotes(out / "tuning.json", ended)
+    for key in notes.records:
         ended(trials[key])
+    workers.each(train, [trial for key, trial in trials.items() if key not in notes.records], show, notes.add)
+    best = {job.arm: notes.best(job.arm, trials) for job in jobs}
+    chosen = [started(job, best[job.arm].init, best[job.arm].learning_rate) for job in jobs]
+    return chosen, [{**notes.records[key], "chosen": best[key.arm] == key} for key in trials]
 
-    def note(trial: Job, outcome: Outcome) -> None:
-        """Write a trial's loss to `tuning.json`; its folder goes, nine models for each arm need not stay."""
+
+class TrialNotes:
+    """Losses of trials that have ended, in `tuning.json`."""
+
+    def __init__(self, path: Path, ended: Ended) -> None:
+        """`ended` is told of each trial that ends."""
+        self.path, self.ended = path, ended
+        records = ranks.first_does(lambda: read_json(path) or [])
+        self.records: dict[TrialKey, dict[str, Any]] = {_key_of(record): record for record in records}
+
+    def add(self, trial: Job, outcome: Outcome) -> None:
+        """Write a trial's loss; its folder goes, nine models for each arm need not stay."""
         assert trial.spec.init is not None, "a trial has a starting scale"
         key = TrialKey(trial.arm, trial.spec.init, trial.settings.learning_rate)
         nll = outcome.result.heldout_nll
-        verdict = f"{nll:.3f}" if math.isfinite(nll) else "diverged"
-        records[key] = key._asdict() | {"nll": nll if math.isfinite(nll) else None}
-        ranks.first_does(lambda: write_json(path, list(records.values())))
-        ranks.first_does(partial(rmtree, trial.folder))
-        ended(trial, f"tune {key.arm}: init {key.init:.4g}, lr {key.learning_rate:.4g} → {verdict}")
+        has_diverged = not math.isfinite(nll)
+        self.records[key] = key._asdict() | {"nll": None if has_diverged else nll}
+        ranks.first_does(lambda: write_json(self.path, list(self.records.values())))
+        ranks.first_does(lambda: rmtree(trial.folder))
+        verdict = "diverged" if has_diverged else f"{nll:.3f}"
+        self.ended(trial, f"tune {key.arm}: init {key.init:.4g}, lr {key.learning_rate:.4g} → {verdict}")
 
-    workers.each(train, [trial for key, trial in trials.items() if key not in records], show, note)
-    best = {job.arm: _best([records[key] for key in trials if key.arm == job.arm]) for job in jobs}
-    chosen = [started(job, best[job.arm].init, best[job.arm].learning_rate) for job in jobs]
-    return chosen, [{**records[key], "chosen": best[key.arm] == key} for key in trials]
+    def best(self, arm: str, trials: Iterable[TrialKey]) -> TrialKey:
+        """Return the trial of an arm with the lowest loss; one that diverged is the worst."""
+        return min((key for key in trials if key.arm == arm), key=self._loss)
+
+    def _loss(self, key: TrialKey) -> float:
+        nll: float | None = self.records[key]["nll"]
+        return math.inf if nll is None else nll
 
 
 def _trials(job: Job, folder: Path) -> dict[TrialKey, Job]:
@@ -120,12 +137,6 @@ def _trials(job: Job, folder: Path) -> dict[TrialKey, Job]:
 
 def _key_of(record: dict[str, Any]) -> TrialKey:
     return TrialKey(record["arm"], record["init"], record["learning_rate"])
-
-
-def _best(records: Sequence[dict[str, Any]]) -> TrialKey:
-    """Return the trial with the lowest loss; one that diverged is the worst."""
-    lowest = min(records, key=lambda record: math.inf if record["nll"] is None else record["nll"])
-    return _key_of(lowest)
 
 
 def started(job: Job, init: float, rate: float) -> Job:

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import DataError
-from tiewise.training.run import MeasuredSplit, evaluating, measured
+from tiewise.training.measures import MeasuredSplit, evaluating, measured
 
 _SHORTEST = 5  # words of a step of varied length
 _SPREAD = 5.0  # its standard deviation

@@ -30,21 +30,15 @@ from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import ALBERT_RUN
 from tiewise.planning.first_loss import first_step
+from tiewise.training.built_models import TABLES
 from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.data.sentence_pairs import OBJECTIVES, Packing
 from tiewise.training.data.training_rows import Masking, PairRows, mark, split_sentences
+from tiewise.training.measures import JudgedPredictions, MeasuredSplit, evaluating, measured_shares
 from tiewise.training.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training.optimizers import Lamb, lamb_groups
 from tiewise.training.results import MASKED
-from tiewise.training.run import (
-    TABLES,
-    JudgedPredictions,
-    Kind,
-    MeasuredSplit,
-    check_rows,
-    evaluating,
-    measured_shares,
-)
+from tiewise.training.run import Kind, check_rows
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 

@@ -25,8 +25,10 @@ from tiewise.core.errors import PlanError, RunError, one_line
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.first_loss import FreshBody, first_step, small_decoder, sound_std
 from tiewise.planning.read_config import read
+from tiewise.training.built_models import build_drawn, causal_model
 from tiewise.training.data.corpus import Blocks, PreparedText
-from tiewise.training.run import Kind, MeasuredSplit, build_drawn, causal_model, evaluating, measured, prepared_blocks
+from tiewise.training.measures import MeasuredSplit, evaluating, measured
+from tiewise.training.run import Kind, prepared_blocks
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 

@@ -30,12 +30,14 @@ from tiewise.boundary.install import Installed
 from tiewise.boundary.ops.soft_targets import AugmentedOptions, augmented_cross_entropy
 from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.core.files import require, written_whole
+from tiewise.training.built_models import build_drawn, causal_model
 from tiewise.training.data.corpus import PreparedText
 from tiewise.training.data.documents import RANDOM
 from tiewise.training.data.word_corpus import prepare_words, unknown_share
+from tiewise.training.measures import MeasuredSplit
 from tiewise.training.models.rnn import RNNConfig, State, detached
 from tiewise.training.optimizers import AveragedSGD
-from tiewise.training.run import SHAPE, Kind, MeasuredSplit, build_drawn, causal_model
+from tiewise.training.run import SHAPE, Kind
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.streams import Steps, measure_streams
 from tiewise.training.trainer import Job, Kept, TiewiseTrainer

@@ -39,19 +39,13 @@ from tiewise.core.errors import RunError, SpecError
 from tiewise.core.files import require
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.first_loss import first_step, sound_std
+from tiewise.training.built_models import build_drawn
 from tiewise.training.data.corpus import PreparedText
 from tiewise.training.data.tokenizer import windows
 from tiewise.training.data.training_rows import mark
+from tiewise.training.measures import JudgedPredictions, MeasuredSplit, evaluating, measured_shares
 from tiewise.training.results import MASKED
-from tiewise.training.run import (
-    JudgedPredictions,
-    Kind,
-    MeasuredSplit,
-    build_drawn,
-    evaluating,
-    measured_shares,
-    prepared_blocks,
-)
+from tiewise.training.run import Kind, prepared_blocks
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 

@@ -1,0 +1,113 @@
+"""Models of a run before their first step: seeded weights, the boundary, its tables, and their parts on processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoModelForCausalLM
+
+from tiewise.boundary.install import Installed, install
+from tiewise.boundary.parallel_plan import AXIS, keep_tables, spread_over
+from tiewise.boundary.sharded_tables import shard
+from tiewise.boundary.undisturbed import seed_generators
+from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
+from tiewise.core import ranks
+from tiewise.core.errors import RunError, one_line
+from tiewise.core.sharing_spec import SharingSpec
+from tiewise.planning.architecture import budget
+from tiewise.planning.costs import FSDP, KEPT, Setting, keeps
+from tiewise.planning.costs import ranks as costs_of_ranks
+from tiewise.planning.read_config import Sizes, from_sizes
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import Job
+
+TABLES = 1_000_003  # between the seed of a body and that of its tables
+
+
+def causal_model(settings: Settings, config: Any) -> Any:
+    """Build a causal model in its family's own class."""
+    try:
+        # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (ValueError, TypeError, RuntimeError) as error:
+        what = f"{settings.model}: no causal language model can be built ({one_line(error)})"
+        raise RunError(what, "choose another") from None
+
+
+def build_drawn(job: Job, make: Callable[[], Any], std: float, reach: float | None = None) -> Installed:
+    """Make a model with seeded weights, install the job's boundary, and draw its tables.
+
+    They are N(0, std²), or, with the maps, uniform within ± `reach`. Arms of one seed have the same body, bit for bit:
+    it is drawn first, by a plain tied model, and only then does the boundary change. Tables are drawn last, from a
+    separate seed, so the arms' input tables agree where shapes do. The boundary's schedule, if any, is the caller's.
+    """
+    seed_generators(job.seed)
+    installed = install(make(), replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
+    seed_generators(job.seed + TABLES)
+    _draw_tables(installed, std, reach)
+    if job.spec.pad is not None:
+        with torch.no_grad():
+            for table in installed.tables():
+                table[job.spec.pad].zero_()
+    if job.spec.vectors is not None:
+        rows = load_vectors(job.spec.vectors, row_tokens(job.text.tokenizer, job.text.vocab))
+        start_from_rows(installed.tables()[0], rows, job.spec.freeze, job.spec)
+    return installed
+
+
+@torch.no_grad()
+def _draw_tables(installed: Installed, std: float, reach: float | None) -> None:
+    """Draw both tables N(0, std²), or tables and maps uniform within ± `reach`; a shared one once."""
+    table_in, table_out = installed.tables()
+    if reach is None:
+        for table in dict.fromkeys((table_in, table_out)):
+            table.normal_(0, std)
+        return
+    named = installed.model.named_parameters()
+    maps = [parameter for name, parameter in named if "_map." in name and parameter.dim() > 1]
+    # in this order: each draw moves the generator on
+    for matrix in dict.fromkeys((table_in, *maps, table_out)):
+        matrix.uniform_(-reach, reach)
+
+
+def cut(job: Job, model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
+    """Have (replicas, fsdp, tp) processes hold a model: rows and heads over tp, what that leaves over fsdp.
+
+    Also where fsdp is 1: its units average the gradients of replicas, which DDP does not of tensors that are spread.
+    Tables are kept in rows over fsdp, or gathered, as is asked for, or what sends less.
+    """
+    replicas, _, tensor_parallel = sizes
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    mesh = init_device_mesh(device, sizes, mesh_dim_names=("replicas", "fsdp", AXIS))
+    if tensor_parallel > 1:
+        spread_over(model, mesh[AXIS])
+    over = mesh["fsdp"] if replicas == 1 else mesh["replicas", "fsdp"]
+    tables_kept = None
+    if _keeps_rows(job, model, sizes):
+        tables_kept = keep_tables(model, over)
+    shard(model, over, tables_kept)
+
+
+def _keeps_rows(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:
+    """Return whether tables stay in rows over fsdp: as --tables says, or if that sends less than gathering them."""
+    if ranks.tables() == ranks.AUTO:
+        return _keeping_sends_less(job, model, sizes)
+    return ranks.tables() == ranks.KEEP
+
+
+def _keeping_sends_less(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:
+    """Return whether the costs of `plan` are lower for tables that stay in rows."""
+    _, fsdp, tensor_parallel = sizes
+    if fsdp == 1 or tensor_parallel > 1:
+        return False
+    s, vocab = job.settings, job.text.vocab
+    width = int(model.config.get_text_config().hidden_size)
+    tables = budget(from_sizes(Sizes(vocab, width, 1)), job.spec.plainly(), SharingSpec())
+    setting = Setting(ranks.share(s.batch), s.length, world=math.prod(sizes), fsdp=fsdp)
+    by_layout = {costs["layout"]: costs for costs in costs_of_ranks(tables, setting, vocab)}
+    return keeps(by_layout[KEPT], by_layout[FSDP], s.accumulate)

@@ -1,0 +1,100 @@
+"""Measures of a model on a split: nll by token frequency, and the shares of masked tokens and pairs that are right.
+
+Losses are nats per predicted token. Every arm is measured on the same rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tiewise.core.text import BINS, bin_of
+from tiewise.training.results import MASKED, BinNll, Share
+
+
+@dataclass(frozen=True)
+class MeasuredSplit:
+    """Losses of a model on a split."""
+
+    nll: float  # mean, in nats per predicted token
+    tokens: int  # that were predicted
+    bins: list[BinNll]  # by how often the training text has them
+    shares: dict[str, Share] = field(default_factory=dict)  # this and the next as in `RunResult`
+    unigram_nll: float | None = None
+
+
+def measured(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray) -> MeasuredSplit:
+    """Gather (losses [n], tokens [n]) of predicted tokens by their training counts [V]."""
+    loss_parts, target_parts = [], []
+    for piece_losses, piece_targets in pieces:
+        loss_parts.append(piece_losses.double().cpu().numpy())
+        target_parts.append(piece_targets.cpu().numpy())
+    if not loss_parts:
+        return MeasuredSplit(math.nan, 0, [BinNll(label, 0, None) for label in BINS])
+    losses = np.concatenate(loss_parts)
+    bins = bin_of(counts[np.concatenate(target_parts)])
+    sums, sizes = np.bincount(bins, losses, len(BINS)), np.bincount(bins, minlength=len(BINS))
+    by_bin = []
+    for label, total, size in zip(BINS, sums, sizes, strict=True):
+        mean = float(total / size) if size else None
+        by_bin.append(BinNll(label, int(size), mean))
+    return MeasuredSplit(float(sums.sum() / len(losses)), len(losses), by_bin)
+
+
+@dataclass(frozen=True)
+class JudgedPredictions:
+    """Predictions of n masked tokens, or of the order of n pairs."""
+
+    losses: Tensor  # in fp64 [n]
+    targets: Tensor  # [n]
+    right: Tensor  # whether the likeliest was the target [n]
+
+    @classmethod
+    def of(cls, logits: Tensor, targets: Tensor) -> JudgedPredictions:
+        """Judge logits [n, V] by their targets [n]."""
+        losses = F.cross_entropy(logits, targets, reduction="none").double()
+        return cls(losses, targets, logits.argmax(-1) == targets)
+
+    @classmethod
+    def joined(cls, parts: Sequence[JudgedPredictions]) -> JudgedPredictions:
+        """Join the predictions of several batches."""
+        losses = torch.cat([part.losses for part in parts])
+        targets = torch.cat([part.targets for part in parts])
+        return cls(losses, targets, torch.cat([part.right for part in parts]))
+
+    def cpu(self) -> JudgedPredictions:
+        """Return the same in the main memory."""
+        return JudgedPredictions(self.losses.cpu(), self.targets.cpu(), self.right.cpu())
+
+    def share(self) -> Share:
+        """Return the share that is right."""
+        return Share.of(int(self.right.sum()), len(self.losses), float(self.losses.mean()))
+
+
+def measured_shares(predictions: Mapping[str, JudgedPredictions], counts: np.ndarray) -> MeasuredSplit:
+    """Return the same of predicted MASKED tokens, and the shares that are right of these and of pairs."""
+    shares = {name: judged.share() for name, judged in predictions.items()}
+    masked = predictions[MASKED]
+    # of these tokens by nothing but their training counts, one added to each
+    log_probabilities = np.log((counts + 1) / (counts.sum() + len(counts)))
+    unigram = -log_probabilities[masked.targets.cpu().numpy()].mean()
+    split = measured([(masked.losses, masked.targets)], counts)
+    return replace(split, shares=shares, unigram_nll=float(unigram))
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within this context a model is in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
