@@ -41,7 +41,7 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
 
 
 def _unknown_effect(facts: AdapterFacts, updates: list[EndUpdate]) -> Told:
-    """Report that the effect of a merge is not known, because nothing says that the base ties."""
+    """Report that a merge has an unknown effect, because nothing says that the base ties."""
     if updates:
         why = "no base was given" if facts.base is None else "whether the base ties its ends is not known"
         what = f"it changes {_modules(updates)}; {why}, so what a merge makes of that is not known"
@@ -50,7 +50,7 @@ def _unknown_effect(facts: AdapterFacts, updates: list[EndUpdate]) -> Told:
 
 
 def _rows_on_tied(facts: AdapterFacts, base: Facts) -> Told:
-    """Report that other rows are trained at one end of a tied base than at the other."""
+    """Report that the two ends of a tied base train different rows."""
     rows = {name: ids for name, ids in facts.token_rows.items() if name}
     if len(set(rows.values())) > 1:
         what = f"trainable_token_indices differ between {names(rows)}, which are one table in the base"
@@ -71,7 +71,7 @@ def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Told:
 
 
 def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -> Told:
-    """Report full copies of one or both ends that part the two ends of a tied base."""
+    """Report full copies that part the two ends of a tied base."""
     if not copies:
         return
     # a copy of one end, where the two shall be tied: PEFT wraps the other end with the same table when it loads it
@@ -109,7 +109,7 @@ def _modules(updates: list[EndUpdate]) -> str:
 
 
 class EmptyTensors(NamedTuple):
-    """Tensors of an adapter that hold no numbers: the first of them, what is wrong, and what to do."""
+    """Finding about tensors of an adapter that hold no numbers."""
 
     first: Stored
     evidence: str
@@ -117,7 +117,7 @@ class EmptyTensors(NamedTuple):
 
 
 def empty_tensors(facts: AdapterFacts) -> EmptyTensors | None:
-    """Return the tensors without numbers that a save under ZeRO-3 leaves; None if every tensor has some."""
+    """Return the tensors without numbers that a save under ZeRO-3 leaves. None if every tensor has some."""
     empty = [tensor for tensor in facts.tensors.values() if 0 in tensor.shape]
     if not empty:
         return None
@@ -165,7 +165,7 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
 
 
 def _other_shape(base: Facts, update: EndUpdate, table: Stored, trained_on: str) -> Told:
-    """Report an update of a table of other rows or another width than the base's; -1 stands for an unknown length."""
+    """Report an update whose table has another shape than the base's. -1 is an unknown length."""
     rows, width = update.shape or (-1, -1)
     if len(table.shape) != 2 or 0 in (rows, width):
         return
@@ -208,25 +208,25 @@ def adapter_modules(facts: AdapterFacts) -> Told:
     yield Said(short(facts.path.name), what, fix, severity=severity)
 
 
-def renamed(module: str, known: Iterable[str]) -> tuple[str, str] | None:
-    """Return what stands before a module's name, and what should, by the known name with the longest common end.
+def renamed(module: str, base_modules: Iterable[str]) -> tuple[str, str] | None:
+    """Return the prefix of a module's name and the right one, by the longest common end.
 
-    None where no known name has an end in common, or several have the longest one.
+    None where no name of the base's modules has an end in common, or several have the longest one.
     """
     parts = module.split(".")
     for start in range(len(parts) - 1):
         end = ".".join(parts[start:])
-        prefixes = {name.removesuffix(end) for name in known if ends_with(name, end)}
+        prefixes = {name.removesuffix(end) for name in base_modules if ends_with(name, end)}
         if len(prefixes) == 1:
             return module.removesuffix(end), prefixes.pop()
     return None
 
 
-def _count_renamed(modules: list[str], old: str, new: str, known: Collection[str]) -> int:
-    """Return how many modules are known once `new` replaces `old` at the beginning of their names."""
+def _count_renamed(modules: list[str], old: str, new: str, base_modules: Collection[str]) -> int:
+    """Return how many modules the base has once `new` replaces `old` in their names."""
     count = 0
     for module in modules:
-        if module.startswith(old) and new + module.removeprefix(old) in known:
+        if module.startswith(old) and new + module.removeprefix(old) in base_modules:
             count += 1
     return count
 
@@ -285,7 +285,7 @@ def _tensors(facts: AdapterFacts, parts: Collection[str]) -> list[str]:
 
 
 def _vllm(facts: AdapterFacts) -> str | None:
-    """Return the sentence on what vLLM refuses of an adapter; None if it serves all of it."""
+    """Return the sentence on what vLLM refuses of an adapter. None if it serves all of it."""
     # the heads of classifiers are no tables of tokens
     saved = [module for module in facts.listed("modules_to_save") if module not in ("classifier", "score")]
     if saved:
@@ -298,7 +298,7 @@ def _vllm(facts: AdapterFacts) -> str | None:
 
 
 def _sglang(facts: AdapterFacts) -> str | None:
-    """Return the sentence on what SGLang refuses or ignores of an adapter; None if it serves all of it."""
+    """Return the sentence on what SGLang refuses or ignores of an adapter. None if it serves all of it."""
     if facts.config.get("use_dora") is True:
         return "SGLang stops at use_dora"
     targets = facts.config.get("target_modules")
@@ -312,7 +312,7 @@ def _sglang(facts: AdapterFacts) -> str | None:
 
 
 def _llama_cpp(facts: AdapterFacts) -> str | None:
-    """Return the sentence on what llama.cpp's converter refuses of an adapter; None if it converts all of it."""
+    """Return the sentence on what llama.cpp's converter refuses of an adapter. None if it converts all of it."""
     stops = _tensors(facts, STOPS)
     if stops:
         return f"llama.cpp's converter stops at {names(stops)}"

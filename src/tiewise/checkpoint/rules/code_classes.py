@@ -51,7 +51,7 @@ class CodeClass:
 
 
 def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
-    """Read every Python file directly in the folder: its classes by name, and the files that cannot be read."""
+    """Return the classes of the folder's Python files, and the files that cannot be read."""
     classes, faults, left = dict[str, CodeClass](), list[Fault](), MOST_IN_ALL
     for name in folder.files:
         if left < 0 or not name.endswith(".py"):
@@ -104,8 +104,8 @@ def _summary(node: ast.ClassDef, file: str) -> CodeClass:
 
 
 def _assigned_keys(nodes: Iterable[ast.AST]) -> tuple[Assigned, ...]:
-    """Return the assignments among some nodes of `_tied_weights_keys`, and of names that were meant to be it."""
-    found = []
+    """Return the assignments of `_tied_weights_keys`, and of names that were meant to be it."""
+    assignments = []
     for node in nodes:
         if isinstance(node, ast.Assign):
             targets: list[ast.expr] = node.targets
@@ -116,12 +116,12 @@ def _assigned_keys(nodes: Iterable[ast.AST]) -> tuple[Assigned, ...]:
         for target in targets:
             name = _attribute_name(target)
             if name is not None and (name == KEYS or _MISNAMED.fullmatch(name)):
-                found.append(Assigned(name, node.lineno, _texts(node.value)))
-    return tuple(found)
+                assignments.append(Assigned(name, node.lineno, _texts(node.value)))
+    return tuple(assignments)
 
 
 def _attribute_name(target: ast.expr) -> str | None:
-    """Return the name that an assignment gives the class or its object; None where it sets another object's."""
+    """Return the attribute that an assignment sets on the class or its object. None for another object's."""
     if isinstance(target, ast.Attribute) and last_name(target.value) not in ("self", "cls"):
         return None
     return last_name(target)
@@ -136,7 +136,7 @@ def _texts(value: ast.expr | None) -> tuple[str, ...] | None:
 
 
 def _is_flag(node: ast.AST) -> bool:
-    """Return whether a node is `tie_word_embeddings` as a name, a text, an argument or an attribute that is set."""
+    """Return whether a node names `tie_word_embeddings`: as a variable, text, argument, or attribute that is set."""
     match node:
         case ast.arg(arg=word) | ast.keyword(arg=word) | ast.Constant(value=word) | ast.Name(id=word):
             return bool(word == FLAG)

@@ -48,7 +48,7 @@ def custom_code(facts: Facts) -> Told:
 
 
 def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
-    """Return the names of all classes that one inherits from, nearest first, as far as the folder has them."""
+    """Return the names of a class's bases and of theirs in the folder, the nearest first."""
     above, names = list[str](), list(code.bases)
     while names and len(above) < MOST_ANCESTORS:
         name = names.pop(0)
@@ -59,7 +59,7 @@ def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
 
 
 def _inherits_keys(classes: Mapping[str, CodeClass], above: list[str]) -> bool:
-    """Return whether a base class declares tied keys, or may: one that the folder lacks and is no plain base."""
+    """Return whether a base class declares tied keys, or may. One may that the folder lacks and is no plain base."""
     for name in above:
         declares = classes[name].keyed if name in classes else _PLAIN.fullmatch(name) is None
         if declares:
@@ -68,7 +68,7 @@ def _inherits_keys(classes: Mapping[str, CodeClass], above: list[str]) -> bool:
 
 
 def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Told:
-    """Report how a model's class ties otherwise than transformers 5 asks; `inherits`: a base may declare keys."""
+    """Report how a model's class ties otherwise than transformers 5 asks. `inherits`: a base may declare keys."""
     for assigned in code.tied:
         if assigned.name == KEYS and assigned.entries is not None:
             yield _list_of_keys(facts, code, assigned)
@@ -83,14 +83,14 @@ def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Told:
 
 
 def _no_keys(facts: Facts, code: CodeClass) -> Told:
-    """Report a class that has a head, and no keys by which transformers 5 would tie it."""
+    """Report a class with a head, and without keys by which transformers 5 would tie it."""
     if "get_output_embeddings" in code.methods and "tie_weights" not in code.methods:
         what = f"{code.name} has get_output_embeddings and no {KEYS}: transformers 5 leaves the head untied, and random"
         yield _finding("error", code, code.line, what, _assignment(facts, ()))
 
 
 def _list_of_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Said:
-    """Return the finding about keys in a list, at which an untied model fails only when it is saved."""
+    """Return the finding about keys in a list. An untied model fails only when it is saved."""
     what = f"{code.name}.{KEYS} is a list, and"
     fix = _assignment(facts, assigned.entries or ())
     if facts.claims.tied is False:
@@ -113,7 +113,7 @@ def _missing_default(facts: Facts, config: CodeClass) -> Told:
 
 
 def _assignment(facts: Facts, entries: tuple[str, ...]) -> str:
-    """Return the advice to write the keys as a dict, with the heads that a list names."""
+    """Return the advice to write a dict of keys, with the heads that a list names."""
     table = facts.roles.input_name or "model.embed_tokens.weight"
     heads = [entry for entry in entries if entry != table]
     if not heads:
@@ -128,7 +128,7 @@ def _finding(severity: Severity, code: CodeClass, line: int, evidence: str, repa
 
 
 def auto_map(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the class that config.json names for each auto class, where its code lies in the folder.
+    """Return the class that config.json names for each auto class, if the folder has its code.
 
     >>> auto_map({"auto_map": {"AutoModel": "modeling_x.X", "AutoConfig": "org/other--configuration_x.C"}})
     {'AutoModel': 'X'}

@@ -1,7 +1,7 @@
 """Drafts, whose tables belong to another model's vocabulary: B083 to B085.
 
 EAGLE-3 (arXiv:2503.01840) drafts over the N most frequent of the target's V tokens. Its head has N rows, and two maps
-lie beside it: `d2t` [N], the distance of row i's token from i, and `t2d` [V], whether a token has a row. How engines
+lie next to it: `d2t` [N], the distance of row i's token from i, and `t2d` [V], whether a token has a row. How engines
 read them: `llama_eagle3.py` of vLLM and of SGLang; how they are made: `process_token_dict_to_mappings` of SpecForge.
 """
 
@@ -52,7 +52,7 @@ def _map_findings(facts: Facts, draft: Draft, stored: Stored) -> Told:
     """Report all that is wrong with the map `stored` and with the marks next to it."""
     if draft.t2d is None and not draft.holds_ids:
         yield Said("t2d", "d2t is stored without t2d: it serves, and cannot be trained on", AGAIN, severity="info")
-    steps, marks = _whole_numbers(facts, stored), _whole_numbers(facts, draft.t2d)
+    steps, marks = _integers(facts, stored), _integers(facts, draft.t2d)
     if facts.scan:
         for tensor, values in ((stored, steps), (draft.t2d, marks)):
             if tensor is not None and values is None:
@@ -67,8 +67,8 @@ def _map_findings(facts: Facts, draft: Draft, stored: Stored) -> Told:
         yield from _other_marks(short(draft.t2d.name), draft_map.tokens(), marked)
 
 
-def _whole_numbers(facts: Facts, tensor: Stored | None) -> NDArray[np.int64] | None:
-    """Return the values of a stored map; None where it may not be read, or is no list of whole numbers."""
+def _integers(facts: Facts, tensor: Stored | None) -> NDArray[np.int64] | None:
+    """Return the values of a stored map. None where it may not be read, or is no list of integers."""
     if tensor is None or not facts.scan:
         return None
     if len(tensor.shape) != 1 or tensor.rows > MOST_TOKENS:
@@ -169,7 +169,7 @@ def _draft_size(facts: Facts, draft: Draft) -> _Size:
 
 
 def _wrong_rows(facts: Facts, draft: Draft, size: _Size) -> Told:
-    """Report tensors that have other rows than the config gives them, and a draft larger than its vocabulary."""
+    """Report tensors whose rows the config contradicts, and a draft larger than its vocabulary."""
     vocabulary = facts.vocabulary
     if size.rows is not None and vocabulary is not None and size.rows > vocabulary:
         yield "config.json", f"{size.key} is {size.rows:,}, and vocab_size {vocabulary:,}", CONFIG_FIX
@@ -184,20 +184,20 @@ def _wrong_rows(facts: Facts, draft: Draft, size: _Size) -> Told:
 
 
 def _sized_tensors(facts: Facts, draft: Draft, size: _Size) -> list[tuple[Stored | None, _Size]]:
-    """Return every tensor with a row for each token of the draft or of the whole vocabulary, and that size."""
-    roles, whole = facts.roles, _Size("vocab_size", facts.vocabulary)
+    """Return every tensor with a row for each token, and its size by the config."""
+    roles, vocabulary = facts.roles, _Size("vocab_size", facts.vocabulary)
     tensors: list[tuple[Stored | None, _Size]] = [(draft.map, size), (roles.output, size)]
     for head in draft.heads:
-        is_whole = draft.map is not None and head.rows == whole.rows  # and the map picks rows of it
-        if not is_whole:
+        has_every_token = draft.map is not None and head.rows == vocabulary.rows  # and the map picks rows of it
+        if not has_every_token:
             tensors.append((head, size))
-    tensors += [(draft.t2d, whole), (roles.input, whole)]
-    tensors += [(other.tensor, whole) for other in roles.others if other.role in (MTP_INPUT, MTP_OUTPUT)]
+    tensors += [(draft.t2d, vocabulary), (roles.input, vocabulary)]
+    tensors += [(other.tensor, vocabulary) for other in roles.others if other.role in (MTP_INPUT, MTP_OUTPUT)]
     return tensors
 
 
 def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Told:
-    """Report that a config gives a draft a vocabulary, and no head of that size is stored."""
+    """Report that a config promises a head of the draft's size, and none is stored."""
     roles = facts.roles
     has_head = roles.output is not None or draft.heads or roles.output_end.quantised
     if draft.size is None or has_head or facts.tied:
@@ -209,7 +209,7 @@ def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Told:
 
 
 def _other_width(facts: Facts, draft: Draft, target: Facts) -> Told:
-    """Report a draft without an input table that is not as wide as the target, from which it reads."""
+    """Report a draft without an input table that is not as wide as the target's."""
     table = target.roles.counted
     if facts.roles.input is not None or table is None:
         return
@@ -231,7 +231,7 @@ def _wrong_head_count(facts: Facts, draft: Draft) -> Told:
 
 
 def _other_vocabulary(facts: Facts, target: Facts) -> Told:
-    """Report that draft and target have vocabularies of two sizes, by the tokens in the rows that only one has."""
+    """Report that draft and target have vocabularies of two sizes. Tokens in the rows of one alone make it an error."""
     ours, theirs = facts.vocabulary, target.vocabulary
     if ours is None or theirs is None or ours == theirs:
         return
@@ -302,7 +302,7 @@ def _with_texts(tokenizer: Tokenizer | None) -> Tokenizer | None:
 
 
 def _other_tokens(ours: Tokenizer, theirs: Tokenizer) -> Told:
-    """Report ids of a draft's tokenizer that are other tokens in the target's, or that the draft lacks."""
+    """Report ids that are other tokens in the target, or that the draft lacks."""
     texts, target_texts = ours.texts, theirs.texts
     if (PIECES[0] in ours.files) is not (PIECES[0] in theirs.files):
         texts, target_texts = _with_plain_tab(texts), _with_plain_tab(target_texts)
@@ -321,12 +321,12 @@ def _other_tokens(ours: Tokenizer, theirs: Tokenizer) -> Told:
 
 
 def _with_plain_tab(texts: Mapping[int, str]) -> dict[int, str]:
-    """Return texts of tokens with a tab as it is, which a conversion writes for the byte token of Gemma's model."""
+    """Return texts of tokens with a plain tab. A conversion writes it for the byte token of Gemma's model."""
     return {number: "\t" if text == "<0x09>" else text for number, text in texts.items()}
 
 
 def _other_input_table(facts: Facts, target: Facts) -> Told:
-    """Report that a draft's input table is not the target's, or that no two tables can be compared."""
+    """Report that the input table is not the target's, or that no two can be compared."""
     # layers that predict further tokens bring a copy of the target's table, on which `copies` has reported
     copy = next((other.tensor for other in facts.roles.others if other.role == MTP_INPUT), None)
     table, target_table = facts.roles.counted or copy, target.roles.counted

@@ -31,7 +31,7 @@ def unreadable(facts: AnyFacts) -> Told:
 
 
 def _unreadable_files(facts: Facts) -> Told:
-    """Report the files of a model's folder that cannot be read, and weights that exist as pickles alone."""
+    """Report files of a model's folder that cannot be read, and weights that are only pickles."""
     folder, tokenizer = facts.folder, facts.tokenizer
     for fault in folder.faults:
         if fault.file != INDEX and folder.has(fault.file):  # B002 reports the index and missing shards
@@ -102,7 +102,7 @@ def _missing_index(folder: Folder) -> Told:
 
 
 def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Told:
-    """Report tensors that the index maps to a wrong shard, or that it alone knows, or that it lacks."""
+    """Report tensors in another shard than the index says, in none, or without entry."""
     tensors, headers = facts.folder.tensors, facts.folder.headers
     elsewhere, lost = list[str](), list[str]()
     for name, file in weight_map.items():
@@ -155,7 +155,7 @@ def _wrong_total(facts: Facts) -> Told:
 
 
 def _older_weights(folder: Folder, old: list[str]) -> Told:
-    """Report files of weights that the index does not name, as an error where loaders open one of them."""
+    """Report files of weights that the index does not name. If loaders open one, it is an error."""
     if not old:
         return
     what = f"{len(old)} more files beside the checkpoint's own ({names(old)}): mlx-lm reads every model*.safetensors"

@@ -1,4 +1,4 @@
-"""The flag at every level of the config, and loaders that read it differently: B020 to B022, B080."""
+"""The flag at every level of the config, and loaders that disagree: B020 to B022, B080."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tiewise.checkpoint.untrusted import short
 
 
 def _levels_with_reader(facts: Facts) -> list[Claim]:
-    """Return the levels whose flag some loader reads: the deciding one and the parts that hold a text model."""
+    """Return the levels whose flag some loader reads: the deciding one and those of text models."""
     return [claim for claim in facts.claims.levels if claim.decides or claim.level.rpartition(".")[2] in TEXT_PARTS]
 
 
@@ -37,7 +37,7 @@ class _FlagRepair(NamedTuple):
 
 
 def _flag_repair(facts: Facts) -> _FlagRepair:
-    """Return the repair of a flag, which is safe only where the tensors decide and the flag means nothing else."""
+    """Return the repair of a flag. It is safe only where the tensors decide and the flag means nothing else."""
     if facts.untrained_head:
         return _FlagRepair(f"settle the two tables first: {facts.command('tie', '--keep input')}", False)
     if facts.truth is None or _means_more(facts):
@@ -46,7 +46,7 @@ def _flag_repair(facts: Facts) -> _FlagRepair:
 
 
 def _means_more(facts: Facts) -> bool:
-    """Return whether another flag would change more than the tie of the two ends, or may be wrong."""
+    """Return whether another flag would change more than the tie, or may be wrong."""
     claims = facts.claims
     if claims.t5_like or (facts.layer_ties and facts.truth is not facts.tied):
         return True
@@ -76,7 +76,7 @@ def flag_absent(facts: Facts) -> Told:
 
 
 def _absent_flag(facts: Facts) -> Said:
-    """Return the finding about a config without the flag, a note where all loaders agree all the same."""
+    """Return the finding about a config without the flag. If all loaders agree, it is a note."""
     default, kind = facts.claims.tied, facts.config.get("model_type")
     family = short(kind) if isinstance(kind, str) else "an unknown family"
     meant = "whose default is not known here" if default is None else f"whose class takes {said(default)}"
@@ -112,7 +112,7 @@ def levels_disagree(facts: Facts) -> Told:
 
 
 def _severity_of_levels(facts: Facts) -> Severity:
-    """Return how bad it is that levels disagree, by the class itself and then by the other loaders."""
+    """Return how bad it is that levels disagree, by the class and then by other loaders."""
     # where the class reads false, two stored tables are loaded as they are, whether or not they are equal
     loads_both = facts.claims.tied is False and facts.complete and facts.roles.output is not None
     is_class_right = facts.truth is not None and facts.truth is facts.claims.tied

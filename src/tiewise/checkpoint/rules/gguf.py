@@ -1,4 +1,4 @@
-"""Rules about GGUF files, whose two ends are compared with each other and with their source: B070 and B071."""
+"""Rules that compare the two ends of a GGUF file, and its source: B070 and B071."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gguf_ends(facts: GgufFacts) -> Told:
 
 
 def _other_shape(table: Stored, stored: Stored) -> Told:
-    """Report a table of a GGUF file whose shape is not that of the source's table `stored`."""
+    """Report a table of a GGUF file that has another shape than the source's table `stored`."""
     if len(stored.shape) != 2 or table.shape == stored.shape:
         return
     what = f"it stores {describe(table)}, and its source {describe(stored)}"
@@ -58,7 +58,7 @@ def _other_shape(table: Stored, stored: Stored) -> Told:
 
 
 def _dropped_head(source: Facts, stored: Stored) -> Told:
-    """Report that a file without a head lost the one of its source, whose input table is `stored`."""
+    """Report that a file lacks the head of its source, whose input table is `stored`."""
     head = source.roles.output
     if head is None or source.claims.t5_like:
         return

@@ -1,4 +1,4 @@
-"""Reader of GGUF files: metadata and tensor places from the header, without the tensors and without trust.
+"""Reader of the headers of untrusted GGUF files: their metadata and the places of their tensors.
 
     "GGUF" │ version u32 │ tensors u64 │ keys u64 │ keys: name, type, value │ tensors: name, axes, type, offset │ data
 
@@ -47,7 +47,7 @@ BY_NUMBER = {int(n): GgmlType(*entry) for n, entry in packaged_json("checkpoint/
 BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
 
 MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 50_000, 2**22  # far above every file known; MOST_TEXTS in all arrays
-MOST_NAME, MOST_AXES, KEPT_TEXT, MOST_PARTS = 1024, 4, 4096, 1000
+MOST_NAME, MOST_AXES, TEXT_BYTES, MOST_PARTS = 1024, 4, 4096, 1000
 TOKENS = "tokenizer.ggml.tokens"
 TABLE, HEAD = "token_embd.weight", "output.weight"
 
@@ -56,7 +56,7 @@ Value = int | float | bool | str
 
 @dataclass(frozen=True)
 class GgufFacts:
-    """One GGUF file, or all parts of a split one, and the checkpoint that it was made from."""
+    """One GGUF file, or all parts of a split one, and its source checkpoint."""
 
     path: Path  # the file (of a split: the one that was given)
     metadata: dict[str, Value] = field(default_factory=dict)  # text is cut after 4096 bytes, arrays are left out
@@ -85,7 +85,7 @@ class GgufFacts:
 
     @property
     def partial(self) -> bool:
-        """Return whether the file is no whole model: an adapter, a projector, or a vocabulary without tensors."""
+        """Return whether the file is no whole model: an adapter, a projector, or a vocabulary alone."""
         if self.metadata.get("general.type") in ("adapter", "mmproj", "imatrix"):
             return True
         return not self.tensors or self.metadata.get("general.architecture") == "clip"
@@ -102,7 +102,7 @@ class GgufFacts:
 
     @cached_property
     def equal(self) -> bool | None:
-        """Return whether `token_embd` and `output` hold the same bytes; None unless both are stored and may be read."""
+        """Return whether `token_embd` and `output` hold the same bytes. None unless both are stored and may be read."""
         if self.table is None or self.head is None or not self.scan:
             return None
         with doing("comparing the two tables", self.table.nbytes):
@@ -127,7 +127,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFacts:
 
 
 def _tensors_of_all(parts: Iterable[GgufFacts]) -> dict[str, Stored]:
-    """Return the tensors of all parts of a split model, after checking that no two parts share a name."""
+    """Return the tensors of all parts of a split model. No two parts may share a name."""
     tensors: dict[str, Stored] = {}
     for part in parts:
         for name, tensor in part.tensors.items():
@@ -328,8 +328,8 @@ class _Header:
         """Read the first bytes of a text and skip the rest."""
         length = self.u64(what)
         self.need(length, what)
-        beginning = self.take(min(length, KEPT_TEXT), what).decode("utf-8", "replace")
-        self.skip(max(0, length - KEPT_TEXT), what)
+        beginning = self.take(min(length, TEXT_BYTES), what).decode("utf-8", "replace")
+        self.skip(max(0, length - TEXT_BYTES), what)
         return beginning
 
     def scalar(self, form: str, what: str) -> int | float | bool:

@@ -1,4 +1,4 @@
-"""Signs that a model's class divides the rows of its head by their lengths, from its config and its code."""
+"""Signs in config and code that a class divides head rows by their lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NORMALISED_HEAD = re.compile(r"\w*Norm(alized|alised)?(LM|Output)?Head")
 
 
 def normalised_heads(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yield (place, sentence) for every sign that the class divides the rows of its head by their lengths."""
+    """Yield (place, sentence) for every sign that the class normalises the rows of its head."""
     for level, record in facts.levels.items():
         if record.get("norm_head") is True:
             what = "norm_head is true: the class divides the rows of the head by their lengths"
@@ -46,7 +46,7 @@ def _in_code(folder: Folder) -> Iterator[tuple[str, str]]:
 
 
 def _normalises(node: ast.ClassDef) -> bool:
-    """Return whether a class is a normalised head by its name, or passes a head's weight to `normalize`."""
+    """Return whether a class is a normalised head by name, or normalises a head's weight."""
     if _NORMALISED_HEAD.fullmatch(node.name):
         return True
     is_head = "head" in node.name.lower()

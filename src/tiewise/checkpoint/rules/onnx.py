@@ -1,4 +1,4 @@
-"""Rules about ONNX files, which may store a shared table twice or lack their head: B100 and B101."""
+"""Rules about the shared table and the head of ONNX files: B100 and B101."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def onnx_head(facts: OnnxFacts) -> Told:
 
 
 def _without_data(facts: OnnxFacts) -> dict[str, str]:
-    """Return the operator that takes each name without data, by that name; a head asked of the caller is one."""
+    """Return the operator that takes each name without data. A head that the caller must give has none."""
     heads_of_caller = {name for name in facts.inputs if "lm_head" in name}
     with_data = facts.filled.union(facts.makers, [""]) - heads_of_caller  # an empty name is an input left out
     lacking = dict[str, str]()

@@ -1,4 +1,4 @@
-"""Reader of ONNX files: the graph and the places of its tensors, without their numbers and without trust.
+"""Reader of untrusted ONNX files: the graph, and the places of its tensors.
 
 A model is a protocol buffer (onnx/onnx.proto): fields of a number, a kind and a value, messages among them. Its graph
 is field 7; it holds nodes (1), initialisers (5), inputs (11) and outputs (12), and nodes hold graphs. The reader skips
@@ -95,7 +95,7 @@ class OnnxFacts:
 
     @cached_property
     def table(self) -> Stored | None:
-        """Return the table [V, …] of tokens: the largest one of which an input other than positions picks rows.
+        """Return the table [V, …] of tokens: the largest that an input other than positions indexes.
 
         Ids may be some of the input's: a decoder that runs token by token often picks the last one first.
         """
@@ -110,7 +110,7 @@ class OnnxFacts:
 
     @cached_property
     def heads(self) -> tuple[Stored, ...]:
-        """Return the factors of products that have a row or column for every token, a shared table among them."""
+        """Return the factors of products that have a row or column for every token."""
         if self.table is None:
             return ()
         factors = list[str]()
@@ -123,7 +123,7 @@ class OnnxFacts:
 
     @cached_property
     def copies(self) -> tuple[Stored, ...]:
-        """Return other initialisers that hold the table's bytes, transposed or not; none if headers alone are read."""
+        """Return other initialisers that hold the table's bytes, transposed or not. Empty for headers alone."""
         table = self.table
         if table is None or not self.scan:
             return ()
@@ -132,7 +132,7 @@ class OnnxFacts:
 
 
 def read_onnx(path: str | os.PathLike[str]) -> OnnxFacts:
-    """Read and check the graph of an ONNX file; the files that it names must be there, and long enough."""
+    """Read and check the graph of an ONNX file. The files that it names must be there, and long enough."""
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         try:
             refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
@@ -172,7 +172,7 @@ class _Graph:
         return OnnxFacts(self.path, self.tensors, tuple(self.nodes), frozenset(self.filled), inputs, outputs)
 
     def read_graph(self, start: int, end: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Read nodes and initialisers of one graph; return the names of its inputs and of its outputs."""
+        """Read one graph, and return the names of its inputs and of its outputs."""
         graph = self.message(start, end)
         for span in graph[GRAPH_NODE]:
             self.nodes.append(self.node(*span))
@@ -202,7 +202,7 @@ class _Graph:
         return OnnxNode("".join(self.texts(fields[NODE_OPERATOR])), inputs, outputs)
 
     def read_initialiser(self, start: int, end: int) -> None:
-        """Note that a name has data, and the place of its bytes where they lie in a row."""
+        """Note that a name has data, and where its bytes are if in one piece."""
         fields = self.message(start, end)
         shape = self.shape(fields[TENSOR_AXES])
         dtype = self.dtype(fields[TENSOR_TYPE])

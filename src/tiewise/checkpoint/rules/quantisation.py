@@ -1,4 +1,4 @@
-"""Quantisations treat both ends of a tied pair alike, and describe what is stored: B050 to B054."""
+"""Quantisations of both ends, compared with each other and with the config: B050 to B054."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def lists_of(section: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def leaves(end: End, entries: list[str]) -> bool:
-    """Return whether a list of modules left alone names this end: by name, by a part above it, or within a pattern."""
+    """Return whether a list names this end, a part above it, or a pattern of it."""
     module = end.module or ""
     last = module.rpartition(".")[2]
     return any(last in entry or module.startswith(f"{entry}.") for entry in entries if entry)
@@ -103,7 +103,7 @@ def _needed_part(end: End) -> str:
 
 
 def _wrong_lm_head(flag: Any, head: End) -> Told:
-    """Report that `lm_head` of GPTQ, which says whether the head is quantised, is not what is stored."""
+    """Report that GPTQ's `lm_head` contradicts the stored head, of which it says whether it is quantised."""
     if not isinstance(flag, bool) or flag is head.quantised:
         return
     stored = "the checkpoint stores none: the head is the plain input table"
@@ -144,7 +144,7 @@ def left_alone(facts: Facts) -> Told:
 
 
 def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -> Told:
-    """Report a list that leaves one end of a tied pair alone, where the one table is stored quantised."""
+    """Report a list that leaves one end alone, where the shared table is stored quantised."""
     is_packed = end.quantised or (other.quantised and not end.parts)
     if is_packed and leaves(end, entries) and not leaves(other, entries):
         what = f"it leaves {short(end.module)} alone, and on a tied model that table is stored quantised"
@@ -152,7 +152,7 @@ def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -
 
 
 def _wrong_prefix(where: str, entries: list[str], module: str) -> Told:
-    """Report names in a list that end as the module of an end does, and are not it."""
+    """Report names in a list that end as an end's module does, and are not it."""
     last = module.rpartition(".")[2]
     for entry in entries:
         is_name = all(c.isalnum() or c in "._" for c in entry)  # and no pattern
@@ -170,7 +170,7 @@ def _method(section: Mapping[str, Any]) -> str:
 
 
 def _replaced_default(where: str, entries: list[str], method: str, head: End) -> Told:
-    """Report a list without the head that replaces the default list of a method, which has it."""
+    """Report a list without the head that replaces a method's default, which has it."""
     if method not in _REPLACES_DEFAULT or not entries or head.quantised or leaves(head, entries):
         return
     stored = "it is stored plain" if head.parts else "it is the input table"
@@ -213,7 +213,7 @@ def _scaled_head(head: End, weight: Stored, scales: list[str]) -> Told:
 
 
 def _missing_scale(facts: Facts, weight: Stored) -> Said:
-    """Return the finding about packed numbers without a scale, an error unless a plain cast to fp8 explains them."""
+    """Return the finding about packed numbers without a scale. A plain cast to fp8 needs none, and is a warning."""
     what = f"{describe(weight)} has no scale beside it, and loaders take its numbers as they stand"
     fix = "take the scale from the checkpoint's source"
     speaks_of_scales = quantisation(facts.config) or any(map(_SCALE.search, facts.folder.tensors))
@@ -245,7 +245,7 @@ def packed_otherwise(facts: Facts) -> Told:
 
 
 def _listed_as_plain(facts: Facts, end: End, other: End) -> Told:
-    """Report lists that leave a packed end alone, those aside that B051 reports of a tied pair."""
+    """Report lists that leave a packed end alone, except those that B051 reports."""
     module = end.module or ""
     for where, entries in _lists(facts).items():
         entry = next((entry for entry in entries if _is_pattern_of(entry, module)), None)
@@ -268,7 +268,7 @@ def _lists(facts: Facts) -> dict[str, list[str]]:
 
 
 def _is_pattern_of(entry: str, module: str) -> bool:
-    """Return whether an entry of a list surely names a module: as a name, its end or a part above it, or with stars.
+    """Return whether an entry of a list surely names a module. It may be its end, a part above it, or have stars.
 
     Of regular expressions, which are never run, those that mean a name behind anything are understood.
     """
@@ -284,7 +284,7 @@ def _is_pattern_of(entry: str, module: str) -> bool:
 
 
 def _wrong_width(facts: Facts, end: End) -> Told:
-    """Report bytes with scales whose rows are neither as wide as the model nor half as wide."""
+    """Report packed rows that are neither as wide as the model nor half as wide."""
     weight, hidden = _weight(end), facts.text.hidden_size
     if weight is None or weight.dtype != "U8" or len(weight.shape) != 2 or not hidden:
         return
@@ -361,7 +361,7 @@ def half_to_be_quantised(facts: Facts) -> Told:
 
 
 def _packs(section: Mapping[str, Any], end: End, kind: str) -> bool:
-    """Return whether a quantisation packs an end, a module of class `kind`; if nothing names an end, it does not."""
+    """Return whether a quantisation packs an end, a module of class `kind`. If nothing names the end, it does not."""
     if any(leaves(end, entries) for entries in lists_of(section).values()):
         return False
     settings = next(_settings_of(section, end), None)

@@ -1,4 +1,4 @@
-"""A rule: one thing that can be wrong with a checkpoint, what it finds, and the words that findings share.
+"""Rules: their registry, their results, and the words that findings share.
 
     @rule("B042", "info", "the number of rows divides by 64")
     def not_divisible(facts):
@@ -59,7 +59,7 @@ class Finding:
 
 
 class Said(NamedTuple):
-    """One result of a rule; a plain tuple of the first three or four fields will do."""
+    """One result of a rule. A plain tuple of the first three or four fields will do."""
 
     where: str
     evidence: str
@@ -112,7 +112,7 @@ def rule(
     kind: Kind = "folder",
     reads: str = "",
 ) -> Callable[[Callable[[FactsOfKind], Told]], Callable[[FactsOfKind], Told]]:
-    """Register a function over facts as a rule; `reads` is by default what `scans` and `deep` say."""
+    """Register a function over facts as a rule. `reads` follows from `scans` and `deep` by default."""
     usual = HEADERS
     if scans:
         usual = BOTH_TABLES
@@ -238,7 +238,7 @@ def copies(facts: Facts, of: Roles) -> Told:
 
 
 def dotted(level: str, key: str = FLAG) -> str:
-    """Return the path of a key, by default the flag's, at a level of the config; the level comes from the file."""
+    """Return the path of a key at a level of the config. The level comes from the file."""
     return f"{short(level)}.{key}" if level else key
 
 
@@ -248,7 +248,7 @@ def said(flag: bool | None) -> str:
 
 
 def value_text(value: object) -> str:
-    """Return a value of a config as text of bounded length; a container by its type alone."""
+    """Return a value of a config as text of bounded length. A container gives its type alone."""
     if value is None or isinstance(value, bool | int | float | str):
         return short(repr(value))
     return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Tables and biases have the rows that ids, config and classes give them: B017, B030, B033, B035."""
+"""Tables and biases have the rows that ids and config need: B017, B030, B033, B035."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def other_tables(facts: Facts) -> Told:
 
 
 def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Told:
-    """Report a table with other rows than the config gives it; `grow` is the command that adds rows."""
+    """Report a table with other rows than the config gives it. `grow` is the command that adds rows."""
     table, rows = other.tensor, rows_said(other, facts.config)
     if rows is None or rows == table.rows:
         return
@@ -56,7 +56,7 @@ def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Told:
 
 
 def _rows_of_main(facts: Facts, other: IndexedTensor, main: Stored, grow: str) -> Told:
-    """Report a table by id that has other rows than the input table `main`; `grow` is the command that adds rows."""
+    """Report a table by id that has other rows than the input table `main`. `grow` is the command that adds rows."""
     table, is_per_layer = other.tensor, other.role == PER_LAYER
     what = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
     if table.rows < main.rows:
@@ -219,7 +219,7 @@ def _missing_biases(facts: Facts, biases: Collection[str]) -> Told:
 
 
 def _all_biases(facts: Facts, biases: dict[str, Stored]) -> Iterator[Stored]:
-    """Yield the head's biases, those of a shape that the class refuses, and vectors under a name of such a bias."""
+    """Yield the head's biases, and all tensors that are such a bias by name or class."""
     tensors, output = facts.folder.tensors, facts.roles.output_name
     every = biases | {name: tensors[name] for name in facts.misfits}
     endings = set(usual().biases)
@@ -233,7 +233,7 @@ def _all_biases(facts: Facts, biases: dict[str, Stored]) -> Iterator[Stored]:
 
 
 def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Told:
-    """Report a bias of a wrong length or shape, or of a tied head; `rows` are the right lengths."""
+    """Report a bias of a wrong length or shape, or of a tied head. `rows` are the right lengths."""
     where = short(bias.name)
     expected = facts.misfits.get(bias.name)  # the shape in its class, where that is another one
     if rows and bias.shape[-1] not in rows:

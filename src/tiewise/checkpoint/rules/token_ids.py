@@ -1,4 +1,4 @@
-"""Ids of the tokenizer and of the config have rows, and rows without an id are padding: B031, B032, B034."""
+"""Ids of tokenizer and config have rows; other rows are padding: B031, B032, B034."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
 
 
 def _room(facts: Facts) -> int | None:
-    """Return the number of ids that have a row, in the input table or the extra table of Idefics.
+    """Return the number of ids that have a row. Idefics has some in an extra table.
 
     None where the rows of the input table are not counted.
     """
@@ -105,7 +105,7 @@ def padding(facts: Facts) -> Told:
 
 
 def _rows_with_token(tokenizer: Tokenizer, rows: int) -> NDArray[np.bool_]:
-    """Return for each row of a table whether a token has it; without a vocabulary proper, all up to the last token."""
+    """Return for each row of a table whether a token has it. Without a vocabulary, all up to the last do."""
     has_token = np.zeros(rows, bool)
     if not tokenizer.base:
         has_token[: tokenizer.max_id + 1] = True
@@ -120,12 +120,12 @@ FEWEST_USED = 20  # rows whose lengths say how long a row can be
 
 
 def _fence(lengths: NDArray[np.float64]) -> float:
-    """Return a length above which a row is none of these: two spans from median to longest beyond the longest."""
+    """Return a length above which a row is none of these. It is two spans from median to longest beyond the longest."""
     return float(3 * lengths.max() - 2 * np.median(lengths))
 
 
 def _strong_padding(facts: Facts, spare: NDArray[np.int64], used: NDArray[np.int64], last_id: int) -> Told:
-    """Report padding rows of the head that are far longer than every used row, and biases that are larger."""
+    """Report padding rows of the head that outweigh every used row, by length or by bias."""
     roles = facts.roles
     if roles.headless or not len(used):
         return
@@ -211,7 +211,7 @@ def special_ids_outside(facts: Facts) -> Told:
 
 
 def _outside_findings(facts: Facts, level: str, name: str, outside: list[Any], room: int) -> Told:
-    """Report the ids under one key that no row has, as an error where they are placeholders that a class looks up."""
+    """Report the ids under one key that no row has. A placeholder that the class looks up is an error."""
     key = dotted(level, short(name))
     listed = ", ".join(f"{number:,}" if is_id(number) else value_text(number) for number in outside[:4])
     if len(outside) > 4:
@@ -241,7 +241,7 @@ def _names_tokens(name: object) -> bool:
 
 
 def _outside(name: str, value: Any, room: int, strict: bool) -> list[Any]:
-    """Return those ids of a config's value that none of `room` rows has; if `strict`, also what is no id."""
+    """Return those ids of a config's value that none of `room` rows has. If `strict`, also what is no id."""
     if strict:
         listed = value if isinstance(value, list) else [value]
         return [item for item in listed if _is_refused(item, room)]

@@ -1,4 +1,4 @@
-"""Tables stored at both ends, compared with what the config says of tying: B010 to B016, B018, B019, B090."""
+"""Stored tables, compared with the config's flag: B010 to B016, B018, B019, B090."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def no_input(facts: Facts) -> Told:
 
 
 def _misnamed(table: Stored, name: str) -> str:
-    """Return the evidence that a table is stored under another name than the one from which its class loads it."""
+    """Return the evidence that a table has a name that its class does not load."""
     return f"{short(table.name)} is not a name that its class is loaded from, which looks for {name}"
 
 
 def _misnamed_input(facts: Facts, table: Stored) -> Said:
-    """Return the finding about the only input table, which is stored under a name that its class does not load."""
+    """Return the finding about an only input table that its class does not load."""
     roles = facts.roles
     name = roles.unread[table.name]
     is_random = facts.tied is not True or roles.read_output is None

@@ -105,7 +105,7 @@ def _padding_ids(facts: Facts) -> frozenset[int]:
 
 
 def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: bool) -> Told:
-    """Report rows that are not finite, and rows of tokens in use that are zero or equal to one another."""
+    """Report rows that are not finite, and rows in use that are zero or equal."""
     where, again = short(table.name), "initialise these rows again, or take them from the source"
     if scan.not_finite:
         yield where, f"{where}: {_rows(scan.not_finite)} hold NaN or infinity", again
@@ -131,7 +131,7 @@ def _equal_rows(where: str, scan: RowScan, used: Set[int]) -> Told:
 
 
 def _rows_of_other_length(table: Stored, scan: RowScan, used: Set[int], named: frozenset[int]) -> Told:
-    """Report rows of tokens in use that are near zero or far longer than the median; the template names `named`."""
+    """Report rows in use that are near zero or far longer than the median. The chat template names `named`."""
     where, lengths = short(table.name), scan.lengths
     far, median = outlying(lengths, used)
     least = median * FP32_ROUNDING
@@ -159,7 +159,7 @@ def _named_by_template(folder: Folder, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _chat_templates(folder: Folder) -> Iterator[str]:
-    """Yield every chat template that a file of the folder holds; B001 reports files that cannot be read."""
+    """Yield every chat template of the folder. B001 reports files that cannot be read."""
     if folder.has("chat_template.jinja"):
         with suppress(CheckpointError):
             yield read_whole(inside(folder.path, "chat_template.jinja"), MOST_TEMPLATE).decode("utf-8", "replace")
@@ -173,9 +173,10 @@ def _chat_templates(folder: Folder) -> Iterator[str]:
             yield from items_of(str, [record.get("template") for record in records])
 
 
-def _rows(found: Sequence[int]) -> str:
+def _rows(numbers_of_rows: Sequence[int]) -> str:
     """Return how many rows there are, and the first of them."""
-    return f"{len(found):,} rows ({numbers(found[:8], len(found))})"
+    count = len(numbers_of_rows)
+    return f"{count:,} rows ({numbers(numbers_of_rows[:8], count)})"
 
 
 @rule(
