@@ -17,8 +17,8 @@ from torch import nn
 
 import tiewise
 from tiewise.boundary.locate import locate
-from tiewise.boundary.sharing.layout import find_stacks
 from tiewise.boundary.sharing.share import share_layers
+from tiewise.boundary.sharing.stacks import find_stacks
 from tiewise.boundary.undisturbed import kept_generators, undisturbed
 from tiewise.core.errors import InstallError, SpecError, TiewiseError
 from tiewise.inspection.running.loaded import open_model

@@ -14,8 +14,8 @@ from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, V, build, sizes,
 
 import tiewise.hf
 from tiewise import install
-from tiewise.boundary.sharing.layout import find_stacks
 from tiewise.boundary.sharing.share import share_layers
+from tiewise.boundary.sharing.stacks import find_stacks
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.inspection.running.loaded import open_model

@@ -27,7 +27,8 @@ from transformers.pytorch_utils import Conv1D
 from tiewise.boundary.declare_tying import own_config
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.saved import ENTRIES, Entry, declare_family, forget, swapped
-from tiewise.boundary.sharing.layout import ENTRY, Layout, find_stacks, groups_of, make_layout
+from tiewise.boundary.sharing.layout import ENTRY, Layout, groups_of, make_layout
+from tiewise.boundary.sharing.stacks import find_stacks
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 
@@ -64,30 +65,36 @@ class Shared:
 
     @torch.no_grad()
     def separate(self) -> None:
-        """Give every layer parameters of its own with the values that it has now, and the model its own type."""
+        """Give every layer separate parameters with the values that it has now, and the model its own type."""
         layout = self.layout
         if layout is None:
             return
         for stack, shared in layout.stacks.items():
             layers = _layers(self.model, stack, shared)
             for name, sources in shared.items():
-                path, _, leaf = name.rpartition(".")
-                for first, *others in groups_of(sources):
-                    for layer in (first, *others):
-                        owner = layers[layer].get_submodule(path)
-                        old = getattr(owner, leaf)
-                        own = old.clone()
-                        if is_relaxed(owner):
-                            difference = owner.delta_out @ owner.delta_in
-                            own += difference.T if isinstance(owner, Conv1D) else difference
-                            del owner.delta_in, owner.delta_out
-                            owner.__class__ = owner.plain_class
-                        elif layer == first:
-                            continue  # it keeps the parameter
-                        setattr(owner, leaf, nn.Parameter(own, requires_grad=old.requires_grad))
+                for group in groups_of(sources):
+                    _separate(name, [layers[layer] for layer in group])
             del layers._tied_weights_keys
         forget(self.model, ENTRY)
         _refresh_keys(self.model, Journal())
+
+
+def _separate(name: str, layers: list[nn.Module]) -> None:
+    """Give the layers of one group a separate parameter each; the first keeps the shared one if it is plain."""
+    path, _, leaf = name.rpartition(".")
+    for place, layer in enumerate(layers):
+        owner: Any = layer.get_submodule(path)
+        shared = getattr(owner, leaf)
+        keeps_shared = place == 0 and not is_relaxed(owner)
+        if keeps_shared:
+            continue
+        values = shared.clone()
+        if is_relaxed(owner):
+            difference = owner.delta_out @ owner.delta_in
+            values += difference.T if isinstance(owner, Conv1D) else difference
+            del owner.delta_in, owner.delta_out
+            owner.__class__ = owner.plain_class
+        setattr(owner, leaf, nn.Parameter(values, requires_grad=shared.requires_grad))
 
 
 def share_layers(model: Any, spec: SharingSpec | str | None = None, *, values: str | None = None) -> Shared:
@@ -111,15 +118,16 @@ def share_layers(model: Any, spec: SharingSpec | str | None = None, *, values: s
         raise SpecError(f"unknown values {values!r}", f"choose one of {', '.join(VALUES)}")
     shared = Shared(model)
     old = shared.spec
-    wanted = old if spec is None else SharingSpec.parse(spec)
-    if wanted == old:
+    new = old if spec is None else SharingSpec.parse(spec)
+    if new == old:
         return shared
-    layout = None if wanted.kind == "none" else make_layout(find_stacks(model), wanted)
+    layout = None if new.kind == "none" else make_layout(find_stacks(model), new)
     shared.separate()
     if layout is not None:
+        default = "mean" if new.rank else "first"
         journal = Journal()
         try:
-            _apply(model, layout, journal, values or ("mean" if wanted.rank else "first"))
+            _apply(model, layout, journal, values or default)
             config = own_config(model, journal)
             journal.set(config, ENTRY, layout.record())
             declare_family(model, config, journal)
@@ -142,52 +150,85 @@ ENTRIES[ENTRY] = Entry(build_shared)
 
 
 def _refresh_keys(model: Any, journal: Journal) -> None:
+    """Have transformers know the tied keys of now."""
     journal.set(model, "all_tied_weights_keys", model.get_expanded_tied_weights_keys(all_submodels=True))
 
 
 @torch.no_grad()
 def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> None:
     """Share as a layout says; `values` None while a checkpoint is being loaded, which brings the values."""
-    rank = layout.spec.rank
     for stack, shared in layout.stacks.items():
         layers = _layers(model, stack, shared)
         keys: dict[str, str] = {}
         for name, sources in shared.items():
-            path, _, leaf = name.rpartition(".")
             for group in groups_of(sources):
-                owners = [layers[layer].get_submodule(path) for layer in group]
-                if rank and not (leaf == "weight" and all(isinstance(each, nn.Linear | Conv1D) for each in owners)):
-                    raise InstallError(f"config.json: {ENTRY}: {name[:80]} is of no linear map", "save it again")
-                own = [getattr(owner, leaf) for owner in owners]
-                chosen = first = own[0]
-                if values == "mean":
-                    if not first.is_floating_point():
-                        raise InstallError(f"parameters of type {first.dtype} have no mean", 'choose values="first"')
-                    wide = torch.promote_types(first.dtype, torch.float32)
-                    mean = sum((one.to(wide) for one in own[1:]), first.to(wide)) / len(own)
-                    chosen = nn.Parameter(mean.to(first.dtype), requires_grad=first.requires_grad)
-                for owner, before in zip(owners, own, strict=True):
-                    journal.set(owner, leaf, chosen)
-                    if rank:
-                        _relax(owner, rank, None if values is None else before - chosen, journal)
+                _share(name, [layers[layer] for layer in group], layout.spec.rank, values, journal)
                 keys |= {f"{layer}.{name}": f"{group[0]}.{name}" for layer in group[1:]}
         journal.set(layers, "_tied_weights_keys", keys)
 
 
+def _share(name: str, layers: list[nn.Module], rank: int, values: str | None, journal: Journal) -> None:
+    """Have the layers of one group share a parameter; with a rank, each with a difference of its own."""
+    path, _, leaf = name.rpartition(".")
+    owners = [layer.get_submodule(path) for layer in layers]
+    is_linear = leaf == "weight" and all(isinstance(owner, nn.Linear | Conv1D) for owner in owners)
+    if rank and not is_linear:
+        raise InstallError(f"config.json: {ENTRY}: {name[:80]} is of no linear map", "save it again")
+    parameters = [getattr(owner, leaf) for owner in owners]
+    shared = _mean(parameters) if values == "mean" else parameters[0]
+    for owner, before in zip(owners, parameters, strict=True):
+        journal.set(owner, leaf, shared)
+        if rank:
+            _relax(owner, rank, None if values is None else before - shared, journal)
+
+
+def _mean(parameters: list[nn.Parameter]) -> nn.Parameter:
+    """Return the mean of parameters as a new one, summed in fp32 or wider. Raises InstallError for other numbers."""
+    first = parameters[0]
+    if not first.is_floating_point():
+        raise InstallError(f"parameters of type {first.dtype} have no mean", 'choose values="first"')
+    wide = torch.promote_types(first.dtype, torch.float32)
+    total = first.to(wide)
+    for parameter in parameters[1:]:
+        total = total + parameter.to(wide)
+    mean = total / len(parameters)
+    return nn.Parameter(mean.to(first.dtype), requires_grad=first.requires_grad)
+
+
 def _layers(model: nn.Module, stack: str, shared: dict[str, tuple[int, ...]]) -> Any:
-    """Return the list of layers that a layout calls `stack`, in the model that was saved or in a part of it."""
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    near = [name for name in lists if name.endswith(f".{stack}") or stack.endswith(f".{name}")]
-    layers = lists.get(stack if stack in lists or len(near) != 1 else near[0], ())
-    has = [{name for name, _ in layer.named_parameters(remove_duplicate=False)} for layer in layers]
-    fits = all(
-        len(sources) == len(has) and all(name in has[layer] for group in groups_of(sources) for layer in group)
-        for name, sources in shared.items()
-    )
-    if not (layers and fits):
+    """Return the list of layers that a layout calls `stack`, in the model that was saved or in a part of it.
+
+    Raises:
+        InstallError: the model has no such list, or its layers lack a parameter that the layout shares.
+    """
+    layers = _find_list(model, stack)
+    if layers is None or not _fit(layers, shared):
         what = f"{type(model).__name__}: its layers are not those of {stack!r} that its config says are shared"
         raise InstallError(what, "load it with the class it was saved from")
     return layers
+
+
+def _find_list(model: nn.Module, stack: str) -> nn.ModuleList | None:
+    """Return the list of this name, or the only one whose name ends like it; None without one."""
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    if stack in lists:
+        return lists[stack]
+    near = [name for name in lists if name.endswith(f".{stack}") or stack.endswith(f".{name}")]
+    return lists[near[0]] if len(near) == 1 else None
+
+
+def _fit(layers: nn.ModuleList, shared: dict[str, tuple[int, ...]]) -> bool:
+    """Whether layers have every parameter that they are said to share."""
+    if not len(layers):
+        return False
+    names_of = [{name for name, _ in layer.named_parameters(remove_duplicate=False)} for layer in layers]
+    for name, sources in shared.items():
+        if len(sources) != len(layers):
+            return False
+        for group in groups_of(sources):
+            if not all(name in names_of[layer] for layer in group):
+                return False
+    return True
 
 
 # differences of low rank
@@ -200,6 +241,7 @@ class _Relaxed:
     delta_out: Tensor
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return the output [..., out] of hidden states [..., in]."""
         shared: Tensor = super().forward(hidden)  # type: ignore[misc]
         return shared + F.linear(F.linear(hidden, self.delta_in), self.delta_out)
 
@@ -218,20 +260,21 @@ def _relax(module: Any, rank: int, difference: Tensor | None, journal: Journal) 
     `difference` is what its own weight was more than the shared one, in the weight's orientation; None while a
     checkpoint is being loaded, which brings the values.
     """
-    turned = isinstance(module, Conv1D)
-    weight = module.weight.T if turned else module.weight
+    is_transposed = isinstance(module, Conv1D)  # weight [in, out]
+    weight = module.weight.T if is_transposed else module.weight
     rank = min(rank, *weight.shape)
     delta_in, delta_out = weight.new_zeros(rank, weight.shape[1]), weight.new_zeros(weight.shape[0], rank)
     if difference is not None:
         wide = difference.to(torch.promote_types(difference.dtype, torch.float32))
-        left, size, right = torch.linalg.svd(wide.T if turned else wide, full_matrices=False)
+        left, size, right = torch.linalg.svd(wide.T if is_transposed else wide, full_matrices=False)
         delta_in.copy_(right[:rank])
         delta_out.copy_(left[:, :rank] * size[:rank])
     elif not weight.is_meta:
         nn.init.normal_(delta_in, std=weight.shape[1] ** -0.5)
     for name, value in (("delta_in", delta_in), ("delta_out", delta_out)):
         journal.set(module, name, nn.Parameter(value, requires_grad=module.weight.requires_grad))
-    journal.set(module, "__class__", swapped(module.__class__, RelaxedConv1D if turned else RelaxedLinear))
+    relaxed_class = RelaxedConv1D if is_transposed else RelaxedLinear
+    journal.set(module, "__class__", swapped(module.__class__, relaxed_class))
 
 
 def is_relaxed(module: nn.Module) -> bool:

@@ -1,0 +1,223 @@
+"""Stacks of layers in a model, and the part of a layer that each parameter belongs to: attention, ffn or neither.
+
+    (stack, layers), *_ = find_stacks(model).items()      # "bert.encoder.layer", of 12
+    layer, parts = layers[0]
+    parts["output.LayerNorm.weight"]                      # "ffn"
+
+A stack is an outermost list of modules that a forward pass on token ids runs. A module that mixes tokens is recognised
+by its name (attention, attn, mixer, …), as every family of transformers has it; all other matrices are ffn. Norms are
+placed by watching one forward pass. If layers begin with a norm, it goes with the matrices that read its output, or
+with neither part if both read it. Otherwise, and if no matrix reads it, it goes with the matrix that ran before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tiewise.boundary.saved import on_meta
+from tiewise.boundary.trial_runs import SEED, untraced
+from tiewise.core.errors import InstallError
+
+ATTENTION, FFN, NEITHER = "attention", "ffn", "own"  # parts of a layer
+_MIXES = re.compile(r"att(n|ention)|mixer|mamba|ssm", re.IGNORECASE)
+_ROWS, _LENGTH = 2, 5  # of the random ids
+_FIX = "sharing works on models that run on token ids"
+# by a stack's name its layers in order, each with the part of every parameter by the parameter's name
+Stacks = dict[str, list[tuple[nn.Module, dict[str, str]]]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """States that the first call of a module read and wrote; None without a tensor of numbers."""
+
+    read: Tensor | None
+    wrote: Tensor | None
+
+
+Calls = dict[str, Call]  # by the path of a module that holds parameters, in the order in which they ran
+
+
+def find_stacks(model: Any) -> Stacks:
+    """Find the stacks of a model and place every parameter of every layer, by running it on a few random ids.
+
+    Raises:
+        InstallError: the model is on the meta device, sharded, or has no list of layers that token ids run through.
+    """
+    kind = type(model).__name__
+    if on_meta(model):
+        raise InstallError(f"{kind} is on the meta device", "load its weights first")
+    if any(hasattr(value, "full_tensor") for value in model.parameters()):  # FSDP would undo it at the next forward
+        raise InstallError(f"{kind} is sharded", "share its layers before fully_shard")
+    lists = _outermost_lists(model)
+    calls = _record_calls(model, [layer for layers in lists.values() for layer in layers])
+    stacks: Stacks = {}
+    for name, layers in lists.items():
+        layer_calls = [calls[id(layer)] for layer in layers]
+        if all(layer_calls):
+            norm_first = _begins_with_norm(layers[-1], layer_calls[-1])
+            stacks[name] = [
+                (layer, place_parameters(name, layer, run, norm_first))
+                for layer, run in zip(layers, layer_calls, strict=True)
+            ]
+    if not stacks:
+        raise InstallError(f"{kind} has no list of layers that token ids run through", _FIX)
+    return stacks
+
+
+def _outermost_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
+    """Return the lists that are in no other list and whose modules all have a matrix, by name."""
+    lists: dict[str, nn.ModuleList] = {}
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList) or id(module) in inside:
+            continue
+        inside |= {id(part) for part in module.modules()}
+        if len(module) and all(map(_contains_matrix, module)):
+            lists[name] = module
+    return lists
+
+
+def _contains_matrix(layer: nn.Module) -> bool:
+    """Whether a layer has a parameter of two or more dimensions, at any depth."""
+    return any(value.ndim > 1 for value in layer.parameters())
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    """Whether a module has a parameter of two or more dimensions itself."""
+    return any(value.ndim > 1 for value in module.parameters(recurse=False))
+
+
+def _begins_with_norm(layer: nn.Module, calls: Calls) -> bool:
+    """Whether the first module of a layer that runs, tables apart, has no matrix."""
+    modules = map(layer.get_submodule, calls)
+    first = next(module for module in modules if not isinstance(module, nn.Embedding))
+    return not _is_matrix(first)
+
+
+# one forward pass
+
+
+def _record_calls(model: Any, layers: list[nn.Module]) -> dict[int, Calls]:
+    """Return the calls within every layer, by its id, in one forward pass on random ids that leaves no trace."""
+    kind = type(model).__name__
+    calls: dict[int, Calls] = {id(layer): {} for layer in layers}
+    batch = _random_batch(model)
+    with ExitStack() as hooks:
+        for layer in {id(layer): layer for layer in layers}.values():
+            for path, module in layer.named_modules():
+                if list(module.parameters(recurse=False)):
+                    hook = _recorder(path, calls[id(layer)])
+                    hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        try:
+            untraced(model, batch)
+        except Exception as error:  # a family that needs more than ids raises anything
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InstallError(f"{kind} does not run on token ids alone ({reason})", _FIX) from None
+    return calls
+
+
+def _recorder(path: str, calls: Calls) -> Callable[..., None]:
+    """Return a forward hook that records the first call of a module under its path."""
+
+    def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if path not in calls:
+            calls[path] = Call(_first_tensor((*args, *kwargs.values())), _first_tensor((output,)))
+
+    return record
+
+
+def _random_batch(model: Any) -> dict[str, Tensor]:
+    """Return a batch of random ids of the upper half of the vocabulary, where special tokens are rare."""
+    table = getattr(model.get_input_embeddings(), "weight", None)
+    if table is None:
+        raise InstallError(f"{type(model).__name__} has no table of tokens", _FIX)
+    generator = torch.Generator().manual_seed(SEED)
+    ids = torch.randint(len(table) // 2, len(table), (_ROWS, _LENGTH), generator=generator, device="cpu")
+    batch = {"input_ids": ids.to(table.device)}
+    if getattr(model.config, "is_encoder_decoder", False):
+        batch["decoder_input_ids"] = batch["input_ids"]
+    return batch
+
+
+def _first_tensor(values: tuple[Any, ...]) -> Tensor | None:
+    """Return the first tensor of numbers among a call's values, at any depth."""
+    for value in values:
+        candidate = _first_tensor(tuple(value)) if isinstance(value, tuple | list) else value
+        if isinstance(candidate, Tensor) and candidate.is_floating_point():
+            return candidate.detach()  # it stays alive, so that no other tensor gets its address
+    return None
+
+
+# the part of each parameter
+
+
+def place_parameters(stack: str, layer: nn.Module, calls: Calls, norm_first: bool) -> dict[str, str]:
+    """Return the part of every parameter of a layer, by the parameter's name."""
+    part_of = _parts_of_matrices(stack, layer)
+    norms = _Norms(part_of, calls, norm_first)
+    parts = {}
+    for name, _ in layer.named_parameters(remove_duplicate=False):
+        path = name.rpartition(".")[0]
+        if path in part_of:
+            parts[name] = part_of[path]
+        elif _MIXES.search(path.rpartition(".")[0]):
+            parts[name] = ATTENTION
+        else:
+            parts[name] = norms.part(path)
+    return parts
+
+
+def _parts_of_matrices(stack: str, layer: nn.Module) -> dict[str, str]:
+    """Return the part of every module with a matrix, by its path: attention if its name mixes tokens, else ffn."""
+    list_name = stack.rpartition(".")[2]
+    parts = {}
+    for path, module in layer.named_modules(remove_duplicate=False):
+        if path and _is_matrix(module):
+            parts[path] = ATTENTION if _MIXES.search(f"{list_name}.{path}") else FFN
+    return parts
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """Places the modules without a matrix by the calls of one layer."""
+
+    part_of: dict[str, str]  # of the modules with a matrix
+    calls: Calls
+    norm_first: bool  # whether layers begin with a norm
+
+    def part(self, path: str) -> str:
+        """Return the part of one norm; neither if it did not run, or no matrix ran."""
+        matrices = [matrix for matrix in self.calls if matrix in self.part_of]
+        if path not in self.calls or not path or not matrices:
+            return NEITHER
+        readers = self._readers(path, matrices)
+        if readers:
+            return readers.pop() if len(readers) == 1 else NEITHER
+        order = list(self.calls)
+        before = [matrix for matrix in matrices if order.index(matrix) < order.index(path)]
+        nearest = before[-1] if before else matrices[0]
+        return self.part_of[nearest]
+
+    def _readers(self, path: str, matrices: Iterable[str]) -> set[str]:
+        """Return the parts whose matrices read what a norm wrote; none if layers do not begin with a norm."""
+        output = self.calls[path].wrote
+        if not self.norm_first or output is None:
+            return set()
+        same_tensor, same_values = set(), set()
+        for matrix in matrices:
+            states = self.calls[matrix].read
+            if states is None or states.numel() != output.numel():
+                continue
+            if states.data_ptr() == output.data_ptr():
+                same_tensor.add(self.part_of[matrix])
+            if torch.equal(states.flatten(), output.flatten()):
+                same_values.add(self.part_of[matrix])
+        # two norms may give equal values, as new ones do; a cast gives another tensor
+        return same_tensor or same_values
