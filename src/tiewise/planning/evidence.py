@@ -1,4 +1,4 @@
-"""What the atlas found of tying: tied against untied decoders over a grid of sizes, and what that says of others.
+"""The atlas: tied against untied decoders over a grid of sizes, and what that says of other sizes.
 
     near({"width": 768, "layers": 12, "vocab": 50257})   the nearest of them, and whether all enclose these sizes
     expectation({"width": 64, …}, found=-0.02, seeds=3)  what their surface predicts there, and whether that was found
@@ -70,101 +70,142 @@ def rows() -> tuple[Row, ...]:
     text: below zero tying is better. `sign` is −1 or 1 where that is detected; `command` repeats it.
     """
     text = (pkgutil.get_data("tiewise", "planning/data/atlas.csv") or b"").decode()
-    found: dict[tuple[Any, ...], Row] = {}
-    for row in csv.DictReader(io.StringIO(text)):
-        sign = SIGNS.get((row["arm"], row["reference"]), 0)
-        others = {*re.findall(r"--(?:set )?'?([a-z_]+)", row["command"])} - FREE
-        if not sign or not row["error"] or others or row["text"] != TEXT or row["layers"] == "0":
+    at_place: dict[tuple[Any, ...], Row] = {}
+    for line in csv.DictReader(io.StringIO(text)):
+        if not _counts(line):
             continue
-        made: Row = {name: row[name] for name in ("study", "text", "command")}
-        made |= {name: int(row[name]) for name in (*SIZES, "seeds")} | {"sign": sign * int(row["sign"])}
-        low, value, high = sorted(sign * float(row[name]) for name in ("heldout_low", "heldout", "heldout_high"))
-        made |= {"difference": value, "low": low, "high": high, "error": float(row["error"])}
-        place = made["text"], *logs(made, SIZES)
-        if place not in found or found[place]["seeds"] < made["seeds"]:
-            found[place] = made
-    return tuple(found.values())
+        row = _tied_minus_untied(line)
+        place = row["text"], *logs(row, SIZES)
+        if place not in at_place or at_place[place]["seeds"] < row["seeds"]:
+            at_place[place] = row
+    return tuple(at_place.values())
+
+
+def _counts(line: Mapping[str, str]) -> bool:
+    """Return whether a line of the atlas compares tied and untied models that differ from others in sizes alone."""
+    settings = set(re.findall(r"--(?:set )?'?([a-z_]+)", line["command"]))
+    has_usual_settings = settings <= FREE and line["text"] == TEXT and line["layers"] != "0"
+    is_of_tying = (line["arm"], line["reference"]) in SIGNS
+    return is_of_tying and bool(line["error"]) and has_usual_settings
+
+
+def _tied_minus_untied(line: Mapping[str, str]) -> Row:
+    """Return a line of the atlas as a row, its difference as tied − untied."""
+    sign = SIGNS[line["arm"], line["reference"]]
+    low, value, high = sorted(sign * float(line[name]) for name in ("heldout_low", "heldout", "heldout_high"))
+    row: Row = {name: line[name] for name in ("study", "text", "command")}
+    row |= {name: int(line[name]) for name in (*SIZES, "seeds")}
+    row |= {"sign": sign * int(line["sign"]), "difference": value, "low": low, "high": high}
+    row["error"] = float(line["error"])
+    return row
 
 
 def logs(sizes: Mapping[str, Any], names: Iterable[str]) -> tuple[float, ...]:
-    """Logarithms of the sizes that are named."""
+    """Return logarithms of the sizes that are named."""
     return tuple(math.log(sizes[name]) for name in names)
 
 
 def clipped(sizes: Mapping[str, float]) -> dict[str, float]:
-    """The nearest sizes between the smallest and the largest that were trained."""
-    every = {name: [row[name] for row in rows()] for name in sizes}
-    return {name: min(max(size, min(every[name])), max(every[name])) for name, size in sizes.items()}
+    """Return the nearest sizes between the smallest and the largest that were trained."""
+    nearest = {}
+    for name, size in sizes.items():
+        trained = [row[name] for row in rows()]
+        nearest[name] = min(max(size, min(trained)), max(trained))
+    return nearest
 
 
 def beyond(sizes: Mapping[str, float]) -> dict[str, float]:
-    """Sizes above or below all that were trained, each by its factor to the nearest."""
-    found = {name: sizes[name] / size for name, size in clipped(sizes).items()}
-    return {name: factor for name, factor in found.items() if abs(math.log(factor)) > SLACK}
+    """Return sizes above or below all that were trained, each by its factor to the nearest."""
+    factors = {name: sizes[name] / size for name, size in clipped(sizes).items()}
+    return {name: factor for name, factor in factors.items() if abs(math.log(factor)) > SLACK}
 
 
 def in_words(factors: Mapping[str, float]) -> str:
-    """A width 6 times the largest and a depth 0.5 times the smallest: what `beyond` found."""
-    what = {name: f"an {said}" if said[0] in "aeiou" else f"a {said}" for name, said in SIZES.items()}
-    said = [f"{what[name]} {x:.2g} times the {'largest' if x > 1 else 'smallest'}" for name, x in factors.items()]
-    return " and ".join(filter(None, (", ".join(said[:-1]), said[-1])))
+    """Return factors of `beyond` as: a width 6 times the largest and a depth 0.5 times the smallest."""
+    parts = []
+    for name, factor in factors.items():
+        noun = SIZES[name]
+        article = "an" if noun[0] in "aeiou" else "a"
+        end = "largest" if factor > 1 else "smallest"
+        parts.append(f"{article} {noun} {factor:.2g} times the {end}")
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def holds(sizes: Mapping[str, float]) -> bool:
-    """Whether what was trained encloses these sizes; a size that all of it shares must be that one."""
+    """Return whether trained models enclose these sizes; a size that all of them share must be that one."""
     axes = _varied(sizes)
     points = sorted({logs(row, axes) for row in rows()})
-    return not beyond(sizes) and (not axes or surface.enclosed(points, logs(clipped(sizes), axes)))
+    if beyond(sizes):
+        return False
+    return not axes or bool(surface.enclosed(points, logs(clipped(sizes), axes)))
 
 
 def _varied(names: Iterable[str]) -> list[str]:
-    """Those of the sizes in which settings of the atlas differ."""
+    """Return those of the sizes in which settings of the atlas differ."""
     return [name for name in names if len({row[name] for row in rows()}) > 1]
 
 
 def _measured() -> tuple[list[str], list[Any]]:
-    """Axes of the surface, and what it is fitted to: points [n, d], differences, standard errors and seeds, all [n]."""
+    """Return axes of the surface, and its data: points [n, d], differences, standard errors and seeds, all [n]."""
     axes, facts = _varied(SIZES), [[row["difference"], row["error"], row["seeds"]] for row in rows()]
     return axes, [np.array([logs(row, axes) for row in rows()]), *np.array(facts).T]
 
 
 def near(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
-    """The nearest settings as a plan's record has them, `within` the atlas if their `kind` is, too; None of nothing."""
+    """Return the nearest settings as a plan's record has them; None of an empty atlas.
+
+    They are `within` the atlas if it encloses the sizes and trained models of this `kind`.
+    """
     if not rows():
         return None
     goal = logs(sizes, sizes)
     place = min((logs(row, sizes) for row in rows()), key=lambda at: math.dist(at, goal))
-    found = sorted((row for row in rows() if logs(row, sizes) == place), key=lambda row: (row["tokens"], row["seen"]))
-    within, apart = kind == KIND and holds(sizes), beyond(sizes)
-    return {"kind": kind, "within": within, "beyond": apart, "distance": math.dist(place, goal), "rows": found}
+    at_place = [row for row in rows() if logs(row, sizes) == place]
+    return {
+        "kind": kind,
+        "within": kind == KIND and holds(sizes),
+        "beyond": beyond(sizes),
+        "distance": math.dist(place, goal),
+        "rows": sorted(at_place, key=lambda row: (row["tokens"], row["seen"])),
+    }
 
 
 def expectation(sizes: Mapping[str, float], found: float, seeds: int, other: str = "") -> Expectation:
-    """Hold a difference over so many seeds against the atlas; `other` says what no row of it has, if anything.
+    """Compare a difference over so many seeds with the atlas.
 
-    The interval is that in which a figure of so many seeds is predicted to lie with 95 % probability. A figure inside
-    it is as expected only if the interval is narrower than ± `NARROW`: a wider one would hold nearly anything.
+    `other` names what no row of the atlas has, if anything. The interval is that in which a figure of so many seeds is
+    predicted to lie with 95 % probability. A figure inside it is as expected only if the interval is narrower than
+    ± `NARROW`: a wider one would hold nearly anything.
     """
     unknown = Expectation(UNKNOWN, found, math.nan, math.nan, math.nan)
     if other:
         return replace(unknown, why=f"nothing in the atlas was trained with {other}")
-    if factors := beyond(sizes):
+    factors = beyond(sizes)
+    if factors:
         return replace(unknown, why=f"this run has {in_words(factors)} of the atlas")
-    axes, measured = _measured()
-    made, known = surface.fit(*measured), score()
-    if made is None or known is None or not holds(sizes):
+    axes, data = _measured()
+    fitted, scores = surface.fit(*data), score()
+    if fitted is None or scores is None or not holds(sizes):
         return replace(unknown, why="the settings of the atlas do not enclose this run’s")
-    e = made.at(logs(clipped(sizes), axes), seeds)
-    inside, half = e.low <= found <= e.high, e.high - e.value
-    if inside and half >= NARROW:
-        wide = f"its prediction there is {signed(e.value, 2)} ± {plain(half, 2)} nats per token"
+    predicted = fitted.at(logs(clipped(sizes), axes), seeds)
+    is_inside, half = predicted.low <= found <= predicted.high, predicted.high - predicted.value
+    if is_inside and half >= NARROW:
+        wide = f"its prediction there is {signed(predicted.value, 2)} ± {plain(half, 2)} nats per token"
         return replace(unknown, why=f"{wide}, and only one narrower than ± {NARROW} could agree")
-    verdict = EXPECTED if inside else SURPRISE
-    return Expectation(verdict, found, e.value, e.low, e.high, settings=known.settings, held=known.held)
+    return Expectation(
+        EXPECTED if is_inside else SURPRISE,
+        found,
+        predicted.value,
+        predicted.low,
+        predicted.high,
+        settings=scores.settings,
+        held=scores.held,
+    )
 
 
 def score() -> SurfaceScore | None:
-    """How well the surface predicts settings of the atlas that it was not shown; None of too few."""
-    measured = _measured()[1]
-    left_out = surface.leave_one_out(*measured)
-    return surface.scored(measured[1], left_out) if left_out else None
+    """Return how well the surface predicts settings that were left out; None of too few."""
+    _, data = _measured()
+    left_out = surface.leave_one_out(*data)
+    return surface.scored(data[1], left_out) if left_out else None

@@ -1,4 +1,4 @@
-"""The loss of a fresh model's first step, without torch: what a table's scale says before anything is trained.
+"""The loss of a fresh model's first step, without torch: it follows from the scale of its tables.
 
 Logits of independent rows N(0, σ²) against a hidden state of norm √D are N(0, τ²) with τ = σ√D. The expected nll of
 a random target is then E[log Σ_j exp(τ g_j)] (the target's own logit has mean zero): ln V + τ²/2 for small τ, about
@@ -96,12 +96,14 @@ class FirstStep:
         if row is None:
             return predicted_nll(self.vocab, tau, softcap=cap), None
         cosines = own_cosines(row)
-        own = cosines * tau * math.sqrt(row.width)  # logit of the token's own row, by position
-        own = own if cap is None else cap * np.tanh(own / cap)
-        if own.max() < math.log(self.vocab) - 8:  # a thousandth of the sum
+        logits = cosines * tau * math.sqrt(row.width)  # of the token's own row, by position
+        if cap is not None:
+            logits = cap * np.tanh(logits / cap)
+        if logits.max() < math.log(self.vocab) - 8:  # a thousandth of the sum
             return predicted_nll(self.vocab, tau, softcap=cap), float(cosines.mean())
         # positions are averaged in a few groups of equal size
-        groups = [float(group.mean()) for group in np.array_split(np.sort(own), min(4, len(own)))]
+        split = np.array_split(np.sort(logits), min(4, len(logits)))
+        groups = [float(group.mean()) for group in split]
         nlls = [predicted_nll(self.vocab, tau, self_logit=z, softcap=cap) - z / self.vocab for z in groups]
         return sum(nlls) / len(nlls), float(cosines.mean())
 
@@ -112,7 +114,8 @@ def sound_std(d: int) -> float:
     The body gets an input of the size that its norms expect to add to, and the loss starts within half a nat of ln V at
     both ends. Half and twice this scale end higher for every arm on the built-in text (the table in docs/compare.md).
     """
-    return d**-0.5
+    std: float = d**-0.5
+    return std
 
 
 def first_step(
@@ -143,11 +146,14 @@ def first_step(
 
 
 def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int) -> float:
-    """Expected nll of the first step of a boundary around `small_decoder`, its tables drawn as it draws them."""
+    """Return the expected nll of the first step of a boundary around `small_decoder`, its tables as it draws them."""
     std = spec.init or sound_std(d)
-    met = first_step(spec, vocab.outputs, d, std, small_decoder(d)).computed()[0]
-    share = vocab.read_and_predicted / vocab.inputs
-    return met if share == 1 else share * met + (1 - share) * first_step(spec, vocab.outputs, d, std).computed()[0]
+    with_own_row, _ = first_step(spec, vocab.outputs, d, std, small_decoder(d)).computed()
+    share = vocab.read_and_predicted / vocab.inputs  # of tokens that may be their own target
+    if share == 1:
+        return with_own_row
+    without_own_row, _ = first_step(spec, vocab.outputs, d, std).computed()
+    return share * with_own_row + (1 - share) * without_own_row
 
 
 def small_decoder(d: int) -> FreshBody:
@@ -181,35 +187,54 @@ def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None,
 
 @cache
 def own_cosines(row: OwnRow) -> Array:
-    """Cosine between the state before the head and the token's own row, by position [T]."""
-    body, positions = row.body, row.positions
-    k = np.eye(positions) * (row.row_std**2 + body.positions_std**2)
-    gain = row.std**2 * row.width  # variance of a projected entry of a normalised state
-    out = row.std**2 / (2 * body.layers if body.depth_scaled else 1)
-    activation = _covariance_map(ACTIVATIONS[body.activation], gain)
-    scale = body.attention_scale if body.attention_scale is not None else body.head_dim**-0.5
-    # of a score between independent states; normalised queries and keys have unit entries
-    score_variance = body.head_dim * scale**2 * (1.0 if body.normed_queries else gain**2)
-
-    def attention(k: Array) -> Array:
-        return added(gain * out * body.heads * body.head_dim * _averaged(_normalised(k), score_variance))
-
-    def ffn(k: Array) -> Array:
-        rho = _normalised(k)
-        return added(out * body.ffn * activation(rho) * (gain * rho if body.gated else 1.0))
-
-    def added(branch: Array) -> Array:
-        return body.residual_scale**2 * (_normalised(branch) if body.arrangement == "sandwich" else branch)
-
+    """Return the cosine between the state before the head and the token's own row, by position [T]."""
+    body, sublayers = row.body, _Sublayers(row)
+    k = np.eye(row.positions) * (row.row_std**2 + body.positions_std**2)
     for _ in range(body.layers):
-        after = k + attention(k)
-        k = after + ffn(k if body.arrangement == "parallel" else after)
-    return row.row_std / np.sqrt(np.diagonal(k))
+        after = k + sublayers.attention(k)
+        k = after + sublayers.ffn(k if body.arrangement == "parallel" else after)
+    cosines: Array = row.row_std / np.sqrt(np.diagonal(k))
+    return cosines
+
+
+class _Sublayers:
+    """What sublayers of a fresh body add to the covariance [T, T] of the stream."""
+
+    def __init__(self, row: OwnRow) -> None:
+        body = row.body
+        self.body = body
+        self.gain = row.std**2 * row.width  # variance of a projected entry of a normalised state
+        self.out = row.std**2 / (2 * body.layers if body.depth_scaled else 1)
+        self.activation = _covariance_map(ACTIVATIONS[body.activation], self.gain)
+        scale = body.attention_scale if body.attention_scale is not None else body.head_dim**-0.5
+        # of a score between independent states; normalised queries and keys have unit entries
+        self.score_variance = body.head_dim * scale**2 * (1.0 if body.normed_queries else self.gain**2)
+
+    def attention(self, k: Array) -> Array:
+        """Return the covariance that attention adds."""
+        body = self.body
+        averaged = _averaged(_normalised(k), self.score_variance)
+        return self._added(self.gain * self.out * body.heads * body.head_dim * averaged)
+
+    def ffn(self, k: Array) -> Array:
+        """Return the covariance that the feed-forward layer adds."""
+        rho = _normalised(k)
+        gate = self.gain * rho if self.body.gated else 1.0
+        return self._added(self.out * self.body.ffn * self.activation(rho) * gate)
+
+    def _added(self, branch: Array) -> Array:
+        """Return a branch's covariance as it is added to the stream."""
+        if self.body.arrangement == "sandwich":
+            branch = _normalised(branch)
+        added: Array = self.body.residual_scale**2 * branch
+        return added
 
 
 def _normalised(k: Array) -> Array:
+    """Return correlations [T, T] of a covariance."""
     root = np.sqrt(np.diagonal(k))
-    return k / np.outer(root, root)
+    correlations: Array = k / np.outer(root, root)
+    return correlations
 
 
 def _averaged(rho: Array, score_variance: float) -> Array:

@@ -58,12 +58,12 @@ class Experts:
 
 
 def experts_of(c: Config, count: str = "num_local_experts", width: str = "intermediate_size", **more: Any) -> Experts:
-    """Read them by these keys."""
+    """Read experts by these keys."""
     return Experts(c.size(count), c.size("num_experts_per_tok"), c.size(width), **more)
 
 
 def heads_of(c: Config, grouped: bool = True) -> Heads:
-    """Heads by the usual keys; a head's width defaults to D / heads."""
+    """Read heads by the usual keys; a head's width defaults to D / heads."""
     d, count = c.size("hidden_size"), c.size("num_attention_heads")
     if not grouped:
         return Heads.of(d, count)
@@ -71,10 +71,11 @@ def heads_of(c: Config, grouped: bool = True) -> Heads:
     return Heads.of(d, count, c.size("num_key_value_heads", count), width)
 
 
-Switch = bool | str  # whether, or the key of the config that says so
+Switch = bool | str  # on or off, or the key of the config that says so
 Reader = Callable[..., Architecture]
 NORMS = {"one": (0, 0, 1), "two": (1, 1, 0), "four": (2, 2, 0)}  # of attention, ffn, and what both read
-AS_LLAMA: Mapping[str, Any] = {}  # nothing besides what every fresh body has
+AS_LLAMA: Mapping[str, Any] = {}  # options of a fresh body: none
+ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
 
 def decoder(
@@ -104,16 +105,23 @@ def decoder(
 ) -> Architecture:
     """Read a decoder: without further arguments, a Llama that has no biases."""
     d, layers = c.size("hidden_size"), c.size("num_hidden_layers")
-    ffn, heads = c.size(ffn_width, 4 * d), heads or heads_of(c, grouped)
-    all_heads, one_head = (heads.count + heads.kv) * heads.width, norm(heads.width, kind, 2).parameters
-    over = {"none": 0, "one head": one_head, "all heads": all_heads, "sinks": heads.count}
-    of_queries = over[query_norms] * c.flag(normed_queries)
-    maps = maps or heads.maps(d, c.flag(bias), c.flag(bias if out_bias is None else out_bias), of_queries)
-    of_attention, of_ffn, of_both = ({"norms": norm(d, kind, n)} for n in NORMS[norms])
+    ffn = c.size(ffn_width, 4 * d)
+    heads = heads or heads_of(c, grouped)
+    all_heads = (heads.count + heads.kv) * heads.width
+    norms_of_queries = _query_norms(heads, kind, query_norms) * c.flag(normed_queries)
+    if maps is None:
+        has_out_bias = c.flag(bias if out_bias is None else out_bias)
+        maps = heads.maps(d, c.flag(bias), has_out_bias, norms_of_queries)
     plain = {"ffn": feed_forward(d, ffn, gated, c.flag(ffn_bias))}
-    ffns = [plain if experts is None or i in experts.dense else experts.counts(d) for i in range(layers)]
-    middle = experts.width * experts.chosen + experts.shared_width if experts else ffn
-    positions = c.size(positions) if isinstance(positions, str) else positions
+    ffns: list[Counts] = []
+    for index in range(layers):
+        if experts is None or index in experts.dense:
+            ffns.append(plain)
+        else:
+            ffns.append(experts.counts(d))
+    if isinstance(positions, str):
+        positions = c.size(positions)
+    of_attention, of_ffn, of_both = ({"norms": norm(d, kind, n)} for n in NORMS[norms])
     stack = AppliedLayers(
         "decoder",
         tuple(LayerCounts({"attention": maps, **of_attention}, {**each, **of_ffn}, of_both) for each in ffns),
@@ -124,20 +132,59 @@ def decoder(
         },
         heads,
         # inputs of products, of norms and activations
-        4 * d + 2 * all_heads + middle * (3 if gated else 2),
+        4 * d + 2 * all_heads + _middle_width(ffn, experts) * (3 if gated else 2),
     )
     table_width = table_width or d
     between = linear(table_width, d).times(2) if table_width != d else Count()
     ends = c.token_tables(table_width, maps=between, head_biases=int(head_bias))
-    found = Architecture(c.family, d, ends, (stack,))
-    keys = ("hidden_activation", "hidden_act", "activation_function", "activation")
-    if fresh is None or (activation := next(filter(None, map(c.text, keys)), "")) not in ACTIVATIONS:
-        return found
+    architecture = Architecture(c.family, d, ends, (stack,))
+    if fresh is None:  # nor are the keys of a fresh body read
+        return architecture
+    activation = _activation(c)
+    if activation not in ACTIVATIONS:
+        return architecture
     std = c.number("initializer_range", 0.02)
-    arrangement = "parallel" if c.flag(parallel) else "sandwich" if norms == "four" else "sequential"
-    body: dict[str, Any] = {"heads": heads.count, "head_dim": heads.width, "ffn": ffn, "layers": layers, "gated": gated}
-    body |= {"activation": activation, "arrangement": arrangement, "normed_queries": of_queries > 0, "std": std}
-    return replace(found, fresh=FreshBody(**{**body, "positions_std": std if positions else 0.0, **fresh}))
+    body: dict[str, Any] = {
+        "heads": heads.count,
+        "head_dim": heads.width,
+        "ffn": ffn,
+        "layers": layers,
+        "gated": gated,
+        "activation": activation,
+        "arrangement": _arrangement(c.flag(parallel), norms),
+        "normed_queries": norms_of_queries > 0,
+        "std": std,
+        "positions_std": std if positions else 0.0,
+    }
+    return replace(architecture, fresh=FreshBody(**{**body, **fresh}))
+
+
+def _query_norms(heads: Heads, kind: str, over: str) -> int:
+    """Return parameters of a norm of queries and one of keys over one head or all of them, or of sinks."""
+    parameters = {
+        "none": 0,
+        "one head": norm(heads.width, kind, 2).parameters,
+        "all heads": (heads.count + heads.kv) * heads.width,
+        "sinks": heads.count,
+    }
+    return parameters[over]
+
+
+def _middle_width(ffn: int, experts: Experts | None) -> int:
+    """Return the width of all ffns that one token uses in a layer."""
+    return ffn if experts is None else experts.width * experts.chosen + experts.shared_width
+
+
+def _activation(c: Config) -> str:
+    """Return the activation by its usual keys; "" where the config names none."""
+    return next((c.text(key) for key in ACTIVATION_KEYS if c.text(key)), "")
+
+
+def _arrangement(is_parallel: bool, norms: str) -> str:
+    """Return the arrangement of a layer's sublayers, as `FreshBody` names it."""
+    if is_parallel:
+        return "parallel"
+    return "sandwich" if norms == "four" else "sequential"
 
 
 llama = partial(decoder, bias="attention_bias", ffn_bias="mlp_bias")
@@ -243,11 +290,15 @@ def _granite(c: Config) -> Architecture:
 
 @reads("falcon")
 def _falcon(c: Config) -> Architecture:
-    heads, new, beside = heads_of(c, grouped=False), c.flag("new_decoder_architecture"), c.flag("parallel_attn")
-    kv_heads = c.size("num_kv_heads", heads.count) if new else 1 if c.flag("multi_query") else heads.count
-    two = not beside or c.size("num_ln_in_parallel_attn", 2 if new else 1) == 2
-    plain = partial(gpt, bias="bias", ffn_bias="bias", ffn_width="ffn_hidden_size", parallel=beside)
-    return plain(c, heads=replace(heads, kv=kv_heads), norms="two" if two else "one")
+    heads, is_new = heads_of(c, grouped=False), c.flag("new_decoder_architecture")
+    is_parallel = c.flag("parallel_attn")
+    if is_new:
+        kv_heads = c.size("num_kv_heads", heads.count)
+    else:
+        kv_heads = 1 if c.flag("multi_query") else heads.count
+    has_two_norms = not is_parallel or c.size("num_ln_in_parallel_attn", 2 if is_new else 1) == 2
+    plain = partial(gpt, bias="bias", ffn_bias="bias", ffn_width="ffn_hidden_size", parallel=is_parallel)
+    return plain(c, heads=replace(heads, kv=kv_heads), norms="two" if has_two_norms else "one")
 
 
 @reads("qwen_moe")
@@ -313,38 +364,52 @@ def _mamba(c: Config) -> Architecture:
 @reads("bert")
 def _bert(c: Config) -> Architecture:
     """Read post-norm encoders: BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT."""
-    d, count = c.size("hidden_size"), c.size("num_attention_heads")
-    ffn = c.size("hidden_dim" if c.family == "distilbert" else "intermediate_size")
-    types = 0 if c.family == "distilbert" else c.size("type_vocab_size")
-    width = c.size("embedding_size") if c.family in ("electra", "albert") else d
-    albert, pretraining = c.family == "albert", c.head == "pretraining"
-    inner = c.size("inner_group_num") if albert else 1  # layers of one group, applied together
-    heads, one = Heads.of(d, count), norm(d).times(inner)
-    attention, plain = heads.maps(d, True, True).times(inner), feed_forward(d, ffn, False, True).times(inner)
-    layer = LayerCounts({"attention": attention, "norms": one}, {"ffn": plain, "norms": one})
-    embeddings = {"positions": lookup(c.size("max_position_embeddings"), width), "embedding_norm": norm(width)}
-    stack = AppliedLayers(
-        "encoder",
-        (layer,) * c.size("num_hidden_layers"),
-        {**embeddings, "token_types": lookup(types, width)},
-        heads,
-        inner * (8 * d + 2 * ffn),
-        SharingSpec("all", c.size("num_hidden_groups")) if albert else SharingSpec(),
-    )
-    judges_pairs = pretraining and c.family in ("bert", "albert")  # two classes on the pooled state: NSP, SOP
+    d, stack = c.size("hidden_size"), _bert_layers(c)
+    width = _bert_table_width(c)
+    is_pretraining = c.head == "pretraining"
+    judges_pairs = is_pretraining and c.family in ("bert", "albert")  # two classes on the pooled state: NSP, SOP
     has_head = c.head == "lm" or judges_pairs
     pools = judges_pairs or (c.head == "none" and c.family in ("bert", "roberta", "albert"))
-    discriminator = (linear(d, d, True) + linear(d, 1, True)).times(pretraining and c.family == "electra")
+    discriminates = is_pretraining and c.family == "electra"
+    discriminator = linear(d, d, True) + linear(d, 1, True)
     around = {
         "pooler": linear(d, d, True).times(pools),
         "head_transform": (linear(d, width, True) + norm(width)).times(has_head),
-        "other": linear(d, 2, True).times(judges_pairs) + discriminator,
+        "other": linear(d, 2, True).times(judges_pairs) + discriminator.times(discriminates),
     }
-    maps = linear(width, d, bias=True) if width != d or albert else Count()  # ALBERT maps even where widths are equal
+    has_maps = width != d or c.family == "albert"  # ALBERT maps even where widths are equal
+    maps = linear(width, d, bias=True).times(has_maps)
     ends = c.token_tables(width, has_head, maps=maps, head_biases=int(has_head))
     if has_head and not ends.tied and c.family in ("bert", "roberta"):
         ends = replace(ends, head_biases=2)  # untied, the class keeps the bias twice
     return Architecture(c.family, d, ends, (stack,), around)
+
+
+def _bert_table_width(c: Config) -> int:
+    """Return the width of the token table."""
+    return c.size("embedding_size") if c.family in ("electra", "albert") else c.size("hidden_size")
+
+
+def _bert_layers(c: Config) -> AppliedLayers:
+    """Read the layers of a post-norm encoder, with its embeddings; those of ALBERT are groups of layers."""
+    d, count = c.size("hidden_size"), c.size("num_attention_heads")
+    ffn = c.size("hidden_dim" if c.family == "distilbert" else "intermediate_size")
+    types = 0 if c.family == "distilbert" else c.size("type_vocab_size")
+    width = _bert_table_width(c)
+    is_albert = c.family == "albert"
+    inner = c.size("inner_group_num") if is_albert else 1  # layers of one group, applied together
+    heads, norms = Heads.of(d, count), norm(d).times(inner)
+    attention = heads.maps(d, True, True).times(inner)
+    plain = feed_forward(d, ffn, gated=False, bias=True).times(inner)
+    layer = LayerCounts({"attention": attention, "norms": norms}, {"ffn": plain, "norms": norms})
+    embeddings = {
+        "positions": lookup(c.size("max_position_embeddings"), width),
+        "embedding_norm": norm(width),
+        "token_types": lookup(types, width),
+    }
+    layers = (layer,) * c.size("num_hidden_layers")
+    sharing = SharingSpec("all", c.size("num_hidden_groups")) if is_albert else SharingSpec()
+    return AppliedLayers("encoder", layers, embeddings, heads, inner * (8 * d + 2 * ffn), sharing)
 
 
 @reads("modernbert")

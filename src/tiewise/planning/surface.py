@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from tiewise.core.estimates import Estimate, critical
 from tiewise.core.found import plain
 
+Array = NDArray[np.float64]
 SPARE = 2  # degrees of freedom, at least
 
 
@@ -29,10 +30,10 @@ SPARE = 2  # degrees of freedom, at least
 class Surface:
     """A fitted surface over n settings with d axes."""
 
-    points: NDArray  # [n, d], logarithms
+    points: Array  # [n, d], logarithms
     products: tuple[tuple[int, int], ...]  # axes that interact
-    beta: NDArray  # [p]
-    covariance: NDArray  # [p, p] of beta
+    beta: Array  # [p]
+    covariance: Array  # [p, p] of beta
     between: float  # τ²
     within: float  # σ², of one seed
 
@@ -68,48 +69,65 @@ class SurfaceScore:
 
 
 def enclosed(points: ArrayLike, point: Sequence[float]) -> bool:
-    """Whether a point [d] lies within the hull of others [n, d]: is it a mean of them with weights?"""
+    """Return whether a point [d] is a weighted mean of others [n, d], so that their hull holds it."""
     rows = np.asarray(points, float)
-    system, wanted = np.vstack([rows.T, np.ones(len(rows))]), np.array([*point, 1.0])
-    return bool(scipy.optimize.linprog(np.zeros(len(rows)), A_eq=system, b_eq=wanted).success)
+    system, target = np.vstack([rows.T, np.ones(len(rows))]), np.array([*point, 1.0])
+    return bool(scipy.optimize.linprog(np.zeros(len(rows)), A_eq=system, b_eq=target).success)
 
 
-def _features(centred: NDArray, products: Sequence[tuple[int, int]]) -> NDArray:
+def _features(centred: Array, products: Sequence[tuple[int, int]]) -> Array:
     """[n, d] → [n, p]: a constant, the axes, and some of their products."""
     return np.column_stack([np.ones(len(centred)), centred, *(centred[:, i] * centred[:, j] for i, j in products)])
 
 
-def fit(points: NDArray, values: NDArray, errors: NDArray, seeds: NDArray) -> Surface | None:
+def fit(points: Array, values: Array, errors: Array, seeds: Array) -> Surface | None:
     """Fit settings `points` [n, d] (logarithms), their mean differences, standard errors and seeds, all [n].
 
-    None for settings too few to leave degrees of freedom, or that do not tell the axes apart.
+    None for settings too few to leave degrees of freedom, or that do not distinguish the axes.
     """
     n, d = points.shape
-    pairs = [*combinations(range(d), 2)] if n - (1 + d + d * (d - 1) // 2) >= max(SPARE, d) else []
-    x, products = _features(points - points.mean(0), []), list[tuple[int, int]]()
-    if n - x.shape[1] < SPARE or np.linalg.matrix_rank(x) < x.shape[1]:
+    products = _distinct_products(points)
+    x = _features(points - points.mean(0), products)
+    if n - (1 + d) < SPARE or np.linalg.matrix_rank(x) < x.shape[1]:
         return None
-    for pair in pairs:  # of two axes that vary with the others only, nothing tells the product
-        more = _features(points - points.mean(0), [*products, pair])
-        if np.linalg.matrix_rank(more) == more.shape[1]:
-            x, products = more, [*products, pair]
     within = float(np.sum(errors**2 * seeds * (seeds - 1)) / np.sum(seeds - 1))
 
-    def weighted(between: float) -> tuple[NDArray, NDArray, float]:
-        """(β, its covariance, the weighted square of what is left per degree of freedom)."""
+    def weighted(between: float) -> tuple[Array, Array, float]:
+        """Return (β, its covariance, the weighted square of the residuals per degree of freedom)."""
         weights = 1 / (within / seeds + between)
-        inverse = np.linalg.inv(x.T @ (weights[:, None] * x))
+        inverse: Array = np.linalg.inv(x.T @ (weights[:, None] * x)).astype(np.float64, copy=False)
         beta = inverse @ (x.T @ (weights * values))
         return beta, inverse, float(np.sum(weights * (values - x @ beta) ** 2)) / (n - x.shape[1])
 
     low, high = 1e-12 * max(within, 1e-12), 1e-12 + 4 * float(np.var(values)) * n
+    between = low
     if weighted(low)[2] > 1:  # settings differ by more than their seeds do
-        low = float(scipy.optimize.brentq(lambda t: weighted(t)[2] - 1, low, high)) if weighted(high)[2] < 1 else high
-    beta, inverse, left = weighted(low)
-    return Surface(points, tuple(products), beta, inverse * max(1.0, left), low, within)
+        between = high
+        if weighted(high)[2] < 1:
+            between = float(scipy.optimize.brentq(lambda t: weighted(t)[2] - 1, low, high))
+    beta, inverse, left = weighted(between)
+    return Surface(points, products, beta, inverse * max(1.0, left), between, within)
 
 
-def leave_one_out(points: NDArray, values: NDArray, errors: NDArray, seeds: NDArray) -> list[tuple[Estimate, bool]]:
+def _distinct_products(points: Array) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of axes whose product settings [n, d] distinguish from the other features.
+
+    Empty where the products would leave too few degrees of freedom.
+    """
+    n, d = points.shape
+    centred = points - points.mean(0)
+    products: list[tuple[int, int]] = []
+    spare = n - (1 + d + d * (d - 1) // 2)
+    if spare < max(SPARE, d):
+        return ()
+    for pair in combinations(range(d), 2):  # of two axes that vary with the others only, nothing tells the product
+        features = _features(centred, [*products, pair])
+        if np.linalg.matrix_rank(features) == features.shape[1]:
+            products.append(pair)
+    return tuple(products)
+
+
+def leave_one_out(points: Array, values: Array, errors: Array, seeds: Array) -> list[tuple[Estimate, bool]]:
     """Predict every setting from the others, as it was measured, with its seeds; and whether their hull holds it.
 
     Others stand elsewhere: what was measured at the same place is left out with it. Empty where they are too few.
@@ -123,7 +141,7 @@ def leave_one_out(points: NDArray, values: NDArray, errors: NDArray, seeds: NDAr
     return found if len(found) == len(points) else []
 
 
-def scored(values: NDArray, left_out: Sequence[tuple[Estimate, bool]]) -> SurfaceScore:
+def scored(values: Array, left_out: Sequence[tuple[Estimate, bool]]) -> SurfaceScore:
     """Score what `leave_one_out` predicted against the differences that were measured [n]."""
     held = np.array([one.low <= value <= one.high for (one, _), value in zip(left_out, values, strict=True)])
     within, even = np.array([inside for _, inside in left_out]), np.ones(len(values))
