@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -40,18 +40,19 @@ class Opened:
 
     @property
     def vocab(self) -> int:
-        """V: rows of the table that is looked up."""
+        """Return V, the rows of the table that is looked up."""
         return int(self.ends.source.weight.shape[0])
 
     @property
     def longest(self) -> int | None:
-        """Positions that the model has, where its config limits them."""
-        found = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return found if isinstance(found, int) and found > 0 else None
+        """Return how many positions the model has, where its config limits them."""
+        positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return positions if isinstance(positions, int) and positions > 0 else None
 
     def at_once(self, length: int) -> int:
-        """How many windows of a length are run at once: states and logits of a few thousand tokens are held."""
-        return max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // self.vocab) // length)
+        """Return how many windows of a length are run at once: states and logits of a few thousand tokens."""
+        tokens = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // self.vocab)
+        return max(1, tokens // length)
 
     def checked(self, windows: Ids) -> Tensor:
         """Return windows of ids [n, T] that the model can be run on.
@@ -104,9 +105,8 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
 def leaves_model(measure: Callable[Concatenate[Opened, P], R]) -> Callable[Concatenate[Opened, P], R]:
     """Decorate a measure of an opened model: afterwards model and random generators are as they were."""
 
-    @wraps(measure)
-    def measured(opened: Opened, *args: P.args, **kwargs: P.kwargs) -> R:
+    def measured(opened: Opened, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with undisturbed(opened.model):
             return measure(opened, *args, **kwargs)
 
-    return measured
+    return update_wrapper(measured, measure)

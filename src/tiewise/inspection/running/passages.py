@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from tiewise.boundary.undisturbed import undisturbed
 from tiewise.core.errors import DataError, progress
 from tiewise.core.estimates import Estimate, jackknife, ratio
 from tiewise.core.files import to_record
-from tiewise.inspection.running.loaded import open_model
+from tiewise.inspection.running.loaded import Opened, open_model
 from tiewise.training.data.tokenizer import make_tokenizer, plain_engine
 
 SHORTEST, LARGEST = 100, 400  # characters of a passage: a fortieth of the text, within these
@@ -39,20 +39,15 @@ def passages(texts: Iterable[str], most: int = MOST, read: int = READ) -> list[s
     Raises:
         DataError: they are too short for ten.
     """
-    held, total = list[str](), 0
+    taken: list[str] = []
+    total = 0
     for text in texts:
-        held.append(text)
+        taken.append(text)
         total += len(text)
         if total > read:
             break
-    size, found = max(SHORTEST, min(LARGEST, total // (4 * FEWEST))), list[str]()
-    for text in held:
-        start = 0
-        while len(text) - start >= size:
-            space = max(text.rfind(white, start + size // 2, start + size) for white in " \n")
-            stop = space if space > 0 else start + size
-            found.append(text[start:stop])
-            start = stop
+    size = max(SHORTEST, min(LARGEST, total // (4 * FEWEST)))
+    found = [passage for text in taken for passage in _cut(text, size)]
     if len(found) < FEWEST:
         what = f"{total:,} characters of text are too few to measure a loss on"
         raise DataError(what, f"give {2 * FEWEST * SHORTEST:,} or more")
@@ -60,9 +55,19 @@ def passages(texts: Iterable[str], most: int = MOST, read: int = READ) -> list[s
     return [found[number * len(found) // count] for number in range(count)]
 
 
+def _cut(text: str, size: int) -> Iterator[str]:
+    """Yield passages of at most `size` characters, cut at the last white space of their second half."""
+    start = 0
+    while len(text) - start >= size:
+        space = max(text.rfind(white, start + size // 2, start + size) for white in " \n")
+        stop = space if space > 0 else start + size
+        yield text[start:stop]
+        start = stop
+
+
 @torch.no_grad()
 def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
-    """Return −log p of each passage [n] by the model in a folder, with the tokenizer beside it.
+    """Return −log p of each passage [n] by the model in a folder, with its own tokenizer.
 
     Raises:
         CheckpointError, InstallError: as `open_model`.
@@ -71,12 +76,13 @@ def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
     opened, tokenizer = open_model(path), make_tokenizer(os.fspath(path))
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     length = min(LONGEST, opened.longest or LONGEST) - 1
-    windows, owners = list[list[int]](), list[int]()
+    windows: list[list[int]] = []
+    owners: list[int] = []  # of each window, the number of its passage
     encoded = plain_engine(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
     for number, encoding in enumerate(encoded):
-        cut = [[start, *encoding.ids[at : at + length]] for at in range(0, len(encoding.ids), length)]
-        windows += cut
-        owners += [number] * len(cut)
+        for at in range(0, len(encoding.ids), length):
+            windows.append([start, *encoding.ids[at : at + length]])
+            owners.append(number)
     largest = max(map(max, windows))
     if largest >= opened.vocab:
         what = f"the tokenizer in {opened.folder.path} names token {largest}, the table has {opened.vocab:,} rows"
@@ -84,33 +90,38 @@ def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
     costs, step = np.zeros(len(texts)), opened.at_once(max(map(len, windows)))
     for at in range(0, len(windows), step):
         group = windows[at : at + step]
-        # padded behind, where a causal model does not look
-        ids = torch.tensor([window + [start] * (max(map(len, group)) - len(window)) for window in group])
-        with undisturbed(opened.model):
-            logits = opened.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").double()
-        for owner, window, each in zip(owners[at : at + step], group, losses, strict=True):
-            costs[owner] += float(each[: len(window) - 1].sum())
+        for owner, cost in zip(owners[at : at + step], _window_nats(opened, group, start), strict=True):
+            costs[owner] += cost
         progress("measuring the loss", at + len(group), len(windows))
     return costs
 
 
+def _window_nats(opened: Opened, windows: Sequence[Sequence[int]], padding: int) -> list[float]:
+    """Return −log p of each window without its first token; windows are padded behind, where no causal model looks."""
+    longest = max(map(len, windows))
+    ids = torch.tensor([[*window, *[padding] * (longest - len(window))] for window in windows])
+    with undisturbed(opened.model):
+        logits = opened.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").double()
+    return [float(of_window[: len(window) - 1].sum()) for window, of_window in zip(windows, losses, strict=True)]
+
+
 @dataclass(frozen=True)
 class CostChange:
-    """What one model costs on passages, and another, in bits per byte."""
+    """Cost of passages by one model and by another, in bits per byte."""
 
     before: float
     after: float
     more: Estimate  # after − before, with its delete-one interval over passages
 
     def said(self) -> str:
-        """In a line."""
+        """Return it in a line."""
         interval = f"{self.more.value:+.4f}, 95 % interval {self.more.low:+.4f} to {self.more.high:+.4f}"
         return f"{self.before:.4f} → {self.after:.4f} bits per byte ({interval}, {self.more.rows} passages)"
 
 
 def cost_change(before: Nats, after: Nats, texts: Sequence[str]) -> CostChange:
-    """Compare what passages cost two models, in nats [n]."""
+    """Compare the costs of passages by two models, in nats [n]."""
     bits = math.log(2) * np.array([len(text.encode()) for text in texts])
 
     def per_byte(nats: Nats, units: Sequence[int]) -> float:
@@ -123,7 +134,7 @@ def cost_change(before: Nats, after: Nats, texts: Sequence[str]) -> CostChange:
 
 @dataclass(frozen=True)
 class Healed:
-    """What a rewrite had lost on held-out text, and what came back."""
+    """Loss of a rewrite on held-out text, and the share that came back."""
 
     model: str  # folder of the healed model
     lost: CostChange  # from the teacher to the model as it was given
@@ -131,11 +142,11 @@ class Healed:
     share: Estimate  # of the loss that came back, with its delete-one interval over passages
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return it as JSON takes it."""
         return to_record(self)
 
     def said(self) -> str:
-        """In a sentence."""
+        """Return it in a sentence."""
         figures = f"{self.lost.after:.4f} → {self.left.after:.4f} bits per byte, the teacher {self.lost.before:.4f}"
         if not self.lost.more.low > 0:
             return f"nothing measurable was lost: {figures} ({self.share.rows} held-out passages)"
@@ -145,11 +156,11 @@ class Healed:
 
 def healed(model: str | os.PathLike[str], before: str, teacher: str, texts: Sequence[str]) -> Healed:
     """Measure a healed model, what it was before, and its teacher. Raises as `passage_nats`."""
-    original, was, found = (passage_nats(path, texts) for path in (teacher, before, model))
+    original, was, now = (passage_nats(path, texts) for path in (teacher, before, model))
 
     def share(units: Sequence[int]) -> float:
-        its = list(units)
-        return ratio(float((was - found)[its].sum()), float((was - original)[its].sum()))
+        chosen = list(units)
+        return ratio(float((was - now)[chosen].sum()), float((was - original)[chosen].sum()))
 
-    lost, left = cost_change(original, was, texts), cost_change(original, found, texts)
+    lost, left = cost_change(original, was, texts), cost_change(original, now, texts)
     return Healed(os.fspath(model), lost, left, jackknife(share, range(len(texts))))

@@ -19,7 +19,7 @@ Layers are the same where they use the same Parameter objects in the same places
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,40 +48,41 @@ class AppliedStack:
     applications: tuple[LayerCall, ...]  # L in order, of a random batch; a repeated layer stands once for each
     causal: bool  # whether the logits of a position do not depend on what stands after it
     width: int  # D, of the residual stream
-    token: int  # an id without a special meaning: stands in the input where only shapes matter
+    token: int  # an id without a special meaning: the input where only shapes matter
 
     @torch.no_grad()
-    def calls(self, ids: Tensor, **given: Tensor) -> list[LayerCall]:
-        """Run ids [B, T]; the L applications, each ready to be called again.
+    def calls(self, ids: Tensor, **options: Tensor) -> list[LayerCall]:
+        """Run ids [B, T] and return the L applications, each ready to be called again.
 
-        `given` is what else the model's forward takes, as a mask. Where the family can, logits are computed for the
+        `options` is what else the model's forward takes, as a mask. Where the family can, logits are computed for the
         last position only.
         """
-        with _recorded({one.name: one.module for one in self.applications}) as calls:
-            _logits(self.opened.model, ids, logits_to_keep=1, **given)
+        with _recorded({layer.name: layer.module for layer in self.applications}) as calls:
+            _logits(self.opened.model, ids, logits_to_keep=1, **options)
         return calls
 
     def states(self, ids: Tensor) -> list[Tensor]:
-        """Residual stream of ids [B, T]: L + 1 tensors [B, T, D], before each application and after the last."""
+        """Return the residual stream of ids [B, T] before each application and after the last: L + 1 × [B, T, D]."""
         return states_of(self.calls(ids))
 
     def parts(self, count: int) -> Iterator[slice]:
-        """Slices of `count` positions whose logits are held at once."""
+        """Yield slices of `count` positions whose logits are in memory at once."""
         size = max(1, LOGITS // self.opened.vocab)
-        yield from (slice(i, min(i + size, count)) for i in range(0, count, size))
+        for start in range(0, count, size):
+            yield slice(start, min(start + size, count))
 
     def to_logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of the model if its last layer had written `hidden` [..., D]; differentiable in `hidden`."""
+        """Return the model's logits [..., V] if its last layer had written `hidden` [..., D]; differentiable in it."""
         flat = hidden.reshape(-1, 1, hidden.shape[-1])  # one position each: no limit on how many
         ids = torch.full((len(flat), 1), self.token, device=hidden.device)
-        with ExitStack() as held:
-            for layer in {id(one.module): one for one in self.applications}.values():
-                if own := vars(layer.module).get("forward"):
-                    held.callback(setattr, layer.module, "forward", own)
-                made = (flat, *([None] * (layer.returns - 1))) if layer.returns else flat
-                layer.module.forward = lambda *_, made=made, **__: made  # which computes nothing
-                held.callback(delattr, layer.module, "forward")
-            logits = _logits(self.opened.model, ids)
+        with ExitStack() as undo:
+            for layer in {id(call.module): call for call in self.applications}.values():
+                own_forward = vars(layer.module).get("forward")
+                if own_forward is not None:
+                    undo.callback(setattr, layer.module, "forward", own_forward)
+                layer.module.forward = layer.constant(flat)
+                undo.callback(delattr, layer.module, "forward")
+            logits: Tensor = _logits(self.opened.model, ids)
         return logits.reshape(*hidden.shape[:-1], -1)
 
 
@@ -97,51 +98,65 @@ def find_stack(opened: Opened) -> AppliedStack:
         raise UnsupportedError(f"{kind} has an encoder and a decoder, which read different texts", _FIX)
     ids = ordinary_ids(model, opened.vocab, (_ROWS, _LENGTH), torch.Generator().manual_seed(SEED))
     ids = ids.to(opened.ends.source.weight.device)
-    # every member of every list of modules, as they are called
-    listed = {
-        f"{name}.{i}" if name else str(i): member
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-        for i, member in enumerate(module)
-    }
     try:
-        with torch.no_grad(), _recorded(listed) as calls:
+        with torch.no_grad(), _recorded(_listed_modules(model)) as calls:
             logits = _logits(model, ids)
     except Exception as error:  # a family that wants more than ids raises anything
         raise UnsupportedError(f"{kind} does not run on token ids alone ({one_line(error)})", _FIX) from None
     if not logits.isfinite().all():
         raise UnsupportedError(f"{kind}: its logits are not all numbers", "`tiewise check --deep` names the rows")
     layers = _chain(kind, calls, (_ROWS, _LENGTH))
-    # causal, where another last token leaves all earlier logits where they are
+    width = layers[-1].wrote.shape[-1]
+    stack = AppliedStack(opened, tuple(layers), _is_causal(model, ids, logits), width, token=int(ids[0, 0]))
+    _require_same_logits(stack, logits)
+    return stack
+
+
+def _listed_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return every member of every list of modules, by its name."""
+    members: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList):
+            for place, member in enumerate(module):
+                members[f"{name}.{place}" if name else str(place)] = member
+    return members
+
+
+def _is_causal(model: Any, ids: Tensor, logits: Tensor) -> bool:
+    """Return True if another last token leaves the logits of all earlier positions of ids [B, T] where they are."""
     other = ids.clone()
     other[:, -1] = ids[:, 0]
     other[ids[:, 0] == ids[:, -1], -1] = ids.max()
     with torch.no_grad():
         moved = (_logits(model, other) - logits)[:, :-1].abs().max()
-    causal = bool(moved <= TOLERANCE * logits.abs().max())
-    stack = AppliedStack(opened, tuple(layers), causal, width=layers[-1].wrote.shape[-1], token=int(ids[0, 0]))
-    # what the last layer wrote gives the same logits again
+    return bool(moved <= TOLERANCE * logits.abs().max())
+
+
+def _require_same_logits(stack: AppliedStack, logits: Tensor) -> None:
+    """Refuse a model whose logits depend on more than what its last layer wrote on a random batch."""
+    kind = type(stack.opened.model).__name__
     try:
         with torch.no_grad():
-            again = stack.to_logits(layers[-1].wrote)
+            again = stack.to_logits(stack.applications[-1].wrote)
     except Exception as error:  # whatever a family's forward does without its layers
         raise UnsupportedError(f"{kind} does not run without its layers ({one_line(error)})", _FIX) from None
     if again.shape != logits.shape:
         raise UnsupportedError(f"{kind}: logits {list(logits.shape)} become {list(again.shape)} on other shapes", _FIX)
-    apart = float((again - logits).abs().max() / logits.abs().max().clamp_min(torch.finfo(logits.dtype).tiny))
-    if not apart <= TOLERANCE:
-        what = f"{kind}: logits depend on more than the last layer's output (relative difference {apart:.1e})"
+    largest = logits.abs().max().clamp_min(torch.finfo(logits.dtype).tiny)
+    difference = float((again - logits).abs().max() / largest)
+    if not difference <= TOLERANCE:
+        what = f"{kind}: logits depend on more than the last layer's output (relative difference {difference:.1e})"
         raise UnsupportedError(what, _FIX)
-    return stack
 
 
 def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
-    """Logits of a forward without a cache; `options` are given where the family's forward names them."""
-    known = inspect.signature(model.forward).parameters
-    given = {key: value for key, value in {"use_cache": False, **options}.items() if key in known}
+    """Return the logits of a forward without a cache; `options` are passed where the family's forward names them."""
+    parameters = inspect.signature(model.forward).parameters
+    options = {key: value for key, value in {"use_cache": False, **options}.items() if key in parameters}
     with undisturbed(model):
-        output = model(input_ids=ids, **given)
-    return computed(next(value for key, value in output.items() if "logits" in key))
+        output = model(input_ids=ids, **options)
+    logits: Tensor = computed(next(value for key, value in output.items() if "logits" in key))
+    return logits
 
 
 @dataclass(frozen=True)
@@ -163,17 +178,24 @@ class LayerCall:
         args, kwargs = dict(enumerate(self.args)), dict(self.kwargs)
         (args if isinstance(self.place, int) else kwargs)[self.place] = state.clone()  # type: ignore[index]
         output = self.module(*args.values(), **kwargs)
-        made: Tensor = output[0] if isinstance(output, tuple) else output
-        return made
+        wrote: Tensor = output[0] if isinstance(output, tuple) else output
+        return wrote
+
+    def constant(self, states: Tensor) -> Callable[..., Tensor | tuple[Tensor | None, ...]]:
+        """Return a forward that computes nothing and returns `states`, in a tuple where the module returns one."""
+        output: Tensor | tuple[Tensor | None, ...] = states
+        if self.returns:
+            output = (states, *([None] * (self.returns - 1)))
+        return lambda *args, **kwargs: output
 
 
 def states_of(calls: list[LayerCall]) -> list[Tensor]:
-    """Residual stream around a stack's applications: L + 1 tensors [B, T, D]."""
+    """Return the residual stream around a stack's applications: L + 1 tensors [B, T, D]."""
     return [calls[0].read, *(call.wrote for call in calls)]
 
 
 def relative(new: Tensor, old: Tensor) -> Tensor:
-    """Mean over tokens of ‖new − old‖ / ‖old‖: [B] of two states [B, T, D]; 0 where neither is anything."""
+    """Return the mean over tokens of ‖new − old‖ / ‖old‖ [B] of two states [B, T, D]; 0 where neither is anything."""
     size = torch.linalg.vector_norm(old, dim=-1)
     change = torch.linalg.vector_norm(new - old, dim=-1)
     return torch.where(change == 0, change, change / size).mean(-1)
@@ -182,47 +204,71 @@ def relative(new: Tensor, old: Tensor) -> Tensor:
 @contextmanager
 def _recorded(modules: Mapping[str, nn.Module]) -> Iterator[list[LayerCall]]:
     """Record the calls of some modules in the order in which they end."""
-    calls: list[LayerCall] = []
-    names = {id(module): name for name, module in modules.items()}
-    begun: list[tuple[int | str, Tensor] | None] = []
-
-    def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = (*enumerate(args), *kwargs.items())
-        read = ((place, x) for place, x in given if isinstance(x, Tensor) and x.is_floating_point())
-        begun.append(next(((place, x.detach().clone()) for place, x in read), None))
-
-    def end(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        found, returns = begun.pop(), len(output) if isinstance(output, tuple) else 0
-        wrote = output[0] if returns else output
-        if found is not None and isinstance(wrote, Tensor):
-            place, read = found
-            rest = tuple(None if i == place else x for i, x in enumerate(args))
-            named = {name: None if name == place else x for name, x in kwargs.items()}
-            name, wrote = names[id(module)], wrote.detach().clone()
-            calls.append(LayerCall(name, module, rest, named, place, read, wrote, returns, bool(begun)))
-
-    with ExitStack() as held:
+    recorder = _Recorder({id(module): name for name, module in modules.items()})
+    with ExitStack() as hooks:
         for module in {id(module): module for module in modules.values()}.values():
-            held.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
-            held.callback(module.register_forward_hook(end, with_kwargs=True).remove)
-        yield calls
+            hooks.callback(module.register_forward_pre_hook(recorder.begin, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(recorder.end, with_kwargs=True).remove)
+        yield recorder.calls
+
+
+class _Recorder:
+    """Hooks that record calls of modules; a call may be inside another one."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        """Take the modules' names by their identity."""
+        self.names = names
+        self.calls: list[LayerCall] = []
+        self._running: list[tuple[int | str, Tensor] | None] = []  # of each call that has not ended, what it read
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the first tensor of floats that a module is called with, and its place."""
+        places: list[int | str] = [*range(len(args)), *kwargs]
+        for place, value in zip(places, (*args, *kwargs.values()), strict=True):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                self._running.append((place, value.detach().clone()))
+                return
+        self._running.append(None)
+
+    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+        """Record a call that read and wrote tensors."""
+        noted = self._running.pop()
+        returns = len(output) if isinstance(output, tuple) else 0
+        wrote = output[0] if isinstance(output, tuple) and output else output
+        if noted is None or not isinstance(wrote, Tensor):
+            return
+        place, read = noted
+        # what it read is stored once, apart from the other arguments
+        call = LayerCall(
+            self.names[id(module)],
+            module,
+            args=tuple(None if i == place else value for i, value in enumerate(args)),
+            kwargs={name: None if name == place else value for name, value in kwargs.items()},
+            place=place,
+            read=read,
+            wrote=wrote.detach().clone(),
+            returns=returns,
+            inside=bool(self._running),
+        )
+        self.calls.append(call)
 
 
 def _chain(kind: str, calls: list[LayerCall], shape: tuple[int, int]) -> list[LayerCall]:
-    """Calls of the members `<list>.<index>` of one list that hand states [*shape, D] on."""
+    """Return the calls of the members `<list>.<index>` of one list that hand states [*shape, D] on."""
     lists: dict[str, list[LayerCall]] = {}
     for call in calls:
-        if not call.inside and call.read.shape == call.wrote.shape and call.read.shape[:-1] == shape:
+        is_layer = call.read.shape == call.wrote.shape and call.read.shape[:-1] == shape
+        if is_layer and not call.inside:
             lists.setdefault(call.name.rpartition(".")[0], []).append(call)
     if not lists:
         raise UnsupportedError(f"{kind}: no list of layers reads and writes states [batch, length, width]", _FIX)
     if len(lists) > 1:
         raise UnsupportedError(f"{kind}: several lists of layers, {' and '.join(sorted(lists))}", _FIX)
-    (found,) = lists.values()
-    for i, (before, after) in enumerate(pairwise(found), 1):
+    (layers,) = lists.values()
+    for i, (before, after) in enumerate(pairwise(layers), 1):
         if not torch.equal(before.wrote, after.read):
             raise UnsupportedError(f"{kind}: layer {i} does not read what layer {i - 1} wrote", _FIX)
-    return found
+    return layers
 
 
 # which applications are one and the same layer, and repeat
@@ -240,34 +286,42 @@ class Repeat:
 
     @property
     def end(self) -> int:
-        """The application after the last."""
+        """Return the application after the last."""
         return self.first + self.period * self.times
 
 
 def keys(calls: Iterable[LayerCall]) -> list[Key]:
-    """Return for every application what it is made of: equal where the same Parameters stand in the same places."""
-    found = []
+    """Return a key of every application: equal where the same Parameters have the same names."""
+    of_calls = []
     for call in calls:
         named = tuple((name, id(value)) for name, value in call.module.named_parameters(remove_duplicate=False))
-        found.append(named or (id(call.module),))
-    return found
+        of_calls.append(named or (id(call.module),))
+    return of_calls
 
 
 def repeats(found: list[Key]) -> list[Repeat]:
     """Find runs in which a block of applications follows itself, from the left, the shortest block first."""
-    runs, start = [], 0
+    runs: list[Repeat] = []
+    start = 0
     while start < len(found):
-        for period in range(1, (len(found) - start) // 2 + 1):
-            block, times = found[start : start + period], 1
-            while block == found[start + times * period : start + (times + 1) * period]:
-                times += 1
-            if times > 1:
-                runs.append(Repeat(start, period, times))
-                start = runs[-1].end
-                break
-        else:
+        run = _repeat_from(found, start)
+        if run is None:
             start += 1
+        else:
+            runs.append(run)
+            start = run.end
     return runs
+
+
+def _repeat_from(found: list[Key], start: int) -> Repeat | None:
+    """Return the run of the shortest block from `start` on that follows itself."""
+    for period in range(1, (len(found) - start) // 2 + 1):
+        block, times = found[start : start + period], 1
+        while block == found[start + times * period : start + (times + 1) * period]:
+            times += 1
+        if times > 1:
+            return Repeat(start, period, times)
+    return None
 
 
 def one_block(calls: list[LayerCall]) -> Repeat:
@@ -276,9 +330,9 @@ def one_block(calls: list[LayerCall]) -> Repeat:
     Raises:
         UnsupportedError: there is none; the reason names what the layers share instead.
     """
-    found, count = keys(calls), len(calls)
+    of_calls, count = keys(calls), len(calls)
     for period in range(1, count // 2 + 1):
-        if found == found[:period] * (count // period):
+        if of_calls == of_calls[:period] * (count // period):
             return Repeat(0, period, count // period)
     what = "every layer has parameters of its own" if count > 1 else "one layer, applied once"
     if any(shared_fractions(calls)):
@@ -287,12 +341,12 @@ def one_block(calls: list[LayerCall]) -> Repeat:
 
 
 def shared_fractions(calls: Iterable[LayerCall]) -> list[float]:
-    """For every application, the fraction of its parameters (by elements) that an earlier one has used already."""
+    """Return the fraction of every application's parameters (by elements) that an earlier one has used already."""
     seen: set[int] = set()
     fractions = []
     for call in calls:
         sizes = {id(parameter): parameter.numel() for parameter in call.module.parameters()}
-        known = sum(size for key, size in sizes.items() if key in seen)
-        fractions.append(known / max(sum(sizes.values()), 1))
+        used = sum(size for key, size in sizes.items() if key in seen)
+        fractions.append(used / max(sum(sizes.values()), 1))
         seen |= sizes.keys()
     return fractions

@@ -1,4 +1,4 @@
-"""The two gradients of one table on a text, held apart; their norms row by row; and Adam's step divided between them.
+"""The two gradients of one table on a text, separate; their norms row by row; and Adam's step divided between them.
 
     lookups  →  leaf a  ┐  one storage, two leaves:    loss.backward gives ∂L/∂a = A, the lookup path [V, E]
     head     →  leaf b  ┘                                                  ∂L/∂b = B, the head path [V, E]
@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tiewise.boundary.locate import ModelEnds
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.tokenizer_ids import read_tokenizer
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.estimates import ratio
@@ -65,18 +66,16 @@ class TextLoss:
         hidden = max(1, round(HIDDEN_SHARE * length))
         self.per_window = {NEXT: length - 1, HIDDEN: hidden, HALF: length - length // 2}[self.kind]
         if self.kind == HIDDEN:
-            known = read_tokenizer(opened.folder)
-            tokens = {} if known is None else {**known.base, **{text: number for number, text in known.added.items()}}
-            if (mask := next((tokens[text] for text in _MASKS if text in tokens), None)) is None:
-                what = f"{opened.folder.path}: the model predicts hidden tokens, and its tokenizer has no "
-                raise DataError(what + " or ".join(_MASKS), "put the model's own tokenizer beside it")
-            self._mask = mask
+            self._mask = _mask_token(opened.folder)
             draws = np.random.default_rng(seed).random(windows.shape)  # the lowest of each window are hidden
             self._hidden = torch.from_numpy(draws.argsort(1).argsort(1) < hidden)
         self.at_once = max(1, _MOST_LOGITS // (length * len(opened.ends.head.weight)))  # windows in one forward
 
     def predicted(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """(logits [n, V], tokens [n]) of what the windows `which` [b] predict, window by window: n = b·`per_window`."""
+        """Return (logits [n, V], tokens [n]) that the windows `which` [b] predict, one after the other.
+
+        n = b·`per_window`.
+        """
         ids = self.windows[which]
         if self.kind == NEXT:
             logits, targets = self.model(input_ids=ids).logits[:, :-1], ids[:, 1:]
@@ -85,18 +84,32 @@ class TextLoss:
             logits = self.model(input_ids=ids.masked_fill(hidden, self._mask)).logits[hidden]
             targets = ids[hidden]
         else:
-            first, targets = ids[:, : ids.shape[1] // 2], ids[:, ids.shape[1] // 2 :]
+            half = ids.shape[1] // 2
+            first, targets = ids[:, :half], ids[:, half:]
             shifted = self.model.prepare_decoder_input_ids_from_labels(labels=targets)
             logits = self.model(input_ids=first, decoder_input_ids=shifted).logits
         return logits.flatten(0, -2), targets.flatten()
 
     def total(self, which: Tensor) -> Tensor:
-        """Sum of −ln p over the tokens that the windows `which` [b] predict: a scalar, in nats."""
+        """Return the sum of −ln p over the tokens that the windows `which` [b] predict: a scalar, in nats."""
         return F.cross_entropy(*self.predicted(which), reduction="sum")
 
 
+def _mask_token(folder: Folder) -> int:
+    """Return the id of the mask token in a folder's tokenizer."""
+    tokenizer = read_tokenizer(folder)
+    if tokenizer is not None:
+        added = {text: number for number, text in tokenizer.added.items()}
+        tokens = {**tokenizer.base, **added}
+        for text in _MASKS:
+            if text in tokens:
+                return tokens[text]
+    what = f"{folder.path}: the model predicts hidden tokens, and its tokenizer has no "
+    raise DataError(what + " or ".join(_MASKS), "put the model's own tokenizer beside it")
+
+
 def _kind(opened: Opened, windows: Tensor) -> str:
-    """What the model predicts; asked with random upstream gradients on the first tokens of one window."""
+    """Return what the model predicts, by random upstream gradients on the first tokens of one window."""
     model: Any = opened.model
     if model.config.is_encoder_decoder:
         if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
@@ -105,7 +118,7 @@ def _kind(opened: Opened, windows: Tensor) -> str:
         return HALF
     looked_up: list[Tensor] = []
 
-    def watch(module: Any, given: Any, rows: Tensor) -> Tensor:
+    def watch(module: nn.Module, arguments: object, rows: Tensor) -> Tensor:
         looked_up.append(rows.detach().requires_grad_())
         return looked_up[-1].clone()
 
@@ -116,7 +129,8 @@ def _kind(opened: Opened, windows: Tensor) -> str:
     # where no position sees a later one, the last token's gradient from the logits before it is 0 and not merely small
     earlier = logits[:, :-1]
     upstream = torch.randn(earlier.shape, generator=torch.Generator().manual_seed(0)).to(earlier)
-    return HIDDEN if torch.autograd.grad(earlier, looked_up[0], upstream)[0][:, -1].any() else NEXT
+    (gradient,) = torch.autograd.grad(earlier, looked_up[0], upstream)
+    return HIDDEN if gradient[:, -1].any() else NEXT
 
 
 @dataclass(frozen=True)
@@ -143,22 +157,22 @@ class TwoLeaves:
         a, b = torch.zeros_like(self.a), torch.zeros_like(self.b)
         nll = squares = absolute = 0.0
         tokens = loss.per_window * len(which)
-        for piece in which.split(loss.at_once):
+        for piece in torch.split(which, loss.at_once):
             self.looked_up.clear()
             part = loss.total(piece) / tokens
-            found = torch.autograd.grad(part, [self.a, self.b, *self.looked_up])
-            a += found[0]
-            b += found[1]
+            of_a, of_b, *of_rows = torch.autograd.grad(part, [self.a, self.b, *self.looked_up])
+            a += of_a
+            b += of_b
             nll += float(part.detach())
-            squares += sum(float(torch.linalg.vector_norm(x)) ** 2 for x in found[2:])
-            absolute += sum(float(torch.linalg.vector_norm(x, 1)) for x in found[2:])
+            squares += sum(float(torch.linalg.vector_norm(x)) ** 2 for x in of_rows)
+            absolute += sum(float(torch.linalg.vector_norm(x, 1)) for x in of_rows)
         self.looked_up.clear()
         return BatchGradient(a, b, nll, squares**0.5, absolute)
 
 
 @contextmanager
 def parted(ends: ModelEnds) -> Iterator[TwoLeaves]:
-    """Within this context lookups and head have separate leaves; then the model is as it was."""
+    """Give lookups and head separate leaves within this context; then the model is as it was."""
     table, output = ends.source.weight, ends.head.weight
     lookups = list({id(module): module for _, module in ends.lookups if module.weight is table}.values())
     leaves = TwoLeaves(nn.Parameter(table.detach()), nn.Parameter(output.detach()), [])
@@ -167,12 +181,14 @@ def parted(ends: ModelEnds) -> Iterator[TwoLeaves]:
         if rows.requires_grad:
             leaves.looked_up.append(rows)
 
-    with ExitStack() as held:
+    with ExitStack() as undo:
         for module in lookups:
-            held.callback(module.register_forward_hook(keep).remove)
-        for end, own, leaf in (*((module, table, leaves.a) for module in lookups), (ends.head, output, leaves.b)):
-            held.callback(setattr, end, "weight", own)
-            end.weight = leaf
+            undo.callback(module.register_forward_hook(keep).remove)
+        for module in lookups:
+            undo.callback(setattr, module, "weight", table)
+            module.weight = leaves.a
+        undo.callback(setattr, ends.head, "weight", output)
+        ends.head.weight = leaves.b
         yield leaves
 
 
@@ -202,47 +218,62 @@ class RowSums:
 
     @property
     def share_b(self) -> Floats:
-        """‖B_r‖ / (‖A_r‖ + ‖B_r‖) of every row [V]; nan where both are zero."""
+        """Return ‖B_r‖ / (‖A_r‖ + ‖B_r‖) of every row [V]; nan where both are zero."""
         a, b = np.sqrt(self.a2), np.sqrt(self.b2)
         both = a + b
-        return np.divide(b, both, out=np.full_like(b, np.nan), where=both > 0)
+        shares: Floats = np.divide(b, both, out=np.full_like(b, np.nan), where=both > 0)
+        return shares
 
-    def split(self, rows: NDArray | slice = slice(None)) -> PathSplit:
+    def split(self, rows: NDArray[np.bool_] | slice = slice(None)) -> PathSplit:
         """Sum over all rows, or over some."""
         a2, b2, ab, a1, b1 = (float(x[rows].sum()) for x in (self.a2, self.b2, self.ab, self.a1, self.b1))
         a, b = math.sqrt(a2), math.sqrt(b2)
-        apart = math.isnan(ab)
-        total = math.sqrt(a2 + b2 if apart else max(0.0, a2 + b2 + 2 * ab))
-        cosine = ab / (a * b) if a and b and not apart else math.nan
+        if math.isnan(ab):  # two tables
+            total, cosine = math.sqrt(a2 + b2), math.nan
+        else:
+            total = math.sqrt(max(0.0, a2 + b2 + 2 * ab))
+            cosine = ab / (a * b) if a and b else math.nan
         return PathSplit(a, b, total, cosine, b1, ratio(b, a + b), ratio(b2, a2 + b2), ratio(b1, a1 + b1))
 
 
 def row_sums(a: Tensor, b: Tensor, one_table: bool) -> RowSums:
     """Count A [V, E] and B [V', E'] row by row in fp64; a shorter table's missing rows are zero."""
     rows = max(len(a), len(b))
-    found = np.zeros((5, rows))
-    for start in range(0, rows, _ROWS):
-        x, y = (t[start : start + _ROWS].double() for t in (a, b))
-        for place, values in enumerate((x.square(), y.square(), x * y if one_table else x, x.abs(), y.abs())):
-            found[place, start : start + len(values)] = values.sum(1).numpy()
+    sums = RowSums(*np.zeros((5, rows)))
     if not one_table:
-        found[2] = np.nan
-    return RowSums(*found)
+        sums.ab[:] = np.nan
+    for start in range(0, rows, _ROWS):
+        x, y = a[start : start + _ROWS].double(), b[start : start + _ROWS].double()
+        _add_rows(sums.a2, start, x.square())
+        _add_rows(sums.b2, start, y.square())
+        _add_rows(sums.a1, start, x.abs())
+        _add_rows(sums.b1, start, y.abs())
+        if one_table:
+            _add_rows(sums.ab, start, x * y)
+    return sums
+
+
+def _add_rows(sums: Floats, start: int, values: Tensor) -> None:
+    """Write the sums of each row of `values` [n, E] to the places from `start` on."""
+    sums[start : start + len(values)] = values.sum(1).numpy()
 
 
 def cosine_null(a: Tensor, b: Tensor, rows: Tensor, seed: int, permutations: int) -> tuple[float, float]:
-    """(lowest, highest) cosine of A and B, rows of A permuted among `rows` [U]; outside of these A must be zero."""
+    """Return (lowest, highest) cosine of A and B over permutations of A's rows among `rows` [U].
+
+    Outside of these A must be zero.
+    """
     source = torch.Generator().manual_seed(seed)
-    own, other = F.embedding(rows, a), F.embedding(rows, b)
-    norms = float(torch.linalg.vector_norm(own)) * float(torch.linalg.vector_norm(b))
+    of_a, of_b = F.embedding(rows, a), F.embedding(rows, b)
+    norms = float(torch.linalg.vector_norm(of_a)) * float(torch.linalg.vector_norm(b))
     if not norms:
         return math.nan, math.nan
-    found = []
+    cosines = []
     for _ in range(permutations):
         order = torch.randperm(len(rows), generator=source)
-        pieces = zip(order.split(_ROWS), other.split(_ROWS), strict=True)
-        found.append(sum(float((own[piece] * against).sum()) for piece, against in pieces) / norms)
-    return min(found), max(found)
+        pieces = zip(torch.split(order, _ROWS), torch.split(of_b, _ROWS), strict=True)
+        cosines.append(sum(float((of_a[piece] * part).sum()) for piece, part in pieces) / norms)
+    return min(cosines), max(cosines)
 
 
 class AdamPaths:
@@ -262,7 +293,10 @@ class AdamPaths:
             square.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
 
     def step(self) -> tuple[Tensor, Tensor]:
-        """(u_A, u_B) with bias correction: what weights lose per unit of learning rate. Ends this object's use."""
+        """Return (u_A, u_B) with bias correction: what weights lose per unit of learning rate.
+
+        The moments are overwritten: this ends the object's use.
+        """
         first, second = (1 - beta**self.steps for beta in self.betas)
         below = [v.div_(second).sqrt_().add_(self.eps) for v in self._v]
         a, b = (m.div_(first) for m in self._m)

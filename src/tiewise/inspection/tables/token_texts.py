@@ -14,7 +14,6 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +31,10 @@ from tiewise.core.text import byte_letters
 
 def open_tokenizer(folder: Folder) -> Any:
     """Open the folder's tokenizer.json, which cuts off nothing."""
-    if not (found := folder.read("tokenizer.json")):
+    files = folder.read("tokenizer.json")
+    if not files:
         raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer beside it, or give ids")
-    return loaded(found["tokenizer.json"], str(folder.path / "tokenizer.json"))
+    return loaded(files["tokenizer.json"], str(folder.path / "tokenizer.json"))
 
 
 def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
@@ -44,43 +44,77 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
         DataError: the folder has no tokenizer.json, or a text is not one token.
         CheckpointError: one that cannot be read.
     """
-    tokenizer, made = open_tokenizer(folder), []
+    tokenizer = open_tokenizer(folder)
     unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
-    for text in texts:
-        spaced, alone = (tokenizer.encode(spelled, add_special_tokens=False) for spelled in (f" {text}", text))
+    return [_find_token(tokenizer, text, unknown) for text in texts]
+
+
+def _find_token(tokenizer: Any, text: str, unknown: int | None) -> int:
+    """Return the one token of a text; `unknown` is that of everything the vocabulary lacks."""
+    alone = tokenizer.encode(text, add_special_tokens=False)
+    for encoding in (tokenizer.encode(f" {text}", add_special_tokens=False), alone):
         # some vocabularies drop what they do not know: the one token must stand for all of the text
-        whole = (e.ids[0] for e in (spaced, alone) if len(e.ids) == 1 and np.ptp(e.offsets[0]) >= len(text))
-        number = next((one for one in whole if one != unknown), tokenizer.token_to_id(text))
-        if number is None:
-            pieces = " + ".join(map(short, alone.tokens[:6])) or "nothing"
-            what = f"{short(text)} is not one token of this vocabulary: {pieces}"
-            raise DataError(what, "choose a word that is one token")
-        made.append(number)
-    return made
+        is_one_token = len(encoding.ids) == 1 and np.ptp(encoding.offsets[0]) >= len(text)
+        if is_one_token and encoding.ids[0] != unknown:
+            return int(encoding.ids[0])
+    number = tokenizer.token_to_id(text)
+    if number is None:
+        pieces = " + ".join(map(short, alone.tokens[:6])) or "nothing"
+        what = f"{short(text)} is not one token of this vocabulary: {pieces}"
+        raise DataError(what, "choose a word that is one token")
+    return int(number)
 
 
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
-    """What each token reads as, with the space before it (" York"); parts of characters as spelled, else "#1234"."""
+    """Return the text of each token, with the space before it (" York").
+
+    Parts of characters are as spelled; without a tokenizer.json, or without a token, it is "#1234".
+    """
     if not folder.has("tokenizer.json"):
         return tuple(f"#{number}" for number in ids)
-    found = read_tokenizer(folder)
-    if found is None or "tokenizer.json" not in found.files:
+    tokens = read_tokenizer(folder)
+    if tokens is None or "tokenizer.json" not in tokens.files:
         raise DataError(f"{folder.path}: tokenizer.json cannot be read", "take it from its source again")
     decoder = json_object(folder.path, "tokenizer.json").get("decoder")
-    byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
-    byte_of = byte_letters() if byte_level else {}
-    pieces = {number: piece for piece, number in found.base.items()}
+    is_byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+    byte_of = byte_letters() if is_byte_level else {}
+    pieces = {number: piece for piece, number in tokens.base.items()}
+    texts = []
+    for number in ids:
+        piece = tokens.added.get(number) or pieces.get(number, f"#{number}")
+        if not is_byte_level:
+            texts.append(_text_of_piece(piece))
+        elif number in tokens.added:  # stored as it reads
+            texts.append(_spaced(piece))
+        else:
+            texts.append(_text_of_letters(piece, byte_of))
+    return tuple(texts)
 
-    def text(number: int) -> str:
-        piece = found.added.get(number) or pieces.get(number, f"#{number}")
-        with suppress(UnicodeDecodeError):
-            if number not in found.added and byte_of.keys() >= set(piece):
-                return bytes(byte_of[letter] for letter in piece).decode()
-            if not byte_level and (byte := BYTE.fullmatch(piece)):
-                return bytes([int(byte[1], 16)]).decode()
-        return piece.replace("▁", " ") if piece.startswith("▁") else piece
 
-    return tuple(map(text, ids))
+def _text_of_letters(piece: str, byte_of: dict[str, int]) -> str:
+    """Return a byte-level piece as text; as it is spelled where it is no whole character."""
+    if not byte_of.keys() >= set(piece):
+        return _spaced(piece)
+    try:
+        return bytes(byte_of[letter] for letter in piece).decode()
+    except UnicodeDecodeError:
+        return _spaced(piece)
+
+
+def _text_of_piece(piece: str) -> str:
+    """Return a SentencePiece or WordPiece as text; <0x41> is a byte."""
+    byte = BYTE.fullmatch(piece)
+    if byte is None:
+        return _spaced(piece)
+    try:
+        return bytes([int(byte[1], 16)]).decode()
+    except UnicodeDecodeError:
+        return _spaced(piece)
+
+
+def _spaced(piece: str) -> str:
+    """Return a piece with SentencePiece's marks as spaces if it begins with one."""
+    return piece.replace("▁", " ") if piece.startswith("▁") else piece
 
 
 NAMED = ("Latin", "Cyrillic", "Greek", "Hangul", "Arabic", "Hebrew", "Devanagari")
@@ -98,14 +132,14 @@ class Groups:
     of: NDArray[np.int64]  # place in `labels` of every token, int64 [V]
 
     def __iter__(self) -> Iterator[tuple[int, str, NDArray[np.bool_]]]:
-        """(place, label, mask of its tokens [V]) of each group."""
+        """Yield (place, label, mask of its tokens [V]) of each group."""
         for place, label in enumerate(self.labels):
             yield place, label, self.of == place
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What the rows of a table stand for."""
+    """Texts of the tokens of a table's rows."""
 
     of: tuple[str | None, ...]  # text of each row [V]; None for a row without a token
     special: frozenset[int]  # rows of tokens that are no text, such as an end of a document
@@ -117,11 +151,12 @@ def read_texts(folder: Folder, rows: int) -> Texts:
     Ids may have holes, so every row is looked up: the number of tokens says nothing about the largest id.
     """
     tokenizer = open_tokenizer(folder)
-    known = [row for row in range(rows) if tokenizer.id_to_token(row) is not None]
-    decoded = tokenizer.decode_batch([[row] for row in known], skip_special_tokens=False)
-    texts = dict(zip(known, decoded, strict=True))
+    with_token = [row for row in range(rows) if tokenizer.id_to_token(row) is not None]
+    decoded = tokenizer.decode_batch([[row] for row in with_token], skip_special_tokens=False)
+    texts = dict(zip(with_token, decoded, strict=True))
     added = tokenizer.get_added_tokens_decoder().items()
-    return Texts(tuple(map(texts.get, range(rows))), frozenset(n for n, token in added if token.special and n < rows))
+    special = frozenset(number for number, token in added if token.special and number < rows)
+    return Texts(tuple(texts.get(row) for row in range(rows)), special)
 
 
 def by_script(texts: Texts, unused: Iterable[int] = ()) -> Groups:
@@ -137,17 +172,29 @@ def script_of(text: str | None) -> str:
     """Name the script of a token."""
     if text is None:
         return NONE
-    names = (unicodedata.name(character, "") for character in text if character.isalpha())
-    words = (name.removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ").partition(" ")[0] for name in names)
-    letters = Counter(SCRIPTS.get(word, OTHER) for word in words)
+    letters = Counter(_script_of_letter(character) for character in text if character.isalpha())
     if letters:
         return letters.most_common(1)[0][0]
     if _PARTIAL in text:
         return PARTIAL
-    return DIGITS if any(map(str.isnumeric, text)) else PUNCTUATION if text.strip() else SPACE
+    if any(character.isnumeric() for character in text):
+        return DIGITS
+    return PUNCTUATION if text.strip() else SPACE
+
+
+def _script_of_letter(letter: str) -> str:
+    """Name the script of a letter, by the first word of its Unicode name."""
+    name = unicodedata.name(letter, "").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
+    return SCRIPTS.get(name.partition(" ")[0], OTHER)
 
 
 def token_names(texts: Texts | None, ids: Sequence[int]) -> tuple[str, ...]:
-    """Name tokens: their text, or `#id` where it is not known, empty, or no whole character."""
-    found = ((row, texts and texts.of[row]) for row in ids)
-    return tuple(text if text and _PARTIAL not in text else f"#{row}" for row, text in found)
+    """Name tokens: their text, or `#id` without a tokenizer, without a text or if it is no whole character."""
+    if texts is None:
+        return tuple(f"#{row}" for row in ids)
+    return tuple(_token_name(row, texts.of[row]) for row in ids)
+
+
+def _token_name(row: int, text: str | None) -> str:
+    """Return the text of a row's token, or `#id` if there is none that can be read."""
+    return text if text and _PARTIAL not in text else f"#{row}"
