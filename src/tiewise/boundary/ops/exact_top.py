@@ -1,4 +1,4 @@
-"""The k largest logits and their tokens, exactly, from an int8 copy of the table that is read instead of the table.
+"""The k largest logits and their tokens, exactly, from an int8 copy of the table.
 
 One token's logits cost one pass over the table [V, E], and a pass costs what the memory takes to deliver it. `ExactTop`
 reads a quarter of fp32's bytes, bounds how far each logit can be from what it saw, and computes only what may matter.
@@ -23,7 +23,7 @@ then is rounded correctly (`exact_dots`). Where the first bound keeps everything
 sees), where a number is not finite or too large for fp32, or where nothing computes int8 products, fp64 reads the
 whole table: about three times a plain product's time, and never wrong. `counts` says how often.
 
-Memory: V · E + 8 · V bytes beside the table.
+Memory: V · E + 8 · V bytes besides the table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import mmap
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,24 +53,64 @@ ROWS = 128  # rows that fp64 takes at a time: with 2,048 columns they stay in th
 
 @dataclass
 class TopCounts:
-    """Queries; those for which fp64 read the whole table; rows that it read for all the others."""
+    """Queries; those for which fp64 read all rows; rows that it read for the others."""
 
     queries: int = 0
     whole: int = 0
     rows: int = 0
 
 
-class ExactTop:
-    """Exact largest logits over a table [V, E] (fp32, bf16 or fp16, on the CPU), kept beside a copy of it in int8.
+class _Affine(NamedTuple):
+    """The step y = scale · z + bias behind a product z; the bias [V] is in fp64."""
 
-    The copy follows the table: it is made anew when torch's version counter says that the table was changed. What that
-    does not see (`table.data.mul_(2)`, changes under `inference_mode`) needs `refresh()`.
+    scale: float
+    bias: Tensor | None
+
+    def largest_bias(self) -> float:
+        """Return the largest size of a bias."""
+        if self.bias is None:
+            return 0.0
+        least, most = (float(x) for x in self.bias.aminmax())
+        return max(-least, most)
+
+    def bounded(self, z: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+        """Return y of all tokens and its bound, from those of products z; in fp64 if changed."""
+        if self.scale == 1.0 and self.bias is None:
+            return z, slack
+        y, slack = z.double() * self.scale, slack.double() * abs(self.scale)
+        if self.bias is None:
+            return y, slack.add_(y.abs() * INFLATED)
+        y = y + self.bias
+        return y, slack.add_((y.abs() + self.bias.abs()) * INFLATED)
+
+    def apply(self, z: Tensor, tokens: Tensor) -> Tensor:
+        """Return y [C] of the products z of `tokens`."""
+        y = z * self.scale
+        return y if self.bias is None else y + self.bias[tokens]
+
+
+class _Query(NamedTuple):
+    """One hidden state h [E] in fp64, its norm, and what is needed of it."""
+
+    h: Tensor
+    length: float
+    k: int
+    affine: _Affine
+
+
+class ExactTop:
+    """Exact largest logits over a table [V, E], with a copy of it in int8.
+
+    The table is fp32, bf16 or fp16, on the CPU. The copy follows it: it is made again when torch's version counter says
+    that the table was changed. What that does not see (`table.data.mul_(2)`, changes under `inference_mode`) needs
+    `refresh()`.
 
     Raises:
         UnsupportedError: a table that is not [V, E], of another type or on another device.
     """
 
     def __init__(self, table: Tensor) -> None:
+        """Copy the table."""
         if not torch.is_tensor(table):
             raise UnsupportedError(f"exact decoding from a {type(table).__name__}", "give it the head's table [V, E]")
         if table.dim() != 2 or table.device.type != "cpu" or table.dtype not in DTYPES or not table.numel():
@@ -94,24 +134,23 @@ class ExactTop:
             q = (w / step).nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-DIGIT, DIGIT)
             self.rows[part], self.steps[part] = q, step[:, 0]
             rest = torch.linalg.vector_norm(w - step * q, dim=1) * (1 + INFLATED)
-            self.rests[part] = rest.float().nextafter(
-                rest.new_tensor(math.inf, dtype=torch.float32)
-            )  # the smallest numbers round by halves
+            # the smallest numbers round by halves
+            self.rests[part] = rest.float().nextafter(rest.new_tensor(math.inf, dtype=torch.float32))
             longest = max(longest, float(torch.linalg.vector_norm(q, dim=1).max()))
         self.longest = longest * (1 + INFLATED)  # no less than any ‖q‖
         self.largest = float((self.steps.double() * self.longest + self.rests).max())  # no less than any ‖W‖
 
     def argmax(self, hidden: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        """Tokens [...] of the largest logits of hidden states [..., E]; arguments as for `top`."""
+        """Return the tokens [...] of the largest logits of hidden states [..., E]; see `top`."""
         return self.top(hidden, 1, bias, scale)[1][..., 0]
 
     @torch.no_grad()
     def top(
         self, hidden: Tensor, k: int, bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the k largest logits of each hidden state and their tokens, largest first, equal ones by token.
+        """Return the k largest logits of each hidden state and their tokens.
 
-        Logits that are not a number come first, as in `torch.topk`.
+        The largest come first, equal ones by token. Logits that are not a number come first, as in `torch.topk`.
 
         Args:
             hidden: [..., E], fp32, bf16 or fp16.
@@ -128,12 +167,7 @@ class ExactTop:
             UnsupportedError: hidden states of another type or on another device.
         """
         v, e = self.table.shape
-        if hidden.dtype not in DTYPES or hidden.device.type != "cpu":
-            what = f"exact decoding of {hidden.dtype} hidden states on {hidden.device}"
-            raise UnsupportedError(what, "give them in fp32, bf16 or fp16 on the CPU")
-        if hidden.shape[-1:] != (e,) or (bias is not None and bias.shape != (v,)):
-            given = f"hidden states {tuple(hidden.shape)}" + ("" if bias is None else f", a bias {tuple(bias.shape)}")
-            raise ValueError(f"{given} do not meet a table [V, E] = {[v, e]}")
+        self._check(hidden, bias)
         if k < 1 or not math.isfinite(scale) or not (softcap is None or 0 < softcap < math.inf):
             raise ValueError(f"need k ≥ 1, a finite scale and a finite softcap > 0, not {k}, {scale}, {softcap}")
         if self._version() != self._copied:
@@ -141,96 +175,125 @@ class ExactTop:
         flat, k = hidden.detach().reshape(-1, e), min(k, v)
         y = torch.empty(len(flat), k, dtype=torch.float64, device="cpu")
         tokens = torch.empty(len(flat), k, dtype=torch.long, device="cpu")
-        for part in _parts(len(flat), max(1, AT_ONCE // v)) if len(flat) else ():
-            y[part], tokens[part] = self._top(flat[part].double(), k, None if bias is None else bias.double(), scale)
+        if len(flat):
+            wide_bias = None if bias is None else bias.double()
+            for part in _parts(len(flat), max(1, AT_ONCE // v)):
+                y[part], tokens[part] = self._top(flat[part].double(), k, _Affine(scale, wide_bias))
         scores = y if softcap is None else softcap * torch.tanh(y / softcap)
         shape = (*hidden.shape[:-1], k)
         return scores.float().view(shape), tokens.view(shape)
 
-    def _top(self, hidden: Tensor, k: int, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-        """y and tokens [n, k] of `hidden` [n, E] and a bias, both in fp64."""
-        v = len(self.table)
+    def _check(self, hidden: Tensor, bias: Tensor | None) -> None:
+        """Refuse hidden states of another type or device, and shapes that do not meet the table."""
+        v, e = self.table.shape
+        if hidden.dtype not in DTYPES or hidden.device.type != "cpu":
+            what = f"exact decoding of {hidden.dtype} hidden states on {hidden.device}"
+            raise UnsupportedError(what, "give them in fp32, bf16 or fp16 on the CPU")
+        if hidden.shape[-1:] != (e,) or (bias is not None and bias.shape != (v,)):
+            shapes = f"hidden states {tuple(hidden.shape)}"
+            if bias is not None:
+                shapes += f", a bias {tuple(bias.shape)}"
+            raise ValueError(f"{shapes} do not meet a table [V, E] = {[v, e]}")
+
+    def _top(self, hidden: Tensor, k: int, affine: _Affine) -> tuple[Tensor, Tensor]:
+        """Return y and tokens [n, k] of `hidden` [n, E] in fp64."""
         norms = torch.linalg.vector_norm(hidden, dim=1)
-        least, most = (0.0, 0.0) if bias is None else (float(x) for x in bias.aminmax())
-        highest = norms * self.largest * abs(scale) + max(-least, most)
+        highest = norms * self.largest * abs(affine.scale) + affine.largest_bias()
         digits, sigma, lost = two_digits(hidden)
         seen = self._seen(digits, sigma)
-        found = []
+        top_y, top_tokens = [], []
         for i, h in enumerate(hidden):
+            query = _Query(h, float(norms[i]), k, affine)
             tokens = None
-            length = float(norms[i])
-            if seen is not None and k <= v // 4 and length < LARGEST and highest[i] < LARGEST:  # neither is nan
-                over_rest = length * (1 + 4 * INFLATED)
-                over_step = self.longest * (float(lost[i]) + 4 * INFLATED * length)
-                y, slack = seen[i], (self.rests * over_rest).add_(self.steps, alpha=over_step).add_(TINY)
-                if scale != 1.0 or bias is not None:
-                    y, slack = y.double() * scale, slack.double() * abs(scale)
-                    y = y if bias is None else y + bias
-                    slack += (y.abs() if bias is None else y.abs() + bias.abs()) * INFLATED
-                low = y - slack
-                best = low.max(0, keepdim=True).indices if k == 1 else low.topk(k, sorted=False).indices
-                z, unsure = self._products(h, length, best, bias, scale)
-                needed = (z - unsure).min().to(y.dtype).nextafter(y.new_tensor(-math.inf))
-                tokens = (slack.add_(y) >= needed).nonzero()[:, 0]
-                if len(tokens) > v // 4:  # fp64 reads rows in their order faster than here and there
-                    tokens = None
-                else:
-                    self.counts.rows += k
-            found.append(self._decided(h, length, k, bias, scale, tokens))
-        y, tokens = (torch.stack(each) for each in zip(*found, strict=True))
-        return y, tokens
+            is_bounded = query.length < LARGEST and bool(highest[i] < LARGEST)  # neither is nan
+            if seen is not None and k <= len(self.table) // 4 and is_bounded:
+                tokens = self._candidates(query, seen[i], float(lost[i]))
+            y, chosen = self._decided(query, tokens)
+            top_y.append(y)
+            top_tokens.append(chosen)
+        return torch.stack(top_y), torch.stack(top_tokens)
+
+    def _candidates(self, query: _Query, seen: Tensor, lost: float) -> Tensor | None:
+        """Return the tokens that can be among the k largest by their seen products [V].
+
+        None: so many that fp64 reads all rows in their order faster than these here and there.
+        """
+        over_rest = query.length * (1 + 4 * INFLATED)
+        over_step = self.longest * (lost + 4 * INFLATED * query.length)
+        slack = (self.rests * over_rest).add_(self.steps, alpha=over_step).add_(TINY)
+        y, slack = query.affine.bounded(seen, slack)
+        low = y - slack
+        if query.k == 1:
+            best = low.max(0, keepdim=True).indices
+        else:
+            best = low.topk(query.k, sorted=False).indices
+        z, unsure = self._products(query, best)
+        needed = (z - unsure).min().to(y.dtype).nextafter(y.new_tensor(-math.inf))
+        tokens = (slack.add_(y) >= needed).nonzero()[:, 0]
+        if len(tokens) > len(self.table) // 4:
+            return None
+        self.counts.rows += query.k
+        return tokens
 
     def _seen(self, digits: Tensor, sigma: Tensor) -> Tensor | None:
-        """s σ q·(a + b / 256) [n, V] of int8 `digits` [n, 2, E], right but for the rounding to fp32; None: not here."""
+        """Return the seen products [n, V] of int8 `digits` [n, 2, E]; None: not here.
+
+        They are s σ q·(a + b / 256), exact but for the rounding to fp32.
+        """
         e = self.rows.shape[1]
         if e > WIDEST:
             return None
         compiled = kernels("avx512_vnni")
         if compiled is not None:
-            return compiled.seen_in_int8(self.rows, self.steps, digits, sigma)
+            products: Tensor = compiled.seen_in_int8(self.rows, self.steps, digits, sigma)
+            return products
         if not whole_products() or e == 1:  # of one column torch's product is wrong
             return None
         dots = torch._int_mm(digits.view(-1, e), self.rows.T).view(*digits.shape[:2], len(self.rows)).double()
         return (self.steps * (sigma[:, None] * (dots[:, 0] + dots[:, 1] / 256))).float()
 
-    def _decided(
-        self, h: Tensor, length: float, k: int, bias: Tensor | None, scale: float, tokens: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The k largest among `tokens`, in their order; None: among all."""
+    def _decided(self, query: _Query, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return y and tokens of the k largest among `tokens`, in their order; None: among all."""
         self.counts.queries += 1
-        self.counts.whole += tokens is None
-        self.counts.rows += 0 if tokens is None else len(tokens)
-        # what is not finite is so in any order of adding; all else is told apart within its bound, then exactly
-        y, unsure = self._products(h, length, tokens, bias, scale)
+        if tokens is None:
+            self.counts.whole += 1
+        else:
+            self.counts.rows += len(tokens)
+        # a sum that is not finite is so in any order of adding; all others are distinguished within their bound,
+        # then exactly
+        y, unsure = self._products(query, tokens)
         finite = y.isfinite()
         low, unsure = (y - unsure).where(finite, -math.inf), unsure.where(finite, 0.0)
-        kept = (y + unsure >= low.topk(k).values[-1]).nonzero()[:, 0]
-        kept = torch.cat((kept[finite[kept]], (~finite).nonzero()[:, 0])).sort().values
-        tokens, y, finite = kept if tokens is None else tokens[kept], y[kept], finite[kept]
+        close = (y + unsure >= low.topk(query.k).values[-1]).nonzero()[:, 0]
+        close = torch.cat((close[finite[close]], (~finite).nonzero()[:, 0])).sort().values
+        tokens, y, finite = close if tokens is None else tokens[close], y[close], finite[close]
         sure = tokens[finite]
-        exact = torch.cat([exact_dots(self.table[sure[part]], h) for part in _parts(len(sure))]) * scale
-        y[finite] = exact if bias is None else exact + bias[sure]
+        dots = torch.cat([exact_dots(self.table[sure[part]], query.h) for part in _parts(len(sure))])
+        y[finite] = query.affine.apply(dots, sure)
         y, order = y.sort(descending=True, stable=True)
-        return y[:k], tokens[order[:k]]
+        return y[: query.k], tokens[order[: query.k]]
 
-    def _products(
-        self, h: Tensor, length: float, tokens: Tensor | None, bias: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        """y [C] of `tokens` (None: all) in fp64, and how far from it what is exact may lie."""
+    def _products(self, query: _Query, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return y [C] of `tokens` (None: all) in fp64, and its bound."""
         which = slice(None) if tokens is None else tokens
         sizes = self.steps[which].double() * self.longest + self.rests[which]
-        parts = _parts(len(sizes)) if tokens is None else tokens.split(ROWS)
-        added: Any = 0.0 if bias is None else bias[which]
-        y = torch.cat([self.table[part].double() @ h for part in parts]) * scale + added
-        lost = (self.table.shape[1] + 8) * 2.0**-52 * length * abs(scale)
+        parts = _parts(len(sizes)) if tokens is None else torch.split(tokens, ROWS)
+        scale, bias = query.affine.scale, query.affine.bias
+        added: Tensor | float = 0.0 if bias is None else bias[which]
+        y = torch.cat([self.table[part].double() @ query.h for part in parts]) * scale + added
+        lost = (self.table.shape[1] + 8) * 2.0**-52 * query.length * abs(scale)
         return y, sizes * lost + (y.abs() + abs(added)) * 2.0**-50
 
     def _version(self) -> tuple[int, int]:
+        """Return what changes when the table does, as far as torch counts it."""
         return self.table.data_ptr(), 0 if self.table.is_inference() else self.table._version
 
 
 def two_digits(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Int8 digits (a, b) [n, 2, E], σ [n], and ‖h − σ (a + b / 256)‖ [n] of `hidden` [n, E] in fp64."""
+    """Return int8 digits (a, b) [n, 2, E] of `hidden`, σ [n], and the rest [n].
+
+    `hidden` [n, E] is in fp64; the rest is ‖h − σ (a + b / 256)‖.
+    """
     sigma = hidden.abs().amax(1, keepdim=True) / DIGIT
     a = (hidden / sigma).nan_to_num_(0.0, 0.0, 0.0).round_()
     b = ((hidden - sigma * a) * (256 / sigma)).nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-DIGIT, DIGIT)
@@ -239,10 +302,11 @@ def two_digits(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def exact_dots(rows: Tensor, h: Tensor) -> Tensor:
-    """Σ_j rows[v, j] · h[j] [C] of finite `rows` [C, E] and `h` [E], each rounded once: what `math.fsum` gives.
+    """Return the products rows @ h [C], each rounded once.
 
-    Numbers are added in pairs, each pair's rounding error too (Knuth's TwoSum, which is exact). What the errors' sum
-    itself may lose is bounded; where that could change the result, `math.fsum` decides.
+    `rows` [C, E] and `h` [E] are finite. It is the result of `math.fsum`. Numbers are added in pairs, each pair's
+    rounding error too (Knuth's TwoSum, which is exact). The loss of the errors' sum itself is bounded; where that could
+    change the result, `math.fsum` decides.
     """
     x = rows.double() * h.double()  # exact: 24 + 24 bits
     if len(x) < 4:  # less work than the sums below
@@ -250,11 +314,11 @@ def exact_dots(rows: Tensor, h: Tensor) -> Tensor:
     products, sizes, errors = x, x.abs().sum(1), x.new_zeros(len(x))
     while x.shape[1] > 1:
         half = x.shape[1] // 2
-        one, two, odd = x.split((half, half, x.shape[1] % 2), 1)
+        one, two, last = torch.split(x, [half, half, x.shape[1] % 2], 1)
         x = one + two
         rounded = x - one
         errors += ((one - (x - rounded)) + (two - rounded)).sum(1)
-        x = torch.cat((x, odd), 1)
+        x = torch.cat((x, last), 1)
     lost = sizes * ((rows.shape[1] + 64) * 32 * 2.0**-106)
     low, high = x[:, 0] + (errors - lost), x[:, 0] + (errors + lost)
     for i in (low != high).nonzero()[:, 0].tolist():
@@ -263,7 +327,10 @@ def exact_dots(rows: Tensor, h: Tensor) -> Tensor:
 
 
 def _large_pages(size: int) -> Tensor:
-    """An int8 tensor on pages of 2 MB where Linux gives them: a pass over small ones takes a fifth longer."""
+    """Return an int8 tensor on pages of 2 MB where Linux gives them.
+
+    A pass over small ones takes a fifth longer.
+    """
     if size < 1 << 22 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.int8, device="cpu")
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -273,12 +340,16 @@ def _large_pages(size: int) -> Tensor:
 
 
 def _parts(n: int, size: int = ROWS) -> list[slice]:
+    """Return slices of `size` of n rows; one empty slice of none."""
     return [slice(start, start + size) for start in range(0, max(n, 1), size)]
 
 
 @cache
 def whole_products() -> bool:
-    """Whether torch multiplies int8 exactly here: without VNNI pairs of products may saturate at 16 bits."""
+    """Return whether torch multiplies int8 exactly here.
+
+    Without VNNI pairs of products may saturate at 16 bits.
+    """
     a, b = (torch.full((rows, 256), DIGIT, dtype=torch.int8, device="cpu") for rows in (2, 64))
     a[1], b[::2] = -DIGIT, -DIGIT
     try:

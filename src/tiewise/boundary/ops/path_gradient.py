@@ -17,8 +17,9 @@ Several lookups of one table chain (`tied_lookup(W', more_ids)`). The method ord
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,7 +43,10 @@ class PathRecord:
     pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, ids: Tensor, rows: Tensor) -> None:
-        """Add the gradient rows [n, E] of the tokens `ids` [n]; pieces merge so that memory stays bounded."""
+        """Add the gradient rows [n, E] of the tokens `ids` [n].
+
+        Pieces merge so that memory stays bounded.
+        """
         self.pieces.append((ids, rows))
         if len(self.pieces) > 8:
             self.pieces = [self.merged()]
@@ -59,7 +63,7 @@ class PathRecord:
 
 @dataclass(frozen=True)
 class LookupOptions:
-    """What the gradient of a lookup respects."""
+    """Options of the gradient of a lookup."""
 
     stop_lookup: int | None = None  # row whose lookup path alone is stopped: `padding_idx` of torch
     stop_both: int | None = None  # row that receives no gradient from either path
@@ -92,6 +96,29 @@ def tied_lookup(
         ValueError: a table that is not the shard's.
         IndexError: an id outside [0, V) (checked on CPU only), or a table without rows.
     """
+    _check_types(table, ids, options)
+    if shard is not None:
+        return _of_shard(table, ids, options, shard)
+    is_compiling = torch.compiler.is_compiling()
+    if ids.device != table.device:
+        where = f"token ids on {ids.device} and a table on {table.device}"
+        raise UnsupportedError(f"tied_lookup() of {where}", "move the ids to the table's device")
+    if options.into is not None and (options.stop_both is not None or is_compiling):
+        fix = "leave into out, here and of the loss"
+        raise UnsupportedError("tied_lookup() with into beside stop_both or under torch.compile", fix)
+    if is_compiling:
+        return _traceable(table, ids, options)
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError("tied_lookup() inside a torch.func transform", "use torch.nn.functional.embedding there")
+    _check_ids(ids, len(table))
+    if not (torch.is_grad_enabled() and table.requires_grad):
+        return F.embedding(ids, table), table
+    apply: Callable[..., tuple[Tensor, Tensor]] = _TiedLookup.apply
+    return apply(table, ids, options)
+
+
+def _check_types(table: Any, ids: Any, options: LookupOptions) -> None:
+    """Refuse arguments that are no table and token ids, and an alpha that is not finite."""
     if not (isinstance(table, Tensor) and isinstance(ids, Tensor)):
         what = f"tied_lookup() of a {type(table).__name__} and a {type(ids).__name__}"
         raise UnsupportedError(what, "give the table [V, E] (a module's weight) and token ids, both as tensors")
@@ -101,26 +128,13 @@ def tied_lookup(
         raise UnsupportedError(f"tied_lookup() in a table of shape {tuple(table.shape)}", "give a table [V, E]")
     if not -math.inf < options.alpha < math.inf:
         raise UnsupportedError(f"tied_lookup() with alpha = {options.alpha}", "give a finite number")
-    if shard is not None:
-        return _of_shard(table, ids, options, shard)
-    if ids.device != table.device:
-        where = f"token ids on {ids.device} and a table on {table.device}"
-        raise UnsupportedError(f"tied_lookup() of {where}", "move the ids to the table's device")
-    if options.into is not None and (options.stop_both is not None or torch.compiler.is_compiling()):
-        fix = "leave into out, here and of the loss"
-        raise UnsupportedError("tied_lookup() with into beside stop_both or under torch.compile", fix)
-    if torch.compiler.is_compiling():
-        return _traceable(table, ids, options)
-    if torch._C._are_functorch_transforms_active():
-        raise UnsupportedError("tied_lookup() inside a torch.func transform", "use torch.nn.functional.embedding there")
-    _check_ids(ids, len(table))
-    if not (torch.is_grad_enabled() and table.requires_grad):
-        return F.embedding(ids, table), table
-    return _TiedLookup.apply(table, ids, options)
 
 
 def _check_ids(ids: Tensor, rows: int) -> None:
-    """Refuse ids outside [0, rows) with an IndexError: on a CPU, and of any device if there are no rows."""
+    """Refuse ids outside [0, rows) with an IndexError.
+
+    They are checked on a CPU, and on any device if there are no rows.
+    """
     if not ids.numel():
         return
     if not rows:
@@ -132,6 +146,7 @@ def _check_ids(ids: Tensor, rows: int) -> None:
 
 
 def _of_shard(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
+    """Look up everyone's ids in the rows here, and sum over ranks."""
     if torch.compiler.is_compiling():
         raise UnsupportedError("a vocabulary over several ranks under torch.compile", "look up eagerly")
     shard.check(table)
@@ -143,23 +158,24 @@ def _of_shard(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularySha
     at, here = shard.own(flat)
     local = replace(o, stop_lookup=shard.row(o.stop_lookup), stop_both=shard.row(o.stop_both))
     rows, table = tied_lookup(table, here, local)
-    whole = rows.new_zeros(len(flat), rows.shape[1]).index_copy(0, at, rows)
-    return returned(whole, shard, room, n).view(*ids.shape, whole.shape[1]), table
+    all_rows = rows.new_zeros(len(flat), rows.shape[1]).index_copy(0, at, rows)
+    return returned(all_rows, shard, room, n).view(*ids.shape, all_rows.shape[1]), table
 
 
 def without_row(table: Tensor, row: int | None) -> Tensor:
-    """Hand the table on as `tied_lookup` does, with no rows looked up and no gradient for `row`."""
+    """Hand the table on as `tied_lookup` does, with no gradient for `row`."""
     if row is None or not (torch.is_grad_enabled() and table.requires_grad):
         return table
     return tied_lookup(table, torch.empty(0, dtype=torch.long, device=table.device), LookupOptions(stop_both=row))[1]
 
 
 def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: VocabularyShard | None = None) -> PathNorms:
-    """Norms of both paths and their cosine, from the summed gradient [V, E] and the recorded rows of the lookup path.
+    """Return the norms of both paths and their cosine.
 
-    B equals the gradient outside the recorded rows, and the gradient minus A on them, so nothing cancels. Call it after
-    the last backward of a step and before clipping; under a GradScaler all norms carry its scale. With several
-    processes, `gather(record)` first; with a `shard`, whose rows' both are, every rank gets the norms of the whole.
+    They follow from the summed gradient [V, E] and the recorded rows of the lookup path. B equals the gradient outside
+    the recorded rows, and the gradient minus A on them, so nothing cancels. Call it after the last backward of a step
+    and before clipping; under a GradScaler all norms carry its scale. With several processes, `gather(record)` first;
+    with a `shard`, whose rows' both are, every rank gets the norms of the whole.
 
     Raises:
         UnsupportedError: no gradient yet, no record, or a gradient that is sharded.
@@ -174,73 +190,126 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
         raise UnsupportedError(f"path_norms of a sharded gradient ({type(gradient).__name__})", fix)
     if gradient.is_meta:
         raise UnsupportedError("path_norms of a gradient on the meta device", "give a gradient that has numbers")
-    wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+    sums = _sums_of_squares(gradient, record)
+    if shard is not None:
+        sums = shard.sum(sums)
+    a2, b2, total2, product = sums.tolist()
+    a, b = math.sqrt(a2), math.sqrt(b2)
+    return PathNorms(a, b, math.sqrt(total2), product / (a * b) if a and b else math.nan)
 
-    def squares(x: Tensor) -> Tensor:  # of each row; a whole table of doubles would take longer than its norm
-        return torch.linalg.vector_norm(x, dim=1, dtype=wide).double().square_()
 
-    each = squares(gradient)
-    total = each.sum()
-    a2, b2, ab = torch.zeros_like(total), total, torch.zeros_like(total)
+def _sums_of_squares(gradient: Tensor, record: PathRecord) -> Tensor:
+    """Return ‖A‖², ‖B‖², ‖A + B‖² and A·B [4]: sums over rows, which ranks add."""
+    squares = _row_squares(gradient)
+    total = squares.sum()
+    a2, b2, product = torch.zeros_like(total), total, torch.zeros_like(total)
     if record.pieces:
         ids, rows = record.merged()
-        ids, rows = ids.to(gradient.device), rows.to(gradient.device, wide)
-        rest = gradient[ids].to(wide).sub_(rows)
-        each[ids] = 0
-        a2, b2 = squares(rows).sum(), each.sum() + squares(rest).sum()
-        ab = torch.linalg.vecdot(rows, rest).double().sum()
-    sums = torch.stack([a2, b2, total, ab])  # over rows, so that those of ranks add
-    *found, product = (sums if shard is None else shard.sum(sums)).tolist()
-    a, b, whole = (math.sqrt(x) for x in found)
-    return PathNorms(a, b, whole, product / (a * b) if a and b else math.nan)
+        ids, rows = ids.to(gradient.device), rows.to(gradient.device, _norm_type(gradient))
+        rest = gradient[ids].to(rows.dtype).sub_(rows)
+        squares[ids] = 0
+        a2, b2 = _row_squares(rows).sum(), squares.sum() + _row_squares(rest).sum()
+        product = torch.linalg.vecdot(rows, rest).double().sum()
+    return torch.stack([a2, b2, total, product])
+
+
+def _norm_type(x: Tensor) -> torch.dtype:
+    """Return the type in which a row's norm is computed."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _row_squares(x: Tensor) -> Tensor:
+    """Return the squared norm of each row in fp64.
+
+    No whole table is converted to fp64, which would take longer.
+    """
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=_norm_type(x))
+    return norms.double().square_()
 
 
 def several(group: Any = None) -> bool:
-    """Whether several processes train together, as a group of torch or all of them."""
+    """Return whether several processes train together, as a group of torch or all of them."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
 def gather(record: PathRecord, shard: VocabularyShard | None = None, *, group: Any = None) -> PathRecord:
-    """Average the lookup path's rows over the processes of a group, as DDP averages gradients; of a `shard` its own."""
+    """Average the lookup path's rows over the processes of a group, as DDP averages gradients.
+
+    With a `shard` only its rows are returned.
+    """
     if not several(group):
         return record
-    mine = record.merged() if record.pieces else None
-    sizes: list[Any] = [None] * dist.get_world_size(group)
-    size = None if mine is None else (*mine[1].shape, mine[1].dtype, mine[1].device.type)
-    dist.all_gather_object(sizes, size, group=group)
-    pieces = [] if not any(sizes) else _exchanged(mine, sizes, group)
+    rows = _PathRows(*record.merged()) if record.pieces else None
+    summary = None if rows is None else rows.summary()
+    summaries: list[_RowSummary | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(summaries, summary, group=group)
+    pieces = _exchanged(rows, summaries, group)
     if shard is not None:
-        pieces = [(rows, r[at]) for i, r in pieces for at, rows in [shard.own(i)]]
-    return PathRecord(pieces)
+        pieces = [_rows_of_shard(piece, shard) for piece in pieces]
+    return PathRecord([(piece.ids, piece.rows) for piece in pieces])
 
 
-def _exchanged(mine: tuple[Tensor, Tensor] | None, sizes: list[Any], group: Any) -> list[tuple[Tensor, Tensor]]:
-    """Tokens and rows of every process, divided by their number, on the device of this one's rows.
+class _RowSummary(NamedTuple):
+    """Sizes and types of one process's rows, by which another makes room for them."""
 
-    `sizes` has the rows, width, type and kind of device of each process; None where its record is empty.
+    rows: int
+    width: int
+    dtype: torch.dtype
+    device: str  # its kind
+
+
+class _PathRows(NamedTuple):
+    """Tokens [n] and their rows [n, E]."""
+
+    ids: Tensor
+    rows: Tensor
+
+    def summary(self) -> _RowSummary:
+        """Return sizes and types."""
+        count, width = self.rows.shape
+        return _RowSummary(count, width, self.rows.dtype, self.rows.device.type)
+
+
+def _rows_of_shard(piece: _PathRows, shard: VocabularyShard) -> _PathRows:
+    """Return the rows of tokens that this rank has, by their local rows."""
+    at, local_ids = shard.own(piece.ids)
+    return _PathRows(local_ids, piece.rows[at])
+
+
+def _exchanged(mine: _PathRows | None, summaries: list[_RowSummary | None], group: Any) -> list[_PathRows]:
+    """Return the rows of every process, divided by their number.
+
+    They are on the device of this process's rows. `summaries` has one of each process; None where its record is empty.
     """
-    _, width, dtype, kind = next(one for one in sizes if one is not None)
-    counts = [0 if one is None else one[0] for one in sizes]
-    home = _device_of_rank(kind) if mine is None else mine[1].device
+    first = next((summary for summary in summaries if summary is not None), None)
+    if first is None:
+        return []
+    counts = [0 if summary is None else summary.rows for summary in summaries]
+    home = _device_of_rank(first.device) if mine is None else mine.rows.device
     carrier = _carrier(home, str(dist.get_backend(group)))
+    # all processes send tensors of one size, which the largest record fills
     ids = torch.zeros(max(counts), dtype=torch.long, device=carrier)
-    rows = torch.zeros(max(counts), width, dtype=dtype, device=carrier)
+    rows = torch.zeros(max(counts), first.width, dtype=first.dtype, device=carrier)
     if mine is not None:
-        ids[: len(mine[0])], rows[: len(mine[1])] = mine
-    all_ids, all_rows = ([torch.empty_like(x) for _ in sizes] for x in (ids, rows))
+        ids[: len(mine.ids)], rows[: len(mine.rows)] = mine
+    all_ids, all_rows = ([torch.empty_like(x) for _ in summaries] for x in (ids, rows))
     dist.all_gather(all_ids, ids, group=group)
     dist.all_gather(all_rows, rows, group=group)
-    triples = zip(all_ids, all_rows, counts, strict=True)
-    return [(i[:n].to(home), r[:n].to(home) / len(sizes)) for i, r, n in triples if n]
+    pieces = []
+    for some_ids, some_rows, count in zip(all_ids, all_rows, counts, strict=True):
+        if count:
+            mean = some_rows[:count].to(home) / len(summaries)
+            pieces.append(_PathRows(some_ids[:count].to(home), mean))
+    return pieces
 
 
 def _device_of_rank(kind: str) -> torch.device:
-    """Device of this process, of a kind: where the gradients are of a process that has recorded nothing."""
+    """Return this process's device of a kind, for gradients of one that has recorded nothing."""
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def _carrier(home: torch.device, backend: str) -> torch.device:
-    """Device whose tensors the collectives of a group with this backend take."""
+    """Return the device whose tensors the collectives of this backend take."""
     if backend == "gloo":
         return torch.device("cpu")
     return _device_of_rank("cuda") if backend == "nccl" else home
@@ -249,6 +318,7 @@ def _carrier(home: torch.device, backend: str) -> torch.device:
 class _TiedLookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
+        """Return the rows, and a view of the table."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(ids)
         ctx.shape, ctx.options = table.shape, options
@@ -256,21 +326,14 @@ class _TiedLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, row_grad: Tensor | None, table_grad: Tensor | None) -> tuple[Tensor | None, None, None]:
+        """Return the table's gradient: that of the head path, with the lookup path added in place."""
         if torch.is_grad_enabled():
             fix = "look up with torch.nn.functional.embedding where create_graph=True is needed"
             raise UnsupportedError("the one-buffer lookup has no second derivative", fix)
         options: LookupOptions = ctx.options
         if row_grad is not None:
             ids = ctx.saved_tensors[0].reshape(-1)
-            rows = row_grad.reshape(len(ids), ctx.shape[1])
-            if options.alpha != 1.0:
-                rows = rows * options.alpha
-            for stopped in (options.stop_lookup, options.stop_both):
-                if stopped is not None:
-                    rows = rows.masked_fill((ids == stopped)[:, None], 0)
-            if options.record is not None:
-                ids, rows = _distinct(ids, rows) if devices.is_cpu(rows) else (ids, rows)
-                options.record.add(ids, rows)
+            ids, rows = _lookup_rows(ids, row_grad.reshape(len(ids), ctx.shape[1]), options)
             into = options.into
             if into is None:  # an expanded gradient has no memory of its own to add into
                 table_grad = row_grad.new_zeros(ctx.shape) if table_grad is None else table_grad.contiguous()
@@ -281,8 +344,23 @@ class _TiedLookup(torch.autograd.Function):
         return table_grad, None, None
 
 
+def _lookup_rows(ids: Tensor, rows: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
+    """Return the tokens and gradient rows of the lookup path that `options` leave, and record them."""
+    if options.alpha != 1.0:
+        rows = rows * options.alpha
+    for stopped in (options.stop_lookup, options.stop_both):
+        if stopped is not None:
+            rows = rows.masked_fill((ids == stopped)[:, None], 0)
+    if options.record is not None:
+        if devices.is_cpu(rows):
+            ids, rows = _distinct(ids, rows)
+        options.record.add(ids, rows)
+    return ids, rows
+
+
 def _distinct(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    distinct, where = ids.unique(return_inverse=True)
+    """Return the distinct tokens, and their rows summed in fp32 or wider."""
+    distinct, where = torch.unique(ids, return_inverse=True)
     wide = rows if rows.dtype == torch.float64 else rows.float()
     return distinct, wide.new_zeros(len(distinct), rows.shape[1]).index_add_(0, where, wide)
 
