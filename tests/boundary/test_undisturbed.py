@@ -182,7 +182,7 @@ def test_an_error_after_verification_leaves_the_installed_model_as_it_was(monkey
     inputs = batch(model)
     share = model(**inputs, num_items_in_batch=1000).loss
     assert share < 0.1 * model(**inputs).loss
-    monkeypatch.setattr("tiewise.boundary.verify.shifts_labels", lambda *_: 1 / 0)
+    monkeypatch.setattr("tiewise.boundary.label_accounting.shifts_labels", lambda *_: 1 / 0)
     with unchanged(model), pytest.raises(ZeroDivisionError):
         tiewise.install(model)
     assert torch.equal(model(**inputs, num_items_in_batch=1000).loss, share)

@@ -5,7 +5,8 @@ import torch
 import transformers as tr
 from tiny_models import FAMILIES, batch, variant
 
-from tiewise.boundary.verify import counts_items, run, shifts_labels
+from tiewise.boundary.label_accounting import counts_items, shifts_labels
+from tiewise.boundary.random_batch import run
 
 MOE = {"num_local_experts": 4, "output_router_logits": True}  # its loss is not 0 where no label counts
 # its decoder starts with the last label, and so cannot start where every label is ignored

@@ -19,9 +19,9 @@ from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.boundary.sharing.share  # noqa: F401  (its entry of a config)
 from tiewise.boundary.install import build_into
+from tiewise.boundary.own_classes import plain_copy as plain_copy
 from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, is_family, register
 from tiewise.boundary.saved import TiewiseConfig as TiewiseConfig
-from tiewise.boundary.verify import plain_copy as plain_copy
 from tiewise.core.errors import InstallError, TiewiseWarning
 
 register()

@@ -20,15 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import tiewise.boundary.config_entry  # noqa: F401  (its entry of a config)
 from tiewise.boundary.boundary import penalty_of
 from tiewise.boundary.declare_tying import declare_tying, own_config
 from tiewise.boundary.decoding import decoding
 from tiewise.boundary.journal import Journal
+from tiewise.boundary.label_accounting import FusedLabelSmoother, correct_accounting
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import locate
 from tiewise.boundary.ops.exact_top import ExactTop
 from tiewise.boundary.ops.path_gradient import PathRecord
 from tiewise.boundary.optimizer_state import merge, replace_tables, split, state_of
+from tiewise.boundary.own_classes import required_link
+from tiewise.boundary.random_batch import Batch, random_batch
 from tiewise.boundary.recorded_logits import Counts
 from tiewise.boundary.saved import BASE, ENTRY, NAME, declare_family, link_of, on_meta
 from tiewise.boundary.sharded_tables import (
@@ -41,7 +45,7 @@ from tiewise.boundary.sharded_tables import (
 from tiewise.boundary.table_norms import norms_of_one_table, norms_of_two_tables
 from tiewise.boundary.undisturbed import generator_states, restore_generators
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
-from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, required_link, verify
+from tiewise.boundary.verify import verify
 from tiewise.boundary.watch import unwatch
 from tiewise.checkpoint.families import family
 from tiewise.core.backends import PathNorms

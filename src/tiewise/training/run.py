@@ -34,11 +34,11 @@ from transformers.utils import logging
 
 from tiewise.boundary.install import Installed
 from tiewise.boundary.ops.fast_products import fast_products
+from tiewise.boundary.own_classes import plain_copy
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.schedule import tie_at, untie_at
 from tiewise.boundary.sharded_tables import fill
 from tiewise.boundary.undisturbed import kept_generators
-from tiewise.boundary.verify import plain_copy
 from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
 from tiewise.core.files import from_record, to_record

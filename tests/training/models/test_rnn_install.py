@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiewise.hf
 from tiewise.boundary.install import install
+from tiewise.boundary.own_classes import in_own_classes
 from tiewise.boundary.saved import link_of
-from tiewise.boundary.verify import in_own_classes
 from tiewise.checkpoint.rewrite import densify
 from tiewise.core.errors import TiewiseError
 from tiewise.training.models import RNNLM, RNNConfig, detached

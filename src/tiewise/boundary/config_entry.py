@@ -1,0 +1,36 @@
+"""The config entry of an installed boundary: built into a model that transformers makes from its config."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from tiewise.boundary.journal import Journal
+from tiewise.boundary.label_accounting import correct_accounting
+from tiewise.boundary.link import Link, attach
+from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, link_of
+from tiewise.core.errors import TiewiseWarning
+from tiewise.core.spec import BoundarySpec
+
+
+def _build(model: Any, value: Any) -> None:
+    """Attach the boundary that the entry's value names, before the model has weights."""
+    spec = BoundarySpec.parse(value)
+    if spec.plain and model.get_output_embeddings() is None:
+        return  # a part without a head: its table is as every loader reads it
+    attach(model, spec, Journal(), loading=True)
+
+
+def _account(model: Any) -> None:
+    """Correct the accounting of labels once the model has its values; warn where it does not run yet."""
+    link: Link | None = link_of(model)
+    try:
+        if link is not None:
+            correct_accounting(model, link)
+    except Exception as error:  # any family may need any input
+        what = f"{type(model).plain_class.__name__}: how its loss counts labels could not be asked ({error})"
+        fix = "call tiewise.install(model, batch={...}) with the inputs that it needs before a Trainer is built"
+        warnings.warn(f"{what}; {fix}", TiewiseWarning, stacklevel=4)
+
+
+ENTRIES[ENTRY] = Entry(_build, _account)

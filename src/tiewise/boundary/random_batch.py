@@ -1,0 +1,71 @@
+"""A small random batch for a model, and one forward with it that leaves no trace."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tiewise.boundary.link import Link
+from tiewise.boundary.trial_runs import SEED, ordinary_ids, untraced
+from tiewise.core.errors import InstallError
+
+Batch = dict[str, Any]
+_ROWS, _LENGTH = 2, 8
+# labels [B] of pairs of sentences, without which BERT's and ALBERT's pretraining classes compute no loss at all
+_PAIR_LABELS = ("next_sentence_label", "sentence_order_label")
+
+
+def random_batch(model: Any, link: Link) -> Batch:
+    """Draw token ids and labels [2, 8] without the special ids, and labels of pairs [2], on the model's device."""
+    accepted = inspect.signature(model.forward).parameters
+    if "labels" not in accepted:
+        fix = "install works on models that compute their loss from labels"
+        raise InstallError(f"{type(model).__name__}.forward takes no labels", fix)
+    input_rows = min(len(lookup.weight) for lookup in link.lookups)
+    output_rows = len(link.head.weight)
+    # fewer where one table serves two vocabularies
+    output_vocab = getattr(model.config.get_text_config(), "output_vocab_size", None) or output_rows
+    source = torch.Generator().manual_seed(SEED)
+    shape = (_ROWS, _LENGTH)
+    batch = {
+        "input_ids": ordinary_ids(model, input_rows, shape, source),
+        "labels": ordinary_ids(model, min(output_vocab, output_rows), shape, source),
+    }
+    for name in _PAIR_LABELS:
+        if name in accepted:
+            batch[name] = torch.arange(_ROWS, device="cpu") % 2
+    return {name: ids.to(link.head.weight.device) for name, ids in batch.items()}
+
+
+class LossAndLogits(NamedTuple):
+    """Loss of one forward, and its logits as the model returned them."""
+
+    loss: Tensor
+    logits: Any
+
+
+def run(model: Any, batch: Batch, *, training: bool = False) -> LossAndLogits:
+    """Run one forward that leaves no trace, and return its loss and logits."""
+    output = untraced(model, batch, training=training)
+    if isinstance(output, dict):
+        loss = output.get("loss")
+        logits = next((value for key, value in output.items() if "logits" in key), None)
+    else:
+        loss, logits = output[0], output[1]
+    if not isinstance(loss, Tensor) or loss.dim():  # a tuple without a loss begins with the logits
+        raise _no_loss(model, batch)
+    return LossAndLogits(loss, logits)
+
+
+def _no_loss(model: Any, batch: Batch) -> InstallError:
+    """Say that a model computed no loss, and which other labels it accepts that may be the reason."""
+    accepted = inspect.signature(model.forward).parameters
+    absent = [name for name in accepted if name.endswith(("label", "labels")) and name not in batch]
+    fix = "pass batch={...} with all inputs that its loss needs"
+    if absent:
+        fix += f"; this batch lacks {', '.join(absent)}"
+    kind = getattr(type(model), "plain_class", type(model)).__name__
+    return InstallError(f"{kind} computed no loss from {', '.join(batch)}", fix)
