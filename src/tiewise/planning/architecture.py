@@ -1,4 +1,4 @@
-"""What a model is made of, every parameter by component; what a choice leaves of it, and from where on it pays.
+"""Parts of a model, every parameter by component; counts under a choice, and from where on the choice pays.
 
 Count           one component: what is stored, what a token is multiplied by, what it reads
 LayerCounts     attention and ffn, each with its norms, and what belongs to neither alone
@@ -35,7 +35,7 @@ Counts = Mapping[str, "Count"]  # by component
 
 @dataclass(frozen=True)
 class Count:
-    """Parameters of one component; the three differ where a token does not use everything that is stored."""
+    """Parameters of one component. The three differ where a token does not use everything that is stored."""
 
     parameters: int = 0  # what is stored
     multiplied: int = 0  # weights that one token is multiplied by (2 FLOPs each, forward): 0 for norms, biases, lookups
@@ -110,14 +110,14 @@ class Heads:
 
     @classmethod
     def of(cls, d: int, count: int, kv: int | None = None, width: int | None = None) -> Heads:
-        """As many of keys and values as of queries, D / heads wide, unless said; PlanError where they do not fit."""
+        """As many of keys and values as of queries, D / heads wide, unless said. PlanError where they do not fit."""
         if kv is not None and count % kv:
             fix = "the key-value heads must divide the heads"
             raise PlanError(f"{count} heads cannot be grouped over {kv} key-value heads", fix)
         return cls(count, width or even(d, count), kv or count)
 
     def maps(self, d: int, bias: bool = False, out_bias: bool = False, norms: int = 0) -> Count:
-        """Query, key, value and output maps in a model of width `d`; `norms` of queries and keys, or sinks."""
+        """Query, key, value and output maps in a model of width `d`. `norms` of queries and keys, or sinks."""
         queries, keys = self.count * self.width, self.kv * self.width
         inward = linear(d, queries, bias) + linear(d, keys, bias).times(2)
         return inward + linear(queries, d, out_bias) + elementwise(norms)
@@ -134,7 +134,7 @@ class LayerCounts:
 
 @dataclass(frozen=True)
 class AppliedLayers:
-    """Layers in the order in which they are applied; `sharing` says which of them are one in the stored model."""
+    """Layers in the order in which they are applied. `sharing` says which of them are one in the stored model."""
 
     name: str  # encoder or decoder
     layers: tuple[LayerCounts, ...]
@@ -208,7 +208,7 @@ class Architecture:
 
     @property
     def kind(self) -> str:
-        """A decoder, encoder or encoder–decoder, or a recurrent state in place of attention; "" where not known."""
+        """A decoder, encoder or encoder–decoder, or a recurrent state in place of attention. "" where not known."""
         recurrent = any(stack.heads.state for stack in self.stacks)
         return "recurrent model" if recurrent else "–".join(stack.name for stack in self.stacks)
 
@@ -218,11 +218,11 @@ class Architecture:
         return sum(len(stack.layers) for stack in self.stacks)
 
     def body(self, sharing: SharingSpec) -> dict[str, Count]:
-        """Count what is unique under `sharing`, all but the tables and what stands at them; raises as `stored`."""
+        """Count what is unique under `sharing`, all but the tables and what stands at them. Raises as `stored`."""
         return merged(self.around, *(stack.stored(sharing) for stack in self.stacks))
 
     def parameters(self) -> Mapping[str, int]:
-        """Unique parameters by component of the model as it is; a tied table is counted once, at the input."""
+        """Unique parameters by component of the model as it is. A tied table is counted once, at the input."""
         found = budget(self, self.boundary, self.sharing).parameters
         biases = self.ends.vocab * self.ends.head_biases  # of which a boundary keeps one
         return {name: biases if name == "head_bias" else count for name, count in found.items()}
@@ -319,7 +319,9 @@ def _maps_between(boundary: BoundarySpec, width: int) -> Count:
 def thresholds(
     vocab: int, d: int, body: int | None, head: bool = True, estimated: bool = False
 ) -> list[dict[str, Any]]:
-    """Every formula with its value: from where on tying and factoring pay; without those of tying where nothing ties.
+    """Every formula with its value: from where on tying and factoring pay.
+
+    Without a `head`, nothing ties, and formulas of tying are left out.
 
     With a body of B parameters (all but the tables; c = B / d², which is 12 L for L plain layers), tying saves V·d of
     2·V·d + B. That is more than a share s where V/d > c·s / (1 − 2s), and never where s ≥ ½. `here` is the model's own
@@ -355,7 +357,7 @@ def thresholds(
 def _threshold(
     name: str, formula: str, value: float | None, here: float | None = None, estimated: bool = False
 ) -> dict[str, Any]:
-    """Return the record of a threshold, rounded if it is `estimated`; `here` is the model's own figure."""
+    """Return the record of a threshold, rounded if it is `estimated`. `here` is the model's own figure."""
     is_rounded = estimated and value is not None
     if value is not None and estimated:
         value = rounded(value)

@@ -1,4 +1,4 @@
-"""Public language models: vocabulary, width, depth, and whether they tie; each row says how far it was checked.
+"""Public language models: vocabulary, width, depth, and whether they tie. Each row says how far it was checked.
 
 `data/models.json` has one model a line. A row's `config` holds the sizes of its class in transformers' own keys,
 so that a model can be planned like it; `parameters` is what transformers 5.23 counts when it builds that config on the
@@ -52,7 +52,7 @@ class Model:
 
     @property
     def table_share(self) -> float | None:
-        """Share of the whole that its table or two tables, each V · E, hold; None where something is not known."""
+        """Share of the whole that its table or two tables, each V · E, hold. None where something is not known."""
         if self.vocab is None or self.parameters is None or self.tied is None:
             return None
         tables = 1 if self.tied else 2
@@ -154,7 +154,7 @@ def _has_size(model: Model, least: float | None, most: float | None) -> bool:
 
 
 def find(name: str) -> Model:
-    """Return the row of this name; case, spaces and an owner before a slash do not matter.
+    """Return the row of this name. Case, spaces and an owner before a slash do not matter.
 
     Raises:
         PlanError: there is none; the message names the closest.

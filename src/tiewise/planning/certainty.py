@@ -98,7 +98,7 @@ def _uncertain_costs(choice: dict[str, Any], budget: Budget) -> tuple[list[str],
 
 
 def _changed(value: Any, path: Sequence[str], change: Callable[[float], Any]) -> Any:
-    """Return `value` with `change` made to every number at or below `path`; a list is entered item by item."""
+    """Return `value` with `change` made to every number at or below `path`. A list is entered item by item."""
     if isinstance(value, list):
         return [_changed(item, path, change) for item in value]
     if path:

@@ -20,7 +20,7 @@ LANGUAGE_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGe
 
 
 class Config:
-    """Values of one model's config, read by the usual names; each reader raises `PlanError` for what cannot be."""
+    """Values of one model's config, read by the usual names. Each reader raises `PlanError` for what cannot be."""
 
     def __init__(self, values: Mapping[str, Any], family: str) -> None:
         self.values, self.family = values, family
@@ -28,7 +28,7 @@ class Config:
         self.defaults, self.names = self.record.keys.defaults, self.record.keys.names
 
     def get(self, key: str, otherwise: Any = None) -> Any:
-        """Value of `key`, under its usual or the family's own name; `otherwise` for null, and where there is none."""
+        """Value of `key`, under its usual or the family's own name. `otherwise` for null, and where there is none."""
         names = (self.names.get(key, key), key)
         for values in (self.values, self.defaults):
             for name in names:

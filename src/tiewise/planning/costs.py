@@ -1,4 +1,4 @@
-"""Costs of a choice: bytes on disk, in training, per decoded token and per rank; operations; the first loss.
+"""Costs of a choice: bytes on disk, in training, per token and per rank; operations; the first loss.
 
 Exact but for the activations, which are an estimate. Collectives are counted as rings send them, per rank: an
 all-reduce of n bytes over p ranks sends 2(p−1)/p·n, an all-gather or reduce-scatter (p−1)/p·n, n being the whole and
@@ -161,7 +161,7 @@ def logits_bytes(tokens: int, vocab: int, width: int, dtype: str) -> dict[str, i
 
 
 def decode_bytes(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, int] | None:
-    """Return bytes moved to decode one token of one sequence at a context of T; None of a model without a decoder."""
+    """Return bytes moved to decode one token of one sequence at a context of T. None of a model without a decoder."""
     stack = next((s for s in architecture.stacks if s.name == "decoder"), None)
     if stack is None or budget.read is None:
         return None
@@ -317,7 +317,7 @@ def _gathered_bytes(layout: WorldLayout, columns: TableColumns, setting: Setting
 
 
 def _loss_bytes(layout: WorldLayout, width: int, setting: Setting, vocab: int) -> int:
-    """Return the peak of logits and loss on one rank; a stock loss sees the logits of all words."""
+    """Return the peak of logits and loss on one rank. A stock loss sees the logits of all words."""
     if layout.kept:
         return logits_bytes(layout.fsdp * setting.tokens, layout.rows(vocab), width, setting.dtype)["fused_cuda"]
     if layout.stock:
@@ -328,7 +328,7 @@ def _loss_bytes(layout: WorldLayout, width: int, setting: Setting, vocab: int) -
 def _break_even_tokens(
     layout: WorldLayout, wire: dict[str, int], budget: Budget, setting: Setting, vocab: int, head: bool
 ) -> int | None:
-    """Return N of one rank below which hidden states are fewer bytes than tables; None if none travel."""
+    """Return N of one rank below which hidden states are fewer bytes than tables. None if none travel."""
     per_table = sum(wire[cause] for cause in BY_TABLE)
     per_token = sum(wire.values()) - per_table
     if not per_token:
@@ -375,7 +375,7 @@ def first_loss(
     std: float | None = None,
     length: int = POSITIONS,
 ) -> dict[str, Any] | None:
-    """Return the expected nll (nats) of a uniformly random target at step 0; None without a head over words.
+    """Return the expected nll (nats) of a uniformly random target at step 0. None without a head over words.
 
     `std` is of tables (unless the boundary's `init` says otherwise) and body, None the config's. `length` is T: early
     positions average fewer others. `own` is the mean cosine between hidden state and the token's own row where tables

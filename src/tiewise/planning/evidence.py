@@ -133,7 +133,7 @@ def in_words(factors: Mapping[str, float]) -> str:
 
 
 def holds(sizes: Mapping[str, float]) -> bool:
-    """Return whether trained models enclose these sizes; a size that all of them share must be that one."""
+    """Return whether trained models enclose these sizes. A size that all of them share must be that one."""
     axes = _varied(sizes)
     points = sorted({logs(row, axes) for row in rows()})
     if beyond(sizes):

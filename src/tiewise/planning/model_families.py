@@ -36,7 +36,7 @@ from tiewise.planning.first_loss import ACTIVATIONS, FreshBody
 
 @dataclass(frozen=True)
 class Experts:
-    """A router and `count` experts, of which a token uses `chosen`; perhaps a shared expert, perhaps behind a gate."""
+    """A router and `count` experts, of which a token uses `chosen`. Perhaps a shared expert, perhaps behind a gate."""
 
     count: int
     chosen: int
@@ -391,7 +391,7 @@ def _bert_table_width(c: Config) -> int:
 
 
 def _bert_layers(c: Config) -> AppliedLayers:
-    """Read the layers of a post-norm encoder, with its embeddings; those of ALBERT are groups of layers."""
+    """Read the layers of a post-norm encoder, with its embeddings. Those of ALBERT are groups of layers."""
     d, count = c.size("hidden_size"), c.size("num_attention_heads")
     ffn = c.size("hidden_dim" if c.family == "distilbert" else "intermediate_size")
     types = 0 if c.family == "distilbert" else c.size("type_vocab_size")

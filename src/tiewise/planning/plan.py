@@ -1,4 +1,4 @@
-"""`plan`: what every choice of boundary and sharing costs one model, side by side.
+"""`plan`: costs of every choice of boundary and sharing for one model, side by side.
 
 plan("qwen3-0.6b", boundaries=("tied", "untied", "factored:128"), share=("none", "all")).record()
 plan("path/to/config.json")
@@ -35,7 +35,7 @@ Described = str | os.PathLike[str] | Mapping[str, Any] | Sizes | catalogue.Model
 class Plan:
     """All choices of one model, side by side; its `repr` is their table, for a notebook."""
 
-    name: str  # what the model was asked for by
+    name: str  # as the caller named the model
     architecture: Architecture
     setting: Setting
     choices: tuple[dict[str, Any], ...]  # every boundary with every sharing, as `record` has them
@@ -44,39 +44,60 @@ class Plan:
         return as_text(self.record())
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it; null in place of the model's boundary where it has no head.
+        """Everything as JSON takes it. Null in place of the model's boundary where it has no head.
 
         All that is shown of a plan is made of this: see `plan_rows`.
         """
         a, ends = self.architecture, self.architecture.ends
         untied = budget(a, BoundarySpec("untied"), SharingSpec())
-        size = {"width": a.width, "layers": a.layers, "vocab": ends.vocab}
+        body = None if a.not_counted else untied.total - untied.tables
         nearest = catalogue.neighbours(ends.vocab, a.width, a.layers, but=(self.name,))
-        of_all = self.setting.tokens * DTYPES[self.setting.dtype]
-        model = {"name": self.name, "family": a.family, **size, "table_width": ends.width, "share": str(a.sharing)}
-        model |= {"boundary": str(a.boundary) if ends.head else None, "estimated": a.estimated, "notes": list(a.notes)}
-        model |= {
+        sizes = {"width": a.width, "layers": a.layers, "vocab": ends.vocab}
+        known_sizes = {name: size for name, size in sizes.items() if size}
+        record = {
+            "model": self._model_record(),
+            "setting": self.setting.record(),
+            "choices": list(self.choices),
+            "activation_bytes": self._activation_bytes(),
+            "thresholds": thresholds(ends.vocab, ends.width, body, ends.head, a.estimated),
+            "neighbours": [row.record() for row in nearest],
+            "atlas": near(known_sizes, a.kind) if ends.head else None,
+        }
+        return {**record, "notes": remarks(record)}
+
+    def _model_record(self) -> dict[str, Any]:
+        """Return the model as it is: sizes, boundary, parameters, and how certain they are."""
+        a, ends = self.architecture, self.architecture.ends
+        return {
+            "name": self.name,
+            "family": a.family,
+            "width": a.width,
+            "layers": a.layers,
+            "vocab": ends.vocab,
+            "table_width": ends.width,
+            "share": str(a.sharing),
+            "boundary": str(a.boundary) if ends.head else None,
+            "estimated": a.estimated,
+            "notes": list(a.notes),
             "not_counted": list(a.not_counted),
             "parameters": marked_parameters({"total": a.total, **a.parameters()}, a),
         }
-        body = None if a.not_counted else untied.total - untied.tables
-        found = {
-            "model": model,
-            "setting": self.setting.record(),
-            "choices": list(self.choices),
-            # what the backward pass needs, without attention scores (fused attention) and dropout masks; every
-            # application of a layer keeps its own, so that sharing does not change it
-            "activation_bytes": {
-                # inputs of every product, norm and activation; None if the layers are not known
-                "kept": rounded(of_all * sum(len(stack.layers) * stack.saved_per_token for stack in a.stacks)) or None,
-                "checkpointed": rounded(of_all * a.layers * a.width) or None,  # one hidden state per layer
-                "estimated": True,
-            },
-            "thresholds": thresholds(ends.vocab, ends.width, body, ends.head, a.estimated),
-            "neighbours": [row.record() for row in nearest],
-            "atlas": near({name: n for name, n in size.items() if n}, a.kind) if ends.head else None,
+
+    def _activation_bytes(self) -> dict[str, Any]:
+        """Return bytes that the backward pass needs, without attention scores (fused attention) and dropout masks.
+
+        Every application of a layer keeps its own, so that sharing does not change it. None if the layers are not
+        known.
+        """
+        a = self.architecture
+        bytes_per_value = self.setting.tokens * DTYPES[self.setting.dtype]
+        inputs = sum(len(stack.layers) * stack.saved_per_token for stack in a.stacks)  # of products, norms, activations
+        hidden_states = a.layers * a.width  # one per layer
+        return {
+            "kept": rounded(bytes_per_value * inputs) or None,
+            "checkpointed": rounded(bytes_per_value * hidden_states) or None,
+            "estimated": True,
         }
-        return {**found, "notes": remarks(found)}
 
 
 def plan(
@@ -104,12 +125,15 @@ def plan(
     specs = dict.fromkeys(BoundarySpec.parse(text) for text in boundaries)
     for spec in specs:
         spec.require(PLAN)
-    sharing = [architecture.sharing] if share is None else list(dict.fromkeys(map(SharingSpec.parse, share)))
+    sharing = [architecture.sharing]
+    if share is not None:
+        sharing = list(dict.fromkeys(SharingSpec.parse(each) for each in share))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
         raise PlanError(f"{name}: its layers are not told apart", "share can be planned for families that are known")
     plainest = budget(architecture, BoundarySpec("untied"), SharingSpec()).total
     choices = []
-    for counted in (budget(architecture, *choice) for choice in product(specs, sharing)):
+    for spec, shares in product(specs, sharing):
+        counted = budget(architecture, spec, shares)
         saved = plainest - counted.total  # against the same model untied and with nothing shared
         figures = {
             "boundary": str(counted.boundary),
@@ -124,7 +148,7 @@ def plan(
 
 
 def described(model: Described) -> tuple[str, Architecture]:
-    """(what to call it, its architecture) of anything that `plan` takes; raises what it raises."""
+    """Return (name, architecture) of anything that `plan` takes; raises the same errors."""
     if isinstance(model, Architecture):
         return model.family, model
     if isinstance(model, Sizes):

@@ -45,7 +45,7 @@ def columns(record: Record) -> list[str]:
 
 
 def rows(record: Record) -> list[list[str]]:
-    """Return every figure's name and its values choice by choice; a row of one cell heads those that follow."""
+    """Return every figure's name and its values choice by choice. A row of one cell heads those that follow."""
     choices, setting = record["choices"], record["setting"]
     table = _PlanRows(choices)
     table.add_parameters()
@@ -223,7 +223,7 @@ def layout_taken(record: Record) -> list[str]:
 
 
 def _gathered_or_sharded(boundary: str, gathered: Record, sharded: Record, tokens: int) -> list[str]:
-    """Compare bytes sent and held by FSDP with gathered and with sharded tables; `tokens` are those of one rank."""
+    """Compare bytes sent and held by FSDP with gathered and with sharded tables. `tokens` are those of one rank."""
     shards = sharded["axes"]["fsdp"]
     group_tokens, limit = shards * tokens, shards * sharded["break_even_tokens"]
     better = "keep" if group_tokens < limit else "gather"
@@ -319,7 +319,7 @@ def _trained(record: Record) -> list[list[str]]:
 
 
 def how_to_be_exact(record: Record) -> str:
-    """Say what is estimated or not counted, and how to count it exactly; "" for a plan that is exact."""
+    """Say what is estimated or not counted, and how to count it exactly. "" for a plan that is exact."""
     model = record["model"]
     build = " For exact figures, add --build to the command (needs torch and transformers)."
     unknown = unknown_family(model["family"])
@@ -354,7 +354,7 @@ def neighbours(record: Record) -> list[list[str]]:
 
 
 def evidence(record: Record) -> str:
-    """Say whether the atlas speaks of this size, and what tying did at the nearest; "" where nothing can be tied."""
+    """Say whether the atlas speaks of this size, and what tying did at the nearest. "" where nothing can be tied."""
     atlas = record["atlas"]
     if atlas is None:
         return ""
@@ -454,7 +454,7 @@ def as_text(record: Record) -> str:
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines whose columns are aligned; a row of one cell stays as it is."""
+    """Return rows as lines whose columns are aligned. A row of one cell stays as it is."""
     widths = []
     for place in range(len(table[0])):
         cells = [row[place] for row in table if place < len(row)]
@@ -470,5 +470,5 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def short(count: float | None) -> str:
-    """Return a count as 7.24 B or 494 M: three digits, B for billions; a dash where it is not known."""
+    """Return a count as 7.24 B or 494 M: three digits, B for billions. A dash where it is not known."""
     return NONE if count is None else scaled(count, ("", "k", "M", "B", "T")).rstrip()

@@ -72,7 +72,7 @@ def _read(config: Mapping[str, Any]) -> Architecture:
 
 
 def unknown_family(kind: str) -> str:
-    """Return the sentence for a plan of a family that tiewise does not know; "" for any other."""
+    """Return the sentence for a plan of a family that tiewise does not know. "" for any other."""
     if kind in (GENERIC, UNNAMED):
         return "" if kind == GENERIC else family(None).unknown
     outer = family(kind.removesuffix(TEXT_PART))  # a nested config without model_type is called by its outer model
@@ -80,7 +80,7 @@ def unknown_family(kind: str) -> str:
 
 
 def other_tables(c: Config) -> Count:
-    """Tables beside the two ends that token ids index, with the maps behind them; nothing where a config has none."""
+    """Tables beside the two ends that token ids index, with the maps behind them. Nothing where a config has none."""
     rows, width = (c.size(f"{key}_per_layer_input", 0, least=0) for key in ("vocab_size", "hidden_size"))
     if rows and width:
         # Gemma 3n and 4: a row is as wide as all layers; as much is made of the hidden state, and each layer maps twice
@@ -108,7 +108,7 @@ def fresh_table(c: Config) -> tuple[float, float]:
 
 
 def _estimated(c: Config) -> Architecture:
-    """Estimate a family without a reader; if the formula leaves parts of it out, count its tables alone."""
+    """Estimate a family without a reader. If the formula leaves parts of it out, count its tables alone."""
     missing = parts_of_body(c.values, c.record)
     if not missing:
         return formula(c)
@@ -121,7 +121,10 @@ def _estimated(c: Config) -> Architecture:
 
 
 def formula(c: Config) -> Architecture:
-    """Count attention and ffn matrices by the names that most families give their sizes; of ffn widths the mean."""
+    """Count attention and ffn matrices by the names that most families give their sizes.
+
+    A list of ffn widths counts as its mean.
+    """
     sizes = Sizes(
         vocab=c.size("vocab_size"),
         width=c.size("hidden_size" if c.get("hidden_size") is not None else "d_model"),
@@ -142,7 +145,7 @@ def formula(c: Config) -> Architecture:
 
 
 def _mean_width(ffn: Any) -> Any:
-    """Return the mean of a list of widths; any other value as it is, which `Sizes` checks."""
+    """Return the mean of a list of widths. Any other value as it is, which `Sizes` checks."""
     if not isinstance(ffn, list) or not ffn:
         return ffn
     are_widths = all(type(width) is int for width in ffn)
@@ -231,7 +234,7 @@ def _built_on_meta(config: Mapping[str, Any], kind: str) -> Any:
 
 
 def _model_of(config: Any) -> Any:
-    """Return a model of the first class in `BUILT` that transformers has for a config; None if there is none."""
+    """Return a model of the first class in `BUILT` that transformers has for a config. None if there is none."""
     for name in BUILT:
         auto = getattr(transformers, f"AutoModelFor{name}", None)
         if auto is not None and type(config) in auto._model_mapping:

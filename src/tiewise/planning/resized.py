@@ -44,7 +44,7 @@ Divided = set[tuple[str, str]]  # (what, by what), as letters
 
 
 class Size(int):
-    """A whole number with the sum of products that it was made of; `divided` collects what is asked to divide."""
+    """A whole number that remembers the sum of products it was made of. `divided` collects its divisions."""
 
     made_of: dict[Product, int]
     divided: Divided
@@ -52,9 +52,10 @@ class Size(int):
     @classmethod
     def make(cls, value: int, made_of: Mapping[Product, int], divided: Divided) -> Size:
         """Return `value` as made of these products."""
-        found = cls(value)
-        found.made_of, found.divided = {of: times for of, times in made_of.items() if times}, divided
-        return found
+        size = cls(value)
+        size.made_of = {letters: times for letters, times in made_of.items() if times}
+        size.divided = divided
+        return size
 
     def __add__(self, other: int) -> Size:
         if other == 0 and not isinstance(other, Size):
@@ -84,6 +85,7 @@ class Size(int):
         return self._times(int(self) // int(other), {tuple((letter, -power) for letter, power in by): 1})
 
     def _times(self, value: int, other: Mapping[Product, int]) -> Size:
+        """Return `value` as the product of this sum and another."""
         total: Counter[Product] = Counter()
         for (ours, often), (theirs, times) in product(self.made_of.items(), other.items()):
             powers = Counter(dict(ours))
@@ -93,30 +95,32 @@ class Size(int):
 
 
 def _made_of(number: int) -> Mapping[Product, int]:
+    """Return the products of a number; a plain one is so many times the empty product."""
     return number.made_of if isinstance(number, Size) else {(): int(number)}
 
 
 def terms_of(number: int) -> Terms:
-    """Return the products that a number was made of, as texts; "" for what follows from no size."""
-    found = {}
+    """Return the products that a number was made of, as texts. "" for what follows from no size."""
+    terms = {}
     for powers, times in _made_of(number).items():
-        over, under = ("".join(letter * (sign * power) for letter, power in powers) for sign in (1, -1))
-        found[f"{over}/{under}" if under else over] = times
-    return found
+        above = "".join(letter * power for letter, power in powers)  # a power below 0 gives ""
+        below = "".join(letter * -power for letter, power in powers)
+        terms[f"{above}/{below}" if below else above] = times
+    return terms
 
 
 def resized(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return a config of the same family with other `sizes`; those that the family has no key for are left out."""
+    """Return a config of the same family with other `sizes`. Those that the family has no key for are left out."""
     keys = family(config.get("model_type")).keys
-    found = dict(config)
+    changed = dict(config)
     for name, value in sizes.items():
         for key in KEYS[name]:
-            own = keys.names.get(key, key)
-            if own in config or own in keys.defaults or key in keys.names:
-                found[own] = value
+            written = keys.names.get(key, key)
+            if written in config or written in keys.defaults or key in keys.names:
+                changed[written] = value
         if name == "width" and config.get("word_embed_proj_dim") == config.get("hidden_size"):
-            found["word_embed_proj_dim"] = value  # OPT's tables: as wide as the model, where they were
-    return found
+            changed["word_embed_proj_dim"] = value  # OPT's tables: as wide as the model, where they were
+    return changed
 
 
 def like(name: str, **sizes: int) -> dict[str, Any]:
@@ -147,7 +151,7 @@ def like(name: str, **sizes: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Growth:
-    """How the counts of one family grow with sizes; letters as in `LETTERS`, and `RANK` and `GROUPS`."""
+    """How the counts of one family grow with sizes. Letters as in `LETTERS`, and `RANK` and `GROUPS`."""
 
     sizes: Mapping[str, int]  # those that matter, as the model has them
     table_width: Terms  # E
@@ -156,13 +160,17 @@ class Growth:
     divided: Divided  # sizes that must divide others
 
     def record(self) -> dict[str, Any]:
-        """What does not depend on the sizes at hand, as JSON takes it."""
-        kept = {"table_width": self.table_width, "ends": self.ends, "body": self.body}
-        return {**kept, "divided": sorted(self.divided)}
+        """Return the terms, which do not depend on the sizes at hand, as JSON takes it."""
+        return {
+            "table_width": self.table_width,
+            "ends": self.ends,
+            "body": self.body,
+            "divided": sorted(self.divided),
+        }
 
 
 def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
-    """Run the counting of a config, or of a decoder by its sizes alone; None where its layers are not all alike."""
+    """Run the counting of a config, or of a decoder by its sizes alone. None where its layers are not all alike."""
     sizes = _sizes(model)
     if not _has_equal_layers(_at(model, sizes)):
         return None
@@ -224,25 +232,45 @@ def _terms_of_body(one: Architecture, two: Architecture, kind: str, depth: Size,
 
 
 def _sizes(model: Mapping[str, Any] | Sizes) -> dict[str, int]:
-    """All sizes that a config has or its class would take, in the order of `LETTERS`."""
+    """Return all sizes that a config has or its class would take, in the order of `LETTERS`."""
     if isinstance(model, Sizes):
-        found = {name: getattr(model, name) for name in KEYS}
+        sizes = {name: getattr(model, name) for name in KEYS}
     else:
         config = Config(model, str(model["model_type"]))
-        found = {name: next(filter(None, map(config.get, keys)), None) for name, keys in KEYS.items()}
-    usual = {"ffn": 4 * found["width"], "kv_heads": found["heads"]}
-    return {name: usual[name] if value is None else value for name, value in found.items()}
+        sizes = {name: _first_value(config, keys) for name, keys in KEYS.items()}
+    if sizes["ffn"] is None:
+        sizes["ffn"] = 4 * sizes["width"]
+    if sizes["kv_heads"] is None:
+        sizes["kv_heads"] = sizes["heads"]
+    return sizes
+
+
+def _first_value(config: Config, keys: Iterable[str]) -> Any:
+    """Return the first value of these keys that is neither null nor 0; None without one."""
+    return next((config.get(key) for key in keys if config.get(key)), None)
 
 
 def _at(model: Mapping[str, Any] | Sizes, sizes: Mapping[str, int]) -> Architecture:
-    return from_sizes(Sizes(**sizes, gated=model.gated)) if isinstance(model, Sizes) else read(resized(model, sizes))
+    """Return the architecture of a model at other sizes."""
+    if isinstance(model, Sizes):
+        return from_sizes(Sizes(**sizes, gated=model.gated))
+    return read(resized(model, sizes))
 
 
 def _traced(sizes: Mapping[str, int], divided: Divided) -> dict[str, int]:
     """Return sizes that remember their letters. Layers are counted one by one: their number is no factor yet."""
-    made = {name: Size.make(value, {((LETTERS[name], 1),): 1}, divided) for name, value in sizes.items()}
-    return {name: sizes[name] if name == "layers" else size for name, size in made.items()}
+    traced: dict[str, int] = {}
+    for name, value in sizes.items():
+        if name == "layers":
+            traced[name] = value
+        else:
+            traced[name] = Size.make(value, {((LETTERS[name], 1),): 1}, divided)
+    return traced
 
 
 def _letters(terms: Iterable[Terms]) -> set[str]:
-    return {letter for each in terms for product in each for letter in product}
+    """Return all letters of these terms."""
+    letters: set[str] = set()
+    for each in terms:
+        letters.update(*each)
+    return letters

@@ -128,7 +128,9 @@ def _distinct_products(points: Array) -> tuple[tuple[int, int], ...]:
 
 
 def leave_one_out(points: Array, values: Array, errors: Array, seeds: Array) -> list[tuple[Estimate, bool]]:
-    """Predict every setting from the others, as it was measured, with its seeds; and whether their hull holds it.
+    """Predict every setting from the others, as it was measured, with its seeds.
+
+    The second of a pair says whether the hull of the others holds the setting.
 
     Others stand elsewhere: what was measured at the same place is left out with it. Empty where they are too few.
     """

@@ -1,4 +1,4 @@
-"""Parts of a model that no formula of this package counts: by its model type, or by the keys of its config.
+"""Parts of a model that no formula counts: by its model type, or by the keys of its config.
 
 parts_of_body(config, known)     experts, state-space layers, low-rank attention, layers of several kinds, …
 towers(config)                   models for images or sound that stand beside the language model
@@ -17,7 +17,7 @@ from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import Family
 from tiewise.planning.config import LANGUAGE_HEADS
 
-# What a part is called, and how configs name its sizes.
+# Name of a part → how configs name its sizes.
 PARTS = {
     "experts": r"expert|moe",
     "state-space or recurrent layers": r"mamba|ssm|rwkv|lru_|retention|time_step|^state_size$|conv_kernel|^d_conv$"
@@ -36,29 +36,39 @@ TOWER = re.compile(r"vision|visual|image|img|video|audio|speech|vit_|qformer|per
 
 
 def parts_of_body(config: Mapping[str, Any], known: Family) -> tuple[str, ...]:
-    """Name each part that the generic formula leaves out, with the key that shows it; empty if there is none."""
-    found = [f"{part} ({key})" for part, names in PARTS.items() if (key := _first_set(config, re.compile(names)))]
-    kinds = next((key for key, value in config.items() if KINDS_OF_LAYERS.search(key) and _differ(value)), None)
-    if kinds is not None:
-        found.append(f"layers of several kinds ({kinds})")
-    if not found and known.has_uncounted_parts:
-        found.append(f"what a layer of {known.model_type} has besides plain attention and ffn matrices")
-    return tuple(found)
+    """Name each part that the generic formula leaves out, with the key that shows it. Empty if there is none."""
+    parts = []
+    for part, names in PARTS.items():
+        key = _first_set(config, re.compile(names))
+        if key is not None:
+            parts.append(f"{part} ({key})")
+    kinds = [key for key, value in config.items() if KINDS_OF_LAYERS.search(key) and _differ(value)]
+    if kinds:
+        parts.append(f"layers of several kinds ({kinds[0]})")
+    if not parts and known.has_uncounted_parts:
+        parts.append(f"what a layer of {known.model_type} has besides plain attention and ffn matrices")
+    return tuple(parts)
 
 
 def towers(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name what stands beside the text model of a config that nests it."""
-    found = [key for key, value in config.items() if TOWER.search(key) and isinstance(value, Mapping | str) and value]
-    return tuple(f"{key.removesuffix('_config')} tower ({key})" for key in found) or (
-        f"what {config.get('model_type', 'the model')} has besides text_config",
-    )
+    """Name the parts next to the text model of a config that nests it."""
+    keys = [key for key, value in config.items() if TOWER.search(key) and _describes_part(value)]
+    if not keys:
+        return (f"what {config.get('model_type', 'the model')} has besides text_config",)
+    return tuple(f"{key.removesuffix('_config')} tower ({key})" for key in keys)
+
+
+def _describes_part(value: Any) -> bool:
+    """Return whether a value is a config or a name, and not empty."""
+    return isinstance(value, Mapping | str) and bool(value)
 
 
 def has_token_head(config: Mapping[str, Any]) -> bool:
-    """Return whether the class has a token head; a class that nobody named is the one of its type."""
-    named = config.get("architectures")
-    if isinstance(named, list) and named and isinstance(named[0], str):
-        return named[0].endswith(LANGUAGE_HEADS) or not named[0].endswith(("Model", "Classification", "Answering"))
+    """Return whether the class has a token head. A class that nobody named is the one of its type."""
+    classes = config.get("architectures")
+    if isinstance(classes, list) and classes and isinstance(classes[0], str):
+        name = classes[0]
+        return name.endswith(LANGUAGE_HEADS) or not name.endswith(("Model", "Classification", "Answering"))
     return not family(config.get("model_type")).is_headless
 
 
