@@ -20,7 +20,7 @@ from cli_tiny import TINY, refused, write_text
 from launched import PATIENCE, curves, ended, free_port, launch, trains, until
 
 from tiewise.core.errors import RunError, progress
-from tiewise.training import launchers, workers
+from tiewise.training import launchers, remote_worker
 from tiewise.training.folder import locked
 from tiewise.training.launchers import OnRay
 
@@ -253,16 +253,16 @@ def test_as_many_at_a_time_as_asked_or_as_there_are_with_the_most_threads(tmp_pa
 
 
 def test_a_machine_that_sees_another_folder_or_has_other_packages_says_so(tmp_path, monkeypatch):
-    (tmp_path / workers.TOKEN).write_text("mine")
-    assert workers.fault(str(tmp_path), "mine", workers.installed()) is None
-    monkeypatch.setattr(workers, "_PATIENCE", 0.1)
+    (tmp_path / remote_worker.TOKEN).write_text("mine")
+    assert remote_worker.fault(str(tmp_path), "mine", remote_worker.installed()) is None
+    monkeypatch.setattr(remote_worker, "_PATIENCE", 0.1)
     for folder, token in ((tmp_path, "other"), (tmp_path / "elsewhere", "mine")):
-        what, fix = workers.fault(str(folder), token, workers.installed())
+        what, fix = remote_worker.fault(str(folder), token, remote_worker.installed())
         assert what == f"does not see {folder} as it is here"
         assert fix.startswith("give an --out on a file system")
-    what, fix = workers.fault(str(tmp_path), "mine", "tiewise 0.0.1, torch 1.0, Python 3.9")
+    what, fix = remote_worker.fault(str(tmp_path), "mine", "tiewise 0.0.1, torch 1.0, Python 3.9")
     assert what.endswith("and the run began with tiewise 0.0.1, torch 1.0, Python 3.9")
-    [(said, error)] = workers.streamed(b"", {}, str(tmp_path), "other", workers.installed())
+    [(said, error)] = remote_worker.streamed(b"", {}, str(tmp_path), "other", remote_worker.installed())
     assert (said, "does not see" in str(pickle.loads(error))) == ("error", True)
 
 
@@ -276,16 +276,16 @@ def waits(folder):
 
 @pytest.mark.slow
 def test_a_task_that_is_cancelled_has_its_worker_stop_and_one_that_is_killed_is_lost(tmp_path):
-    (tmp_path / workers.TOKEN).write_text("mine")
+    (tmp_path / remote_worker.TOKEN).write_text("mine")
     call = pickle.dumps(partial(waits, str(tmp_path)))
-    task = workers.streamed(call, {}, str(tmp_path), "mine", workers.installed())
+    task = remote_worker.streamed(call, {}, str(tmp_path), "mine", remote_worker.installed())
     assert next(task) == ("at", "waiting", 0, 1)
     task.close()
     assert (tmp_path / "stopped").exists()
-    killed = workers.Worker()
-    workers._kept[os.environ.get("CUDA_VISIBLE_DEVICES")] = killed
-    task = workers.streamed(call, {}, str(tmp_path), "mine", workers.installed())
+    killed = remote_worker.Worker()
+    remote_worker._idle[os.environ.get("CUDA_VISIBLE_DEVICES")] = killed
+    task = remote_worker.streamed(call, {}, str(tmp_path), "mine", remote_worker.installed())
     assert next(task)[0] == "at"
     os.kill(killed.process.pid, signal.SIGKILL)
     assert list(task) == [("lost", "was ended by SIGKILL")]
-    assert workers._kept == {}
+    assert remote_worker._idle == {}

@@ -27,7 +27,8 @@ from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import ENVIRONMENT, METRICS, RESULT, SPEED, newest_checkpoint, read_json
 from tiewise.training.run import train
 from tiewise.training.short_trials import Pace, how_many, steps_within
-from tiewise.training.workers import Worker, Workers, _PressInCall
+from tiewise.training.worker_process import Worker, _PressInCall
+from tiewise.training.workers import Workers
 
 PATIENCE = 120  # seconds, which only what hangs takes
 GIGABYTE = 1 << 30
@@ -300,7 +301,7 @@ def test_what_was_prepared_is_opened_by_a_worker_and_not_copied(text):
 def test_a_worker_that_nobody_reads_ends_without_a_traceback():
     """The process that started it was killed, and its end is not noticed yet: a write fails before a read does."""
     ours, theirs = Pipe()
-    command = f"from tiewise.training.workers import serve; serve({theirs.fileno()})"
+    command = f"from tiewise.training.worker_process import serve; serve({theirs.fileno()})"
     process = subprocess.Popen([sys.executable, "-c", command], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
     theirs.close()
     assert ours.recv() == ("ready",)

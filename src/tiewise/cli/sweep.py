@@ -48,7 +48,7 @@ def sweep(
         o.hush_libraries()
         from tiewise.lab import sweep as carry_out
         from tiewise.training.compare import Display
-        from tiewise.training.workers import settle
+        from tiewise.training.worker_process import settle
 
         settle()
         with _disk_errors(out, f"make room there, then {resume_command}"):

@@ -71,7 +71,7 @@ class _TrainingCommand:
         o.hush_libraries()
         from tiewise.lab import carry_out
         from tiewise.training.compare import Display, finish_element, prepared, refuse_trials
-        from tiewise.training.workers import settle
+        from tiewise.training.worker_process import settle
 
         settle()
         display = Display.on_stderr(quiet=parameters["quiet"])

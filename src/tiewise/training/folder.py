@@ -25,9 +25,9 @@ from filelock import FileLock, Timeout
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_whole
 from tiewise.core.spec import MODEL_TYPE
+from tiewise.training.remote_worker import TOKEN
 from tiewise.training.results import DENSE, FINAL
 from tiewise.training.settings import FILE, Settings
-from tiewise.training.workers import TOKEN
 
 ENVIRONMENT, DATA, LOCK, SPEED = "env.json", "data", ".lock", "calibration"
 METRICS = "metrics.jsonl"  # in a run's folder: a line for every point of its curve

@@ -32,7 +32,9 @@ import torch
 from tiewise.core.errors import Interrupted, RunError, one_line
 from tiewise.core.files import write_whole
 from tiewise.training.folder import newest_checkpoint
-from tiewise.training.workers import AUTO, TOKEN, Hired, Message, Work, Workers, fault, installed, streamed
+from tiewise.training.remote_worker import TOKEN, fault, installed, streamed
+from tiewise.training.worker_process import Message, Work
+from tiewise.training.workers import AUTO, Hired, Workers
 
 LOCAL, RAY = "local", "ray"
 LAUNCHERS = (LOCAL, RAY)

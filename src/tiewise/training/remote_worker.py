@@ -1,0 +1,86 @@
+"""A worker on another machine: what a Ray task does there.
+
+A task only passes messages of a process of its own, so this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from tiewise.core import __version__
+from tiewise.core.errors import RunError
+from tiewise.training.worker_process import Message, Worker
+
+TOKEN = ".token"  # in the folder of a run whose processes are on other machines
+_PAUSE = 0.5  # seconds between two words of progress that go to another machine
+_PATIENCE = 5.0  # seconds in which what one machine wrote is seen by another, where their file system is slow to tell
+_LAST = ("found", "error", "lost")  # messages that end a call
+_idle: dict[str | None, Worker] = {}  # by the GPUs that it sees: the next task here need not import everything again
+
+
+def streamed(call: bytes, env: Mapping[str, str], folder: str, token: str, needed: str) -> Iterator[Message]:
+    """Yield what a worker says of a pickled call, some of its progress: the work of a Ray task on its machine.
+
+    A task that is cancelled has the worker write its checkpoint and ends then. A machine that cannot train the run in
+    `folder` refuses, see `fault`.
+    """
+    problem = fault(folder, token, needed)
+    if problem is not None:
+        what, fix = problem
+        yield "error", pickle.dumps(RunError(f"{platform.node()} {what}", fix))
+        return
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    worker = _idle.pop(gpus, None) or Worker(env)
+    worker.send(call)
+    has_ended, due = False, 0.0
+    try:
+        while not has_ended:
+            message = _next_message(worker)
+            has_ended = message[0] in _LAST
+            if message[0] in ("found", "error"):
+                _idle[gpus] = worker
+            if has_ended:
+                yield message
+            elif message[0] == "at" and time.monotonic() >= due:
+                due = time.monotonic() + _PAUSE
+                yield message
+    finally:
+        if not has_ended:
+            worker.stop()
+            while worker.says()[0] not in _LAST:
+                pass
+            worker.end()
+
+
+def _next_message(worker: Worker) -> Message:
+    """Wait for a worker's next message."""
+    while not worker.connection.poll(_PAUSE):
+        pass  # between two of these a cancelled task gets its KeyboardInterrupt, which wakes no waiting read
+    return worker.says()
+
+
+def fault(folder: str, token: str, needed: str) -> tuple[str, str] | None:
+    """Return why this machine cannot train a run of the head, who wrote `token` and has `needed`; None where it can."""
+    present = installed()
+    if present != needed:
+        return f"has {present}, and the run began with {needed}", "install the same on every machine"
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        with suppress(OSError):
+            if (Path(folder) / TOKEN).read_text(encoding="utf-8") == token:
+                return None
+        time.sleep(0.2)
+    return f"does not see {folder} as it is here", "give an --out on a file system that all machines share"
+
+
+def installed() -> str:
+    """Return what must be the same on all machines, since their figures are compared."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return f"tiewise {__version__}, torch {version('torch')}, Python {python}"
