@@ -29,8 +29,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate
 
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, mapped
 from tiewise.core.errors import InstallError, TiewiseError, UnsupportedError

@@ -78,13 +78,18 @@ def seed_generators(seed: int) -> None:
 def _generators() -> list[torch.Generator]:
     """Return torch's default generators: the CPU's, and those of accelerators that have been started."""
     started: list[torch.Generator] = []
-    if torch.cuda.is_initialized():
+    if _is_started(torch.cuda):
         started += torch.cuda.default_generators
     if torch.backends.mps.is_available():
         started.append(torch.mps._get_default_mps_generator())
-    if torch.xpu.is_initialized():
+    if _is_started(torch.xpu):
         started += torch.xpu.default_generators
-    return [torch.random.default_generator, *started]
+    return [torch.default_generator, *started]
+
+
+def _is_started(accelerator: Any) -> bool:
+    """Return whether torch has started an accelerator, whose module it is given."""
+    return bool(accelerator.is_initialized())
 
 
 # a model

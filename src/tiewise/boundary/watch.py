@@ -1,4 +1,4 @@
-"""What must hold while several processes train one table: looked at in the first steps, and then no more.
+"""Invariants while several processes train one table, checked in the first steps and then no more.
 
     first training forward    ends that are tied hold one Parameter
     first optimizer step      the optimizer holds each table once, and the part that is kept, not the gathered whole
@@ -16,7 +16,10 @@ two passes over the local rows and one exchange of a few bytes. The host reads f
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
@@ -36,7 +39,8 @@ _watched: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # never in th
 
 def watch(model: nn.Module, link: Any) -> None:
     """Begin to watch the tables of `link`, once, where DDP or FSDP2 trains the model over several processes."""
-    wrapper = DistributedDataParallel._get_active_ddp_module()
+    active_wrapper: Callable[[], Any] = DistributedDataParallel._get_active_ddp_module
+    wrapper = active_wrapper()
     if model in _watched or (wrapper is None and not hasattr(model, "_get_fsdp_state")):
         return
     if link.spec.tables == 1 and all(lookup.weight is not link.head.weight for lookup in link.lookups):
@@ -47,12 +51,26 @@ def watch(model: nn.Module, link: Any) -> None:
 
 def unwatch(model: nn.Module) -> None:
     """Watch the model no more."""
-    if (found := _watched.get(model)) is not None:
-        found.stop()
+    watching = _watched.get(model)
+    if watching is not None:
+        watching.stop()
     _watched[model] = None
 
 
+class _Verdict(NamedTuple):
+    """Result of a comparison of processes; `what` is wrong ("" where nothing is), and `fix` the way out."""
+
+    is_final: bool  # False where no table has moved yet
+    what: str = ""
+    fix: str = ""
+
+
+_UNDECIDED, _SOUND = _Verdict(False), _Verdict(True)
+
+
 class _Watch:
+    """Hooks around every optimizer's step that check the tables of one model."""
+
     def __init__(self, model: nn.Module, link: Any, replicas: Any) -> None:
         self.model, self.link = ref(model), ref(link)  # neither lives longer for being watched
         self.replicas = replicas  # the group of DDP; None under FSDP2
@@ -70,42 +88,41 @@ class _Watch:
             hook.remove()
 
     def tables(self, records: list[Any]) -> list[Any]:
-        """Tables as an optimizer must hold them, the head's first; modules may have them gathered."""
+        """Return tables as an optimizer must hold them, the head's first; modules may have them gathered."""
         link: Any = self.link()
         sharded = {}
         for record in records:
             place = record._module_info
             for module in (place.module, *place.shared_modules):
                 sharded[id(module), place.param_name] = record.sharded_param
-        found = [sharded.get((id(module), "weight"), module.weight) for module in (link.head, *link.lookups)]
-        return list({id(table): table for table in found}.values())
+        tables = {}
+        for module in (link.head, *link.lookups):
+            table = sharded.get((id(module), "weight"), module.weight)
+            tables[id(table)] = table
+        return list(tables.values())
 
     def before(self, optimizer: Any, *_: Any) -> None:
-        """Hold the optimizer's entries against the tables, and see whether a gradient has come."""
+        """Compare the optimizer's entries with the tables, and note whether a gradient has come."""
         model = self.model()
         if model is None:
             return
-        records, name = parameter_records(model), type(optimizer).__name__
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        made = {id(record._unsharded_param) for record in records if hasattr(record, "_unsharded_param")}
-        gathered = sum(id(parameter) in made for parameter in held)
-        if gathered:
-            fix = f"{_AFTER}, or call reshard() on its units before that"
-            raise UnsupportedError(f"{name} holds {gathered} gathered Parameters, which the model does not keep", fix)
+        records = parameter_records(model)
+        entries = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        name = type(optimizer).__name__
+        _refuse_gathered(name, entries, records)
         tables = self.tables(records)
         for table in tables:
-            count = sum(parameter is table for parameter in held)
-            if count > 1:
-                raise UnsupportedError(f"{name} holds one table {count} times", _AFTER)
+            if entries[id(table)] > 1:
+                raise UnsupportedError(f"{name} holds one table {entries[id(table)]} times", _AFTER)
         table = tables[0]
-        if self.owner is None and any(parameter is table for parameter in held):
+        if self.owner is None and entries[id(table)]:
             self.owner, self.digest = ref(optimizer), _digest(_local(table))
         if self.owned_by(optimizer) and table.grad is not None:
-            came = _local(table.grad).any()
-            self.reached = came if self.reached is None else self.reached | came
+            has_gradient = _local(table.grad).any()
+            self.reached = has_gradient if self.reached is None else self.reached | has_gradient
 
     def owned_by(self, optimizer: Any) -> bool:
-        """Whether it is the one that holds the head's table."""
+        """Return whether an optimizer is the one that holds the head's table."""
         return self.owner is not None and self.owner() is optimizer
 
     def after(self, optimizer: Any, *_: Any) -> None:
@@ -117,52 +134,71 @@ class _Watch:
         if self.steps < _FIRST or self.steps & (self.steps - 1):
             return
         tables = self.tables(parameter_records(model))
-        wrong = self.unlike(tables) if self.replicas is not None else self.still(tables[0])
-        if wrong is not None or self.steps >= _LAST:
+        verdict = self.still(tables[0]) if self.replicas is None else self.unlike(tables)
+        if verdict.is_final or self.steps >= _LAST:
             unwatch(model)
-        if wrong:
-            raise UnsupportedError(f"after {self.steps} steps {wrong[0]}", wrong[1])
+        if verdict.what:
+            raise UnsupportedError(f"after {self.steps} steps {verdict.what}", verdict.fix)
 
-    def unlike(self, tables: list[Tensor]) -> tuple[str, ...]:
-        """What is wrong with DDP's copies of the tables, and the way out."""
-        digests = _told([int(_digest(table.detach())) for table in tables], self.replicas)
-        other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
-        if other is None:
-            return ()
-        fix = "install, tie and untie before DistributedDataParallel wraps the model, and step all processes alike"
-        return f"the table of process {other} is not that of process 0", fix
+    def unlike(self, tables: list[Tensor]) -> _Verdict:
+        """Compare DDP's copies of the tables."""
+        digests = _of_all_ranks([int(_digest(table.detach())) for table in tables], self.replicas)
+        for rank, digest in enumerate(digests):
+            if digest != digests[0]:
+                fix = "install, tie and untie before DistributedDataParallel wraps the model"
+                fix += ", and step all processes alike"
+                return _Verdict(True, f"the table of process {rank} is not that of process 0", fix)
+        return _SOUND
 
-    def still(self, table: Any) -> tuple[str, ...] | None:
-        """What is wrong with the rows of FSDP2's processes, and the way out; None where none has moved yet."""
+    def still(self, table: Any) -> _Verdict:
+        """Check that the rows of every FSDP2 process move where any process's do."""
         if not hasattr(table, "device_mesh"):
-            return ()  # FSDP2 was told to leave it alone
-        rows, mesh = _local(table), table.device_mesh
-        reached = self.reached is not None and bool(self.reached)
-        moved = reached and (rows.element_size() < 4 or bool(_digest(rows) != self.digest))  # narrow types round
-        said = [moved if len(rows) > 1 else None]  # one row may be the padding's
+            return _SOUND  # FSDP2 was told to leave it alone
+        mesh = table.device_mesh
+        moves = [self._moved(_local(table))]
         for dimension in reversed(range(mesh.ndim)):
-            said = [each for group in _told(said, mesh.get_group(dimension)) for each in group]
-        if True not in said:
-            return None
-        if False not in said:
-            return ()
+            moves = list(chain.from_iterable(_of_all_ranks(moves, mesh.get_group(dimension))))
+        if True not in moves:
+            return _UNDECIDED
+        if False not in moves:
+            return _SOUND
         why = "and others' move: they have no gradient, or the optimizer moves something else"
         fix = f"tie, then shard with torch's fully_shard; {_AFTER}"
-        process = int(mesh.mesh.flatten()[said.index(False)])
-        return f"all rows of process {process} stand still, {why}", fix
+        process = int(mesh.mesh.flatten()[moves.index(False)])
+        return _Verdict(True, f"all rows of process {process} stand still, {why}", fix)
+
+    def _moved(self, rows: Tensor) -> bool | None:
+        """Return whether this process's rows have moved; None where there are too few to say."""
+        if len(rows) <= 1:  # one row may be the padding's
+            return None
+        if self.reached is None or not bool(self.reached):
+            return False
+        is_narrow = rows.element_size() < 4  # a step may round to nothing
+        return is_narrow or bool(_digest(rows) != self.digest)
+
+
+def _refuse_gathered(name: str, entries: Counter[int], records: list[Any]) -> None:
+    """Refuse an optimizer that holds Parameters which FSDP2 gathered for a forward."""
+    gathered = {id(record._unsharded_param) for record in records if hasattr(record, "_unsharded_param")}
+    count = sum(entries[parameter] for parameter in gathered)
+    if count:
+        fix = f"{_AFTER}, or call reshard() on its units before that"
+        raise UnsupportedError(f"{name} holds {count} gathered Parameters, which the model does not keep", fix)
 
 
 def _local(x: Any) -> Tensor:
-    """What this process has of a Parameter or gradient."""
-    return (x.to_local() if hasattr(x, "to_local") else x).detach()
+    """Return the part of a Parameter or gradient that this process has."""
+    part: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return part.detach()
 
 
 def _digest(x: Tensor) -> Tensor:
-    """A sum of the bits: other values have another one, but for a chance of 2⁻⁶⁴ or an exchange of entries."""
+    """Return a sum of the bits; others have the same by a chance of 2⁻⁶⁴, or by an exchange of entries."""
     return x.contiguous().view(_INTEGERS[x.element_size()]).sum(dtype=torch.int64)
 
 
-def _told(mine: Any, group: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group=group)
-    return found
+def _of_all_ranks(value: Any, group: Any) -> list[Any]:
+    """Return the value of every process of a group, by rank."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
