@@ -1,8 +1,10 @@
-"""Rewriting a checkpoint into a new folder: each verb only reads its source, and its result appears whole or not.
+"""Rewriting a checkpoint into a new folder.
+
+Each verb only reads its source, and its result appears whole or not at all.
 
 @verb
-def untie(facts, *, force) -> Change: ...         a verb: from the facts of a checkpoint to what shall change
-untie(source, to, dry_run=True) -> Receipt        what its user calls: the engine carries the change out
+def untie(facts, *, force) -> Change: ...         a verb: from the facts of a checkpoint to its change
+untie(source, to, dry_run=True) -> Receipt        the function that users call: the engine carries the change out
 
 The verbs are the files of `verbs/`; each is imported when its name is first used. `tools/make_stubs.py` writes their
 signatures into `__init__.pyi`, for type checkers and editors.
@@ -17,6 +19,7 @@ _HOMES = {"Option": "registry", "Receipt": "engine", "rewrite": "engine", "verb"
 
 
 def __getattr__(name: str) -> Any:
+    """Import a verb, or a name of `_HOMES`, when it is first used."""
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     if not name.startswith("_") and name in names():
@@ -25,4 +28,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    """Return the names of the package, without importing a verb."""
     return sorted([*_HOMES, *names()])

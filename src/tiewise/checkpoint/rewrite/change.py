@@ -1,4 +1,4 @@
-"""The change that a verb makes to a checkpoint, and how far it moves logits and input rows.
+"""The change that a verb makes to a checkpoint, and how far it moves the model.
 
 Nothing is written here.
 
@@ -37,7 +37,10 @@ class NothingToDo(CheckpointError):
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor to be written: a new one, or new content under the name of a stored one."""
+    """A tensor to be written.
+
+    It is new, or new content under the name of a stored one.
+    """
 
     name: str
     dtype: str  # of the safetensors format ("BF16")
@@ -47,7 +50,10 @@ class NewTensor:
 
     @classmethod
     def like(cls, old: Stored, write: Callable[[], Pieces], **other: Any) -> NewTensor:
-        """Return one with the name, type, shape and file of a stored tensor, or with `other` ones."""
+        """Return one like a stored tensor.
+
+        It has the same name, type, shape and file, or `other` ones.
+        """
         return replace(cls(old.name, old.dtype, old.shape, old.path.name, write), **other)
 
     @classmethod
@@ -93,14 +99,19 @@ class Change:
 
 
 def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
-    """Raise because an operation would change the model's function; with `force`, return the reason as a note."""
+    """Raise because an operation would change the model's function.
+
+    With `force`, return the reason as a note.
+    """
     if not force:
         raise CheckpointError(what, f"{fix}; --force does it all the same")
     return (f"forced: {what}",)
 
 
 def require_plain_head(facts: Facts, verb: str, force: bool) -> tuple[str, ...]:
-    """Refuse a head whose class divides each row by its length; with `force`, return the reason as a note.
+    """Refuse a head whose class divides each row by its length.
+
+    With `force`, return the reason as a note.
 
     Logits that are measured on its stored rows are not the model's.
     """
@@ -120,7 +131,10 @@ def stored_bytes(tensor: Stored) -> Pieces:
 
 
 def gathered(part: Stored, rows: Sequence[int]) -> Pieces:
-    """Yield the bytes of some rows of a tensor, a few MB at a time; `rows` ascend."""
+    """Yield the bytes of some rows of a tensor, a few MB at a time.
+
+    `rows` ascend.
+    """
     numbers = np.array(rows, np.int64)
     with Reader(part) as reader:
         for start, stop in reader.spans():
@@ -131,7 +145,10 @@ def gathered(part: Stored, rows: Sequence[int]) -> Pieces:
 
 @dataclass(frozen=True)
 class TableRows:
-    """A table as the model uses it, maps applied: `read(start, stop)` gives rows [start, stop), [., width]."""
+    """A table as the model uses it, maps applied.
+
+    `read(start, stop)` gives rows [start, stop), [., width].
+    """
 
     rows: int
     width: int
@@ -184,7 +201,10 @@ def measure_move(outputs: Pair | None, inputs: Pair | None) -> Moved:
 
 
 def share_lost(pair: Pair) -> float:
-    """Return ‖old − new‖ / ‖old‖, the share of a table that a change takes away, in the Frobenius norm."""
+    """Return the share of a table that a change takes away.
+
+    It is ‖old − new‖ / ‖old‖ in the Frobenius norm.
+    """
     old, new = pair
     error = norm = 0.0
     with np.errstate(invalid="ignore", over="ignore"):
@@ -197,7 +217,10 @@ def share_lost(pair: Pair) -> float:
 
 
 def _largest(tables: Pair, sizes: Callable[[Rows], Rows]) -> float:
-    """Return the largest of all `sizes` of the differences between two tables; NaN if one is NaN."""
+    """Return the largest of all `sizes` of the differences between two tables.
+
+    NaN if one is NaN.
+    """
     old, new = tables
     largest = np.float64(0.0)
     with np.errstate(invalid="ignore", over="ignore"):  # a table may contain infinities; the result then says so

@@ -1,4 +1,4 @@
-"""Ids of tokens in configs: under which keys they are, and the same values with other ids.
+"""Ids of tokens in configs: their keys, and the same values with other ids.
 
 Ids of another vocabulary are left alone: those of a codec (`codebook_pad_token_id`), and those in the level of a part
 without text (`vision_config`).
@@ -28,7 +28,7 @@ NewId = Callable[[int], int | None]  # the new id of a token, None where the tok
 
 
 def values_with_ids(record: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted path, value) of everything in a config that is ids of tokens of the text's vocabulary."""
+    """Yield (dotted path, value) of everything in a config that is ids of the text's tokens."""
     for key, value in record.items():
         place = f"{path}.{key}" if path else str(key)
         if isinstance(value, Mapping):
@@ -53,7 +53,10 @@ def with_ids(path: str, value: Any, new_id: NewId) -> Any:
 
 
 def _replaced_entries(entries: list[Any], place: int | None, new_id: NewId) -> list[Any]:
-    """Return a list with other ids, `_GONE` for entries that go; `place` is where each pair of the list has ids."""
+    """Return a list with other ids, `_GONE` for entries that go.
+
+    `place` is where each pair of the list has ids.
+    """
     if place is None:
         return [_replaced(entry, new_id) for entry in entries]
     if all(isinstance(pair, list) and len(pair) == 2 for pair in entries):
@@ -62,7 +65,10 @@ def _replaced_entries(entries: list[Any], place: int | None, new_id: NewId) -> l
 
 
 def _replaced_in_pair(pair: list[Any], place: int, new_id: NewId) -> Any:
-    """Return a pair with other ids at one of its places; `_GONE` if one of them is gone."""
+    """Return a pair with other ids at one of its places.
+
+    `_GONE` if one of them is gone.
+    """
     replaced = _replaced(pair[place], new_id)
     if replaced is _GONE:
         return _GONE
@@ -70,7 +76,10 @@ def _replaced_in_pair(pair: list[Any], place: int, new_id: NewId) -> Any:
 
 
 def _replaced(value: Any, new_id: NewId) -> Any:
-    """Return an id, or a word as a list of ids, with other ids; `_GONE` if one of them is gone. Other values stay."""
+    """Return an id, or a word as a list of ids, with other ids.
+
+    `_GONE` if one of them is gone. Other values stay.
+    """
     if isinstance(value, list):
         word = [_replaced(part, new_id) for part in value]
         return _GONE if any(part is _GONE for part in word) else word
@@ -94,7 +103,9 @@ def ids_named(record: Mapping[str, Any]) -> list[int]:
 
 
 def renumbered(record: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
-    """Return {dotted path: new value} of everything in a config that names tokens; negative numbers name none.
+    """Return {dotted path: new value} of everything in a config that names tokens.
+
+    Negative numbers name none.
 
     Raises:
         KeyError: the config names a token that `new_ids` lacks.

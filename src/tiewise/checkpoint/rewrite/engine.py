@@ -1,4 +1,4 @@
-"""The engine of all verbs: write the changed checkpoint next to its destination, verify it, and rename it, or nothing.
+"""The engine of all verbs: write, verify and rename the changed checkpoint, or nothing.
 
 A verb is one function from facts and options to a `Change`; `registry.verb` turns it into the function that users
 call. The result is opened as any reader would open it before it gets its name (`verification.py`), and `tiewise.json`
@@ -41,7 +41,7 @@ Make = Callable[..., Change]
 
 @dataclass(frozen=True)
 class Receipt:
-    """One rewrite, done or (`dry_run`) foreseen: for the person who asked for it, and for a program."""
+    """Result of one rewrite, done or (`dry_run`) foreseen, for people and for programs."""
 
     verb: str  # "untie", …
     source: Path  # the checkpoint that was read
@@ -62,7 +62,10 @@ class Receipt:
     next_command: str | None = None  # trains back what was lost; None where nothing was, or heal cannot
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON can hold it, with the version of this schema; a number that is none becomes null."""
+        """Return it as JSON can hold it, with the version of this schema.
+
+        A number that is none becomes null.
+        """
         return {"schema": SCHEMA, **to_record(self), "source": str(self.source), "to": str(self.to)}
 
     def lines(self) -> list[tuple[str, str]]:
@@ -103,7 +106,9 @@ def rewrite(
     force: bool = False,
     **options: Any,
 ) -> Receipt:
-    """Write a checkpoint that the verb `make` changed to the new folder `to`, or nothing if that fails.
+    """Write a checkpoint that a verb changed to a new folder.
+
+    Nothing is left there if that fails.
 
     Args:
         make: gives the `Change` of the opened checkpoint, with these `options`.
@@ -127,7 +132,10 @@ def rewrite(
 
 
 def _open_source(source: Place, verb: str, of_adapter: bool) -> Folder:
-    """Open the folder of a checkpoint, or of an adapter; raise if it is the other, or has no tensors."""
+    """Open the folder of a checkpoint, or of an adapter.
+
+    Raise if it is the other, or has no tensors.
+    """
     if Path(source).suffix == ".gguf":
         fix = "rewrite the Hugging Face folder from which it was made, and convert that"
         raise CheckpointError(f"{source}: a GGUF file is not rewritten", fix)
@@ -220,7 +228,10 @@ class _Rewrite:
             raise CheckpointError(what, "free some, or write elsewhere")
 
     def write(self) -> tuple[str, ...]:
-        """Write the result, verify it, and give it its name; return the files that share bytes with the source."""
+        """Write the result, verify it, and give it its name.
+
+        Return the files that share bytes with the source.
+        """
         folder = self.facts.folder
         record = provenance(folder, self.change, self.plan, self.verb, self.force)
         with beside(self.real) as unnamed:
@@ -268,7 +279,10 @@ class _Rewrite:
 
 
 def _healing(facts: Facts, to: Path) -> str | None:
-    """Return the command that trains back what a rewrite lost; None for models that `heal` does not train."""
+    """Return the command that trains back what a rewrite lost.
+
+    None for models that `heal` does not train.
+    """
     name = architecture(facts.config) or ""
     if facts.folder.single or not name.endswith(("ForCausalLM", "LMHeadModel")):
         return None

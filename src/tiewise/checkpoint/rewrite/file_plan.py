@@ -1,4 +1,7 @@
-"""What becomes of every file of a checkpoint, decided before one is written: rewritten, shared, copied, or gone."""
+"""Plan of all files of a result: rewritten, shared, copied, or gone.
+
+It is complete before a file is written.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,10 @@ def _require_one_copy(folder: Folder, change: Change) -> None:
 
 
 def _note_on_other_weights(folder: Folder) -> list[str]:
-    """Return a note on weights in other formats, which stay although a tool may prefer them; they are the user's."""
+    """Return a note on weights in other formats, which stay although a tool may prefer them.
+
+    They are the user's.
+    """
     if folder.single:
         return []
     stale = [name for name in folder.pickles if name.endswith(OTHER_WEIGHTS)]
@@ -149,7 +155,7 @@ class _KeptFiles:
 
 
 def arranged(header: Header, dropped: Collection[str], put: Iterable[NewTensor]) -> tuple[NewTensor, ...]:
-    """Return the tensors of a file after a change, in an order that keeps every tensor aligned to its type.
+    """Return the tensors of a file after a change, each aligned to its type.
 
     Stored tensors keep their order. The format's library puts wider types first; a new tensor goes behind the last
     one that is as wide. If a stored order would leave a tensor across its alignment, all are sorted by width, because
@@ -172,7 +178,7 @@ def arranged(header: Header, dropped: Collection[str], put: Iterable[NewTensor])
 
 
 def _place_by_width(tensors: Sequence[NewTensor], new: NewTensor) -> int:
-    """Return the place behind the last tensor whose type is as wide as that of the new one."""
+    """Return the place behind the last tensor whose type is as wide as the new one's."""
     for place in range(len(tensors), 0, -1):
         if BITS[tensors[place - 1].dtype] >= BITS[new.dtype]:
             return place
@@ -193,7 +199,9 @@ def _are_aligned(tensors: Sequence[NewTensor]) -> bool:
 
 
 def _index_text(folder: Folder, old: Mapping[str, str], change: Change, tensors: Mapping[str, NewTensor]) -> bytes:
-    """Return the index of the result: the file of every tensor, and the sum of their bytes; the rest as it was.
+    """Return the index of the result: the file of every tensor, and the sum of their bytes.
+
+    The rest stays as it was.
 
     A name that no file contains stays unless the change drops it: it says that something is missing.
     """
@@ -215,7 +223,10 @@ def _parameters(tensors: Mapping[str, Stored] | Mapping[str, NewTensor]) -> int:
 
 
 def _in_old_order(names: Collection[str], old: Iterable[str]) -> list[str]:
-    """Return names sorted if the old ones were, else the old ones in their order and new ones last."""
+    """Return names in the order of an index.
+
+    They are sorted if the old ones were. Else old ones keep their order, and new ones are last.
+    """
     before = [name for name in old if name in names]
     if before == sorted(before):
         return sorted(names)

@@ -18,7 +18,10 @@ from tiewise.core.files import sync
 
 
 def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes) -> tuple[str, ...]:
-    """Write everything into the folder `target`, the index last; return the files that share bytes with the source."""
+    """Write everything into the folder `target`, the index last.
+
+    Return the files that share bytes with the source.
+    """
     done = 0
     with doing("writing", plan.new_bytes):
         for file, tensors in plan.shards.items():
@@ -39,7 +42,9 @@ def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes)
 
 
 def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[str, str], done: int = 0) -> int:
-    """Write a new safetensors file of `tensors` in this order, each as its bytes arrive, and sync it to disk.
+    """Write a new safetensors file of `tensors` in this order, and sync it to disk.
+
+    Each tensor is written as its bytes arrive.
 
     Args:
         done: bytes that were written before, for the progress.
@@ -64,7 +69,10 @@ def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[st
 
 
 def _header(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the JSON header of a safetensors file, padded so that the tensors start at a multiple of 8 bytes."""
+    """Return the JSON header of a safetensors file.
+
+    It is padded, so that the tensors start at a multiple of 8 bytes.
+    """
     stored = {tensor.name for tensor in tensors}
     # The library's `save_model` notes a shared tensor that it left out under that tensor's name: untrue once stored.
     notes = {key: value for key, value in metadata.items() if key not in stored}

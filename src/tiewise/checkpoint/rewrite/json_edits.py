@@ -67,7 +67,10 @@ class _Member(NamedTuple):
 
 
 def _with_member(text: str, start: int, members: Mapping[str, _Member], key: str, value: Any) -> str:
-    """Return JSON text with a new member in the object at `start`, spaced as its neighbour is."""
+    """Return JSON text with a new member in the object at `start`.
+
+    It is spaced as its neighbour is.
+    """
     entry = f"{json.dumps(key)}: {json.dumps(value)}"
     if not members:
         return text[: start + 1] + entry + text[start + 1 :]
@@ -83,7 +86,10 @@ def _with_member(text: str, start: int, members: Mapping[str, _Member], key: str
 
 
 def _without_member(text: str, member: _Member) -> str:
-    """Return JSON text without a member and one comma: the one behind it, or before the last member the one before."""
+    """Return JSON text without a member and one comma.
+
+    The comma is the one behind the member, or before the last member the one before it.
+    """
     start, end = member.lead, member.end
     behind = _after_space(text, end)
     if text[behind] == ",":

@@ -22,7 +22,7 @@ MOST_MEASURED = 4 << 20  # characters that are measured at most
 
 @dataclass(frozen=True)
 class TextUse:
-    """How often a text uses each token, and the pieces of its end on which a choice of tokens is measured."""
+    """Use of tokens by a text, and pieces of its end for a measurement."""
 
     counts: Counter[int] = field(default_factory=Counter)  # in all of the text
     early_counts: Counter[int] = field(default_factory=Counter)  # in all but its last tenth
@@ -30,7 +30,10 @@ class TextUse:
 
 
 def read_use(words: TokenizerFile, text: str | os.PathLike[str]) -> TextUse:
-    """Count the tokens of a text file, and return pieces of its end, `MOST_MEASURED` characters or one piece more."""
+    """Count the tokens of a text file, and return pieces of its end.
+
+    These have `MOST_MEASURED` characters or one piece more.
+    """
     use = TextUse()
     size = os.path.getsize(text) if os.path.isfile(text) else 0
     end = (1 - MEASURED_SHARE) * size
@@ -69,7 +72,9 @@ def listed_tokens(path: Path, words: TokenizerFile) -> set[int]:
 
 
 def choose_tokens(words: TokenizerFile, must: set[int], counts: Counter[int], size: int | None) -> set[int]:
-    """Return the closed set of tokens that stay: those of the text, or as many as `size` says.
+    """Return the closed set of tokens that stay.
+
+    They are those of the text, or as many as `size` says.
 
     With `size`, the most frequent tokens come first, then those of the smallest ids. A token whose ancestors do not
     fit is skipped.
@@ -92,7 +97,9 @@ def choose_tokens(words: TokenizerFile, must: set[int], counts: Counter[int], si
 
 
 def cost_on_text(words: TokenizerFile, stay: set[int], pieces: list[tuple[str, list[int]]]) -> str:
-    """Return in one sentence how many more tokens text takes; raise if the trimmed tokenizer loses text.
+    """Return in one sentence how many more tokens text takes.
+
+    Raise if the trimmed tokenizer loses text.
 
     Args:
         stay: a closed set of tokens that was chosen without these pieces.

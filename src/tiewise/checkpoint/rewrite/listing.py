@@ -1,4 +1,7 @@
-"""List the verbs from the files of `verbs/` without importing them, so that `tiewise --help` starts fast."""
+"""List of the verbs, from the text of their files.
+
+No verb is imported, so that `tiewise --help` starts fast.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ def names() -> list[str]:
 
 def listed() -> list[Listed]:
     """Return all verbs in the order of the help."""
-    return sorted(map(_read, names()), key=lambda one: (one.order, one.name))
+    verbs = [_read(name) for name in names()]
+    return sorted(verbs, key=lambda verb: (verb.order, verb.name))
 
 
 def paragraph(docstring: str) -> str:
@@ -45,6 +49,7 @@ def paragraph(docstring: str) -> str:
 
 
 def _folders() -> Any:
+    """Return the paths of the package of verbs."""
     return import_module(VERBS_PACKAGE).__path__
 
 

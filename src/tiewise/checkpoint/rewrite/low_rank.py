@@ -26,7 +26,10 @@ WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace o
 
 
 def memory_needed(width: int, rank: int) -> int:
-    """Return the bytes that `low_rank` takes at most for a table of width D and rank k, of any number of rows."""
+    """Return the bytes that `low_rank` takes at most.
+
+    They depend on the width D and the rank k, not on the number of rows.
+    """
     return 8 * (WORK_MATRICES * width * width + 2 * width * rank) + 3 * GRAM_BYTES
 
 
@@ -39,19 +42,25 @@ class Errors:
     logits: float  # largest change of a logit
 
     def relative(self, mask: NDArray[np.bool_] | slice = slice(None)) -> float:
-        """Return the Frobenius norm of the error over that of the table, for the rows of a mask."""
+        """Return the relative error in Frobenius norm, for the rows of a mask."""
         return relative(self.rows[mask], self.norms[mask])
 
 
 def relative(errors: NDArray[np.float64], norms: NDArray[np.float64]) -> float:
-    """Return the Frobenius norm of an error over that of its table, from the squared lengths of rows."""
+    """Return the Frobenius norm of an error over that of its table.
+
+    Both are given as squared lengths of rows.
+    """
     norm = float(norms.sum())
     return float(errors.sum() / norm) ** 0.5 if norm else 0.0
 
 
 @dataclass(frozen=True)
 class Factored:
-    """W [V, D] ≈ narrow [V, k] · mapᵀ, with narrow = W Q and map = Q [D, k], both rounded to the type of W."""
+    """Two factors of a table: W [V, D] ≈ narrow [V, k] · mapᵀ.
+
+    narrow = W Q and map = Q [D, k], both rounded to the type of W.
+    """
 
     table: Stored
     basis: NDArray[np.float64]  # Q [D, k], with orthonormal columns; the largest entry of each is positive
@@ -68,7 +77,10 @@ class Factored:
         return relative(squares[self.basis.shape[1] :], squares)
 
     def chunks(self) -> Iterator[tuple[NDArray[np.float64], Rows]]:
-        """Yield (rows of W [., D], rows of the narrow table [., k]), a few MB at a time; progress in bytes read."""
+        """Yield (rows of W [., D], rows of the narrow table [., k]).
+
+        They are a few MB at a time. Progress is in bytes read.
+        """
         step = max(1, CHUNK_BYTES // (8 * self.table.shape[1]))
         with Reader(self.table) as reader:
             for start in range(0, self.table.rows, step):

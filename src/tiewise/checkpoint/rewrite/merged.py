@@ -1,4 +1,7 @@
-"""A tensor of a base with an adapter's changes in it, as `merge` writes it and `slim` compares it."""
+"""A tensor of a base with an adapter's changes in it.
+
+`merge` writes it, `slim` compares it with a copy.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ Factors = Callable[[], tuple[Rows, Rows]]  # reads [rows, r] and s·[r, columns]
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A reason why an adapter cannot be merged or slimmed without a change of what it does."""
+    """A reason why an adapter cannot be merged or slimmed."""
 
     what: str
     fix: str
@@ -28,7 +31,10 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Merged:
-    """A tensor of the result: old rows, plus a product, with lengths of rows, with rows that are replaced."""
+    """A tensor of the result.
+
+    It has old rows, plus a product, then other lengths of rows, then rows that are replaced.
+    """
 
     old: Stored  # what it starts from: the base's tensor, or the adapter's copy of it
     dtype: str  # of the base's tensor
@@ -77,7 +83,10 @@ class _MergedRows:
 
 
 def require_numbers(adapter: AdapterFacts) -> None:
-    """Raise if a tensor of an adapter contains no numbers, as after a save under ZeRO-3 without gathering."""
+    """Raise if a tensor of an adapter contains no numbers.
+
+    A save under ZeRO-3 without gathering writes such.
+    """
     empty = empty_tensors(adapter)
     if empty is not None:
         raise CheckpointError(f"{adapter.path}: {empty.evidence}", empty.repair)

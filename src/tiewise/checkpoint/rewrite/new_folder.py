@@ -1,4 +1,4 @@
-"""A folder that appears whole: where it may lie, made beside its place, and renamed or gone whatever happens.
+"""A folder that appears whole: it is made next to its destination, then renamed, or removed.
 
 Its name is `.<destination>.tiewise-<process>-<random>` at first, and its process locks a file of that name and `.lock`.
 A failure, Ctrl-C, SIGTERM or SIGHUP removes both. A process that is killed leaves them; the next run for the same
@@ -37,25 +37,35 @@ _FICLONE = 0x40049409  # linux/fs.h: share all blocks of one file with another, 
 
 
 def destination(source: Folder, to: Path) -> Path:
-    """Return the real path that the result will have; refuse one that is taken, or lies in the source or around it."""
+    """Return the real path that the result will have.
+
+    Raises:
+        CheckpointError: something is there already, or the path is inside the source or around it.
+    """
     if "\0" in os.fspath(to):
         raise CheckpointError(f"{os.fspath(to)!r}: no path", "leave out the null byte")
     real, old = Path(os.path.realpath(to)), Path(os.path.realpath(source.path))
-    if not source.single and (real.is_relative_to(old) or old.is_relative_to(real)):
+    is_nested = real.is_relative_to(old) or old.is_relative_to(real)
+    if is_nested and not source.single:
         raise CheckpointError(f"{to}: it and the source {source.path} lie one in the other", "give a place of its own")
     if not real.parent.is_dir():
         raise CheckpointError(f"{to}: {real.parent} is no folder", "make it first, or give another place")
+    _require_nothing_there(to, real)
+    return real
+
+
+def _require_nothing_there(to: Path, real: Path) -> None:
+    """Raise unless there is nothing, or an empty folder, at `real`; `to` is the name for errors."""
     try:
-        filled = bool(os.listdir(real))
+        names = os.listdir(real)
     except FileNotFoundError:
-        return real
+        return
     except NotADirectoryError:
         raise CheckpointError(f"{to}: a file lies there", "give a new folder: nothing is overwritten") from None
     except OSError as error:
         raise cannot_write(to, error) from None
-    if filled:
+    if names:
         raise CheckpointError(f"{to}: the folder is not empty", "give a new one: nothing is overwritten")
-    return real
 
 
 def cannot_write(to: Path, error: OSError) -> CheckpointError:
@@ -67,14 +77,14 @@ def cannot_write(to: Path, error: OSError) -> CheckpointError:
 
 @contextmanager
 def beside(real: Path) -> Iterator[Path]:
-    """Make an empty folder beside `real`; removed at the end unless it has been renamed."""
+    """Make an empty folder next to `real`, and remove it at the end unless it was renamed."""
     sweep(real)
     path = real.parent / f".{real.name}.tiewise-{os.getpid()}-{secrets.token_hex(4)}"
     lock = _lock(path)
     with ending() as signals:
         try:
             try:
-                _taken(lock)
+                _try_to_lock(lock)
                 try:
                     path.mkdir()
                 except OSError as error:
@@ -84,11 +94,15 @@ def beside(real: Path) -> Iterator[Path]:
                 signals.held = True
         finally:  # also where a signal raised just before it was held
             shutil.rmtree(path, ignore_errors=True)
-            _released(lock)
+            _release(lock)
 
 
 def become(path: Path, real: Path) -> None:
-    """Rename the finished folder to its destination, in one step; refuse where something has come to lie there."""
+    """Rename the finished folder to its destination, in one step.
+
+    Raises:
+        CheckpointError: something was put there meanwhile.
+    """
     with ending() as signals:
         signals.held = True  # the result is complete, and stays
         try:
@@ -103,37 +117,46 @@ def become(path: Path, real: Path) -> None:
 
 
 def sweep(real: Path) -> None:
-    """Remove what killed runs for this destination have left beside it."""
+    """Remove the folders and locks that killed runs for this destination left next to it."""
     ours = re.compile(rf"(\.{re.escape(real.name)}\.tiewise-\d+-[0-9a-f]{{8}})(?:{re.escape(LOCK)})?")
     names: list[str] = []
     with suppress(OSError):  # a folder that may be written but not listed
         names = os.listdir(real.parent)
-    for name in {match[1] for match in map(ours.fullmatch, names) if match}:
+    matches = (ours.fullmatch(name) for name in names)
+    for name in {match[1] for match in matches if match}:
         lock = _lock(real.parent / name)
-        if _taken(lock):  # else its process lives, here or on another machine, or the file system cannot tell
+        if _try_to_lock(lock):  # else its process lives, here or on another machine, or the file system cannot tell
             shutil.rmtree(real.parent / name, ignore_errors=True)
-            _released(lock)
+            _release(lock)
 
 
 def _lock(path: Path) -> FileLock:
+    """Return the lock of the process that makes a folder, not locked yet."""
     return FileLock(path.with_name(path.name + LOCK), timeout=0.2)  # a moment, for a file that just vanishes
 
 
-def _taken(lock: FileLock) -> bool:
+def _try_to_lock(lock: FileLock) -> bool:
+    """Lock a lock, and return True unless another process has it or the file system has no locks."""
     with suppress(Timeout, OSError, NotImplementedError):
         lock.acquire()
     return lock.is_locked
 
 
-def _released(lock: FileLock) -> None:
-    """Release a lock, and remove its file first: whoever opened that meanwhile sees that it is gone."""
+def _release(lock: FileLock) -> None:
+    """Release a lock, and remove its file first.
+
+    A process that opened the file meanwhile sees that it is gone.
+    """
     with suppress(OSError):
         os.unlink(lock.lock_file)
     lock.release()
 
 
 def share(source: Path, target: Path) -> bool:
-    """Give `target` the content of `source` by reflink, hard link or copy; whether the two share bytes on disk."""
+    """Give `target` the content of `source` by reflink, hard link or copy.
+
+    Return True if the two share bytes on disk.
+    """
     if fcntl is not None:
         descriptor = open_regular(source)
         try:
@@ -153,7 +176,7 @@ def share(source: Path, target: Path) -> bool:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Give `target` the content of `source` as bytes of its own, on the disk when this returns."""
+    """Copy the content of `source` to `target`, and sync it to disk."""
     descriptor = open_regular(source)
     with os.fdopen(descriptor, "rb", buffering=0) as old, open(target, "xb") as new:
         shutil.copyfileobj(old, new, CHUNK_BYTES)

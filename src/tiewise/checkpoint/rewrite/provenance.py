@@ -30,7 +30,10 @@ def provenance(folder: Folder, change: Change, plan: FilePlan, command: str, for
 
 
 def _earlier_operations(folder: Folder) -> list[Any]:
-    """Return the operations that led to the source; none if its file of that name is not ours."""
+    """Return the operations that led to the source.
+
+    There are none if its file of that name is not ours.
+    """
     if not folder.has(PROVENANCE):
         return []
     try:

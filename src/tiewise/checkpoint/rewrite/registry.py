@@ -125,8 +125,9 @@ def find(name: str) -> Verb:
 
 def verbs() -> dict[str, Verb]:
     """Load every verb of the folder `verbs/`, and return them in the order of the help."""
-    every = [find(name) for name in names()]
-    return {one.name: one for one in sorted(every, key=lambda one: (one.order, one.name))}
+    loaded = [find(name) for name in names()]
+    loaded.sort(key=lambda verb: (verb.order, verb.name))
+    return {verb.name: verb for verb in loaded}
 
 
 @overload

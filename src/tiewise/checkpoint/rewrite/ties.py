@@ -1,4 +1,4 @@
-"""One table for both ends, or one for each, and the flag that says so: the changes of several verbs."""
+"""One table for both ends, or one for each, and the flag that says so."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ COPIED = Moved(0.0, 0.0, "nothing: what is new is a copy of stored bytes, and no
 
 
 def flags(facts: Facts, tied: bool) -> dict[str, bool]:
-    """Return the flag by dotted path, for the levels that do not say `tied` yet: the root and every text part.
+    """Return the flag by dotted path, for the levels that must change to `tied`.
+
+    They are the root and every text part.
 
     Empty where there is no config.json.
     """
@@ -51,7 +53,9 @@ def flags(facts: Facts, tied: bool) -> dict[str, bool]:
 
 
 def keep_layer_ties(facts: Facts, tied: bool, force: bool) -> tuple[str, ...]:
-    """Refuse a change of the flag that would part, or join, blocks that the flag ties; return notes if forced.
+    """Refuse a change of the flag that would part, or join, blocks that the flag ties.
+
+    Return notes if forced.
 
     Zamba's later layers reuse one transformer block by the flag that ties the head. A tied file stores that block once:
     under a false flag a loader draws the block of every later layer at random.
@@ -93,7 +97,9 @@ def parted(facts: Facts, force: bool = False) -> Change:
 
 
 def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change:
-    """Return the change that stores one table, that of `keep` where two differ; empty where that is so already.
+    """Return the change that stores one table, that of `keep` where two differ.
+
+    It is empty if one table is stored already.
 
     Args:
         keep: "input", "output" or "mean".
@@ -177,7 +183,7 @@ def _one_table(facts: Facts, table: Stored, head: Stored, keep: str) -> _OneTabl
 
 
 def _followers(facts: Facts, table: Stored, head: Stored, one: _OneTable) -> list[NewTensor]:
-    """Return the one table under the names that layers for further tokens (MTP) store copies of an end."""
+    """Return the one table under the names at which MTP layers store copies of an end."""
     moving_ends = {MTP_OUTPUT: head}
     if one.inputs is not None:
         moving_ends[MTP_INPUT] = table
@@ -191,7 +197,10 @@ def _followers(facts: Facts, table: Stored, head: Stored, one: _OneTable) -> lis
 
 
 def _packed_head(facts: Facts) -> frozenset[str]:
-    """Return the names of all that is stored for a packed head; refuse if the quantisation says that there is one."""
+    """Return the names of all that is stored for a packed head.
+
+    Refuse if the quantisation says that there is one.
+    """
     if quantisation(facts.config).get("lm_head") is True:
         what = f"{facts.path}: quantization_config.lm_head is true, and loaders then look for a packed head"
         raise CheckpointError(what, "keep it, or set quantization_config.lm_head to false by hand first")
@@ -225,7 +234,7 @@ def without_copies(
 
 
 def _require_equal(facts: Facts, kept: Stored, others: Iterable[Stored]) -> None:
-    """Raise if one of the other tensors that the class ties differs from the one that is kept."""
+    """Raise if a tensor differs from the one that the class ties it to."""
     for other in others:
         if not facts.same(kept, other):
             both = f"{short(kept.name)} and {short(other.name)}"
@@ -250,7 +259,10 @@ def _mean(table: Stored, head: Stored, start: int, stop: int) -> Rows:
 
 
 def require_ends(facts: Facts, name: str) -> None:
-    """Raise unless the tables are plain numbers and the model has a head; `name` is the verb's."""
+    """Raise unless the tables are plain numbers and the model has a head.
+
+    `name` is the verb's.
+    """
     if facts.roles.input is not None or facts.roles.output is None or facts.roles.output_end.quantised:
         readable(facts, name)
     require_loadable_options(facts)
@@ -273,7 +285,7 @@ def _table_name(facts: Facts) -> str:
 
 
 def _notes_on_names(facts: Facts, tied: bool) -> tuple[str, ...]:
-    """Return notes on names that are not those of the class, and on a file without a config."""
+    """Return notes on names that the class lacks, and on a missing config."""
     notes, roles = [], facts.roles
     if roles.source != BY_DATA and facts.family.is_known:
         ends = f"{short(roles.input_name or 'none')} and {short(roles.output_name or 'none')}"
@@ -285,7 +297,10 @@ def _notes_on_names(facts: Facts, tied: bool) -> tuple[str, ...]:
 
 
 def how_they_differ(a: Stored, b: Stored) -> str:
-    """Return half a sentence on two tensors that are not equal; `check` names the first rows, and says more."""
+    """Return half a sentence on two tensors that are not equal.
+
+    `check` names the first rows, and says more.
+    """
     alike = likeness(a, b)
     if alike is None:
         return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"

@@ -90,14 +90,19 @@ def with_rows(
 
 
 def _shape_with_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
-    """Return the shape in which a part is stored with `count` rows; the tokens of a bias are its last axis."""
+    """Return the shape in which a part is stored with `count` rows.
+
+    The tokens of a bias are its last axis.
+    """
     stored = facts.folder.tensors[part.name].shape
     is_bias = part.shape != stored or len(stored) == 1
     return (*stored[:-1], count) if is_bias else (count, *stored[1:])
 
 
 def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
-    """Return the config's entries that give the number of rows, now `count`: those that said `before`, else a new one.
+    """Return the config's entries that give the number of rows, now `count`.
+
+    They are those that said `before`, else a new one.
 
     A table of layers may have had fewer rows. A type is one of BERT's segments.
     """
@@ -115,7 +120,10 @@ def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
 
 
 def _paths_of_size(config: Mapping[str, Any], key: str, rows: int) -> list[str]:
-    """Return the dotted paths that end with `key` and give this number of rows; of tables of layers, any number."""
+    """Return the dotted paths that end with `key` and give this number of rows.
+
+    Of tables of layers, any number.
+    """
     paths = []
     for path, value in leaves_of(config):
         is_size = path.endswith(key) and not path.endswith(SEGMENTS)
@@ -139,7 +147,9 @@ def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tupl
 
 
 def unknown_tables(facts: Facts, resized: set[str], rows: int) -> Iterator[str]:
-    """Say of every table with as many rows that its role is unknown: its rows may be of tokens.
+    """Say of every table with as many rows that its role is unknown.
+
+    Its rows may be of tokens.
 
     Tables that are `resized`, and those of positions, are left out.
     """
@@ -151,7 +161,10 @@ def unknown_tables(facts: Facts, resized: set[str], rows: int) -> Iterator[str]:
 
 
 def _may_be_of_tokens(name: str) -> bool:
-    """Return False for a matrix within a layer, unless its name speaks of an embedding or a head."""
+    """Return True unless a name is that of a matrix within a layer.
+
+    An embedding or a head within a layer may be of tokens too.
+    """
     if not in_layer(name) or "embed" in name:
         return True
     module = module_of(name)[0].rpartition(".")[2]

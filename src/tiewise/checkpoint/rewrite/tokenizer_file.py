@@ -32,7 +32,10 @@ UNPROVED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")  # set
 
 
 class Noted(dict[int, int]):
-    """New ids that leave every id as it is; afterwards its keys are the ids that were looked up."""
+    """New ids that leave every id as it is.
+
+    Afterwards the keys are the ids that were looked up.
+    """
 
     def __missing__(self, number: int) -> int:
         return self.setdefault(number, number)
@@ -90,13 +93,16 @@ class TokenizerFile:
         return pieces
 
     def _require_ids_of_library(self) -> None:
-        """Raise if the library gives a token another id than the file, or if two tokens have one id."""
+        """Raise if library and file give a token different ids, or two tokens one id."""
         are_distinct = len(set(self.ids.values())) == len(self.ids)
         if self.ids != self.engine.get_vocab(with_added_tokens=True) or not are_distinct:
             raise self.refused("the library gives its tokens other ids than the file", "save it with transformers")
 
     def _require_provable(self) -> None:
-        """Raise if the proof of docs/trim.md does not cover a setting or a merge, or takes too many steps."""
+        """Raise if the proof of docs/trim.md does not cover a setting or a merge.
+
+        Tokens so long that the search for ancestors takes too many steps are refused too.
+        """
         for key in UNPROVED:
             if self.kind == BPE and self.model.get(key):
                 raise self.refused(f"its BPE has a {key}", "nothing is proved of such: it is not trimmed")
@@ -116,7 +122,10 @@ class TokenizerFile:
 
     @cached_property
     def _ranks(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """{ids of both parts: (rank, id of their token)}; of a merge that is there twice the last counts."""
+        """{ids of both parts: (rank, id of their token)}.
+
+        Of a merge that is there twice the last counts.
+        """
         of = self.pieces
         return {(of[a], of[b]): (rank, of[a + b]) for rank, (a, b) in enumerate(self._merges())}
 
@@ -150,13 +159,19 @@ class TokenizerFile:
         return tokens
 
     def _letters(self) -> set[int]:
-        """Return every letter, and in Unigram and WordPiece the pieces that have one which is no piece itself."""
+        """Return the tokens without which a letter could not be written.
+
+        They are every letter, and in Unigram and WordPiece the pieces with a letter that is no piece itself.
+        """
         if self.kind == BPE:
             return {number for piece, number in self.pieces.items() if len(piece) == 1}
         return {number for piece, number in self.pieces.items() if not self._is_spelled_by_letters(piece)}
 
     def _is_spelled_by_letters(self, piece: str) -> bool:
-        """Return True for a longer piece all of whose letters are pieces, as WordPiece writes them in its place."""
+        """Return True for a longer piece all of whose letters are pieces.
+
+        WordPiece writes a letter within a word with a prefix.
+        """
         prefix = self.model.get("continuing_subword_prefix", "") if self.kind == WORDPIECE else ""
         letters = piece.removeprefix(prefix)
         if len(letters) < 2:
@@ -167,7 +182,10 @@ class TokenizerFile:
         return all(form in self.pieces for form in forms)
 
     def _least_score(self) -> set[int]:
-        """Return the first token of the least score, by which the library sets that of unknown letters."""
+        """Return the first token of the least score.
+
+        The library derives the score of unknown letters from it.
+        """
         scores = [score for _, score in self.model["vocab"]]
         return {scores.index(min(scores))} if scores else set()
 
@@ -185,7 +203,10 @@ class TokenizerFile:
         return closed
 
     def _last_parts(self, token: int) -> tuple[int, ...]:
-        """Return the two tokens that BPE joins last to this one; none if BPE does not make it of letters."""
+        """Return the two tokens that BPE joins last to this one.
+
+        None if BPE does not make it of letters.
+        """
         symbols = [self.pieces.get(letter, -1) for letter in self._texts.get(token, "")]
         parts: tuple[int, ...] = ()
         no_merge = (math.inf, -1)

@@ -41,7 +41,10 @@ def loaded(text: bytes, where: str) -> Any:
 
 
 def encoded(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str, list[int]]]:
-    """Yield (bytes read before it, a piece of the text, its tokens); progress in bytes under `purpose`."""
+    """Yield (bytes read before it, a piece of the text, its tokens).
+
+    Progress in bytes under `purpose`.
+    """
     spaced = begins_spaced(tokenizer)
     count = 0
     try:

@@ -80,7 +80,10 @@ def _value_at(config: Any, path: str) -> Any:
 
 
 def _changed_bytes(source: Facts, change: Change, plan: FilePlan, result: Folder) -> Iterator[str]:
-    """Yield each tensor in a rewritten file that the change leaves and whose bytes differ from the source's."""
+    """Yield each tensor that the change leaves and whose bytes differ from the source's.
+
+    Files that were not rewritten are left out.
+    """
     put = {tensor.name for tensor in change.put}
     stay = [tensor for tensors in plan.shards.values() for tensor in tensors if tensor.name not in put]
     total, done = sum(tensor.nbytes for tensor in stay), 0
@@ -93,7 +96,10 @@ def _changed_bytes(source: Facts, change: Change, plan: FilePlan, result: Folder
 
 
 def _require_no_new_error(source: Facts, written: Path, result: Folder) -> None:
-    """Raise if the result breaks a rule that the source does not break, of the rules that need no tables."""
+    """Raise if the result breaks a rule that the source does not break.
+
+    Rules that need tables are left out.
+    """
     broken = {finding.rule for finding in check(source.path, scan=False).at_least("error")}
     for worse in errors_of_result(check(written, scan=False), result.config):
         if worse.rule not in broken:

@@ -18,7 +18,9 @@ MERGES = "merges.txt"  # both parts of a merge on each line
 
 
 def trimmed_vocabularies(facts: Facts, words: TokenizerFile, new_ids: Mapping[int, int]) -> dict[str, bytes]:
-    """Return {file: new content} of the files that repeat the vocabulary; `new_ids` are of the tokens that stay.
+    """Return {file: new content} of the files that repeat the vocabulary.
+
+    `new_ids` are of the tokens that stay.
 
     Raises:
         CheckpointError: a file that gives a token another id than tokenizer.json does.

@@ -148,7 +148,10 @@ class _Densified:
         return tables
 
     def copies(self) -> list[NewTensor]:
-        """Return copies of what else the class ties by the flag that turns false: BERT's second bias."""
+        """Return copies of other tensors that the class ties by the same flag.
+
+        BERT's second bias is one.
+        """
         copies = []
         for name, kept in self._untied_names():
             if kept.name != self.boundary.lookup.table.name and name != self.boundary.head_name:
@@ -156,7 +159,7 @@ class _Densified:
         return copies
 
     def _untied_names(self) -> Iterator[tuple[str, Stored]]:
-        """Yield (name that is not stored, tensor that it was tied to) where the flag turns false.
+        """Yield (name that is not stored, tensor that it was tied to).
 
         BART's stacks share the input table, BERT has a second bias.
         """
@@ -168,7 +171,10 @@ class _Densified:
                     yield name, tied.kept
 
     def dropped(self) -> frozenset[str]:
-        """Return the names of the maps, of an end that equals the other, and of a bias that is lost."""
+        """Return the names of the tensors that go.
+
+        They are the maps, an end that equals the other, and a bias that is lost.
+        """
         dropped = self.dropped_end | {tensor.name for tensor in self.boundary.maps}
         bias = self.boundary.head_name.removesuffix("weight") + "bias"
         if self.boundary.spec.bias and bias in self.facts.folder.tensors:

@@ -127,7 +127,10 @@ class NamedClass:
 
 
 def _named_class(facts: Facts) -> NamedClass:
-    """Return the class of a model; raise if its config does not name it, or if it is custom code."""
+    """Return the class of a model.
+
+    Raise if its config does not name it, or if it is custom code.
+    """
     family, classes = facts.config.get("model_type"), facts.config.get("architectures")
     are_names = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
     if not isinstance(family, str) or not are_names:
@@ -187,7 +190,10 @@ class FactoredTable:
 
 
 def _factored(table: Stored, rank: int) -> FactoredTable:
-    """Decompose a table, and measure the error; raise if a row of the narrow table overflows the table's type."""
+    """Decompose a table, and measure the error.
+
+    Raise if a row of the narrow table overflows the table's type.
+    """
     name, memory = short(table.name), size(memory_needed(table.shape[1], rank))
     with doing(f"decomposing {name} (needs {memory} of memory)", table.nbytes):
         factored = low_rank(table, rank)

@@ -1,4 +1,6 @@
-"""`merge`: an adapter's changes in its base's own tensors, so that the result does what both do together.
+"""`merge`: an adapter's changes in its base's own tensors.
+
+The result does what both do together.
 
     linear      W + s·B A       s = alpha / r, or alpha / √r (rsLoRA); W is stored [out, in], or turned as in GPT-2
     DoRA        m · (W + s·B A) / ‖W + s·B A‖, row by row
@@ -73,7 +75,9 @@ def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Chang
 
 
 def _merge_modules(ends: _Ends, modules: Mapping[str, str]) -> list[NewTensor]:
-    """Merge every module of the adapter; return the tensors of the body, and note those of the two ends in `ends`.
+    """Merge every module of the adapter.
+
+    Return the tensors of the body, and note those of the two ends in `ends`.
 
     Args:
         modules: {module as the base's class names it: as the base's files do}.
@@ -168,7 +172,7 @@ def _obstacles(adapter: AdapterFacts, facts: Facts, folder: Folder, modules: Map
 
 
 def _unknown_training(adapter: AdapterFacts) -> Iterator[Obstacle]:
-    """Yield settings under which an adapter does more than the sums of this file, or began with another base."""
+    """Yield settings under which an adapter does more than the sums of this file."""
     config = adapter.config
     if config.get("peft_type") != "LORA":
         yield Obstacle(f"its peft_type is {short(config.get('peft_type'))}, and not LORA", USE_PEFT)
@@ -182,7 +186,7 @@ def _unknown_training(adapter: AdapterFacts) -> Iterator[Obstacle]:
 
 
 def _unknown_parts(adapter: AdapterFacts, modules: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Yield modules that the base lacks, and tensors of a kind or type that nothing here merges."""
+    """Yield modules that the base lacks, and tensors that nothing here merges."""
     lost = [module for module in adapter.parts if module not in modules]
     if lost:
         what = f"the base lacks {len(lost):,} of its {len(adapter.parts):,} modules, {names(lost, 2)}"
@@ -221,7 +225,10 @@ class ModuleUpdate:
         return CheckpointError(f"{self.adapter.path}: {short(self.module)}: {what}", fix)
 
     def require(self, base: Stored | None, kind: str) -> Stored:
-        """Return the base's tensor, a module's "weight" or "bias"; raise if there is none of plain numbers."""
+        """Return the base's tensor, a module's "weight" or "bias".
+
+        Raise if there is none of plain numbers.
+        """
         if base is None or base.dtype not in FLOATING:
             fix = "if it is quantised, merge into what it was made from"
             raise self.error(f"the base has no plain {kind} of this name; {fix}")
@@ -280,7 +287,10 @@ class ModuleUpdate:
         return bias
 
     def _is_turned(self, base: Stored, a: Stored, b: Stored, is_turned: bool) -> bool:
-        """Return True if the base stores the transpose of B A; raise if the shapes fit in neither way."""
+        """Return True if the base stores the transpose of B A.
+
+        Raise if the shapes fit in neither way.
+        """
         # a square matrix does not say how it is stored; of others the shapes do
         is_square = base.shape == b.shape[:1] + a.shape[1:] == a.shape[1:] + b.shape[:1]
         are_matrices = len(base.shape) == len(a.shape) == 2 and a.shape[:1] == b.shape[1:]
@@ -376,7 +386,7 @@ class _Ends:
         return self.table if end == "input" else self.head
 
     def share_rows(self) -> None:
-        """Let a change of one end of a tied base act on the other, where PEFT does.
+        """Let a change of one end of a tied base act on both, as in PEFT.
 
         PEFT gives trained rows of the input to the head as well, and with ensure_weight_tying a copy of either end.
         """
@@ -388,7 +398,10 @@ class _Ends:
             self.merged.update({"input": only, "output": only})
 
     def change(self, force: bool) -> Change:
-        """Return the change of both ends: one table again where both come out the same, else two."""
+        """Return the change of both ends.
+
+        It is one table again if both come out the same, else two.
+        """
         lookup, head = self.merged.get("input"), self.merged.get("output")
         outputs = None if head is None else (TableRows.of(self.head), head.table())
         inputs = None if lookup is None else (TableRows.of(self.table), lookup.table())
@@ -418,7 +431,10 @@ class _Ends:
         return any(a != b for a, b in zip(lookup.pieces(), head.pieces(), strict=True))
 
     def prediction(self) -> list[str]:
-        """Return a note on the largest change of a logit that B A alone gives, if the head has such an update."""
+        """Return a note on the largest change of a logit that B A alone gives.
+
+        There is none if the head has no such update.
+        """
         head = self.merged.get("output")
         if head is None or head.factors is None:
             return []

@@ -1,4 +1,7 @@
-"""`repair`: all safe fixes that `check` proposes, at once; most are of the flag and of a head stored twice."""
+"""`repair`: all safe fixes that `check` proposes, at once.
+
+Most are of the flag, and of a head that is stored twice.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def _repairs_by_hand(findings: Iterable[Finding]) -> str:
 
 
 def _head_without_file(facts: Facts) -> set[str]:
-    """Return the head's name if the index names it, no file contains it, and the config says tied."""
+    """Return the name of a tied head that only the index has."""
     head, folder = facts.roles.output_name, facts.folder
     if head is None or not facts.claims.tied:
         return set()

@@ -141,7 +141,7 @@ def _tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _require_resizable(facts: Facts) -> None:
-    """Raise if the checkpoint has a table that reads other rows, or none, under another number of tokens."""
+    """Raise if a table would be read otherwise under another number of tokens."""
     for other in facts.roles.others:
         if other.role in UNSIZED and not other.module.endswith(BYTE_HASH):
             why, fix = UNSIZED[other.role]
@@ -165,7 +165,10 @@ def _requested_rows(
 
 
 def _require_unused_end(facts: Facts, count: int, rows: int, words: Tokenizer | None, shrink: bool) -> None:
-    """Raise if rows from `count` on are not to be dropped, or if a tokenizer or a config names one of them."""
+    """Raise if rows from `count` on must stay.
+
+    They must without `shrink`, and if a tokenizer or a config names one of them.
+    """
     if not shrink:
         fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
         raise CheckpointError(f"{facts.path}: {count:,} tokens are fewer than its {rows:,} rows", fix)
@@ -180,7 +183,10 @@ def _require_unused_end(facts: Facts, count: int, rows: int, words: Tokenizer | 
 
 
 def _row_lengths(parts: TokenParts) -> NDArray[np.float64]:
-    """Return the Euclidean lengths of rows [tables, V] of all tables; 0 where a table lacks a row."""
+    """Return the Euclidean lengths of rows [tables, V] of all tables.
+
+    0 where a table lacks a row.
+    """
     lengths = np.zeros((len(parts.lookups), parts.rows))
     for table, length in zip(parts.lookups, lengths, strict=True):
         with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
@@ -190,7 +196,9 @@ def _row_lengths(parts: TokenParts) -> NDArray[np.float64]:
 
 
 def _rows_in_use(facts: Facts, words: Tokenizer | None, lengths: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return a mask [V] of rows in use: the tokenizer can produce their id, and in every table they are finite, not 0.
+    """Return a mask [V] of rows in use.
+
+    The tokenizer can produce their id, and in every table they are finite and not 0.
 
     The checkpoint's own tokenizer counts before `words`; without any, every id is in use.
     """
@@ -208,7 +216,7 @@ class _Resized:
     parts: TokenParts
     count: int
     used: NDArray[np.bool_]  # [V] rows that new ones are drawn from
-    is_drawn: bool  # new rows are drawn, not zeros
+    is_random: bool  # new rows are drawn, not zeros
     seed: int
     repeats_first: bool  # the class reads row 0 for ids beyond its table of layers
 
@@ -221,7 +229,7 @@ class _Resized:
         """Say which rows are dropped or new."""
         rows, count, notes = self.parts.rows, self.count, []
         how = f"drawn like the {int(self.used.sum()):,} rows in use, with seed {self.seed}"
-        if not self.is_drawn:
+        if not self.is_random:
             how = "zeros, whose logit is 0 whatever was read: mask them where tokens are chosen, as padding"
         if count < rows:
             notes.append(f"rows {count:,} to {rows - 1:,} are dropped")
@@ -235,8 +243,8 @@ class _Resized:
         return notes
 
     def length_notes(self, lengths: NDArray[np.float64]) -> list[str]:
-        """Compare the lengths of rows that are drawn with those of rows in use, `lengths` [tables, V]."""
-        if not self.added or not self.is_drawn:
+        """Compare the lengths of new rows with those of rows in use, `lengths` [tables, V]."""
+        if not self.added or not self.is_random:
             return []
         notes = []
         for table, length in zip(self.parts.lookups, lengths, strict=True):
@@ -249,7 +257,10 @@ class _Resized:
         return notes
 
     def pieces(self, part: Stored) -> Pieces:
-        """Yield the bytes of a part with `count` rows: those that stay, copies of its first, new ones."""
+        """Yield the bytes of a part with `count` rows.
+
+        Rows that stay come first, then copies of its first row, then new ones.
+        """
         row_bytes = part.nbytes // max(1, part.rows)
         stay = min(part.rows, self.count)
         yield from stored_bytes(_first_rows(part, stay, row_bytes))
@@ -258,7 +269,7 @@ class _Resized:
         for _ in range(copies):
             yield from stored_bytes(_first_rows(part, 1, row_bytes))
         left = self.count - stay - copies
-        if not self.is_drawn:
+        if not self.is_random:
             yield from repeat(bytes(row_bytes), max(0, left))
             return
         for block in new_rows(part, self.used, left, self.seed):
@@ -271,7 +282,9 @@ def _first_rows(part: Stored, count: int, row_bytes: int) -> Stored:
 
 
 def new_rows(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """Yield `count` new rows of a table [V, E] or a bias [V], in blocks [≤ 256, E], with few readings.
+    """Yield `count` new rows of a table [V, E] or a bias [V], in blocks.
+
+    A block is [≤ 256, E]. The part is read few times.
 
     A new row depends on the seed and its own number, not on how many are drawn with it.
     """
@@ -292,7 +305,9 @@ def new_rows(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> It
 def _weighted_sums(
     part: Stored, used: NDArray[np.bool_], group: range, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Read the rows in use once, and return Σ gᵢ xᵢ [blocks, 256, E], Σ gᵢ [blocks, 256, 1] and Σ xᵢ [E].
+    """Read the rows in use once, and return weighted sums of them.
+
+    These are Σ gᵢ xᵢ [blocks, 256, E], Σ gᵢ [blocks, 256, 1] and Σ xᵢ [E].
 
     Args:
         group: numbers of the blocks of new rows; each has other gᵢ.

@@ -118,7 +118,7 @@ class SlimmedCopy:
         shape = (len(self.ids), self.stored.shape[1])
         return NewTensor(self.name, self.stored.dtype, shape, WEIGHTS, partial(gathered, self.stored, self.ids))
 
-    def is_kept_by(self, rows: Stored | None, ids: tuple[int, ...]) -> bool:
+    def equals_base_with(self, rows: Stored | None, ids: tuple[int, ...]) -> bool:
         """Return True if the base's table with these rows is the copy, byte for byte."""
         result = Merged(self.table, self.stored.dtype, ids=ids, rows=rows)
         copy = Merged(self.stored, self.stored.dtype)
@@ -136,7 +136,9 @@ def _copies(adapter: AdapterFacts, model: Facts) -> list[TableCopy]:
 
 
 def _slimmed(adapter: AdapterFacts, copies: list[TableCopy], first: str) -> list[SlimmedCopy]:
-    """Return the rows that stay of every full copy; a copy that equals the base's table has none.
+    """Return the rows that stay of every full copy.
+
+    A copy that equals the base's table has none.
 
     Args:
         first: module of the input table.
@@ -155,7 +157,10 @@ def _slimmed(adapter: AdapterFacts, copies: list[TableCopy], first: str) -> list
 
 
 def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
-    """Return the rows in which a copy differs from the base's table; raise if a slim adapter cannot store them."""
+    """Return the rows in which a copy differs from the base's table.
+
+    Raise if a slim adapter cannot store them.
+    """
     stored, table = copy.stored, copy.table
     if stored.shape != table.shape or not {stored.dtype, table.dtype} <= set(FLOATING):
         what = f"{adapter.path}: {describe(stored)} is no copy of {describe(table)}"
@@ -193,7 +198,7 @@ def _flaws(slimmed: list[SlimmedCopy], folder: Path) -> Iterator[str]:
     written = config.get("trainable_token_indices") or {}
     for copy in slimmed:
         with doing(f"comparing every row of {short(copy.module)}", copy.stored.nbytes):
-            if not copy.is_kept_by(stored.get(copy.name), tuple(written.get(copy.module, ()))):
+            if not copy.equals_base_with(stored.get(copy.name), tuple(written.get(copy.module, ()))):
                 yield f"its rows of {short(copy.module)} are not those of the copy"
 
 
@@ -226,7 +231,10 @@ def _obstacle(adapter: AdapterFacts, model: Facts, modules: set[str]) -> Obstacl
 
 
 def _difference_of_ends(adapter: AdapterFacts) -> str | None:
-    """Say how an adapter of a tied base acts on its two ends differently, None if it does not."""
+    """Say how an adapter of a tied base acts on its two ends differently.
+
+    None if it does not.
+    """
     ends = [end for end in (adapter.input, adapter.output) if end is not None]
     if len(ends) == 2 and not adapter.equal:
         return "what it does to the two ends differs, and the base has one table for both"

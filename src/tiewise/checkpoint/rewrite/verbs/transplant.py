@@ -146,7 +146,10 @@ def transplant(
 
 
 def _parts(facts: Facts) -> tuple[Stored, ...]:
-    """Return the tables of both ends and the biases, as [V, …]; refuse a model with further tables of tokens."""
+    """Return the tables of both ends and the biases, as [V, …].
+
+    Refuse a model with further tables of tokens.
+    """
     for other in facts.roles.others:
         what = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
         raise CheckpointError(what, "only models whose two ends alone are indexed by tokens are transplanted")
@@ -157,7 +160,7 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
 
 
 def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:
-    """Return for each new id the old one whose row it takes, -1 where there is none.
+    """Return for each new id the old one whose row it takes, -1 without one.
 
     Of two old tokens that write the same the one counts that is spelled alike, else the later: SentencePiece's letters
     come after the bytes that they are.
@@ -191,7 +194,10 @@ def _shared_special(number: int, alike: int, old: TokenBytes, new: TokenBytes) -
 
 
 def _mix_by_spelling(recipe: Recipe, old: TokenBytes, new: TokenBytes) -> list[str]:
-    """Add to a recipe the rows of new tokens that old tokens spell; return a note on them, if there are any."""
+    """Add to a recipe the rows of new tokens that old tokens spell.
+
+    Return a note on them, if there are any.
+    """
     id_of = {writes: number for number, writes in old.writes.items()}
     longest = max(map(len, id_of), default=0)
     count = 0
@@ -241,7 +247,7 @@ def _notes_on_rest(recipe: Recipe, new: TokenBytes) -> list[str]:
 
 
 def _mix_by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -> str:
-    """Add to a recipe the rows of new tokens as combinations of shared ones in a donor; return a note."""
+    """Add combinations of shared rows, as a donor has them, to a recipe; return a note."""
     if read_token_bytes(folder).pieces != new.pieces:
         raise CheckpointError(f"{folder.path}: its vocabulary is not the new tokenizer's", "give a model that has it")
     table = readable(Facts(folder), "take rows from")[0]
@@ -296,7 +302,10 @@ def _renamed_configs(facts: Facts, recipe: Recipe, new: TokenBytes) -> RenamedCo
 
 
 def renamed(record: Mapping[str, Any], new: TokenBytes, becomes: dict[int, int]) -> dict[str, Any]:
-    """Return {dotted path: new value} of every token id in a config; None where the new vocabulary lacks the token."""
+    """Return {dotted path: new value} of every token id in a config.
+
+    None where the new vocabulary lacks the token.
+    """
     changes: dict[str, Any] = {}
     for path, value in values_with_ids(record):
         if value is None:
@@ -310,7 +319,9 @@ def renamed(record: Mapping[str, Any], new: TokenBytes, becomes: dict[int, int])
 
 
 def _renamed_role(role: str, value: Any, new: TokenBytes, becomes: dict[int, int]) -> Any:
-    """Return the new value of a key such as `eos_token_id`, whose first id is that of the role in the new vocabulary.
+    """Return the new value of a key such as `eos_token_id`.
+
+    Its first id is that of the role in the new vocabulary.
 
     Args:
         role: the key without its ending, "eos_token".
@@ -356,7 +367,9 @@ def _pieces(part: Stored, *, recipe: Recipe) -> Pieces:
 def pursue(
     anchors: Floats, targets: Floats, most: int, what: str = "matching"
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Write targets [n, D] as combinations of at most `most` anchors [S, D], none of which is zero.
+    """Write targets [n, D] as combinations of at most `most` anchors [S, D].
+
+    No anchor is zero.
 
     Those are chosen in fp32, and combined in fp64. `what` names the work in progress.
 
@@ -380,7 +393,10 @@ def pursue(
 def _pursue_block(
     anchors: Floats, lengths: NDArray[np.float64], unit: NDArray[np.float32], x: NDArray[np.float64], most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return what `pursue` does for a block of targets x [n, D]; `unit` [S, D] are the anchors with length 1."""
+    """Return what `pursue` does for a block of targets x [n, D].
+
+    `unit` [S, D] are the anchors with length 1.
+    """
     n = np.arange(len(x))
     rest = x.copy()  # r
     least = SMALL * np.linalg.norm(x, axis=1)

@@ -1,4 +1,4 @@
-"""`trim`: a smaller vocabulary, of the tokens that a text needs, in tables, tokenizer and configs alike.
+"""`trim`: a smaller vocabulary in tables, tokenizer and configs, of the tokens that a text needs.
 
 Rows that stay keep their bytes and their order; ids close ranks. Text that was made of the tokens that stay alone is
 cut into them as before (`tokenizer_file.py`, and docs/trim.md for the proof). Other text takes more tokens. How many
@@ -101,7 +101,7 @@ def trim(
 
 
 class _Trimmed:
-    """The result of a trim: tensors, tokenizer and configs with the tokens that stay, and a check of the files."""
+    """Tensors, tokenizer and configs with the tokens that stay, and a check of the result."""
 
     def __init__(
         self, facts: Facts, parts: tuple[Stored, ...], words: TokenizerFile, configs: Configs, stay: list[int]
@@ -156,7 +156,10 @@ class _Trimmed:
 
 
 def _parts(facts: Facts) -> tuple[Stored, ...]:
-    """Return every tensor with a row for each token, as [V, …]; refuse a checkpoint with one that nothing can trim."""
+    """Return every tensor with a row for each token, as [V, …].
+
+    Refuse a checkpoint with one that nothing can trim.
+    """
     parts = parts_of_tokens(facts, "trim")
     for other in facts.roles.others:
         if not other.by_id:
@@ -170,7 +173,9 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
 def _tokens_that_must_stay(
     facts: Facts, words: TokenizerFile, configs: Configs, keep: str | os.PathLike[str] | None
 ) -> set[int]:
-    """Return the closed set of tokens that the tokenizer needs, a config names, or the file `keep` lists.
+    """Return the closed set of tokens that must stay.
+
+    The tokenizer needs them, a config names them, or the file `keep` lists them.
 
     Raises:
         CheckpointError: a config that is nested too deep, or one that names every token.
@@ -192,7 +197,7 @@ def _tokens_that_must_stay(
 
 
 def _require_sizes(facts: Facts, words: TokenizerFile, must: set[int], rows: int, size: int | None) -> None:
-    """Raise if a token lacks a row in tables of so many rows, or if `size` cannot be reached."""
+    """Raise if a token lacks a row, or if `size` cannot be reached."""
     for number in must.union(words.ids.values()):
         if not 0 <= number < rows:
             what = f"{facts.path}: its tokenizer or config names token {number}, and its tables have {rows:,} rows"
