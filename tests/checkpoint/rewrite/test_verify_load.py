@@ -24,7 +24,11 @@ PLANTED = "from pathlib import Path\nPath('planted').touch()\n"  # what must not
 @pytest.fixture
 def in_process(monkeypatch):
     """Let the child's work be done here, where torch is imported already."""
-    monkeypatch.setattr(verify_load, "_loaded", lambda paths, rows, _: load_child.compared(list(map(str, paths)), rows))
+
+    def load_here(paths, rows, _):
+        return load_child.compared(list(map(str, paths)), rows)
+
+    monkeypatch.setattr(verify_load, "_load_in_child", load_here)
 
 
 def command(folder, *arguments):
