@@ -163,8 +163,13 @@ class Bench:
         return found[~held], found[held]
 
     def opened(self, subject: Subject) -> Opened:
-        """The model, loaded; raises as `open_model`."""
-        return self.once(("model", subject.label), lambda: _LOADED.open_model(subject.folder.path))
+        """Return the model, loaded; raises as `open_model`."""
+
+        def load() -> Opened:
+            model: Opened = _LOADED.open_model(subject.folder.path)
+            return model
+
+        return self.once(("model", subject.label), load)
 
     @staticmethod
     def training_counts(run: Path) -> Ids:

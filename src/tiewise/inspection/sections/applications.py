@@ -191,7 +191,7 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
         count = min(count, len(ids) // length)
         if not count or length < 2:
             raise DataError(f"{len(ids)} tokens hold no window of {length}", "give a longer text, or --length")
-        for tokens in torch.from_numpy(windows(ids, length, count)).split(step):
+        for tokens in torch.split(torch.from_numpy(windows(ids, length, count)), step):
             where = torch.ones_like(tokens, dtype=torch.bool)
             where[:, -1] = False
             found.append(Question({"input_ids": tokens}, torch.ones_like(where), where, tokens[:, 1:].flatten()))

@@ -11,8 +11,9 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError, doing, progress
 from tiewise.core.found import NATS, NONE, Found, Listing, Quantity, Stack, count, visible
 from tiewise.inspection.bench import Bench, Subject, section
-from tiewise.inspection.tables.bigram_counts import Chain, Ids, frequent, irreversibility, one_way_pairs, pair_counts
+from tiewise.inspection.tables.bigram_counts import Chain, frequent, irreversibility, one_way_pairs, pair_counts
 from tiewise.inspection.tables.bigram_paths import MOST_TOKENS, Split, frequent_loss, heat_maps, path_loss, split
+from tiewise.inspection.tables.model_tables import Ids
 from tiewise.inspection.tables.open_path import open_path
 from tiewise.inspection.tables.path_matrix import find_pairs
 from tiewise.inspection.tables.token_texts import read_as

@@ -39,8 +39,8 @@ def bottleneck(subject: Subject, bench: Bench) -> Found:
 
 
 @leaves_model
-def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, seed: int = 0) -> Found:
-    """Share of the gradient at the logits that the head lets through, on windows of token ids [n, T].
+def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None = None, seed: int = 0) -> Found:
+    """Measure the share of the gradient at the logits that the head lets through, on windows of token ids [n, T].
 
     The model is left as it was. `counts` say how often each token occurs in a longer text [V], None counts the windows;
     `seed` draws hidden tokens, where the model predicts those.
@@ -59,7 +59,7 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, s
         return made[0].clone()  # some families write on it
 
     with head.register_forward_hook(keep):
-        for which in torch.arange(len(windows)).split(max(1, loss.at_once // 4)):  # their gradients are held too
+        for which in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):  # their gradients are held too
             logits, targets = loss.predicted(which)
             used = torch.autograd.grad(logits.sum(), made, retain_graph=True)[0].flatten(0, -2).any(-1)
             gradient = torch.autograd.grad(F.cross_entropy(logits, targets, reduction="sum"), made)[0]
@@ -68,33 +68,36 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray | None = None, s
             for total, part in zip(sums, (gradient @ basis, gradient), strict=True):
                 np.add.at(total, place, torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64).square().numpy())
             progress("gradients at the logits", int(which[-1]) + 1, len(windows))
-    passed, whole = sums
-    chance, lets = basis.shape[1] / len(basis), passed.sum(1) / whole.sum(1)
-    share = mean_of("share of the squared gradient", lets, unit="%", chance=chance, why="‖P g‖² / ‖g‖²")
-    quantities = [
-        share,
-        Quantity("norm that is lost", 1 - math.sqrt(share.value), unit="%", chance=1 - math.sqrt(chance), main=False),
-        *(
-            Quantity(
-                f"next token occurs {label} times", ratio(passed[:, band].sum(), whole[:, band].sum()), unit="%",
+    return _report(sums[0], sums[1], basis.shape[1] / len(basis))
+
+
+def _report(passed: NDArray[np.float64], total: NDArray[np.float64], chance: float) -> Found:
+    """Say what share of the squared gradient passes, from ‖P g‖² and ‖g‖² by window and band [n, bands]."""
+    shares, why = passed.sum(1) / total.sum(1), "‖P g‖² / ‖g‖²"
+    share = mean_of("share of the squared gradient", shares, unit="%", chance=chance, why=why)
+    lost, lost_by_chance = 1 - math.sqrt(share.value), 1 - math.sqrt(chance)
+    quantities = [share, Quantity("norm that is lost", lost, unit="%", chance=lost_by_chance, main=False)]
+    for band, label in enumerate(BINS):
+        if total[:, band].any():
+            quantities.append(Quantity(
+                f"next token occurs {label} times", ratio(passed[:, band].sum(), total[:, band].sum()), unit="%",
                 chance=chance, main=False, figure="Share that passes, by the next token's frequency",
-            )
-            for band, label in enumerate(BINS) if whole[:, band].any()
-        ),
-    ]  # fmt: skip
-    shown = [str(Quantity("", value, unit="%")) for value in (share.value, chance)]
-    return Found(f"{shown[0]} of its square, {shown[1]} by chance", tuple(quantities))
+            ))  # fmt: skip
+    value, level = (str(Quantity("", part, unit="%")) for part in (share.value, chance))
+    return Found(f"{value} of its square, {level} by chance", tuple(quantities))
 
 
 def _basis(table: Tensor) -> Tensor:
-    """An orthonormal basis [V, r] of the columns of a table [V, E], r its rank."""
-    zero = torch.zeros((), dtype=torch.float64)
-    gram = sum((part.T @ part for part in map(Tensor.double, table.split(_ROWS))), zero)
+    """Return an orthonormal basis [V, r] of the columns of a table [V, E], r its rank."""
+    gram = torch.zeros((), dtype=torch.float64)
+    for part in torch.split(table, _ROWS):
+        wide = part.double()
+        gram = gram + wide.T @ wide
     if not torch.isfinite(gram).all():
         raise no_numbers("a head")
     values, vectors = torch.linalg.eigh(gram)
     # a singular value is none below E·ε of the largest, or where the Gram matrix itself is rounding
     least = max((len(values) * torch.finfo(table.dtype).eps) ** 2, len(values) * torch.finfo(torch.float64).eps)
-    kept = values > values[-1] * least
-    turned = vectors[:, kept] / values[kept].sqrt()
-    return torch.cat([(part.double() @ turned).to(table.dtype) for part in table.split(_ROWS)])
+    is_filled = values > values[-1] * least
+    turned = vectors[:, is_filled] / values[is_filled].sqrt()
+    return torch.cat([(part.double() @ turned).to(table.dtype) for part in torch.split(table, _ROWS)])

@@ -10,7 +10,7 @@ kernel adds by rounding activations too is not in here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -38,13 +38,13 @@ def precision(subject: Subject, bench: Bench) -> Found:
 
 
 def int8_by_row(table: Tensor) -> Tensor:
-    """A table [V, E] after symmetric int8 with one scale per row; a row of zeros stays one."""
+    """Round a table [V, E] to symmetric int8 with one scale per row; a row of zeros stays one."""
     scale = table.abs().amax(1, keepdim=True) / 127
     return (table / scale.clamp_min(torch.finfo(table.dtype).tiny)).round() * scale
 
 
 def q4_0(table: Tensor) -> Tensor:
-    """A table [V, E] after GGUF's Q4_0."""
+    """Round a table [V, E] to GGUF's Q4_0."""
     rows, width = table.shape
     blocks = F.pad(table, (0, -width % BLOCK)).view(rows, -1, BLOCK)
     scale = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)) / -8  # the largest takes the −8, whatever its sign
@@ -57,7 +57,7 @@ ROUNDED = {8: int8_by_row, 4: q4_0}
 
 @leaves_model
 def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Found:
-    """KL(model ‖ model with rounded ends) of the tokens that windows of ids [n, T] have predicted.
+    """Measure KL(model ‖ model with rounded ends) of the tokens that windows of ids [n, T] have predicted.
 
     The model is left as it was. `seed` draws hidden tokens, where the model predicts those. Memory: two more tables for
     each that the model has, and the logits of a few windows, six times.
@@ -67,30 +67,33 @@ def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Found:
         UnsupportedError: an encoder-decoder that cannot shift its own labels.
     """
     loss, tied = TextLoss(opened, windows, seed), opened.ends.tied
-    found: dict[Choice, list[Tensor]] = {(end, bits): [] for bits in ROUNDED for end in (LOOKUP, HEAD, BOTH)}
+    measured: dict[Choice, list[Tensor]] = {(end, bits): [] for bits in ROUNDED for end in (LOOKUP, HEAD, BOTH)}
     with parted(opened.ends) as leaves, torch.no_grad():
         table, head = leaves.a.data, leaves.b.data
-        kept = {end.data_ptr(): end for end in (table, head)}.values()  # one, where they are tied
-        rounded = {
-            bits: [torch.cat([to(part) for part in end.split(1 + _AT_ONCE // end.shape[1])]) for end in kept]
-            for bits, to in ROUNDED.items()
-        }
-        for which in torch.arange(len(windows)).split(max(1, loss.at_once // 4)):
+        tables = {end.data_ptr(): end for end in (table, head)}.values()  # one, where they are tied
+        rounded = {bits: [_in_pieces(to, end) for end in tables] for bits, to in ROUNDED.items()}
+        for which in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):
             leaves.a.data, leaves.b.data = table, head
             logits, targets = loss.predicted(which)
             p = logits.softmax(-1)
-            for (end, bits), means in found.items():
+            for (end, bits), means in measured.items():
                 leaves.a.data = table if end == HEAD else rounded[bits][0]
                 leaves.b.data = head if end == LOOKUP else rounded[bits][-1]
                 both = _kl_and_loss(logits, p, loss.predicted(which)[0], targets)
                 means.append(both.view(2, len(which), -1).mean(2))
             progress("rounding the ends", int(which[-1]) + 1, len(windows))
-    return found_of({one: torch.cat(parts, 1) for one, parts in found.items()}, tied)
+    return found_of({choice: torch.cat(parts, 1) for choice, parts in measured.items()}, tied)
+
+
+def _in_pieces(to: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
+    """Round a table a few rows at a time."""
+    return torch.cat([to(part) for part in torch.split(table, 1 + _AT_ONCE // table.shape[1])])
 
 
 def _kl_and_loss(logits: Tensor, p: Tensor, changed: Tensor, targets: Tensor) -> Tensor:
-    """KL(p ‖ softmax(changed)) with p [n, V] that of `logits`, and how much more the targets [n] cost: [2, n] in fp64.
+    """Return KL(p ‖ softmax(changed)) and how much more the targets [n] cost: [2, n] in fp64.
 
+    p [n, V] is that of `logits`.
     With d = logits − changed and m = E_p d, KL = log E_p e^(m − d): a small KL keeps its digits in fp32, where the
     difference of two log-softmaxes loses them.
     """
@@ -107,8 +110,12 @@ def found_of(measured: Mapping[Choice, Tensor], tied: bool) -> Found:
     """Say which end moves less at 4 bits, from [2, n] by choice: means over each window of KL, and of loss more."""
     least = min(ROUNDED)
     lookup, head = measured[LOOKUP, least][0], measured[HEAD, least][0]
-    apart = mean_interval((head - lookup).numpy())
-    better = "the lookup" if apart.low > 0 else "the head" if apart.high < 0 else "neither clearly"
+    difference = mean_interval((head - lookup).numpy())
+    better = "neither clearly"
+    if difference.low > 0:
+        better = "the lookup"
+    elif difference.high < 0:
+        better = "the head"
     quantities, rows = [], {end: [end] for end in (LOOKUP, HEAD, BOTH)}
     for (end, bits), values in measured.items():
         name, (kl, loss) = f"{end}, {bits} bits", map(mean_interval, values.numpy())

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, mean_interval
@@ -239,7 +239,7 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
     return Contexts(counts, plug_in * scale, coin * scale, spread, held_out * scale, np.array(by_part))
 
 
-def _spread(chain: Chain, values: NDArray) -> Array:
+def _spread(chain: Chain, values: ArrayLike) -> Array:
     """Sum a value of each pair seen into both of its tokens [V]."""
     both = np.concatenate([chain.before, chain.after])
     return np.bincount(both, np.tile(values, 2), chain.vocabulary).astype(np.float64)

@@ -91,7 +91,8 @@ class DirectPath:
         rows = rows * self.input_scale
         if self.norm.kind == LAYER:
             rows = rows - rows.mean(1, keepdims=True)
-        return rows / np.sqrt(np.square(rows).mean(1, keepdims=True) + self.norm.eps)
+        normalised: Array = rows / np.sqrt(np.square(rows).mean(1, keepdims=True) + self.norm.eps)
+        return normalised
 
     def left(self, rows: Array) -> Array:
         """Return the A of input rows [n, E]; the norm's shift, the same for every token, is left out."""

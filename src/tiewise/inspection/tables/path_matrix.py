@@ -24,12 +24,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tiewise.checkpoint.family_record import NONE
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError, advance, no_numbers
 from tiewise.core.estimates import Estimate, wilson
 from tiewise.core.found import Quantity, visible
 from tiewise.inspection.tables.model_tables import Array, Ids
-from tiewise.inspection.tables.open_path import NONE, DirectPath
+from tiewise.inspection.tables.open_path import DirectPath
 from tiewise.inspection.tables.token_texts import find_tokens
 
 COUNTED = 1e-10  # of ‖M‖; smaller eigenvalues are taken for zeros
@@ -127,10 +128,11 @@ def eigenvalues(g: Grams) -> Array:
 
 
 def _root(product: Array) -> Array:
-    """R [r, n] with RᵀR = product, without directions that are nothing but rounding."""
+    """Return R [r, n] with RᵀR = product, without directions that are nothing but rounding."""
     values, vectors = np.linalg.eigh(product)
-    kept = values > values[-1] * len(values) * np.finfo(float).eps
-    return np.sqrt(values[kept])[:, None] * vectors[:, kept].T
+    is_filled = values > values[-1] * len(values) * np.finfo(float).eps
+    root: Array = np.sqrt(values[is_filled])[:, None] * vectors[:, is_filled].T
+    return root
 
 
 def sampled_asymmetry(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, progress, refuse_live_model
 from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
-from tiewise.inspection.tables.model_tables import StoredTable
+from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable
 from tiewise.inspection.tables.token_texts import read_as
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # p: bits of a number behind its leading one
@@ -47,56 +48,95 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
         refuse_live_model("diff", each)
     folders = open_folder(old), open_folder(new)
     ends = [_tables(Facts(folder)) for folder in folders]
-    quantities, listings, notes, answers = list[Quantity](), list[Listing](), list[str](), list[str]()
+    notes = []
     for folder in folders:
         for where, how in normalised_heads(Facts(folder)):
             notes.append(f"{folder.path}: {short(where)}: {how}, so of the output table only directions (cosine) count")
-    same = all(each["output"] is each["input"] for each in ends)
-    for end in ("input",) if same else ("input", "output"):
-        before, after = (each[end] for each in ends)
+    is_shared = all(tables["output"] is tables["input"] for tables in ends)
+    quantities: list[Quantity] = []
+    listings: list[Listing] = []
+    answers = []
+    for end in ("input",) if is_shared else ("input", "output"):
+        before, after = (tables[end] for tables in ends)
         if before is None or after is None:
             notes.append(f"{old if before is None else new} has no {end} table that can be compared")
             continue
         one, other = StoredTable(before), StoredTable(after)
-        name = "shared table" if same else f"{end} table"
-        found, moved, lengths = _compared(one, other, name)
-        quantities += found
-        common = min(one.rows, other.rows)
-        answers.append(f"{count(len(moved))} of {count(common)} rows of the {name} moved")
+        name = "shared table" if is_shared else f"{end} table"
+        change = _compared(one, other, name)
+        quantities += change.quantities(name)
+        answers.append(f"{count(len(change.moved))} of {count(change.common)} rows of the {name} moved")
         if one.rows != other.rows:
-            longer = new if other.rows > common else old
-            notes.append(f"rows {common:,} to {max(one.rows, other.rows) - 1:,} of the {name} are in {longer} alone")
-        most = moved[np.argsort(-lengths, kind="stable")[:top]]
-        here, there = one.take(most), other.take(most)
+            longer = new if other.rows > change.common else old
+            last = max(one.rows, other.rows) - 1
+            notes.append(f"rows {change.common:,} to {last:,} of the {name} are in {longer} alone")
+        most = change.moved[np.argsort(-change.lengths, kind="stable")[:top]]
         texts = read_as(folders[1], most.tolist())
-        size, far = np.linalg.norm(here, axis=1), np.linalg.norm(there - here, axis=1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            cosine = (here * there).sum(1) / (size * np.linalg.norm(there, axis=1))
-            share = far / size
-        cells = zip(most.tolist(), texts, far, share, cosine, strict=True)
-        rows = [(visible(t), count(i), plain(d, 5), plain(r, 4), plain(c, 4)) for i, t, d, r, c in cells]
-        if rows:
-            header = ("token", "row", "moved by", "of its length", "cosine")
-            listings.append(Listing(f"Rows of the {name} that moved most", header, rows))
+        if len(most):
+            listings.append(_most_moved(name, one.take(most), other.take(most), most, texts))
     if not answers:
         raise CheckpointError(f"{old} and {new} have no table in common", "`tiewise check` says what each holds")
     return Found("; ".join(answers), tuple(quantities), listings=tuple(listings), notes=tuple(notes))
 
 
 def _tables(facts: Facts) -> dict[str, Stored | None]:
-    """The tables at both ends, one and the same where the output has none of its own."""
+    """Return the tables at both ends, the same one twice where the output has no separate table."""
     roles = facts.roles
-    held = [None if table is None or roles.packed(table) else table for table in (roles.input, roles.output)]
-    return {"input": held[0], "output": held[1] if roles.output is not None else held[0]}
+    into = _readable(facts, roles.input)
+    return {"input": into, "output": into if roles.output is None else _readable(facts, roles.output)}
 
 
-def _compared(one: StoredTable, other: StoredTable, name: str) -> tuple[list[Quantity], np.ndarray, np.ndarray]:
-    """(what is said of one pair, which rows moved [m], how far [m])."""
+def _readable(facts: Facts, table: Stored | None) -> Stored | None:
+    """Return a table unless its numbers are packed."""
+    return None if table is None or facts.roles.packed(table) else table
+
+
+def _most_moved(name: str, before: Array, after: Array, ids: Ids, texts: tuple[str, ...]) -> Listing:
+    """List rows [n, E] of one table as they were and as they are: how far each moved, and its direction."""
+    size, distance = np.linalg.norm(before, axis=1), np.linalg.norm(after - before, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosine = (before * after).sum(1) / (size * np.linalg.norm(after, axis=1))
+        share = distance / size
+    rows = [
+        (visible(text), count(row), plain(moved, 5), plain(part, 4), plain(angle, 4))
+        for row, text, moved, part, angle in zip(ids.tolist(), texts, distance, share, cosine, strict=True)
+    ]
+    return Listing(f"Rows of the {name} that moved most", ("token", "row", "moved by", "of its length", "cosine"), rows)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Difference of two tables over the rows that both have."""
+
+    common: int  # rows that both have
+    moved: Ids  # which of them moved [m]
+    lengths: Array  # how far [m]
+    share: float  # length of the change, relative to the rows that moved as they were
+    rank: int  # directions beyond the rounding of what is stored
+    effective_rank: float
+
+    def quantities(self, name: str) -> list[Quantity]:
+        """Report the change of the table of this name."""
+        rows = Quantity("rows that moved", len(self.moved), n=self.common, of=name)
+        if not len(self.moved):
+            return [rows]
+        why = "as many as if all of them were equal"
+        return [
+            rows,
+            Quantity("length of the change", self.share, of=name, unit="%", why="in parts of the rows that moved"),
+            Quantity("rank", self.rank, of=name, why="directions of it beyond the rounding of what is stored"),
+            Quantity("effective rank", self.effective_rank, of=name, digits=1, why=why),
+        ]
+
+
+def _compared(one: StoredTable, other: StoredTable, name: str) -> _Change:
+    """Compare two tables in one pass over the rows that both have."""
     if one.width != other.width:
         what = f"rows of {one.name} are {one.width} wide, those of {other.name} {other.width}"
         raise CheckpointError(what, "give two checkpoints of one width")
     common = min(one.rows, other.rows)
-    squares, sizes, widest, columns = np.zeros((one.width, one.width)), 0.0, 0.0, np.zeros(one.width)
+    squares = np.zeros((one.width, one.width))  # DᵀD
+    sizes, widest, columns = 0.0, 0.0, np.zeros(one.width)  # of rounding: the largest row, and every column
     moved, lengths = [], []
     bits = min(BITS.get(table.tensor.dtype, 2) for table in (one, other))
     for start, stop in one.spans(common, beside=one.width):
@@ -106,25 +146,23 @@ def _compared(one: StoredTable, other: StoredTable, name: str) -> tuple[list[Qua
         step = b - a
         moved.append(start + np.flatnonzero(changed))
         lengths.append(np.linalg.norm(step, axis=1))
-        fine = np.isfinite(step).all(1)
-        step, b = step[fine], b[fine]
+        is_finite = np.isfinite(step).all(1)
+        step, b = step[is_finite], b[is_finite]
         squares += step.T @ step
         noise = np.square(np.ldexp(1.0, np.frexp(b)[1] - 1 - bits)) / 12
-        widest, columns = max(widest, float(noise.sum(1).max(initial=0.0))), columns + noise.sum(0)
-        sizes += float(np.square(a[fine]).sum())
+        widest = max(widest, float(noise.sum(1).max(initial=0.0)))
+        columns = columns + noise.sum(0)
+        sizes += float(np.square(a[is_finite]).sum())
         progress(f"comparing the {name}", stop, common)
-    rows, far = np.concatenate(moved), np.concatenate(lengths)
     values = np.sqrt(np.maximum(np.linalg.eigvalsh(squares)[::-1], 0.0))
     edge = MARGIN * (math.sqrt(widest) + math.sqrt(columns.max(initial=0.0)))
-    kept = values[values > max(edge, 1e-7 * values[0])]
-    weights = kept / kept.sum() if len(kept) else np.ones(1)
-    effective = float(np.exp(-(weights * np.log(weights)).sum()))
-    share = math.sqrt(float(np.square(values).sum()) / sizes) if sizes else math.nan
-    said = [Quantity("rows that moved", len(rows), n=common, of=name)]
-    if len(rows):
-        said += [
-            Quantity("length of the change", share, of=name, unit="%", why="in parts of the rows that moved"),
-            Quantity("rank", len(kept), of=name, why="directions of it beyond the rounding of what is stored"),
-            Quantity("effective rank", effective, of=name, digits=1, why="as many as if all of them were equal"),
-        ]
-    return said, rows, far
+    beyond = values[values > max(edge, 1e-7 * values[0])]
+    weights = beyond / beyond.sum() if len(beyond) else np.ones(1)
+    return _Change(
+        common,
+        np.concatenate(moved),
+        np.concatenate(lengths),
+        share=math.sqrt(float(np.square(values).sum()) / sizes) if sizes else math.nan,
+        rank=len(beyond),
+        effective_rank=float(np.exp(-(weights * np.log(weights)).sum())),
+    )

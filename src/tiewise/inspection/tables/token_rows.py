@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.core.errors import DataError, advance, doing, no_numbers
 from tiewise.core.estimates import Estimate, Z
 from tiewise.core.found import Quantity, count, plain
 from tiewise.inspection.tables.align_tables import Score, norm_correlations
-from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, TokenTable
+from tiewise.inspection.tables.model_tables import Array, Ids, Rows, StoredTable, TokenTable
 from tiewise.inspection.tables.path_matrix import sampled
 from tiewise.inspection.tables.table_maps import law
 
@@ -84,7 +83,7 @@ def moments(table: TokenTable) -> Moments:
         norms[start:stop] = np.linalg.norm(rows, axis=1)
         total += rows.sum(0)
         units += _unit(rows, norms[start:stop]).sum(0)
-        narrow: NDArray = rows.astype(dtype, copy=False)
+        narrow: Rows = rows.astype(dtype, copy=False)
         gram += narrow.T @ narrow
         advance(stop)
     if not np.isfinite(gram).all():
@@ -151,9 +150,10 @@ def gaussian_spectrum(rows: int, width: int) -> Array:
 
 
 def gaussian_shares(rows: int, width: int) -> Array:
-    """Share of the variance in each direction of a Gaussian table, falling [width]."""
+    """Return the share of the variance in each direction of a Gaussian table, falling [width]."""
     values = gaussian_spectrum(rows, width)
-    return values / values.sum()
+    shares: Array = values / values.sum()
+    return shares
 
 
 def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, float, float, int]:
