@@ -186,16 +186,26 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
             tokenizer without the marks that its rows need.
     """
     length = min(length, opened.longest or length)
-    step, found = opened.at_once(length), []
     if causal:
         count = min(count, len(ids) // length)
         if not count or length < 2:
             raise DataError(f"{len(ids)} tokens hold no window of {length}", "give a longer text, or --length")
-        for tokens in torch.split(torch.from_numpy(windows(ids, length, count)), step):
-            where = torch.ones_like(tokens, dtype=torch.bool)
-            where[:, -1] = False
-            found.append(Question({"input_ids": tokens}, torch.ones_like(where), where, tokens[:, 1:].flatten()))
-        return found
+        return _next_tokens(windows(ids, length, count), opened.at_once(length))
+    return _hidden_tokens(opened, ids, length, count, seed)
+
+
+def _next_tokens(texts: Ids, step: int) -> list[Question]:
+    """Ask for every next token of windows [n, T], `step` windows at a time."""
+    found = []
+    for tokens in torch.split(torch.from_numpy(texts), step):
+        where = torch.ones_like(tokens, dtype=torch.bool)
+        where[:, -1] = False
+        found.append(Question({"input_ids": tokens}, torch.ones_like(where), where, tokens[:, 1:].flatten()))
+    return found
+
+
+def _hidden_tokens(opened: Opened, ids: Ids, length: int, count: int, seed: int) -> list[Question]:
+    """Ask for hidden tokens of up to `count` rows of whole sentences, as in pretraining."""
     folder, vocab = opened.folder.path, opened.vocab
     tokenizer = make_tokenizer(str(folder))
     marks = {piece: getattr(tokenizer, f"{name}_id") for name, piece in MARKS.items()}
@@ -205,11 +215,13 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
         raise DataError(what, "put the model's own tokenizer beside it")
     sentences = find_sentences(ids, Vocabulary.of(tokenizer, vocab), tokenizer.eos_token_id)
     rows = PairRows(sentences, Packing(length, "none", short=0.0), Masking(), seed=seed)
-    count = min(count, len(rows))
+    has_segments = getattr(opened.model.config, "type_vocab_size", 0) >= 2  # RoBERTa has none
+    count, step = min(count, len(rows)), opened.at_once(length)
+    found = []
     for start in range(0, count, step):
         batch = default_collate([rows[i] for i in range(start, min(start + step, count))])
         labels = batch.pop("labels")
-        if getattr(opened.model.config, "type_vocab_size", 0) < 2:  # RoBERTa's: it does not tell segments apart
+        if not has_segments:
             del batch["token_type_ids"]
         where = labels != IGNORED
         found.append(Question(batch, batch["attention_mask"].bool(), where, labels[where]))

@@ -16,8 +16,9 @@ every quantity is a mean over the tokens of a window:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ from tiewise.inspection.running.stack import (
 )
 from tiewise.training.data.tokenizer import Ids
 
-Values = dict[str, NDArray]  # quantity → its values per window, [windows] or [n, windows]
+Values = dict[str, NDArray[np.floating]]  # quantity → its values per window, [windows] or [n, windows]
 
 FURTHER = 64
 SMALL = 1e-3  # of the state: far above rounding in fp32, small enough to be the map's derivative
@@ -105,55 +106,68 @@ def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FU
 
 
 def _trajectory(stack: AppliedStack, texts: Tensor, seed: int, further: int) -> Trajectory:
-    each: list[list[dict[str, NDArray]]] = [[] for _ in stack.applications]  # by application and batch
-    blocks: dict[Repeat, list[dict[str, NDArray]]] = {}
+    """Run a model on windows [n, T], a few at a time, and measure every application and every repeated block."""
+    each: list[list[Values]] = [[] for _ in stack.applications]  # by application and batch
+    blocks: dict[Repeat, list[Values]] = {}
     alike, done = torch.zeros((len(each) + 1,) * 2, dtype=torch.float64), 0
-    for number, batch in enumerate(texts.split(stack.opened.at_once(texts.shape[1]))):
+    for number, batch in enumerate(torch.split(texts, stack.opened.at_once(texts.shape[1]))):
         calls = stack.calls(batch)
-        made = keys(calls)
+        of_calls = keys(calls)
         alike += _cosines(states_of(calls)) / len(texts)
-        into = [*zip(each, _applications(calls), strict=True)]
-        into += [(blocks.setdefault(b, []), _repeated(calls, b, further, seed + number)) for b in repeats(made)]
-        for parts, measured in into:
-            parts.append({name: values.numpy(force=True) for name, values in measured.items()})
+        for parts, measured in zip(each, _applications(calls), strict=True):
+            parts.append(_as_arrays(measured))
+        for block in repeats(of_calls):
+            blocks.setdefault(block, []).append(_as_arrays(_repeated(calls, block, further, seed + number)))
         done += len(batch)
         advance(done)
-
-    def joined(parts: list[dict[str, NDArray]]) -> Values:
-        return {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
-
     return Trajectory(
         tuple(call.name for call in calls),
-        tuple(map(joined, each)),
+        tuple(_joined(parts) for parts in each),
         tuple(shared_fractions(calls)),
-        tuple(made.index(key) if made.index(key) != place else None for place, key in enumerate(made)),
-        {block: joined(parts) for block, parts in blocks.items()},
+        _same_as(of_calls),
+        {block: _joined(parts) for block, parts in blocks.items()},
         alike.numpy(),
     )
 
 
+def _as_arrays(measured: dict[str, Tensor]) -> Values:
+    """Return measured tensors as arrays."""
+    return {name: values.numpy(force=True) for name, values in measured.items()}
+
+
+def _joined(parts: list[Values]) -> Values:
+    """Join the windows of all batches."""
+    return {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
+
+
+def _same_as(of_calls: Sequence[object]) -> tuple[int | None, ...]:
+    """Return the first application with the key of each; None for the first itself."""
+    first = [of_calls.index(key) for key in of_calls]
+    return tuple(None if earliest == place else earliest for place, earliest in enumerate(first))
+
+
 @torch.no_grad()
 def _applications(calls: list[LayerCall]) -> Iterator[dict[str, Tensor]]:
-    """Every application, as means over tokens [B]."""
+    """Yield measures of every application, as means over tokens [B]."""
     before = None
     for call in calls:
         step = call.wrote - call.read
-        found = {
+        measured = {
             "change": relative(call.wrote, call.read),  # ‖h_{l+1} − h_l‖ / ‖h_l‖
             "distance": torch.linalg.vector_norm(step, dim=-1).mean(-1),  # ‖h_{l+1} − h_l‖
             "cosine": F.cosine_similarity(call.wrote, call.read, -1, SMALLEST).mean(-1),
             "norm": torch.linalg.vector_norm(call.wrote, dim=-1).mean(-1),
             "again": relative(call.again(call.wrote), call.wrote),  # the change if it is applied once more
         }
-        if before is not None:
-            found["turn"] = F.cosine_similarity(step, before, -1, SMALLEST).mean(-1)  # of this change and the last one
-        yield found
+        if before is not None:  # of this change and the last one
+            measured["turn"] = F.cosine_similarity(step, before, -1, SMALLEST).mean(-1)
+        yield measured
         before = step
 
 
 @torch.no_grad()
 def _repeated(calls: list[LayerCall], block: Repeat, further: int, seed: int) -> dict[str, Tensor]:
-    """A block that the model repeats, applied further from where the model left it."""
+    """Apply a block that the model repeats further, from where the model left it."""
     members = calls[block.end - block.period : block.end]
 
     def apply(state: Tensor) -> Tensor:
@@ -162,12 +176,13 @@ def _repeated(calls: list[LayerCall], block: Repeat, further: int, seed: int) ->
         return state
 
     ends = states_of(calls)[block.first : block.end + 1 : block.period]
-    last, walked = iterate(apply, ends[-1], further, seed)
+    last, beyond = iterate(apply, ends[-1], further, seed)
+    within = torch.stack([relative(after, before) for before, after in pairwise(ends)])  # the model's own
     return {
-        **walked,
-        "residual": torch.cat([torch.stack(list(map(relative, ends[1:], ends))), walked["residual"]]),  # its own first
-        "ratio": _geometric(walked["ratio"]),
-        "growth": _geometric(walked["growth"][further // 2 :]),
+        **beyond,
+        "residual": torch.cat([within, beyond["residual"]]),
+        "ratio": _geometric(beyond["ratio"]),
+        "growth": _geometric(beyond["growth"][further // 2 :]),
         "from_end": relative(ends[-1], last),
     }
 
@@ -175,14 +190,15 @@ def _repeated(calls: list[LayerCall], block: Repeat, further: int, seed: int) ->
 def iterate(
     block: Callable[[Tensor], Tensor], start: Tensor, count: int, seed: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Apply `block` `count` times (2 or more) from `start` [B, T, D], beside a slightly different start.
+    """Apply `block` `count` times (2 or more) from `start` [B, T, D], and to a slightly different state each time.
 
     Returns the last state, and by name the residual and growth [count, B] and the ratio and two steps [count − 1, B];
     a ratio is NaN where the change was rounding error.
     """
 
     def size(state: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(state, dim=(-2, -1), keepdim=True)
+        norms: Tensor = torch.linalg.vector_norm(state, dim=(-2, -1), keepdim=True)
+        return norms
 
     state, before = start, None
     apart = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype).to(start.device)
@@ -200,13 +216,20 @@ def iterate(
         apart = torch.where(size(difference) > 0, difference, apart)
     changes, rounding = torch.stack(change), 10 * torch.finfo(start.dtype).eps * size(state)
     ratio = torch.where(changes[1:] > rounding, changes[1:] / changes[:-1], torch.nan)
-    found = {"residual": torch.stack(residual), "two_steps": torch.stack(two_steps)}
-    return state, {**found, "ratio": ratio[..., 0, 0], "growth": torch.stack(growth)[..., 0, 0]}
+    return state, {
+        "residual": torch.stack(residual),
+        "two_steps": torch.stack(two_steps),
+        "ratio": ratio[..., 0, 0],
+        "growth": torch.stack(growth)[..., 0, 0],
+    }
 
 
 @torch.no_grad()
 def _cosines(states: list[Tensor]) -> Tensor:
-    """Cosine of every two states, mean over tokens, summed over windows [L + 1, L + 1]; window by window for memory."""
+    """Sum the cosine of every two states, mean over tokens, over windows [L + 1, L + 1].
+
+    One window at a time, for memory.
+    """
     total = torch.zeros((len(states),) * 2, dtype=torch.float64)
     for window in zip(*states, strict=True):
         units = torch.stack([F.normalize(state, dim=-1) for state in window]).flatten(1)
@@ -215,7 +238,7 @@ def _cosines(states: list[Tensor]) -> Tensor:
 
 
 def _geometric(values: Tensor) -> Tensor:
-    """Geometric mean over the rows of [n, B] that are numbers: [B], NaN where none is."""
+    """Return the geometric mean [B] over the rows of [n, B] that are numbers, NaN where none is."""
     return values.clamp_min(SMALLEST).log().nanmean(0).exp()
 
 
@@ -223,57 +246,73 @@ def _fresh(opened: Opened, seed: int) -> Opened | None:
     """Build the model again with new weights, one Parameter where it has one; None where its config builds another."""
     model: Any = opened.model
     with kept_generators(seed):
-        made = type(model)(model.config)
-    own, new = (dict(one.named_parameters(remove_duplicate=False)) for one in (model, made))
-    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in new.items()}:
+        fresh = type(model)(model.config)
+    trained, untrained = (dict(one.named_parameters(remove_duplicate=False)) for one in (model, fresh))
+    if _shapes(trained) != _shapes(untrained):
         return None
     first: dict[int, nn.Parameter] = {}
-    for name, value in own.items():
+    for name, value in trained.items():
         owner, _, leaf = name.rpartition(".")
-        setattr(made.get_submodule(owner), leaf, first.setdefault(id(value), new[name]))
-    made.to(dtype=model.dtype).eval()
-    return Opened(opened.folder, made, locate(made))
+        setattr(fresh.get_submodule(owner), leaf, first.setdefault(id(value), untrained[name]))
+    fresh.to(dtype=model.dtype).eval()
+    return Opened(opened.folder, fresh, locate(fresh))
+
+
+def _shapes(parameters: dict[str, nn.Parameter]) -> dict[str, torch.Size]:
+    """Return the shape of each parameter."""
+    return {name: value.shape for name, value in parameters.items()}
 
 
 def found_of(trained: Trajectory, untrained: Trajectory | None, further: int) -> Found:
-    """Say how far each layer moves the states, and where repeating leads, beside fresh weights."""
-    both = {"": trained} if untrained is None else {"": trained, FRESH: untrained}
-    quantities, curves, grids = list[Quantity](), list[Curve](), list[Grid]()
-    for which, one in both.items():
-        quantities += [replace(q, name=f"{q.name}, {which}", main=False) if which else q for q in _quantities(one)]
-        curves += _curves(one, which)
-        states = tuple(map(str, range(len(one.alike))))
-        grids.append(Grid(
-            f"How alike the states are{which and f', {which}'}", states, states, tuple(map(tuple, one.alike.tolist())),
-            axes=("applications",) * 2, why="In a square of one colour little changes.",
-        ))  # fmt: skip
+    """Say how far each layer moves the states, and where repeating leads, compared with fresh weights."""
+    quantities, curves, grids = [*_quantities(trained)], [*_curves(trained, "")], [_grid(trained, "")]
+    if untrained is not None:
+        for quantity in _quantities(untrained):
+            quantities.append(replace(quantity, name=f"{quantity.name}, {FRESH}", main=False))
+        curves += _curves(untrained, FRESH)
+        grids.append(_grid(untrained, FRESH))
     listings = tuple(_listings(trained, untrained))
     return Found(_answer(trained, further), tuple(quantities), tuple(curves), tuple(grids), listings=listings)
 
 
+def _grid(found: Trajectory, which: str) -> Grid:
+    """Map how alike every two states are; `which` weights, "" for the model's own."""
+    states = tuple(str(place) for place in range(len(found.alike)))
+    title = "How alike the states are" + (f", {which}" if which else "")
+    values = tuple(tuple(row) for row in found.alike.tolist())
+    why = "In a square of one colour little changes."
+    return Grid(title, states, states, values, axes=("applications", "applications"), why=why)
+
+
 def _rests(values: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which windows came to rest, and which have not but return after two applications [windows]."""
+    """Mark windows that came to rest, and others that return after two applications [windows]."""
     resting = values["residual"][-1] < RESTED
     return resting, ~resting & (values["two_steps"][-1] < RESTED)
 
 
 def _answer(found: Trajectory, further: int) -> str:
-    if not found.blocks and any(found.shared):
+    """Say which blocks are applied again, and whether they come to rest."""
+    if found.blocks:
+        return "; ".join(_block_answer(block, values, further) for block, values in found.blocks.items())
+    if any(found.shared):
         return f"layers share up to {max(found.shared):.0%} of their parameters, and none is repeated whole"
-    said = []
-    for block, values in found.blocks.items():
-        resting, alternating = _rests(values)
-        end = f"does not come to rest within {further} more"
-        if resting.any():
-            end = f"comes to rest in {resting.sum()} of {resting.size} windows within {further} more"
-        elif alternating.any():
-            end = f"alternates between two states in {alternating.sum()} of {resting.size} windows"
-        what = "a layer" if block.period == 1 else f"a block of {block.period} layers"
-        said.append(f"{what} is applied {block.times} times and {end}")
-    return "; ".join(said) or "each layer is applied once: none is repeated"
+    return "each layer is applied once: none is repeated"
+
+
+def _block_answer(block: Repeat, values: Values, further: int) -> str:
+    """Say how often a block is applied, and in how many windows it comes to rest."""
+    resting, alternating = _rests(values)
+    end = f"does not come to rest within {further} more"
+    if resting.any():
+        end = f"comes to rest in {resting.sum()} of {resting.size} windows within {further} more"
+    elif alternating.any():
+        end = f"alternates between two states in {alternating.sum()} of {resting.size} windows"
+    name = "a layer" if block.period == 1 else f"a block of {block.period} layers"
+    return f"{name} is applied {block.times} times and {end}"
 
 
 def _quantities(found: Trajectory) -> Iterator[Quantity]:
+    """Yield the change by the first and the last layer, and where each repeated block leads."""
     for name, values in (("first", found.each[0]), ("last", found.each[-1])):
         yield mean_of(f"{name} layer's change", values["change"], unit="of the state's norm")
     for block, values in found.blocks.items():
@@ -282,11 +321,12 @@ def _quantities(found: Trajectory) -> Iterator[Quantity]:
         yield mean_of("small differences grow by", values["growth"], unit=FACTOR, chance=1.0, why=why)
         yield mean_of("distance from rest", values["from_end"][resting], unit="of the resting norm")
         yield mean_of("successive changes shrink by", values["ratio"], unit=FACTOR, main=False)
-        for name, its in (("windows at rest", resting), ("windows that alternate", alternating)):
-            yield Quantity(name, int(its.sum()), n=its.size, main=False, why=f"of {its.size}{where}")
+        for name, marked in (("windows at rest", resting), ("windows that alternate", alternating)):
+            yield Quantity(name, int(marked.sum()), n=marked.size, main=False, why=f"of {marked.size}{where}")
 
 
 def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
+    """Yield measures of every application, and the way of each repeated block; `which` weights."""
     for name, unit, log, key, why in PER_LAYER:
         points = [(place, mean_interval(values.get(key, ()))) for place, values in enumerate(found.each, 1)]
         curve = Curve.through(
@@ -303,17 +343,27 @@ def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
 
 
 def _listings(trained: Trajectory, untrained: Trajectory | None) -> Iterator[Listing]:
-    def cell(values: Values, key: str) -> str:
-        return str(mean_of("", values.get(key, ()), unit="value"))
-
-    own, far = [], []
+    """Yield every application of a layer, compared with fresh weights."""
+    rows, distances = [], []
     for place, values in enumerate(trained.each):
-        name, shared, same = f"{place + 1} · {trained.layers[place]}", trained.shared[place], trained.same_as[place]
+        name = f"{place + 1} · {trained.layers[place]}"
         fresh = {} if untrained is None else untrained.each[place]
-        cells = [cell(values, key) for key in ("change", "cosine", "turn", "norm", "again")]
-        said = f"all, as {same + 1}" if same is not None else f"{shared:.0%}" if shared else "no"
-        own.append((name, *cells, said, cell(fresh, "change")))
-        far.append((name, cell(values, "distance"), cell(fresh, "distance")))
+        cells = [_cell(values, key) for key in ("change", "cosine", "turn", "norm", "again")]
+        rows.append((name, *cells, _shared_cell(trained, place), _cell(fresh, "change")))
+        distances.append((name, _cell(values, "distance"), _cell(fresh, "distance")))
     header = ("layer", "change", "cosine", "turn", "norm", "applied twice", "shared", f"change, {FRESH}")
-    yield Listing("Each application of a layer", header, tuple(own))
-    yield Listing("Distance of output and input", ("layer", "distance", FRESH), tuple(far))
+    yield Listing("Each application of a layer", header, tuple(rows))
+    yield Listing("Distance of output and input", ("layer", "distance", FRESH), tuple(distances))
+
+
+def _cell(values: Values, key: str) -> str:
+    """Return the mean of a measure with its interval; a dash where it was not measured."""
+    return str(mean_of("", values.get(key, ()), unit="value"))
+
+
+def _shared_cell(found: Trajectory, place: int) -> str:
+    """Say how much of an application's parameters an earlier one has used."""
+    same = found.same_as[place]
+    if same is not None:
+        return f"all, as {same + 1}"
+    return f"{found.shared[place]:.0%}" if found.shared[place] else "no"
