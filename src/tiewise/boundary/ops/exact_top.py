@@ -279,10 +279,11 @@ class ExactTop:
         sizes = self.steps[which].double() * self.longest + self.rests[which]
         parts = _parts(len(sizes)) if tokens is None else torch.split(tokens, ROWS)
         scale, bias = query.affine.scale, query.affine.bias
-        added: Tensor | float = 0.0 if bias is None else bias[which]
-        y = torch.cat([self.table[part].double() @ query.h for part in parts]) * scale + added
+        products = torch.cat([self.table[part].double() @ query.h for part in parts])
+        added = torch.zeros_like(products) if bias is None else bias[which]
+        y = products * scale + added
         lost = (self.table.shape[1] + 8) * 2.0**-52 * query.length * abs(scale)
-        return y, sizes * lost + (y.abs() + abs(added)) * 2.0**-50
+        return y, sizes * lost + (y.abs() + added.abs()) * 2.0**-50
 
     def _version(self) -> tuple[int, int]:
         """Return what changes when the table does, as far as torch counts it."""
