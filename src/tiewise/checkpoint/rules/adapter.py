@@ -78,19 +78,27 @@ def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -
     stays_tied = facts.ties if len(copies) == 1 else facts.equal
     if stays_tied:
         return
-    what = f"full copy of {_modules(copies)} alone"
-    if len(copies) == 2:
-        read = "whose rows were not compared" if facts.equal is None else "which differ"
-        flag = "on" if facts.ties else "off"
-        what = f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
-    merged = "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
-    nested = [dotted(claim.level) for claim in base.claims.levels if claim.level and claim.written]
-    if nested:
-        merged = f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
-    what = f"{what}, on a base whose two ends are one table: {merged}"
+    what = f"{_described_copies(facts, copies)}, on a base whose two ends are one table: {_effect_of_merge(base)}"
     fix = f"{_merge_advice(facts)}; or {_training_advice(base, 'tables=True')}"
     may_be_equal = len(copies) == 2 and facts.equal is None
     yield Said(short(facts.path.name), what, fix, severity="warning" if may_be_equal else "error")
+
+
+def _described_copies(facts: AdapterFacts, copies: list[EndUpdate]) -> str:
+    """Return which ends have full copies, and of two whether they differ."""
+    if len(copies) == 1:
+        return f"full copy of {_modules(copies)} alone"
+    read = "whose rows were not compared" if facts.equal is None else "which differ"
+    flag = "on" if facts.ties else "off"
+    return f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
+
+
+def _effect_of_merge(base: Facts) -> str:
+    """Return the effect on tables and flags of merging two tables into a tied base."""
+    nested = [dotted(claim.level) for claim in base.claims.levels if claim.level and claim.written]
+    if nested:
+        return f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
+    return "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
 
 
 def _merge_advice(facts: AdapterFacts) -> str:

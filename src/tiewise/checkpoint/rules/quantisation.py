@@ -125,7 +125,7 @@ def left_alone(facts: Facts) -> Told:
     Sources: transformers#45674; transformers#37905; vllm#53170; llm-compressor#2835
     """
     table, head = facts.roles.input_end, facts.roles.output_end
-    if facts.roles.headless or table.module is None or head.module is None:
+    if not _has_both_modules(facts):
         return
     section = facts.quantise or quantisation(facts.config)
     source = "--quantise" if facts.quantise else "quantization_config"
@@ -138,8 +138,8 @@ def left_alone(facts: Facts) -> Told:
             yield from _packed_all_the_same(where, entries, table, head)
             yield from _packed_all_the_same(where, entries, head, table)
         if facts.claims.tied and is_one_model:
-            yield from _wrong_prefix(where, entries, table.module)
-            yield from _wrong_prefix(where, entries, head.module)
+            yield from _wrong_prefix(where, entries, table)
+            yield from _wrong_prefix(where, entries, head)
         yield from _replaced_default(where, entries, method, head)
 
 
@@ -151,8 +151,15 @@ def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -
         yield where, what, f'take "{short(end.module)}" out of it, or quantise again'
 
 
-def _wrong_prefix(where: str, entries: list[str], module: str) -> Told:
+def _has_both_modules(facts: Facts) -> bool:
+    """Return whether the class has a head, and the modules of both ends are known."""
+    modules = (facts.roles.input_end.module, facts.roles.output_end.module)
+    return not facts.roles.headless and None not in modules
+
+
+def _wrong_prefix(where: str, entries: list[str], end: End) -> Told:
     """Report names in a list that end as an end's module does, and are not it."""
+    module = end.module or ""
     last = module.rpartition(".")[2]
     for entry in entries:
         is_name = all(c.isalnum() or c in "._" for c in entry)  # and no pattern
@@ -310,8 +317,13 @@ def _wrong_bits(facts: Facts, end: End) -> Told:
         where = f"quantization.{module}"
         what = f"{where} is false, so that the module is left plain, and it is stored packed ({names(end.parts)})"
         yield where, what, f"write its bits and group_size there: {CONFIG_FIX}"
-        return
-    settings = by_module if isinstance(by_module, Mapping) else section
+    else:
+        settings = by_module if isinstance(by_module, Mapping) else section
+        yield from _other_packing(facts, module, settings, weight, scales)
+
+
+def _other_packing(facts: Facts, module: str, settings: Mapping[str, Any], weight: Stored, scales: Stored) -> Told:
+    """Report a table whose shapes show other bits or groups than the settings of its module."""
     bits, group = count(settings.get("bits")), count(settings.get("group_size"))
     columns, groups = _columns(weight), _columns(scales)
     if bits is None or group is None or not columns or not groups:
@@ -344,7 +356,7 @@ def half_to_be_quantised(facts: Facts) -> Told:
     Sources: GPTQModel#3050; llm-compressor#2835; transformers#37905; auto-round#101
     """
     table, head = facts.roles.input_end, facts.roles.output_end
-    if not facts.tied or facts.roles.headless or table.module is None or head.module is None:
+    if not facts.tied or not _has_both_modules(facts):
         return
     section = facts.quantise or quantisation(facts.config)
     is_done = table.quantised or head.quantised or "lm_head" in section  # B050 judges what is stored

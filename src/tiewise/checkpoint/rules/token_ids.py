@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -247,14 +247,18 @@ def _outside(name: str, value: Any, room: int, strict: bool) -> list[Any]:
         return [item for item in listed if _is_refused(item, room)]
     if name == "forced_decoder_ids":  # pairs of a position and the id that is forced there
         value = [pair[1] for pair in items_of(list, value) if len(pair) == 2]
-    outside, waiting = list[Any](), [value]
+    return [item for item in _items_below(value) if is_id(item) and item >= room]
+
+
+def _items_below(value: Any) -> Iterator[Any]:
+    """Yield what nested lists hold, in order."""
+    waiting = [value]
     while waiting:
         item = waiting.pop()
         if isinstance(item, list):
             waiting += reversed(item)
-        elif is_id(item) and item >= room:
-            outside.append(item)
-    return outside
+        else:
+            yield item
 
 
 def _is_refused(item: Any, room: int) -> bool:

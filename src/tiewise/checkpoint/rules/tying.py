@@ -295,20 +295,28 @@ def only_head_stored(facts: Facts) -> Told:
     it where the config says tied.
     Sources: llama.cpp#12456; safetensors#98
     """
-    roles, claims = facts.roles, facts.claims
-    if roles.output is None or roles.input is not None or not facts.complete:
+    head, input_name = facts.roles.output, facts.roles.input_name
+    if head is None or not _lacks_input(facts):
         return
-    if facts.unplaced or roles.named_like_head:
-        return
-    if roles.headless and roles.input_name is None:
-        return  # a class without a lookup: a CTC head has no input table beside it
-    looked_for = short(roles.input_name or "the input table's own name")
-    what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {looked_for}"
-    where, is_plain = short(roles.output.name), not roles.output_end.quantised
-    if roles.input_name is not None and is_plain and claims.tied is True and not claims.t5_like:
-        yield where, what, facts.command("repair"), True
+    looked_for = short(input_name or "the input table's own name")
+    what = f"only {describe(head)} is stored, and no input table: loaders look for {looked_for}"
+    is_tied = facts.claims.tied is True and not facts.claims.t5_like
+    can_be_renamed = input_name is not None and not facts.roles.output_end.quantised
+    if is_tied and can_be_renamed:
+        yield short(head.name), what, facts.command("repair"), True
     else:
-        yield where, what, f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
+        fix = f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
+        yield short(head.name), what, fix
+
+
+def _lacks_input(facts: Facts) -> bool:
+    """Return whether no tensor is or may be the input table, and the class has one."""
+    roles = facts.roles
+    if roles.input is not None or not facts.complete or facts.unplaced:
+        return False
+    if roles.headless and roles.input_name is None:
+        return False  # a class without a lookup: a CTC head has no input table
+    return not roles.named_like_head  # else the class saves the shared table under the head's name
 
 
 @rule("B019", "error", "the layers between the body and the head are stored")
