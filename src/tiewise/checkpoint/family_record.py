@@ -63,44 +63,57 @@ class ClassEnds:
     @property
     def spellings(self) -> tuple[str, ...]:
         """Return names of modules that are loaded into the ends, without their prefix."""
-        own = [name for name in (*self.inputs, self.output) if name is not None]
-        return (*own, *(name for names in (self.loads or {}).values() for name in names))
+        spellings = [name for name in (*self.inputs, self.output) if name is not None]
+        for names in (self.loads or {}).values():
+            spellings += names
+        return tuple(spellings)
 
     def renamed(self, rename: Callable[[str], str]) -> ClassEnds:
         """Return the same ends under other names."""
 
         def tensor(name: str) -> str:
             module, parameter = module_of(name)
-            if parameter != "weight" and rename(name) != name:  # a bias has a name of its own
+            has_entry = parameter != "weight" and rename(name) != name  # a bias may be renamed apart from its module
+            if has_entry or not module:
                 return rename(name)
-            return f"{rename(module)}.{parameter}" if module else rename(name)
+            return f"{rename(module)}.{parameter}"
 
-        several = ("inputs", "biases", "positions", "maps")
-        made: dict[str, Any] = {key: tuple(map(rename, getattr(self, key))) for key in several}
-        made["output"] = None if self.output is None else rename(self.output)
-        made["wide"] = {rename(head): times for head, times in self.wide.items()}
-        return replace(self, **made, tied={tensor(target): tensor(source) for target, source in self.tied.items()})
+        return replace(
+            self,
+            inputs=tuple(map(rename, self.inputs)),
+            output=None if self.output is None else rename(self.output),
+            biases=tuple(map(rename, self.biases)),
+            positions=tuple(map(rename, self.positions)),
+            maps=tuple(map(rename, self.maps)),
+            wide={rename(head): times for head, times in self.wide.items()},
+            tied={tensor(target): tensor(source) for target, source in self.tied.items()},
+        )
 
     def loaded_as(self, name: str) -> str | None:
         """Return the end or bias into which transformers loads the file's `name`; None for none.
 
         As `rename_source_key` of its `core_model_loading` does it, in which the prefix is a pattern.
         """
-        known = {*self.inputs, *self.biases, self.output}
         if self.loads is not None:
-            spelt = {other: own for own, names in self.loads.items() for other in (own, *names)}
-            return spelt.get(name, None if self.prefix else spelt.get(name[1:]))  # an empty pattern takes one letter
+            spellings = _by_spelling(self.loads)
+            if name in spellings or self.prefix:
+                return spellings.get(name)
+            return spellings.get(name[1:])  # an empty pattern takes one letter
+        ends = {*self.inputs, *self.biases, self.output}
         bare = re.sub(f"^{self.prefix}.", "", name, count=1)
-        if name.startswith(self.prefix) and bare in known:
+        if name.startswith(self.prefix) and bare in ends:
             return bare
-        return next((own for own in (f"{self.prefix}.{name}", name) if own in known), None)
+        with_prefix = f"{self.prefix}.{name}"
+        if with_prefix in ends:
+            return with_prefix
+        return name if name in ends else None
 
     def head_tensor(self, name: str) -> str | None:
         """Return the tensor between body and head that is loaded from `name`; None for none."""
-        spelt = {other: own for own, names in self.head.items() for other in (own, *names)}
+        spellings = _by_spelling(self.head)
         if name.endswith(".weight"):  # written without its ending, as the names of modules are
-            spelt |= {f"{other}.weight": own for other, own in spelt.items() if own.endswith(".weight")}
-        return spelt.get(name, spelt.get(name.removeprefix(f"{self.prefix}.")))
+            spellings |= {f"{other}.weight": own for other, own in spellings.items() if own.endswith(".weight")}
+        return spellings.get(name, spellings.get(name.removeprefix(f"{self.prefix}.")))
 
     def has(self, tensor: str, config: Mapping[str, Any]) -> bool:
         """Return whether the class has a tensor with the switches of a config."""
@@ -111,6 +124,15 @@ class ClassEnds:
         for key in path.split("."):
             level = level.get(key) if isinstance(level, Mapping) else None
         return not isinstance(level, bool) or level is value
+
+
+def _by_spelling(names: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return {name in a file: name in the class}, from {name in the class: other names in a file}."""
+    by_spelling = dict[str, str]()
+    for own, others in names.items():
+        for spelling in (own, *others):
+            by_spelling[spelling] = own
+    return by_spelling
 
 
 @dataclass(frozen=True)
@@ -264,28 +286,32 @@ class Family:
 @lru_cache(maxsize=1)
 def family_data() -> dict[str, Any]:
     """Return the architecture data as stored; "transformers" is the version that it was made from."""
-    return packaged_json("checkpoint/data/families.json")
+    data: dict[str, Any] = packaged_json("checkpoint/data/families.json")
+    return data
 
 
 @lru_cache(maxsize=1)
 def class_defaults() -> dict[str, dict[str, dict[str, Any]]]:
     """Return `defaults` and `names` of each model type, as in `ConfigKeys`."""
-    return packaged_json("checkpoint/data/class_defaults.json")
+    data: dict[str, dict[str, dict[str, Any]]] = packaged_json("checkpoint/data/class_defaults.json")
+    return data
 
 
 @lru_cache(maxsize=1)
 def estimated_families() -> dict[str, list[str]]:
     """Return model types of transformers 5.23: estimated, not_counted (both without a reader), and headless."""
-    return packaged_json("checkpoint/data/estimated_families.json")
+    data: dict[str, list[str]] = packaged_json("checkpoint/data/estimated_families.json")
+    return data
 
 
 @lru_cache(maxsize=1)
 def mlx_data() -> dict[str, Any]:
-    """Return what mlx-lm made of tiny models; tools/make_mlx_outcomes.py writes it."""
-    return packaged_json("checkpoint/data/mlx_lm.json")
+    """Return the outcomes of loading tiny models with mlx-lm; tools/make_mlx_outcomes.py writes them."""
+    data: dict[str, Any] = packaged_json("checkpoint/data/mlx_lm.json")
+    return data
 
 
 def ends_from(entry: Mapping[str, Any]) -> ClassEnds:
     """Return one class of the architecture data as `ClassEnds`."""
-    made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-    return ClassEnds(biases=made.pop("bias", ()), **made)
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    return ClassEnds(biases=fields.pop("bias", ()), **fields)

@@ -172,13 +172,24 @@ def _not_in_mlx(facts: Facts) -> str | None:
 
 def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     """Return the outcome of a loader that has classes of its own for models that write text."""
-    roles = facts.roles
+    stopped = _is_not_served(facts, loader) or _does_not_find_ends(facts, loader)
+    return from_column(facts, loader, flag) if stopped is None else stopped
+
+
+def _is_not_served(facts: Facts, loader: Loader) -> LoaderOutcome | None:
+    """Check that a loader has a class for the model."""
     if facts.is_own:
         return outcome_of(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.")
-    if roles.headless:
+    if facts.roles.headless:
         return outcome_of(loader, NO_HEAD)
     if loader is not LLAMA_CPP_T5 and not _writes_text(facts):
         return outcome_of(loader, NOT_SERVED)
+    return None
+
+
+def _does_not_find_ends(facts: Facts, loader: Loader) -> LoaderOutcome | None:
+    """Check that the ends are stored in a file and under names that a loader reads."""
+    roles = facts.roles
     has_model_file = any(name.startswith("model") for name in facts.folder.headers)
     if loader.name in ("llama.cpp", "mlx-lm") and not has_model_file:
         return outcome_of(loader, ERROR, "It opens model*.safetensors alone.")
@@ -186,12 +197,12 @@ def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
         return outcome_of(loader, ERROR, "The names in the file are those of a wrapped model: nothing in it is found.")
     if roles.unread:
         return outcome_of(loader, DEPENDS, "The names in the file are not those of its class: its own code decides.")
-    if stored_state(facts) == ALONE and roles.named_like_head:
+    if roles.named_like_head and stored_state(facts) == ALONE:
         return outcome_of(loader, DEPENDS, CANONICAL)
     lacks_an_end = roles.input is None or roles.output is None
     if not facts.claims.known and lacks_an_end and facts.unplaced:
         return outcome_of(loader, DEPENDS, "An end may be stored under a name of its own: its own code decides.")
-    return from_column(facts, loader, flag)
+    return None
 
 
 def _writes_text(facts: Facts) -> bool:

@@ -41,12 +41,12 @@ TORCH_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16":
 FLOATING = tuple(TORCH_TYPES.values())  # what a table is stored in, unless it is quantised
 
 
-def widened(values: NDArray) -> NDArray[np.float32] | NDArray[np.float64]:
+def widened(values: NDArray[Any]) -> NDArray[np.float32] | NDArray[np.float64]:
     """Return floating values as fp32, fp64 as it is; every stored type fits without rounding."""
     return values if values.dtype == np.float64 else values.astype(np.float32, copy=False)
 
 
-def rounded(values: NDArray[np.float64], dtype: str, lost: NDArray[np.float64] | float = 0.0) -> NDArray:
+def rounded(values: NDArray[np.float64], dtype: str, lost: NDArray[np.float64] | float = 0.0) -> NDArray[Any]:
     """Return `values + lost` in a stored floating type, rounded once, to the nearest and of two to the even.
 
     `lost` is less than half a unit in the last place of `values`: what an addition in fp64 left over.
@@ -61,7 +61,7 @@ def rounded(values: NDArray[np.float64], dtype: str, lost: NDArray[np.float64] |
     return values.astype(NUMPY[dtype])
 
 
-def _odd(values: NDArray, lost: NDArray | float) -> NDArray:
+def _odd(values: NDArray[Any], lost: NDArray[Any] | float) -> NDArray[Any]:
     """Make the last bit say that something was lost, so that a narrower type rounds to the right side."""
     even = values.view(f"i{values.itemsize}") & 1 == 0
     return np.where(even & (lost != 0), np.nextafter(values, np.copysign(np.inf, lost).astype(values.dtype)), values)
@@ -85,15 +85,15 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk."""
+        """Return the bytes on disk."""
         return self.end - self.start
 
     @property
     def rows(self) -> int:
-        """Length of the first axis; 1 for a scalar."""
+        """Return the length of the first axis; 1 for a scalar."""
         return self.shape[0] if self.shape else 1
 
-    def read(self, start: int = 0, stop: int | None = None) -> NDArray:
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Return rows [start, stop) in its own type; a `Reader` reads more than once."""
         with Reader(self) as reader:
             return reader.rows(start, stop)
@@ -101,7 +101,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Header:
-    """What one file says of itself. Tensors in order of their bytes."""
+    """Header of one file. Tensors in order of their bytes."""
 
     path: Path
     tensors: dict[str, Stored]
@@ -113,6 +113,20 @@ class Header:
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read and check the header of a safetensors file."""
     path = Path(path)
+    text, size = _header_text(path)
+    record = parse_json(text, f"{path}: header", unique=True)
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{path}: its header is no JSON object", _AGAIN)
+    metadata = _metadata(path, record)
+    data = 8 + len(text)
+    tensors = [_placed(path, name, entry, data) for name, entry in record.items()]
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
+    _require_contiguous(path, tensors, data, size)
+    return Header(path, {tensor.name: tensor for tensor in tensors}, metadata, data, size)
+
+
+def _header_text(path: Path) -> tuple[bytes, int]:
+    """Return the JSON text of a file's header, and the bytes of the file."""
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
@@ -125,15 +139,21 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         text = file.read(length)
     if len(text) < length:
         raise CheckpointError(f"{path}: the file ends inside its header", _AGAIN)
-    record = parse_json(text, f"{path}: header", unique=True)
-    if not isinstance(record, dict):
-        raise CheckpointError(f"{path}: its header is no JSON object", _AGAIN)
-    metadata = {} if (given := record.pop("__metadata__", None)) is None else given
+    return text, size
+
+
+def _metadata(path: Path, record: dict[str, Any]) -> dict[str, str]:
+    """Take `__metadata__` out of a header's record, and return it; empty if it has none."""
+    metadata = record.pop("__metadata__", None)
+    if metadata is None:
+        return {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ is no map from text to text", _AGAIN)
-    data = 8 + length
-    tensors = [_placed(path, name, entry, data) for name, entry in record.items()]
-    tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
+    return metadata
+
+
+def _require_contiguous(path: Path, tensors: list[Stored], data: int, size: int) -> None:
+    """Raise a CheckpointError unless sorted tensors fill the file from `data`, the offset of its data, to its end."""
     end = data
     for tensor in tensors:
         if tensor.start != end:
@@ -143,29 +163,32 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     if end != size:
         how = f"ends {end - size:,} bytes before its tensors do" if end > size else f"goes on {size - end:,} bytes"
         raise CheckpointError(f"{path}: the file {how}", _AGAIN)
-    return Header(path, {tensor.name: tensor for tensor in tensors}, metadata, data, size)
 
 
 def _placed(path: Path, name: str, entry: Any, data: int) -> Stored:
-    """The tensor of an entry whose bytes are as many as its type and shape need; `data` is where offsets begin."""
-    fields = ("dtype", "shape", "data_offsets")
-    (dtype, shape, offsets), fix = (entry.get(key) if isinstance(entry, dict) else None for key in fields), _AGAIN
+    """Return the tensor of a header's entry, after checking it; `data` is the file's offset that offsets begin at.
+
+    Its bytes are as many as its type and shape need.
+    """
     if not isinstance(entry, dict):
-        wrong = "its entry is no JSON object"
-    elif not isinstance(dtype, str) or dtype not in BITS:
+        raise CheckpointError(f"{path}: tensor {short(name)}: its entry is no JSON object", _AGAIN)
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    fix = _AGAIN
+    if not isinstance(dtype, str) or dtype not in BITS:
         wrong, fix = f"unknown dtype {short(dtype)}", "is it of a newer version of the format?"
     elif not _sizes(shape) or len(shape) > MOST_AXES:
         wrong = f"its shape {short(shape)} is none"
     elif not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         wrong = f"its data_offsets {short(offsets)} are none"
-    elif BITS[dtype] * math.prod(shape) != 8 * (held := offsets[1] - offsets[0]):
-        wrong = f"{held:,} bytes do not hold {short(f'{dtype} {shape}')}"
+    elif BITS[dtype] * math.prod(shape) != 8 * (offsets[1] - offsets[0]):
+        wrong = f"{offsets[1] - offsets[0]:,} bytes do not hold {short(f'{dtype} {shape}')}"
     else:
         return Stored(name, path, dtype, tuple(shape), data + offsets[0], data + offsets[1])
     raise CheckpointError(f"{path}: tensor {short(name)}: {wrong}", fix)
 
 
 def _sizes(values: Any) -> TypeGuard[list[int]]:
+    """Return whether a JSON value is a list of whole numbers from 0 on."""
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
@@ -188,7 +211,7 @@ class Reader:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row (of the whole tensor where it has no first axis or no rows)."""
+        """Return the bytes of one row (of the whole tensor if it has no first axis or no rows)."""
         return self.tensor.nbytes // max(1, self.tensor.rows)
 
     def into(self, buffer: memoryview, offset: int = 0) -> None:
@@ -205,7 +228,7 @@ class Reader:
                 raise CheckpointError(what, "nothing else may write it")
             buffer, at = buffer[count:], at + count
 
-    def rows(self, start: int = 0, stop: int | None = None) -> NDArray:
+    def rows(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Return rows [start, stop) in the tensor's own type; a fresh array."""
         tensor = self.tensor
         if tensor.dtype not in NUMPY:
@@ -215,12 +238,13 @@ class Reader:
         self.into(memoryview(raw), start * self.row_bytes)
         return np.frombuffer(raw, NUMPY[tensor.dtype]).reshape((count, *tensor.shape[1:]))
 
-    def take(self, ids: NDArray[np.int64]) -> NDArray:
+    def take(self, ids: NDArray[np.int64]) -> NDArray[Any]:
         """Return some rows in the tensor's own type, in any order; a fresh array."""
         low, high = int(ids.min(initial=self.tensor.rows)), int(ids.max(initial=-1)) + 1
         if high - low <= DENSE * len(ids):
-            found = self.rows(low, high)
-            return found if high - low == len(ids) and (np.diff(ids) == 1).all() else found[ids - low]
+            rows = self.rows(low, high)
+            is_whole_span = high - low == len(ids) and bool((np.diff(ids) == 1).all())
+            return rows if is_whole_span else rows[ids - low]
         raw = bytearray(len(ids) * self.row_bytes)
         for place in np.argsort(ids, kind="stable"):  # in the file's order: a disk reads forward
             start = int(place) * self.row_bytes
@@ -228,7 +252,7 @@ class Reader:
         return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), *self.tensor.shape[1:])
 
     def spans(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
-        """Row ranges of about `chunk_bytes` each, in order."""
+        """Yield row ranges of about `chunk_bytes` each, in order."""
         step = max(1, chunk_bytes // max(1, self.row_bytes))
         for start in range(0, self.tensor.rows, step):
             yield start, min(start + step, self.tensor.rows)

@@ -1,4 +1,4 @@
-"""Whole tables, streamed: how alike two of them are, what the rows of one hold, which tensors are stored twice.
+"""Scans of whole tables: likeness of two, contents of the rows of one, tensors that are stored twice.
 
     identical     every byte equal
     zeros' signs  every number equal, some zeros are negative at one end only
@@ -17,6 +17,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,12 @@ SCAN_BYTES = 2**20  # large enough for few system calls, small enough for two of
 FEW = 0.5  # a pair is "some rows" while no more than this share of its rows differs
 NEAR = 0.1  # and "close" while ‖a − b‖ is at most this share of ‖a‖
 SAMPLED_ROWS = 4096
+FIRST_ROWS = 8  # of the differing ones, that are listed
 
 
 @dataclass(frozen=True)
 class TableLikeness:
-    """Two tables [V, E] held side by side."""
+    """Likeness of two tables [V, E]."""
 
     kind: str  # one of the words above
     rows: int  # rows compared
@@ -49,11 +51,11 @@ class TableLikeness:
 
     @property
     def equal(self) -> bool:
-        """Whether one can stand for the other: the same bytes, or the same numbers."""
+        """Return whether one can replace the other: the same bytes, or the same numbers."""
         return self.kind in (IDENTICAL, SIGNS)
 
 
-def _beside(a: Stored, b: Stored) -> Iterator[tuple[int, NDArray, NDArray]]:
+def _spans_of_both(a: Stored, b: Stored) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
     """Yield (first row, rows of one table, the same rows of another), all in order. Advances by the bytes of `a`."""
     with Reader(a) as one, Reader(b) as other:
         for start, stop in one.spans():
@@ -62,15 +64,16 @@ def _beside(a: Stored, b: Stored) -> Iterator[tuple[int, NDArray, NDArray]]:
 
 
 def same_numbers(a: Stored, b: Stored) -> bool:
-    """Whether one tensor can stand for another of its type: the same bytes, but for the signs of zeros."""
+    """Return whether one tensor can replace another of its type: the same bytes, but for the signs of zeros."""
     if same_bytes(a, b):
         return True
-    alike = (a.dtype, a.shape) == (b.dtype, b.shape) and a.dtype in FLOATING
-    return alike and not any(_differing(x, y).size for _, x, y in _beside(a, b))
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATING:
+        return False
+    return not any(_differing(x, y).size for _, x, y in _spans_of_both(a, b))
 
 
-def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray], None] = lambda block: None) -> bool:
-    """Whether two tensors hold the same bytes; `look` is shown every block of equal ones. Advances by those of one."""
+def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray[Any]], None] = lambda block: None) -> bool:
+    """Return whether two tensors have the same bytes; `look` gets every equal block. Advances by the bytes of one."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     left, right = np.empty(SCAN_BYTES, np.uint8), np.empty(SCAN_BYTES, np.uint8)
@@ -88,7 +91,7 @@ def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray], None] = lambda bl
 
 
 def same_shared(table: Stored, other: Stored) -> bool:
-    """Whether a tensor holds a table's bytes, in another shape or transposed too. Advances by the table's bytes."""
+    """Return whether a tensor has a table's bytes, in another shape or transposed too. Advances by these bytes."""
     if (table.dtype, table.nbytes) != (other.dtype, other.nbytes):
         return False
     if same_bytes(table, replace(other, shape=table.shape)):
@@ -111,67 +114,108 @@ def same_shared(table: Stored, other: Stored) -> bool:
     return True
 
 
+class _Differences:
+    """Rows of two tables that differ, and sums over the first `SAMPLED_ROWS` of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = list[int]()  # at most `FIRST_ROWS`
+        self._measured = 0
+        self._error = self._norm = self._other_norm = 0.0  # sums of squares
+        self.largest = 0.0  # absolute difference of an element
+
+    def add(self, start: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Count the differing `rows` of a span that begins at row `start`, and return those to be measured."""
+        self.count += len(rows)
+        self.first += [start + int(row) for row in rows[: FIRST_ROWS - len(self.first)]]
+        sampled = rows[: SAMPLED_ROWS - self._measured]
+        self._measured += len(sampled)
+        return sampled
+
+    def measure(self, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
+        """Add differing rows of both tables to the sums."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._error += float(np.square(x - y).sum())
+            self._norm += float(np.square(x).sum())
+            self._other_norm += float(np.square(y).sum())
+            self.largest = max(self.largest, float(np.abs(x - y).max(initial=0.0)))
+
+    @property
+    def relative(self) -> float:
+        """Return ‖a − b‖ / ‖a‖."""
+        return float(np.sqrt(self._error / self._norm)) if self._norm > 0 else float("inf")
+
+    @property
+    def length_ratio(self) -> float:
+        """Return ‖b‖ / ‖a‖."""
+        return float(np.sqrt(self._other_norm / self._norm)) if self._norm > 0 else float("inf")
+
+
 def likeness(a: Stored, b: Stored) -> TableLikeness | None:
-    """Compare two tables of one shape row by row; None where their shapes or types allow no comparison.
+    """Compare two tables of one shape row by row; None if their shapes or types allow no comparison.
 
     Advances by the bytes of `a`.
     """
     if a.shape != b.shape or len(a.shape) != 2 or not {a.dtype, b.dtype} <= set(FLOATING):
         return None
-    nan: list[bool] = []
+    nan: list[bool] = []  # of each block
     if same_bytes(a, b, look=lambda block: nan.append(_has_nan(block.view(NUMPY[a.dtype])))):
         return TableLikeness(IDENTICAL, a.rows, nan=any(nan))
     narrow = NUMPY[min(a.dtype, b.dtype, key=lambda name: (BITS[name], name))]
-    differing = measured = 0
-    error = norm = other_norm = largest = 0.0
-    first: list[int] = []
-    for start, x, y in _beside(a, b):
+    differences = _Differences()
+    for start, x, y in _spans_of_both(a, b):
         left, right = (np.ascontiguousarray(values.astype(narrow, copy=False)) for values in (x, y))
-        rows = _differing(left, right)
+        rows = differences.add(start, _differing(left, right))
         nan.append(_has_nan(left))
-        differing += len(rows)
-        first += [start + int(row) for row in rows[: 8 - len(first)]]
-        rows = rows[: SAMPLED_ROWS - measured]
-        measured += len(rows)
+        # under the same names: with the spans still referenced, reading the next ones takes up to twice as long
         x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
-        with np.errstate(invalid="ignore", over="ignore"):
-            error += float(np.square(x - y).sum())
-            norm += float(np.square(x).sum())
-            other_norm += float(np.square(y).sum())
-            largest = max(largest, float(np.abs(x - y).max(initial=0.0)))
-    if not differing:
+        differences.measure(x, y)
+    if not differences.count:
         return TableLikeness(SIGNS if a.dtype == b.dtype else SAME_VALUES, a.rows, nan=any(nan))
-    relative = float(np.sqrt(error / norm)) if norm > 0 else float("inf")
-    length_ratio = float(np.sqrt(other_norm / norm)) if norm > 0 else float("inf")
-    kind = SOME_ROWS if differing <= FEW * a.rows else CLOSE if relative <= NEAR else UNRELATED
-    return TableLikeness(kind, a.rows, differing, tuple(first), relative, largest, any(nan), length_ratio)
+    kind = UNRELATED
+    if differences.count <= FEW * a.rows:
+        kind = SOME_ROWS
+    elif differences.relative <= NEAR:
+        kind = CLOSE
+    return TableLikeness(
+        kind,
+        a.rows,
+        differences.count,
+        tuple(differences.first),
+        differences.relative,
+        differences.largest,
+        any(nan),
+        differences.length_ratio,
+    )
 
 
-def _has_nan(block: NDArray) -> bool:
-    """Whether floating values hold NaN, whose bits without the sign are above those of infinity."""
+def _has_nan(block: NDArray[Any]) -> bool:
+    """Return whether floating values include NaN, whose bits without the sign are above those of infinity."""
     bits = block.view(f"u{block.itemsize}")
     infinity = np.array(np.inf, block.dtype).view(bits.dtype)
     return bool((bits & np.iinfo(f"i{block.itemsize}").max).max(initial=0) > infinity)
 
 
-def _differing(a: NDArray, b: NDArray) -> NDArray:
-    """Rows of two arrays of one type that differ: in bytes, and then, as zero and NaN have several, in numbers."""
+def _differing(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Return rows of two arrays of one type that differ: in bytes, and in numbers, as zero and NaN have several."""
     bytes_ = [table.view(np.uint8).reshape(len(table), -1) for table in (a, b)]
     left, right = (data.view(np.uint64) if data.shape[1] % 8 == 0 else data for data in bytes_)
     rows = np.nonzero((left != right).any(axis=1))[0]
     x, y = (table.reshape(len(table), table.size // max(1, len(table)))[rows] for table in (a, b))
-    return rows[~((x == y) | (np.isnan(x) & np.isnan(y))).all(axis=1)]
+    is_equal = (x == y) | (np.isnan(x) & np.isnan(y))
+    differing: NDArray[Any] = rows[~is_equal.all(axis=1)]
+    return differing
 
 
 def changed_rows(a: Stored, b: Stored) -> NDArray[np.int64]:
-    """Rows of two tables of one shape that differ in a bit once both have the wider type. Advances by bytes of `a`."""
-    found = [np.zeros(0, np.int64)]
-    for start, *both in _beside(a, b):
+    """Return rows of two tables of one shape that differ in a bit of the wider type. Advances by bytes of `a`."""
+    changed = [np.zeros(0, np.int64)]
+    for start, *both in _spans_of_both(a, b):
         x, y = map(widened, both)
         wide = np.result_type(x, y)
         bits = [values.astype(wide, copy=False).view(f"u{wide.itemsize}") for values in (x, y)]
-        found.append(start + np.flatnonzero((bits[0] != bits[1]).any(axis=1)))
-    return np.concatenate(found)
+        changed.append(start + np.flatnonzero((bits[0] != bits[1]).any(axis=1)))
+    return np.concatenate(changed)
 
 
 LARGE, _SAMPLE = 2**20, 2**16  # smaller tensors are not looked at for duplicates: norms and biases are often equal
@@ -179,7 +223,7 @@ LARGE, _SAMPLE = 2**20, 2**16  # smaller tensors are not looked at for duplicate
 
 @dataclass(frozen=True)
 class RowScan:
-    """What was found in a table [V, E]."""
+    """Contents of the rows of a table [V, E]."""
 
     not_finite: Sequence[int]  # rows that hold NaN or an infinity
     zero: Sequence[int]  # rows of zeros
@@ -193,8 +237,8 @@ def scan_rows(table: Stored) -> RowScan:
     lengths = np.zeros(table.rows, np.float32)
     finite = np.ones(table.rows, bool)
     zero = np.zeros(table.rows, bool)
-    first: dict[bytes, int] = {}
-    groups: dict[int, list[int]] = {}
+    first: dict[bytes, int] = {}  # {digest of a row: the first row that has it}
+    groups: dict[int, list[int]] = {}  # {first of several equal rows: all of them}
     with Reader(table) as reader:
         for start, stop in reader.spans():
             rows = reader.rows(start, stop)
@@ -204,11 +248,12 @@ def scan_rows(table: Stored) -> RowScan:
                 finite[start:stop] = np.isfinite(wide).all(axis=1)
             zero[start:stop] = (wide == 0).all(axis=1)
             for number, row in enumerate(np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1), start):
-                home = first.setdefault(hashlib.blake2b(row.data, digest_size=16).digest(), number)
-                if home != number:
-                    groups.setdefault(home, [home]).append(number)
+                digest = hashlib.blake2b(row.data, digest_size=16).digest()
+                earlier = first.setdefault(digest, number)
+                if earlier != number:
+                    groups.setdefault(earlier, [earlier]).append(number)
             advance(stop * reader.row_bytes)
-    repeated = [group for home, group in groups.items() if finite[home] and not zero[home]]
+    repeated = [group for row, group in groups.items() if finite[row] and not zero[row]]
     return RowScan(np.nonzero(~finite)[0].tolist(), np.nonzero(zero)[0].tolist(), repeated, lengths)
 
 
@@ -239,22 +284,27 @@ MEAN_ROWS = 256  # rows, spread over the table, that a root mean square is taken
 def root_mean_square(table: Stored) -> float:
     """Return the root mean square of a floating matrix, by sampled rows; rows that are not finite count as 0."""
     rows = np.linspace(0, table.shape[0] - 1, min(MEAN_ROWS, table.shape[0])).astype(np.int64)
-    return float(np.sqrt(np.mean(np.square(row_lengths(table, rows))) / table.shape[1])) if rows.size else 0.0
+    if not rows.size:
+        return 0.0
+    mean_square_length = np.mean(np.square(row_lengths(table, rows)))
+    return float(np.sqrt(mean_square_length / table.shape[1]))
 
 
 def all_zero(table: Stored) -> bool:
-    """Whether a floating table holds numbers, and all of them are zero; reading stops at the first that is not."""
+    """Return whether a floating table has numbers, and all are zero; reading stops at the first that is not."""
     with Reader(table) as reader:
         return table.nbytes > 0 and not any(reader.rows(start, stop).any() for start, stop in reader.spans())
 
 
-def outlying(lengths: NDArray, rows: Iterable[int], factor: float = 10.0) -> tuple[list[int], float]:
-    """Rows of the given ones whose length is `factor` times the median length or more, and the median."""
+def outlying(lengths: NDArray[Any], rows: Iterable[int], factor: float = 10.0) -> tuple[list[int], float]:
+    """Return those of some rows whose length is `factor` times the median or more, and the median."""
     chosen = np.fromiter(rows, np.int64)
     chosen = chosen[chosen < len(lengths)]
     chosen = np.sort(chosen[np.isfinite(lengths[chosen])])
     median = float(np.median(lengths[chosen])) if len(chosen) else 0.0
-    return (chosen[lengths[chosen] >= factor * median].tolist() if median > 0 else []), median
+    if median <= 0:
+        return [], median
+    return chosen[lengths[chosen] >= factor * median].tolist(), median
 
 
 def duplicates(tensors: Iterable[Stored], same: Callable[[Stored, Stored], bool] = same_bytes) -> list[list[Stored]]:
@@ -266,20 +316,29 @@ def duplicates(tensors: Iterable[Stored], same: Callable[[Stored, Stored], bool]
     for tensor in tensors:
         if tensor.nbytes >= LARGE:
             buckets[tensor.dtype, tensor.shape].append(tensor)
-    found = []
+    equal = []
     for bucket in buckets.values():
-        samples: dict[bytes, list[list[Stored]]] = defaultdict(list)
-        for tensor in bucket if len(bucket) > 1 else ():
-            groups = samples[_sample(tensor)]
-            home = next((group for group in groups if same(group[0], tensor)), None)
-            if home is None:
-                groups.append(home := [])
-            home.append(tensor)
-        found += [group for groups in samples.values() for group in groups if len(group) > 1]
-    return found
+        if len(bucket) > 1:
+            equal += [group for group in _equal_groups(bucket, same) if len(group) > 1]
+    return equal
+
+
+def _equal_groups(tensors: list[Stored], same: Callable[[Stored, Stored], bool]) -> list[list[Stored]]:
+    """Return tensors of one type and shape in groups that have the same bytes."""
+    by_sample: dict[bytes, list[list[Stored]]] = defaultdict(list)
+    for tensor in tensors:
+        groups = by_sample[_sample(tensor)]
+        for group in groups:
+            if same(group[0], tensor):
+                group.append(tensor)
+                break
+        else:
+            groups.append([tensor])
+    return [group for groups in by_sample.values() for group in groups]
 
 
 def _sample(tensor: Stored) -> bytes:
+    """Return a hash of three samples of a tensor's bytes: of its start, middle and end."""
     digest, buffer = hashlib.blake2b(digest_size=16), bytearray(_SAMPLE)
     with Reader(tensor) as reader:
         for start in (0, (tensor.nbytes - _SAMPLE) // 2, tensor.nbytes - _SAMPLE):

@@ -1,4 +1,4 @@
-"""Files from strangers: only regular ones, inside their folder, and no more memory than there is."""
+"""Untrusted files: only regular ones are read, inside their folder, and in bounded memory."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
     """Return all bytes of a file of at most `most` bytes."""
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor).st_size
-        if found > most:
+        length = os.fstat(descriptor).st_size
+        if length > most:
             fix = "no file of this kind is that large: take it from its source again"
-            raise CheckpointError(f"{os.fspath(path)}: {found:,} bytes", fix)
+            raise CheckpointError(f"{os.fspath(path)}: {length:,} bytes", fix)
         try:
             data = file.read(most)
         except OSError as error:
@@ -61,6 +61,7 @@ def refuse_pointer(path: str | os.PathLike[str], beginning: bytes) -> None:
         raise CheckpointError(what, "run `git lfs pull` in the repository, or download the file itself")
 
 
+_PUT_THERE = "nothing outside a checkpoint is read: put the file itself there"
 _FOLLOWED: ContextVar[bool] = ContextVar("links out of a folder are followed", default=False)
 
 
@@ -75,33 +76,40 @@ def following_links(follow: bool = True) -> Iterator[None]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the file `name` of a checkpoint folder, after checking that it lies there.
+    """Return the file `name` of a checkpoint folder, after checking that it is inside.
 
-    Links are followed within the folder, and into the `blobs` beside the `snapshots` of a Hugging Face cache; those
+    Links are followed within the folder, and into the `blobs` next to the `snapshots` of a Hugging Face cache; those
     that lead elsewhere only within `following_links`.
     """
-    fix = "nothing outside a checkpoint is read: put the file itself there"
     if not name or "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
-        raise CheckpointError(f"{folder}: it names the file {name[:80]!r}, which lies outside the folder", fix)
+        raise CheckpointError(f"{folder}: it names the file {name[:80]!r}, which lies outside the folder", _PUT_THERE)
     path = folder / name
-    if os.path.basename(name) == name != "." and not os.path.islink(path):
+    is_direct_entry = os.path.basename(name) == name != "."
+    if is_direct_entry and not os.path.islink(path):
         return path
     try:
-        home, real = folder.resolve(), path.resolve()
+        home, target = folder.resolve(), path.resolve()
     except UnicodeEncodeError:
-        raise CheckpointError(f"{folder}: it names the file {name[:80]!r}, a name that no file has", fix) from None
+        what = f"{folder}: it names the file {name[:80]!r}, a name that no file has"
+        raise CheckpointError(what, _PUT_THERE) from None
     except (OSError, RuntimeError):  # a loop of links
-        raise CheckpointError(f"{path}: a link that leads nowhere", fix) from None
-    homes = [home]
-    if home.parent.name == "snapshots" and (home.parent.parent / "blobs").is_dir():
-        homes.append(home.parent.parent / "blobs")
-    if not _FOLLOWED.get() and not any(real.is_relative_to(place) for place in homes):
+        raise CheckpointError(f"{path}: a link that leads nowhere", _PUT_THERE) from None
+    if not _FOLLOWED.get() and not any(target.is_relative_to(place) for place in _places_of_links(home)):
         fix = "if you trust it: --follow-links (from Python: follow_links=True); else put the file itself there"
         raise CheckpointError(f"{path}: a link that leads outside the folder", fix)
     return path
 
 
+def _places_of_links(home: Path) -> Iterator[Path]:
+    """Yield the folders that links of the folder `home` may lead into: itself, and the blobs of its cache."""
+    yield home
+    blobs = home.parent.parent / "blobs"
+    if home.parent.name == "snapshots" and blobs.is_dir():
+        yield blobs
+
+
 def _reason(error: Exception) -> str:
+    """Return the system's words for an error, else its own."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -133,14 +141,16 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     `Infinity` are taken as transformers writes them (Mamba's configs do).
     """
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        by_key = dict(pairs)
+        if len(by_key) < len(pairs):
             twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             raise CheckpointError(f"{where}: names {short(twice)} twice", "one of the two must go")
-        return made
+        return by_key
 
-    values = sum(map(data.count, (b",", b":", b"[", b"{"))) if len(data) > 2**20 else 0
+    values = 0
+    if len(data) > 2**20:
+        values = sum(data.count(mark) for mark in (b",", b":", b"[", b"{"))
     if values > MOST_VALUES:
         fix = "no file of this kind is that long: take it from its source again"
         raise CheckpointError(f"{where}: more than {MOST_VALUES:,} values", fix)
@@ -152,7 +162,7 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     try:
         text = data.decode()
         del data  # text and objects take enough
-        return json.loads(text, object_pairs_hook=once if unique else None)
+        return json.loads(text, object_pairs_hook=unique_keys if unique else None)
     except CheckpointError:
         raise  # it is a ValueError too
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -161,51 +171,69 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
 
 
 def items_of(kind: type, value: Any) -> tuple[Any, ...]:
-    """The items of a list that are of a type; empty where `value` is no list."""
-    return tuple(item for item in value if type(item) is kind) if isinstance(value, list) else ()
+    """Return the items of a list that are of a type; empty if `value` is no list."""
+    if not isinstance(value, list):
+        return ()
+    return tuple(item for item in value if type(item) is kind)
 
 
 def require_bounded(data: bytes, values: int, where: str) -> None:
-    """Raise where text in UTF-8 and the `values` in it would take more memory than any file of its kind."""
+    """Raise if text in UTF-8 and the `values` in it would take more memory than any file of its kind."""
     if len(data) < 2**20:
         return
-    width = 1 if data.isascii() else 4 if re.search(rb"[\xf0-\xff]", data) else 2  # bytes of a character in Python
-    # of several bytes all but the first lie in this range
-    characters = len(data) if width == 1 else len(data.translate(None, bytes(range(0x80, 0xC0))))
+    width, characters = 1, len(data)  # bytes of a character in Python
+    if not data.isascii():
+        width = 4 if re.search(rb"[\xf0-\xff]", data) else 2
+        # of a character's several bytes all but the first lie in this range
+        characters = len(data.translate(None, bytes(range(0x80, 0xC0))))
     if 2 * width * characters + VALUE_BYTES * values > MOST_MEMORY:  # the text, and the same text in pieces
         fix = "no file of this kind is that large: take it from its source again"
         raise CheckpointError(f"{where}: reading it would take more than {MOST_MEMORY // 2**20} MB of memory", fix)
 
 
 def first_fields(data: bytes, at: int, end: int, most: int, where: str) -> Iterator[tuple[int, int]]:
-    """Where each field 1 that holds bytes begins and ends, of a protocol buffer's message of `most` fields at most."""
-    wrong = CheckpointError(f"{where}: a damaged protocol buffer", "take it from its source again")
-
-    def number(at: int) -> tuple[int, int]:
-        value = 0
-        for shift, byte in enumerate(data[at : min(at + 10, end)]):
-            value |= (byte & 127) << 7 * shift
-            if byte < 128:
-                return value, at + shift + 1
-        raise wrong
-
+    """Yield start and end of each field 1 with bytes, of a protocol buffer's message of `most` fields at most."""
     for _ in range(most):
         if at == end:
             return
-        tag, at = number(at)
+        tag, at = _varint(data, at, end, where)
         kind = tag & 7
-        length, start = number(at) if kind in (0, 2) else ({1: 8, 5: 4}.get(kind, end), at)
-        at = start if kind == 0 else start + length
+        if kind in (_VARINT, _BYTES):
+            value, start = _varint(data, at, end, where)
+            at = start if kind == _VARINT else start + value
+        else:
+            start = at
+            at += _FIXED.get(kind, end)  # any other kind is damage: it ends behind the message
         if at > end:
-            raise wrong
-        if tag == 1 << 3 | 2:
+            raise _damaged(where)
+        if tag == 1 << 3 | _BYTES:
             yield start, at
     if at < end:
         raise CheckpointError(f"{where}: more than {most:,} tokens", "take it from its source again")
 
 
+# kinds of fields of a protocol buffer, and bytes of those of fixed length
+_VARINT, _BYTES = 0, 2
+_FIXED = {1: 8, 5: 4}
+
+
+def _varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int]:
+    """Return the number of variable length at an offset, and the offset behind it."""
+    value = 0
+    for shift, byte in enumerate(data[at : min(at + 10, end)]):
+        value |= (byte & 127) << 7 * shift
+        if byte < 128:
+            return value, at + shift + 1
+    raise _damaged(where)
+
+
+def _damaged(where: str) -> CheckpointError:
+    """Return the error on a damaged protocol buffer."""
+    return CheckpointError(f"{where}: a damaged protocol buffer", "take it from its source again")
+
+
 def require_memory(needed: int, purpose: str) -> None:
-    """Refuse what needs more bytes than are free without swapping; nothing happens where the system does not say."""
+    """Raise a CheckpointError if a purpose needs more bytes than are free without swapping, as far as it is known."""
     try:
         with open(MEMINFO, encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)
