@@ -148,7 +148,8 @@ class _PressInCall:
     A press never raises while a message is sent, so every call has one complete answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, raise_press: Callable[[int, FrameType | None], None] = raise_at_ctrl_c) -> None:
+        self.raise_press = raise_press
         self.in_call = False
         self.is_waiting = False
 
@@ -158,7 +159,7 @@ class _PressInCall:
             self.is_waiting = True
             return
         self.in_call = False  # by itself: a press may come just before the call's own end
-        raise_at_ctrl_c(number, frame)
+        self.raise_press(number, frame)
 
     def start_call(self) -> None:
         """Let a press raise from now on; raise KeyboardInterrupt for one that waits."""
