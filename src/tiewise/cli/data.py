@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tiewise.training.data.hot_tokens import HotTokens
     from tiewise.training.data.training_rows import PairRows
 
-IGNORED = -100  # label of a token that is not predicted
-
 
 def data(
     what: str = typer.Argument(..., metavar="show", help="show: print rows as an ALBERT is trained on them."),
@@ -66,6 +64,8 @@ def data(
 
 def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
     """Return one row as JSON; `words` is the tokenizer."""
+    from tiewise.training.data.training_rows import IGNORED
+
     row = rows[index]
     size = int(row["attention_mask"].sum())
     inputs, labels = row["input_ids"].tolist()[:size], row["labels"].tolist()
@@ -86,6 +86,8 @@ def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
 
 def _written_token(token: int, label: int, words: Any) -> str:
     """Return a token's text, and the text to predict if it has a label."""
+    from tiewise.training.data.training_rows import IGNORED
+
     text: str = words.decode([token])
     if label == IGNORED:
         return text
