@@ -212,7 +212,7 @@ class SectionFound:
     """What one section gave."""
 
     name: str
-    found: Mapping[str, Any]  # label of the subject → what was measured; of evidence, `ALL` → all of it
+    found: Mapping[str, Found | TieOrNot]  # label of the subject → its findings; of evidence, `ALL` → all of it
     left_out: Mapping[str, str]  # label → why there is none
 
     @property
@@ -289,7 +289,7 @@ class Inspection:
         """Return one section, or None where it is not part of this inspection."""
         return next((section for section in self.sections if section.name == name), None)
 
-    def found(self, name: str) -> Mapping[str, Any]:
+    def found(self, name: str) -> Mapping[str, Found | TieOrNot]:
         """Return the results of a section by label; nothing where it is not part of this inspection."""
         section = self.section(name)
         return section.found if section is not None else {}

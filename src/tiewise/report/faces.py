@@ -122,16 +122,21 @@ def listings(found: Mapping[str, Found]) -> Iterator[Listing]:
 
 
 def notes(section: SectionFound) -> list[str]:
-    """Return what a reader must know of a section, and which models it leaves out. Each note once."""
-    if not section.found:
+    """Return the notes of a section, each once with its models, and the models that it leaves out.
+
+    A section without any finding has none: `absent` has its reasons.
+    """
+    findings = section.measured
+    if not findings:
         return []
     pairs: list[tuple[str, str]] = []  # model, note
-    for label, one in section.found.items():
+    for label, one in findings.items():
         pairs += [(label, note) for note in one.notes]
     lines = []
     for note, models in _grouped(pairs).items():
-        of_all = len(models) == len(section.found)
-        lines.append(note if of_all else f"{', '.join(models)}: {note}")
+        if len(models) < len(findings):
+            note = f"{', '.join(models)}: {note}"
+        lines.append(note)
     for reason, models in _grouped(section.left_out.items()).items():
         lines.append(f"left out of {', '.join(models)}: {reason}")
     return lines
@@ -180,27 +185,29 @@ Inspection.html_view = staticmethod(inspection_html)
 
 def _inspection_parts(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
     """Yield the models, the verdict, what can decide, and one sentence for each section. With `full` its tables too."""
-    models = [subject.label for subject in inspection.subjects]
     yield from _subject_lines(inspection.subjects)
-    tie_or_not, *sections = inspection.sections
-    (decision,) = tie_or_not.found.values()
+    yield from _verdict_parts(inspection.evidence, [subject.label for subject in inspection.subjects])
+    for section in inspection.sections:
+        if section.measured:
+            yield Text(title(section.name), "bold")
+            yield _indented(sentence(section.measured))
+            if full:
+                yield from _section_details(section)
+    reasons = absent(inspection.sections)
+    if reasons:
+        yield Text("Not measured", "bold")
+    for reason in reasons:
+        yield _indented(reason if full else reason.partition("; ")[0], "dim")
+
+
+def _verdict_parts(decision: TieOrNot, models: Sequence[str]) -> Iterator[RenderableType]:
+    """Yield the verdict, and in tables of `ABREAST` models each what can decide."""
     yield Text(f"\n{TITLE}", "bold")
     yield _indented(verdict(decision))
     for start in range(0, len(models), ABREAST):
         table = deciding(decision, models[start : start + ABREAST])
         if table.rows:
             yield Padding(_plain_table(table), (0, 0, 1, 0))
-    for section in sections:
-        if section.found:
-            yield Text(title(section.name), "bold")
-            yield _indented(sentence(section.found))
-            if full:
-                yield from _section_details(section)
-    reasons = absent(sections)
-    if reasons:
-        yield Text("Not measured", "bold")
-    for reason in reasons:
-        yield _indented(reason if full else reason.partition("; ")[0], "dim")
 
 
 def _subject_lines(subjects: Sequence[Subject]) -> Iterator[Text]:
@@ -215,10 +222,11 @@ def _subject_lines(subjects: Sequence[Subject]) -> Iterator[Text]:
 
 def _section_details(section: SectionFound) -> Iterator[RenderableType]:
     """Yield all tables and notes of a section."""
-    for table in (summary(section.found), numbers(section.found)):
+    findings = section.measured
+    for table in (summary(findings), numbers(findings)):
         if table.rows:
             yield Padding(_plain_table(table), (1, 0, 0, 0))
-    for listing in listings(section.found):
+    for listing in listings(findings):
         yield Padding(Text(listing.name, "italic"), (1, 0, 0, 0))
         yield _plain_table(listing)
     for note in notes(section):
