@@ -7,7 +7,8 @@ import pytest
 from tests.report.opened_page import EVIL, Page, Visit, browser, pytestmark  # noqa: F401 - a fixture, and the skip
 from tests.training.study.planted_study import AXES, gain, planted
 
-from tiewise.report.sweep_page import answer, by_rank, curves, fitted, render, sign_maps, table, turns, write_sweep
+from tiewise.report.sweep_answer import answer, turns
+from tiewise.report.sweep_page import by_rank, curves, fitted, render, sign_maps, table, write_sweep
 from tiewise.training.study.grid import StudyGrid
 
 RANKS = ("untied", "tied", "factored:8", "factored:16")

@@ -31,6 +31,11 @@ SHARES_NOTE = (
 )
 
 
+def demo_banner(is_demo: bool) -> str:
+    """Return the line over a page whose text is a demo corpus; "" for any other text."""
+    return DEMO.capitalize() if is_demo else ""
+
+
 def verdict(comparison: Comparison) -> str:
     """Return the comparison as a sentence: arms that are better or worse than the reference, and the others.
 

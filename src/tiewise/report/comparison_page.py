@@ -101,7 +101,7 @@ def render(comparison: Comparison) -> str:
             ("Data", list(_flat(comparison.data))),
             ("Versions", list(_flat({"tiewise": comparison.version, **comparison.env}))),
         ],
-        banner=comparison_found.DEMO.capitalize() if comparison.demo else "",
+        banner=comparison_found.demo_banner(comparison.demo),
     ).render()
 
 

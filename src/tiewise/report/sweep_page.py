@@ -7,10 +7,10 @@ and numbers beyond the first two, split the rows into separate figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Group
@@ -18,14 +18,25 @@ from rich.text import Text
 
 from tiewise.core.estimates import Estimate
 from tiewise.core.files import write_result
-from tiewise.core.found import NATS, Curve, Grid, Listing, Quantity, count, plain, signed
+from tiewise.core.found import NATS, Curve, Grid, Listing, Quantity, plain, signed
 from tiewise.planning.surface import Surface, enclosed, fit, leave_one_out, scored
-from tiewise.report.comparison_found import DEMO, difference
+from tiewise.report.comparison_found import demo_banner, difference
 from tiewise.report.drawing import styles
 from tiewise.report.faces import rich_table
 from tiewise.report.figures import heat_map
 from tiewise.report.line_plot import lines
 from tiewise.report.sheet import PageSection, Panel, Sheet
+from tiewise.report.sweep_answer import OUTCOMES, answer
+from tiewise.report.sweep_axes import (
+    ARM,
+    axes_of,
+    heading,
+    in_words,
+    number_text,
+    parted,
+    value_text,
+    words,
+)
 from tiewise.training.study.study import Study, SweepRow
 
 PAGE = "report.html"
@@ -39,184 +50,66 @@ BANDS = "Below zero: better; bands: 95 % intervals."
 FITTED = "Crossed: no evidence; the interval holds zero, or no settings enclose it."
 ALL = "All arms"
 TEXT_AXES = ("train_tokens", "steps")
-WORDS = {-1: "better", 0: "–", 1: "worse"}
 FINE = 13  # predictions along an axis
 FIRST = 4  # figures of a section that are not folded
 MEASURED_HEADER = ("held-out", "±", "sign", "could show", "training", "n")
 
 
-def varying(study: Study) -> list[str]:
-    """Return axes with more than one value, or else the first. Those that are numbers everywhere come first."""
-    axes = [axis for axis, values in study.grid.axes.items() if len(values) > 1] or list(study.grid.axes)[:1]
-    return sorted(axes, key=lambda axis: not _is_numeric(study, axis))
-
-
-def _is_numeric(study: Study, axis: str) -> bool:
-    """Return whether every row has a number on an axis."""
-    return not any(math.isnan(row.measure(axis)) for row in study.rows)
-
-
-def _numeric_axes(study: Study) -> list[str]:
-    """Return the varying axes that are numbers everywhere."""
-    return [axis for axis in varying(study) if _is_numeric(study, axis)]
-
-
-def parted(rows: Iterable[SweepRow], axes: Sequence[str]) -> dict[str, list[SweepRow]]:
-    """Return rows by their contrast and their values on these axes, in words."""
-    groups: dict[str, list[SweepRow]] = {}
-    for row in rows:
-        name = ", ".join([row.contrast, *(_in_words(row, axis) for axis in axes)])
-        groups.setdefault(name, []).append(row)
-    return groups
-
-
-def _in_words(row: SweepRow, axis: str) -> str:
-    """Return an axis and a row's value on it, in words."""
-    return f"{_words(axis)} {_value(row, axis)}"
-
-
-def _words(axis: str) -> str:
-    """Return an axis in words."""
-    return axis.replace("_", " ")
-
-
-def _value(row: SweepRow, axis: str) -> str:
-    """Return a row's value on an axis, in words."""
-    value = row.at[axis]
-    if value is None:
-        return "all" if axis == "train_tokens" else "default"
-    return count(value) if isinstance(value, int) else str(value)
-
-
-def _number(value: float) -> str:
-    """Return a number of an axis as text."""
-    return count(value) if value >= 10 else f"{value:.3g}"  # a learning rate, too
-
-
-def turns(study: Study, contrast: str) -> list[str]:
-    """Return every change from one detected sign to the other along one axis, in words.
-
-    Rows without a detected sign may be between the two.
-    """
-    rows = [row for row in study.rows if row.contrast == contrast]
-    changes = []
-    for axis in _numeric_axes(study):
-        others = [other for other in varying(study) if other != axis]
-        for line in parted(rows, others).values():
-            changes += _turns_along(axis, line, others)
-    return changes
-
-
-def _turns_along(axis: str, rows: Iterable[SweepRow], others: Sequence[str]) -> list[str]:
-    """Return the changes of the sign along one axis, in words, of rows that are alike on the `others`."""
-    detected = sorted((row for row in rows if row.sign), key=lambda row: row.measure(axis))
-    changes = []
-    for a, b in pairwise(detected):
-        if a.sign == b.sign:
-            continue
-        change = (
-            f"from {WORDS[a.sign]} to {WORDS[b.sign]} between {_words(axis)} {_value(a, axis)} and {_value(b, axis)}"
-        )
-        if others:
-            change += f" (at {', '.join(_in_words(a, other) for other in others)})"
-        changes.append(change)
-    return changes
-
-
-def answer(study: Study) -> list[str]:
-    """Return a sentence for every contrast on where its sign changes; then sizes of the models."""
-    sentences = [_answer_of(study, rows) for rows in parted(study.rows, []).values()]
-    sizes = [row.parameters for row in study.rows] + [row.reference_parameters for row in study.rows]
-    smallest, largest = count(min(sizes)), count(max(sizes))
-    sentences.append(f"Models of {smallest} to {largest} parameters: nothing is said of larger ones.")
-    if study.left:
-        sentences.append(f"Not finished: {study.left} of the grid’s cells.")
-    return sentences
-
-
-def _answer_of(study: Study, rows: Sequence[SweepRow]) -> str:
-    """Return in a sentence where the sign of one contrast changes, or which sign is detected."""
-    contrast = f"{rows[0].arm} against {rows[0].reference}"
-    settings = len(rows)
-    changes = turns(study, rows[0].contrast)
-    if changes:
-        more = f", and at {len(changes) - 2} other places" if len(changes) > 2 else ""
-        return f"{contrast} turns {'; '.join(changes[:2])}{more}."
-    better = sum(row.sign < 0 for row in rows)
-    worse = sum(row.sign > 0 for row in rows)
-    if better and worse:
-        return f"{contrast} is better in {better} and worse in {worse} of {settings} settings."
-    if better or worse:
-        gaps = sorted(abs(row.heldout.mean) for row in rows if row.sign)
-        span = plain(gaps[0]) if len(gaps) == 1 else f"{plain(gaps[0])} to {plain(gaps[-1])}"
-        where = f"in {len(gaps)} of {settings} settings, by {span} {NATS}"
-        outcome = WORDS[-1] if better else WORDS[1]
-        return f"{contrast} is {outcome} wherever a difference is detected: {where}."
-    sensitivity = ""
-    detectable = [row.heldout.detectable for row in rows if row.heldout.detectable is not None]
-    if detectable:
-        sensitivity = f"; the most sensitive detects {plain(min(detectable))} {NATS} in 80 of 100 repetitions"
-    return f"{contrast}: no difference is detected in any of {settings} settings{sensitivity}."
-
-
 def table(study: Study) -> Listing:
     """Return every row of the study, varying axes first."""
-    axes = varying(study)
-    has_arms = len({row.contrast for row in study.rows}) > 1
-    header = [_words(axis) for axis in axes]
-    if has_arms:
-        header.append("arm")
+    columns = axes_of(study).varying
+    contrast = study.rows[0].contrast
+    if len({row.contrast for row in study.rows}) > 1:
+        columns.append(ARM)
+        contrast = f"arm − {study.rows[0].reference}"
     rows = []
     for row in study.rows:
-        cells = [_value(row, axis) for axis in axes]
-        if has_arms:
-            cells.append(row.arm)
-        cells += [signed(row.heldout.mean), plain(row.half), WORDS[row.sign], plain(row.heldout.detectable)]
-        rows.append([*cells, signed(row.training.mean), str(row.heldout.n)])
-    contrast = f"arm − {study.rows[0].reference}" if has_arms else study.rows[0].contrast
-    return Listing(f"Every row: {contrast}", [*header, *MEASURED_HEADER], rows)
+        cells = [value_text(row, axis) for axis in columns]
+        cells += [signed(row.heldout.mean), plain(row.half), OUTCOMES[row.sign], plain(row.heldout.detectable)]
+        cells += [signed(row.training.mean), str(row.heldout.n)]
+        rows.append(cells)
+    header = [*(words(axis) for axis in columns), *MEASURED_HEADER]
+    return Listing(f"Every row: {contrast}", header, rows)
 
 
 def sign_maps(study: Study) -> Iterator[Grid]:
     """Yield the difference over two axes, or over one and the arms. Uncoloured where it is not detected."""
-    across, *others = varying(study)
-    top = max((abs(row.heldout.mean) for row in study.rows if row.sign), default=1.0)
+    across, *others = axes_of(study).varying
+    gaps = [abs(row.heldout.mean) for row in study.rows if row.sign]
+    top = max(gaps, default=1.0)
     if not others:
-        yield _sign_map(ALL, study.rows, ("arm", across), lambda row: row.arm, top)
+        yield _sign_map(ALL, study.rows, (ARM, across), top)
         return
-    down = others[0]
-    for name, rows in parted(study.rows, others[1:]).items():
-        yield _sign_map(name, rows, (down, across), lambda row: _value(row, down), top)
+    down, *apart = others
+    for name, rows in parted(study.rows, apart).items():
+        yield _sign_map(name, rows, (down, across), top)
 
 
-def _sign_map(
-    name: str, rows: Iterable[SweepRow], axes: tuple[str, str], row_of: Callable[[SweepRow], str], top: float
-) -> Grid:
+def _sign_map(name: str, rows: Sequence[SweepRow], axes: tuple[str, str], top: float) -> Grid:
     """Return rows as a grid.
 
     Args:
         name: of the map.
         rows: of the study, one for each cell at most.
         axes: down and across.
-        row_of: names the row of the map that a row of the study is in.
         top: the difference at the end of the colours.
     """
-    across = axes[1]
-    cells = {(row_of(row), _value(row, across)): row for row in rows}
-    down_values = tuple(dict.fromkeys(down for down, _ in cells))
-    across_values = tuple(dict.fromkeys(place for _, place in cells))
+    down, across = axes
+    row_at = {(value_text(row, down), value_text(row, across)): row for row in rows}
+    down_names = tuple(dict.fromkeys(name for name, _ in row_at))
+    across_names = tuple(dict.fromkeys(name for _, name in row_at))
     values, texts = [], []
-    for down in down_values:
-        in_row = [cells.get((down, place)) for place in across_values]
-        values.append(tuple(_detected_mean(row) for row in in_row))
-        texts.append(tuple(signed(row.heldout.mean) if row else "" for row in in_row))
+    for down_name in down_names:
+        in_line = [row_at.get((down_name, across_name)) for across_name in across_names]
+        values.append(tuple(_detected_mean(row) for row in in_line))
+        texts.append(tuple(_mean_text(row) for row in in_line))
     return Grid(
         name,
-        down_values,
-        across_values,
+        down_names,
+        across_names,
         tuple(values),
         top=top,
-        axes=(_words(axes[0]), _words(across)),
+        axes=(words(down), words(across)),
         why=MAP,
         texts=tuple(texts),
     )
@@ -224,10 +117,24 @@ def _sign_map(
 
 def _detected_mean(row: SweepRow | None) -> float:
     """Return a row's difference if its sign is detected, else NaN."""
-    return row.heldout.mean if row is not None and row.sign else math.nan
+    if row is None or not row.sign:
+        return math.nan
+    return row.heldout.mean
 
 
-Points = dict[str, list[tuple[float, SweepRow]]]  # line → (x, row)
+def _mean_text(row: SweepRow | None) -> str:
+    """Return a row's difference as text, "" without a row."""
+    if row is None:
+        return ""
+    return signed(row.heldout.mean)
+
+
+class _Point(NamedTuple):
+    """A row in a figure of differences, and the line that goes through it."""
+
+    line: str
+    x: float
+    row: SweepRow
 
 
 def curves(study: Study) -> Iterator[Panel]:
@@ -235,18 +142,20 @@ def curves(study: Study) -> Iterator[Panel]:
 
     A second axis has a line for each of its values; without one, every arm has a line.
     """
-    axes = sorted(_numeric_axes(study), key=lambda axis: axis not in TEXT_AXES)
-    if not axes:
+    axes = axes_of(study)
+    if not axes.numeric:
         return
-    along = axes[0]
-    others = [other for other in varying(study) if other != along]
-    groups = parted(study.rows, others[1:]) if others else {ALL: list(study.rows)}
-    for name, rows in groups.items():
-        points: Points = {}
-        for row in rows:
-            line = _in_words(row, others[0]) if others else row.contrast
-            points.setdefault(line, []).append((row.measure(along), row))
-        yield _lines(f"{name}, by {_words(along)}", points, _words(along))
+    text_axes = [axis for axis in axes.numeric if axis in TEXT_AXES]
+    along = (text_axes or axes.numeric)[0]
+    others = axes.all_but(along)
+    if not others:
+        points = [_Point(row.contrast, row.measure(along), row) for row in study.rows]
+        yield _lines(f"{ALL}, by {words(along)}", points, words(along))
+        return
+    line_axis, *apart = others
+    for name, rows in parted(study.rows, apart).items():
+        points = [_Point(in_words(row, line_axis), row.measure(along), row) for row in rows]
+        yield _lines(f"{name}, by {words(along)}", points, words(along))
 
 
 def by_rank(study: Study) -> Iterator[Panel]:
@@ -257,30 +166,30 @@ def by_rank(study: Study) -> Iterator[Panel]:
     ranks = {row.rank for row in study.rows if row.rank is not None}
     if len(ranks) < 2:
         return
-    nameless = [replace(row, arm="loss") for row in study.rows]  # one group for all arms of a setting
-    for name, rows in parted(nameless, varying(study)).items():
-        contrasts = [row.contrast for row in study.rows if row.cell == rows[0].cell]
-        points: Points = {}
-        for contrast, row in zip(contrasts, rows, strict=True):
-            kind = contrast.partition(":")[0].partition(" ")[0]
-            points.setdefault(kind, []).append((float(row.parameters), row))
-        yield _lines(name, points, "parameters")
+    axes = axes_of(study).varying
+    points_by_setting: dict[str, list[_Point]] = {}
+    for row in study.rows:
+        setting = heading(f"loss − {row.reference}", row, axes)
+        kind = row.arm.partition(":")[0]
+        points_by_setting.setdefault(setting, []).append(_Point(kind, float(row.parameters), row))
+    for setting, points in points_by_setting.items():
+        yield _lines(setting, points, "parameters")
 
 
-def _lines(name: str, points: Points, along: str) -> Panel:
+def _lines(name: str, points: Sequence[_Point], along: str) -> Panel:
     """Draw differences with their intervals; `along` names the axis of x."""
-    lines_of_panel = []
-    x_values: set[float] = set()
-    for label, of_line in points.items():
-        ascending = sorted(of_line, key=lambda point: point[0])
-        quantities = [(x, difference(row.heldout)) for x, row in ascending]
-        lines_of_panel.append(
-            Curve.through(name, quantities, along=along, unit=NATS, of=label, level=0.0, log_x=True, why=BANDS)
-        )
-        x_values.update(x for x, _ in of_line)
-    panel = lines(lines_of_panel, styles(points), digits=4)
-    ticks = sorted(x_values)
-    panel.figure.update_xaxes(tickvals=ticks, ticktext=[_number(x) for x in ticks])
+    points_by_line: dict[str, list[_Point]] = {}
+    for point in points:
+        points_by_line.setdefault(point.line, []).append(point)
+    curves_of_panel = []
+    for line, of_line in points_by_line.items():
+        of_line.sort(key=lambda point: point.x)
+        quantities = [(point.x, difference(point.row.heldout)) for point in of_line]
+        curve = Curve.through(name, quantities, along=along, unit=NATS, of=line, level=0.0, log_x=True, why=BANDS)
+        curves_of_panel.append(curve)
+    panel = lines(curves_of_panel, styles(points_by_line), digits=4)
+    ticks = sorted({point.x for point in points})
+    panel.figure.update_xaxes(tickvals=ticks, ticktext=[number_text(x) for x in ticks])
     return panel
 
 
@@ -289,21 +198,33 @@ def fitted(study: Study) -> Iterator[PageSection]:
 
     A contrast with too few settings is left out.
     """
-    axes = _numeric_axes(study)
-    if not axes:
+    axes = axes_of(study)
+    if not axes.numeric:
         return
     usable = [row for row in study.rows if math.isfinite(row.error)]
-    others = [axis for axis in varying(study) if axis not in axes]
-    for name, rows in parted(usable, others).items():
-        points = np.log([[row.measure(axis) for axis in axes] for row in rows])
-        values, errors, seeds = np.array([(row.heldout.mean, row.error, row.heldout.n) for row in rows]).T
-        surface = fit(points, values, errors, seeds)
-        left_out = leave_one_out(points, values, errors, seeds)
-        if surface is None or not left_out:
-            continue
-        maps = [heat_map(predictions(surface, axes))] if len(axes) > 1 else []
-        sentences = scored(values, left_out).said(rows[0].arm)
-        yield PageSection(f"Surface: {name}", maps, said=sentences, folded=[_left_out_table(rows, left_out)])
+    for name, rows in parted(usable, axes.others).items():
+        section = _surface_section(f"Surface: {name}", rows, axes.numeric)
+        if section is not None:
+            yield section
+
+
+def _surface_section(title: str, rows: Sequence[SweepRow], axes: Sequence[str]) -> PageSection | None:
+    """Return the surface over numeric axes of one contrast's rows. None for too few settings."""
+    settings, measured = [], []
+    for row in rows:
+        settings.append([row.measure(axis) for axis in axes])
+        measured.append((row.heldout.mean, row.error, row.heldout.n))
+    points = np.log(settings)
+    values, errors, seeds = np.array(measured).T
+    surface = fit(points, values, errors, seeds)
+    left_out = leave_one_out(points, values, errors, seeds)
+    if surface is None or not left_out:
+        return None
+    maps = []
+    if len(axes) > 1:
+        maps.append(heat_map(predictions(surface, axes)))
+    sentences = scored(values, left_out).said(rows[0].arm)
+    return PageSection(title, maps, said=sentences, folded=[_left_out_table(rows, left_out)])
 
 
 def _left_out_table(rows: Sequence[SweepRow], left_out: Sequence[tuple[Estimate, bool]]) -> Listing:
@@ -321,18 +242,22 @@ def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
 
     A value is NaN where its interval holds zero, or no settings enclose the place.
     """
-    low, high, mean = surface.points.min(0), surface.points.max(0), surface.points.mean(0)
-    x, y = (np.linspace(low[i], high[i], FINE) for i in (0, 1))
-    values = tuple(tuple(_clear_prediction(surface, [a, b, *mean[2:]]) for a in x) for b in y)
-    finite = [abs(value) for value in np.ravel(values).tolist() if math.isfinite(value)]
-    fixed = [f"{_words(axis)} {_number(value)}" for axis, value in zip(axes[2:], np.exp(mean[2:]), strict=True)]
+    low, high = surface.points.min(0), surface.points.max(0)
+    others = surface.points.mean(0)[2:]
+    x_values = np.linspace(low[0], high[0], FINE)
+    y_values = np.linspace(low[1], high[1], FINE)
+    values = []
+    for y in y_values:
+        values.append(tuple(_clear_prediction(surface, [x, y, *others]) for x in x_values))
+    gaps = [abs(value) for value in chain.from_iterable(values) if math.isfinite(value)]
+    fixed = [f"{words(axis)} {number_text(value)}" for axis, value in zip(axes[2:], np.exp(others), strict=True)]
     return Grid(
         "Prediction for a new setting",
-        tuple(_number(value) for value in np.exp(y)),
-        tuple(_number(value) for value in np.exp(x)),
-        values,
-        max(finite, default=1.0),
-        (_words(axes[1]), _words(axes[0])),
+        tuple(number_text(value) for value in np.exp(y_values)),
+        tuple(number_text(value) for value in np.exp(x_values)),
+        tuple(values),
+        max(gaps, default=1.0),
+        (words(axes[1]), words(axes[0])),
         of=", ".join(fixed),
         why=FITTED,
     )
@@ -341,15 +266,17 @@ def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
 def _clear_prediction(surface: Surface, point: Sequence[float]) -> float:
     """Return the prediction at a point. NaN if its interval holds zero, or the settings do not enclose it."""
     estimate = surface.at(point)
-    has_sign = not estimate.low < 0 < estimate.high
-    return estimate.value if has_sign and enclosed(surface.points, point) else math.nan
+    holds_zero = estimate.low < 0 < estimate.high
+    if holds_zero or not enclosed(surface.points, point):
+        return math.nan
+    return estimate.value
 
 
 def render(study: Study, command: str) -> str:
     """Return the page as text."""
     figures = [*curves(study), *by_rank(study)]
     maps = [heat_map(grid) for grid in sign_maps(study)]
-    axes = " × ".join(_words(axis) for axis in varying(study))
+    axes = " × ".join(words(axis) for axis in axes_of(study).varying)
     commands = {row.cell: row.command for row in study.rows}
     repeat = Listing("The command of every cell", ["cell", "command"], list(commands.items()))
     return Sheet(
@@ -366,14 +293,14 @@ def render(study: Study, command: str) -> str:
         ],
         command=command,
         facts=[("Grid", _grid_facts(study))],
-        banner=DEMO.capitalize() if any(row.demo for row in study.rows) else "",
+        banner=demo_banner(any(row.demo for row in study.rows)),
     ).render()
 
 
 def _grid_facts(study: Study) -> list[tuple[str, str]]:
     """Return settings and axes of the grid, in words."""
     settings = {**study.grid.settings, **study.grid.axes}
-    return [(_words(name), str(value).replace("'", "").strip("[]")) for name, value in settings.items()]
+    return [(words(name), str(value).replace("'", "").strip("[]")) for name, value in settings.items()]
 
 
 def write_sweep(study: Study, command: str) -> Path:

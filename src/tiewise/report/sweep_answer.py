@@ -1,0 +1,108 @@
+"""Answer of a study in sentences: where the sign of each contrast changes, or which sign was detected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from tiewise.core.found import NATS, count, plain
+from tiewise.report.sweep_axes import axes_of, in_words, parted, value_text, words
+from tiewise.training.study.study import Study, SweepRow
+
+OUTCOMES = {-1: "better", 0: "–", 1: "worse"}  # by the sign of a row
+MOST_CHANGES = 2  # that an answer names
+
+
+def answer(study: Study) -> list[str]:
+    """Return a sentence for every contrast on where its sign changes; then sizes of the models."""
+    sentences = [_answer_of(study, rows) for rows in parted(study.rows, []).values()]
+    sizes: list[int] = []
+    for row in study.rows:
+        sizes += (row.parameters, row.reference_parameters)
+    smallest, largest = count(min(sizes)), count(max(sizes))
+    sentences.append(f"Models of {smallest} to {largest} parameters: nothing is said of larger ones.")
+    if study.left:
+        sentences.append(f"Not finished: {study.left} of the grid’s cells.")
+    return sentences
+
+
+def _answer_of(study: Study, rows: Sequence[SweepRow]) -> str:
+    """Return in a sentence where the sign of one contrast changes, or which sign is detected."""
+    contrast = f"{rows[0].arm} against {rows[0].reference}"
+    changes = turns(study, rows[0].contrast)
+    if changes:
+        return f"{contrast} turns {_first_changes(changes)}."
+    settings = len(rows)
+    by_sign: dict[int, list[SweepRow]] = {sign: [] for sign in OUTCOMES}
+    for row in rows:
+        by_sign[row.sign].append(row)
+    better, worse = by_sign[-1], by_sign[1]
+    if better and worse:
+        return f"{contrast} is better in {len(better)} and worse in {len(worse)} of {settings} settings."
+    detected = better or worse
+    if not detected:
+        return f"{contrast}: no difference is detected in any of {settings} settings{_sensitivity(rows)}."
+    outcome = OUTCOMES[detected[0].sign]
+    where = f"in {len(detected)} of {settings} settings, by {_span_of_gaps(detected)} {NATS}"
+    return f"{contrast} is {outcome} wherever a difference is detected: {where}."
+
+
+def _first_changes(changes: Sequence[str]) -> str:
+    """Return the first changes of a sign, and how many more there are."""
+    named = "; ".join(changes[:MOST_CHANGES])
+    others = len(changes) - MOST_CHANGES
+    if others <= 0:
+        return named
+    return f"{named}, and at {others} other places"
+
+
+def _span_of_gaps(rows: Iterable[SweepRow]) -> str:
+    """Return the smallest and the largest difference, without their sign."""
+    gaps = sorted(abs(row.heldout.mean) for row in rows)
+    if len(gaps) == 1:
+        return plain(gaps[0])
+    return f"{plain(gaps[0])} to {plain(gaps[-1])}"
+
+
+def _sensitivity(rows: Iterable[SweepRow]) -> str:
+    """Return the least difference that any row could detect, as a clause. "" if no row has one."""
+    detectable = [row.heldout.detectable for row in rows if row.heldout.detectable is not None]
+    if not detectable:
+        return ""
+    return f"; the most sensitive detects {plain(min(detectable))} {NATS} in 80 of 100 repetitions"
+
+
+def turns(study: Study, contrast: str) -> list[str]:
+    """Return every change from one detected sign to the other along one axis, in words.
+
+    Rows without a detected sign may be between the two.
+    """
+    rows = [row for row in study.rows if row.contrast == contrast]
+    axes = axes_of(study)
+    changes = []
+    for axis in axes.numeric:
+        others = axes.all_but(axis)
+        for line in parted(rows, others).values():
+            changes += _turns_along(axis, line, others)
+    return changes
+
+
+def _turns_along(axis: str, rows: Iterable[SweepRow], others: Sequence[str]) -> list[str]:
+    """Return the changes of the sign along one axis, in words, of rows that are alike on the `others`."""
+    detected = [row for row in rows if row.sign]
+    detected.sort(key=lambda row: row.measure(axis))
+    changes = []
+    for before, after in pairwise(detected):
+        if before.sign != after.sign:
+            changes.append(_change_in_words(before, after, axis, others))
+    return changes
+
+
+def _change_in_words(before: SweepRow, after: SweepRow, axis: str, others: Sequence[str]) -> str:
+    """Return one change of the sign along an axis, and where both rows are on the `others`."""
+    place = f"between {words(axis)} {value_text(before, axis)} and {value_text(after, axis)}"
+    change = f"from {OUTCOMES[before.sign]} to {OUTCOMES[after.sign]} {place}"
+    if not others:
+        return change
+    fixed = ", ".join(in_words(before, other) for other in others)
+    return f"{change} (at {fixed})"

@@ -1,0 +1,82 @@
+"""Axes of a study: which of them vary, which are numbers, and the place of a row in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tiewise.core.found import count
+from tiewise.training.study.study import Study, SweepRow
+
+ARM = "arm"  # tables and maps treat a row's arm as one more axis
+UNSET = {"train_tokens": "all"}  # an axis without a value, in words; "default" for any other
+
+
+@dataclass(frozen=True)
+class StudyAxes:
+    """The varying axes of a study: those that are numbers in every row, then the others."""
+
+    numeric: list[str]
+    others: list[str]
+
+    @property
+    def varying(self) -> list[str]:
+        """All of them."""
+        return [*self.numeric, *self.others]
+
+    def all_but(self, along: str) -> list[str]:
+        """Return all axes without one of them."""
+        axes = self.varying
+        axes.remove(along)
+        return axes
+
+
+def axes_of(study: Study) -> StudyAxes:
+    """Return axes with more than one value, or else the first."""
+    several = [axis for axis, values in study.grid.axes.items() if len(values) > 1]
+    axes = StudyAxes([], [])
+    for axis in several or list(study.grid.axes)[:1]:
+        if any(math.isnan(row.measure(axis)) for row in study.rows):
+            axes.others.append(axis)
+        else:
+            axes.numeric.append(axis)
+    return axes
+
+
+def parted(rows: Iterable[SweepRow], axes: Sequence[str]) -> dict[str, list[SweepRow]]:
+    """Return rows by their contrast and their values on these axes, in words."""
+    groups: dict[str, list[SweepRow]] = {}
+    for row in rows:
+        groups.setdefault(heading(row.contrast, row, axes), []).append(row)
+    return groups
+
+
+def heading(subject: str, row: SweepRow, axes: Iterable[str]) -> str:
+    """Return a subject and a row's values on these axes, in words."""
+    return ", ".join([subject, *(in_words(row, axis) for axis in axes)])
+
+
+def in_words(row: SweepRow, axis: str) -> str:
+    """Return an axis and a row's value on it, in words."""
+    return f"{words(axis)} {value_text(row, axis)}"
+
+
+def words(axis: str) -> str:
+    """Return an axis in words."""
+    return axis.replace("_", " ")
+
+
+def value_text(row: SweepRow, axis: str) -> str:
+    """Return a row's value on an axis, in words. The axis may be `ARM`."""
+    if axis == ARM:
+        return row.arm
+    value = row.at[axis]
+    if value is None:
+        return UNSET.get(axis, "default")
+    return count(value) if isinstance(value, int) else str(value)
+
+
+def number_text(value: float) -> str:
+    """Return a number of an axis as text."""
+    return count(value) if value >= 10 else f"{value:.3g}"  # a learning rate, too
