@@ -162,6 +162,8 @@ def without_tokens(model_type: str | None, architecture: str | None) -> bool:
 FLAG = "tie_word_embeddings"
 OWN_TYPE, BASE_TYPE = "tiewise", "base_model_type"  # of checkpoints of this package with factored tables
 OWN_PREFIX = "Tiewise"  # of their class names
+SPEC = "tiewise_boundary"  # the boundary that this package installed
+TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
 MOST_DEPTH, MOST_LEVELS = 4, 64
 _FOREIGN = ("vision", "visual", "audio", "image", "speech", "video", "codec", "vq_", "backbone_config", "quantization")
 _PARTS = ("decoder", "encoder", "text_encoder", "generator", "question_encoder", "llm_config", "language_config")

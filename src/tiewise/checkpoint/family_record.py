@@ -61,11 +61,19 @@ class ClassEnds:
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
+    def modules(self) -> tuple[str, ...]:
+        """Return the modules of the input tables and of the head, the head's last."""
+        if self.output is None:
+            return self.inputs
+        return (*self.inputs, self.output)
+
+    @property
     def spellings(self) -> tuple[str, ...]:
         """Return names of modules that are loaded into the ends, without their prefix."""
-        spellings = [name for name in (*self.inputs, self.output) if name is not None]
-        for names in (self.loads or {}).values():
-            spellings += names
+        spellings = list(self.modules)
+        if self.loads is not None:
+            for names in self.loads.values():
+                spellings += names
         return tuple(spellings)
 
     def renamed(self, rename: Callable[[str], str]) -> ClassEnds:

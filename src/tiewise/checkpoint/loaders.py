@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tiewise.checkpoint.claims import FLAG, architecture, unwrapped
-from tiewise.checkpoint.facts import TEXT_PARTS, Facts
+from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, architecture, unwrapped
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import mlx_data
 from tiewise.checkpoint.loader_columns import (

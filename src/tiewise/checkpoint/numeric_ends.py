@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.claims import SPEC
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.claims import SPEC
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.numeric_ends import readable, require_options
 from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Stored, read_float64, rounded

@@ -9,10 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from tiewise.checkpoint.claims import FLAG
+from tiewise.checkpoint.claims import FLAG, SPEC, TEXT_PARTS
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.end_names import BY_DATA
-from tiewise.checkpoint.facts import SPEC, TEXT_PARTS, Facts
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.numeric_ends import readable, require_head, require_loadable_options, tied_names
 from tiewise.checkpoint.rewrite.change import (

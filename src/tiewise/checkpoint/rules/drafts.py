@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import count
-from tiewise.checkpoint.facts import Draft, Facts
+from tiewise.checkpoint.draft import Draft
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, copies, describe, difference, numbers, rule
 from tiewise.checkpoint.stored import Stored

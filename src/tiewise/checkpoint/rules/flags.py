@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from tiewise.checkpoint.claims import FLAG, Claim
-from tiewise.checkpoint.facts import TEXT_PARTS, Facts
+from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, Claim
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.loader_columns import ERROR, LOST, LoaderOutcome
 from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.rules.rule import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 
-from tiewise.checkpoint.claims import Claim, count, ends_with, first_count, usual
-from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.claims import SPEC, Claim, count, ends_with, first_count, usual
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.indexed_tensors import NGRAM, PER_LAYER, IndexedTensor, modality_config, rows_said

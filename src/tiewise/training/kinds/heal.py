@@ -24,8 +24,8 @@ import tiewise.boundary.hf
 from tiewise.boundary.install import Installed, installed
 from tiewise.boundary.ops.soft_targets import linear_divergence
 from tiewise.boundary.recorded_logits import head_of
-from tiewise.checkpoint.claims import count
-from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.claims import SPEC, count
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.core.errors import DataError, RunError

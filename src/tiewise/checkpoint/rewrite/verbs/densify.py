@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX
-from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, SPEC
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.numeric_ends import tied_names
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, TableRows, measure_move
 from tiewise.checkpoint.rewrite.registry import verb

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE
-from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE, SPEC
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.numeric_ends import PlainEnds, plain_ends, tied_names
 from tiewise.checkpoint.rewrite.change import PROBES, Change, Moved, NewTensor, Rows, require_plain_head

@@ -1,0 +1,210 @@
+"""Facts that the config and the headers of one checkpoint give: its claims, its roles, its vocabularies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tiewise.checkpoint.claims import (
+    OWN_TYPE,
+    SPEC,
+    TEXT_PARTS,
+    Claim,
+    Claims,
+    family_type,
+    in_layer,
+    is_foreign,
+    model_levels,
+    read_claims,
+)
+from tiewise.checkpoint.config_parts import vocabulary_sizes
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.family_record import ClassEnds, Family
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.roles import Roles, find_roles
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import short
+from tiewise.core.errors import SpecError
+from tiewise.core.spec import BoundarySpec
+
+_WIDTH_KEY = re.compile(r"emb|hidden|dim|d_model")
+
+
+@dataclass(frozen=True)
+class FolderFacts:
+    """Facts that need no more than the config and the headers of a folder."""
+
+    folder: Folder  # files, headers, config
+
+    @property
+    def path(self) -> Path:
+        """Return the path that was given: the folder, or the single file."""
+        if self.folder.single:
+            return self.folder.path / self.folder.files[0]
+        return self.folder.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Return config.json; empty if there is none."""
+        return self.folder.config or {}
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether the checkpoint has a boundary that only this package loads."""
+        return self.config.get("model_type") == OWN_TYPE
+
+    @property
+    def complete(self) -> bool:
+        """Return whether every file of tensors could be read: only then does the absence of a tensor mean anything."""
+        for fault in self.folder.faults:
+            if fault.file.endswith(".safetensors"):
+                return False
+        return bool(self.folder.tensors)
+
+    @cached_property
+    def claims(self) -> Claims:
+        """Return the claims of the config on tying."""
+        return read_claims(self.folder.config)
+
+    @property
+    def family(self) -> Family:
+        """Return the record of its family: the base family if this package stored it."""
+        return family(family_type(self.config))
+
+    @cached_property
+    def boundary(self) -> BoundarySpec | None:
+        """Return the stored boundary that only this package loads; None without one that can be parsed."""
+        spec = self.config.get(SPEC)
+        if not self.is_own or not isinstance(spec, str):
+            return None
+        try:
+            return BoundarySpec.parse(spec)
+        except SpecError:
+            return None
+
+    @property
+    def tied(self) -> bool | None:
+        """Return whether the config ties the two ends: by its spec if our class reads it, else by its flag."""
+        if self.boundary is not None:
+            return self.boundary.tables == 1
+        return self.claims.tied
+
+    @cached_property
+    def levels(self) -> dict[str, Mapping[str, Any]]:
+        """Return the mappings behind `claims.levels`, by dotted path."""
+        return dict(model_levels(self.config))
+
+    @cached_property
+    def text(self) -> Claim:
+        """Return the level that describes the vocabulary: a part with a `vocab_size`, else the deciding one."""
+        for claim in self.claims.levels:
+            key = claim.level.rpartition(".")[2]
+            if key in TEXT_PARTS and claim.vocab_size is not None:
+                return claim
+        return self.claims.deciding
+
+    @cached_property
+    def roles(self) -> Roles:
+        """Return the part that each tensor plays."""
+        return find_roles(self.folder.tensors, self.folder.config)
+
+    @property
+    def class_ends(self) -> ClassEnds:
+        """Return the ends of the class by the architecture data; ends without names if it lacks the class."""
+        return self.roles.known or ClassEnds()
+
+    @cached_property
+    def vocabularies(self) -> frozenset[int]:
+        """Return sizes of vocabularies that the config names, and these with the extra rows of a family."""
+        return vocabulary_sizes(self.levels.values())
+
+    @cached_property
+    def text_vocabularies(self) -> frozenset[int]:
+        """Return `vocabularies` without the `vocab_size` of levels above `text`, which repeat the same tokens.
+
+        A known class reads the level `text` alone. Of an unknown class any level may count.
+        """
+        if not self.claims.known:
+            return self.vocabularies
+        levels = {path: dict(level) for path, level in self.levels.items()}
+        for path, level in levels.items():
+            if _contains_level(path, self.text.level):
+                level.pop("vocab_size", None)
+        return vocabulary_sizes(levels.values())
+
+    @property
+    def extra_rows(self) -> int:
+        """Return the rows that the input table has beyond vocab_size and the head lacks: Mllama's 8 for pictures."""
+        record = family(self.text.model_type)
+        return record.extra_rows if record.head_lacks_extra_rows else 0
+
+    @property
+    def unequal_on_purpose(self) -> str | None:
+        """Return why the class has tables of different numbers of rows; None if all should have the same number."""
+        rows = {table.name: table.rows for table in self.roles.tables}
+        numbers = set(rows.values())
+        if len(numbers) < 2:
+            return None
+        listed = ", ".join(f"{short(name)} {count:,}" for name, count in rows.items())
+        if self.extra_rows:
+            return f"its class gives the input table {self.extra_rows} rows that the head lacks ({listed})"
+        input_numbers = {table.rows for table in self.roles.inputs}
+        if len(input_numbers) > 1 and numbers <= self.text_vocabularies:
+            return f"it has two vocabularies ({listed} rows)"
+        return None
+
+    @cached_property
+    def quantised(self) -> bool:
+        """Return whether the config names a quantisation, or an end is stored quantised."""
+        if "quantization_config" in self.config:
+            return True
+        return self.roles.input_end.quantised or self.roles.output_end.quantised
+
+    @cached_property
+    def unplaced(self) -> list[Stored]:
+        """Return stored matrices with a vocabulary's rows and no known part: one may be an end under a new name."""
+        roles = self.roles
+        other_tensors = [other.tensor for other in roles.others]
+        placed = {tensor.name for tensor in (*roles.tables, *roles.positions, *roles.biases, *other_tensors)}
+        rows = {table.rows for table in roles.pair} | self.vocabularies
+        unplaced = []
+        for name, tensor in self.folder.tensors.items():
+            if len(tensor.shape) != 2 or rows.isdisjoint(tensor.shape):
+                continue
+            is_of_the_text_model = not in_layer(name) and not is_foreign(name)
+            if is_of_the_text_model and name not in placed:
+                unplaced.append(tensor)
+        return unplaced
+
+    def explains(self, table: Stored) -> bool:
+        """Return whether a table is as wide as the model, or as a number of the config or a stored map."""
+        width, hidden_size = table.shape[1], self.text.hidden_size
+        if hidden_size is None:
+            return True
+        head_factors = self.class_ends.wide.values()
+        if table is self.roles.output and head_factors:
+            return width == hidden_size * next(iter(head_factors))
+        if width == hidden_size or width in self._widths:
+            return True
+        return any(width in matrix.shape for matrix in self.roles.maps)  # maps may follow one another
+
+    @property
+    def _widths(self) -> set[int]:
+        """Return the whole numbers of the config whose keys sound like a width."""
+        widths = set[int]()
+        for level in self.levels.values():
+            for key, value in level.items():
+                if type(value) is int and _WIDTH_KEY.search(key):
+                    widths.add(value)
+        return widths
+
+
+def _contains_level(path: str, below: str) -> bool:
+    """Return whether the level of a config at `path` contains the level at `below`; none contains itself."""
+    if not path:  # the root
+        return below != ""
+    return below.startswith(f"{path}.")
