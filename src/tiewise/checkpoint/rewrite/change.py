@@ -130,6 +130,11 @@ def stored_bytes(tensor: Stored) -> Pieces:
             yield piece
 
 
+def same_pieces(a: Pieces, b: Pieces) -> bool:
+    """Return True if two tensors have the same bytes, both cut into pieces alike."""
+    return all(one == other for one, other in zip(a, b, strict=True))
+
+
 def gathered(part: Stored, rows: Sequence[int]) -> Pieces:
     """Yield the bytes of some rows of a tensor, a few MB at a time.
 

@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -27,7 +27,17 @@ from tiewise.checkpoint.claims import ends_with, number
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.rewrite.change import Change, NewTensor, Rows, TableRows, hidden_vectors, measure_move
+from tiewise.checkpoint.rewrite.change import (
+    Change,
+    Moved,
+    NewTensor,
+    Pair,
+    Rows,
+    TableRows,
+    hidden_vectors,
+    measure_move,
+    same_pieces,
+)
 from tiewise.checkpoint.rewrite.engine import Place, Receipt
 from tiewise.checkpoint.rewrite.merged import Merged, Obstacle, require_numbers
 from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, runner, verb
@@ -45,6 +55,7 @@ LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
 COPIES = ("weight", "bias", f"{BASE}weight", f"{BASE}bias")
 KNOWN = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *COPIES}
 PLAIN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")  # no groups, one repetition: never slow
+MOST_LETTERS = 300  # of a module's name that a pattern is matched with
 USE_PEFT = "load it beside its base, or merge it with PEFT"
 DORA_CONTRADICTION = "use_dora and what is stored contradict each other"
 
@@ -60,7 +71,8 @@ def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Chang
 
     ends = _Ends(opened, facts, table, facts.roles.output or table)
     body = _merge_modules(ends, modules)
-    if len({tensor.name for tensor in body}) < len(body):
+    names_in_body = {tensor.name for tensor in body}
+    if len(names_in_body) < len(body):
         raise CheckpointError(f"{opened.path}: it changes a tensor of the base twice, under two names", "one must go")
     ends.share_rows()
     change = ends.change(force)
@@ -85,19 +97,21 @@ def _merge_modules(ends: _Ends, modules: Mapping[str, str]) -> list[NewTensor]:
     adapter, facts = ends.adapter, ends.facts
     tensors = facts.folder.tensors
     body: list[NewTensor] = []
-    for module, parts in adapter.parts.items():
+    for module in adapter.parts:
         update, stored = ModuleUpdate(adapter, module), modules[module]
         end = ends.end_of(module)
-        if any("bias" not in part for part in parts):
+        if update.changes_weight:
             if end is not None:
                 ends.merged[end] = update.merged("weight", update.require(ends.table_of(end), "weight"))
             else:
                 base = update.require(tensors.get(f"{stored}.weight"), "weight")
                 merged = update.merged("weight", base, is_turned=facts.family.stores_transposed)
                 body.append(NewTensor.like(base, merged.pieces))
-        if any("bias" in part for part in parts):
-            base = update.require(tensors.get(f"{stored}.bias", tensors.get(f"{module}.bias")), "bias")
-            body.append(NewTensor.like(base, update.merged("bias", base).pieces))
+        if update.changes_bias:
+            bias = tensors.get(f"{stored}.bias", tensors.get(f"{module}.bias"))
+            base = update.require(bias, "bias")
+            merged = update.merged("bias", base)
+            body.append(NewTensor.like(base, merged.pieces))
     return body
 
 
@@ -144,13 +158,14 @@ def merge(
     for path in (source, base, adapter):
         if hasattr(path, "named_parameters"):
             return _merge_into_base(path, to, adapter=adapter)  # which refuses a live model
-    if (base is None) == (adapter is None):
-        which = "no base" if base is None else "base and adapter both"
-        what = f"merge of {source} has {which}"
-        raise CheckpointError(what, "call merge(adapter, to, base=base), as on the command line")
-    if base is not None:
-        return _merge_into_base(base, to, adapter=source, dry_run=dry_run, force=force)
-    return _merge_into_base(source, to, adapter=adapter, dry_run=dry_run, force=force)
+    fix = "call merge(adapter, to, base=base), as on the command line"
+    if base is None:
+        if adapter is None:
+            raise CheckpointError(f"merge of {source} has no base", fix)
+        return _merge_into_base(source, to, adapter=adapter, dry_run=dry_run, force=force)
+    if adapter is not None:
+        raise CheckpointError(f"merge of {source} has base and adapter both", fix)
+    return _merge_into_base(base, to, adapter=source, dry_run=dry_run, force=force)
 
 
 # whether a merge does all that the adapter does
@@ -164,11 +179,7 @@ def _obstacles(adapter: AdapterFacts, facts: Facts, folder: Folder, modules: Map
     yield from _unknown_parts(adapter, modules)
     yield from _missing_rows(adapter, facts, folder)
     if adapter.input is not None or adapter.output is not None:
-        if adapter.tied is None and not facts.roles.headless:
-            fix = f"tiewise check {facts.path} says more"
-            yield Obstacle("whether the base ties its two ends is not known", fix)
-        if len(facts.roles.inputs) > 1:
-            yield Obstacle("the base stores several input tables", "tiewise dedupe makes them one")
+        yield from _unclear_ends(adapter, facts)
 
 
 def _unknown_training(adapter: AdapterFacts) -> Iterator[Obstacle]:
@@ -199,13 +210,26 @@ def _unknown_parts(adapter: AdapterFacts, modules: Mapping[str, str]) -> Iterato
 
 def _missing_rows(adapter: AdapterFacts, facts: Facts, folder: Folder) -> Iterator[Obstacle]:
     """Yield the largest token id of the adapter if the base has no row for it."""
-    words, rows = read_tokenizer(folder), readable(facts, "merge into")[0].rows
-    largest = -1 if words is None else words.max_id
+    rows = readable(facts, "merge into")[0].rows
+    words = read_tokenizer(folder)
+    largest = -1
+    if words is not None:
+        largest = words.max_id
     for ids in adapter.token_rows.values():
         largest = max(largest, *ids, -1)
     if largest >= rows:
         what = f"it names token {largest:,}, and the base has {rows:,} rows: what it learned would be lost"
-        yield Obstacle(what, f"{facts.command('resize', f'--vocab {largest + 1}')}, and merge into that")
+        resize = facts.command("resize", f"--vocab {largest + 1}")
+        yield Obstacle(what, f"{resize}, and merge into that")
+
+
+def _unclear_ends(adapter: AdapterFacts, facts: Facts) -> Iterator[Obstacle]:
+    """Yield why it is unclear which tables of the base an update of an end belongs to."""
+    if adapter.tied is None and not facts.roles.headless:
+        fix = f"tiewise check {facts.path} says more"
+        yield Obstacle("whether the base ties its two ends is not known", fix)
+    if len(facts.roles.inputs) > 1:
+        yield Obstacle("the base stores several input tables", "tiewise dedupe makes them one")
 
 
 # one module
@@ -218,6 +242,9 @@ class ModuleUpdate:
         self.adapter = adapter
         self.module = module
         self.parts = adapter.parts[module]
+        bias_parts = {part for part in self.parts if "bias" in part}
+        self.changes_bias = bool(bias_parts)
+        self.changes_weight = bool(self.parts.keys() - bias_parts)
 
     def error(self, what: str) -> CheckpointError:
         """Return the error that says why the module cannot be merged."""
@@ -251,26 +278,34 @@ class ModuleUpdate:
         a, b = self._low_rank_pair()
         scale = _scale(self.adapter, self.module, a.rows)
         if kind == "bias":
-            return Merged(old, base.dtype, BiasTerm(self._bias(base), scale).factors)
+            term = BiasTerm(self._bias(base), scale)
+            return Merged(old, base.dtype, term.factors)
         product = LowRank(a, b, scale, self._is_turned(base, a, b, is_turned))
         return Merged(old, base.dtype, product.factors, self._lengths(base, product.is_turned))
 
     def _replaced_rows(self, base: Stored) -> tuple[int, ...]:
         """Return the rows that trained rows replace; raise if the config lists other ones."""
-        ids: tuple[int, ...] = ()
-        for name, listed in self.adapter.token_rows.items():
-            if not name or ends_with(self.module, name):
-                ids = listed
-                break
-        rows = self.parts[DELTA]
+        rows, ids = self.parts[DELTA], self._listed_rows()
+        has_row_for_each = rows.shape == (len(ids), *base.shape[1:])
         are_distinct = len(set(ids)) == len(ids)
-        if rows.shape != (len(ids), *base.shape[1:]) or not are_distinct or min(ids, default=0) < 0:
+        if not has_row_for_each or not are_distinct or min(ids, default=0) < 0:
             raise self.error(f"{describe(rows)} are not the {len(ids):,} rows of its config")
         return ids
 
+    def _listed_rows(self) -> tuple[int, ...]:
+        """Return the ids that the config lists for the trained rows of this module."""
+        for name, ids in self.adapter.token_rows.items():
+            if not name or ends_with(self.module, name):
+                return ids
+        return ()
+
     def _has_low_rank(self, kind: str) -> bool:
         """Return True if a low-rank update changes the module's "weight" or "bias"."""
-        return any(part.startswith("lora_") and ("bias" in part) == (kind == "bias") for part in self.parts)
+        low_rank = {part for part in self.parts if part.startswith("lora_")}
+        of_bias = {part for part in low_rank if "bias" in part}
+        if kind == "bias":
+            return bool(of_bias)
+        return bool(low_rank - of_bias)
 
     def _low_rank_pair(self) -> tuple[Stored, Stored]:
         """Return A and B of a low-rank update."""
@@ -291,14 +326,14 @@ class ModuleUpdate:
 
         Raise if the shapes fit in neither way.
         """
-        # a square matrix does not say how it is stored; of others the shapes do
-        is_square = base.shape == b.shape[:1] + a.shape[1:] == a.shape[1:] + b.shape[:1]
         are_matrices = len(base.shape) == len(a.shape) == 2 and a.shape[:1] == b.shape[1:]
         if not are_matrices or {a.shape[1], b.rows} != set(base.shape):
             raise self.error(f"{describe(b)} times {describe(a)} is no update of {describe(base)}")
-        if all(part in self.parts for part in LINEAR):
-            return is_turned if is_square else base.rows != b.rows
-        return True
+        if not self.parts.keys() >= set(LINEAR):
+            return True
+        if base.shape[0] == base.shape[1]:  # a square matrix does not say how it is stored; of others the shapes do
+            return is_turned
+        return base.rows != b.rows
 
     def _lengths(self, base: Stored, is_turned: bool) -> Stored | None:
         """Return the lengths of rows that DoRA trained, None without DoRA."""
@@ -326,7 +361,9 @@ class LowRank:
     def factors(self) -> tuple[Rows, Rows]:
         """Read both factors, in the order in which the weight is stored."""
         a, b = widened(self.a.read()), widened(self.b.read())
-        left, right = (a.T, b.T) if self.is_turned else (b, a)
+        left, right = b, a
+        if self.is_turned:
+            left, right = a.T, b.T
         return left, right.astype(np.float64) * self.scale
 
 
@@ -344,20 +381,26 @@ class BiasTerm:
 
 def _scale(adapter: AdapterFacts, module: str, rank: int) -> float:
     """Return the factor s of a module's low-rank update."""
-    config = adapter.config
-    patterns, alpha = config.get("alpha_pattern"), config.get("lora_alpha", 8)
-    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
-        if len(module) > 300 or PLAIN.fullmatch(pattern) is None:  # an untrusted folder gives both
-            what = f"{adapter.path}: alpha_pattern has {short(pattern)}, which may take long to match, and is not run"
-            raise CheckpointError(what, "write the modules' names in its place")
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            alpha = value
-            break
-    alpha = number(alpha)
+    alpha = number(_written_alpha(adapter, module))
     if alpha is None or rank < 1:
         what = f"{adapter.path}: {short(module)} has rank {rank} and no lora_alpha"
         raise CheckpointError(what, "it must be a number")
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    if adapter.config.get("use_rslora"):
+        return alpha / math.sqrt(rank)
+    return alpha / rank
+
+
+def _written_alpha(adapter: AdapterFacts, module: str) -> Any:
+    """Return the alpha of a module as the config writes it: of the first pattern that matches, else of all modules."""
+    patterns = adapter.config.get("alpha_pattern")
+    if isinstance(patterns, Mapping):
+        for pattern, value in patterns.items():
+            if len(module) > MOST_LETTERS or PLAIN.fullmatch(pattern) is None:  # an untrusted folder gives both
+                what = f"alpha_pattern has {short(pattern)}, which may take long to match, and is not run"
+                raise CheckpointError(f"{adapter.path}: {what}", "write the modules' names in its place")
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
+    return adapter.config.get("lora_alpha", 8)
 
 
 # the two ends
@@ -375,15 +418,14 @@ class _Ends:
 
     def end_of(self, module: str) -> str | None:
         """Return "input" or "output" for the module of an end, None for others."""
-        if self.adapter.output is not None and self.adapter.output.module == module:
-            return "output"
-        if self.adapter.input is not None and self.adapter.input.module == module:
-            return "input"
+        for end, update in (("output", self.adapter.output), ("input", self.adapter.input)):
+            if update is not None and update.module == module:
+                return end
         return None
 
     def table_of(self, end: str) -> Stored:
         """Return the base's table of an end."""
-        return self.table if end == "input" else self.head
+        return {"input": self.table, "output": self.head}[end]
 
     def share_rows(self) -> None:
         """Let a change of one end of a tied base act on both, as in PEFT.
@@ -392,9 +434,11 @@ class _Ends:
         """
         if not self.adapter.tied or len(self.merged) != 1:
             return
-        (only,) = self.merged.values()
-        acts_on_both = self.adapter.ties or (only.rows is not None and "input" in self.merged)
-        if only.factors is None and acts_on_both:
+        ((end, only),) = self.merged.items()
+        if only.factors is not None:
+            return
+        is_trained_rows_of_input = end == "input" and only.rows is not None
+        if self.adapter.ties or is_trained_rows_of_input:
             self.merged.update({"input": only, "output": only})
 
     def change(self, force: bool) -> Change:
@@ -402,10 +446,7 @@ class _Ends:
 
         It is one table again if both come out the same, else two.
         """
-        lookup, head = self.merged.get("input"), self.merged.get("output")
-        outputs = None if head is None else (TableRows.of(self.head), head.table())
-        inputs = None if lookup is None else (TableRows.of(self.table), lookup.table())
-        change = Change(measure_move(outputs, inputs))
+        change = Change(self._measured())
         if self._come_apart():
             parts = parted(self.facts, force)
             note = "the adapter parts the two ends of the tied base: the result has two tables"
@@ -413,13 +454,22 @@ class _Ends:
         put = {tensor.name: tensor for tensor in change.put}
         head_names = [self.head.name]
         if self.facts.roles.output is None:  # the copies that `parted` stores for a head
-            head_names = [name for name in put if name.endswith(self.facts.roles.output_name or "")]
+            output_name = self.facts.roles.output_name or ""
+            head_names = [name for name in put if name.endswith(output_name)]
+        lookup, head = self.merged.get("input"), self.merged.get("output")
         if lookup is not None:
             put[self.table.name] = NewTensor.like(self.table, lookup.pieces)
         if head is not None:
             for name in head_names:
                 put[name] = NewTensor.like(self.head, head.pieces, name=name)
         return replace(change, put=tuple(put.values()))
+
+    def _measured(self) -> Moved:
+        """Measure how far the ends that change move."""
+        pairs: dict[str, Pair] = {}
+        for end, merged in self.merged.items():
+            pairs[end] = (TableRows.of(self.table_of(end)), merged.table())
+        return measure_move(pairs.get("output"), pairs.get("input"))
 
     def _come_apart(self) -> bool:
         """Return True if the one table of a tied base becomes two different ones."""
@@ -428,7 +478,7 @@ class _Ends:
             return False
         if lookup is None or head is None:
             return True
-        return any(a != b for a, b in zip(lookup.pieces(), head.pieces(), strict=True))
+        return not same_pieces(lookup.pieces(), head.pieces())
 
     def prediction(self) -> list[str]:
         """Return a note on the largest change of a logit that B A alone gives.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from tiewise.checkpoint.claims import ends_with
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.rewrite.change import Change, Moved, NewTensor, NothingToDo, gathered
+from tiewise.checkpoint.rewrite.change import Change, Moved, NewTensor, NothingToDo, gathered, same_pieces
 from tiewise.checkpoint.rewrite.json_edits import edited_file
 from tiewise.checkpoint.rewrite.merged import Merged, Obstacle, require_numbers
 from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, verb
@@ -73,19 +73,18 @@ def slim(
 
     first = end_modules(model)[0] or ""  # a list of rows that names no module is of the input table
     slimmed = _slimmed(adapter, copies, first)
-    put = [copy.rows_tensor() for copy in slimmed if copy.ids]
-    if not put and len(copies) == len(adapter.tensors):
+    changed = [copy for copy in slimmed if copy.ids]
+    if not changed and len(copies) == len(adapter.tensors):
         raise CheckpointError(f"{adapter.path}: nothing but the tables of the base", "leave it out: it does nothing")
     config: dict[str, Any] = {}
     if copied_modules:
-        config = _config(adapter, slimmed, copied_modules, first)
-    counts = " and ".join(f"{len(copy.ids):,} of {copy.stored.rows:,} rows of {short(copy.module)}" for copy in slimmed)
+        config = _config(adapter, changed, copied_modules, first)
     return Change(
         SAME,
         drop=frozenset(copy.stored.name for copy in copies),
-        put=tuple(put),
+        put=tuple(copy.rows_tensor() for copy in changed),
         texts={ADAPTER_CONFIG: edited_file(facts.folder, ADAPTER_CONFIG, config)},
-        notes=(f"kept: {counts or 'the low-rank updates; the copies were the tables of the base'}",),
+        notes=(_note_on_rows(slimmed),),
         flaws=partial(_flaws, slimmed),
     )
 
@@ -122,17 +121,30 @@ class SlimmedCopy:
         """Return True if the base's table with these rows is the copy, byte for byte."""
         result = Merged(self.table, self.stored.dtype, ids=ids, rows=rows)
         copy = Merged(self.stored, self.stored.dtype)
-        return all(a == b for a, b in zip(result.pieces(), copy.pieces(), strict=True))
+        return same_pieces(result.pieces(), copy.pieces())
 
 
 def _copies(adapter: AdapterFacts, model: Facts) -> list[TableCopy]:
     """Return the copies of the base's tables that an adapter stores, the input's first."""
-    pairs = ((adapter.input, model.roles.input), (adapter.output, model.roles.output or model.roles.input))
+    table = model.roles.input
+    head = model.roles.output or table  # a tied base stores one table for both
     copies = []
-    for end, table in pairs:
-        if end is not None and end.copy is not None and table is not None:
-            copies.append(TableCopy(end, end.copy, table))
+    for end, base in ((adapter.input, table), (adapter.output, head)):
+        if end is None or base is None:
+            continue
+        if end.copy is not None:
+            copies.append(TableCopy(end, end.copy, base))
     return copies
+
+
+def _note_on_rows(slimmed: list[SlimmedCopy]) -> str:
+    """Say how many rows of each copy stay."""
+    if not slimmed:
+        return "kept: the low-rank updates; the copies were the tables of the base"
+    counts = []
+    for copy in slimmed:
+        counts.append(f"{len(copy.ids):,} of {copy.stored.rows:,} rows of {short(copy.module)}")
+    return f"kept: {' and '.join(counts)}"
 
 
 def _slimmed(adapter: AdapterFacts, copies: list[TableCopy], first: str) -> list[SlimmedCopy]:
@@ -149,10 +161,12 @@ def _slimmed(adapter: AdapterFacts, copies: list[TableCopy], first: str) -> list
     slimmed: list[SlimmedCopy] = []
     for copy in copies:
         ids = _changed_ids(adapter, copy)
-        is_second_of_pair = adapter.tied and bool(slimmed)  # of a tied pair PEFT keeps the rows once, at the input
-        if copy.end.kind == COPY and not is_second_of_pair:
-            module = first if adapter.tied else copy.end.module
-            slimmed.append(SlimmedCopy(module, copy.stored, copy.table, ids))
+        if copy.end.kind != COPY:
+            continue
+        if not adapter.tied:
+            slimmed.append(SlimmedCopy(copy.end.module, copy.stored, copy.table, ids))
+        elif not slimmed:  # of a tied pair PEFT keeps the rows once, at the input
+            slimmed.append(SlimmedCopy(first, copy.stored, copy.table, ids))
     return slimmed
 
 
@@ -176,19 +190,24 @@ def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
     return ids
 
 
-def _config(adapter: AdapterFacts, slimmed: list[SlimmedCopy], copied_modules: set[str], first: str) -> dict[str, Any]:
+def _config(adapter: AdapterFacts, changed: list[SlimmedCopy], copied_modules: set[str], first: str) -> dict[str, Any]:
     """Return the entries of adapter_config.json that name trained rows instead of full copies.
 
     Args:
+        changed: copies of which rows stay.
         first: module of the input table, which rows without a module belong to.
     """
     rows = {name or first: list(ids) for name, ids in adapter.token_rows.items()}
-    rows |= {copy.module: copy.ids for copy in slimmed if copy.ids}
-    saved = []
-    for name in adapter.listed("modules_to_save"):
-        if not any(ends_with(module, name) for module in copied_modules):
-            saved.append(name)
+    for copy in changed:
+        rows[copy.module] = copy.ids
+    saved = [name for name in adapter.listed("modules_to_save") if not _names_any(name, copied_modules)]
+    # PEFT writes null where there is none
     return {"modules_to_save": saved or None, "trainable_token_indices": rows or None}
+
+
+def _names_any(name: str, modules: Collection[str]) -> bool:
+    """Return True if a name of `modules_to_save` is that of one of these modules."""
+    return any(ends_with(module, name) for module in modules)
 
 
 def _flaws(slimmed: list[SlimmedCopy], folder: Path) -> Iterator[str]:
@@ -221,11 +240,11 @@ def _obstacle(adapter: AdapterFacts, model: Facts, modules: set[str]) -> Obstacl
     if adapter.tied is None:
         fix = f"tiewise check {model.path} says more"
         return Obstacle("whether the base ties its two ends is not known", fix)
-    ends_differ = _difference_of_ends(adapter) if adapter.tied else None
-    if ends_differ is not None:
-        return Obstacle(ends_differ, f"{model.command('untie')}, and slim for that")
-    acts_on_head = adapter.tied or (adapter.output is not None and adapter.output.module in modules)
-    if model.roles.biases and acts_on_head:
+    if adapter.tied:
+        difference = _difference_of_ends(adapter)
+        if difference is not None:
+            return Obstacle(difference, f"{model.command('untie')}, and slim for that")
+    if model.roles.biases and _acts_on_head(adapter, modules):
         return Obstacle("the head has a bias, which PEFT (0.21) leaves out where rows are trained", "keep the copy")
     return None
 
@@ -243,12 +262,19 @@ def _difference_of_ends(adapter: AdapterFacts) -> str | None:
     return None
 
 
+def _acts_on_head(adapter: AdapterFacts, modules: set[str]) -> bool:
+    """Return True if trained rows of one of these modules act at the output head."""
+    if adapter.tied:
+        return True
+    return adapter.output is not None and adapter.output.module in modules
+
+
 def _shared_name(adapter: AdapterFacts, modules: set[str]) -> Obstacle | None:
     """Return the last name in `modules_to_save` that names both a copied table and another module."""
-    others = [name for name, parts in adapter.parts.items() if "weight" in parts and name not in modules]
+    fully_copied = {module for module, parts in adapter.parts.items() if "weight" in parts}
+    others = fully_copied - modules
     for name in reversed(adapter.listed("modules_to_save")):
-        names_table = any(ends_with(module, name) for module in modules)
-        if names_table and any(ends_with(module, name) for module in others):
+        if _names_any(name, modules) and _names_any(name, others):
             what = f"modules_to_save names {short(name)}, which is more than a table"
             return Obstacle(what, "write full names there")
     return None
