@@ -97,6 +97,11 @@ class Change:
     # looks at the finished result before it gets its name, and yields what is not as it should be
     flaws: Callable[[Path], Iterator[str]] | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """No tensor goes or comes, and config.json stays."""
+        return not (self.drop or self.put or self.config)
+
 
 def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
     """Raise because an operation would change the model's function.

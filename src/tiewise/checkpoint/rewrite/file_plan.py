@@ -53,23 +53,28 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
     if folder.faults:
         raise CheckpointError(folder.faults[0].what, folder.faults[0].fix)
     _require_one_copy(folder, change)
-    contents = {file: _contents(file, header, change) for file, header in folder.headers.items()}
-    shards = {file: after.tensors for file, after in contents.items() if after.is_changed}
+    shards: dict[str, tuple[NewTensor, ...]] = {}
+    unchanged: list[str] = []
     tensors: dict[str, NewTensor] = {}
-    for after in contents.values():
+    for file, header in folder.headers.items():
+        after = _contents(file, header, change)
         tensors |= {tensor.name: tensor for tensor in after.tensors}
+        if not after.is_changed:
+            unchanged.append(file)
+        elif after.tensors:  # a file without tensors goes
+            shards[file] = after.tensors
     texts = dict(change.texts)
     if change.config:
         texts[CONFIG] = edited_file(folder, CONFIG, change.config)
-    if folder.weight_map is not None and (shards or change.reindex):
+    index_is_outdated = change.reindex or len(unchanged) < len(folder.headers)
+    if folder.weight_map is not None and index_is_outdated:
         texts[INDEX] = _index_text(folder, folder.weight_map, change, tensors)
 
     files = _KeptFiles(folder)
     files.add_all({*folder.headers, *texts, PROVENANCE, *change.leave})
-    shared = [file for file in folder.headers if file not in shards] + files.shared
     return FilePlan(
-        shards={file: after for file, after in shards.items() if after},  # a file without tensors goes
-        shared=tuple(sorted(shared)),
+        shards=shards,
+        shared=tuple(sorted([*unchanged, *files.shared])),
         copied=tuple(files.copied),
         texts=texts,
         tensors=tensors,
@@ -86,17 +91,17 @@ class _Contents(NamedTuple):
 
 def _contents(file: str, header: Header, change: Change) -> _Contents:
     """Return the tensors that a file contains after a change."""
-    dropped = {name for name in header.tensors if name in change.drop or (file, name) in change.drop_copies}
+    dropped_here = {name for place, name in change.drop_copies if place == file}
+    dropped = header.tensors.keys() & (change.drop | dropped_here)
     put = [tensor for tensor in change.put if tensor.file == file]
     return _Contents(arranged(header, dropped, put), bool(dropped or put))
 
 
 def _require_one_copy(folder: Folder, change: Change) -> None:
     """Raise if a tensor that stays is stored twice."""
-    left = (copy for copy in folder.copies if (copy.path.name, copy.name) not in change.drop_copies)
-    twice = next(left, None)
-    if twice is not None and twice.name not in change.drop:
-        what = f"{folder.path}: {short(twice.name)} is stored twice, also in {twice.path.name}"
+    left = [copy for copy in folder.copies if (copy.path.name, copy.name) not in change.drop_copies]
+    if left and left[0].name not in change.drop:
+        what = f"{folder.path}: {short(left[0].name)} is stored twice, also in {left[0].path.name}"
         raise CheckpointError(what, "tiewise check says whether the two are equal; if so, tiewise repair drops one")
 
 
@@ -111,9 +116,10 @@ def _note_on_other_weights(folder: Folder) -> list[str]:
     stale += folder.extra
     if not stale:
         return []
-    more = " …" if len(stale) > 3 else ""
-    how = "stay as they were and do not know of this change: delete them where a tool prefers them"
-    return [f"{', '.join(map(short, stale[:3]))}{more} {how}"]
+    listed = ", ".join(short(name) for name in stale[:3])
+    if len(stale) > 3:
+        listed += " …"
+    return [f"{listed} stay as they were and do not know of this change: delete them where a tool prefers them"]
 
 
 class _KeptFiles:
@@ -138,8 +144,11 @@ class _KeptFiles:
             self.notes.append(f"{file} stays behind: it speaks of the source")
             return
         if not path.is_dir():
-            inside(self.folder.path, file)
-            (self.shared if file.endswith(WEIGHTS) else self.copied).append(file)
+            inside(self.folder.path, file)  # raises for a link that leads outside
+            if file.endswith(WEIGHTS):
+                self.shared.append(file)
+            else:
+                self.copied.append(file)
             return
         if path.is_symlink():
             self.notes.append(f"{short(file)} stays behind: a link to a folder")
@@ -207,13 +216,17 @@ def _index_text(folder: Folder, old: Mapping[str, str], change: Change, tensors:
     """
     text = folder.read(INDEX)[INDEX]
     record = parse_json(text, str(folder.path / INDEX), unique=True)
-    metadata = record["metadata"] if isinstance(record.get("metadata"), dict) else {}
+    metadata = record.get("metadata")
+    if not isinstance(metadata, dict):
+        metadata = {}
     metadata["total_size"] = sum(tensor.nbytes for tensor in tensors.values())
     if type(metadata.get("total_parameters")) is int:
         metadata["total_parameters"] += _parameters(tensors) - _parameters(folder.tensors)
-    files = {name: file for name, file in old.items() if name not in folder.tensors and name not in change.drop}
+    gone = folder.tensors.keys() | change.drop
+    files = {name: file for name, file in old.items() if name not in gone}
     files |= {name: tensor.file for name, tensor in tensors.items()}
-    record |= {"metadata": metadata, "weight_map": {name: files[name] for name in _in_old_order(files, old)}}
+    weight_map = {name: files[name] for name in _in_old_order(files, old)}
+    record |= {"metadata": metadata, "weight_map": weight_map}
     return _spaced_alike(record, text)
 
 
@@ -235,6 +248,11 @@ def _in_old_order(names: Collection[str], old: Iterable[str]) -> list[str]:
 
 def _spaced_alike(record: Mapping[str, Any], old: bytes) -> bytes:
     """Return the JSON of a record, indented and ended as the old text is."""
-    indent = re.match(rb"\s*[\[{][ \t]*\r?\n([ \t]+)", old)
-    text = json.dumps(record, indent=indent[1].decode() if indent else None)
-    return text.encode() + (b"\n" if old.endswith(b"\n") else b"")
+    first_line = re.match(rb"\s*[\[{][ \t]*\r?\n([ \t]+)", old)
+    indent = None
+    if first_line is not None:
+        indent = first_line[1].decode()
+    text = json.dumps(record, indent=indent).encode()
+    if old.endswith(b"\n"):
+        text += b"\n"
+    return text

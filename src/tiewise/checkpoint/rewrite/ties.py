@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -45,10 +45,12 @@ def flags(facts: Facts, tied: bool) -> dict[str, bool]:
     """
     changes: dict[str, bool] = {}
     for claim in facts.claims.levels:
-        is_text = claim.level.rpartition(".")[2] in TEXT_PARTS
-        is_read = claim.decides or is_text or not claim.level
-        if is_read and claim.level in facts.levels and claim.written is not tied:
-            changes[f"{claim.level}.{FLAG}" if claim.level else FLAG] = tied
+        if claim.level not in facts.levels or claim.written is tied:
+            continue
+        if not claim.level:
+            changes[FLAG] = tied
+        elif claim.decides or claim.level.rpartition(".")[2] in TEXT_PARTS:
+            changes[f"{claim.level}.{FLAG}"] = tied
     return changes
 
 
@@ -63,7 +65,9 @@ def keep_layer_ties(facts: Facts, tied: bool, force: bool) -> tuple[str, ...]:
     if not facts.layer_ties or facts.claims.tied is tied:
         return ()
     modules = names(facts.layer_ties)
-    stored = [layer for module in facts.layer_ties for layer in facts.stored_layers(module)]
+    stored: list[str] = []
+    for module in facts.layer_ties:
+        stored += facts.stored_layers(module)
     if not tied:
         what = f"{facts.path}: the flag also ties {modules} of several layers, stored here as {names(stored)}"
         what += ": under a false flag those of the other layers would be drawn at random"
@@ -79,21 +83,38 @@ def parted(facts: Facts, force: bool = False) -> Change:
 
     It has no tensors and no flags if both are stored, and the config says so.
     """
-    put = []
-    for tied in tied_names(facts):  # a copy for every name that the class looks for once its flag is false
-        if tied.kept is not None:
-            put += [NewTensor.copy(tied.kept, name=name) for name in tied.missing]
-    config, notes = flags(facts, False), _notes_on_names(facts, False)
+    put = tuple(NewTensor.copy(source, name=name) for name, source in missing_names(facts))
+    config = flags(facts, False)
+    notes = _notes_on_names(facts, False)
     always_ties = facts.claims.t5_like or facts.claims.fixed
     if always_ties and (put or config):
         what = f"{facts.path}: this family always ties, and reads the flag false as 'do not scale before the head'"
         notes += refuse(what, "train it tied, or change its family", force)
     notes += keep_layer_ties(facts, False, force)
+    notes += _notes_on_parted_head(facts)
+    return Change(COPIED, put=put, config=config, notes=notes)
+
+
+def missing_names(facts: Facts) -> Iterator[tuple[str, Stored]]:
+    """Yield (name that the class looks for once its flag is false, stored tensor that it was tied to).
+
+    BART's stacks share the input table, BERT has a second bias.
+    """
+    for tied in tied_names(facts):
+        if tied.kept is not None:
+            for name in tied.missing:
+                yield name, tied.kept
+
+
+def _notes_on_parted_head(facts: Facts) -> tuple[str, ...]:
+    """Say where the head of the result comes from if config and tensors contradict each other."""
     if facts.claims.tied is False and facts.roles.output is None:
-        notes += ("the config said untied and no head was stored: the input table is the only source for one",)
-    if facts.claims.tied and facts.ends is not None and not facts.ends.equal:
-        notes += ("the two stored tables differ, and both are kept: loaders that dropped the head now take it",)
-    return Change(COPIED, put=tuple(put), config=config, notes=notes)
+        return ("the config said untied and no head was stored: the input table is the only source for one",)
+    if not facts.claims.tied or facts.ends is None:
+        return ()
+    if facts.ends.equal:
+        return ()
+    return ("the two stored tables differ, and both are kept: loaders that dropped the head now take it",)
 
 
 def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change:
@@ -133,10 +154,15 @@ def _notes_on_join(facts: Facts, force: bool) -> tuple[str, ...]:
     if facts.claims.fixed is False:
         what = f"{facts.path}: its class never ties, so that a dropped head would be drawn at random"
         notes = refuse(what, "keep both tables", force)
-    elif facts.claims.t5_like and facts.claims.deciding.effective is False:
+    elif is_t5_like_untied(facts):
         what = f"{facts.path}: this family reads the flag true also as 'scale before the head', which is now off"
         notes = refuse(what, "keep it as it is", force)
     return notes + keep_layer_ties(facts, True, force)
+
+
+def is_t5_like_untied(facts: Facts) -> bool:
+    """Return True for a T5-like family whose flag is false: the class then uses a stored head, and does not scale."""
+    return facts.claims.t5_like and facts.claims.deciding.effective is False
 
 
 def _require_one_shape(facts: Facts, table: Stored, head: Stored) -> None:
@@ -220,17 +246,18 @@ def without_copies(
         Names that go, and tensors that come.
     """
     drop: set[str] = set()
-    put = [] if chosen is None else [chosen]
+    put: dict[str, NewTensor] = {}  # by name
+    if chosen is not None:
+        put[chosen.name] = chosen
     names_here = {*facts.folder.tensors, *(facts.folder.weight_map or ())}
     for tied in tied_names(facts):
         if tied.kept is None:
             continue
         _require_equal(facts, tied.kept, [other for other in tied.stored[1:] if other is not head])
         drop |= names_here & set(tied.targets)
-        is_chosen = chosen is not None and chosen.name == tied.source
-        if tied.kept.name != tied.source and not is_chosen:
-            put.append(NewTensor.copy(tied.kept, name=tied.source))
-    return frozenset(drop), tuple(put)
+        if tied.kept.name != tied.source:
+            put.setdefault(tied.source, NewTensor.copy(tied.kept, name=tied.source))
+    return frozenset(drop), tuple(put.values())
 
 
 def _require_equal(facts: Facts, kept: Stored, others: Iterable[Stored]) -> None:
@@ -263,7 +290,9 @@ def require_ends(facts: Facts, name: str) -> None:
 
     `name` is the verb's.
     """
-    if facts.roles.input is not None or facts.roles.output is None or facts.roles.output_end.quantised:
+    roles = facts.roles
+    stores_head_alone = roles.input is None and roles.output is not None
+    if not stores_head_alone or roles.output_end.quantised:
         readable(facts, name)
     require_loadable_options(facts)
     if facts.is_own:
@@ -276,11 +305,14 @@ def _table_name(facts: Facts) -> str:
     """Return the name that the one table has where it is tied to the head."""
     output = facts.roles.output_name or ""
     for tied in tied_names(facts):
-        if any(name.endswith(output) for name in (tied.source, *tied.targets)):
-            return tied.source
+        for name in (tied.source, *tied.targets):
+            if name.endswith(output):  # the class may have the head below a wrapper
+                return tied.source
+    class_name = facts.config.get("model_type")
     classes = facts.config.get("architectures")
-    named = classes[0] if isinstance(classes, list) and classes else facts.config.get("model_type")
-    what = f"{facts.path}: the class {short(named)} has no tie between its input table and its head"
+    if isinstance(classes, list) and classes:
+        class_name = classes[0]
+    what = f"{facts.path}: the class {short(class_name)} has no tie between its input table and its head"
     raise CheckpointError(what, "store both, as it expects")
 
 

@@ -7,17 +7,17 @@ come out equal, else untied.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, SPEC
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.numeric_ends import tied_names
-from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, TableRows, measure_move
+from tiewise.checkpoint.numeric_ends import TiedNames, tied_names
+from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, TableRows, measure_move, same_pieces
 from tiewise.checkpoint.rewrite.registry import verb
-from tiewise.checkpoint.rewrite.ties import flags, keep_layer_ties
+from tiewise.checkpoint.rewrite.ties import flags, keep_layer_ties, missing_names
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.stored_boundary import Dense, StoredBoundary, read_boundary
 from tiewise.checkpoint.untrusted import short
@@ -86,15 +86,17 @@ def _dropped_equal_end(facts: Facts, boundary: StoredBoundary) -> frozenset[str]
 
     They stay where the class cannot keep both ends as one.
     """
-    lookup, head, claims = boundary.lookup, boundary.head, facts.claims
-    if lookup.mark == head.mark or claims.t5_like or claims.fixed is False or not _come_out_equal(lookup, head):
+    lookup, head = boundary.lookup, boundary.head
+    class_reads_flag = not facts.claims.t5_like and facts.claims.fixed is not False
+    if lookup.mark == head.mark or not class_reads_flag:
+        return frozenset()
+    if not _come_out_equal(lookup, head):
         return frozenset()
     dropped: set[str] = set()
     for tied in tied_names(facts):
-        for other in tied.stored[1:]:
-            if other.name != head.table.name and not facts.same(tied.stored[0], other):
-                return frozenset()  # BERT's two biases, trained apart
-        dropped |= {other.name for other in tied.stored if other.name in tied.targets}
+        if not _are_one_tensor(facts, tied, head.table):
+            return frozenset()
+        dropped |= {tensor.name for tensor in tied.stored}.intersection(tied.targets)
     return frozenset(dropped)
 
 
@@ -102,7 +104,17 @@ def _come_out_equal(lookup: Dense, head: Dense) -> bool:
     """Return True if the dense tables of two ends have the same bytes."""
     if (lookup.table.dtype, lookup.table.rows, lookup.width) != (head.table.dtype, head.table.rows, head.width):
         return False
-    return all(a == b for a, b in zip(lookup.pieces(), head.pieces(), strict=True))
+    return same_pieces(lookup.pieces(), head.pieces())
+
+
+def _are_one_tensor(facts: Facts, tied: TiedNames, head: Stored) -> bool:
+    """Return True if all tensors that the class ties are equal; BERT's two biases may be trained apart.
+
+    Args:
+        head: the stored table of the output end, whose dense table counts instead.
+    """
+    others = [other for other in tied.stored[1:] if other.name != head.name]
+    return all(facts.same(tied.stored[0], other) for other in others)
 
 
 @dataclass(frozen=True)
@@ -132,11 +144,14 @@ class _Densified:
     def ends(self) -> dict[str, Dense]:
         """The dense tables by the names under which the result stores them."""
         lookup, head, head_name = self.boundary.lookup, self.boundary.head, self.boundary.head_name
-        ends = {lookup.table.name: lookup} if lookup.changed else {}
-        if not self.is_tied and (head.changed or head.table.name != head_name):
+        ends: dict[str, Dense] = {}
+        if lookup.changed:
+            ends[lookup.table.name] = lookup
+        head_is_new = head.changed or head.table.name != head_name
+        if head_is_new and not self.is_tied:
             ends[head_name] = head
-        for name, kept in self._untied_names():
-            if kept.name == lookup.table.name:
+        for name, source in self._untied_names():
+            if source.name == lookup.table.name:
                 ends.setdefault(name, lookup)
         return ends
 
@@ -153,22 +168,16 @@ class _Densified:
         BERT's second bias is one.
         """
         copies = []
-        for name, kept in self._untied_names():
-            if kept.name != self.boundary.lookup.table.name and name != self.boundary.head_name:
-                copies.append(NewTensor.copy(kept, name=name))
+        for name, source in self._untied_names():
+            if source.name != self.boundary.lookup.table.name and name != self.boundary.head_name:
+                copies.append(NewTensor.copy(source, name=name))
         return copies
 
     def _untied_names(self) -> Iterator[tuple[str, Stored]]:
-        """Yield (name that is not stored, tensor that it was tied to).
-
-        BART's stacks share the input table, BERT has a second bias.
-        """
+        """Yield (name that is not stored, tensor that it was tied to), if the result is not tied."""
         if self.is_tied or self.facts.claims.t5_like:
             return
-        for tied in tied_names(self.facts):
-            if tied.kept is not None:
-                for name in tied.missing:
-                    yield name, tied.kept
+        yield from missing_names(self.facts)
 
     def dropped(self) -> frozenset[str]:
         """Return the names of the tensors that go.
@@ -183,28 +192,50 @@ class _Densified:
 
     def config(self, family: str) -> dict[str, Any]:
         """Return the entries of config.json that name the plain class instead of the boundary."""
-        classes = self.facts.config.get("architectures")
-        plain = []
-        for name in classes if isinstance(classes, list) else ():
-            plain.append(name.removeprefix(OWN_PREFIX) if isinstance(name, str) else name)
-        config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
+        classes = _plain_classes(self.facts.config)
+        config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": classes}
         if self.flag_changes:
             config |= flags(self.facts, self.is_tied)
         return config
 
     def notes(self) -> list[str]:
         """Say how many tables there are, and what of the boundary is lost."""
-        spec = self.boundary.spec
-        notes = ["both ends use one table" if self.is_tied else "each end has a table of its own"]
-        if not self.is_tied and self.facts.claims.t5_like:
+        return [*self._notes_on_tables(), *_notes_on_lost_options(self.boundary.spec)]
+
+    def _notes_on_tables(self) -> list[str]:
+        """Say how many tables there are, and whether loaders use both."""
+        if self.is_tied:
+            return ["both ends use one table"]
+        notes = ["each end has a table of its own"]
+        if self.facts.claims.t5_like:
             claims = "this family claims one table whatever its config says"
             notes.append(f"{claims}: loaders that do not compare the two drop the head")
-        if spec.softcap is not None:
-            notes.append(f"softcap={spec.softcap:g} is lost, which changes the logits")
-        if spec.bias:
-            notes.append("the head's bias is lost, which changes the logits")
-        in_training = [row for row in spec.given() if row.changes in TRAINING_ONLY]
-        written = ", ".join(row.written(getattr(spec, row.field)) for row in in_training)
-        if written:
-            notes.append(f"{short(written)} acts in training only, and plain tables do not know of it")
         return notes
+
+
+def _plain_classes(config: Mapping[str, Any]) -> list[Any]:
+    """Return the classes that a config names, without the prefix of this package's own."""
+    classes = config.get("architectures")
+    if not isinstance(classes, list):
+        return []
+    plain = []
+    for name in classes:
+        if isinstance(name, str):
+            plain.append(name.removeprefix(OWN_PREFIX))
+        else:
+            plain.append(name)
+    return plain
+
+
+def _notes_on_lost_options(spec: BoundarySpec) -> list[str]:
+    """Say which options of a boundary plain tables do not have."""
+    notes = []
+    if spec.softcap is not None:
+        notes.append(f"softcap={spec.softcap:g} is lost, which changes the logits")
+    if spec.bias:
+        notes.append("the head's bias is lost, which changes the logits")
+    in_training = [row.written(getattr(spec, row.field)) for row in spec.given() if row.changes in TRAINING_ONLY]
+    written = ", ".join(in_training)
+    if written:
+        notes.append(f"{short(written)} acts in training only, and plain tables do not know of it")
+    return notes

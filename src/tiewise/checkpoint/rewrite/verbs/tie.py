@@ -42,6 +42,6 @@ def tie(
         raise CheckpointError(f"keep is {short(keep)}", f"choose one of {', '.join(KEEP)}")
     require_ends(facts, "tie")
     change = joined(facts, keep, force)
-    if not change.drop and not change.put and not change.config:
+    if change.is_empty:
         raise NothingToDo(f"{facts.path}: it is tied already, and stores one table", "nothing to do")
     return change

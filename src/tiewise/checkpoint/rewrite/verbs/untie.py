@@ -18,6 +18,6 @@ def untie(facts: Facts, *, force: bool = False) -> Change:
     """
     require_ends(facts, "untie")
     change = parted(facts, force)
-    if not change.put and not change.config:
+    if change.is_empty:
         raise NothingToDo(f"{facts.path}: it is untied already", "nothing to do")
     return change
