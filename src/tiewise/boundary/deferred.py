@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import inf, prod
+from types import EllipsisType, NoneType
 from typing import Any, Self
 
 import torch
@@ -69,9 +70,11 @@ class Deferred(RecordedLogits):
             return None
         if device not in (None, self.device) or layout is not None:
             return None
-        if dtype is None or dtype == self.dtype:
+        if dtype in (None, self.dtype):
             return self
-        return self.derive_aligned(Step(Tensor.to, (dtype,)), dtype=dtype) if dtype == torch.float32 else None
+        if dtype != torch.float32:
+            return None
+        return self.derive_aligned(Step(Tensor.to, (dtype,)), dtype=dtype)
 
     def _record_float(self, **kwargs: Any) -> Self | None:
         return self._record_to(torch.float32, **kwargs)
@@ -85,14 +88,17 @@ class Deferred(RecordedLogits):
     def _record_view(self, *shape: Any) -> Self | None:
         """Reshape the leading dimensions."""
         is_one_sequence = len(shape) == 1 and isinstance(shape[0], tuple | list)
-        sizes = tuple(shape[0]) if is_one_sequence else shape
-        if not sizes:
+        if is_one_sequence:
+            (shape,) = shape
+        if not shape:
             return None
+        *leading, last = shape
         vocab = self.shape[-1]
-        ends_in_vocab = sizes[-1] == vocab or (sizes[-1] == -1 and self.numel() == prod(sizes[:-1]) * vocab)
-        if not ends_in_vocab:
+        if last == -1 and self.numel() == prod(leading) * vocab:
+            last = vocab
+        if last != vocab:
             return None
-        return self.derive_aligned(hidden=self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
+        return self.derive_aligned(hidden=self.hidden.reshape(*leading, self.hidden.shape[-1]))
 
     def _record_flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self | None:
         if end_dim % self.ndim == self.ndim - 1:
@@ -101,29 +107,35 @@ class Deferred(RecordedLogits):
 
     # pieces
 
-    def _pieces(self, dim: int, cut: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Self, ...] | None:
-        """Cut a leading dimension by `cut`; the sweep stays that of the whole."""
+    def _pieces(self, cut: Callable[..., tuple[Tensor, ...]], *sizes: Any, dim: int) -> tuple[Self, ...] | None:
+        """Cut a leading dimension by `cut(x, *sizes, dim)`; the sweep stays that of the whole."""
         if dim % self.ndim == self.ndim - 1:
             return None
         leading = self.hidden.shape[:-1]
-        place = torch.arange(leading.numel(), device=self.device) if self.place is None else self.place
-        pieces = zip(cut(self.hidden), cut(place.view(*leading, 1)), strict=True)
-        return tuple(
-            self.derive(hidden=hidden, parent=self.origin(), place=rows.reshape(-1)) for hidden, rows in pieces
-        )
+        place = self.place
+        if place is None:
+            place = torch.arange(leading.numel(), device=self.device)
+        hiddens = cut(self.hidden, *sizes, dim)
+        places = cut(place.view(*leading, 1), *sizes, dim)
+        pieces = []
+        for hidden, rows in zip(hiddens, places, strict=True):
+            pieces.append(self.derive(hidden=hidden, parent=self.origin(), place=rows.reshape(-1)))
+        return tuple(pieces)
 
     def _record_iteration(self) -> Iterator[Self] | None:
-        rows = self._pieces(0, torch.unbind)
-        return None if rows is None else iter(rows)
+        rows = self._pieces(torch.unbind, dim=0)
+        if rows is None:
+            return None
+        return iter(rows)
 
     def _record_unbind(self, dim: int = 0) -> tuple[Self, ...] | None:
-        return self._pieces(dim, lambda x: x.unbind(dim))
+        return self._pieces(torch.unbind, dim=dim)
 
     def _record_split(self, split_size: Any, dim: int = 0) -> tuple[Self, ...] | None:
-        return self._pieces(dim, lambda x: torch.split(x, split_size, dim))
+        return self._pieces(torch.split, split_size, dim=dim)
 
     def _record_chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...] | None:
-        return self._pieces(dim, lambda x: x.chunk(chunks, dim))
+        return self._pieces(torch.chunk, chunks, dim=dim)
 
     def _record_index(self, index: Any) -> Self | None:
         """Choose positions, and a slice of the vocabulary where every step so far can be sliced with it."""
@@ -133,14 +145,23 @@ class Deferred(RecordedLogits):
         positions, tokens = split
         if tokens == slice(None):
             return self.derive(hidden=self.hidden[positions])
-        scale, bias, post = self.fold
-        # a recorded step with a vector [V] repeats with all its tokens, and so does a scaled bias
-        has_whole_vector = bias is not self.bias or (bias is not None and scale != 1.0)
-        if self.form != LOGITS or has_whole_vector or self.shard is not None:
+        if not self._can_slice_vocabulary():
             return None
-        bias = None if bias is None else bias[tokens]
-        fold = Fold(scale, bias, post)
+        bias = self.fold.bias
+        if bias is not None:
+            bias = bias[tokens]
+        fold = self.fold._replace(bias=bias)
         return self.derive(hidden=self.hidden[positions], table=self.table[tokens], bias=bias, fold=fold)
+
+    def _can_slice_vocabulary(self) -> bool:
+        """Return whether repeating the steps with some rows of the table gives the logits of these tokens."""
+        if self.form != LOGITS or self.shard is not None:
+            return False
+        scale, bias, _ = self.fold
+        # a recorded step with a vector [V] repeats with all its tokens, and so does a scaled bias
+        if bias is not self.bias:
+            return False
+        return bias is None or scale == 1.0
 
     # arithmetic
 
@@ -164,27 +185,33 @@ class Deferred(RecordedLogits):
 
     def _scaled(self, step: Step, factor: Any) -> Self | None:
         """Record a step that multiplies by a finite `factor`; behind a tanh by a positive one, as in a soft-cap."""
-        is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
-        if not is_number or not abs(factor) < inf or self.form != LOGITS:
+        if self.form != LOGITS or not _is_finite_number(factor):
             return None
         scale, bias, post = self.fold
         if post is None:
-            bias = None if bias is None else bias * factor
-            return self.derive(step, fold=Fold(scale * factor, bias))
-        return self.derive(step, fold=Fold(scale, bias, post * factor)) if factor > 0 else None
+            return self.derive(step, fold=Fold(scale * factor, self.fold.scaled_bias(factor)))
+        if factor <= 0:
+            return None
+        return self.derive(step, fold=Fold(scale, bias, post * factor))
 
     def _record_sum(self, other: Any) -> Self | None:
         """Add a vector [V] (or [1, V], [1, 1, V]) of biases."""
-        scale, bias, post = self.fold
-        if self.form != LOGITS or post is not None or not self._is_vector(other):
+        if not self._is_affine() or not self._is_vector(other):
             return None
         dtype = torch.promote_types(self.dtype, other.dtype)
         if dtype not in (self.dtype, torch.float32):
             return None
-        vector = other.reshape(-1)
-        rows = vector if self.shard is None else vector[self.shard.start : self.shard.stop]
-        fold = Fold(scale, rows if bias is None else bias + rows)
-        return self.derive(Step(Tensor.add, (vector,)), fold=fold, dtype=dtype)
+        vector = rows = other.reshape(-1)
+        if self.shard is not None:
+            rows = vector[self.shard.start : self.shard.stop]
+        scale, bias, _ = self.fold
+        if bias is not None:
+            rows = bias + rows
+        return self.derive(Step(Tensor.add, (vector,)), fold=Fold(scale, rows), dtype=dtype)
+
+    def _is_affine(self) -> bool:
+        """Return whether these are still logits, and no tanh was recorded."""
+        return self.form == LOGITS and self.fold.post is None
 
     def _is_vector(self, other: Any) -> bool:
         """Return whether `other` has one number per token of the vocabulary, and the same for every position."""
@@ -195,15 +222,19 @@ class Deferred(RecordedLogits):
 
     def _record_tanh(self) -> Self | None:
         """Apply tanh once, as the middle of a soft-cap."""
-        if self.fold.post is not None or self.form != LOGITS:
+        if not self._is_affine():
             return None
         return self.derive(Step(Tensor.tanh), fold=self.fold._replace(post=1.0))
 
     def _record_exp(self) -> Self | None:
-        return self.derive_aligned(Step(torch.exp), form=P) if self.form == LOG_P else None
+        if self.form != LOG_P:
+            return None
+        return self.derive_aligned(Step(torch.exp), form=P)
 
     def _record_negation(self) -> Self | None:
-        return self.derive_aligned(Step(torch.neg), form=MINUS_LOG_P) if self.form == LOG_P else None
+        if self.form != LOG_P:
+            return None
+        return self.derive_aligned(Step(torch.neg), form=MINUS_LOG_P)
 
     def _record_softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Self | None:
         return self._normalised(P, torch.softmax, dim, dtype)
@@ -236,14 +267,17 @@ class Deferred(RecordedLogits):
         return self._become(self._record_quotient(other))
 
     def _multiply_in_place(self, other: Any) -> Self | None:
-        return None if isinstance(other, Deferred) else self._become(self._record_product(other))
+        if isinstance(other, Deferred):
+            return None
+        return self._become(self._record_product(other))
 
     def _become(self, scaled: Self | None) -> Self | None:
         """Become `scaled`; others that would share memory with these logits can no longer be read."""
+        if scaled is None or self.is_computed:
+            return None
         with torch.enable_grad():
-            would_have_gradient = self.requires_grad
-        would_lose_gradient = would_have_gradient and not torch.is_grad_enabled()  # of a step that it does not know
-        if scaled is None or self.is_computed or would_lose_gradient:
+            has_gradient = self.requires_grad
+        if has_gradient and not torch.is_grad_enabled():  # it would lack that of a step which it does not know
             return None
         self.memory[0] += 1
         vars(self).update(vars(scaled) | {"memory": self.memory, "version": self.memory[0]})
@@ -262,18 +296,35 @@ class Deferred(RecordedLogits):
             return gradients(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         _refuse_lost_effects(name, args, kwargs)
-        args, kwargs = tree_map(lambda x: x.real(name) if isinstance(x, Deferred) else x, (args, kwargs))
+
+        def real(x: Any) -> Any:
+            if isinstance(x, Deferred):
+                return x.real(name)
+            return x
+
+        args, kwargs = tree_map(real, (args, kwargs))
         return func(*args, **kwargs)
+
+
+def _is_finite_number(factor: Any) -> bool:
+    """Return whether a factor is a finite number of Python; a bool is none."""
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
+        return False
+    return abs(factor) < inf
 
 
 def _record_or_answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return recorded logits or an answer; None where `func` or its arguments are unknown."""
-    if func in _COMMUTING and args and not isinstance(args[0], Deferred):
+    if func not in _KNOWN or not args:
+        return None
+    if func in _COMMUTING and not isinstance(args[0], Deferred):
         args = args[::-1]
-    if func not in _KNOWN or not args or not isinstance(args[0], Deferred):
+    logits = args[0]
+    if not isinstance(logits, Deferred):
         return None
     record = _KNOWN[func]
-    if args[0].form in PRODUCTS.values() and record is not ANSWERS["sum"]:
+    is_product = logits.form in PRODUCTS.values()
+    if is_product and record is not ANSWERS["sum"]:
         return None
     try:
         return record(*args, **kwargs)
@@ -283,7 +334,9 @@ def _record_or_answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _refuse_lost_effects(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse writing into deferred logits, and hooks on their gradient."""
-    changed = (args[:1] if _is_in_place(name) or kwargs.get("inplace") else (), kwargs.get("out"))
+    changed = [kwargs.get("out")]
+    if _is_in_place(name) or kwargs.get("inplace"):
+        changed += args[:1]
     if any(isinstance(x, Deferred) for x in tree_leaves(changed)):
         what = f"{name} would change logits in place, and these are deferred: never computed"
         raise UnsupportedError(what, "use the operation that returns a new tensor, or take .real() first")
@@ -309,27 +362,31 @@ def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
 
     (..., :-1, :) → (..., :-1, :), all        0 → (0,), all        (..., :n) → (..., :), :n        (:, -1, 5) → None
     """
-    items = index if isinstance(index, tuple) else (index,)
-    if not all(_is_simple(item) for item in items):
-        return None
-    ellipses = sum(item is Ellipsis for item in items)
+    if not isinstance(index, tuple):
+        index = (index,)
+    ellipses = dimensions = 0
+    for item in index:
+        if not _is_simple(item):
+            return None
+        ellipses += item is Ellipsis
+        dimensions += _dimensions_used(item)
     if ellipses > 1:
         return None
-    used = sum(_dimensions_used(item) for item in items)
-    reaches_tokens = used == dims or (ellipses == 1 and items[-1] is not Ellipsis)
+    reaches_tokens = dimensions == dims or (ellipses == 1 and index[-1] is not Ellipsis)
     if not reaches_tokens:
-        return items, slice(None)
-    last = items[-1]
-    if not isinstance(last, slice) or last.step not in (None, 1):
+        return index, slice(None)
+    *positions, tokens = index
+    if not isinstance(tokens, slice) or tokens.step not in (None, 1):
         return None
-    return (*items[:-1], slice(None)), last
+    return (*positions, slice(None)), tokens
+
+
+_SIMPLE = (NoneType, EllipsisType, Tensor, int, slice)
 
 
 def _is_simple(item: Any) -> bool:
     """Return whether an item of an index is one whose dimensions can be counted."""
-    if isinstance(item, bool):
-        return False
-    return item is None or item is Ellipsis or torch.is_tensor(item) or isinstance(item, int | slice)
+    return isinstance(item, _SIMPLE) and not isinstance(item, bool)
 
 
 def _dimensions_used(item: Any) -> int:
@@ -337,7 +394,10 @@ def _dimensions_used(item: Any) -> int:
     if item is None or item is Ellipsis:
         return 0
     is_mask = torch.is_tensor(item) and item.dtype in (torch.bool, torch.uint8)
-    return item.dim() if is_mask else 1
+    if is_mask:
+        mask_dims: int = item.dim()
+        return mask_dims
+    return 1
 
 
 # names of Tensor's methods -> the method that records them, where it can
@@ -393,19 +453,28 @@ _KNOWN = _by_function(_RECORDERS | ANSWERS)
 def _method(name: str) -> Callable[..., Any]:
     """Return a method that records, refuses or computes a method of Tensor."""
     function = getattr(Tensor, name)
-    return lambda self, *args, **kwargs: Deferred.__torch_function__(function, (), (self, *args), kwargs)
+
+    def method(self: Deferred, *args: Any, **kwargs: Any) -> Any:
+        return Deferred.__torch_function__(function, (), (self, *args), kwargs)
+
+    return method
 
 
 def _attribute(name: str) -> property:
     """Return a property that computes the logits and has an attribute of theirs."""
-    return property(lambda self: getattr(self.real(name), name))
+
+    def attribute(self: Deferred) -> Any:
+        return getattr(self.real(name), name)
+
+    return property(attribute)
 
 
 def _complete(cls: type[Deferred]) -> None:
     """Give the class every method and attribute of Tensor that it does not define."""
     operators = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__", "__reduce_ex__")
     defined = {*dir(cls), "__torch_dispatch__", "__setstate__", "dtype"}
-    for name in (*operators, *(name for name in dir(Tensor) if name not in defined)):
+    others = sorted(set(dir(Tensor)) - defined)
+    for name in (*operators, *others):
         if callable(getattr(Tensor, name)):
             setattr(cls, name, _method(name))
         elif not name.startswith("__"):

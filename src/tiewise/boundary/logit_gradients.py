@@ -39,38 +39,65 @@ def gradients(
     A fused loss has no logits in its graph. So the logits are computed, each fused loss is repeated from them, and its
     gradient is multiplied by the gradient of `outputs` with respect to the fused loss.
     """
-    outputs, inputs = _as_list(outputs), _as_list(inputs)
-    real_inputs = [_real(x) for x in inputs]
+    inputs = _as_list(inputs)
+    logits = _computed_logits(inputs)
     losses = _losses_of(inputs)
     if losses and options.get("is_grads_batched"):
         raise UnsupportedError("is_grads_batched with deferred logits", "ask for one gradient at a time")
-    real_outputs = [_real(x) for x in outputs]
-    sources = [*real_inputs, *(fused.loss.edge for fused in losses)]
-    direct = torch.autograd.grad(real_outputs, sources, grad_outputs, allow_unused=True, **options)
-    answer = list(direct[: len(inputs)])
-    for fused, upstream in zip(losses, direct[len(inputs) :], strict=True):
-        if upstream is None:
-            continue
-        through_loss = _gradient_of_loss(
-            fused.loss, real_inputs[fused.input_index], upstream, bool(options.get("create_graph"))
-        )
-        before = answer[fused.input_index]
-        answer[fused.input_index] = through_loss if before is None else before + through_loss
+    real_outputs = _computed_logits(_as_list(outputs))
+    edges = [fused.loss.edge for fused in losses]
+    direct = torch.autograd.grad(real_outputs, [*logits, *edges], grad_outputs, allow_unused=True, **options)
+    answer: list[Tensor | None] = list(direct[: len(logits)])
+    upstreams = direct[len(logits) :]
+    create_graph = bool(options.get("create_graph"))
+    for fused, upstream in zip(losses, upstreams, strict=True):
+        if upstream is not None:
+            index = fused.input_index
+            through_loss = _gradient_of_loss(fused.loss, logits[index], upstream, create_graph)
+            answer[index] = _add(answer[index], through_loss)
     if materialize_grads:
-        return tuple(torch.zeros_like(x) if g is None else g for g, x in zip(answer, real_inputs, strict=True))
-    if not allow_unused and any(g is None for g in answer):
-        raise RuntimeError("one of the inputs of torch.autograd.grad was not used in the graph: set allow_unused=True")
+        _put_zeros(answer, logits)
+    elif not allow_unused:
+        _require_used(answer)
     return tuple(answer)
 
 
 def _as_list(tensors: Any) -> list[Any]:
     """Return one tensor or a sequence of them as a list."""
-    return [tensors] if isinstance(tensors, Tensor | RecordedLogits) else list(tensors)
+    if isinstance(tensors, Tensor | RecordedLogits):
+        return [tensors]
+    return list(tensors)
 
 
-def _real(x: Any) -> Any:
-    """Return deferred logits computed, and anything else as it is."""
-    return x.real("grad") if isinstance(x, RecordedLogits) else x
+def _computed_logits(tensors: list[Any]) -> list[Any]:
+    """Return tensors and edges of a graph as they are, with deferred logits computed."""
+    real = list(tensors)
+    for index, x in enumerate(tensors):
+        if isinstance(x, RecordedLogits):
+            real[index] = x.real("grad")
+    return real
+
+
+def _add(gradient: Tensor | None, more: Tensor) -> Tensor:
+    """Return the sum of two gradients, the first of which may be missing."""
+    if gradient is None:
+        return more
+    return gradient + more
+
+
+def _put_zeros(gradients: list[Tensor | None], inputs: list[Any]) -> None:
+    """Replace missing gradients by zeros of the shapes of their inputs."""
+    for index, gradient in enumerate(gradients):
+        if gradient is None:
+            gradients[index] = torch.zeros_like(inputs[index])
+
+
+def _require_used(gradients: list[Tensor | None]) -> None:
+    """Refuse a missing gradient, with the error that torch raises."""
+    for gradient in gradients:
+        if gradient is None:
+            what = "one of the inputs of torch.autograd.grad was not used in the graph: set allow_unused=True"
+            raise RuntimeError(what)
 
 
 class _LossOfInput(NamedTuple):
@@ -84,7 +111,10 @@ def _losses_of(inputs: list[Any]) -> list[_LossOfInput]:
     """Return the fused losses that were computed from each of the inputs that is whole deferred logits."""
     losses = []
     for index, z in enumerate(inputs):
-        if isinstance(z, RecordedLogits) and z.form == LOGITS and z.place is None:
+        if not isinstance(z, RecordedLogits):
+            continue
+        is_whole = z.form == LOGITS and z.place is None
+        if is_whole:
             losses += [_LossOfInput(index, loss) for loss in z.origin().losses]
     return losses
 
@@ -94,7 +124,8 @@ def _gradient_of_loss(fused: FusedLoss, logits: Tensor, upstream: Tensor, create
     o = fused.options
     if not fused.target.ne(o.ignore_index).any():
         return torch.zeros_like(logits)
-    logits = logits if create_graph else logits.detach().requires_grad_()
+    if not create_graph:
+        logits = logits.detach().requires_grad_()
     with torch.enable_grad():
         rows = logits.reshape(-1, logits.shape[-1]).to(fused.dtype)
         if fused.place is not None:
@@ -107,4 +138,5 @@ def _gradient_of_loss(fused: FusedLoss, logits: Tensor, upstream: Tensor, create
             reduction=o.reduction,
             label_smoothing=o.label_smoothing,
         )
-    return torch.autograd.grad(loss, logits, upstream.to(loss.dtype), create_graph=create_graph)[0]
+    (gradient,) = torch.autograd.grad(loss, logits, upstream.to(loss.dtype), create_graph=create_graph)
+    return gradient

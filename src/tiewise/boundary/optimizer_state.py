@@ -13,37 +13,47 @@ from tiewise.core.errors import UnsupportedError
 FIRST = ("momentum_buffer", "exp_avg")
 SECOND = ("exp_avg_sq", "max_exp_avg_sq")
 COUNTER = ("step",)
+_KNOWN = {*FIRST, *SECOND, *COUNTER}
 State = dict[str, Any]
 
 
 def state_of(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
     """Return a copy of the optimizer's state of a table; UnsupportedError for entries that are unknown."""
-    state = {} if optimizer is None else dict(optimizer.state.get(table, {}))
-    known = {*FIRST, *SECOND, *COUNTER}
-    unknown = [key for key, value in state.items() if key not in known and value is not None]
+    if optimizer is None:
+        return {}
+    state = dict(optimizer.state.get(table, {}))
+    unknown = [key for key in _without_none(state) if key not in _KNOWN]
     if unknown:
         what = f"{type(optimizer).__name__} keeps {', '.join(unknown)}, which cannot be copied or merged"
         raise UnsupportedError(what, "use SGD, Adam or AdamW, or change the boundary without an optimizer")
     return state
 
 
+def _without_none(state: State) -> State:
+    """Return the entries of a state that have a value: SGD without momentum keeps a buffer that is None."""
+    return {key: value for key, value in state.items() if value is not None}
+
+
 def split(state: State) -> State:
     """Return a state with half of the first moments, so that two of it add up to the old one."""
-    halves = {key: state[key] * 0.5 for key in FIRST if state.get(key) is not None}
-    return state | halves
+    halved = dict(state)
+    for key, value in _without_none(state).items():
+        if key in FIRST:
+            halved[key] = value * 0.5
+    return halved
 
 
 def merge(one: State, two: State) -> State:
     """Return the state of a table whose gradient is the sum of two: moments add, the larger step counter stays."""
     merged = one | two
-    for key in one.keys() & two.keys():
-        a, b = one[key], two[key]
-        if a is None or b is None:
-            merged[key] = b if a is None else a
+    for key, value in _without_none(one).items():
+        other = two.get(key)
+        if other is None:
+            merged[key] = value
         elif key in COUNTER:
-            merged[key] = max(a, b)
+            merged[key] = max(value, other)
         else:
-            merged[key] = a + b
+            merged[key] = value + other
     return merged
 
 
@@ -51,23 +61,35 @@ def replace_tables(
     optimizer: torch.optim.Optimizer, model: nn.Module, old: list[Any], new: list[Any], state: State
 ) -> None:
     """Replace tables by `new` ones, each with this state, in the order that a new optimizer's group would have."""
-    order = {id(parameter): index for index, parameter in enumerate(model.parameters())}
-    old_ids = {id(table) for table in old}
+    order = [id(parameter) for parameter in model.parameters()]
     for group in optimizer.param_groups:
-        parameters = group["params"]
-        others = [p for p in parameters if id(p) not in old_ids]
-        if len(others) == len(parameters):
-            continue
-        has_first = any(p is old[0] for p in parameters)  # the new tables join the group of the first old one
-        joined = [*others, *new] if has_first else others
-        group["params"] = sorted(joined, key=lambda p: order.get(id(p), len(order)))
+        _replace_in_group(group, old, new, order)
     for table in (*old, *new):
         optimizer.state.pop(table, None)
-    if state:
-        for table in new:
-            optimizer.state[table] = {key: _copied(value) for key, value in state.items()}
+    if not state:
+        return
+    for table in new:
+        optimizer.state[table] = _copy_state(state)
 
 
-def _copied(value: Any) -> Any:
-    """Return an entry of a state that no other table shares."""
-    return value.clone() if torch.is_tensor(value) else value
+def _replace_in_group(group: dict[str, Any], old: list[Any], new: list[Any], order: list[int]) -> None:
+    """Replace the old tables of one group; the new ones join the group that has the first old one."""
+    ids = [id(parameter) for parameter in group["params"]]
+    old_ids = [id(table) for table in old]
+    if set(ids).isdisjoint(old_ids):
+        return
+    parameters = [parameter for parameter in group["params"] if id(parameter) not in old_ids]
+    if old_ids[0] in ids:
+        parameters += new
+    position = {parameter_id: index for index, parameter_id in enumerate(order)}
+    end = len(order)  # behind them, parameters that the model does not have
+    group["params"] = sorted(parameters, key=lambda parameter: position.get(id(parameter), end))
+
+
+def _copy_state(state: State) -> State:
+    """Return a state whose tensors no other table shares."""
+    copied = dict(state)
+    for key, value in state.items():
+        if torch.is_tensor(value):
+            copied[key] = value.clone()
+    return copied

@@ -45,37 +45,47 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
-    modules = list(model.modules())
-    boundaries = [module for module in modules if isinstance(module, Boundary)]
-    if not boundaries and not any(hasattr(module, "get_output_embeddings") for module in modules):
+    ends = _Ends()
+    for module in model.modules():
+        ends.add(module)
+    if not ends.are_named:
         what = f"{type(model).__name__} does not say which of its matrices is the output head"
         raise UnsupportedError(what, "give it a method get_output_embeddings() that returns the head, or None")
-    tables = _tables(modules, boundaries)
-    heads = _heads(modules, boundaries) - tables
     groups: dict[str, list[nn.Parameter]] = {"tables": [], "head": [], "hidden": [], "vectors": []}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            groups[_group_of(parameter, tables, heads)].append(parameter)
+            groups[ends.group_of(parameter)].append(parameter)
     return [{"params": parameters, "name": name} for name, parameters in groups.items()]
 
 
-def _tables(modules: list[nn.Module], boundaries: list[Boundary]) -> set[int]:
-    """Return ids of the parameters that an index looks up."""
-    lookups = [module.weight for module in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-    return {id(table) for table in (*lookups, *(boundary.table_in for boundary in boundaries))}
+class _Ends:
+    """Parameters at the two ends of a model, by their ids, collected from its modules."""
 
+    def __init__(self) -> None:
+        self.tables: set[int] = set()  # that an index looks up
+        self.heads: set[int] = set()  # weights of output heads, tied or not
+        self.are_named = False  # whether any module says which weight is the output head
 
-def _heads(modules: list[nn.Module], boundaries: list[Boundary]) -> set[int]:
-    """Return ids of the weights of output heads, tied or not."""
-    heads = [getattr(ask(module, "get_output_embeddings"), "weight", None) for module in modules]
-    return {id(table) for table in (*heads, *(boundary.table_out for boundary in boundaries))}
+    def add(self, module: nn.Module) -> None:
+        """Add the parameters by which a module is at one end, or at both."""
+        if isinstance(module, Boundary):
+            self.tables.add(id(module.table_in))
+            self.heads.add(id(module.table_out))
+            self.are_named = True
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            self.tables.add(id(module.weight))
+        if hasattr(module, "get_output_embeddings"):
+            head = ask(module, "get_output_embeddings")
+            self.heads.add(id(getattr(head, "weight", None)))
+            self.are_named = True
 
-
-def _group_of(parameter: nn.Parameter, tables: set[int], heads: set[int]) -> str:
-    """Return the name of a parameter's group: by its use at the boundary, else by its shape."""
-    if id(parameter) in tables:
-        return "tables"
-    if id(parameter) in heads:
-        return "head"
-    is_matrix = parameter.dim() == 2 and min(parameter.shape) > 1
-    return "hidden" if is_matrix else "vectors"
+    def group_of(self, parameter: nn.Parameter) -> str:
+        """Return the name of a parameter's group: by its use at the boundary, else by its shape."""
+        if id(parameter) in self.tables:
+            return "tables"
+        if id(parameter) in self.heads:
+            return "head"
+        is_matrix = parameter.dim() == 2 and min(parameter.shape) > 1
+        if is_matrix:
+            return "hidden"
+        return "vectors"

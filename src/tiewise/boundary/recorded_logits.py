@@ -38,6 +38,12 @@ class Fold(NamedTuple):
     bias: Tensor | None = None
     post: float | None = None
 
+    def scaled_bias(self, factor: float) -> Tensor | None:
+        """Return the bias times a factor, or None."""
+        if self.bias is None:
+            return None
+        return self.bias * factor
+
 
 class Step(NamedTuple):
     """One recorded operation: `function(logits, *arguments)`."""
@@ -84,8 +90,9 @@ class SweepTargets:
 
     def _is_unchanged(self, other: Tensor) -> bool:
         """Return whether `other` views the source's memory in the same way, and nobody wrote to it since."""
-        is_same_view = _view_of(self.source) == _view_of(other)
-        return is_same_view and self.version is not None and self.version == _version(other)
+        if self.version is None or self.version != _version(other):
+            return False
+        return _view_of(self.source) == _view_of(other)
 
 
 def _view_of(x: Tensor) -> tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]:
@@ -95,7 +102,9 @@ def _view_of(x: Tensor) -> tuple[int, torch.Size, tuple[int, ...], torch.dtype, 
 
 def _version(x: Tensor) -> int | None:
     """Return how often the memory of a tensor was written to; None for one that does not count."""
-    return None if x.is_inference() else x._version
+    if x.is_inference():
+        return None
+    return x._version
 
 
 class Sweep(NamedTuple):
@@ -168,7 +177,9 @@ class RecordedLogits:
     @property
     def shape(self) -> torch.Size:
         """Shape of the logits."""
-        vocab = len(self.table) if self.shard is None else self.shard.total
+        vocab = len(self.table)
+        if self.shard is not None:
+            vocab = self.shard.total
         return torch.Size((*self.hidden.shape[:-1], vocab))
 
     @property
@@ -186,8 +197,10 @@ class RecordedLogits:
         """Whether computing the logits now would give a tensor with a gradient."""
         if not (torch.is_grad_enabled() and self.grad_mode):
             return False
+        if self.hidden.requires_grad or self.table.requires_grad:
+            return True
         bias = self.fold.bias
-        return self.hidden.requires_grad or self.table.requires_grad or (bias is not None and bias.requires_grad)
+        return bias is not None and bias.requires_grad
 
     @property
     def is_computed(self) -> bool:
@@ -196,7 +209,9 @@ class RecordedLogits:
 
     def size(self, dim: int | None = None) -> Any:
         """Return the shape, or one dimension of it."""
-        return self.shape if dim is None else self.shape[dim]
+        if dim is None:
+            return self.shape
+        return self.shape[dim]
 
     def dim(self) -> int:
         """Return the number of dimensions."""
@@ -234,7 +249,8 @@ class RecordedLogits:
         logits = self.computed()
         if not torch.compiler.is_compiling():
             self.counts.materialised += 1
-            softmaxes = [s.function.__name__ for s in self.steps if s.function in (torch.softmax, torch.log_softmax)]
+            functions = [step.function for step in self.steps]
+            softmaxes = [f.__name__ for f in functions if f in (torch.softmax, torch.log_softmax)]
             self.counts.operations.append(", ".join([*softmaxes, because]))
             self._real = logits
         return logits
@@ -253,7 +269,9 @@ class RecordedLogits:
         """Compute hidden @ tableᵀ + bias [..., V], in the type that the head multiplies in."""
         dtype = self.product
         table = self.table.to(dtype)
-        bias = None if self.bias is None else self.bias.to(dtype)
+        bias = self.bias
+        if bias is not None:
+            bias = bias.to(dtype)
         if self.shard is None:
             return F.linear(self.hidden.to(dtype), table, bias)
         tokens = self.hidden.reshape(-1, self.hidden.shape[-1])
@@ -265,7 +283,9 @@ class RecordedLogits:
 
 def _computed_argument(argument: Any) -> Any:
     """Return an argument of a step, with deferred logits computed."""
-    return argument.computed() if isinstance(argument, RecordedLogits) else argument
+    if isinstance(argument, RecordedLogits):
+        return argument.computed()
+    return argument
 
 
 def all_words(logits: Tensor, shard: VocabularyShard, room: int | None = None) -> Tensor:
@@ -286,5 +306,5 @@ def head_of(z: RecordedLogits) -> tuple[Tensor, Tensor, Tensor | None, LossOptio
     scale, bias, softcap = z.fold
     if softcap is not None:  # post · tanh(x) = softcap(post · x), with softcap(x) = c · tanh(x / c)
         scale = scale * softcap
-        bias = None if bias is None else bias * softcap
+        bias = z.fold.scaled_bias(softcap)
     return z.hidden, z.table, bias, LossOptions(scale, softcap, logits=z.logits)

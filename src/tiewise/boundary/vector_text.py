@@ -6,7 +6,6 @@ from the right: as many as most lines have
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import Counter
@@ -35,43 +34,68 @@ class VectorHeader(NamedTuple):
 def find_header(head: bytes) -> VectorHeader | None:
     """Return the header that a file begins with, or None."""
     match = _HEADER.match(head)
-    return None if match is None else VectorHeader(int(match[1]), int(match[2]), match.end())
+    if match is None:
+        return None
+    words, width = match.groups()
+    return VectorHeader(int(words), int(width), match.end())
 
 
 def find_text_width(head: bytes, header: VectorHeader | None) -> int:
     """Return how many numbers at least half of the first lines have behind a word; 0 for a file that is no text."""
-    sample = head if header is None else head[header.length :]
+    sample = head
+    if header is not None:
+        sample = head[header.length :]
     lines = [line for line in sample.split(b"\n", _SAMPLE)[:_SAMPLE] if line.strip()]
     widths = Counter(_trailing_numbers(line.split()[1:]) for line in lines)
     del widths[0]
     if not widths:
         return 0
     ((width, count),) = widths.most_common(1)
-    return width if 2 * count >= len(lines) else 0
+    if 2 * count < len(lines):
+        return 0
+    return width
 
 
 def read_text(file: BinaryIO, tokens: Sequence[str | None], header: VectorHeader | None, width: int) -> WordRows:
-    """Read the vectors of `tokens`; lines of other words are only checked for digits, not converted."""
+    """Read the vectors of `tokens`, of the words behind a header if there is one."""
     if header is not None and header.width != width:
         what = f"its first line says {header.width:,} numbers per word, and its lines have {width:,}"
         raise DataError(what, "correct the first line, or take the file from its source again")
     if width > WIDEST:
         raise DataError(f"{width:,} numbers per word", f"use vectors of {WIDEST:,} columns at most")
-    file.seek(0 if header is None else header.length)
-    first = number = 0 if header is None else 1
     rows = WordRows(tokens, width)
+    if header is None:
+        file.seek(0)
+        _put_lines(rows, file, width, first=1)
+        return rows
+    file.seek(header.length)
+    count = _put_lines(rows, file, width, first=2)
+    if count != header.words:
+        rows.suspicion = f"its first line says {header.words:,} words, and {count:,} lines follow"
+    return rows
+
+
+def _put_lines(rows: WordRows, file: BinaryIO, width: int, first: int) -> int:
+    """Put the vectors of all further lines, the first of which has this number; return how many lines there are.
+
+    Lines of other words are only checked for digits, not converted.
+    """
+    number = first - 1
     while line := file.readline(_LONGEST_LINE):
         number += 1
         if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
             raise DataError(f"line {number:,} has more than {_LONGEST_LINE:,} bytes", "check the file")
         word, _, rest = line.rstrip().partition(b" ")
-        is_vector = rest and rest.count(b" ") == width - 1 and not rest.translate(None, _NUMERIC)
-        if is_vector and word not in rows.index:
-            continue
-        _put_line(rows, line, width, number)
-    if header is not None and number - first != header.words:
-        rows.suspicion = f"its first line says {header.words:,} words, and {number - first:,} lines follow"
-    return rows
+        if word in rows.index or not _looks_like_vector(rest, width):
+            _put_line(rows, line, width, number)
+    return number - first + 1
+
+
+def _looks_like_vector(fields: bytes, width: int) -> bool:
+    """Return whether a line has `width` fields behind its word, all of them in the characters of numbers."""
+    if not fields or fields.count(b" ") != width - 1:
+        return False
+    return not fields.translate(None, _NUMERIC)
 
 
 def _put_line(rows: WordRows, line: bytes, width: int, number: int) -> None:
@@ -102,8 +126,12 @@ def _word_and_fields(line: bytes, width: int) -> tuple[bytes, list[bytes]]:
 
 def _trailing_numbers(fields: Sequence[bytes]) -> int:
     """Count the finite numbers at the end of a line's fields."""
-    numbers = itertools.takewhile(lambda field: _numbers([field]) is not None, reversed(fields))
-    return sum(1 for _ in numbers)
+    count = 0
+    for field in reversed(fields):
+        if _numbers([field]) is None:
+            break
+        count += 1
+    return count
 
 
 def _numbers(fields: Sequence[bytes]) -> list[float] | None:
@@ -112,4 +140,6 @@ def _numbers(fields: Sequence[bytes]) -> list[float] | None:
         values = [float(field) for field in fields]
     except ValueError:
         return None
-    return values if values and all(map(math.isfinite, values)) else None
+    if not values or not all(map(math.isfinite, values)):
+        return None
+    return values
