@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from tiewise.boundary.deferred import Deferred
-from tiewise.boundary.lazy_logits import LazyLogits
+from tiewise.boundary.lazy_logits import LazyLogits, first_unread
 from tiewise.boundary.link import Link
 from tiewise.boundary.ops.exact_top import ExactTop
 from tiewise.boundary.recorded_logits import head_of
@@ -35,10 +35,9 @@ class TopLogits(LazyLogits):
     exact: ExactTop
     largest: tuple[Tensor, Tensor] | None  # what `topk` found last: scores and tokens [..., k + 1]
 
-    @staticmethod
-    def __new__(cls, deferred: Deferred, exact: ExactTop) -> TopLogits:
+    def __new__(cls, deferred: Deferred, exact: ExactTop) -> Self:
         """Wrap; nothing is computed."""
-        self: Any = LazyLogits.__new__(cls, deferred)
+        self = super().__new__(cls, deferred)
         self.exact, self.largest = exact, None
         return self
 
@@ -49,75 +48,122 @@ class TopLogits(LazyLogits):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record what keeps the order, answer for the largest, and leave everything else to `LazyLogits`."""
         kwargs = dict(kwargs or {})
-        first = args[0] if args else None
-        if isinstance(first, TopLogits) and not first.deferred.is_computed:
+        logits = first_unread(args)
+        if isinstance(logits, TopLogits):
             if func in _KEPT:
-                if func is Tensor.to:
-                    kwargs.pop("copy", None)  # nothing changes these in place
-                found = Deferred.__torch_function__(func, (), (first.deferred, *args[1:]), kwargs)
-                return TopLogits(found, first.exact) if isinstance(found, Deferred) else found
-            try:
-                answer = _ANSWERS[func](first, *args[1:], **kwargs) if func in _ANSWERS else None
-            except TypeError:  # arguments that are not known
-                answer = None
+                return logits._record(func, args[1:], kwargs)
+            answer = logits._answer(func, args[1:], kwargs)
             if answer is not None:
                 return answer
         return super().__torch_function__(func, types, args, kwargs)
 
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record an operation that keeps the order; its real result where `Deferred` cannot record it."""
+        if func is Tensor.to:
+            kwargs.pop("copy", None)  # nothing changes these in place
+        recorded = Deferred.__torch_function__(func, (), (self.deferred, *args), kwargs)
+        if isinstance(recorded, Deferred):
+            return TopLogits(recorded, self.exact)
+        return recorded
+
+    def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer an operation by the largest logits, or return None."""
+        if func not in _ANSWERS:
+            return None
+        try:
+            return _ANSWERS[func](self, *args, **kwargs)
+        except TypeError:  # arguments that are not known
+            return None
+
     def top(self, k: int) -> tuple[Tensor, Tensor] | None:
-        """Scores and tokens [..., k], largest first; None of another table, and where autocast would round it."""
+        """Return scores and tokens [..., k], largest first; None of another table, or if autocast would round it."""
         d, table = self.deferred, self.exact.table
-        if (d.table.data_ptr(), d.table.shape) != (table.data_ptr(), table.shape) or d.product != table.dtype:
+        if (d.table.data_ptr(), d.table.shape, d.product) != (table.data_ptr(), table.shape, table.dtype):
             return None
         hidden, _, bias, o = head_of(d)
         scores, tokens = self.exact.top(hidden, k, bias, o.scale, o.softcap)
         return scores.to(d.dtype), tokens
 
     def _argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor | None:
-        found = self.top(1) if dim in (-1, self.dim() - 1) else None
-        return None if found is None else found[1] if keepdim else found[1][..., 0]
+        if not self._is_vocabulary(dim):
+            return None
+        top = self.top(1)
+        if top is None:
+            return None
+        _, tokens = top
+        if keepdim:
+            return tokens
+        return tokens[..., 0]
 
     def _topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-        fits = largest and dim in (-1, self.dim() - 1) and k < self.shape[-1]
-        self.largest = found = self.top(k + 1) if fits else None
-        if found is None:
+        self.largest = None
+        if not largest or not self._is_vocabulary(dim):
             return None
-        scores, tokens = found
+        if k >= self.shape[-1]:
+            return None
+        self.largest = self.top(k + 1)
+        if self.largest is None:
+            return None
+        scores, tokens = self.largest
         return torch.return_types.topk((scores[..., :k].contiguous(), tokens[..., :k].contiguous()))
 
-    def _below(self, bound: Any) -> Tensor | None:
-        """Whether each logit is less than `bound` [..., 1], none of which is less than all that were found.
+    def _is_vocabulary(self, dim: int | None) -> bool:
+        """Return whether `dim` is the vocabulary's dimension."""
+        return dim in (-1, self.dim() - 1)
 
-        Where others may equal it more are found: computed logits round otherwise, and all could lie below.
+    def _below(self, bound: Any) -> Tensor | None:
+        """Return whether each logit is less than `bound` [..., 1], none of which is less than all of `largest`.
+
+        Where others may equal it, `largest` grows: computed logits round otherwise, and all could lie below.
         """
-        found, width = self.largest, self.shape[-1]
-        if found is None or not torch.is_tensor(bound) or bound.shape != (*self.shape[:-1], 1):
+        if self.largest is None or not _has_shape(bound, (*self.shape[:-1], 1)):
             return None
-        if not (bound >= found[0][..., -1:]).all():
+        scores, _ = self.largest
+        if not (bound >= scores[..., -1:]).all():
             return None
-        while (count := found[0].shape[-1]) < width and (bound == found[0][..., -1:]).any():
-            found = self.top(min(2 * count, width)) or found
-        self.largest = scores, tokens = found
-        return torch.ones(self.shape, dtype=torch.bool, device="cpu").scatter_(-1, tokens, scores < bound)
+        scores, tokens = self._grow_below(bound)
+        below = torch.ones(self.shape, dtype=torch.bool, device="cpu")
+        return below.scatter_(-1, tokens, scores < bound)
+
+    def _grow_below(self, bound: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `largest`, with more logits until the last is below `bound` or all are there."""
+        assert self.largest is not None, "`topk` has answered before"
+        scores, tokens = self.largest
+        width = self.shape[-1]
+        while scores.shape[-1] < width and (bound == scores[..., -1:]).any():
+            top = self.top(min(2 * scores.shape[-1], width))
+            assert top is not None, "the table answered before"
+            scores, tokens = self.largest = top
+        return scores, tokens
 
     def _masked_fill(self, mask: Any, value: Any) -> Tensor | None:
-        """These logits where `mask` is False, which must be at tokens that were found, and `value` elsewhere."""
-        if self.largest is None or not torch.is_tensor(mask) or mask.shape != self.shape or torch.is_tensor(value):
+        """Return these logits with `value` where `mask` is True; it must leave tokens of `largest` alone."""
+        if self.largest is None or torch.is_tensor(value):
+            return None
+        if not _has_shape(mask, self.shape):
             return None
         scores, tokens = self.largest
         hidden = mask.gather(-1, tokens)
         if (~mask).sum() != (~hidden).sum():
             return None
-        return torch.full(self.shape, value, dtype=self.dtype, device="cpu").scatter_(
-            -1, tokens, scores.masked_fill(hidden, value)
-        )
+        filled = torch.full(self.shape, value, dtype=self.dtype, device="cpu")
+        return filled.scatter_(-1, tokens, scores.masked_fill(hidden, value))
+
+
+def _has_shape(x: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether `x` is a tensor of this shape."""
+    return torch.is_tensor(x) and x.shape == shape
 
 
 @contextmanager
 def decoding(link: Link) -> Iterator[ExactTop]:
     """Within this context evaluation without labels hands out `TopLogits`."""
     exact, before = ExactTop(link.head.weight), link.lazy
-    link.lazy = lambda deferred: TopLogits(deferred, exact)
+
+    def make_top_logits(deferred: Deferred) -> Tensor:
+        return TopLogits(deferred, exact)
+
+    link.lazy = make_top_logits
     try:
         yield exact
     finally:

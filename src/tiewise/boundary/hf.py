@@ -20,7 +20,7 @@ from transformers import AutoConfig, PreTrainedModel
 import tiewise.boundary.sharing.share  # noqa: F401  (its entry of a config)
 from tiewise.boundary.install import build_into
 from tiewise.boundary.own_classes import plain_copy as plain_copy
-from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, is_family, register
+from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, is_family, plain_class_of, register
 from tiewise.boundary.saved import TiewiseConfig as TiewiseConfig
 from tiewise.core.errors import InstallError, TiewiseWarning
 
@@ -56,15 +56,24 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
     names = config.architectures or ["(none)"]
     name = names[0].removeprefix(PREFIX)
     plain = getattr(transformers, name, None)
-    if plain is None:  # a class that a package has registered for this kind of config, `tiewise.models` say
-        kind = config.plain_class if is_family(config) else type(config)
-        models = (auto._model_mapping.get(kind, None) for auto in AUTO)
-        plain = next((model for model in models if getattr(model, "__name__", None) == name), None)
+    if plain is None:
+        plain = _registered_model(config, name)
     if not (isinstance(plain, type) and issubclass(plain, PreTrainedModel)):
         fix = "load it with the class that you know it has, then call tiewise.install(model)"
         what = f"{path}: its config.json names the architecture {names[0]}"
         raise InstallError(f"{what}, neither of transformers nor registered", fix)
-    return family_model(plain) if is_family(config) else plain
+    if is_family(config):
+        return family_model(plain)
+    return plain
+
+
+def _registered_model(config: Any, name: str) -> Any:
+    """Return the class of this name that a package, `tiewise.models` say, registered for a config; None without one."""
+    for auto in AUTO:
+        model = auto._model_mapping.get(plain_class_of(config), None)
+        if getattr(model, "__name__", None) == name:
+            return model
+    return None
 
 
 __all__ = ["TiewiseConfig", "load", "plain_copy"]

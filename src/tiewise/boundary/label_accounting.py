@@ -38,7 +38,9 @@ def shifts_labels(model: Any, batch: Batch) -> bool:
     """
     nothing = torch.full_like(batch["labels"], -100)
     first = nothing.clone()
-    position = first[:, 0] if first.dim() > 1 else first[:1]  # BERT takes flat labels, too
+    position = first[:1]  # BERT takes flat labels, too
+    if first.dim() > 1:
+        position = first[:, 0]
     position.fill_(batch["labels"].max())  # those of the batch may be ignored
     if "decoder_input_ids" in inspect.signature(model.forward).parameters:  # the model makes none of ignored labels
         batch = {"decoder_input_ids": batch["labels"].clamp(min=0), **batch}
@@ -58,9 +60,11 @@ def counts_items(model: Any, batch: Batch, base: Tensor) -> bool:
 def correct_accounting(model: Any, link: Link, batch: Batch | None = None, base: Tensor | None = None) -> None:
     """Find out what the model's loss does with its labels and their number, and make the Trainer know it."""
     link.averages = False  # as the family's own classes are
-    batch = random_batch(model, link) if batch is None else batch
+    if batch is None:
+        batch = random_batch(model, link)
     with in_own_classes(link):
-        base = run(model, batch).loss if base is None else base
+        if base is None:
+            base = run(model, batch).loss
         link.shifts = shifts_labels(model, batch)
         if not _trainer_passes_items(model):
             return
@@ -77,7 +81,8 @@ def _trainer_passes_items(model: Any) -> bool:
     if accepts is not None:
         return bool(accepts)
     parameters = inspect.signature(model.forward).parameters.values()
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    kinds = {parameter.kind for parameter in parameters}
+    return inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def _correct_loss_type(model: Any, link: Link) -> None:
@@ -87,9 +92,13 @@ def _correct_loss_type(model: Any, link: Link) -> None:
     loss_type = getattr(model, "loss_type", None)
     trainer_shifts = LOSS_MAPPING.get(loss_type) is ForCausalLMLoss
     is_unused = loss_type is None or link.averages  # the model's own loss does not depend on it
-    if trainer_shifts != link.shifts and is_unused:
-        loss = ForCausalLMLoss if link.shifts else ForMaskedLMLoss
-        link.undo.set(model, "loss_type", next(key for key, value in LOSS_MAPPING.items() if value is loss))
+    if trainer_shifts == link.shifts or not is_unused:
+        return
+    loss = ForMaskedLMLoss
+    if link.shifts:
+        loss = ForCausalLMLoss
+    names = [name for name, function in LOSS_MAPPING.items() if function is loss]
+    link.undo.set(model, "loss_type", names[0])
 
 
 @dataclass
@@ -103,15 +112,18 @@ class FusedLabelSmoother:
         self, model_output: Any, labels: Tensor, shift_labels: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         """Return smoothed cross-entropy, averaged over the labels of this batch or over `num_items_in_batch`."""
-        logits: Any = model_output["logits"] if isinstance(model_output, dict) else model_output[0]
+        if isinstance(model_output, dict):
+            logits: Any = model_output["logits"]
+        else:
+            logits = model_output[0]
         if isinstance(logits, LazyLogits):
             logits = logits.deferred
         if self.shifts:  # the Trainer's `shift_labels` goes by the name of the model's class
             logits, labels = logits[..., :-1, :], labels[..., 1:]
-        loss = F.cross_entropy(
-            logits.flatten(0, -2),
-            labels.reshape(-1),
-            reduction="mean" if num_items_in_batch is None else "sum",
-            label_smoothing=self.epsilon,
-        )
-        return loss if num_items_in_batch is None else loss / divisor(num_items_in_batch)
+        rows, targets = logits.flatten(0, -2), labels.reshape(-1)
+        if num_items_in_batch is None:
+            mean: Tensor = F.cross_entropy(rows, targets, label_smoothing=self.epsilon)
+            return mean
+        total = F.cross_entropy(rows, targets, reduction="sum", label_smoothing=self.epsilon)
+        share: Tensor = total / divisor(num_items_in_batch)
+        return share

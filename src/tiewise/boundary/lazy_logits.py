@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +26,9 @@ class LazyLogits(Tensor):
 
     deferred: Deferred
 
-    @staticmethod
-    def __new__(cls, deferred: Deferred) -> LazyLogits:
+    def __new__(cls, deferred: Deferred) -> Self:
         """Wrap; nothing is computed and nothing allocated."""
-        self: LazyLogits = torch.Tensor._make_wrapper_subclass(
+        self: Self = torch.Tensor._make_wrapper_subclass(
             cls, deferred.shape, dtype=deferred.dtype, device=deferred.device
         )
         self.deferred = deferred
@@ -47,28 +47,55 @@ class LazyLogits(Tensor):
         if func in _FREE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        first = args[0] if args else None
-        # logits that were read may have been changed since: their loss is that of their values now
-        if func is F.cross_entropy and isinstance(first, LazyLogits) and not first.deferred.is_computed:
-            loss = fused_cross_entropy(first.deferred, *args[1:], **kwargs)
+        logits = first_unread(args)
+        if func is F.cross_entropy and logits is not None:
+            loss = fused_cross_entropy(logits.deferred, *args[1:], **kwargs)
             if loss is not None:
                 return loss
         if func is torch.autograd.grad:
-            args, kwargs = tree_map(lambda x: x.deferred if isinstance(x, LazyLogits) else x, (args, kwargs))
+            args, kwargs = tree_map(_unwrapped, (args, kwargs))
             return gradients(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
-        args, kwargs = tree_map(lambda x: computed(x, name), (args, kwargs))
-        return func(*args, **kwargs)
+        return _call_computed(func, args, kwargs, name)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Compute for code that reaches below Python."""
-        args, kwargs = tree_map(lambda x: computed(x, str(func)), (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return _call_computed(func, args, kwargs or {}, str(func))
+
+
+def first_unread(args: tuple[Any, ...]) -> LazyLogits | None:
+    """Return the first argument if it is lazy logits that nothing has read.
+
+    Logits that were read may have been changed since: an answer for them is one for their values now.
+    """
+    if not args or not isinstance(args[0], LazyLogits):
+        return None
+    if args[0].deferred.is_computed:
+        return None
+    return args[0]
 
 
 def computed(value: Any, because: str = "real") -> Any:
     """Return the real logits of a `LazyLogits` or `Deferred`, and anything else as it is."""
+    value = _unwrapped(value)
+    if isinstance(value, Deferred):
+        return value.real(because)
+    return value
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the deferred logits of a `LazyLogits`, and anything else as it is."""
     if isinstance(value, LazyLogits):
-        value = value.deferred
-    return value.real(because) if isinstance(value, Deferred) else value
+        return value.deferred
+    return value
+
+
+def _call_computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], because: str) -> Any:
+    """Call a function with all logits among its arguments computed."""
+
+    def real(value: Any) -> Any:
+        return computed(value, because)
+
+    args, kwargs = tree_map(real, (args, kwargs))
+    return func(*args, **kwargs)

@@ -22,7 +22,6 @@ from tiewise.boundary.recorded_logits import (
     MINUS_LOG_P,
     P_LOG_P,
     P_LOGITS,
-    P,
     RecordedLogits,
     Sweep,
     SweepTargets,
@@ -39,7 +38,11 @@ def sweep(z: RecordedLogits, targets: Tensor | None = None) -> VocabularyStatist
     Logits of some tokens take theirs from the sweep of all; with their own targets they are swept alone.
     """
     z.require_unchanged()
-    owner = z if targets is not None and z.place is not None else z.origin()
+    is_swept_alone = targets is not None and z.place is not None
+    if is_swept_alone:
+        owner = z
+    else:
+        owner = z.origin()
     last = owner.last_sweep
     if last is None or not _serves(last, owner, targets):
         last = owner.last_sweep = _new_sweep(owner, targets)
@@ -62,15 +65,19 @@ def _serves(last: Sweep, owner: RecordedLogits, targets: Tensor | None) -> bool:
 
 def _new_sweep(owner: RecordedLogits, targets: Tensor | None) -> Sweep:
     hidden, table, bias, options = head_of(owner)
-    is_narrow = owner.product in (torch.bfloat16, torch.float16)
-    autocast_dtype = owner.product if is_narrow else None  # as the head multiplied, whatever autocast is now
-    with (
-        torch.set_grad_enabled(owner.requires_grad),
-        torch.autocast(owner.device.type, autocast_dtype, enabled=is_narrow),
-    ):
+    with torch.set_grad_enabled(owner.requires_grad), _autocast_of(owner):
         hidden = hidden.reshape(-1, hidden.shape[-1])
         statistics = vocabulary_statistics(hidden, table, targets, bias, options, entropy=True, shard=owner.shard)
-    return Sweep(None if targets is None else SweepTargets(targets), statistics)
+    if targets is None:
+        return Sweep(None, statistics)
+    return Sweep(SweepTargets(targets), statistics)
+
+
+def _autocast_of(owner: RecordedLogits) -> torch.autocast:
+    """Return the context in which the head multiplied, whatever autocast is now."""
+    if owner.product in (torch.bfloat16, torch.float16):
+        return torch.autocast(owner.device.type, owner.product)
+    return torch.autocast(owner.device.type, enabled=False)
 
 
 # answers that a sweep has
@@ -78,14 +85,29 @@ def _new_sweep(owner: RecordedLogits, targets: Tensor | None) -> Sweep:
 
 def gather(z: RecordedLogits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
     """Answer `torch.gather` of one token per position."""
-    if z.form not in (LOGITS, LOG_P, MINUS_LOG_P, P) or not _can_sweep(z, dim) or sparse_grad:
+    if not _can_sweep(z, dim) or z.form in (P_LOG_P, P_LOGITS):
         return None
-    if not torch.is_tensor(index) or index.shape != (*z.shape[:-1], 1) or index.dtype != torch.long:
+    if sparse_grad or not _has_one_token_each(index, z.shape):
         return None
-    if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < z.shape[-1]:
+    if _has_unknown_token(index, z.shape[-1]):
         return None  # torch says what is wrong with it
     with torch.set_grad_enabled(z.requires_grad):
-        return _shaped(z, _entry_at_target(sweep(z, index.reshape(-1)), z.form), keepdim=True)
+        statistics = sweep(z, index.reshape(-1))
+        return _shaped(z, _entry_at_target(statistics, z.form), keepdim=True)
+
+
+def _has_one_token_each(index: Any, shape: torch.Size) -> bool:
+    """Return whether an index [..., 1] names one token per position of logits of this shape."""
+    if not torch.is_tensor(index) or index.dtype != torch.long:
+        return False
+    return index.shape == (*shape[:-1], 1)
+
+
+def _has_unknown_token(index: Tensor, vocab: int) -> bool:
+    """Return whether a token lies outside the vocabulary; looked at on a CPU only, where nothing waits for it."""
+    if index.device.type != "cpu" or not index.numel():
+        return False
+    return not 0 <= index.min() <= index.max() < vocab
 
 
 def _entry_at_target(statistics: VocabularyStatistics, form: str) -> Tensor:
@@ -103,7 +125,9 @@ def _entry_at_target(statistics: VocabularyStatistics, form: str) -> Tensor:
 
 def take_along_dim(z: RecordedLogits, indices: Tensor, dim: int | None = None) -> Tensor | None:
     """Answer `torch.take_along_dim` of one token per position."""
-    return None if dim is None else gather(z, dim, indices)
+    if dim is None:
+        return None
+    return gather(z, dim, indices)
 
 
 def logsumexp(z: RecordedLogits, dim: Any, keepdim: bool = False) -> Tensor | None:
@@ -127,8 +151,10 @@ def total(
     with torch.set_grad_enabled(z.requires_grad):
         statistics = sweep(z)
         assert statistics.entropy is not None, "every sweep is asked for the entropy"
-        # Σ p log p = −H and Σ p z = lse − H
-        summed = -statistics.entropy if z.form == P_LOG_P else statistics.lse - statistics.entropy
+        if z.form == P_LOG_P:
+            summed = -statistics.entropy  # Σ p log p = −H
+        else:
+            summed = statistics.lse - statistics.entropy  # Σ p z = lse − H
         return _shaped(z, summed, keepdim)
 
 
@@ -142,10 +168,15 @@ def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | Non
     options = replace(options, label_smoothing=1.0, reduction="none")
     targets = torch.zeros(z.shape[:-1], dtype=torch.long, device=z.device)
     with torch.set_grad_enabled(z.requires_grad):
-        minus_sums = linear_cross_entropy(hidden, table, targets, bias, options, shard=z.shard) * z.shape[-1]
+        means = linear_cross_entropy(hidden, table, targets, bias, options, shard=z.shard)
         z.counts.fused += 1
-        summed = _shaped(z, minus_sums if z.form == MINUS_LOG_P else -minus_sums, keepdim)
-        return summed if dtype is None else summed.to(dtype)
+        sums = means * z.shape[-1]
+        if z.form == LOG_P:
+            sums = -sums
+        shaped = _shaped(z, sums, keepdim)
+        if dtype is None:
+            return shaped
+        return shaped.to(dtype)
 
 
 def _can_sweep(z: RecordedLogits, dim: Any) -> bool:
@@ -169,14 +200,19 @@ def mean(z: RecordedLogits, dim: Any = None, keepdim: bool = False) -> Tensor | 
         return None
     if dim is None:
         means = _by_rows(z, torch.mean, keepdim=False)
-        return None if means is None else means.mean()
-    return _by_rows(z, torch.mean, keepdim) if z.is_vocabulary(dim) else None
+        if means is None:
+            return None
+        return means.mean()
+    if not z.is_vocabulary(dim):
+        return None
+    return _by_rows(z, torch.mean, keepdim)
 
 
 def _by_rows(z: RecordedLogits, function: Callable[..., Tensor], keepdim: bool) -> Tensor | None:
     """Return `function` over the vocabulary, of a chunk of computed logits at a time, without gradients."""
-    ranks_may_differ = z.shard is not None and z.shard.own_tokens  # in their numbers of chunks
-    if z.form in (P_LOG_P, P_LOGITS) or ranks_may_differ or torch.compiler.is_compiling():
+    if z.form in (P_LOG_P, P_LOGITS) or torch.compiler.is_compiling():
+        return None
+    if z.shard is not None and z.shard.own_tokens:  # ranks may differ in their numbers of chunks
         return None
     with torch.no_grad():
         hidden = z.hidden.reshape(-1, z.hidden.shape[-1])
@@ -188,12 +224,17 @@ def _by_rows(z: RecordedLogits, function: Callable[..., Tensor], keepdim: bool) 
 def _shaped(z: RecordedLogits, values: Tensor, keepdim: bool) -> Tensor:
     """Give values of all tokens the shape that a reduction over the vocabulary would have, and its type."""
     values = _as_narrow_as(z, values)
-    return values.reshape((*z.shape[:-1], 1) if keepdim else z.shape[:-1])
+    positions = z.shape[:-1]
+    if keepdim:
+        return values.reshape(*positions, 1)
+    return values.reshape(positions)
 
 
 def _as_narrow_as(z: RecordedLogits, values: Tensor) -> Tensor:
     """Return fp64 values in the type of `z`: transformers casts logits to fp32, also those of an fp64 model."""
-    return values.to(z.dtype) if values.dtype == torch.float64 else values
+    if values.dtype != torch.float64:
+        return values
+    return values.to(z.dtype)
 
 
 # the loss
@@ -210,9 +251,11 @@ def fused_cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
     """Answer `F.cross_entropy` of deferred logits [N, V], fused; None for arguments that the fused loss lacks."""
-    if not torch.is_tensor(target) or target.is_floating_point() or input.form != LOGITS:
+    if input.form != LOGITS or (size_average, reduce) != (None, None):
         return None
-    if input.dim() != 2 or target.dim() != 1 or (size_average, reduce) != (None, None):
+    if not torch.is_tensor(target) or target.is_floating_point():
+        return None
+    if (input.dim(), target.dim()) != (2, 1):
         return None
     input.require_unchanged()
     if not torch.compiler.is_compiling():

@@ -45,7 +45,7 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
-    ends = _Ends()
+    ends = _EndParameters()
     for module in model.modules():
         ends.add(module)
     if not ends.are_named:
@@ -58,7 +58,7 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": parameters, "name": name} for name, parameters in groups.items()]
 
 
-class _Ends:
+class _EndParameters:
     """Parameters at the two ends of a model, by their ids, collected from its modules."""
 
     def __init__(self) -> None:

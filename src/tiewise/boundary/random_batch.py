@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tiewise.boundary.link import Link
+from tiewise.boundary.saved import plain_class_of
 from tiewise.boundary.trial_runs import SEED, ordinary_ids, untraced
 from tiewise.core.errors import InstallError
 
@@ -67,5 +68,5 @@ def _no_loss(model: Any, batch: Batch) -> InstallError:
     fix = "pass batch={...} with all inputs that its loss needs"
     if absent:
         fix += f"; this batch lacks {', '.join(absent)}"
-    kind = getattr(type(model), "plain_class", type(model)).__name__
+    kind = plain_class_of(model).__name__
     return InstallError(f"{kind} computed no loss from {', '.join(batch)}", fix)

@@ -53,6 +53,12 @@ def on_meta(model: Any) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
+def plain_class_of(x: Any) -> type:
+    """Return the class that an object's was made from at run time, or else its own."""
+    plain: type = getattr(type(x), "plain_class", type(x))
+    return plain
+
+
 class Swapped:
     """A class made from a plain one at run time; copies and pickles by naming what it was made by."""
 
@@ -84,11 +90,15 @@ def swapped(plain: Any, mixin: Any) -> Any:
 # the type that no other tool loads
 
 
+def _nothing(model: Any) -> None:
+    """Do nothing once a model has its values."""
+
+
 class Entry(NamedTuple):
-    """What an entry of a config means to the model that is made from it."""
+    """Functions by which an entry of a config acts on the model that is made from it."""
 
     build: Callable[[Any, Any], None]  # (model, the entry's value), before there are weights
-    loaded: Callable[[Any], None] = lambda model: None  # (model), once it has its values
+    loaded: Callable[[Any], None] = _nothing  # (model), once it has its values
 
 
 ENTRIES: dict[str, Entry] = {}  # by the entry's name
@@ -129,7 +139,8 @@ class FamilyModel(DepthTying, Swapped):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         entries = _entries(config)
-        if unknown := entries.keys() - ENTRIES.keys():
+        unknown = entries.keys() - ENTRIES.keys()
+        if unknown:
             fix = "import tiewise.hf first; if that is not enough, this version of tiewise is too old"
             raise InstallError(f"config.json names {', '.join(sorted(unknown))}, which is not known", fix)
         for entry, value in entries.items():
@@ -140,12 +151,14 @@ class FamilyModel(DepthTying, Swapped):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load as the family does, and tell every entry; refused (InstallError) by transformers' tensor parallelism."""
-        asked = kwargs.get("distributed_config")
-        if kwargs.get("tp_plan") or kwargs.get("tp_size") or (getattr(asked, "tp_size", None) or 1) > 1:
+        if _asks_for_tensor_parallelism(kwargs):
             fix = "load it whole and give parallelize_module the plan of tiewise.parallel_plan(model, mesh)"
             raise InstallError(f"{cls.__name__} has maps or options that no plan of transformers knows", fix)
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
-        _loaded(loaded[0] if isinstance(loaded, tuple) else loaded)
+        model = loaded
+        if isinstance(loaded, tuple):  # with output_loading_info
+            model = loaded[0]
+        _loaded(model)
         return loaded
 
     def _get_name(self) -> str:
@@ -159,26 +172,44 @@ class FamilyModel(DepthTying, Swapped):
         them, so that a map has several names. It also freezes or frees a map as it finds the map's table.
         """
         link = link_of(self)
-        ends: list[tuple[str, Any]] = [] if link is None else [*link.ends.lookups, (link.ends.head_name, link.head)]
-        trained = [(p, p.requires_grad) for _, module in ends for p in module.parameters()]
+        if link is None:
+            return super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
+        ends: list[tuple[str, Any]] = [*link.ends.lookups, (link.ends.head_name, link.head)]
+        trained: list[tuple[nn.Parameter, bool]] = []
+        for _, module in ends:
+            trained += [(parameter, parameter.requires_grad) for parameter in module.parameters()]
         resized = super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
         for parameter, trains in trained:
             parameter.requires_grad_(trains)
         for name, module in ends:
-            made = self.get_submodule(name)  # type: ignore[attr-defined]
-            if made is not module:
-                for attribute in ("weight", "bias", "num_embeddings", "padding_idx", "out_features"):
-                    if hasattr(module, attribute):
-                        setattr(module, attribute, getattr(made, attribute))
+            replacement = self.get_submodule(name)  # type: ignore[attr-defined]
+            if replacement is not module:
+                _take_sizes(module, replacement)
                 self.set_submodule(name, module)  # type: ignore[attr-defined]
-        if link is not None:  # BART's tables are one from here on, BERT's biases too, whatever the flag said
-            declare_tying(self, link.ends, Journal())
+        # BART's tables are one from here on, BERT's biases too, whatever the flag said
+        declare_tying(self, link.ends, Journal())
         return resized
 
     @classmethod
     def is_custom_code(cls) -> bool:
         """Say what the family says: custom classes skip part of the initialisation after loading."""
-        return cls.plain_class.is_custom_code()  # type: ignore[attr-defined]
+        is_custom: bool = cls.plain_class.is_custom_code()  # type: ignore[attr-defined]
+        return is_custom
+
+
+def _asks_for_tensor_parallelism(options: dict[str, Any]) -> bool:
+    """Return whether options of `from_pretrained` ask transformers to split the model over ranks."""
+    if options.get("tp_plan") or options.get("tp_size"):
+        return True
+    ranks = getattr(options.get("distributed_config"), "tp_size", None)
+    return ranks is not None and ranks > 1
+
+
+def _take_sizes(module: nn.Module, resized: nn.Module) -> None:
+    """Give an end of the model the table, the bias and the sizes of the one that transformers made for it."""
+    for attribute in ("weight", "bias", "num_embeddings", "padding_idx", "out_features"):
+        if hasattr(module, attribute):
+            setattr(module, attribute, getattr(resized, attribute))
 
 
 class FamilyConfig(Swapped):
@@ -196,8 +227,9 @@ def family_model(plain: Any) -> Any:
     """Return the class of `plain` models with a boundary; its files have the names that the family's have."""
     config = family_config(plain.config_class)
     made = _make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
-    asked = map(get_checkpoint_conversion_mapping, (plain.__name__, plain.config_class.model_type))
-    renamings = next((found for found in asked if found is not None), None)
+    renamings = get_checkpoint_conversion_mapping(plain.__name__)
+    if renamings is None:
+        renamings = get_checkpoint_conversion_mapping(plain.config_class.model_type)
     if renamings is not None:
         register_checkpoint_conversion_mapping(made.__name__, renamings, overwrite=True)
     # by its name a live model that becomes one gives hidden states and attentions; its __init__ does not run again
@@ -210,7 +242,9 @@ def register_family(plain: Any) -> Any:
     made = family_config(plain)
     for auto in AUTO:
         models = auto._model_mapping.get(plain, ())
-        for model in models if isinstance(models, tuple) else (models,):
+        if not isinstance(models, tuple):
+            models = (models,)
+        for model in models:
             if model.config_class is plain:
                 auto.register(made, family_model(model), exist_ok=True)
                 break

@@ -16,6 +16,7 @@ from tiewise.boundary.link import BACKWARD_HOOK, Link
 from tiewise.boundary.own_classes import in_own_classes
 from tiewise.boundary.random_batch import Batch, run
 from tiewise.boundary.recorded_logits import Counts
+from tiewise.boundary.saved import plain_class_of
 from tiewise.boundary.sharded_tables import narrowed
 from tiewise.core.errors import InstallError, TiewiseError
 
@@ -25,7 +26,7 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, tor
 
 def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     """Return the reference loss of the batch; InstallError where the boundary would change the model's results."""
-    kind = getattr(type(model), "plain_class", type(model)).__name__
+    kind = plain_class_of(model).__name__
     dtype = narrowed(model) or link.head.weight.dtype
     try:
         with in_own_classes(link):
@@ -42,7 +43,8 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     except TiewiseError as error:
         raise InstallError(f"{kind}: {error.what}", error.fix) from error
     except Exception as error:  # any family may need any input: whatever it raises is the answer
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        message = str(error).strip() or type(error).__name__
+        reason = message.splitlines()[0]
         fix = "pass batch={...} with the inputs that it needs, labels included"
         raise InstallError(f"{kind} does not run on a random batch: {reason}", fix) from error
     _require_fused(link, kind)
