@@ -48,7 +48,9 @@ class Model:
     @property
     def ratio(self) -> float | None:
         """V / D."""
-        return self.vocab / self.width if self.vocab else None
+        if not self.vocab:
+            return None
+        return self.vocab / self.width
 
     @property
     def table_share(self) -> float | None:
@@ -73,7 +75,9 @@ class Model:
         """The verification status in one word: verified, partly, or no."""
         if self.status.startswith("verified"):
             return "verified"
-        return "partly" if "verified" in self.status.replace("unverified", "") else "no"
+        if "verified" in self.status.replace("unverified", ""):
+            return "partly"
+        return "no"
 
     def record(self) -> dict[str, Any]:
         """Return everything that is known of it, as JSON takes it."""
@@ -135,13 +139,17 @@ def select(
 def _of_family(family: str) -> list[Model]:
     """Return models whose name or type begins with this; PlanError if there are none."""
     prefix = family.lower()
-    found = [model for model in models() if model.name.startswith(prefix) or model.family.startswith(prefix)]
-    if not found:
-        names = {model.family for model in models()} | {model.name for model in models()}
-        near = nearest(family, sorted(names))
-        hint = "" if near is None else f"did you mean {near}? "
-        raise PlanError(f"no model's name or type begins with {family!r}", f"{hint}`tiewise models` lists all")
-    return found
+    matching, names = [], set()
+    for model in models():
+        names |= {model.name, model.family}
+        if model.name.startswith(prefix) or model.family.startswith(prefix):
+            matching.append(model)
+    if matching:
+        return matching
+    hint, near = "`tiewise models` lists all", nearest(family, sorted(names))
+    if near is not None:
+        hint = f"did you mean {near}? {hint}"
+    raise PlanError(f"no model's name or type begins with {family!r}", hint)
 
 
 def _has_size(model: Model, least: float | None, most: float | None) -> bool:

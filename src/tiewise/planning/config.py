@@ -19,6 +19,19 @@ GENERIC, UNNAMED = "generic decoder", "unknown"  # families of sizes alone, and 
 LANGUAGE_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
 
 
+def is_whole(value: object) -> bool:
+    """Return whether a value of a config is a whole number; JSON's true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def saved_class(values: Mapping[str, Any]) -> str:
+    """Return the class that a config says it was saved from; "" if it names none."""
+    match values.get("architectures"):
+        case [str(name), *_]:
+            return name
+    return ""
+
+
 class Config:
     """Values of one model's config, read by the usual names. Each reader raises `PlanError` for what cannot be."""
 
@@ -29,12 +42,23 @@ class Config:
 
     def get(self, key: str, otherwise: Any = None) -> Any:
         """Value of `key`, under its usual or the family's own name. `otherwise` for null, and where there is none."""
-        names = (self.names.get(key, key), key)
+        value = self._first_value(self.names.get(key, key), key)
+        return otherwise if value is None else value
+
+    def _first_value(self, *names: str) -> Any:
+        """Return the value of the first of these names in the file, else in the defaults; null counts as a value."""
         for values in (self.values, self.defaults):
             for name in names:
                 if name in values:
-                    return otherwise if values[name] is None else values[name]
-        return otherwise
+                    return values[name]
+        return None
+
+    @property
+    def width(self) -> int:
+        """The width D of hidden states, which configs call hidden_size or d_model."""
+        if self.get("hidden_size") is None:
+            return self.size("d_model")
+        return self.size("hidden_size")
 
     def flag(self, key: bool | str) -> bool:
         """Return whether a switch is on; an absent one is off. A bool is known without the config."""
@@ -54,8 +78,7 @@ class Config:
             raise self._missing(key)
         counts_layers = "layer" in key and "per_layer" not in key
         most = MOST_LAYERS if counts_layers else MOST
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_whole or not least <= value <= most:
+        if not is_whole(value) or not least <= value <= most:
             raise self._refused(key, value, f"a whole number from {least} to {most:,}")
         size: int = value  # as it is: `resized` traces sizes by a subclass of int
         return size
@@ -63,7 +86,7 @@ class Config:
     def number(self, key: str, otherwise: float | None = None) -> float:
         """Read a number above zero; `otherwise` where the config says null."""
         value = self.get(key, otherwise)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_number = isinstance(value, float) or is_whole(value)
         if not is_number or not 0 < value <= MOST:
             raise self._refused(key, value, "a number above zero")
         return float(value)
@@ -90,17 +113,16 @@ class Config:
     @property
     def class_name(self) -> str:
         """The saved class; without `architectures` the family's language model is meant."""
-        names = self.values.get("architectures")
-        if isinstance(names, list) and names and isinstance(names[0], str):
-            return names[0]
-        return "ForCausalLM"
+        return saved_class(self.values) or "ForCausalLM"
 
     @property
     def head(self) -> str:
         """Heads of the class: `lm`, `pretraining`, or `none` (the bare model, other tasks)."""
         if self.class_name.endswith("ForPreTraining"):
             return "pretraining"
-        return "lm" if self.class_name.endswith(LANGUAGE_HEADS) else "none"
+        if self.class_name.endswith(LANGUAGE_HEADS):
+            return "lm"
+        return "none"
 
     def token_tables(self, width: int, head: bool | None = None, **more: Any) -> TokenTables:
         """Return the tables of [vocab_size, `width`], tied as the config says if the class has a `head`."""

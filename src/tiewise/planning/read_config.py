@@ -44,44 +44,58 @@ def read(config: Mapping[str, Any]) -> Architecture:
     Raises:
         PlanError: a size is missing or contradicts another.
     """
-    found = _read(config)
+    architecture = _read(config)
     if family(config.get("model_type")).reader is not None or has_token_head(config):
-        return found
-    return replace(found, ends=replace(found.ends, tied=False, head=False, head_biases=0))
+        return architecture
+    return replace(architecture, ends=replace(architecture.ends, tied=False, head=False, head_biases=0))
 
 
 def _read(config: Mapping[str, Any]) -> Architecture:
     """Read a config as one of a model with a token head, where no reader knows better."""
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
-        inner = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        note = "read at text_config: the language model alone, without the other towers"
-        kind = nested.get("model_type") or f"{config.get('model_type', 'unknown')}{TEXT_PART}"
-        found = _read({**nested, **inner, "model_type": kind})
-        return replace(found, not_counted=(*found.not_counted, *towers(config)), notes=(*found.notes, note))
+        return _read_nested(config, nested)
     c = Config(config, str(config.get("model_type") or UNNAMED)[:60])
     std, scale = fresh_table(c)
     reader = reader_of(c.record) or _estimated
-    found, tables = reader(c), other_tables(c)
+    architecture, tables = reader(c), other_tables(c)
     if tables.parameters:
-        found = replace(found, around={**found.around, "other_tables": tables})
+        architecture = replace(architecture, around={**architecture.around, "other_tables": tables})
     if c.get("num_nextn_predict_layers"):
         note = "layers that predict further tokens, with what tables they have of their own, are not counted"
-        found = replace(found, notes=(*found.notes, note))
-    return replace(found, table_std=std, output_scale=scale)
+        architecture = replace(architecture, notes=(*architecture.notes, note))
+    return replace(architecture, table_std=std, output_scale=scale)
+
+
+def _read_nested(config: Mapping[str, Any], text_config: Mapping[str, Any]) -> Architecture:
+    """Read the language model of a config that nests it; the outer config decides whether it ties."""
+    values = dict(text_config)
+    if "tie_word_embeddings" in config:
+        values["tie_word_embeddings"] = config["tie_word_embeddings"]
+    if not values.get("model_type"):
+        values["model_type"] = f"{config.get('model_type', 'unknown')}{TEXT_PART}"
+    architecture = _read(values)
+    note = "read at text_config: the language model alone, without the other towers"
+    not_counted = (*architecture.not_counted, *towers(config))
+    return replace(architecture, not_counted=not_counted, notes=(*architecture.notes, note))
 
 
 def unknown_family(kind: str) -> str:
     """Return the sentence for a plan of a family that tiewise does not know. "" for any other."""
-    if kind in (GENERIC, UNNAMED):
-        return "" if kind == GENERIC else family(None).unknown
+    if kind == GENERIC:
+        return ""
+    if kind == UNNAMED:
+        return family(None).unknown
     outer = family(kind.removesuffix(TEXT_PART))  # a nested config without model_type is called by its outer model
-    return "" if family(kind).is_known or outer.is_known else family(kind).unknown
+    if family(kind).is_known or outer.is_known:
+        return ""
+    return family(kind).unknown
 
 
 def other_tables(c: Config) -> Count:
     """Tables beside the two ends that token ids index, with the maps behind them. Nothing where a config has none."""
-    rows, width = (c.size(f"{key}_per_layer_input", 0, least=0) for key in ("vocab_size", "hidden_size"))
+    rows = c.size("vocab_size_per_layer_input", 0, least=0)
+    width = c.size("hidden_size_per_layer_input", 0, least=0)
     if rows and width:
         # Gemma 3n and 4: a row is as wide as all layers; as much is made of the hidden state, and each layer maps twice
         d, layers = c.size("hidden_size"), c.size("num_hidden_layers")
@@ -101,10 +115,16 @@ def fresh_table(c: Config) -> tuple[float, float]:
     T5 draws its table with unit entries and scales hidden states by d^-½, but for the files that say untied (v1.1).
     """
     if c.record.unit_table:
-        says_untied = c.values.get("tie_word_embeddings") is False
-        scaled = c.record.unit_table == "scaled" or (c.record.unit_table == "scaled if tied" and not says_untied)
-        return c.number("initializer_factor", 1.0), c.size("d_model") ** -0.5 if scaled else 1.0
-    return c.number("initializer_range" if c.get("initializer_range") is not None else "init_std", 0.02), 1.0
+        scales = {"scaled"}
+        if c.values.get("tie_word_embeddings") is not False:
+            scales.add("scaled if tied")
+        factor = c.number("initializer_factor", 1.0)
+        if c.record.unit_table in scales:
+            return factor, c.size("d_model") ** -0.5
+        return factor, 1.0
+    if c.get("initializer_range") is None:
+        return c.number("init_std", 0.02), 1.0
+    return c.number("initializer_range"), 1.0
 
 
 def _estimated(c: Config) -> Architecture:
@@ -112,12 +132,18 @@ def _estimated(c: Config) -> Architecture:
     missing = parts_of_body(c.values, c.record)
     if not missing:
         return formula(c)
-    width = c.size("hidden_size" if c.get("hidden_size") is not None else "d_model")
-    tied = c.get("tie_word_embeddings")
-    ends = TokenTables(c.size("vocab_size"), width, tied is None or bool(tied))
+    width = c.width
+    ends = TokenTables(c.size("vocab_size"), width, _ties(c))
     layers = c.size("num_hidden_layers", 0)
-    stacks = (AppliedLayers("decoder", (LayerCounts({}, {}),) * layers),) if layers else ()
+    stacks: tuple[AppliedLayers, ...] = ()
+    if layers:
+        stacks = (AppliedLayers("decoder", (LayerCounts({}, {}),) * layers),)
     return Architecture(c.family, width, ends, stacks, estimated=True, not_counted=missing, tables_alone=True)
+
+
+def _ties(c: Config) -> bool:
+    """Return whether a config of a family without a reader ties; one that does not say so does."""
+    return bool(c.get("tie_word_embeddings", True))
 
 
 def formula(c: Config) -> Architecture:
@@ -127,7 +153,7 @@ def formula(c: Config) -> Architecture:
     """
     sizes = Sizes(
         vocab=c.size("vocab_size"),
-        width=c.size("hidden_size" if c.get("hidden_size") is not None else "d_model"),
+        width=c.width,
         layers=c.size("num_hidden_layers"),
         heads=c.size("num_attention_heads", 1),
         kv_heads=c.get("num_key_value_heads"),
@@ -137,8 +163,7 @@ def formula(c: Config) -> Architecture:
     )
     why = unknown_family(c.family) or f"{c.family} is not a family that tiewise counts exactly"
     note = f"{why}: attention and ffn matrices alone are estimated"
-    tied = c.get("tie_word_embeddings")
-    architecture = from_sizes(sizes, tied is None or bool(tied))
+    architecture = from_sizes(sizes, _ties(c))
     if c.class_name.endswith("ForMaskedLM"):
         architecture = replace(architecture, stacks=(replace(architecture.stacks[0], name="encoder"),))
     return replace(architecture, family=c.family, notes=(note,))
@@ -146,10 +171,9 @@ def formula(c: Config) -> Architecture:
 
 def _mean_width(ffn: Any) -> Any:
     """Return the mean of a list of widths. Any other value as it is, which `Sizes` checks."""
-    if not isinstance(ffn, list) or not ffn:
-        return ffn
-    are_widths = all(type(width) is int for width in ffn)
-    return sum(ffn) // len(ffn) if are_widths else ffn
+    if isinstance(ffn, list) and {type(width) for width in ffn} == {int}:
+        return sum(ffn) // len(ffn)
+    return ffn
 
 
 @dataclass(frozen=True)
@@ -183,8 +207,8 @@ def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:
     values: dict[str, Any] = {"vocab_size": sizes.vocab, "hidden_size": sizes.width, "num_hidden_layers": sizes.layers}
     values |= {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
     values |= {"intermediate_size": sizes.ffn, "tie_word_embeddings": tied}
-    found = decoder(Config(values, GENERIC), gated=sizes.gated, kind="none", fresh=None)
-    return replace(found, estimated=True)
+    architecture = decoder(Config(values, GENERIC), gated=sizes.gated, kind="none", fresh=None)
+    return replace(architecture, estimated=True)
 
 
 def count_on_meta(config: Mapping[str, Any]) -> Architecture:
@@ -203,16 +227,19 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
         raise PlanError(f"{kind} has no token table and head", "plan works on language models")
     bias = getattr(head, "bias", None)
     looked_up = _other_lookups(model)
-    ends = {id(parameter) for parameter in (table.weight, head.weight, bias)}
-    others = [p for p in model.parameters() if id(p) not in ends and id(p) not in looked_up]
-    whole = sum(p.numel() for p in others)
-    other = Count(whole, sum(p.numel() for p in others if p.dim() > 1), whole)
+    counted = {id(parameter) for parameter in (table.weight, head.weight, bias)}.union(looked_up)
+    others = [parameter for parameter in model.parameters() if id(parameter) not in counted]
+    stored = sum(parameter.numel() for parameter in others)
+    multiplied = sum(parameter.numel() for parameter in others if parameter.dim() > 1)
+    other = Count(stored, multiplied, stored)
     if head.weight.shape != table.weight.shape:
         raise PlanError(f"{kind}: its two tables differ in shape", "such a model cannot be planned")
     vocab, width = table.weight.shape
     tables = TokenTables(vocab, width, head.weight is table.weight, head_biases=int(bias is not None))
     note = f"{kind} was built on the meta device; its layers are not told apart"
-    other_tables = sum((lookup(*p.shape) for p in looked_up.values()), Count())
+    other_tables = Count()
+    for parameter in looked_up.values():
+        other_tables += lookup(*parameter.shape)
     return Architecture(kind, width, tables, (), {"other_tables": other_tables, "other": other}, notes=(note,))
 
 

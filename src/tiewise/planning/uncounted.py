@@ -15,7 +15,7 @@ from typing import Any
 
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import Family
-from tiewise.planning.config import LANGUAGE_HEADS
+from tiewise.planning.config import LANGUAGE_HEADS, saved_class
 
 # Name of a part → how configs name its sizes.
 PARTS = {
@@ -30,6 +30,7 @@ PARTS = {
     "cross-attention": r"cross_attention",
     "an encoder and a decoder": r"^is_encoder_decoder$|^(encoder|decoder)_layers$|^num_(encoder|decoder)_layers$",
 }
+WITHOUT_HEAD = ("Model", "Classification", "Answering")  # how names of classes without a token head end
 KINDS_OF_LAYERS = re.compile(r"layer_types$|layers_block_type$|block_types?$|attn_type")
 ONE_SHAPE = {"full_attention", "sliding_attention", "chunked_attention", "attention", "full", "sliding", "dense"}
 TOWER = re.compile(r"vision|visual|image|img|video|audio|speech|vit_|qformer|perceiver|vq_|tower|backbone|codec|talker")
@@ -37,12 +38,13 @@ TOWER = re.compile(r"vision|visual|image|img|video|audio|speech|vit_|qformer|per
 
 def parts_of_body(config: Mapping[str, Any], known: Family) -> tuple[str, ...]:
     """Name each part that the generic formula leaves out, with the key that shows it. Empty if there is none."""
+    present = {key: value for key, value in config.items() if _says_so(value)}
     parts = []
     for part, names in PARTS.items():
-        key = _first_set(config, re.compile(names))
-        if key is not None:
-            parts.append(f"{part} ({key})")
-    kinds = [key for key, value in config.items() if KINDS_OF_LAYERS.search(key) and _differ(value)]
+        keys = [key for key in present if re.search(names, key)]
+        if keys:
+            parts.append(f"{part} ({keys[0]})")
+    kinds = [key for key in filter(KINDS_OF_LAYERS.search, config) if _differ(config[key])]
     if kinds:
         parts.append(f"layers of several kinds ({kinds[0]})")
     if not parts and known.has_uncounted_parts:
@@ -52,7 +54,7 @@ def parts_of_body(config: Mapping[str, Any], known: Family) -> tuple[str, ...]:
 
 def towers(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Name the parts next to the text model of a config that nests it."""
-    keys = [key for key, value in config.items() if TOWER.search(key) and _describes_part(value)]
+    keys = [key for key in filter(TOWER.search, config) if _describes_part(config[key])]
     if not keys:
         return (f"what {config.get('model_type', 'the model')} has besides text_config",)
     return tuple(f"{key.removesuffix('_config')} tower ({key})" for key in keys)
@@ -65,25 +67,19 @@ def _describes_part(value: Any) -> bool:
 
 def has_token_head(config: Mapping[str, Any]) -> bool:
     """Return whether the class has a token head. A class that nobody named is the one of its type."""
-    classes = config.get("architectures")
-    if isinstance(classes, list) and classes and isinstance(classes[0], str):
-        name = classes[0]
-        return name.endswith(LANGUAGE_HEADS) or not name.endswith(("Model", "Classification", "Answering"))
-    return not family(config.get("model_type")).is_headless
-
-
-def _first_set(config: Mapping[str, Any], names: re.Pattern[str]) -> str | None:
-    """Return the first key of this name whose value says that the part is there."""
-    return next((key for key, value in config.items() if names.search(key) and _says_so(value)), None)
+    name = saved_class(config)
+    if not name:
+        return not family(config.get("model_type")).is_headless
+    return name.endswith(LANGUAGE_HEADS) or not name.endswith(WITHOUT_HEAD)
 
 
 def _says_so(value: Any) -> bool:
     """Return whether a value is a size, a switch that is on, or something that holds one."""
     if isinstance(value, str):
         return False  # the name of an implementation, a dtype
-    return value not in (None, False, 0) and value not in ([], {})
+    return value not in (None, False, 0, [], {})
 
 
 def _differ(value: Any) -> bool:
     """Return whether a list of layers names one that has other matrices than attention and ffn."""
-    return isinstance(value, list | str) and any(str(kind) not in ONE_SHAPE for kind in value)
+    return isinstance(value, list | str) and not ONE_SHAPE.issuperset(map(str, value))
