@@ -7,9 +7,9 @@ from tests.report.comparison_sample import ALBERT_ARMS, NLL, SHARINGS, albert_co
 
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.ledger import results
-from tiewise.report import papers
 from tiewise.report.comparison_found import beside_papers
-from tiewise.report.papers import AGREES, DISAGREES, OPEN, beside_figures, beside_table_4, direction, sharing_orders
+from tiewise.report.papers import TEXTS, beside_figures
+from tiewise.report.sharing_order import AGREES, DISAGREES, OPEN, beside_table_4, direction, sharing_orders, table_4
 
 # Lan et al. 2020 (arXiv:1909.11942), Table 4, column Avg
 TABLE_4 = {
@@ -21,7 +21,7 @@ ALIKE |= {"ffn − attention": ("ffn", "attention"), "all − attention": ("all"
 
 
 def beside(recipe="pytorch-200", changed=(), own=None, text="PTB"):
-    words, vocab = papers.TEXTS.get(text, (1000, 50))
+    words, vocab = TEXTS.get(text, (1000, 50))
     data = {"splits": {"train": {"tokens": words}}, "tokenizer": {"vocab": vocab}}
     return beside_figures(recipe, changed, own or {"untied": [117.0, 118.0], "tied": [110.5]}, data)
 
@@ -70,7 +70,7 @@ def test_every_figure_belongs_to_an_arm():
 
 
 def test_the_paper_s_figures():
-    assert papers.table_4() == TABLE_4
+    assert table_4() == TABLE_4
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import NATS, Found, Listing, Quantity, plain, signed
-from tiewise.report import papers
 from tiewise.report.faces import ABREAST, rich_table, summary
+from tiewise.report.papers import Beside, beside_figures
+from tiewise.report.sharing_order import beside_table_4, sharing_orders
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult, over_seeds
 
 DEMO = "demo corpus, not evidence for your model"
@@ -176,18 +177,18 @@ def _speed(runs: Sequence[RunResult]) -> Quantity:
     return over_seeds("tokens/s", speeds, "", 0)
 
 
-def beside_papers(comparison: Comparison) -> dict[str, papers.Beside]:
+def beside_papers(comparison: Comparison) -> dict[str, Beside]:
     """Return published results of arms like the comparison's, under a title for each paper; mostly none."""
     published = {}
     recipe = comparison.setting.get("recipe")
     if recipe:
         perplexities = {arm: [run.perplexity for run in comparison.of(arm)] for arm in comparison.arms}
         changed = comparison.setting["changed"]
-        published["Published figures"] = papers.beside_figures(recipe, changed, perplexities, comparison.data)
+        published["Published figures"] = beside_figures(recipe, changed, perplexities, comparison.data)
     if any("+share=" in arm for arm in comparison.arms):
-        nll, pairs = papers.sharing_orders(comparison)
+        nll, pairs = sharing_orders(comparison)
         if nll:
-            published["What layers share"] = papers.beside_table_4(nll, pairs)
+            published["What layers share"] = beside_table_4(nll, pairs)
     return published
 
 
