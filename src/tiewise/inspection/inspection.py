@@ -155,17 +155,24 @@ def pairs_of(tokens: str) -> tuple[tuple[str, str], ...]:
 def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
     """Open one or two checkpoints, or each arm's first finished model of one comparison, in its order."""
     places = [Path(path) for path in paths]
-    for place in places:
-        if (place / RESULTS).is_file() and (place / RUN).is_file():
-            if len(places) > 1:
-                raise RunError(
-                    f"{place} is a comparison of several models", "inspect it alone, or give two of its models"
-                )
-            return _arms_of(place)
+    comparisons = [place for place in places if _is_comparison(place)]
+    if comparisons and len(places) > 1:
+        what = f"{comparisons[0]} is a comparison of several models"
+        raise RunError(what, "inspect it alone, or give two of its models")
+    if comparisons:
+        return _arms_of(comparisons[0])
     opened = [open_folder(place) for place in places]
-    for place, folder in zip(places, opened, strict=True):
+    names = labels([place.resolve() for place in places])
+    subjects = []
+    for name, place, folder in zip(names, places, opened, strict=True):
         _require_tensors(place, folder)
-    return tuple(map(Subject, labels([place.resolve() for place in places]), opened))
+        subjects.append(Subject(name, folder))
+    return tuple(subjects)
+
+
+def _is_comparison(place: Path) -> bool:
+    """Return True for the folder of a comparison that has results."""
+    return (place / RESULTS).is_file() and (place / RUN).is_file()
 
 
 def _require_tensors(place: Path, folder: Folder) -> None:
@@ -197,9 +204,11 @@ def _arms_of(run: Path) -> tuple[Subject, ...]:
 
 def labels(places: Sequence[Path]) -> list[str]:
     """Name folders by as few last parts of their paths as distinguish them."""
-    for parts in range(1, max(len(place.parts) for place in places) + 1):
+    longest = max(len(place.parts) for place in places)
+    for parts in range(1, longest + 1):
         names = ["/".join(place.parts[-parts:]) for place in places]
-        if len(set(names)) == len(names) and not (parts == 1 and GENERIC.intersection(names)):
+        is_generic = parts == 1 and not GENERIC.isdisjoint(names)
+        if len(set(names)) == len(names) and not is_generic:
             return names
     return [f"{place} ({number})" for number, place in enumerate(places, 1)]
 
@@ -235,28 +244,32 @@ class TieOrNot:
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON takes it."""
-        rows = [
-            {
-                "question": q.question,
-                "measure": measure(q),
-                "about": q.of,
-                "value": q.value,
-                "low": q.low,
-                "high": q.high,
-                "level": q.chance or 0.0,
-                "p": q.p,
-                "speaks": q.speaks,
-                "why": q.why,
-                "section": section,
-            }
-            for section, q in self.rows
-        ]
+        rows = [_evidence_record(section, quantity) for section, quantity in self.rows]
         return {"rows": rows, "verdict": self.verdict}
+
+
+def _evidence_record(section: str, quantity: Quantity) -> dict[str, Any]:
+    """Return one row of the evidence as JSON takes it."""
+    return {
+        "question": quantity.question,
+        "measure": measure(quantity),
+        "about": quantity.of,
+        "value": quantity.value,
+        "low": quantity.low,
+        "high": quantity.high,
+        "level": quantity.chance or 0.0,
+        "p": quantity.p,
+        "speaks": quantity.speaks,
+        "why": quantity.why,
+        "section": section,
+    }
 
 
 def measure(q: Quantity) -> str:
     """Name what was measured, with its unit."""
-    return q.name if not q.unit or q.unit in q.name else f"{q.name}, {q.unit}"
+    if not q.unit or q.unit in q.name:
+        return q.name
+    return f"{q.name}, {q.unit}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -270,13 +283,18 @@ class Inspection:
     sections: tuple[SectionFound, ...]
 
     def __repr__(self) -> str:
-        lines = [f"Inspection of {', '.join(subject.label for subject in self.subjects)}"]
-        lines += [f"  {section.name}: {_answers(section)}" for section in self.sections]
-        return "\n".join([*lines, "  .found(name): one section; .record(): all, for JSON"])
+        labels_of_all = ", ".join(subject.label for subject in self.subjects)
+        lines = [f"Inspection of {labels_of_all}"]
+        for section in self.sections:
+            lines.append(f"  {section.name}: {_answers(section)}")
+        lines.append("  .found(name): one section; .record(): all, for JSON")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str | None:
         """Return the view that `tiewise.report` registered; None makes a notebook print `repr`."""
-        return None if Inspection.html_view is None else Inspection.html_view(self)
+        if Inspection.html_view is None:
+            return None
+        return Inspection.html_view(self)
 
     @property
     def evidence(self) -> TieOrNot:
@@ -325,42 +343,72 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
         TiewiseError: what was given cannot be used, which ends it before anything is measured; or nothing could be.
     """
     bench = Bench(request, subjects)
-    for subject in subjects:
-        for pair in request.pairs:
-            find_tokens(subject.folder, pair)
-        if request.texts and bench.reads(subject):
-            bench.ids(subject)
-    chosen = [section for section in every or sections() if not request.only or section.name in request.only]
-    total = PARTS * sum(section.weight for section in chosen) * len(subjects)
-    begun = 0
-    results: list[SectionFound] = []
-    faults: list[TiewiseError] = []
-    for section in chosen:
-        result: dict[str, Found] = {}
-        left_out: dict[str, str] = {}
-        for subject in subjects:
-            part = _PartOfProgress(subject.label, begun, begun + PARTS * section.weight, total)
-            begun = part.end
-            try:
-                result[subject.label] = _measured(section, subject, bench, part)
-            except TiewiseError as error:
-                if not isinstance(error, NotHere) or request.only:
-                    faults.append(error)
-                left_out[subject.label] = str(error)
-        results.append(SectionFound(section.name, result, left_out))
+    _check_pairs_and_texts(bench)
+    measuring = _Measuring(bench, _requested(every or sections(), request.only))
+    results = measuring.all()
     if not any(result.found for result in results):
-        raise faults[0] if faults else RunError("nothing to measure", "give --text, or a second model")
+        if measuring.faults:
+            raise measuring.faults[0]
+        raise RunError("nothing to measure", "give --text, or a second model")
     evidence = SectionFound(EVIDENCE, {ALL: tie_or_not(subjects, results)}, {})
     return Inspection(subjects, request, (evidence, *results))
 
 
-def _measured(section: Section, subject: Subject, bench: Bench, part: _PartOfProgress) -> Found:
-    """Return what one section measures of one model; its progress counts as `part` of the whole."""
-    if section.text:
-        bench.require_text(subject)
-    with heard(part.listen) as outer:
-        part.outer = outer
-        return section.measure(subject, bench).about(subject.label)
+def _check_pairs_and_texts(bench: Bench) -> None:
+    """Find the requested tokens and read the given text for every model, so that errors come first."""
+    request = bench.request
+    for subject in bench.subjects:
+        for pair in request.pairs:
+            find_tokens(subject.folder, pair)
+        if request.texts and bench.reads(subject):
+            bench.ids(subject)
+
+
+def _requested(every: Sequence[Section], only: Sequence[str]) -> list[Section]:
+    """Return the sections of these names, in their order; all of them without names."""
+    if not only:
+        return list(every)
+    return [section for section in every if section.name in only]
+
+
+class _Measuring:
+    """All chosen sections of all models, measured one after the other."""
+
+    def __init__(self, bench: Bench, chosen: Sequence[Section]) -> None:
+        """Take the sections; nothing is measured yet."""
+        self.bench, self.chosen = bench, chosen
+        self.faults: list[TiewiseError] = []  # that a reader must see if nothing could be measured
+        weight = sum(section.weight for section in chosen)
+        self._total = PARTS * weight * len(bench.subjects)
+        self._done = 0
+
+    def all(self) -> list[SectionFound]:
+        """Measure every section of every model."""
+        return [self._section(section) for section in self.chosen]
+
+    def _section(self, section: Section) -> SectionFound:
+        """Measure one section of every model; one that does not apply or fails is left out with its reason."""
+        measured: dict[str, Found] = {}
+        left_out: dict[str, str] = {}
+        for subject in self.bench.subjects:
+            try:
+                measured[subject.label] = self._of_one_model(section, subject)
+            except TiewiseError as error:
+                left_out[subject.label] = str(error)
+                # a section that does not apply is a fault only if it was requested by its name
+                if self.bench.request.only or not isinstance(error, NotHere):
+                    self.faults.append(error)
+        return SectionFound(section.name, measured, left_out)
+
+    def _of_one_model(self, section: Section, subject: Subject) -> Found:
+        """Return what one section measures of one model; its progress counts as a part of the whole."""
+        part = _PartOfProgress(subject.label, self._done, self._done + PARTS * section.weight, self._total)
+        self._done = part.end
+        if section.text:
+            self.bench.require_text(subject)
+        with heard(part.listen) as outer:
+            part.outer = outer
+            return section.measure(subject, self.bench).about(subject.label)
 
 
 class _PartOfProgress:
@@ -371,18 +419,19 @@ class _PartOfProgress:
 
     outer: Listener
 
-    def __init__(self, label: str, begun: int, end: int, total: int) -> None:
-        """Take the part from `begun` to `end` of `total`, under the label of a model."""
+    def __init__(self, label: str, start: int, end: int, total: int) -> None:
+        """Take the part from `start` to `end` of `total`, under the label of a model."""
         self.label, self.end, self.total = label, end, total
-        self.begun = self.now = begun
+        self.start = self.now = start
         self.doing = ""
 
     def listen(self, what: str, done: float, total: float) -> None:
         """Report that `done` of `total` of something is done, in parts of the whole."""
         if what != self.doing:
-            self.begun, self.doing = self.now, what
-        half = (self.end - self.begun) // 2
-        self.now = max(self.now, int(self.begun + half * min(done, total) // max(total, 1)))
+            self.start, self.doing = self.now, what
+        half = (self.end - self.start) // 2
+        reached = int(self.start + half * min(done, total) // max(total, 1))
+        self.now = max(self.now, reached)
         self.outer(f"{self.label}: {what}", self.now, self.total)
 
 
@@ -400,7 +449,10 @@ def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> Tie
             for quantity in filter(_can_decide, found.quantities):
                 about = printable(quantity.of or label)
                 models.setdefault((section.name, replace(quantity, of="")), []).append(about)
-    rows = _corrected([(name, _with_p(q, ", ".join(of))) for (name, q), of in models.items()])
+    tested = []
+    for (name, quantity), of in models.items():
+        tested.append((name, _with_p(quantity, ", ".join(of))))
+    rows = _corrected(tested)
     if loss is None:
         return TieOrNot(tuple(rows), NO_VERDICT)
     _, tested_loss = rows[0]
@@ -409,17 +461,20 @@ def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> Tie
 
 def _loss(subject: Subject) -> Quantity | None:
     """Return untied − tied in validation loss; None without a comparison that has both arms."""
-    both = gaps(comparison_of(subject.run)) if subject.run is not None else None
+    if subject.run is None:
+        return None
+    both = gaps(comparison_of(subject.run))
     if both is None:
         return None
     _, gap = both  # tied − untied
     low = high = math.nan
     if gap.low is not None and gap.high is not None:
         low, high = -gap.high, -gap.low
+    seeds = "1 seed" if gap.n == 1 else f"{gap.n} seeds"
     return Quantity(
         "untied − tied", -gap.mean, low, high, gap.n, chance=0.0, unit=NATS,
         question="Which has the lower validation loss?", below=TWO, above=ONE,
-        why=f"below zero two tables predict better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
+        why=f"below zero two tables predict better, over {seeds}",
     )  # fmt: skip
 
 
@@ -437,20 +492,24 @@ def _with_p(quantity: Quantity, of: str) -> Quantity:
     p = quantity.p
     if p is None or math.isnan(quantity.low):
         estimate = Estimate(quantity.value, quantity.low, quantity.high, quantity.n)
-        p = p_value(estimate, (quantity.chance or 0.0, *quantity.null))
-    return replace(quantity, of=of, p=None if math.isnan(p) else p)
+        no_effect = (quantity.chance or 0.0, *quantity.null)
+        p = p_value(estimate, no_effect)
+    if math.isnan(p):
+        p = None
+    return replace(quantity, of=of, p=p)
 
 
 def _corrected(rows: list[tuple[str, Quantity]]) -> list[tuple[str, Quantity]]:
     """Adjust p by Holm over all rows that have one; a row that is no longer significant favours no side."""
-    tested = {place: q.p for place, (_, q) in enumerate(rows) if q.p is not None}
-    corrected = list(rows)
-    for place, p in zip(tested, holm(list(tested.values())), strict=True):
-        name, quantity = rows[place]
-        if p < ALPHA:
-            corrected[place] = name, replace(quantity, p=p)
-        else:
-            corrected[place] = name, replace(quantity, p=p, below=NEITHER, above=NEITHER)
+    adjusted = iter(holm([quantity.p for _, quantity in rows if quantity.p is not None]))
+    corrected = []
+    for name, quantity in rows:
+        if quantity.p is not None:
+            p = next(adjusted)
+            quantity = replace(quantity, p=p)
+            if p >= ALPHA:
+                quantity = replace(quantity, below=NEITHER, above=NEITHER)
+        corrected.append((name, quantity))
     return corrected
 
 

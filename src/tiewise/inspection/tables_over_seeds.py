@@ -25,7 +25,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, permutations, product
+from itertools import chain, combinations, permutations, product
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -115,9 +115,9 @@ class OverSeeds:
 
     def told(self, arm: str) -> list[Leaning]:
         """Return an arm's measures between different seeds, the rotation first; with one seed, those of that seed."""
-        of_arm = [x for x in self.leanings if x.arm == arm]
-        of_other_seeds = [x for x in of_arm if x.seeds == OTHER_SEED]
-        return sorted(of_other_seeds or of_arm, key=lambda x: x.measure != ORTHOGONAL)
+        of_arm = [leaning for leaning in self.leanings if leaning.arm == arm]
+        of_other_seeds = [leaning for leaning in of_arm if leaning.seeds == OTHER_SEED]
+        return sorted(of_other_seeds or of_arm, key=lambda leaning: leaning.measure != ORTHOGONAL)
 
 
 def over_seeds(
@@ -136,15 +136,16 @@ def over_seeds(
     untied, arms = _arms_by_tables(run, models)
     rows = min(table.rows for ends in _all_ends(models) for _, table in ends.tables)
     pairs = _usable_pairs(models, rows)
-    counts = None
+    counts, counted = None, None
     try:
         counts = _padded(training_counts(run), rows)
+        counted = int(counts.sum())
     except DataError as error:
         left_out.append(f"CKA without frequency: {error.what}")
 
     compared = {arm: models[arm] for arm in (untied, *arms)}
     tables = _tables_by_place(compared)
-    groups = {**_repeats(compared, untied), **_against_untied(compared, untied, arms)}
+    groups = _repeats(compared, untied) | _against_untied(compared, untied, arms)
     scores = _align_groups(groups, tables, pairs, settings, counts)
     return OverSeeds(
         untied=untied,
@@ -154,7 +155,7 @@ def over_seeds(
         leanings=tuple(scores.leanings(untied, arms)),
         again=scores.again(),
         left_out=tuple(left_out),
-        counted=None if counts is None else int(counts.sum()),
+        counted=counted,
         frequency=scores.frequency_shares(tables),
     )
 
@@ -186,18 +187,23 @@ def _all_ends(models: Models) -> list[Ends]:
 
 def _arms_by_tables(run: Path, models: Models) -> tuple[str, tuple[str, ...]]:
     """Return the first arm whose models all have two tables, and the arms that have a model with one."""
-    with_two = [arm for arm, of_arm in models.items() if all(ends.shared is None for ends in of_arm.values())]
-    with_one = [arm for arm in models if arm not in with_two]
-    if with_two and with_one:
-        return with_two[0], tuple(with_one)
-    kind = "two tables" if with_one else "one table"
-    raise RunError(f"{run} has no finished arm with {kind}", "compare at least tied and untied")
+    with_two, with_one = [], []
+    for arm, of_arm in models.items():
+        sharing = [seed for seed, ends in of_arm.items() if ends.shared is not None]
+        (with_one if sharing else with_two).append(arm)
+    fix = "compare at least tied and untied"
+    if not with_one:
+        raise RunError(f"{run} has no finished arm with one table", fix)
+    if not with_two:
+        raise RunError(f"{run} has no finished arm with two tables", fix)
+    return with_two[0], tuple(with_one)
 
 
 def _usable_pairs(models: Models, rows: int) -> Pairs:
     """Pair the first `rows` rows of all tables, without those that are zero, repeated or not finite in any model."""
     unusable = [ends.unusable()[:rows] for ends in _all_ends(models)]
-    return one_vocabulary(rows, rows).without(np.any(unusable, axis=0))
+    is_unusable = np.any(unusable, axis=0)
+    return one_vocabulary(rows, rows).without(is_unusable)
 
 
 def _padded(counts: Ids, rows: int) -> Ids:
@@ -222,15 +228,20 @@ def _repeats(models: Models, untied: str) -> dict[Group, list[TablePair]]:
     """Pair each table with itself of every other seed, and the two ends of each untied model."""
     groups: dict[Group, list[TablePair]] = {}
     for arm, of_arm in models.items():
-        for end in ENDS if arm == untied else (SHARED,):
-            groups[AGAIN.format(arm, end)] = [
-                TablePair((a, b), TableOf(arm, a, end), TableOf(arm, b, end)) for a, b in combinations(of_arm, 2)
-            ]
-        if arm == untied:
-            groups[ONE_MODEL.format(arm)] = [
-                TablePair((seed, seed), TableOf(arm, seed, "input"), TableOf(arm, seed, "output")) for seed in of_arm
-            ]
+        if arm != untied:
+            groups[AGAIN.format(arm, SHARED)] = _trained_again(arm, SHARED, of_arm)
+            continue
+        for end in ENDS:
+            groups[AGAIN.format(arm, end)] = _trained_again(arm, end, of_arm)
+        groups[ONE_MODEL.format(arm)] = [
+            TablePair((seed, seed), TableOf(arm, seed, "input"), TableOf(arm, seed, "output")) for seed in of_arm
+        ]
     return groups
+
+
+def _trained_again(arm: str, end: str, seeds: Iterable[int]) -> list[TablePair]:
+    """Pair one table of an arm with itself of every other seed."""
+    return [TablePair((a, b), TableOf(arm, a, end), TableOf(arm, b, end)) for a, b in combinations(seeds, 2)]
 
 
 def _against_untied(models: Models, untied: str, arms: Sequence[str]) -> dict[Group, list[TablePair]]:
@@ -276,8 +287,10 @@ class _Scores:
         """Return the scores of tables trained again and of both ends of one model, by group and measure."""
         again: dict[tuple[str, str], Scored] = {}
         for group, by_measure in self.by_group.items():
-            if isinstance(group, str):
-                again |= {(group, measure): scored for measure, scored in by_measure.items()}
+            if isinstance(group, Against):
+                continue
+            for measure, scored in by_measure.items():
+                again[group, measure] = scored
         return again
 
     def leanings(self, untied: str, arms: Sequence[str]) -> Iterator[Leaning]:
@@ -293,20 +306,30 @@ class _Scores:
         pairs = scores.pairs()
         corrected: dict[str, Estimate] = {}
         if scores.measure.startswith(CKA) and scores.seeds == OTHER_SEED:
-            table = self.by_group[AGAIN.format(scores.arm, SHARED)][scores.measure]
-            ends = [self.by_group[AGAIN.format(untied, end)][scores.measure] for end in ENDS]
-            corrected = _corrected((scores.input, scores.output), table, ends)
+            attenuation = _Attenuation(
+                table=self._trained_again(scores.arm, SHARED, scores.measure),
+                with_input=scores.input,
+                with_output=scores.output,
+                input=self._trained_again(untied, "input", scores.measure),
+                output=self._trained_again(untied, "output", scores.measure),
+            )
+            corrected = attenuation.corrected()
+        differences = [(a, b, to_output - to_input) for a, b, to_input, to_output in pairs]
         return Leaning(
             scores.measure,
             over_pairs(scores.input),
             over_pairs(scores.output),
-            over_pairs([(a, b, to_output - to_input) for a, b, to_input, to_output in pairs]),
+            over_pairs(differences),
             self.chance.get(scores.measure, 0.0),
             arm=scores.arm,
             seeds=scores.seeds,
             pairs=pairs,
             corrected=corrected,
         )
+
+    def _trained_again(self, arm: str, end: str, measure: str) -> Scored:
+        """Return the scores of one table of an arm with itself of other seeds."""
+        return self.by_group[AGAIN.format(arm, end)][measure]
 
     def frequency_shares(self, tables: Iterable[TableOf]) -> dict[str, Estimate]:
         """Return the share of each arm's ends that frequency takes out, over the models of the arm."""
@@ -335,8 +358,9 @@ class _BothEnds:
 
 def _is_reported(score: Score) -> bool:
     """Return True for CKA, neighbours, and maps as they score centred rows that they were not fitted on."""
-    is_unseen = (score.rows, score.view) == (HELD_OUT, CENTRED)
-    return score.measure.startswith(CKA) or score.measure == NEIGHBOURS or is_unseen
+    if score.measure.startswith(CKA) or score.measure == NEIGHBOURS:
+        return True
+    return (score.rows, score.view) == (HELD_OUT, CENTRED)
 
 
 def _align_groups(
@@ -350,47 +374,77 @@ def _align_groups(
     settings = replace(settings, permutations=0)
     of_pairs = None if counts is None else counts[pairs.a]
     scores = _Scores({group: {} for group in groups})
-    total = sum(map(len, groups.values()))
-    done = 0
-    for group, table_pairs in groups.items():
-        for pair in table_pairs:
-            scores.add(group, pair, align(tables[pair.first], tables[pair.second], pairs, settings, of_pairs))
-            done += 1
-            progress("alignment over seeds", done, total)
+    all_pairs = [(group, pair) for group, table_pairs in groups.items() for pair in table_pairs]
+    for done, (group, pair) in enumerate(all_pairs, 1):
+        alignment = align(tables[pair.first], tables[pair.second], pairs, settings, of_pairs)
+        scores.add(group, pair, alignment)
+        progress("alignment over seeds", done, len(all_pairs))
     return scores
 
 
-def _corrected(between: tuple[Scored, Scored], table: Scored, ends: Sequence[Scored]) -> dict[str, Estimate]:
-    """Correct a table's scores `between` it and both ends, and their difference, for attenuation (Spearman).
+@dataclass(frozen=True)
+class _Attenuation:
+    """Scores of a table with both ends of the untied models, and of all three with themselves trained again."""
 
-    `table` and `ends` are what each scores with itself trained again; an end is left out where that is not above 0.
-    """
-    seeds = list(dict.fromkeys(a for a, *_ in between[0]))
+    table: Scored
+    with_input: Scored
+    with_output: Scored
+    input: Scored
+    output: Scored
 
-    def ratio_of(end: int, chosen: Sequence[int]) -> float:
-        return _mean(between[end], chosen) / math.sqrt(_mean(table, chosen) * _mean(ends[end], chosen))
+    def corrected(self) -> dict[str, Estimate]:
+        """Correct both scores and their difference for attenuation (Spearman).
 
-    def is_positive(end: int) -> bool:
-        among = [score for a, b, score in (*table, *ends[end]) if a in seeds and b in seeds]
-        return min(among) > 0
+        An end is left out where it, or the table, does not score above 0 with itself trained again.
+        """
+        seeds = list(dict.fromkeys(a for a, _, _ in self.with_input))
+        statistics: dict[str, Callable[[Sequence[int]], float]] = {}
+        if self._scores_positive(self.input, seeds):
+            statistics["input"] = self._input_share
+        if self._scores_positive(self.output, seeds):
+            statistics["output"] = self._output_share
+        if len(statistics) == len(ENDS):
+            statistics["difference"] = self._difference
+        corrected = {}
+        for name, statistic in statistics.items():
+            estimate = jackknife(statistic, seeds)
+            corrected[name] = replace(estimate, rows=len(self.with_input))
+        return corrected
 
-    of_seeds: dict[str, Callable[[Sequence[int]], float]] = {}
-    for end, name in enumerate(ENDS):
-        if is_positive(end):
-            of_seeds[name] = partial(ratio_of, end)
-    if len(of_seeds) == len(ENDS):
-        of_seeds["difference"] = lambda chosen: ratio_of(1, chosen) - ratio_of(0, chosen)
-    return {name: replace(jackknife(of, seeds), rows=len(between[0])) for name, of in of_seeds.items()}
+    def _scores_positive(self, end: Scored, seeds: Sequence[int]) -> bool:
+        """Return True if the table and this end score above 0 with themselves for every pair of seeds."""
+        return min(_scores_among((*self.table, *end), seeds)) > 0
+
+    def _input_share(self, seeds: Sequence[int]) -> float:
+        """Return the corrected score with the input tables of some seeds."""
+        repeated = _mean(self.table, seeds) * _mean(self.input, seeds)
+        return _mean(self.with_input, seeds) / math.sqrt(repeated)
+
+    def _output_share(self, seeds: Sequence[int]) -> float:
+        """Return the corrected score with the output tables of some seeds."""
+        repeated = _mean(self.table, seeds) * _mean(self.output, seeds)
+        return _mean(self.with_output, seeds) / math.sqrt(repeated)
+
+    def _difference(self, seeds: Sequence[int]) -> float:
+        """Return output − input of the corrected scores of some seeds."""
+        return self._output_share(seeds) - self._input_share(seeds)
+
+
+def _scores_among(scored: Scored, seeds: Sequence[int]) -> list[float]:
+    """Return the scores of the pairs whose two models are of these seeds."""
+    return [score for a, b, score in scored if {a, b}.issubset(seeds)]
 
 
 def _mean(scored: Scored, seeds: Sequence[int]) -> float:
     """Return the mean score of the pairs whose two models are of these seeds."""
-    return fmean(score for a, b, score in scored if a in seeds and b in seeds)
+    return fmean(_scores_among(scored, seeds))
 
 
 def over_pairs(scored: Scored) -> Estimate:
     """Return the mean over pairs of models, either all of two seeds or all of one."""
-    if all(a == b for a, b, _ in scored):
+    seed_pairs = {(a, b) for a, b, _ in scored}
+    if all(a == b for a, b in seed_pairs):
         return mean_interval([score for *_, score in scored])
-    seeds = sorted({seed for a, b, _ in scored for seed in (a, b)})
-    return replace(jackknife(lambda chosen: _mean(scored, chosen), seeds), rows=len(scored))
+    seeds = sorted(set(chain.from_iterable(seed_pairs)))
+    estimate = jackknife(partial(_mean, scored), seeds)
+    return replace(estimate, rows=len(scored))
