@@ -187,7 +187,8 @@ def _all_ends(models: Models) -> list[Ends]:
 
 def _arms_by_tables(run: Path, models: Models) -> tuple[str, tuple[str, ...]]:
     """Return the first arm whose models all have two tables, and the arms that have a model with one."""
-    with_two, with_one = [], []
+    with_two: list[str] = []
+    with_one: list[str] = []
     for arm, of_arm in models.items():
         sharing = [seed for seed, ends in of_arm.items() if ends.shared is not None]
         (with_one if sharing else with_two).append(arm)

@@ -12,7 +12,7 @@ whose attention gives nothing, its logits are those of the path through this blo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,18 +30,21 @@ from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.inspection.running.loaded import Opened
 from tiewise.inspection.tables.bigram_counts import Chain, pair_counts
 from tiewise.inspection.tables.bigram_paths import SHOWN, heat_maps, path_loss
-from tiewise.inspection.tables.model_tables import Array, Behind
+from tiewise.inspection.tables.model_tables import Array, Behind, Ids
 from tiewise.inspection.tables.open_path import DirectPath, open_path
-from tiewise.inspection.tables.path_matrix import find_pairs, sampled, sampled_asymmetry, word_orders
+from tiewise.inspection.tables.path_matrix import WordOrders, find_pairs, sampled, sampled_asymmetry, word_orders
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
+TITLES = ("Direct path", "With the first MLP")  # of the heat maps of both paths
 
 
 @section(asks="How much word order does the first MLP give back?", place=20)
 def first_mlp(subject: Subject, bench: Bench) -> Found:
     """Compare the direct path with the same path through the first MLP: a symmetric path knows no order of words."""
     opened, request = bench.opened(subject), bench.request
-    chain = Chain.of(bench.ids(subject), opened.vocab) if bench.reads(subject) else None
+    chain = None
+    if bench.reads(subject):
+        chain = Chain.of(bench.ids(subject), opened.vocab)
     return first_mlp_of(opened, request.pairs, request.effort.samples, request.seed, chain)
 
 
@@ -66,61 +69,90 @@ def first_mlp_of(
     """
     block, path = first_block(opened.model), open_path(opened.folder)
     paths = {"direct": path, "with the first MLP": through_first_mlp(path, block)}
-    pairs, chosen = find_pairs(opened.folder, words, path.rows), sampled(path.rows, samples, seed)
-    lefts = [one.left(one.input.take(chosen)) for one in paths.values()]
-    with doing("asymmetry", len(paths) * len(chosen)):
-        asymmetries = sampled_asymmetry(lefts, path.output.take(chosen), seed)
-    change, _ = asymmetries[-1]
-    quantities = [
-        *_asymmetry_quantities(paths, asymmetries),
-        _size_quantity(block, path, sum(p.numel() for p in opened.model.parameters())),
-    ]
+    pairs = find_pairs(opened.folder, words, path.rows)
+    chosen = sampled(path.rows, samples, seed)
+    asymmetries = _asymmetries(paths, path, chosen, seed)
+    quantities = _asymmetry_quantities(paths, asymmetries)
+    parameters = sum(p.numel() for p in opened.model.parameters())
+    quantities.append(_size_quantity(block, path, parameters))
     grids: list[Grid] = []
     if chain is not None:
         if chain.vocabulary > opened.vocab:
             what = f"a text of {chain.vocabulary:,} different ids, a table of {opened.vocab:,} rows"
             raise DataError(what, "use the tokenizer that belongs to the model")
-        titled = dict(zip(("Direct path", "With the first MLP"), paths.items(), strict=True))
-        asked = [token for pair in pairs for token in pair]
-        grids, follows = heat_maps(chain, opened.folder, titled, asked, most, seed)
-        for (name, one), of_path in zip(paths.items(), follows, strict=True):
-            with doing("loss on the text", one.output.rows):
-                loss = path_loss(one, chain, seed=seed)
-            title = f"loss on the text's pairs, {name}"
-            quantities += [Quantity.of_estimate(title, loss, unit=NATS, main=False), *of_path]
+        also_shown = [token for pair in pairs for token in pair]
+        titled = dict(zip(TITLES, paths.items(), strict=True))
+        grids, follows = heat_maps(chain, opened.folder, titled, also_shown, most, seed)
+        quantities += _text_quantities(paths, chain, follows, seed)
     orders = {name: word_orders(one, words, pairs) for name, one in paths.items()}
-    figure = "Requested pairs: logits"
-    for name, by_order in orders.items():
-        for order, (logit, _, _) in by_order.items():
-            quantities.append(Quantity(f"{order}, {name}", logit, unit="logit", main=False, figure=figure))
-    sample = count(len(chosen))
+    quantities += _logit_quantities(orders)
+    listings = (_requested_pairs(orders, _shares_in_text(chain, pairs)),) if words else ()
+    sample = f"{count(len(chosen))} tokens sampled; the map is {block.composition}"
+    change, _ = asymmetries[-1]
     return Found(
         answer=_answer(change),
         quantities=tuple(quantities),
         grids=tuple(grids),
-        listings=(_requested_pairs(orders, pairs, chain),) if words else (),
-        notes=(f"{sample} tokens sampled; the map is {block.composition}", *path.notes, "attention is left out"),
+        listings=listings,
+        notes=(sample, *path.notes, "attention is left out"),
     )
+
+
+def _asymmetries(
+    paths: Mapping[str, DirectPath], direct: DirectPath, chosen: Ids, seed: int
+) -> list[tuple[Estimate, Estimate]]:
+    """Measure the asymmetry of each path between `chosen` tokens, as it is and centred, and last its change."""
+    lefts = []
+    for path in paths.values():
+        rows = path.input.take(chosen)
+        lefts.append(path.left(rows))
+    with doing("asymmetry", len(paths) * len(chosen)):
+        return sampled_asymmetry(lefts, direct.output.take(chosen), seed)
+
+
+def _text_quantities(
+    paths: Mapping[str, DirectPath], chain: Chain, follows: Sequence[Sequence[Quantity]], seed: int
+) -> Iterator[Quantity]:
+    """Yield each path's loss on a text's pairs, then how far it `follows` the text."""
+    for (name, path), of_path in zip(paths.items(), follows, strict=True):
+        with doing("loss on the text", path.output.rows):
+            loss = path_loss(path, chain, seed=seed)
+        yield Quantity.of_estimate(f"loss on the text's pairs, {name}", loss, unit=NATS, main=False)
+        yield from of_path
+
+
+def _logit_quantities(orders: Mapping[str, WordOrders]) -> Iterator[Quantity]:
+    """Yield the logit of each requested pair both ways, by each path."""
+    figure = "Requested pairs: logits"
+    for name, by_order in orders.items():
+        for order, (logit, _, _) in by_order.items():
+            yield Quantity(f"{order}, {name}", logit, unit="logit", main=False, figure=figure)
 
 
 def _answer(change: Estimate) -> str:
     """Say whether the asymmetry grows with the MLP; `change` is that with it less that without."""
     if change.low > 0:
         return "some"
-    return "it takes some away" if change.high < 0 else "no clear amount"
+    if change.high < 0:
+        return "it takes some away"
+    return "no clear amount"
 
 
-def _asymmetry_quantities(paths: Iterable[str], asymmetries: Sequence[tuple[Estimate, Estimate]]) -> Iterator[Quantity]:
-    """Yield the asymmetry of each path and its change, first as the paths are, then centred."""
-    names = (*(f"asymmetry, {name}" for name in paths), "change")
-    for number, (name, (estimate, _)) in enumerate(zip(names, asymmetries, strict=True)):
-        yield Quantity.of_estimate(
-            name, estimate, unit=ASYMMETRY, chance=0.0 if name == "change" else 2.0,
-            why="" if number else "2: unrelated tables",
-        )  # fmt: skip
-    for name, (_, estimate) in zip(names, asymmetries, strict=True):
-        why = "less row and column means"
-        yield Quantity.of_estimate(f"{name}, centred", estimate, unit=ASYMMETRY, main=False, why=why)
+def _asymmetry_quantities(paths: Iterable[str], asymmetries: Sequence[tuple[Estimate, Estimate]]) -> list[Quantity]:
+    """Report the asymmetry of each path and its change, first as the paths are, then centred."""
+    names = [f"asymmetry, {name}" for name in paths]
+    *of_paths, change = asymmetries
+    quantities = []
+    why = "2: unrelated tables"  # written once
+    for name, (as_it_is, _) in zip(names, of_paths, strict=True):
+        quantities.append(Quantity.of_estimate(name, as_it_is, unit=ASYMMETRY, chance=2.0, why=why))
+        why = ""
+    quantities.append(Quantity.of_estimate("change", change[0], unit=ASYMMETRY, chance=0.0))
+    why = "less row and column means"
+    for name, (_, centred) in zip([*names, "change"], asymmetries, strict=True):
+        title = f"{name}, centred"
+        quantities.append(Quantity.of_estimate(title, centred, unit=ASYMMETRY, main=False, why=why))
+    return quantities
 
 
 def _size_quantity(block: FirstBlock, path: DirectPath, parameters: int) -> Quantity:
@@ -131,23 +163,31 @@ def _size_quantity(block: FirstBlock, path: DirectPath, parameters: int) -> Quan
     return Quantity("parameters of that MLP", of_block, main=False, why=why)
 
 
-def _requested_pairs(
-    orders: dict[str, dict[str, tuple[float, float, int]]], pairs: Sequence[tuple[int, int]], chain: Chain | None
-) -> Listing:
-    """List each requested pair both ways: by each path of `orders`, and how often the text has it."""
-    columns = [f"{name}: {what}" for name in orders for what in ("logit", "probability", "rank")]
-    shares = [math.nan] * (2 * len(pairs))
-    if chain is not None:
-        ways = [way for a, b in pairs for way in ((a, b), (b, a))]
-        shares = pair_counts(chain, ways)[1].tolist()
+def _shares_in_text(chain: Chain | None, pairs: Sequence[tuple[int, int]]) -> list[str]:
+    """Write p(second | first) of each pair both ways, as the text has it; a dash without a text."""
+    if chain is None:
+        return [NONE] * (2 * len(pairs))
+    ways = []
+    for a, b in pairs:
+        ways += [(a, b), (b, a)]
+    _, shares, _ = pair_counts(chain, ways)
+    return [NONE if math.isnan(share) else f"{share:.3g}" for share in shares.tolist()]
+
+
+def _requested_pairs(orders: Mapping[str, WordOrders], shares: Sequence[str]) -> Listing:
+    """List each requested pair both ways: by each path of `orders`, and its share in the text."""
+    header = ["order"]
+    for name in orders:
+        header += [f"{name}: logit", f"{name}: probability", f"{name}: rank"]
+    header.append("in the text")
     rows = []
     for order, share in zip(orders["direct"], shares, strict=True):
         row = [order]
         for by_order in orders.values():
-            logit, log, rank = by_order[order]
-            row += [plain(logit, 3), f"{math.exp(log):.3g}", count(rank + 1)]
-        rows.append((*row, NONE if math.isnan(share) else f"{share:.3g}"))
-    return Listing("Requested pairs", ("order", *columns, "in the text"), tuple(rows))
+            logit, log_probability, rank = by_order[order]
+            row += [plain(logit, 3), f"{math.exp(log_probability):.3g}", count(rank + 1)]
+        rows.append((*row, share))
+    return Listing("Requested pairs", tuple(header), tuple(rows))
 
 
 @dataclass(frozen=True)
@@ -184,13 +224,13 @@ def first_block(model: Any) -> FirstBlock:
     config = model.config.get_text_config()
     kind = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
     fix = "its direct path alone can be measured"
-    if any("experts" in name.split(".") for name, _ in model.named_modules()):
+    if _has_experts(model):
         raise InstallError(f"a {short(kind)} model begins with a mixture of experts", fix)
     record = family(kind)
     names = record.first_mlp
+    if names is None and record.is_known:
+        raise InstallError(f"the first MLP of {short(kind)} is not known", fix)
     if names is None:
-        if record.is_known:
-            raise InstallError(f"the first MLP of {short(kind)} is not known", fix)
         raise InstallError(f"{record.unknown}: its record would name the first MLP", fix)
     if getattr(config, "do_layer_norm_before", True) is False:
         raise InstallError(f"this {kind} model normalises the stream behind its first MLP", fix)
@@ -202,14 +242,31 @@ def first_block(model: Any) -> FirstBlock:
     return _block_of(layers[0], names)
 
 
+def _has_experts(model: nn.Module) -> bool:
+    """Return True if any layer of a model is a mixture of experts."""
+    return any("experts" in name.split(".") for name, _ in model.named_modules())
+
+
 def _block_of(layer: nn.Module, names: BlockNames) -> FirstBlock:
     """Return the feed-forward block of a layer, its modules by the names of the family's record."""
-    before = next((name for name in names.before if getattr(layer, name, None) is not None), "")
-    steps = [name for name in (before, *names.steps, names.after) if name]
-    scale = float(getattr(layer, names.scale)) if names.scale else 1.0
-    inner = "(".join([*reversed(steps), "x"]) + ")" * len(steps)
-    composition = f"x + {inner}" if scale == 1 else f"x + {scale:g}·{inner}"
-    return FirstBlock(composition, tuple(getattr(layer, name) for name in steps), scale)
+    steps: list[str] = []
+    for name in names.before:  # the first of these norms that the layer has
+        if getattr(layer, name, None) is not None:
+            steps.append(name)
+            break
+    steps += names.steps
+    if names.after:
+        steps.append(names.after)
+    composition = "x"
+    for name in steps:
+        composition = f"{name}({composition})"
+    scale = 1.0
+    if names.scale:
+        scale = float(getattr(layer, names.scale))
+    if scale != 1:
+        composition = f"{scale:g}·{composition}"
+    modules = tuple(getattr(layer, name) for name in steps)
+    return FirstBlock(f"x + {composition}", modules, scale)
 
 
 def through_first_mlp(path: DirectPath, block: FirstBlock) -> DirectPath:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
@@ -35,33 +36,41 @@ ABOVE = "above zero: closer to the output"
 @section(asks="Which end does a tied table resemble?", place=50)
 def which_end(subject: Subject, bench: Bench) -> Found:
     """Compare a model with one table with a model with two; of a comparison each tied arm, over seeds."""
-    request = bench.request
     if subject.run is not None:
-        run, settings = subject.run, AlignSettings(seed=request.seed, sampled=2048)
-        of_run = bench.once("which_end", lambda: over_seeds(run, settings, bench.training_counts))
-        if subject.label not in of_run.arms:
-            raise NotHere(f"{', '.join(of_run.arms)}: held against its two tables", "see there")
-        return found_over_seeds(of_run, subject.label)
+        return _of_comparison(subject, subject.run, bench)
     if len(bench.subjects) != 2:
         raise NotHere("needs two models, or a comparison")
+    request = bench.request
     first, second = bench.subjects
     ends = bench.once("ends", lambda: (ends_of(first.folder), ends_of(second.folder)))
     labels = first.label, second.label
-    reporting = labels[_one(ends) or 0]
+    reporting = labels[_model_with_one_table(ends) or 0]
     if subject.label != reporting:
         raise NotHere(f"{reporting} is held against it", "see there")
     return across(*ends, labels, seed=request.seed, held_out=request.effort.held_out)
 
 
+def _of_comparison(subject: Subject, run: Path, bench: Bench) -> Found:
+    """Compare the tied arm of this subject with the untied arm of its comparison, over seeds."""
+    settings = AlignSettings(seed=bench.request.seed, sampled=2048)
+    of_run = bench.once("which_end", lambda: over_seeds(run, settings, bench.training_counts))
+    if subject.label not in of_run.arms:
+        arms = ", ".join(of_run.arms)
+        raise NotHere(f"{arms}: held against its two tables", "see there")
+    return found_over_seeds(of_run, subject.label)
+
+
 # two models
 
 
-def _one(ends: tuple[Ends, Ends]) -> int | None:
+def _model_with_one_table(ends: tuple[Ends, Ends]) -> int | None:
     """Return which of two models has one stored table if the other has two."""
-    first, second = (end.shared is not None for end in ends)
-    if first == second:
-        return None
-    return 0 if first else 1
+    first, second = ends
+    if first.shared is not None and second.shared is None:
+        return 0
+    if first.shared is None and second.shared is not None:
+        return 1
+    return None
 
 
 def across(
@@ -83,29 +92,23 @@ def across(
     ends = _opened_ends(first), _opened_ends(second)
     models = _TwoModels(ends, labels, _matched_by_text(ends))
     pairs = models.usable()
-    width = max(table.width for end in ends for _, table in end.tables)
-    settings = settings or replace(AlignSettings.sized(len(pairs), width, seed, held_out), sampled=8192)
-    aligned = {
-        f"{labels[0]} {name_a} – {labels[1]} {name_b}": align(a, b, pairs, settings)
-        for (name_a, a), (name_b, b) in product(ends[0].tables, ends[1].tables)
-    }
+    if settings is None:
+        sized = AlignSettings.sized(len(pairs), models.width, seed, held_out)
+        settings = replace(sized, sampled=8192)
+    aligned = models.aligned(pairs, settings)
     quantities: list[Quantity] = []
-    one = _one(ends)
+    one = _model_with_one_table(ends)
     if one is None:
         answer = f"no question here: both models have {_table_count(ends)}"
     else:
+        other = labels[1 - one]
         leans = models.leans(one, pairs, settings)
-        answer = _answer(leans, labels[1 - one])
+        answer = _answer(leans, other)
         for lean in leans:
-            quantities += _lean_quantities(lean, labels[one], labels[1 - one])
+            quantities += _lean_quantities(lean, labels[one], other)
     for name, alignment in aligned.items():
         quantities += alignment.quantities(name)
-    quantities += [
-        Quantity("tokens in both vocabularies", len(models.every), main=False),
-        Quantity("tokens left out", len(models.every) - len(pairs), main=False),
-    ]
-    rows = {f"rows of {label}": end.input.rows for label, end in zip(labels, ends, strict=True)}
-    quantities += [Quantity(name, value, main=False) for name, value in rows.items()]
+    quantities += models.sizes(pairs)
     return Found(answer, tuple(quantities), notes=tuple(_notes(aligned, models)))
 
 
@@ -116,8 +119,11 @@ def _opened_ends(model: Folder | Ends) -> Ends:
 
 def _matched_by_text(ends: tuple[Ends, Ends]) -> Pairs:
     """Match the tokens of two models by their texts."""
-    first, second = (texts_of(end.folder, max(end.input.rows, end.output.rows)) for end in ends)
-    return by_text(first, second)
+    texts = []
+    for end in ends:
+        rows = max(end.input.rows, end.output.rows)
+        texts.append(texts_of(end.folder, rows))
+    return by_text(texts[0], texts[1])
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,12 @@ class _TwoModels:
     ends: tuple[Ends, Ends]
     labels: tuple[str, str]
     every: Pairs  # tokens that are in both vocabularies
+
+    @property
+    def width(self) -> int:
+        """Return the width of the widest table."""
+        first, second = self.ends
+        return max(table.width for _, table in (*first.tables, *second.tables))
 
     def usable(self) -> Pairs:
         """Return the pairs without rows that say nothing of their token; CheckpointError if these are too few."""
@@ -138,6 +150,23 @@ class _TwoModels:
             raise CheckpointError(what, f"at least {FEWEST} are needed")
         return pairs
 
+    def aligned(self, pairs: Pairs, settings: AlignSettings) -> dict[str, Alignment]:
+        """Align every table of the first model with every table of the second, under a name that has both."""
+        first, second = self.ends
+        label_a, label_b = self.labels
+        aligned: dict[str, Alignment] = {}
+        for (name_a, a), (name_b, b) in product(first.tables, second.tables):
+            aligned[f"{label_a} {name_a} – {label_b} {name_b}"] = align(a, b, pairs, settings)
+        return aligned
+
+    def sizes(self, pairs: Pairs) -> list[Quantity]:
+        """Report how many tokens both have, how many are left out of `pairs`, and the rows of either model."""
+        common = len(self.every)
+        sizes = {"tokens in both vocabularies": common, "tokens left out": common - len(pairs)}
+        for label, end in zip(self.labels, self.ends, strict=True):
+            sizes[f"rows of {label}"] = end.input.rows
+        return [Quantity(name, value, main=False) for name, value in sizes.items()]
+
     def leans(self, one: int, pairs: Pairs, settings: AlignSettings) -> tuple[Lean, ...]:
         """Compare the one table of model number `one` with both tables of the other model."""
         table, other = self.ends[one].shared, self.ends[1 - one]
@@ -148,9 +177,12 @@ class _TwoModels:
 
 def _table_count(ends: tuple[Ends, Ends]) -> str:
     """Say how many tables each of two models has that have equally many."""
-    if ends[0].shared is None:
+    first, second = ends
+    if first.shared is None:
         return "two tables"
-    return "one table" if all(end.tied for end in ends) else "one stored table"
+    if first.tied and second.tied:
+        return "one table"
+    return "one stored table"
 
 
 def _lean_quantities(lean: Lean, label: str, other: str) -> list[Quantity]:
@@ -160,16 +192,17 @@ def _lean_quantities(lean: Lean, label: str, other: str) -> list[Quantity]:
     if is_centred:
         name = spelled(lean.measure)
         against, apart = f"The table of {label} against both of {other}", f"Output less input, for {label}"
-    scores = [
-        Quantity.of_estimate(
-            name, score, chance=lean.chance, of=f"{end} of {other}", unit=unit, main=False, figure=against
+    quantities = []
+    for end, score in zip(ENDS, (lean.input, lean.output), strict=True):
+        of = f"{end} of {other}"
+        quantities.append(
+            Quantity.of_estimate(name, score, chance=lean.chance, of=of, unit=unit, main=False, figure=against)
         )
-        for end, score in zip(ENDS, (lean.input, lean.output), strict=True)
-    ]
-    difference = Quantity.of_estimate(
-        f"output − input, {name}", lean.difference, chance=0.0, unit=unit, main=is_centred, figure=apart, why=ABOVE
+    title = f"output − input, {name}"
+    quantities.append(
+        Quantity.of_estimate(title, lean.difference, chance=0.0, unit=unit, main=is_centred, figure=apart, why=ABOVE)
     )
-    return [*scores, difference]
+    return quantities
 
 
 def _notes(aligned: dict[str, Alignment], models: _TwoModels) -> Iterator[str]:
@@ -179,7 +212,10 @@ def _notes(aligned: dict[str, Alignment], models: _TwoModels) -> Iterator[str]:
         if first_score.measure == IDENTITY and first_score.estimate.low > KIN:
             cosine = plain(first_score.estimate.value, 3)
             yield f"{name}: cosine {cosine} as they stand: a common start, in every score"
-    yield from dict.fromkeys(why for alignment in aligned.values() for why in alignment.left_out)
+    reasons: dict[str, None] = {}  # maps that do not apply, each reason once
+    for alignment in aligned.values():
+        reasons |= dict.fromkeys(alignment.left_out)
+    yield from reasons
     for label, end in zip(models.labels, models.ends, strict=True):
         for note in end.notes:
             yield f"{label}: {note}"
@@ -213,7 +249,8 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
 
     The answer has both leans where there are both: as it stands, and with frequency taken out.
     """
-    notes = [f"{count(found.tokens)} tokens, seeds {', '.join(map(str, found.seeds))}"]
+    seeds = ", ".join(str(seed) for seed in found.seeds)
+    notes = [f"{count(found.tokens)} tokens, seeds {seeds}"]
     if found.counted is not None:
         notes.append(f"frequency: a cubic in log(count + 1) of {count(found.counted)} training tokens")
     stored = found.leaning(arm, IDENTITY, SAME_SEED)
@@ -231,11 +268,15 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
 
 def _model_pairs(found: OverSeeds, arm: str) -> Iterator[tuple[str, ...]]:
     """Yield the scores of every pair of models, by measure."""
-    for leaning in found.leanings:
-        if leaning.arm == arm:
-            for a, b, to_input, to_output in leaning.pairs:
-                models = f"{arm} {a}, {found.untied} {b}"
-                yield models, leaning.measure, plain(to_input, 6), plain(to_output, 6)
+    for leaning in _leanings_of(found, arm):
+        for a, b, to_input, to_output in leaning.pairs:
+            models = f"{arm} {a}, {found.untied} {b}"
+            yield models, leaning.measure, plain(to_input, 6), plain(to_output, 6)
+
+
+def _leanings_of(found: OverSeeds, arm: str) -> list[Leaning]:
+    """Return every measure of an arm, between different seeds and within one."""
+    return [leaning for leaning in found.leanings if leaning.arm == arm]
 
 
 def _answer_over_seeds(found: OverSeeds, arm: str) -> str:
@@ -246,13 +287,17 @@ def _answer_over_seeds(found: OverSeeds, arm: str) -> str:
     difference = _corrected_difference(found, arm, CKA)
     if difference is None:
         first = leanings[0]
-        by_measure = "" if toward(first.difference) == NOT_KNOWN else f" {spelled(first.measure)}"
-        return _side(found, first.difference) + by_measure
+        answer = _side(found, first.difference)
+        if toward(first.difference) == NOT_KNOWN:
+            return answer
+        return f"{answer} {spelled(first.measure)}"
     answer = _side(found, difference)
     if found.counted is None:
         return f"{answer}; to take frequency out needs the training text"
+    rest = "too little is found again to say"
     without_frequency = _corrected_difference(found, arm, CKA_CURVE)
-    rest = _side(found, without_frequency) if without_frequency else "too little is found again to say"
+    if without_frequency is not None:
+        rest = _side(found, without_frequency)
     if rest == answer:
         return f"{answer}, with frequency taken out too"
     return f"{answer}; with frequency taken out {rest}"
@@ -261,7 +306,9 @@ def _answer_over_seeds(found: OverSeeds, arm: str) -> str:
 def _corrected_difference(found: OverSeeds, arm: str, measure: str) -> Estimate | None:
     """Return how much closer to the output than to the input an arm is, corrected for attenuation; None without."""
     leaning = found.leaning(arm, measure)
-    return None if leaning is None else leaning.corrected.get("difference")
+    if leaning is None:
+        return None
+    return leaning.corrected.get("difference")
 
 
 def _side(found: OverSeeds, difference: Estimate) -> str:
@@ -269,24 +316,26 @@ def _side(found: OverSeeds, difference: Estimate) -> str:
     side = toward(difference)
     if side == NOT_KNOWN:
         return "fewer than three seeds cannot tell"
-    return f"it shows no lean to either table of {found.untied}" if side == NEITHER else f"it leans to its {side} table"
+    if side == NEITHER:
+        return f"it shows no lean to either table of {found.untied}"
+    return f"it leans to its {side} table"
 
 
 def _over_seeds(found: OverSeeds, arm: str) -> Iterator[Quantity]:
     """Yield corrected scores, every score, every difference, scores of training again, and shares of frequency."""
-    leanings, first = [x for x in found.leanings if x.arm == arm], found.told(arm)
+    leanings, first = _leanings_of(found, arm), found.told(arm)
     for leaning in leanings:
         yield from _corrected_quantities(found, leaning)
-    for leaning in sorted(leanings, key=lambda x: x not in first):
+    for leaning in sorted(leanings, key=lambda leaning: leaning not in first):
         yield from _score_quantities(found, leaning, is_first=leaning in first)
     # where a difference could be corrected, that is the one to read first
-    is_corrected = any("difference" in x.corrected for x in first)
+    corrected = [leaning for leaning in first if "difference" in leaning.corrected]
     for leaning in leanings:
-        is_main = leaning in first and leaning.measure in (ORTHOGONAL, NEIGHBOURS, CKA)
+        is_first = leaning in first and leaning.measure in (ORTHOGONAL, NEIGHBOURS, CKA)
+        why = f"{ABOVE}; one seed is one start" if leaning.seeds == SAME_SEED else ABOVE
         yield Quantity.of_estimate(
-            f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES,
-            why=ABOVE + ("; one seed is one start" if leaning.seeds == SAME_SEED else ""),
-            main=is_main and not is_corrected,
+            f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES, why=why,
+            main=is_first and not corrected,
             of=f"{arm}, models of the {leaning.seeds}", figure=f"Output less input, for {arm}",
         )  # fmt: skip
     for (what, measure), again in found.again.items():
@@ -304,10 +353,10 @@ def _corrected_quantities(found: OverSeeds, leaning: Leaning) -> Iterator[Quanti
         name, of, figure = "corrected", f"{arm} – {found.untied} {end}", f"What {arm} has in common with either table"
         if is_difference:
             name, of, figure = "corrected output − input", "", ""
+        title, why = f"{name}, {measure}", "1: the same but for noise and rotation"
         yield Quantity.of_estimate(
-            f"{name}, {measure}", score, chance=0.0, unit=SHARES, of=of, main=is_difference, figure=figure,
-            why="1: the same but for noise and rotation",
-        )  # fmt: skip
+            title, score, chance=0.0, unit=SHARES, of=of, main=is_difference, figure=figure, why=why
+        )
 
 
 def _score_quantities(found: OverSeeds, leaning: Leaning, is_first: bool) -> Iterator[Quantity]:
@@ -317,10 +366,10 @@ def _score_quantities(found: OverSeeds, leaning: Leaning, is_first: bool) -> Ite
     if is_first:
         name, figure = spelled(leaning.measure), f"Which end does the table of {arm} resemble?"
     for end, score in zip(ENDS, (leaning.input, leaning.output), strict=True):
+        of = f"{arm} – {untied} {end}"
         yield Quantity.of_estimate(
-            name, score, chance=leaning.chance, of=f"{arm} – {untied} {end}", unit=SCORES,
-            main=False, figure=figure, why=models,
-        )  # fmt: skip
+            name, score, chance=leaning.chance, of=of, unit=SCORES, main=False, figure=figure, why=models
+        )
         again = found.again.get((AGAIN.format(untied, end), leaning.measure))
         if is_first and again:
             of = f"{untied} {end}, trained again"

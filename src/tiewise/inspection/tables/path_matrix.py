@@ -38,6 +38,7 @@ BLOCK = 1024  # tokens that are held against as many others
 RESAMPLES = 200  # of sampled tokens
 MOST_PAIRS = 4096  # held against one block of output rows
 ROUNDING = 1e-12  # one product in two blocks of different shape is rounded differently
+WordOrders = dict[str, tuple[float, float, int]]  # "New → York" → logit, log-probability, rank
 
 
 @dataclass(frozen=True)
@@ -299,10 +300,15 @@ def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> l
     return list(zip(found[::2], found[1::2], strict=True))
 
 
-def word_orders(
-    path: DirectPath, words: Sequence[tuple[str, str]], ids: Iterable[tuple[int, int]]
-) -> dict[str, tuple[float, float, int]]:
+def word_orders(path: DirectPath, words: Sequence[tuple[str, str]], ids: Iterable[tuple[int, int]]) -> WordOrders:
     """Say (logit, log-probability, rank) of pairs of words, whose ids are `ids`, both ways: {"New → York": …, …}."""
-    names = [f"{visible(one)} → {visible(other)}" for a, b in words for one, other in ((a, b), (b, a))]
-    said = transitions(path, [way for a, b in ids for way in ((a, b), (b, a))])
-    return dict(zip(names, zip(*(column.tolist() for column in said), strict=True), strict=True))
+    names = []
+    for first, second in words:
+        a, b = visible(first), visible(second)
+        names += [f"{a} → {b}", f"{b} → {a}"]
+    ways = []
+    for a_id, b_id in ids:
+        ways += [(a_id, b_id), (b_id, a_id)]
+    logits, logs, ranks = transitions(path, ways)
+    values = zip(logits.tolist(), logs.tolist(), ranks.tolist(), strict=True)
+    return dict(zip(names, values, strict=True))

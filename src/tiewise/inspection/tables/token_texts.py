@@ -53,16 +53,17 @@ def _find_token(tokenizer: Any, text: str, unknown: int | None) -> int:
     """Return the one token of a text; `unknown` is that of everything the vocabulary lacks."""
     alone = tokenizer.encode(text, add_special_tokens=False)
     for encoding in (tokenizer.encode(f" {text}", add_special_tokens=False), alone):
-        # some vocabularies drop what they do not know: the one token must stand for all of the text
-        is_one_token = len(encoding.ids) == 1 and np.ptp(encoding.offsets[0]) >= len(text)
-        if is_one_token and encoding.ids[0] != unknown:
+        if len(encoding.ids) != 1 or encoding.ids[0] == unknown:
+            continue
+        # some vocabularies drop characters that they lack: the one token must cover all of the text
+        if np.ptp(encoding.offsets[0]) >= len(text):
             return int(encoding.ids[0])
     number = tokenizer.token_to_id(text)
-    if number is None:
-        pieces = " + ".join(map(short, alone.tokens[:6])) or "nothing"
-        what = f"{short(text)} is not one token of this vocabulary: {pieces}"
-        raise DataError(what, "choose a word that is one token")
-    return int(number)
+    if number is not None:
+        return int(number)
+    pieces = " + ".join(short(piece) for piece in alone.tokens[:6])
+    what = f"{short(text)} is not one token of this vocabulary: {pieces or 'nothing'}"
+    raise DataError(what, "choose a word that is one token")
 
 
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
@@ -75,30 +76,32 @@ def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
     tokens = read_tokenizer(folder)
     if tokens is None or "tokenizer.json" not in tokens.files:
         raise DataError(f"{folder.path}: tokenizer.json cannot be read", "take it from its source again")
-    decoder = json_object(folder.path, "tokenizer.json").get("decoder")
-    is_byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
-    byte_of = byte_letters() if is_byte_level else {}
     pieces = {number: piece for piece, number in tokens.base.items()}
+    is_byte_level = _is_byte_level(folder)
+    byte_of = byte_letters()
     texts = []
     for number in ids:
         piece = tokens.added.get(number) or pieces.get(number, f"#{number}")
         if not is_byte_level:
             texts.append(_text_of_piece(piece))
-        elif number in tokens.added:  # stored as it reads
+        elif number in tokens.added:  # stored as it reads, not in letters that mean bytes
             texts.append(_spaced(piece))
         else:
             texts.append(_text_of_letters(piece, byte_of))
     return tuple(texts)
 
 
+def _is_byte_level(folder: Folder) -> bool:
+    """Return True if the pieces of the folder's tokenizer.json are spelled in letters that each mean one byte."""
+    decoder = json_object(folder.path, "tokenizer.json").get("decoder")
+    return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+
+
 def _text_of_letters(piece: str, byte_of: dict[str, int]) -> str:
     """Return a byte-level piece as text; as it is spelled where it is no whole character."""
     if not byte_of.keys() >= set(piece):
         return _spaced(piece)
-    try:
-        return bytes(byte_of[letter] for letter in piece).decode()
-    except UnicodeDecodeError:
-        return _spaced(piece)
+    return _decoded(bytes(byte_of[letter] for letter in piece), piece)
 
 
 def _text_of_piece(piece: str) -> str:
@@ -106,15 +109,22 @@ def _text_of_piece(piece: str) -> str:
     byte = BYTE.fullmatch(piece)
     if byte is None:
         return _spaced(piece)
+    return _decoded(bytes([int(byte[1], 16)]), piece)
+
+
+def _decoded(data: bytes, piece: str) -> str:
+    """Return the UTF-8 text of a piece's bytes; the piece as it is spelled where they are no whole character."""
     try:
-        return bytes([int(byte[1], 16)]).decode()
+        return data.decode()
     except UnicodeDecodeError:
         return _spaced(piece)
 
 
 def _spaced(piece: str) -> str:
     """Return a piece with SentencePiece's marks as spaces if it begins with one."""
-    return piece.replace("▁", " ") if piece.startswith("▁") else piece
+    if not piece.startswith("▁"):
+        return piece
+    return piece.replace("▁", " ")
 
 
 NAMED = ("Latin", "Cyrillic", "Greek", "Hangul", "Arabic", "Hebrew", "Devanagari")
@@ -161,8 +171,12 @@ def read_texts(folder: Folder, rows: int) -> Texts:
 
 def by_script(texts: Texts, unused: Iterable[int] = ()) -> Groups:
     """Group tokens by script, those with most tokens first; tokens of no text, `unused` ones too, are special."""
-    special = texts.special | {row for row in unused if texts.of[row] is not None}
-    names = [SPECIAL if row in special else script_of(text) for row, text in enumerate(texts.of)]
+    names = [script_of(text) for text in texts.of]
+    for row in texts.special:
+        names[row] = SPECIAL
+    for row in unused:
+        if texts.of[row] is not None:
+            names[row] = SPECIAL
     labels = tuple(name for name, _ in Counter(names).most_common())
     place = {name: number for number, name in enumerate(labels)}
     return Groups(labels, np.array([place[name] for name in names], np.int64))
@@ -172,14 +186,17 @@ def script_of(text: str | None) -> str:
     """Name the script of a token."""
     if text is None:
         return NONE
-    letters = Counter(_script_of_letter(character) for character in text if character.isalpha())
-    if letters:
-        return letters.most_common(1)[0][0]
+    scripts = Counter(_script_of_letter(character) for character in text if character.isalpha())
+    if scripts:
+        [(script, _)] = scripts.most_common(1)
+        return script
     if _PARTIAL in text:
         return PARTIAL
     if any(character.isnumeric() for character in text):
         return DIGITS
-    return PUNCTUATION if text.strip() else SPACE
+    if text.strip():
+        return PUNCTUATION
+    return SPACE
 
 
 def _script_of_letter(letter: str) -> str:
@@ -197,4 +214,6 @@ def token_names(texts: Texts | None, ids: Sequence[int]) -> tuple[str, ...]:
 
 def _token_name(row: int, text: str | None) -> str:
     """Return the text of a row's token, or `#id` if there is none that can be read."""
-    return text if text and _PARTIAL not in text else f"#{row}"
+    if text and _PARTIAL not in text:
+        return text
+    return f"#{row}"
