@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.found import Curve, Found, Quantity
 from tiewise.inspection.bench import Bench, Subject, section
-from tiewise.inspection.tables.align_tables import align
+from tiewise.inspection.tables.align_tables import Alignment, align
 from tiewise.inspection.tables.model_tables import ends_of, left_out, one_vocabulary
 from tiewise.inspection.tables.table_maps import AlignSettings
 
@@ -31,31 +33,57 @@ def alignment_of(
     if ends.tied:
         notes = (f"input and output are {ends.names[0]}", *ends.notes, *left_out(ends.beside))
         return Found("they are one table", notes=notes)
-    every, mask = one_vocabulary(ends.input.rows, ends.output.rows), ends.unusable()
-    pairs = every.without(mask, mask)
-    width = max(ends.input.width, ends.output.width)
-    found = align(ends.input, ends.output, pairs, settings or AlignSettings.sized(len(pairs), width, seed, held_out))
+    every = one_vocabulary(ends.input.rows, ends.output.rows)
+    unusable = ends.unusable()
+    pairs = every.without(unusable, unusable)
+    if settings is None:
+        width = max(ends.input.width, ends.output.width)
+        settings = AlignSettings.sized(len(pairs), width, seed, held_out)
+    measured = align(ends.input, ends.output, pairs, settings)
     # one stored table behind two maps is no choice of two
-    quantities = tuple(found.quantities(decides=len(set(ends.names)) == 2))
-    above = [q.name for q in quantities if q.main and q.unit == "cosine" and q.low > max(q.chance or 0.0, *q.null)]
-    curves = []
-    for end, spectrum in zip(("input", "output"), found.spectra, strict=True):
-        kept = tuple(value for value in spectrum.values if value > 0)
-        curves.append(Curve(
-            "Spectra of both tables", tuple(range(1, len(kept) + 1)), kept, which=end, along="direction",
+    quantities = list(measured.quantities(decides=len(set(ends.names)) == 2))
+    answer = _answer(quantities)
+    why = "a row is zero, repeated or not finite"
+    quantities.append(Quantity("tokens left out", len(every) - len(pairs), main=False, why=why))
+    return Found(
+        answer=answer,
+        quantities=tuple(quantities),
+        curves=(*_spectrum_curves(measured), *_subspace_curves(measured)),
+        notes=(*measured.left_out, *ends.notes, *left_out(ends.beside)),
+    )
+
+
+def _answer(quantities: Sequence[Quantity]) -> str:
+    """Name the cosines that a reader sees first whose intervals lie above all that no effect gives."""
+    above = []
+    for quantity in quantities:
+        if not quantity.main or quantity.unit != "cosine":
+            continue
+        if quantity.low > max(quantity.chance or 0.0, *quantity.null):
+            above.append(quantity.name)
+    if not above:
+        return "no more than by chance"
+    return f"more than by chance {', and '.join(above)}"
+
+
+def _spectrum_curves(alignment: Alignment) -> Iterator[Curve]:
+    """Yield the singular values above zero of both tables."""
+    for end, spectrum in zip(("input", "output"), alignment.spectra, strict=True):
+        values = tuple(value for value in spectrum.values if value > 0)
+        numbers = tuple(range(1, len(values) + 1))
+        yield Curve(
+            "Spectra of both tables", numbers, values, which=end, along="direction",
             unit="singular value", log=True, log_x=True,
             why="Less the mean row; steep: few directions.",
-        ))  # fmt: skip
-    for space in found.subspaces:
-        curves.append(Curve(
-            "Do the leading directions agree?", tuple(range(1, space.k + 1)), space.cosines, along="direction",
+        )  # fmt: skip
+
+
+def _subspace_curves(alignment: Alignment) -> Iterator[Curve]:
+    """Yield the principal angles between leading subspaces of both tables."""
+    for space in alignment.subspaces:
+        numbers = tuple(range(1, space.k + 1))
+        yield Curve(
+            "Do the leading directions agree?", numbers, space.cosines, along="direction",
             which=f"{space.k} over {space.over}", unit="cosine of the principal angle",
             why="1: both have that direction.",
-        ))  # fmt: skip
-    unusable, why = len(every) - len(pairs), "a row is zero, repeated or not finite"
-    return Found(
-        answer=f"more than by chance {', and '.join(above)}" if above else "no more than by chance",
-        quantities=(*quantities, Quantity("tokens left out", unusable, main=False, why=why)),
-        curves=tuple(curves),
-        notes=(*found.left_out, *ends.notes, *left_out(ends.beside)),
-    )
+        )  # fmt: skip

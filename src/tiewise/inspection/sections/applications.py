@@ -13,8 +13,7 @@ A model is asked as its family is pretrained; the draws are those of a seed, ali
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -23,11 +22,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from tiewise.core.errors import DataError, progress
-from tiewise.core.estimates import mean_interval
+from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.files import size
 from tiewise.core.found import NATS, Curve, Found, Quantity
 from tiewise.core.text import token_counts
@@ -63,21 +62,52 @@ def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64
     """
     stack = find_stack(opened)
     block = one_block(stack.calls(torch.full((1, 2), stack.token)))
-    asked = questions(opened, stack.causal, ids, length, count, seed)
-    counts = torch.from_numpy(token_counts(ids, opened.vocab)).double() + 1  # of each token: what a bias alone can know
-    surprise = -(counts / counts.sum()).log()
+    batches = questions(opened, stack.causal, ids, length, count, seed)
+    measured = _measured_by_window(stack, block, batches, _surprise(ids, opened.vocab))
+    parameters = sum(p.numel() for p in opened.model.parameters())
+    separate = parameters + (block.times - 1) * _block_parameters(stack, block)
+    report = found_of(block, measured.nll, measured.change, measured.unigram, parameters, separate)
+    predicted = sum(len(batch.targets) for batch in batches)
+    kind = "next" if stack.causal else "hidden"
+    note = f"nll of {predicted:,} {kind} tokens in {len(measured.unigram)} windows"
+    return replace(report, notes=(note,))
+
+
+def _surprise(ids: Ids, vocab: int) -> Tensor:
+    """Return each token's nll by its frequency in a text, one added to each count [V]: what a bias alone can know."""
+    counts = torch.from_numpy(token_counts(ids, vocab)).double() + 1
+    return -(counts / counts.sum()).log()
+
+
+def _block_parameters(stack: AppliedStack, block: Repeat) -> int:
+    """Return how many parameters the repeated block has, each counted once."""
+    parameters: set[nn.Parameter] = set()
+    for application in stack.applications[: block.period]:
+        parameters.update(application.module.parameters())
+    return sum(p.numel() for p in parameters)
+
+
+@dataclass(frozen=True)
+class _ByWindow:
+    """Measures of every window of a text."""
+
+    nll: Values  # after 1, 2, … applications [n, windows]
+    change: Values  # of the state around each [n, windows]
+    unigram: Values  # nll by the tokens' frequencies [windows]
+
+
+def _measured_by_window(stack: AppliedStack, block: Repeat, batches: Sequence[Question], surprise: Tensor) -> _ByWindow:
+    """Measure all batches; `surprise` [V] is the nll of each token by its frequency."""
+    total = sum(len(batch.where) for batch in batches)
+    done = 0
     parts, unigram = [], []
-    for batch in asked:
+    for batch in batches:
         parts.append(torch.stack(list(_measured(stack, block, batch))))
         unigram.append(_by_window(surprise[batch.targets], batch.where))
-        progress("applications", sum(map(len, unigram)), sum(len(batch.where) for batch in asked))
-    nll, change = torch.cat(parts, -1).numpy().transpose(1, 0, 2)  # [n, windows] after 1, 2, … applications
-    of_block = {p for one in stack.applications[: block.period] for p in one.module.parameters()}
-    parameters, repeated = (sum(p.numel() for p in of) for of in (opened.model.parameters(), of_block))
-    separate = parameters + (block.times - 1) * repeated
-    predicted, kind = sum(len(batch.targets) for batch in asked), "next" if stack.causal else "hidden"
-    note = f"nll of {predicted:,} {kind} tokens in {nll.shape[1]} windows"
-    return replace(found_of(block, nll, change, torch.cat(unigram).numpy(), parameters, separate), notes=(note,))
+        done += len(batch.where)
+        progress("applications", done, total)
+    nll, change = torch.cat(parts, -1).numpy().transpose(1, 0, 2)
+    return _ByWindow(nll, change, torch.cat(unigram).numpy())
 
 
 def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parameters: int, separate: int) -> Found:
@@ -87,49 +117,66 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
     of the states around each, `unigram` the nll by the tokens' frequencies in the whole text, one added to each count
     [windows]. The whole model has `parameters`, and `separate` if every application had its own.
     """
-    own, most, alone = nll[block.times - 1], len(nll), mean_interval(unigram)
-    means = [mean_interval(values).value for values in nll]  # nan where a window gave no number
-    # of equals that of training
-    best = min((block.times, *range(1, most + 1)), key=lambda n: (math.isnan(means[n - 1]), means[n - 1]))
+    trained, alone = nll[block.times - 1], mean_interval(unigram).value
+    best = _best_number(nll, block.times)
     why = "the best of many: lower than another text would have it"
-    more = mean_of("there − as trained", nll[best - 1] - own, unit=NATS, chance=0.0, why=why)
+    more = mean_of("there − as trained", nll[best - 1] - trained, unit=NATS, chance=0.0, why=why)
+    why = "beside it: token frequencies alone"
+    quantities = [
+        mean_of("nll as trained", trained, unit=NATS, chance=alone, why=why),
+        Quantity("best number", best, why=f"of 1 to {len(nll)}; in training {block.times}"),
+        mean_of("nll there", nll[best - 1], unit=NATS, chance=alone),
+        more,
+        *_parameter_quantities(parameters, separate),
+    ]
     mark: dict[str, Any] = {"along": "applications of the block", "mark": block.times}
-    what = "layer" if block.period == 1 else f"block of {block.period} layers"
-    answer = f"no: the {what} is applied {best} times, and no number up to {most} is better"
-    if best != block.times:
-        said = "yes: {} do better than" if more.high < 0 else "not told apart: {} and"
-        answer = f"{said.format(f'{best} applications of the {what}')} the {block.times} of training"
-    return Found(
-        answer=answer,
-        quantities=(
-            mean_of("nll as trained", own, unit=NATS, chance=alone.value, why="beside it: token frequencies alone"),
-            Quantity("best number", best, why=f"of 1 to {most}; in training {block.times}"),
-            mean_of("nll there", nll[best - 1], unit=NATS, chance=alone.value),
-            more,
-            Quantity(
-                "parameters", parameters,
-                why=f"AdamW in fp32: {size(TRAINING * parameters)}, {size(TRAINING * separate)} if none were shared",
-            ),
-            Quantity("parameters if each application had its own", separate, main=False),
+    curves = [
+        Curve.through(
+            "Loss by how often the block is applied", _numbered(nll), unit=NATS, level=alone,
+            level_name="token frequencies", why="Open marker: as trained.", **mark,
         ),
-        curves=(
-            Curve.through(
-                "Loss by how often the block is applied", enumerate(map(mean_interval, nll), 1),
-                unit=NATS, level=alone.value, level_name="token frequencies", **mark,
-                why="Open marker: as trained.",
-            ),
-            Curve.through(
-                "Loss less that of training's number", enumerate(map(mean_interval, nll - own), 1),
-                unit=NATS, level=0.0, **mark,
-                why="By window; above 0 is worse.",
-            ),
-            Curve.through(
-                "Change by one more application", enumerate(map(mean_interval, change), 1),
-                unit="relative change", log=True, **mark,
-                why="Relative to the state before.",
-            ),
+        Curve.through(
+            "Loss less that of training's number", _numbered(nll - trained), unit=NATS, level=0.0,
+            why="By window; above 0 is worse.", **mark,
         ),
-    )  # fmt: skip
+        Curve.through(
+            "Change by one more application", _numbered(change), unit="relative change", log=True,
+            why="Relative to the state before.", **mark,
+        ),
+    ]  # fmt: skip
+    return Found(_answer(block, best, len(nll), more), tuple(quantities), tuple(curves))
+
+
+def _best_number(nll: Values, trained: int) -> int:
+    """Return the number of applications with the lowest mean nll; of equals that of training."""
+    means = np.array([mean_interval(values).value for values in nll])
+    means[np.isnan(means)] = np.inf  # a window gave no number
+    best = int(means.argmin()) + 1
+    return trained if means[trained - 1] == means[best - 1] else best
+
+
+def _answer(block: Repeat, best: int, most: int, more: Quantity) -> str:
+    """Say which number of applications predicts best; `more` is its nll less that of training's number."""
+    layers = "layer" if block.period == 1 else f"block of {block.period} layers"
+    if best == block.times:
+        return f"no: the {layers} is applied {best} times, and no number up to {most} is better"
+    applied = f"{best} applications of the {layers}"
+    if more.high < 0:
+        return f"yes: {applied} do better than the {block.times} of training"
+    return f"not told apart: {applied} and the {block.times} of training"
+
+
+def _parameter_quantities(parameters: int, separate: int) -> Iterator[Quantity]:
+    """Yield the parameters of the model, and how many it would have if nothing were shared."""
+    shared_size, separate_size = size(TRAINING * parameters), size(TRAINING * separate)
+    yield Quantity("parameters", parameters, why=f"AdamW in fp32: {shared_size}, {separate_size} if none were shared")
+    yield Quantity("parameters if each application had its own", separate, main=False)
+
+
+def _numbered(values: Values) -> Iterator[tuple[int, Estimate]]:
+    """Yield (number of applications, mean over windows) of values [n, windows]."""
+    for number, of_windows in enumerate(values, 1):
+        yield number, mean_interval(of_windows)
 
 
 @torch.no_grad()
@@ -139,12 +186,20 @@ def _measured(stack: AppliedStack, block: Repeat, batch: Question) -> Iterator[T
     calls = stack.calls(batch.given["input_ids"], **others)
     before = calls[0].read
     for state in islice(_states(calls, block), max(MOST, block.times)):
-        read, nll = state[batch.where], []
-        for part in stack.parts(len(read)):
-            nll.append(F.cross_entropy(stack.to_logits(read[part]), batch.targets[part], reduction="none").double())
+        nll = _by_window(_losses(stack, state, batch), batch.where)
         change = relative(state[batch.readable][:, None], before[batch.readable][:, None])  # [N, 1, D]: each by itself
-        yield torch.stack([_by_window(torch.cat(nll), batch.where), _by_window(change.double(), batch.readable)])
+        yield torch.stack([nll, _by_window(change.double(), batch.readable)])
         before = state
+
+
+def _losses(stack: AppliedStack, state: Tensor, batch: Question) -> Tensor:
+    """Return the nll of each predicted token from a state, fp64 [M]."""
+    read = state[batch.where]
+    losses = []
+    for part in stack.parts(len(read)):
+        logits = stack.to_logits(read[part])
+        losses.append(F.cross_entropy(logits, batch.targets[part], reduction="none").double())
+    return torch.cat(losses)
 
 
 def _by_window(values: Tensor, where: Tensor) -> Tensor:
@@ -196,33 +251,44 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
 
 def _next_tokens(texts: Ids, step: int) -> list[Question]:
     """Ask for every next token of windows [n, T], `step` windows at a time."""
-    found = []
+    questions_of_text = []
     for tokens in torch.split(torch.from_numpy(texts), step):
         where = torch.ones_like(tokens, dtype=torch.bool)
         where[:, -1] = False
-        found.append(Question({"input_ids": tokens}, torch.ones_like(where), where, tokens[:, 1:].flatten()))
-    return found
+        targets = tokens[:, 1:].flatten()
+        questions_of_text.append(Question({"input_ids": tokens}, torch.ones_like(where), where, targets))
+    return questions_of_text
 
 
 def _hidden_tokens(opened: Opened, ids: Ids, length: int, count: int, seed: int) -> list[Question]:
     """Ask for hidden tokens of up to `count` rows of whole sentences, as in pretraining."""
-    folder, vocab = opened.folder.path, opened.vocab
-    tokenizer = make_tokenizer(str(folder))
-    marks = {piece: getattr(tokenizer, f"{name}_id") for name, piece in MARKS.items()}
-    missing = [piece for piece, number in marks.items() if number is None or number >= vocab]
-    if missing:
-        what = f"{folder}: the model predicts hidden tokens, and its tokenizer has no {', '.join(missing)}"
-        raise DataError(what, "put the model's own tokenizer beside it")
-    sentences = find_sentences(ids, Vocabulary.of(tokenizer, vocab), tokenizer.eos_token_id)
-    rows = PairRows(sentences, Packing(length, "none", short=0.0), Masking(), seed=seed)
+    rows = _masked_rows(opened, ids, length, seed)
     has_segments = getattr(opened.model.config, "type_vocab_size", 0) >= 2  # RoBERTa has none
     count, step = min(count, len(rows)), opened.at_once(length)
-    found = []
+    questions_of_text = []
     for start in range(0, count, step):
-        batch = default_collate([rows[i] for i in range(start, min(start + step, count))])
+        stop = min(start + step, count)
+        batch = default_collate([rows[i] for i in range(start, stop)])
         labels = batch.pop("labels")
         if not has_segments:
             del batch["token_type_ids"]
         where = labels != IGNORED
-        found.append(Question(batch, batch["attention_mask"].bool(), where, labels[where]))
-    return found
+        readable = batch["attention_mask"].bool()
+        questions_of_text.append(Question(batch, readable, where, labels[where]))
+    return questions_of_text
+
+
+def _masked_rows(opened: Opened, ids: Ids, length: int, seed: int) -> PairRows:
+    """Pack a text into rows of whole sentences, some of their tokens hidden; DataError without the marks."""
+    folder, vocab = opened.folder.path, opened.vocab
+    tokenizer = make_tokenizer(str(folder))
+    missing = []
+    for name, piece in MARKS.items():
+        number = getattr(tokenizer, f"{name}_id")
+        if number is None or number >= vocab:
+            missing.append(piece)
+    if missing:
+        what = f"{folder}: the model predicts hidden tokens, and its tokenizer has no {', '.join(missing)}"
+        raise DataError(what, "put the model's own tokenizer beside it")
+    sentences = find_sentences(ids, Vocabulary.of(tokenizer, vocab), tokenizer.eos_token_id)
+    return PairRows(sentences, Packing(length, "none", short=0.0), Masking(), seed=seed)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError, doing, progress
+from tiewise.core.estimates import Estimate
 from tiewise.core.found import NATS, NONE, Found, Listing, Quantity, Stack, count, visible
 from tiewise.inspection.bench import Bench, Subject, section
-from tiewise.inspection.tables.bigram_counts import Chain, frequent, irreversibility, one_way_pairs, pair_counts
+from tiewise.inspection.tables.bigram_counts import (
+    Chain,
+    Irreversibility,
+    frequent,
+    irreversibility,
+    one_way_pairs,
+    pair_counts,
+)
 from tiewise.inspection.tables.bigram_paths import MOST_TOKENS, Split, frequent_loss, heat_maps, path_loss, split
 from tiewise.inspection.tables.model_tables import Ids
-from tiewise.inspection.tables.open_path import open_path
+from tiewise.inspection.tables.open_path import DirectPath, open_path
 from tiewise.inspection.tables.path_matrix import find_pairs
 from tiewise.inspection.tables.token_texts import read_as
 
@@ -58,98 +66,181 @@ def bigrams_of(
         CheckpointError: a model without a direct path.
         DataError: fewer than 1,000 tokens, tokens that a table does not have, words that are no tokens.
     """
-    fits, fitted = fits or Fits(), {} if fitted is None else fitted
+    fits = fits or Fits()
+    if fitted is None:
+        fitted = {}
     if len(ids) < LEAST:
         raise DataError(f"a text of {len(ids):,} tokens", f"bigrams need {LEAST:,} or more")
     if not 2 <= fits.kept < MOST_TOKENS:
         raise DataError(f"{fits.kept:,} tokens kept", f"keep 2 to {MOST_TOKENS - 1:,}")
     path = open_path(folder)
-    pairs, width = find_pairs(folder, words, path.rows), path.input.width
+    pairs = find_pairs(folder, words, path.rows)
     chain = Chain.of(ids, path.rows)
     whole = irreversibility(ids, path.rows, seed=seed)
-    progress("model's path on the text", 0, path.output.rows)
-    with doing("own path", path.output.rows):
-        own = path_loss(path, chain, fits.sampled, seed)
-    also = [word for pair in pairs for word in pair]
-    grids, (follows,) = heat_maps(chain, folder, {"Direct path": ("direct path", path)}, also, seed=seed)
-
-    kept = frequent(chain, fits.kept)
-    state = np.full(path.rows, len(kept))
-    state[kept] = np.arange(len(kept))
-    states = state[ids]  # the place of a frequent token, and one more for all others
-    reduced = Chain.of(states, int(states.max()) + 1)
-    key = width, seed, states.astype(np.uint16).tobytes()
-    if key not in fitted:
-        progress("fitted paths", 0, 1)
-        fitted[key] = split(reduced, width, fits.starts, fits.steps, seed)
-        progress("fitted paths", 1, 1)
-    parts, own_reduced = fitted[key], frequent_loss(path, chain, kept, reduced, seed)
-    unigram = float(-(chain.tokens / chain.pairs * np.log(np.maximum(chain.tokens, 1) / chain.pairs)).sum())
-    of_frequent = {
-        "entropy": (parts.entropy, ""),
-        "irreversibility": (parts.irreversibility, "as counted"),
-        "definiteness": (parts.definiteness, "of W Wᵀ at full width"),
-        "rank, tied": (parts.tied_rank, f"of width {width}"),
-        "rank, untied": (parts.untied_rank, ""),
-        "best tied path": (parts.tied, ""),
-        "best untied path": (parts.untied, ""),
-        "own path": (own_reduced, ""),
-    }
-    bars = {  # from the entropy up
-        f"best untied, width {width}": {"rank": parts.untied_rank},
-        f"best tied, width {width}": {
-            "irreversibility": parts.irreversibility, "definiteness": parts.definiteness, "rank": parts.tied_rank,
-        },
-        "": {"above entropy": own_reduced - parts.entropy},
-    }  # fmt: skip
-    stacks = []
-    for bar, above in bars.items():
-        heights = ("entropy", parts.entropy), *((part, max(0.0, value)) for part, value in above.items())
-        stacks.append(Stack("What a direct path pays", bar, heights, NATS, why=PARTS))
-
-    # how often the text has two tokens behind each other, both ways: those requested, and the most one-way
-    one_way = one_way_pairs(chain)
-    texts = read_as(folder, one_way.ravel().tolist())
-    both = np.concatenate([np.array(pairs, np.int64).reshape(-1, 2), one_way])
-    (there, p_there, nats), (back, p_back, _) = pair_counts(chain, both), pair_counts(chain, both[:, ::-1])
-    rows = tuple(
-        (
-            f"{visible(first)} → {visible(second)}", count(there[k]), count(back[k]),
-            *(NONE if np.isnan(p) else f"{p:.3g}" for p in (p_there[k], p_back[k])), f"{nats[k]:.2g}",
-        )
-        for k, (first, second) in enumerate([*words, *zip(texts[::2], texts[1::2], strict=True)])
-    )  # fmt: skip
-    header = ("pair", "there", "back", "p(second | first)", "p(first | second)", "of the irreversibility")
+    loss = _loss_on_text(path, chain, fits, seed)
+    also_shown = [token for pair in pairs for token in pair]
+    grids, (follows,) = heat_maps(chain, folder, {"Direct path": ("direct path", path)}, also_shown, seed=seed)
+    frequent_tokens = _frequent_tokens(ids, chain, fits.kept)
+    parts = _split_of(frequent_tokens, path.input.width, fits, seed, fitted)
+    reduced_loss = frequent_loss(path, chain, frequent_tokens.ids, frequent_tokens.chain, seed)
+    report = _Report(chain, whole, loss, frequent_tokens, path.input.width, parts, reduced_loss)
     return Found(
         answer=PAYS if whole.held_out.low > 0 else "nothing that is told from chance",
-        quantities=(
-            Quantity.of_estimate(
-                "irreversibility", whole.held_out, unit=NATS,
-                why="guessed from other parts: too low",
-            ),
-            Quantity(
-                "… as counted", whole.plug_in, chance=whole.coin, unit=NATS, main=False,
-                why="too high; chance: tossed directions",
-            ),
-            Quantity.of_estimate("own direct path pays", own, unit=NATS),
-            Quantity("a bias alone pays", unigram, unit=NATS),
-            Quantity(
-                "entropy behind a known token", chain.entropy, unit=NATS, main=False,
-                why="too low where pairs are rare",
-            ),
-            *(
-                Quantity(f"frequent tokens: {name}", value, unit=NATS, main=False, why=why)
-                for name, (value, why) in of_frequent.items()
-            ),
-            *follows,
-        ),
-        stacks=tuple(stacks),
+        quantities=(*report.text_quantities(), *report.frequent_quantities(), *follows),
+        stacks=tuple(report.stacks()),
         grids=tuple(grids),
-        listings=(Listing("Requested pairs, and the most irreversible", header, rows),),
-        notes=(
-            f"{count(len(ids))} tokens, {count(len(chain.keys))} different pairs",
-            f"split: the {count(len(kept))} most frequent tokens, {(states < len(kept)).mean():.0%} of the text",
-            *([f"width {width} costs no rank"] if width >= reduced.vocabulary else []),
-            f"largest gradient left: {parts.gradient:.1g}",
-        ),
-    )  # fmt: skip
+        listings=(_listed_pairs(folder, chain, words, pairs),),
+        notes=tuple(report.notes(len(ids))),
+    )
+
+
+# measuring
+
+
+def _loss_on_text(path: DirectPath, chain: Chain, fits: Fits, seed: int) -> Estimate:
+    """Measure what the model's own path pays on the text."""
+    progress("model's path on the text", 0, path.output.rows)
+    with doing("own path", path.output.rows):
+        return path_loss(path, chain, fits.sampled, seed)
+
+
+@dataclass(frozen=True)
+class _FrequentTokens:
+    """A text in which all but its most frequent tokens are one state."""
+
+    ids: Ids  # of the frequent tokens [K]
+    states: Ids  # the text [N]: the place of a frequent token, K for all others
+    chain: Chain  # of the states
+
+    @property
+    def share(self) -> float:
+        """Return their share of the text."""
+        return float((self.states < len(self.ids)).mean())
+
+
+def _frequent_tokens(ids: Ids, chain: Chain, most: int) -> _FrequentTokens:
+    """Reduce a text [N] to its `most` most frequent tokens and one state for all others."""
+    kept = frequent(chain, most)
+    state_of = np.full(chain.vocabulary, len(kept))
+    state_of[kept] = np.arange(len(kept))
+    states = state_of[ids]
+    number = int(states.max()) + 1
+    return _FrequentTokens(kept, states, Chain.of(states, number))
+
+
+def _split_of(tokens: _FrequentTokens, width: int, fits: Fits, seed: int, fitted: Fitted) -> Split:
+    """Return the split of the frequent tokens' loss, fitted unless `fitted` has it; it is added there."""
+    key = width, seed, tokens.states.astype(np.uint16).tobytes()
+    if key not in fitted:
+        progress("fitted paths", 0, 1)
+        fitted[key] = split(tokens.chain, width, fits.starts, fits.steps, seed)
+        progress("fitted paths", 1, 1)
+    return fitted[key]
+
+
+# reporting
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Everything that was measured of one text and one direct path."""
+
+    chain: Chain
+    whole: Irreversibility  # of the whole text
+    loss: Estimate  # of the model's own path on the text
+    tokens: _FrequentTokens
+    width: int  # of the path
+    parts: Split  # of the loss on the frequent tokens
+    reduced_loss: float  # of the model's own path on the frequent tokens
+
+    def text_quantities(self) -> Iterator[Quantity]:
+        """Yield irreversibility, the losses of the path and of a bias alone, and the entropy, of the whole text."""
+        whole, chain = self.whole, self.chain
+        why = "guessed from other parts: too low"
+        yield Quantity.of_estimate("irreversibility", whole.held_out, unit=NATS, why=why)
+        why = "too high; chance: tossed directions"
+        yield Quantity("… as counted", whole.plug_in, chance=whole.coin, unit=NATS, main=False, why=why)
+        yield Quantity.of_estimate("own direct path pays", self.loss, unit=NATS)
+        yield Quantity("a bias alone pays", _unigram_loss(chain), unit=NATS)
+        why = "too low where pairs are rare"
+        yield Quantity("entropy behind a known token", chain.entropy, unit=NATS, main=False, why=why)
+
+    def frequent_quantities(self) -> Iterator[Quantity]:
+        """Yield the parts of the loss on the frequent tokens, and what the best paths and the model's own pay."""
+        parts = self.parts
+        values = {
+            "entropy": (parts.entropy, ""),
+            "irreversibility": (parts.irreversibility, "as counted"),
+            "definiteness": (parts.definiteness, "of W Wᵀ at full width"),
+            "rank, tied": (parts.tied_rank, f"of width {self.width}"),
+            "rank, untied": (parts.untied_rank, ""),
+            "best tied path": (parts.tied, ""),
+            "best untied path": (parts.untied, ""),
+            "own path": (self.reduced_loss, ""),
+        }
+        for name, (value, why) in values.items():
+            yield Quantity(f"frequent tokens: {name}", value, unit=NATS, main=False, why=why)
+
+    def stacks(self) -> list[Stack]:
+        """Return one bar for each path, from the entropy up: best untied, best tied and the model's own."""
+        parts = self.parts
+        untied = {"rank": parts.untied_rank}
+        tied = {
+            "irreversibility": parts.irreversibility,
+            "definiteness": parts.definiteness,
+            "rank": parts.tied_rank,
+        }
+        above = {"above entropy": self.reduced_loss - parts.entropy}
+        return [
+            self._stack(f"best untied, width {self.width}", untied),
+            self._stack(f"best tied, width {self.width}", tied),
+            self._stack("", above),
+        ]
+
+    def _stack(self, bar: str, above: Mapping[str, float]) -> Stack:
+        """Return a bar of the entropy and what a path pays above it."""
+        heights = [("entropy", self.parts.entropy)]
+        for part, value in above.items():
+            heights.append((part, max(0.0, value)))
+        return Stack("What a direct path pays", bar, tuple(heights), NATS, why=PARTS)
+
+    def notes(self, length: int) -> Iterator[str]:
+        """Yield the sizes behind the figures; `length` is that of the text."""
+        tokens = self.tokens
+        yield f"{count(length)} tokens, {count(len(self.chain.keys))} different pairs"
+        yield f"split: the {count(len(tokens.ids))} most frequent tokens, {tokens.share:.0%} of the text"
+        if self.width >= tokens.chain.vocabulary:
+            yield f"width {self.width} costs no rank"
+        yield f"largest gradient left: {self.parts.gradient:.1g}"
+
+
+def _unigram_loss(chain: Chain) -> float:
+    """Return what the tokens' frequencies alone pay, in nats per token."""
+    logs = np.log(np.maximum(chain.tokens, 1) / chain.pairs)
+    return float(-(chain.tokens / chain.pairs * logs).sum())
+
+
+def _listed_pairs(
+    folder: Folder, chain: Chain, words: Sequence[tuple[str, str]], pairs: Sequence[tuple[int, int]]
+) -> Listing:
+    """List how often the text has two tokens behind each other, both ways: those requested, and the most one-way."""
+    one_way = one_way_pairs(chain)
+    both = np.concatenate([np.array(pairs, np.int64).reshape(-1, 2), one_way])
+    texts = read_as(folder, one_way.ravel().tolist())
+    names = [*words, *zip(texts[::2], texts[1::2], strict=True)]
+    there, share_there, nats = pair_counts(chain, both)
+    back, share_back, _ = pair_counts(chain, both[:, ::-1])
+    rows = []
+    for k, (first, second) in enumerate(names):
+        pair = f"{visible(first)} → {visible(second)}"
+        shares = _share(share_there[k]), _share(share_back[k])
+        rows.append((pair, count(there[k]), count(back[k]), *shares, f"{nats[k]:.2g}"))
+    header = ("pair", "there", "back", "p(second | first)", "p(first | second)", "of the irreversibility")
+    return Listing("Requested pairs, and the most irreversible", header, tuple(rows))
+
+
+def _share(p: float) -> str:
+    """Write a conditional probability; a dash if the text lacks the condition."""
+    if np.isnan(p):
+        return NONE
+    return f"{p:.3g}"
