@@ -23,9 +23,10 @@ from tiewise.planning.costs import training_bytes
 from tiewise.report import comparison_found
 from tiewise.report.dot_plot import dots
 from tiewise.report.drawing import UNSAID, styles
-from tiewise.report.figures import heat_map, stacked
+from tiewise.report.heat_map import heat_map
 from tiewise.report.line_plot import lines
 from tiewise.report.sheet import PageSection, Panel, Sheet
+from tiewise.report.stacked_plot import stacked
 from tiewise.report.training_curves import (
     AHEAD,
     COSINE,

@@ -48,6 +48,13 @@ def finish(figure: go.Figure, title: str, unit: str | None) -> go.Figure:
     return figure
 
 
+def title_of(name: str, model: str) -> str:
+    """Return the title of a figure that may be of one model."""
+    if not model:
+        return name
+    return f"{name}: {model}"
+
+
 def marker(colour: str, size: float, symbol: str | Sequence[str] = "circle", width: float = 0) -> go.scatter.Marker:
     """Return a marker whose outline has its own colour; `symbol` may be one for each point."""
     return go.scatter.Marker(color=colour, size=size, symbol=symbol, line_color=colour, line_width=width)

@@ -26,9 +26,9 @@ from tiewise.planning.plan import Plan
 from tiewise.planning.plan_rows import Record
 from tiewise.planning.read_config import Sizes, from_sizes, read
 from tiewise.report.drawing import QUIET, Style, finish, styles
-from tiewise.report.figures import stacked
 from tiewise.report.line_plot import lines
 from tiewise.report.sheet import PageSection, Panel, Sheet
+from tiewise.report.stacked_plot import stacked
 
 WIDTHS = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 RANK = 128  # ALBERT's table width

@@ -23,7 +23,7 @@ from tiewise.planning.surface import Surface, enclosed, fit, leave_one_out, scor
 from tiewise.report.comparison_found import demo_banner, difference
 from tiewise.report.drawing import styles
 from tiewise.report.faces import rich_table
-from tiewise.report.figures import heat_map
+from tiewise.report.heat_map import heat_map
 from tiewise.report.line_plot import lines
 from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.report.sweep_answer import OUTCOMES, answer

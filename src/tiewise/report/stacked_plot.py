@@ -1,0 +1,76 @@
+"""Parts that add up, as horizontal stacks of bars."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+
+import plotly.graph_objects as go
+
+from tiewise.core.found import NONE, Listing
+from tiewise.report.drawing import finish
+from tiewise.report.sheet import Panel
+
+PART_COLOURS = ("#8a8f99", "#5f86b8", "#b88a4e", "#6fa287", "#a47fae", "#b86f72")
+PART_PATTERNS = ("", "/", "\\", "x", ".", "-")
+
+
+def stacked(
+    values: Mapping[str, Mapping[str, float]],
+    title: str,
+    unit: str,
+    show: Callable[[float], str],
+    why: str,
+    *,
+    first: str = "",
+    total: str = "",
+) -> Panel:
+    """Draw {bar: {part: value}} as horizontal stacks in the order of the parts.
+
+    Args:
+        values: parts of each bar.
+        title: of the figure.
+        unit: of the values.
+        show: writes a value.
+        why: how to read the figure.
+        first: the part that all bars share, so that parts that differ are next to each other.
+        total: heads a last column of the table with each bar's sum.
+    """
+    parts = list(dict.fromkeys(chain.from_iterable(values.values())))
+    bars = [html.escape(bar) for bar in values]
+    figure = go.Figure()
+    for position, part in enumerate(sorted(parts, key=lambda part: part != first)):
+        lengths = [of_bar.get(part, 0) for of_bar in values.values()]
+        figure.add_bar(
+            name=html.escape(part),
+            y=bars,
+            x=lengths,
+            marker_color=PART_COLOURS[position % len(PART_COLOURS)],
+            marker_pattern_shape=PART_PATTERNS[position % len(PART_PATTERNS)],  # for eyes that see no colour
+            customdata=[show(value) for value in lengths],
+        )
+    pattern = go.bar.marker.Pattern(fillmode="overlay", size=6, solidity=0.18)
+    hover = "%{y}: %{customdata}<extra>%{fullData.name}</extra>"
+    figure.update_traces(orientation="h", marker_pattern=pattern, marker_line_width=0, hovertemplate=hover)
+    height = 140 + 44 * max(len(values), 1)
+    finish(figure, title, None).update_layout(barmode="stack", bargap=0.45, legend_traceorder="normal", height=height)
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    figure.update_xaxes(title=unit, exponentformat="B")  # 8B: billions of parameters, no giga
+    return Panel(figure, why, _table_of_parts(values, parts, show, total))
+
+
+def _table_of_parts(
+    values: Mapping[str, Mapping[str, float]], parts: Sequence[str], show: Callable[[float], str], total: str
+) -> Listing:
+    """Return a row for each bar and a column for each part. `total`, if given, heads the sums."""
+    header, rows = ["", *parts], []
+    if total:
+        header.append(total)
+    for bar, of_bar in values.items():
+        texts = {part: show(value) for part, value in of_bar.items()}
+        row = [bar, *(texts.get(part, NONE) for part in parts)]
+        if total:
+            row.append(show(sum(of_bar.values())))
+        rows.append(row)
+    return Listing("", header, rows)
