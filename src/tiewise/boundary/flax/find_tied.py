@@ -1,4 +1,4 @@
-"""Which tables a Flax tree really holds, and whether a model's two ends do what tying means.
+"""Tables that a Flax tree really holds, and mistakes of models that should be tied.
 
     print(find_tied(params))
     2 tables of 1,000 tokens, not equal: params/Embed_0/embedding [V, 64], params/Dense_0/kernel [64, V] (transposed)
@@ -9,7 +9,8 @@ move them apart. `find_tied` reads the tree; `check_ends` also runs the model, f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -33,7 +34,9 @@ class TableLeaf:
     transposed: bool  # whether that is [·, V], the transpose of a table
 
     def __str__(self) -> str:
-        return f"{self.path} " + (f"[{self.shape[0]}, V] (transposed)" if self.transposed else f"[V, {self.shape[1]}]")
+        if self.transposed:
+            return f"{self.path} [{self.shape[0]}, V] (transposed)"
+        return f"{self.path} [V, {self.shape[1]}]"
 
 
 @dataclass(frozen=True)
@@ -46,17 +49,26 @@ class TreeTables:
 
     @property
     def one(self) -> bool:
-        """Whether there is exactly one table: what tied means in a tree."""
+        """Whether there is exactly one table: the meaning of tied in a tree."""
         return len(self.leaves) == 1
 
     def __str__(self) -> str:
-        names, of = ", ".join(map(str, self.leaves)), f"of {count(self.vocab)} tokens"
-        if len(self.leaves) < 2:
-            return f"1 table {of}: {names}" if self.one else f"no table {of}"
-        pairs = len(self.leaves) * (len(self.leaves) - 1) // 2
-        same = "equal now, but free to move apart" if len(self.equal) == pairs else "not equal"
-        same = f"{len(self.equal)} of {pairs} pairs equal" if 0 < len(self.equal) < pairs else same
-        return f"{len(self.leaves)} tables {of}, {same}: {names}"
+        tokens = f"of {count(self.vocab)} tokens"
+        if not self.leaves:
+            return f"no table {tokens}: "
+        names = ", ".join(str(leaf) for leaf in self.leaves)
+        if self.one:
+            return f"1 table {tokens}: {names}"
+        return f"{len(self.leaves)} tables {tokens}, {self._equality()}: {names}"
+
+    def _equality(self) -> str:
+        """Describe how many of the pairs of tables hold the same numbers."""
+        pairs = math.comb(len(self.leaves), 2)
+        if not self.equal:
+            return "not equal"
+        if len(self.equal) == pairs:
+            return "equal now, but free to move apart"
+        return f"{len(self.equal)} of {pairs} pairs equal"
 
 
 def find_tied(params: Any, vocab: int | None = None) -> TreeTables:
@@ -69,21 +81,50 @@ def find_tied(params: Any, vocab: int | None = None) -> TreeTables:
     Raises:
         DataError: no matrix in the tree to take V from.
     """
-    leaves = {name: x for name, x in flat(params, "/").items() if getattr(x, "ndim", 0) == 2}
-    matrices = {name: x for name, x in leaves.items() if jnp.issubdtype(x.dtype, jnp.floating)}
-    if vocab is None and not matrices:
+    matrices = _float_matrices(params)
+    if vocab is None:
+        vocab = _likely_vocab(matrices)
+    leaves = []
+    rows = {}  # path -> [V, ·]
+    for path, matrix in matrices.items():
+        if vocab not in matrix.shape:
+            continue
+        is_transposed = matrix.shape[0] != vocab
+        leaves.append(TableLeaf(path, tuple(matrix.shape), is_transposed))
+        rows[path] = matrix.T if is_transposed else matrix
+    equal = tuple((a, b) for a, b in combinations(rows, 2) if _are_equal(rows[a], rows[b]))
+    return TreeTables(vocab, tuple(leaves), equal)
+
+
+def _float_matrices(params: Any) -> dict[str, Any]:
+    """Return the matrices of a tree that can be tables, by their paths."""
+    matrices = {}
+    for path, leaf in flat(params, "/").items():
+        if getattr(leaf, "ndim", 0) == 2 and jnp.issubdtype(leaf.dtype, jnp.floating):
+            matrices[path] = leaf
+    return matrices
+
+
+def _likely_vocab(matrices: Mapping[str, Any]) -> int:
+    """Return V: the rows of the longest leaf named `embedding`, or else the longest axis of all."""
+    if not matrices:
         raise DataError("no matrix in this tree", "give the tree of parameters")
-    named = [x.shape[0] for name, x in matrices.items() if name.rpartition("/")[2] == "embedding"]
-    v = vocab if vocab is not None else max(named or [size for x in matrices.values() for size in x.shape])
-    tables = {name: x for name, x in matrices.items() if v in x.shape}
-    rows = {name: (x if x.shape[0] == v else x.T) for name, x in tables.items()}
-    pairs = combinations(rows, 2)
-    equal = tuple((a, b) for a, b in pairs if rows[a].dtype == rows[b].dtype and jnp.array_equal(rows[a], rows[b]))
-    return TreeTables(v, tuple(TableLeaf(name, tuple(x.shape), x.shape[0] != v) for name, x in tables.items()), equal)
+    rows_of_embeddings, sizes = [], []
+    for path, matrix in matrices.items():
+        sizes += matrix.shape
+        if path.rpartition("/")[2] == "embedding":
+            rows_of_embeddings.append(matrix.shape[0])
+    longest: int = max(rows_of_embeddings or sizes)
+    return longest
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Return whether two tables hold the same numbers in the same type."""
+    return first.dtype == second.dtype and bool(jnp.array_equal(first, second))
 
 
 def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, vocab: int | None = None) -> list[str]:
-    """Name the classic mistakes that a model which should be tied makes; an empty list where there is none.
+    """Name the classic mistakes of a model that should be tied; an empty list where there is none.
 
     Args:
         apply: maps (params, tokens [..]) to logits [.., V].
@@ -91,31 +132,43 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
         ids: [..] tokens, fewer distinct ones than V.
         vocab: V, as `find_tied`.
     """
-    found, given = [], jnp.asarray(ids).dtype
-    if not jnp.issubdtype(given, jnp.integer):
-        exact = 2 ** (jnp.finfo(given).nmant + 1)
-        what = f"token ids are {given}: indexing refuses them, and beyond {count(exact)} two tokens are one number"
-        found.append(f"{what}; keep ids in an integer type")
+    mistakes = _mistakes_of_ids(jnp.asarray(ids).dtype)
     ids = jnp.asarray(ids).astype(jnp.int32)
     tables = find_tied(params, vocab)
     if len(tables.leaves) > 1:
-        found.append(f"{tables}; declare one and use it at both ends")
+        mistakes.append(f"{tables}; declare one and use it at both ends")
     try:
         shape = jax.eval_shape(apply, params, ids).shape
     except TypeError as error:
-        return [*found, f"the model cannot run: {one_line(error)}; is the head table.T?"]
+        return [*mistakes, f"the model cannot run: {one_line(error)}; is the head table.T?"]
     if shape[-1] != tables.vocab:
-        return [*found, f"logits {shape} do not end in V = {tables.vocab}; is the head table.T?"]
-    if not tables.one:
-        return found
-    # the row of a token that is not read may move only that token's logit
-    unread, leaf = np.setdiff1d(np.arange(tables.vocab), np.asarray(ids)), tables.leaves[0]
+        return [*mistakes, f"logits {shape} do not end in V = {tables.vocab}; is the head table.T?"]
+    if tables.one and _moves_other_logits(apply, params, ids, tables):
+        path = tables.leaves[0].path
+        mistakes.append(f"a row of {path} moves other tokens' logits than its own: is the head table.T?")
+    return mistakes
+
+
+def _mistakes_of_ids(dtype: Any) -> list[str]:
+    """Name the mistake of token ids that are no integers."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return []
+    exact = 2 ** (jnp.finfo(dtype).nmant + 1)
+    what = f"token ids are {dtype}: indexing refuses them, and beyond {count(exact)} two tokens are one number"
+    return [f"{what}; keep ids in an integer type"]
+
+
+def _moves_other_logits(apply: Callable[[Any, Array], Array], params: Any, ids: Array, tables: TreeTables) -> bool:
+    """Return whether the row of a token that is not read moves logits of other tokens."""
+    unread = np.setdiff1d(np.arange(tables.vocab), np.asarray(ids))
     if not len(unread):
         raise DataError(f"every one of {tables.vocab} tokens is read", "give fewer tokens")
     token = int(unread[0])
-    tangents = {name: jnp.zeros_like(x) for name, x in flat(params, "/").items()}
-    tangents[leaf.path] = tangents[leaf.path].at[(slice(None), token) if leaf.transposed else token].set(1)
-    tangent = jax.tree.unflatten(jax.tree.structure(params), tangents.values())
-    if np.any(np.delete(np.asarray(jax.jvp(lambda p: apply(p, ids), (params,), (tangent,))[1]), token, axis=-1)):
-        found.append(f"a row of {leaf.path} moves other tokens' logits than its own: is the head table.T?")
-    return found
+    (leaf,) = tables.leaves
+    direction = {path: jnp.zeros_like(x) for path, x in flat(params, "/").items()}
+    row = (slice(None), token) if leaf.transposed else token
+    direction[leaf.path] = direction[leaf.path].at[row].set(1)
+    tangent = jax.tree.unflatten(jax.tree.structure(params), direction.values())
+    _, moved = jax.jvp(lambda parameters: apply(parameters, ids), (params,), (tangent,))
+    others = np.delete(np.asarray(moved), token, axis=-1)
+    return bool(np.any(others))

@@ -10,7 +10,8 @@ trees and back. Nothing in a file is executed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,10 @@ def write(path: str | Path, params: Mapping[str, Any], notes: Mapping[str, str] 
     """Write dotted names → arrays, whole or not at all, with `notes` in the file's header."""
     path = Path(path)
     arrays = {name: np.ascontiguousarray(np.asarray(value)) for name, value in params.items()}
+    metadata = dict(notes) if notes else None  # None leaves the entry out of the header
     try:
-        with written_whole(path) as made:
-            save_file(arrays, made, metadata=dict(notes) if notes else None)
+        with written_whole(path) as unfinished:
+            save_file(arrays, unfinished, metadata=metadata)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}", "name another place") from None
 
@@ -64,45 +66,68 @@ def read(path: str | Path) -> dict[str, Array]:
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         what = f"{path} is not a safetensors file that numpy can hold: {one_line(error)}"
         raise CheckpointError(what, "save it again") from None
+    if not jax.config.jax_enable_x64:
+        _refuse_wide_types(arrays, path)
+    return {name: jnp.asarray(value) for name, value in arrays.items()}
+
+
+def _refuse_wide_types(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
+    """Raise a CheckpointError for the first array in 64 bits."""
     for name, value in arrays.items():
-        if value.dtype.itemsize == 8 and not jax.config.jax_enable_x64:
+        if value.dtype.itemsize == 8:
             fix = "set jax_enable_x64, or save it in fp32"
             raise CheckpointError(f"{path}: {name} is {value.dtype}, which JAX would round to 32 bits", fix)
-    return {name: jnp.asarray(value) for name, value in arrays.items()}
 
 
 def fitting(params: Mapping[str, Any], pure: PureBoundary, where: str) -> dict[str, Any]:
     """Return exactly the parameters that a boundary has; raises as `load`."""
-    found = dict(params)
-    if pure.tied and "table_out" in found and "table_in" in found:
-        second = np.asarray(found.pop("table_out"))
-        if second.tobytes() != np.asarray(found["table_in"]).tobytes():
+    remaining = dict(params)
+    if pure.tied and SHARED.keys() <= remaining.keys():
+        second = np.asarray(remaining.pop("table_out"))
+        if second.tobytes() != np.asarray(remaining["table_in"]).tobytes():
             fix = "load it as untied, or tie it first"
             raise CheckpointError(f"{where} has two different tables for {pure.spec}", fix)
-    return exactly(found, pure.shapes(), where, f"{pure.spec} has {', '.join(pure.shapes())}")
+    return exactly(remaining, pure.shapes(), where, f"{pure.spec} has {', '.join(pure.shapes())}")
 
 
 def exactly(params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str, fix: str) -> dict[str, Any]:
     """Return `params` in the order of `shapes`, all of them and no other; `fix` is for names that differ."""
-    for what, names in (("lacks", shapes.keys() - params.keys()), ("has the unknown", params.keys() - shapes.keys())):
-        if names:
-            more = ", …" if len(names) > 4 else ""
-            raise CheckpointError(f"{where} {what} {', '.join(sorted(names)[:4])}{more}", fix)
+    missing, unknown = shapes.keys() - params.keys(), params.keys() - shapes.keys()
+    if missing:
+        raise CheckpointError(f"{where} lacks {_first_names(missing)}", fix)
+    if unknown:
+        raise CheckpointError(f"{where} has the unknown {_first_names(unknown)}", fix)
     for name, shape in shapes.items():
-        if tuple(params[name].shape) != shape:
-            what = f"{where}: {name} has shape {tuple(params[name].shape)}, not {shape}"
+        actual = tuple(params[name].shape)
+        if actual != shape:
+            what = f"{where}: {name} has shape {actual}, not {shape}"
             raise CheckpointError(what, "build it with the sizes of the file")
     return {name: params[name] for name in shapes}
 
 
+def _first_names(names: AbstractSet[str]) -> str:
+    """Return at most four names in their order, and an ellipsis for more."""
+    more = ", …" if len(names) > 4 else ""
+    return f"{', '.join(sorted(names)[:4])}{more}"
+
+
 def flat(tree: Any, separator: str = ".") -> dict[str, Any]:
     """Turn a tree (Linen's `params`, an `nnx.State`, any pytree) into dotted names, in the order of its leaves."""
+    return {_joined(path, separator): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
-    def named(path: Any) -> str:
-        parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
-        return separator.join(part for part in parts if part != "value")  # of an NNX variable
 
-    return {named(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+def _joined(path: Iterable[Any], separator: str) -> str:
+    """Return the name of a leaf, without the `value` that an NNX variable adds to its path."""
+    parts = [str(_key_name(key)) for key in path]
+    return separator.join(part for part in parts if part != "value")
+
+
+def _key_name(key: Any) -> Any:
+    """Return the name or index in a key of a pytree's path; JAX has a class of keys for each kind of node."""
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return key
 
 
 def nested(params: Mapping[str, Any]) -> dict[str, Any]:
