@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.composite_ends import PartPlace, with_head_of_part, with_other_class
 from tiewise.checkpoint.families import family
@@ -28,8 +26,7 @@ BESIDE = re.compile(
     r"(qzeros|g_idx|scales|biases|zeros|SCB|weight_(scale|shape|zero_point|g_idx|scale_inv|format|scale_2|global_scale)"
     r"|input_scale|absmax|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+))"
 )
-
-
+_FOREIGN_STARTS = ("vision_", "audio_", "mtp_")  # of a part of a module's name
 # ends of the names of a family's main class, the first that fits; "" fits any
 _MAIN_CLASSES = (
     "ForCausalLM",
@@ -42,14 +39,31 @@ _MAIN_CLASSES = (
 )
 
 
+class UsualNames(NamedTuple):
+    """Names that modules and tensors usually have; `data/usual_names.json` describes each list."""
+
+    pairs: tuple[tuple[str, str], ...]  # (input table, head) behind the same prefix, longest paths first
+    outputs: tuple[str, ...]
+    whole_outputs: tuple[str, ...]
+    biases: tuple[str, ...]
+    maps: tuple[str, ...]
+    wrappers: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+
 @lru_cache(maxsize=1)
-def usual() -> SimpleNamespace:
-    """Return the hand-written names, longest paths first; the file describes each list."""
+def usual() -> UsualNames:
+    """Return the hand-written names."""
     data = packaged_json("checkpoint/data/usual_names.json")
     pairs = [(pair["input"], pair["output"]) for pair in data["pairs"]]
-    pairs.sort(key=lambda pair: -pair[0].count("."))
-    lists = {key: tuple(value) for key, value in data.items() if key != "about"}
-    return SimpleNamespace(**lists | {"pairs": pairs})
+    pairs.sort(key=_depth_of_input, reverse=True)
+    names = {key: tuple(data[key]) for key in UsualNames._fields}
+    return UsualNames(**names | {"pairs": tuple(pairs)})
+
+
+def _depth_of_input(pair: tuple[str, str]) -> int:
+    """Return the number of modules around the input table of a pair."""
+    return pair[0].count(".")
 
 
 def unwrapped(name: str) -> str:
@@ -74,7 +88,10 @@ def in_layer(name: str) -> bool:
 
 def is_foreign(name: str) -> bool:
     """Return whether a module belongs to another modality, a codec, or a draft head."""
-    return any(part in usual().foreign or part.startswith(("vision_", "audio_", "mtp_")) for part in name.split("."))
+    parts = name.split(".")
+    if not set(parts).isdisjoint(usual().foreign):
+        return True
+    return any(part.startswith(_FOREIGN_STARTS) for part in parts)
 
 
 def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | None:
@@ -117,6 +134,8 @@ def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds 
     """Return a composite's ends with the classes that a config chooses as its parts; None if one is unknown."""
     if ends is None:
         return None
+    if not ends.parts:
+        return ends
     levels, defaults = dict(model_levels(config)), family(family_type(config)).ends.levels
     composite = ends
     for path, (module, how) in ends.parts.items():
@@ -124,15 +143,17 @@ def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds 
         if default is None:
             continue
         part = PartPlace(f"{module}.", path)
+        default_ends = part_ends(default, how)
         chosen = family_type(levels.get(path, {})) or default
-        new = part_ends(chosen, how)
         if chosen == default:
-            composite = with_head_of_part(composite, part, new)
+            composite = with_head_of_part(composite, part, default_ends)
             continue
-        if new is None and not family(chosen).is_tokenless:
+        chosen_ends = part_ends(chosen, how)
+        if family(chosen).is_tokenless:
+            chosen_ends = chosen_ends or ClassEnds()
+        if chosen_ends is None:
             return None
-        old = part_ends(default, how) or ClassEnds()
-        composite = with_other_class(composite, part, old, new or ClassEnds())
+        composite = with_other_class(composite, part, default_ends or ClassEnds(), chosen_ends)
     return composite
 
 
@@ -152,9 +173,11 @@ def part_ends(kind: str, how: str) -> ClassEnds | None:
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
     """Return whether a known class has no table of tokens: the data was made from it, and lists none."""
     record = family(model_type)
-    if record.is_tokenless or architecture is None:
-        return record.is_tokenless
-    if not record.has_ends or record.ends.classes or architecture in family_data()["not_built"]:
+    if record.is_tokenless:
+        return True
+    if architecture is None or not record.has_ends:
+        return False
+    if record.ends.classes or architecture in family_data()["not_built"]:
         return False
     return class_ends(model_type, architecture) is None
 
@@ -165,7 +188,18 @@ OWN_PREFIX = "Tiewise"  # of their class names
 SPEC = "tiewise_boundary"  # the boundary that this package installed
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
 MOST_DEPTH, MOST_LEVELS = 4, 64
-_FOREIGN = ("vision", "visual", "audio", "image", "speech", "video", "codec", "vq_", "backbone_config", "quantization")
+_FOREIGN_LEVELS = (
+    "vision",
+    "visual",
+    "audio",
+    "image",
+    "speech",
+    "video",
+    "codec",
+    "vq_",
+    "backbone_config",
+    "quantization",
+)
 _PARTS = ("decoder", "encoder", "text_encoder", "generator", "question_encoder", "llm_config", "language_config")
 
 
@@ -212,24 +246,34 @@ class Claims:
         Where two levels decide, one that says true is enough: that is how transformers 5 lifts the flag of a
         `text_config` to the root.
         """
-        deciding = [claim for claim in self.levels if claim.decides] or [*self.levels[:1], Claim("")]
-        return next((claim for claim in deciding if claim.effective), deciding[0])
+        deciding = [claim for claim in self.levels if claim.decides]
+        for claim in deciding:
+            if claim.effective:
+                return claim
+        first, *_ = (*deciding, *self.levels, Claim(""))
+        return first
 
     @property
     def tied(self) -> bool | None:
         """Return whether the config, as its class reads it, ties the two ends; None if that is not known."""
-        return self.deciding.effective if self.fixed is None else self.fixed
+        if self.fixed is not None:
+            return self.fixed
+        return self.deciding.effective
 
     @property
     def ties_others(self) -> bool | None:
         """Return whether the class ties its other tensors, input tables and biases; None if that is not known."""
-        return True if self.joined or self.fixed else self.deciding.effective
+        if self.joined or self.fixed:
+            return True
+        return self.deciding.effective
 
 
 def of_tiewise(config: Mapping[str, Any]) -> bool:
     """Return whether transformers needs this package to open a model: factored tables, RNNs, ALBERTs."""
     kind = config.get("model_type")
-    return isinstance(kind, str) and (kind == OWN_TYPE or kind.startswith(f"{OWN_TYPE}-"))
+    if not isinstance(kind, str):
+        return False
+    return kind == OWN_TYPE or kind.startswith(f"{OWN_TYPE}-")
 
 
 def read_claims(config: Mapping[str, Any] | None) -> Claims:
@@ -237,60 +281,76 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     if not isinstance(config, Mapping):
         return Claims()
     kind, levels = family_type(config), dict(model_levels(config))
+    record = family(kind)
     ends = family_ends(config)
     # the composite's own, if a part of it is unknown
     default = class_ends(kind, architecture(config)) or class_ends(kind, None)
     deciding = _deciding_levels(ends or default, levels)
-    defaults = family(kind).ends.levels
     claims = []
     for path in dict.fromkeys((*levels, *deciding)):
         level = levels.get(path, {})  # absent: the class takes its own default
-        own_kind = family_type(level) or defaults.get(path)
-        claims.append(_read_level(path, level, own_kind, path in deciding))
-    fixed = None
-    if ends is not None and (ends.always or ends.never):
-        fixed = ends.always
-    shares_inputs = ends is not None and any(ends_with(table, "shared") for table in ends.inputs)
+        model_type = family_type(level) or record.ends.levels.get(path)
+        claims.append(_read_level(path, level, model_type, path in deciding))
+    has_unknown_part = ends is None and default is not None
+    ends = ends or ClassEnds()
     return Claims(
         tuple(claims),
-        t5_like=family(kind).is_t5_like or bool(fixed and shares_inputs),
-        known=family(kind).has_ends and (ends is not None or default is None),
-        fixed=fixed,
-        joined=ends is not None and ends.joined,
+        t5_like=record.is_t5_like or _always_shares_inputs(ends),
+        known=record.has_ends and not has_unknown_part,
+        fixed=ends.fixed,
+        joined=ends.joined,
     )
+
+
+def _always_shares_inputs(ends: ClassEnds) -> bool:
+    """Return whether a class always ties its head to the table `shared` of its stacks."""
+    return ends.always and any(ends_with(table, "shared") for table in ends.inputs)
 
 
 def _deciding_levels(ends: ClassEnds | None, levels: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the levels that decide on tying; of an unknown class the outermost that has the flag, else the root."""
     if ends is not None:
         return ends.decides
-    return (next((path for path, level in levels.items() if FLAG in level), ""),)
+    for path, level in levels.items():
+        if FLAG in level:
+            return (path,)
+    return ("",)
 
 
 def _read_level(path: str, level: Mapping[str, Any], model_type: str | None, decides: bool) -> Claim:
     """Read one level of a config, of a family that the level or the one above it names."""
-    own, flag = family(model_type).ends, level.get(FLAG)
-    is_malformed = FLAG in level and not isinstance(flag, bool)
-    takes_null_as_false = bool(own.loose) and FLAG in level and flag is None
+    ends = family(model_type).ends
+    written, malformed, default = None, None, ends.tie
+    flag = level.get(FLAG)
+    if isinstance(flag, bool):
+        written = flag
+    elif FLAG in level:
+        malformed = short(flag)
+        if flag is None and ends.loose:
+            default = False  # such a config class takes null as false
     return Claim(
         path,
-        model_type=family_type(level),
-        written=flag if isinstance(flag, bool) else None,
-        default=False if takes_null_as_false else own.tie,
-        decides=decides,
-        vocab_size=first_count([level], own.sizes.get("vocab_size", ""), "vocab_size"),
-        hidden_size=first_count([level], own.sizes.get("hidden_size", ""), *_HIDDEN_SIZES),
-        malformed=short(flag) if is_malformed else None,
+        family_type(level),
+        written,
+        default,
+        decides,
+        vocab_size=first_count([level], ends.sizes.get("vocab_size", ""), "vocab_size"),
+        hidden_size=first_count([level], ends.sizes.get("hidden_size", ""), *_HIDDEN_SIZES),
+        malformed=malformed,
     )
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:
     """Return the class that saved the checkpoint, or its base class if this package did; None if absent."""
     names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(names, list) or not names:
+        return None
+    name = names[0]
     if not isinstance(name, str):
         return None
-    return name.removeprefix(OWN_PREFIX) if config.get("model_type") == OWN_TYPE else name
+    if config.get("model_type") == OWN_TYPE:
+        return name.removeprefix(OWN_PREFIX)
+    return name
 
 
 def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -304,9 +364,14 @@ def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
         below = []
         for key, part in level.items():
             if isinstance(part, Mapping) and _is_model_level(key, part):
-                below.append((f"{path}.{key}" if path else key, part, depth + 1))
+                below.append((_dotted(path, key), part, depth + 1))
         waiting = below + waiting
     return levels
+
+
+def _dotted(path: str, key: str) -> str:
+    """Return the dotted path of a key of the level at `path`, which is "" for the root."""
+    return f"{path}.{key}" if path else key
 
 
 def _is_model_level(key: Any, part: Mapping[str, Any]) -> bool:
@@ -315,30 +380,39 @@ def _is_model_level(key: Any, part: Mapping[str, Any]) -> bool:
         return False
     if key in _PARTS:
         return True
-    has_model = FLAG in part or "vocab_size" in part or bool(part.get("model_type"))
-    return key.endswith("_config") and has_model
+    if not key.endswith("_config"):
+        return False
+    return FLAG in part or "vocab_size" in part or bool(part.get("model_type"))
 
 
 def is_foreign_level(key: str) -> bool:
     """Return whether a level of a config, by its key, is of a part without text: `vision_config`."""
-    return any(word in key for word in _FOREIGN)
+    return any(word in key for word in _FOREIGN_LEVELS)
 
 
 def family_type(level: Mapping[str, Any]) -> str | None:
     """Return the `model_type` of a level, the base family's if this package wrote it; None if absent."""
     kind = level.get("model_type")
-    kind = level.get(BASE_TYPE) if kind == OWN_TYPE else kind
+    if kind == OWN_TYPE:
+        kind = level.get(BASE_TYPE)
     return kind if isinstance(kind, str) else None
 
 
 def count(value: Any) -> int | None:
     """Return a positive whole number, else None."""
-    return value if type(value) is int and 0 < value < 2**63 else None
+    if type(value) is int and 0 < value < 2**63:
+        return value
+    return None
 
 
 def first_count(levels: Iterable[Mapping[str, Any]], *keys: str) -> int | None:
     """Return the first positive whole number that a level has under one of the keys; None for none."""
-    return next((n for level in levels for key in keys if (n := count(level.get(key))) is not None), None)
+    for level in levels:
+        for key in keys:
+            number = count(level.get(key))
+            if number is not None:
+                return number
+    return None
 
 
 SCALARS = {  # key: the value at which it changes nothing
@@ -370,18 +444,24 @@ def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, f
         for key, neutral in _neutral_values(level).items():
             value = number(level.get(key, defaults.get(key)))
             if value is not None and value != neutral:
-                scalars[f"{path}.{key}" if path else key] = value
+                scalars[_dotted(path, key)] = value
     return scalars
 
 
 def _neutral_values(level: Mapping[str, Any]) -> dict[str, float]:
     """Return {key: the value at which it changes nothing} for the numbers that a level may have."""
-    width = next((number(level[key]) for key in ("hidden_size", "d_model") if key in level), None)
-    return SCALARS if width is None else SCALARS | dict.fromkeys(WIDTHS, width)
+    width = number(level.get("hidden_size", level.get("d_model")))
+    if width is None:
+        return SCALARS
+    return SCALARS | dict.fromkeys(WIDTHS, width)
 
 
 def number(value: Any) -> float | None:
     """Return a finite number, true as 1 and false as 0; None for anything else."""
-    with suppress(OverflowError):
-        return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
-    return None
+    if not isinstance(value, bool | int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

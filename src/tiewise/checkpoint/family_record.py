@@ -61,6 +61,13 @@ class ClassEnds:
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
+    def fixed(self) -> bool | None:
+        """Return whether the class ties (True) or never ties (False) whatever the flag says; None if the flag rules."""
+        if self.always:
+            return True
+        return False if self.never else None
+
+    @property
     def modules(self) -> tuple[str, ...]:
         """Return the modules of the input tables and of the head, the head's last."""
         if self.output is None:
