@@ -9,22 +9,27 @@ The layout is written out, not derived again, so that a checkpoint loads as it w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from tiewise.boundary.sharing.stacks import ATTENTION, FFN, NEITHER, Stacks
+from tiewise.boundary.sharing.stacks import ATTENTION, FFN, NEITHER, PlacedLayer, Stacks
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 
 ENTRY = "tiewise_sharing"
+_SAVE_AGAIN = "save the model again with tiewise"
+_SEVERAL_PARTS = {"all": (ATTENTION, FFN, NEITHER)}  # kinds of a spec that share more than the part of their name
 
 
 def groups_of(sources: Sequence[int]) -> list[list[int]]:
-    """Layers that share, two or more each; `sources` has for every layer the first one with the same Parameter."""
+    """Return the layers that share, two or more each.
+
+    `sources` has for every layer the first one with the same Parameter.
+    """
     groups: dict[int, list[int]] = {}
     for layer, source in enumerate(sources):
         groups.setdefault(source, []).append(layer)
@@ -33,35 +38,36 @@ def groups_of(sources: Sequence[int]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a model shares: its spec, and for every stack by name the sources of every parameter's name in a layer."""
+    """Shared layers of a model: the spec, and for every stack by name the sources of every parameter's name."""
 
     spec: SharingSpec
     stacks: dict[str, dict[str, tuple[int, ...]]]
 
     def record(self) -> dict[str, Any]:
-        """As a config keeps it."""
-        stacks = {}
-        for stack, shared in self.stacks.items():
-            names: dict[tuple[int, ...], list[str]] = {}
-            for name, sources in shared.items():
-                names.setdefault(sources, []).append(name)
-            stacks[stack] = [{"layers": list(sources), "names": alike} for sources, alike in names.items()]
+        """Return it as a config stores it."""
+        stacks = {stack: _entries(shared) for stack, shared in self.stacks.items()}
         return {"spec": str(self.spec), "stacks": stacks}
 
     @classmethod
     def read(cls, value: Any) -> Layout:
-        """Read what `record` gave, from a file that anybody may have written."""
-        fix = "save the model again with tiewise"
+        """Read the output of `record`, from a file that anybody may have written."""
         try:
             stacks = {str(stack): _sources(entries) for stack, entries in value["stacks"].items()}
             spec = SharingSpec.parse(str(value["spec"]))
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
             what = f"config.json: {ENTRY} is not a layout of shared layers ({type(error).__name__})"
-            raise InstallError(what, fix) from None
+            raise InstallError(what, _SAVE_AGAIN) from None
         for shared in stacks.values():
-            if not all(map(_are_sources, shared.values())):
-                raise InstallError(f"config.json: {ENTRY} names a source that is no layer before", fix)
+            _require_earlier_sources(shared.values())
         return cls(spec, stacks)
+
+
+def _entries(shared: dict[str, tuple[int, ...]]) -> list[dict[str, Any]]:
+    """Return the entries of one stack in a config, from the sources of each parameter's name."""
+    names: dict[tuple[int, ...], list[str]] = {}
+    for name, sources in shared.items():
+        names.setdefault(sources, []).append(name)
+    return [{"layers": list(sources), "names": alike} for sources, alike in names.items()]
 
 
 def _sources(entries: Any) -> dict[str, tuple[int, ...]]:
@@ -73,9 +79,12 @@ def _sources(entries: Any) -> dict[str, tuple[int, ...]]:
     return sources
 
 
-def _are_sources(layers: tuple[int, ...]) -> bool:
-    """Whether each layer names itself or an earlier one, and that one names itself."""
-    return all(0 <= source <= layer and layers[source] == source for layer, source in enumerate(layers))
+def _require_earlier_sources(all_sources: Iterable[tuple[int, ...]]) -> None:
+    """Raise an InstallError unless each layer names itself or an earlier one, and that one names itself."""
+    for sources in all_sources:
+        for layer, source in enumerate(sources):
+            if not 0 <= source <= layer or sources[source] != source:
+                raise InstallError(f"config.json: {ENTRY} names a source that is no layer before", _SAVE_AGAIN)
 
 
 def make_layout(stacks: Stacks, spec: SharingSpec) -> Layout:
@@ -103,33 +112,42 @@ def _present_parts(stacks: Stacks) -> set[str]:
     return present
 
 
-def _shared_names(layers: list[tuple[nn.Module, dict[str, str]]], spec: SharingSpec) -> dict[str, tuple[int, ...]]:
+def _shared_names(layers: list[PlacedLayer], spec: SharingSpec) -> dict[str, tuple[int, ...]]:
     """Return the sources of every parameter that layers of one stack share, by its name."""
-    kinds = (ATTENTION, FFN, NEITHER) if spec.kind == "all" else (spec.kind,)
-    first_with: dict[Any, int] = {}  # the first layer of each group with parameters like these
+    first_with: dict[Hashable, int] = {}  # the first layer of each group with parameters like these
     sources: dict[str, list[int]] = {}
     for index, (layer, parts) in enumerate(layers):
         group = spec.group_of(index, len(layers))
-        for kind in kinds:
-            names = [name for name, part in parts.items() if part == kind]
-            for name, likeness in _likenesses(layer, names).items():
-                if spec.rank and not _is_weight_of_linear(layer, name):
-                    continue
-                layer_sources = sources.setdefault(name, list(range(len(layers))))
-                layer_sources[index] = first_with.setdefault((group, kind, name, likeness), index)
+        for name, likeness in _shareable(layer, parts, spec).items():
+            layer_sources = sources.setdefault(name, list(range(len(layers))))
+            layer_sources[index] = first_with.setdefault((group, name, likeness), index)
     return {name: tuple(of_layers) for name, of_layers in sources.items() if groups_of(of_layers)}
 
 
-def _likenesses(layer: nn.Module, names: list[str]) -> dict[str, Any]:
-    """Return, by name, what two layers must have in common to share a parameter.
+def _shareable(layer: nn.Module, parts: dict[str, str], spec: SharingSpec) -> dict[str, Hashable]:
+    """Return, by the names of a layer's parameters under the spec, what layers must have in common to share them."""
+    shareable: dict[str, Hashable] = {}
+    for kind in _SEVERAL_PARTS.get(spec.kind, (spec.kind,)):
+        names = [name for name, part in parts.items() if part == kind]
+        for name, likeness in _likenesses(layer, names).items():
+            if not spec.rank or _is_weight_of_linear(layer, name):
+                shareable[name] = (kind, likeness)
+    return shareable
+
+
+def _likenesses(layer: nn.Module, names: list[str]) -> dict[str, Hashable]:
+    """Return, by name, what two layers must have in common to share a parameter of one part.
 
     A table needs its own shape in common, every other parameter the shapes of all others too. T5 has a table of
     relative positions in its first layer for all, which must not keep that layer from sharing the rest.
     """
     shapes = {name: tuple(layer.get_parameter(name).shape) for name in names}
-    tables = {name for name in names if isinstance(_owner(layer, name), nn.Embedding)}
-    all_but_tables = frozenset((name, shape) for name, shape in shapes.items() if name not in tables)
-    return {name: (shape, None if name in tables else all_but_tables) for name, shape in shapes.items()}
+    tables = {name: shape for name, shape in shapes.items() if isinstance(_owner(layer, name), nn.Embedding)}
+    all_but_tables = frozenset(shapes.items() - tables.items())
+    likenesses: dict[str, Hashable] = {name: (shape, all_but_tables) for name, shape in shapes.items()}
+    for name, shape in tables.items():
+        likenesses[name] = (shape, None)
+    return likenesses
 
 
 def _owner(layer: nn.Module, name: str) -> nn.Module:

@@ -16,6 +16,7 @@ W_l = W, B_l is zero and A_l is not, so that gradients flow.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -43,25 +44,33 @@ class Shared:
 
     @property
     def layout(self) -> Layout | None:
-        """What is shared with what, as the config says; None where nothing is."""
+        """Return which layers share which parameters, as the config says; None if it names no shared layers."""
         entry = getattr(self.model.config, ENTRY, None)
-        return None if entry is None else Layout.read(entry)
+        if entry is None:
+            return None
+        return Layout.read(entry)
 
     @property
     def spec(self) -> SharingSpec:
-        """What layers share."""
-        return SharingSpec() if self.layout is None else self.layout.spec
+        """Return the spec of what layers share."""
+        layout = self.layout
+        if layout is None:
+            return SharingSpec()
+        return layout.spec
 
     @property
     def parameters(self) -> int:
-        """Unique parameters of the whole model, low-rank differences included."""
+        """Return the number of unique parameters of the whole model, low-rank differences included."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def differences(self) -> int:
-        """Those of them that are low-rank differences."""
-        relaxed = [module for module in self.model.modules() if is_relaxed(module)]
-        return sum(module.delta_in.numel() + module.delta_out.numel() for module in relaxed)
+        """Return the number of those parameters that are low-rank differences."""
+        count = 0
+        for module in self.model.modules():
+            if is_relaxed(module):
+                count += module.delta_in.numel() + module.delta_out.numel()
+        return count
 
     @torch.no_grad()
     def separate(self) -> None:
@@ -85,15 +94,13 @@ def _separate(name: str, layers: list[nn.Module]) -> None:
     for place, layer in enumerate(layers):
         owner: Any = layer.get_submodule(path)
         shared = getattr(owner, leaf)
-        keeps_shared = place == 0 and not is_relaxed(owner)
-        if keeps_shared:
-            continue
         values = shared.clone()
         if is_relaxed(owner):
-            difference = owner.delta_out @ owner.delta_in
-            values += difference.T if isinstance(owner, Conv1D) else difference
+            values += _oriented(owner, owner.delta_out @ owner.delta_in)
             del owner.delta_in, owner.delta_out
             owner.__class__ = owner.plain_class
+        elif place == 0:
+            continue
         setattr(owner, leaf, nn.Parameter(values, requires_grad=shared.requires_grad))
 
 
@@ -121,22 +128,30 @@ def share_layers(model: Any, spec: SharingSpec | str | None = None, *, values: s
     new = old if spec is None else SharingSpec.parse(spec)
     if new == old:
         return shared
-    layout = None if new.kind == "none" else make_layout(find_stacks(model), new)
+    if new.kind == "none":
+        shared.separate()
+        return shared
+    layout = make_layout(find_stacks(model), new)
+    if values is None:
+        values = "mean" if new.rank else "first"
     shared.separate()
-    if layout is not None:
-        default = "mean" if new.rank else "first"
-        journal = Journal()
-        try:
-            _apply(model, layout, journal, values or default)
-            config = own_config(model, journal)
-            journal.set(config, ENTRY, layout.record())
-            declare_family(model, config, journal)
-            _refresh_keys(model, journal)
-        except BaseException:
-            journal.undo()
-            share_layers(model, old)
-            raise
+    journal = Journal()
+    try:
+        _install(model, layout, values, journal)
+    except BaseException:
+        journal.undo()
+        share_layers(model, old)
+        raise
     return shared
+
+
+def _install(model: PreTrainedModel, layout: Layout, values: str, journal: Journal) -> None:
+    """Share as a layout says, and make the model's config and family say so."""
+    _apply(model, layout, journal, values)
+    config = own_config(model, journal)
+    journal.set(config, ENTRY, layout.record())
+    declare_family(model, config, journal)
+    _refresh_keys(model, journal)
 
 
 def build_shared(model: Any, record: Any) -> None:
@@ -168,18 +183,24 @@ def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> 
 
 
 def _share(name: str, layers: list[nn.Module], rank: int, values: str | None, journal: Journal) -> None:
-    """Have the layers of one group share a parameter; with a rank, each with a difference of its own."""
+    """Have the layers of one group share a parameter; with a rank, each with its own difference."""
     path, _, leaf = name.rpartition(".")
     owners = [layer.get_submodule(path) for layer in layers]
-    is_linear = leaf == "weight" and all(isinstance(owner, nn.Linear | Conv1D) for owner in owners)
-    if rank and not is_linear:
-        raise InstallError(f"config.json: {ENTRY}: {name[:80]} is of no linear map", "save it again")
+    if rank:
+        _require_linear(name, owners)
     parameters = [getattr(owner, leaf) for owner in owners]
     shared = _mean(parameters) if values == "mean" else parameters[0]
     for owner, before in zip(owners, parameters, strict=True):
         journal.set(owner, leaf, shared)
         if rank:
             _relax(owner, rank, None if values is None else before - shared, journal)
+
+
+def _require_linear(name: str, owners: list[nn.Module]) -> None:
+    """Raise an InstallError if a parameter is not the matrix of a linear map in each of its modules."""
+    others = [owner for owner in owners if not isinstance(owner, nn.Linear | Conv1D)]
+    if others or name.rpartition(".")[2] != "weight":
+        raise InstallError(f"config.json: {ENTRY}: {name[:80]} is of no linear map", "save it again")
 
 
 def _mean(parameters: list[nn.Parameter]) -> nn.Parameter:
@@ -210,23 +231,29 @@ def _layers(model: nn.Module, stack: str, shared: dict[str, tuple[int, ...]]) ->
 
 def _find_list(model: nn.Module, stack: str) -> nn.ModuleList | None:
     """Return the list of this name, or the only one whose name ends like it; None without one."""
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    if stack in lists:
-        return lists[stack]
-    near = [name for name in lists if name.endswith(f".{stack}") or stack.endswith(f".{name}")]
-    return lists[near[0]] if len(near) == 1 else None
+    near = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList):
+            continue
+        if name == stack:
+            return module
+        if name.endswith(f".{stack}") or stack.endswith(f".{name}"):
+            near.append(module)
+    if len(near) == 1:
+        return near[0]
+    return None
 
 
 def _fit(layers: nn.ModuleList, shared: dict[str, tuple[int, ...]]) -> bool:
-    """Whether layers have every parameter that they are said to share."""
+    """Return whether layers have every parameter that the layout says they share."""
     if not len(layers):
         return False
-    names_of = [{name for name, _ in layer.named_parameters(remove_duplicate=False)} for layer in layers]
+    names_of = [dict(layer.named_parameters(remove_duplicate=False)).keys() for layer in layers]
     for name, sources in shared.items():
         if len(sources) != len(layers):
             return False
-        for group in groups_of(sources):
-            if not all(name in names_of[layer] for layer in group):
+        for layer in chain.from_iterable(groups_of(sources)):
+            if name not in names_of[layer]:
                 return False
     return True
 
@@ -260,23 +287,30 @@ def _relax(module: Any, rank: int, difference: Tensor | None, journal: Journal) 
     `difference` is what its own weight was more than the shared one, in the weight's orientation; None while a
     checkpoint is being loaded, which brings the values.
     """
-    is_transposed = isinstance(module, Conv1D)  # weight [in, out]
-    weight = module.weight.T if is_transposed else module.weight
-    rank = min(rank, *weight.shape)
-    delta_in, delta_out = weight.new_zeros(rank, weight.shape[1]), weight.new_zeros(weight.shape[0], rank)
+    weight = _oriented(module, module.weight)
+    outputs, inputs = weight.shape
+    rank = min(rank, inputs, outputs)
+    delta_in, delta_out = weight.new_zeros(rank, inputs), weight.new_zeros(outputs, rank)
     if difference is not None:
         wide = difference.to(torch.promote_types(difference.dtype, torch.float32))
-        left, size, right = torch.linalg.svd(wide.T if is_transposed else wide, full_matrices=False)
+        left, size, right = torch.linalg.svd(_oriented(module, wide), full_matrices=False)
         delta_in.copy_(right[:rank])
         delta_out.copy_(left[:, :rank] * size[:rank])
     elif not weight.is_meta:
-        nn.init.normal_(delta_in, std=weight.shape[1] ** -0.5)
+        nn.init.normal_(delta_in, std=inputs**-0.5)
     for name, value in (("delta_in", delta_in), ("delta_out", delta_out)):
         journal.set(module, name, nn.Parameter(value, requires_grad=module.weight.requires_grad))
-    relaxed_class = RelaxedConv1D if is_transposed else RelaxedLinear
+    relaxed_class = RelaxedConv1D if isinstance(module, Conv1D) else RelaxedLinear
     journal.set(module, "__class__", swapped(module.__class__, relaxed_class))
 
 
+def _oriented(module: nn.Module, matrix: Tensor) -> Tensor:
+    """Return a matrix of a linear map with its axes as [out, in], or turned back: Conv1D has it as [in, out]."""
+    if isinstance(module, Conv1D):
+        return matrix.T
+    return matrix
+
+
 def is_relaxed(module: nn.Module) -> bool:
-    """Whether a module has a difference of its own."""
+    """Return whether a module has its own low-rank difference."""
     return isinstance(module, _Relaxed)

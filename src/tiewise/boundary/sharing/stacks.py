@@ -13,9 +13,10 @@ with neither part if both read it. Otherwise, and if no matrix reads it, it goes
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ ATTENTION, FFN, NEITHER = "attention", "ffn", "own"  # parts of a layer
 _MIXES = re.compile(r"att(n|ention)|mixer|mamba|ssm", re.IGNORECASE)
 _ROWS, _LENGTH = 2, 5  # of the random ids
 _FIX = "sharing works on models that run on token ids"
-# by a stack's name its layers in order, each with the part of every parameter by the parameter's name
-Stacks = dict[str, list[tuple[nn.Module, dict[str, str]]]]
+PlacedLayer = tuple[nn.Module, dict[str, str]]  # a layer, and the part of every parameter by the parameter's name
+Stacks = dict[str, list[PlacedLayer]]  # by a stack's name its layers in order
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,36 @@ def find_stacks(model: Any) -> Stacks:
     Raises:
         InstallError: the model is on the meta device, sharded, or has no list of layers that token ids run through.
     """
-    kind = type(model).__name__
-    if on_meta(model):
-        raise InstallError(f"{kind} is on the meta device", "load its weights first")
-    if any(hasattr(value, "full_tensor") for value in model.parameters()):  # FSDP would undo it at the next forward
-        raise InstallError(f"{kind} is sharded", "share its layers before fully_shard")
+    _require_whole_values(model)
     lists = _outermost_lists(model)
-    calls = _record_calls(model, [layer for layers in lists.values() for layer in layers])
+    calls = _record_calls(model, list(chain.from_iterable(lists.values())))
     stacks: Stacks = {}
     for name, layers in lists.items():
         layer_calls = [calls[id(layer)] for layer in layers]
         if all(layer_calls):
-            norm_first = _begins_with_norm(layers[-1], layer_calls[-1])
-            stacks[name] = [
-                (layer, place_parameters(name, layer, run, norm_first))
-                for layer, run in zip(layers, layer_calls, strict=True)
-            ]
+            stacks[name] = _place_layers(name, layers, layer_calls)
     if not stacks:
-        raise InstallError(f"{kind} has no list of layers that token ids run through", _FIX)
+        raise InstallError(f"{type(model).__name__} has no list of layers that token ids run through", _FIX)
     return stacks
+
+
+def _require_whole_values(model: nn.Module) -> None:
+    """Raise an InstallError if parameters of a model have no values, or only a part of them in this process."""
+    kind = type(model).__name__
+    if on_meta(model):
+        raise InstallError(f"{kind} is on the meta device", "load its weights first")
+    for value in model.parameters():
+        if hasattr(value, "full_tensor"):  # FSDP would undo the sharing at the next forward
+            raise InstallError(f"{kind} is sharded", "share its layers before fully_shard")
+
+
+def _place_layers(stack: str, layers: nn.ModuleList, calls: list[Calls]) -> list[PlacedLayer]:
+    """Return the layers of one stack with the part of each parameter, by the calls in every layer."""
+    norm_first = _begins_with_norm(layers[-1], calls[-1])
+    placed = []
+    for layer, layer_calls in zip(layers, calls, strict=True):
+        placed.append((layer, place_parameters(stack, layer, layer_calls, norm_first)))
+    return placed
 
 
 def _outermost_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
@@ -79,26 +91,23 @@ def _outermost_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
         if not isinstance(module, nn.ModuleList) or id(module) in inside:
             continue
         inside |= {id(part) for part in module.modules()}
-        if len(module) and all(map(_contains_matrix, module)):
+        has_matrix = {_has_matrix(layer, recurse=True) for layer in module}
+        if has_matrix == {True}:  # of an empty list it is the empty set
             lists[name] = module
     return lists
 
 
-def _contains_matrix(layer: nn.Module) -> bool:
-    """Whether a layer has a parameter of two or more dimensions, at any depth."""
-    return any(value.ndim > 1 for value in layer.parameters())
-
-
-def _is_matrix(module: nn.Module) -> bool:
-    """Whether a module has a parameter of two or more dimensions itself."""
-    return any(value.ndim > 1 for value in module.parameters(recurse=False))
+def _has_matrix(module: nn.Module, *, recurse: bool) -> bool:
+    """Return whether a module has a parameter of two or more dimensions: itself, or with `recurse` at any depth."""
+    dimensions = [value.ndim for value in module.parameters(recurse)]
+    return max(dimensions, default=0) > 1
 
 
 def _begins_with_norm(layer: nn.Module, calls: Calls) -> bool:
-    """Whether the first module of a layer that runs, tables apart, has no matrix."""
-    modules = map(layer.get_submodule, calls)
+    """Return whether the first module of a layer that runs, tables apart, has no matrix."""
+    modules = [layer.get_submodule(path) for path in calls]
     first = next(module for module in modules if not isinstance(module, nn.Embedding))
-    return not _is_matrix(first)
+    return not _has_matrix(first, recurse=False)
 
 
 # one forward pass
@@ -106,21 +115,27 @@ def _begins_with_norm(layer: nn.Module, calls: Calls) -> bool:
 
 def _record_calls(model: Any, layers: list[nn.Module]) -> dict[int, Calls]:
     """Return the calls within every layer, by its id, in one forward pass on random ids that leaves no trace."""
-    kind = type(model).__name__
     calls: dict[int, Calls] = {id(layer): {} for layer in layers}
     batch = _random_batch(model)
     with ExitStack() as hooks:
-        for layer in {id(layer): layer for layer in layers}.values():
-            for path, module in layer.named_modules():
-                if list(module.parameters(recurse=False)):
-                    hook = _recorder(path, calls[id(layer)])
-                    hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        for layer in dict.fromkeys(layers):  # each once, where a list repeats a layer
+            _hook_modules(layer, calls[id(layer)], hooks)
         try:
             untraced(model, batch)
         except Exception as error:  # a family that needs more than ids raises anything
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise InstallError(f"{kind} does not run on token ids alone ({reason})", _FIX) from None
+            lines = str(error).strip().splitlines()
+            reason = lines[0] if lines else type(error).__name__
+            what = f"{type(model).__name__} does not run on token ids alone ({reason})"
+            raise InstallError(what, _FIX) from None
     return calls
+
+
+def _hook_modules(layer: nn.Module, calls: Calls, hooks: ExitStack) -> None:
+    """Let every module of a layer with parameters record its first call, until `hooks` closes."""
+    for path, module in layer.named_modules():
+        if list(module.parameters(recurse=False)):
+            handle = module.register_forward_hook(_recorder(path, calls), with_kwargs=True)
+            hooks.callback(handle.remove)
 
 
 def _recorder(path: str, calls: Calls) -> Callable[..., None]:
@@ -149,9 +164,10 @@ def _random_batch(model: Any) -> dict[str, Tensor]:
 def _first_tensor(values: tuple[Any, ...]) -> Tensor | None:
     """Return the first tensor of numbers among a call's values, at any depth."""
     for value in values:
-        candidate = _first_tensor(tuple(value)) if isinstance(value, tuple | list) else value
-        if isinstance(candidate, Tensor) and candidate.is_floating_point():
-            return candidate.detach()  # it stays alive, so that no other tensor gets its address
+        if isinstance(value, tuple | list):
+            value = _first_tensor(tuple(value))
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value.detach()  # it stays alive, so that no other tensor gets its address
     return None
 
 
@@ -175,13 +191,20 @@ def place_parameters(stack: str, layer: nn.Module, calls: Calls, norm_first: boo
 
 
 def _parts_of_matrices(stack: str, layer: nn.Module) -> dict[str, str]:
-    """Return the part of every module with a matrix, by its path: attention if its name mixes tokens, else ffn."""
+    """Return the part of every module with a matrix, by its path."""
     list_name = stack.rpartition(".")[2]
     parts = {}
     for path, module in layer.named_modules(remove_duplicate=False):
-        if path and _is_matrix(module):
-            parts[path] = ATTENTION if _MIXES.search(f"{list_name}.{path}") else FFN
+        if path and _has_matrix(module, recurse=False):
+            parts[path] = _part_by_name(f"{list_name}.{path}")
     return parts
+
+
+def _part_by_name(name: str) -> str:
+    """Return the part of a module with a matrix: attention if its name mixes tokens, else ffn."""
+    if _MIXES.search(name):
+        return ATTENTION
+    return FFN
 
 
 @dataclass(frozen=True)
@@ -194,30 +217,39 @@ class _Norms:
 
     def part(self, path: str) -> str:
         """Return the part of one norm; neither if it did not run, or no matrix ran."""
-        matrices = [matrix for matrix in self.calls if matrix in self.part_of]
-        if path not in self.calls or not path or not matrices:
+        if not path or path not in self.calls:
             return NEITHER
-        readers = self._readers(path, matrices)
+        readers = self._readers(path)
+        if len(readers) > 1:
+            return NEITHER
         if readers:
-            return readers.pop() if len(readers) == 1 else NEITHER
-        order = list(self.calls)
-        before = [matrix for matrix in matrices if order.index(matrix) < order.index(path)]
-        nearest = before[-1] if before else matrices[0]
-        return self.part_of[nearest]
+            return readers.pop()
+        return self._part_of_nearest(path)
 
-    def _readers(self, path: str, matrices: Iterable[str]) -> set[str]:
+    def _part_of_nearest(self, path: str) -> str:
+        """Return the part of the matrix that ran last before a norm, else of the first one; neither without one."""
+        order = list(self.calls)
+        before = order[: order.index(path)]
+        for module in (*reversed(before), *order):
+            if module in self.part_of:
+                return self.part_of[module]
+        return NEITHER
+
+    def _readers(self, path: str) -> set[str]:
         """Return the parts whose matrices read what a norm wrote; none if layers do not begin with a norm."""
         output = self.calls[path].wrote
         if not self.norm_first or output is None:
             return set()
         same_tensor, same_values = set(), set()
-        for matrix in matrices:
-            states = self.calls[matrix].read
-            if states is None or states.numel() != output.numel():
+        for module, call in self.calls.items():
+            states, part = call.read, self.part_of.get(module)
+            if part is None or states is None:
+                continue
+            if states.numel() != output.numel():
                 continue
             if states.data_ptr() == output.data_ptr():
-                same_tensor.add(self.part_of[matrix])
+                same_tensor.add(part)
             if torch.equal(states.flatten(), output.flatten()):
-                same_values.add(self.part_of[matrix])
+                same_values.add(part)
         # two norms may give equal values, as new ones do; a cast gives another tensor
         return same_tensor or same_values
