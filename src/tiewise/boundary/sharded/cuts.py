@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -29,6 +30,16 @@ class Overlap(NamedTuple):
     target: int
     length: int
 
+    @property
+    def source_slice(self) -> slice:
+        """Return the indices in the first list."""
+        return slice(self.source, self.source + self.length)
+
+    @property
+    def target_slice(self) -> slice:
+        """Return the indices in the second list."""
+        return slice(self.target, self.target + self.length)
+
 
 class _Cut(NamedTuple):
     """One mesh axis that cuts an axis of a tensor."""
@@ -46,17 +57,24 @@ def held(tensor: Tensor) -> Held:
     empty; a `_StridedShard` cuts after the mesh axes behind it where its factor is theirs (FSDP over tensor
     parallelism), and else each of its groups separately (fused matrices).
     """
-    axes: list[Runs] = [((0, size),) if size else () for size in tensor.shape]
+    axes = [_whole_axis(size) for size in tensor.shape]
     if isinstance(tensor, DTensor):
         for cut in _cuts(tensor):
             axes[cut.axis] = _part(axes[cut.axis], cut)
     return tuple(axes)
 
 
+def _whole_axis(size: int) -> Runs:
+    """Return the runs of all indices of an axis; none of an empty one."""
+    if size == 0:
+        return ()
+    return ((0, size),)
+
+
 def _cuts(tensor: DTensor) -> list[_Cut]:
     """Return the cuts that leave this process its part, in the order in which they apply."""
     mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    if place is None or any(p.is_partial() for p in tensor.placements):
+    if place is None or any(placement.is_partial() for placement in tensor.placements):
         raise UnsupportedError("a tensor is a partial sum, or lies on other processes", "save between two steps")
     cuts: list[_Cut] = []
     postponed: list[_Cut] = []
@@ -118,7 +136,9 @@ def shape_of(part: Held) -> tuple[int, ...]:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that is in this process, no copy."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return tensor.detach()
 
 
 def overlaps(source: Runs, target: Runs) -> list[Overlap]:
@@ -141,32 +161,43 @@ def make_up(shape: Sequence[int], parts: Sequence[Held]) -> bool:
     No part is empty. They do where, along every axis, the different cuts follow one another from 0 to the end, and each
     cut of one axis meets each of the others.
     """
-    if not parts or 0 in shape:
-        return not parts and min(shape, default=1) == 0
-    if not all(_has_runs_of(part, len(shape)) for part in parts):
+    if not parts:
+        return min(shape, default=1) == 0
+    if 0 in shape:
         return False
+    for part in parts:
+        if not _has_runs_of(part, len(shape)):
+            return False
     different = {_hashable(part) for part in parts}
-    cuts = [{part[axis] for part in different} for axis in range(len(shape))]
-    if not all(_fill_axis(runs, size) for runs, size in zip(cuts, shape, strict=True)):
-        return False
-    return len(different) == len(parts) == math.prod(len(runs) for runs in cuts)
+    cuts = [set(runs) for runs in zip(*different, strict=True)]  # by axis
+    for runs, size in zip(cuts, shape, strict=True):
+        if not _fill_axis(runs, size):
+            return False
+    boxes = math.prod(len(runs) for runs in cuts)
+    return len(different) == len(parts) == boxes
 
 
 def _has_runs_of(part: Held, axes: int) -> bool:
     """Return whether a part has so many axes, whose runs are pairs that are not empty."""
-    runs = [run for axis in part for run in axis]
-    return len(part) == axes and all(len(run) == 2 and run[0] < run[1] for run in runs)
+    if len(part) != axes:
+        return False
+    for run in chain.from_iterable(part):
+        if len(run) != 2:
+            return False
+        if run[0] >= run[1]:
+            return False
+    return True
 
 
 def _hashable(part: Held) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Return a part, which may be of lists, in tuples."""
-    return tuple(tuple(tuple(run) for run in axis) for axis in part)
+    return tuple(tuple(map(tuple, axis)) for axis in part)
 
 
 def _fill_axis(cuts: Iterable[tuple[tuple[int, ...], ...]], size: int) -> bool:
     """Return whether the runs of different cuts follow one another from 0 to `size`."""
     at = 0
-    for start, stop in sorted(run for runs in cuts for run in runs):
+    for start, stop in sorted(chain.from_iterable(cuts)):
         if start != at:
             return False
         at = stop

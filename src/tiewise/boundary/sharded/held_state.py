@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,10 +51,7 @@ def _add_model(live: HeldState, parameters: Mapping[str, Any]) -> dict[int, str]
     """Add a model's tensors and aliases, and return the name of each tensor by its id."""
     names: dict[int, str] = {}
     for name, value in parameters.items():
-        if not isinstance(value, Tensor) or value.is_meta:
-            kind = "a tensor without values" if isinstance(value, Tensor) else type(value).__name__
-            fix = "load or initialise it, or leave it out"
-            raise UnsupportedError(f"{name} is {kind}, and only tensors are kept", fix)
+        _require_values(name, value)
         first = names.setdefault(id(value), name)
         if first == name:
             live.tensors[f"model/{name}"] = value
@@ -63,19 +60,40 @@ def _add_model(live: HeldState, parameters: Mapping[str, Any]) -> dict[int, str]
     return names
 
 
+def _require_values(name: str, value: Any) -> None:
+    """Refuse an entry of a model's state that is no tensor, or a tensor on the meta device."""
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+    elif value.is_meta:
+        kind = "a tensor without values"
+    else:
+        return
+    fix = "load or initialise it, or leave it out"
+    raise UnsupportedError(f"{name} is {kind}, and only tensors are kept", fix)
+
+
 def _add_optimizer(live: HeldState, optimizer: Any, names: Mapping[int, str]) -> None:
     """Add an optimizer's groups, and the state of their parameters."""
     live.groups = []
     for group in optimizer.param_groups:
-        if any(id(p) not in names for p in group["params"]):
-            fix = "build it after fully_shard or tensor parallelism, from the parameters that the model then has"
-            raise RunError("the optimizer holds a parameter that the model does not have", fix)
-        members = [(names[id(p)], p) for p in group["params"]]
+        members = _named_members(group["params"], names)
         live.parameters.append(members)
-        options = {key: _plain(key, value) for key, value in group.items() if key != "params"}
-        live.groups.append(options | {"params": [name for name, _ in members]})
+        saved_group = {key: _plain(key, value) for key, value in group.items() if key != "params"}
+        saved_group["params"] = [name for name, _ in members]
+        live.groups.append(saved_group)
         for name, parameter in members:
             _add_parameter_state(live, name, optimizer.state.get(parameter, {}))
+
+
+def _named_members(parameters: Iterable[Tensor], names: Mapping[int, str]) -> list[tuple[str, Tensor]]:
+    """Return the parameters of one of the optimizer's groups with their names in the model."""
+    members = []
+    for parameter in parameters:
+        if id(parameter) not in names:
+            fix = "build it after fully_shard or tensor parallelism, from the parameters that the model then has"
+            raise RunError("the optimizer holds a parameter that the model does not have", fix)
+        members.append((names[id(parameter)], parameter))
+    return members
 
 
 def _add_parameter_state(live: HeldState, name: str, state: Mapping[str, Any]) -> None:
@@ -97,21 +115,25 @@ def unwrapped(model: Any) -> Any:
             model = model._orig_mod
         else:
             break
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        what = "FSDP1 keeps flat parameters, which no other number of processes can take"
-        raise UnsupportedError(what, "use torch.distributed.fsdp.fully_shard")
+    for module in model.modules():
+        if isinstance(module, FullyShardedDataParallel):
+            what = "FSDP1 keeps flat parameters, which no other number of processes can take"
+            raise UnsupportedError(what, "use torch.distributed.fsdp.fully_shard")
     return model
+
+
+_PLAIN = (int, float, str, type(None))  # types of values that JSON has, bool among int
 
 
 def _plain(key: str, value: Any) -> Any:
     """Return an option of the optimizer as JSON takes it."""
+    if isinstance(value, _PLAIN):
+        return value
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
-    if isinstance(value, (list, tuple)) and all(isinstance(item, (int, float, str, type(None))) for item in value):
+    if isinstance(value, (list, tuple)) and all(isinstance(item, _PLAIN) for item in value):
         return list(value)
-    if value is not None and not isinstance(value, (bool, int, float, str)):
-        raise UnsupportedError(f"the optimizer's {key} is a {type(value).__name__}", "only numbers and text are kept")
-    return value
+    raise UnsupportedError(f"the optimizer's {key} is a {type(value).__name__}", "only numbers and text are kept")
 
 
 def _require_ties(model: Any, parameters: Mapping[str, Tensor]) -> None:
@@ -119,19 +141,26 @@ def _require_ties(model: Any, parameters: Mapping[str, Tensor]) -> None:
     if not hasattr(model, "get_expanded_tied_weights_keys"):
         return
     keys = model.get_expanded_tied_weights_keys(all_submodels=True)
-    for target, source in keys.items():
-        one, other = parameters.get(target), parameters.get(source)
-        are_two = one is not None and other is not None and one is not other
-        if are_two:
+    for pair in keys.items():
+        tensors = {id(parameters[name]) for name in pair if name in parameters}
+        if len(tensors) == 2:
+            target, source = pair
             what = f"the config ties {target} to {source}, and they are two parameters"
             fix = "call model.tie_weights() before it is sharded and the optimizer built, or set tie_word_embeddings"
             raise CheckpointError(what, f"{fix} to false")
-    table, head = (getattr(ask(model, f"get_{end}_embeddings"), "weight", None) for end in ("input", "output"))
+    table, head = _end_weight(model, "input"), _end_weight(model, "output")
     if table is None or table is not head:
         return
-    if not any(parameters.get(target) is head for target in keys):
+    targets = {id(parameters.get(target)) for target in keys}
+    if id(head) not in targets:
         what = "the config says that the head is a table of its own, and it is the input table"
         raise CheckpointError(what, "set config.tie_word_embeddings = True, or give the head its own parameter")
+
+
+def _end_weight(model: Any, end: str) -> Tensor | None:
+    """Return the weight of the "input" or "output" embeddings of a model; None without one."""
+    weight: Tensor | None = getattr(ask(model, f"get_{end}_embeddings"), "weight", None)
+    return weight
 
 
 class BuiltFrom(NamedTuple):
@@ -149,8 +178,6 @@ def built_from(model: Any) -> BuiltFrom:
         return BuiltFrom()
     architecture = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
     generation = getattr(model, "generation_config", None)
-    return BuiltFrom(
-        architecture.__name__,
-        json.loads(model.config.to_json_string()),
-        None if generation is None else json.loads(generation.to_json_string()),
-    )
+    if generation is not None:
+        generation = json.loads(generation.to_json_string())
+    return BuiltFrom(architecture.__name__, json.loads(model.config.to_json_string()), generation)

@@ -6,11 +6,12 @@ index. Every process reads the parts that it will hold from all files. Nothing i
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,13 +195,18 @@ def _divided(everyone: Sequence[Report]) -> _Division:
 
 def _require_same_tensors(everyone: Sequence[Report]) -> None:
     """Refuse processes that hold different tensors: stages of a pipeline."""
-    first = everyone[0]
-    for process, other in enumerate(everyone):
-        for name in sorted(first.keys() | other.keys()):
-            if name in first and name in other and first[name][:2] == other[name][:2]:
-                continue
+    first = _kinds(everyone[0])
+    for process, report in enumerate(everyone):
+        differing = first ^ _kinds(report)
+        if differing:
+            name = min(differing)[0]
             what = f"processes 0 and {process} do not hold the same tensors: {short(name)}"
             raise UnsupportedError(what, "stages of a pipeline are no shards, and must be saved each for itself")
+
+
+def _kinds(report: Report) -> set[tuple[str, str, tuple[int, ...]]]:
+    """Return (name, type, shape over all processes) of every tensor that a process reports."""
+    return {(name, tensor.dtype, tensor.shape) for name, tensor in report.items()}
 
 
 def _holders(name: str, everyone: Sequence[Report]) -> dict[Held, list[int]]:
@@ -275,7 +281,7 @@ def load_sharded(folder: str | os.PathLike[str], model: nn.Module, optimizer: An
 
 def _require_same(saved: Saved, live: HeldState) -> None:
     """Refuse a model or an optimizer that is not what was saved."""
-    here = {name.removeprefix("model/") for name in live.tensors if name.startswith("model/")}
+    here = _model_names(live.tensors)
     _require_same_names(saved, live, here)
     _require_same_ties(saved, live, here)
     _require_same_shapes(saved, live, here)
@@ -286,13 +292,18 @@ def _require_same(saved: Saved, live: HeldState) -> None:
     _options(saved, live)
 
 
+def _model_names(tensors: Iterable[str]) -> set[str]:
+    """Return the names in the model of those tensors of a save that are the model's."""
+    return {name.removeprefix("model/") for name in tensors if name.startswith("model/")}
+
+
 _AS_SAVED = "build the model as it was when it was saved"
 
 
 def _require_same_names(saved: Saved, live: HeldState, here: set[str]) -> None:
     """Refuse a model that lacks a name of the save, or has another one."""
-    stored = {name.removeprefix("model/") for name in saved.index.tensors if name.startswith("model/")}
-    names, saved_names = here | live.aliases.keys(), stored | saved.index.aliases.keys()
+    names = here | live.aliases.keys()
+    saved_names = _model_names(saved.index.tensors) | saved.index.aliases.keys()
     differing = names ^ saved_names
     if differing:
         name = min(differing)
@@ -335,10 +346,9 @@ def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
     options: dict[str, dict[str, Any]] = {}  # by parameter
     for group in saved.index.groups or []:
         saved_options = {**group, "params": None}
-        for name in group["params"]:
-            options[name] = saved_options
+        options |= dict.fromkeys(group["params"], saved_options)
     groups = [[saved.index.aliases.get(name, name) for name, _ in members] for members in live.parameters]
-    names = [name for group in groups for name in group]
+    names = itertools.chain.from_iterable(groups)
     are_same = sorted(names) == sorted(options) and all(_share_options(group, options) for group in groups)
     if not are_same:
         what = f"{saved.place}: the optimizer's groups hold other parameters than those that were saved"
@@ -356,13 +366,16 @@ def _fill_optimizer(saved: Saved, live: HeldState, optimizer: Any) -> None:
     state = _state_names(saved)
     for group, members, options in zip(optimizer.param_groups, live.parameters, _options(saved, live), strict=True):
         _set_options(group, options)
-        on_cpu = not (group.get("capturable") or group.get("fused"))  # where AdamW counts its steps
+        steps_on_device = group.get("capturable") or group.get("fused")  # else AdamW counts its steps on the CPU
         for name, parameter in members:
+            step_device = parameter.device if steps_on_device else torch.device("cpu")
             optimizer.state.pop(parameter, None)
             names = state.get(saved.index.aliases.get(name, name), {})
             for key, saved_name in names.items():
-                step_on_cpu = key == "step" and on_cpu
-                value = _saved_state(saved, saved_name, parameter, is_step=key == "step", on_cpu=step_on_cpu)
+                if key == "step":
+                    value = _saved_step(saved, saved_name, step_device)
+                else:
+                    value = _saved_state(saved, saved_name, parameter)
                 optimizer.state[parameter][key] = value
 
 
@@ -385,15 +398,25 @@ def _set_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
             group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
 
 
-def _saved_state(saved: Saved, name: str, parameter: Tensor, *, is_step: bool, on_cpu: bool) -> Any:
+def _saved_step(saved: Saved, name: str, device: torch.device) -> Any:
+    """Return the saved number of an optimizer's steps, a value or a tensor on a device."""
+    entry = saved.index.tensors.get(name)
+    if entry is None:
+        return saved.index.values[name]
+    step = torch.empty(entry.shape, dtype=TYPES[entry.dtype], device=device)
+    saved.fill(name, step)
+    return step
+
+
+def _saved_state(saved: Saved, name: str, parameter: Tensor) -> Any:
     """Return a value or tensor of the optimizer's state, cut as its parameter if alike."""
     entry = saved.index.tensors.get(name)
     if entry is None:
         return saved.index.values[name]
     dtype = TYPES[entry.dtype]
-    if not is_step and entry.shape == list(parameter.shape):
-        value = torch.empty_like(parameter, dtype=dtype)
+    if entry.shape == list(parameter.shape):
+        state = torch.empty_like(parameter, dtype=dtype)
     else:
-        value = torch.empty(entry.shape, dtype=dtype, device="cpu" if on_cpu else parameter.device)
-    saved.fill(name, value)
-    return value
+        state = torch.empty(entry.shape, dtype=dtype, device=parameter.device)
+    saved.fill(name, state)
+    return state

@@ -122,10 +122,7 @@ class Saved:
         self._headers: dict[int, Header] = {}
         path = inside(place, INDEX)
         if not path.exists():
-            is_cut_short = place.is_dir() and any(_OURS.fullmatch(name) for name in os.listdir(place))
-            no_save = f"no save lies there (no {INDEX})"
-            how = "the save was cut short before it was whole" if is_cut_short else no_save
-            raise CheckpointError(f"{place}: {how}", "give the folder of one that is whole")
+            raise CheckpointError(f"{place}: {_absence(place)}", "give the folder of one that is whole")
         record = read_json(os.fspath(path))
         if not isinstance(record, dict) or record.get("version") != VERSION:
             raise CheckpointError(f"{path}: it is of no version that is known here", "is a newer tiewise needed?")
@@ -142,22 +139,27 @@ class Saved:
             if tensor.dtype not in TYPES or not 0 <= tensor.layout < len(self.index.layouts):
                 raise CheckpointError(f"{path}: {short(name)} is of no known type or layout", AGAIN)
             key = (tensor.layout, *tensor.shape)
-            if key in checked:
-                continue
-            parts = self.index.layouts[tensor.layout]
-            if not make_up(tensor.shape, [part.held for part in parts]):
-                raise CheckpointError(f"{path}: {short(name)} has parts that do not make it up", AGAIN)
-            if any(not 0 <= part.process < len(self.index.files) for part in parts):
-                raise CheckpointError(f"{path}: {short(name)} lies in no file that it names", AGAIN)
-            checked.add(key)
+            if key not in checked:
+                self._check_parts(path, name, tensor)
+                checked.add(key)
+
+    def _check_parts(self, path: Path, name: str, tensor: WholeTensor) -> None:
+        """Refuse a tensor whose parts are not all of it, or are in no file of the index."""
+        parts = self.index.layouts[tensor.layout]
+        if not make_up(tensor.shape, [part.held for part in parts]):
+            raise CheckpointError(f"{path}: {short(name)} has parts that do not make it up", AGAIN)
+        processes = {part.process for part in parts}
+        if not processes.issubset(range(len(self.index.files))):
+            raise CheckpointError(f"{path}: {short(name)} lies in no file that it names", AGAIN)
 
     def verify(self) -> None:
-        """See that the files are what was written; of several processes each takes some."""
+        """Compare the files with size and digest in the index; of several processes each takes some."""
         for file in self.index.files[ranks.rank() :: ranks.size()]:
             path = inside(self.place, file.name)
-            if not path.exists() or path.stat().st_size != file.size or sha256(path) != file.sha256:
-                how = "it is not what was written" if path.exists() else "it is gone"
-                raise CheckpointError(f"{path}: {how}", AGAIN)
+            if not path.exists():
+                raise CheckpointError(f"{path}: it is gone", AGAIN)
+            if path.stat().st_size != file.size or sha256(path) != file.sha256:
+                raise CheckpointError(f"{path}: it is not what was written", AGAIN)
 
     def name_of(self, name: str) -> str:
         """Return the name under which a tensor of the model is stored, both with `model/`."""
@@ -187,9 +189,20 @@ class Saved:
         return stored
 
 
+def _absence(place: Path) -> str:
+    """Return how a folder comes to lack the index: a save in it was cut short, or there was none."""
+    if place.is_dir():
+        for name in os.listdir(place):
+            if _OURS.fullmatch(name):
+                return "the save was cut short before it was whole"
+    return f"no save lies there (no {INDEX})"
+
+
 def _copy(stored: Stored, shape: tuple[int, ...], axes: list[list[Overlap]], target: Tensor) -> None:
     """Copy the overlap of a stored part with `target`; only rows of the overlap are read."""
-    row_overlaps = axes[0] if axes else [Overlap(0, 0, 1)]  # a scalar is one row
+    if not axes:  # a scalar is one row
+        shape, axes, target = (1,), [[Overlap(0, 0, 1)]], target.view(1)
+    row_overlaps, *other_axes = axes
     with Reader(stored) as reader:
         step = max(1, CHUNK_BYTES // max(1, reader.row_bytes))
         for overlap in row_overlaps:
@@ -199,16 +212,16 @@ def _copy(stored: Stored, shape: tuple[int, ...], axes: list[list[Overlap]], tar
                 reader.into(memoryview(raw), (overlap.source + done) * reader.row_bytes)
                 block = torch.frombuffer(raw, dtype=target.dtype).view(rows, *shape[1:])
                 start = overlap.target + done
-                goal = target[start : start + rows] if axes else target.view(1)
-                _copy_columns(block, goal, axes[1:])
+                _copy_columns(block, target[start : start + rows], other_axes)
 
 
-def _copy_columns(block: Tensor, goal: Tensor, axes: list[list[Overlap]]) -> None:
-    """Copy each row of `block` to one of `goal`, in the overlaps of the other axes."""
+def _copy_columns(block: Tensor, target: Tensor, axes: list[list[Overlap]]) -> None:
+    """Copy each row of `block` to one of `target`, in the overlaps of the other axes."""
+    rows = slice(None)
     for box in itertools.product(*axes):
-        source = [slice(overlap.source, overlap.source + overlap.length) for overlap in box]
-        target = [slice(overlap.target, overlap.target + overlap.length) for overlap in box]
-        goal[(slice(None), *target)] = block[(slice(None), *source)]
+        columns_from = [overlap.source_slice for overlap in box]
+        columns_to = [overlap.target_slice for overlap in box]
+        target[(rows, *columns_to)] = block[(rows, *columns_from)]
 
 
 def sha256(path: Path) -> str:

@@ -277,7 +277,7 @@ class RelaxedLinear(_Relaxed, nn.Linear):
     """A linear map with weight [out, in]."""
 
 
-class RelaxedConv1D(_Relaxed, Conv1D):
+class RelaxedConv1D(_Relaxed, Conv1D):  # type: ignore[misc, unused-ignore]  # no types
     """GPT-2's linear map, with weight [in, out]."""
 
 
