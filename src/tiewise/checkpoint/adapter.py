@@ -14,11 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.claims import ends_with, in_layer, is_foreign, unwrapped, usual
+from tiewise.checkpoint.claims import ends_with, ends_with_any, unwrapped, usual
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, noting
 from tiewise.checkpoint.stored import Stored, read_header
+from tiewise.checkpoint.stored_modules import may_be_end
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, items_of
 from tiewise.core.errors import doing
@@ -91,43 +92,24 @@ class AdapterFacts:
     @cached_property
     def base_modules(self) -> dict[str, str]:
         """Return {module as the base's class names it: as the base's files do}."""
-        base = self.base
-        if base is None:
+        if self.base is None:
             return {}
-        known, table = base.roles.known, base.roles.input
-        input_module, head_module = end_modules(base)
-        # the class may put its body elsewhere than the files do: the two names of the input table differ by it
-        stored_module = "" if table is None else unwrapped(module_of(table.name)[0])
-        last_part = (input_module or "").rpartition(".")[2]
-        stored_prefix = stored_module.removesuffix(last_part)
-        class_prefix = (input_module or "").removesuffix(last_part)
-
-        modules = dict[str, str]()
-        for module in dict.fromkeys(module_of(name)[0] for name in base.folder.tensors):
-            plain = unwrapped(module)
-            end = None if known is None else known.loaded_as(plain)
-            if end is not None:
-                modules[end] = module
-            elif plain.startswith(stored_prefix):
-                modules[class_prefix + plain.removeprefix(stored_prefix)] = module
-            else:
-                if known is not None and known.prefix:  # other parts, vision towers, may be below it too
-                    modules[f"{known.prefix}.{plain}"] = module
-                modules[plain] = module
-        if base.roles.output is None and head_module is not None and table is not None:
-            modules[head_module] = module_of(table.name)[0]  # a tied head has no separate tensor
-        return modules
+        return _modules_by_class_name(self.base)
 
     @cached_property
     def input(self) -> EndUpdate | None:
         """Return what the adapter does to the input table."""
         usual_names = [path.rpartition(".")[2] for path, _ in usual().pairs]
-        return self.update(usual_names, None if self.base is None else self.base.roles.input_name)
+        if self.base is None:
+            return self.update(usual_names)
+        return self.update(usual_names, self.base.roles.input_name)
 
     @cached_property
     def output(self) -> EndUpdate | None:
         """Return what the adapter does to the output head."""
-        return self.update(usual().outputs, None if self.base is None else self.base.roles.output_name)
+        if self.base is None:
+            return self.update(usual().outputs)
+        return self.update(usual().outputs, self.base.roles.output_name)
 
     def update(self, usually: Sequence[str], stored: str | None = None) -> EndUpdate | None:
         """Return the update of the module of the base's table `stored`, else of one of a usual name; None for none."""
@@ -137,10 +119,10 @@ class AdapterFacts:
             module = module_of(stored)[0]
             names = (module, module.rpartition(".")[2])
         for module, parts in self.parts.items():
-            may_be_end = any(ends_with(module, name) for name in names) and not in_layer(module)
-            update = _stored_update(module, parts) if may_be_end and not is_foreign(module) else None
-            if update is not None:
-                return update
+            if ends_with_any(module, names) and may_be_end(module):
+                update = _stored_update(module, parts)
+                if update is not None:
+                    return update
         if self.tensors:  # they say more than the config
             return None
         return self._configured_update(names)
@@ -156,7 +138,9 @@ class AdapterFacts:
 
     def command(self, verb: str) -> str:
         """Return the command line of a verb that makes a new folder of it and its base."""
-        base = "BASE" if self.base is None else shlex.quote(str(self.base.path))
+        base = "BASE"
+        if self.base is not None:
+            base = shlex.quote(str(self.base.path))
         return f"tiewise {verb} {shlex.quote(str(self.path))} --base {base} --to NEW_DIR"
 
     @cached_property
@@ -200,9 +184,10 @@ def _stored_update(module: str, parts: Mapping[str, Stored]) -> EndUpdate | None
         return EndUpdate(module, LORA, _shape_of_update(low_rank), copy)
     if DELTA in matrices:
         return EndUpdate(module, TOKENS, (-1, matrices[DELTA].shape[1]))
-    if copy is not None:
-        return EndUpdate(module, COPY, (copy.shape[0], copy.shape[1]), copy)
-    return None
+    if copy is None:
+        return None
+    rows, width = copy.shape
+    return EndUpdate(module, COPY, (rows, width), copy)
 
 
 def _shape_of_update(low_rank: Mapping[str, Stored]) -> tuple[int, int]:
@@ -221,17 +206,61 @@ def _shape_of_update(low_rank: Mapping[str, Stored]) -> tuple[int, int]:
 def end_modules(base: Facts) -> tuple[str | None, str | None]:
     """Return the modules of input table and head as the base's class names them; None for an end that is not known."""
     roles = base.roles
-    input_name = None if roles.input is None else roles.input.name
-    output_name = None if roles.headless else roles.output_name
-    return _class_module(base, input_name), _class_module(base, output_name)
+    input_module = output_module = None
+    if roles.input is not None:
+        input_module = _class_module(base, roles.input.name)
+    if roles.output_name is not None and not roles.headless:
+        output_module = _class_module(base, roles.output_name)
+    return input_module, output_module
 
 
-def _class_module(base: Facts, tensor: str | None) -> str | None:
+def _modules_by_class_name(base: Facts) -> dict[str, str]:
+    """Return {module as the base's class names it: as the base's files do}."""
+    known, table = base.roles.known, base.roles.input
+    input_module, head_module = end_modules(base)
+    stored_prefix, class_prefix = _body_prefixes(table, input_module)
+    modules = dict[str, str]()
+    for module in dict.fromkeys(module_of(name)[0] for name in base.folder.tensors):
+        plain = unwrapped(module)
+        end = _loaded_as(base, plain)
+        if end is not None:
+            modules[end] = module
+        elif plain.startswith(stored_prefix):
+            modules[class_prefix + plain.removeprefix(stored_prefix)] = module
+        else:
+            if known is not None and known.prefix:  # other parts, vision towers, may be below it too
+                modules[f"{known.prefix}.{plain}"] = module
+            modules[plain] = module
+    if table is None or head_module is None:
+        return modules
+    if base.roles.output is None:
+        modules[head_module] = module_of(table.name)[0]  # a tied head has no separate tensor
+    return modules
+
+
+def _body_prefixes(table: Stored | None, input_module: str | None) -> tuple[str, str]:
+    """Return the prefix of the body's modules in the files, and in the class, which may put its body elsewhere.
+
+    The two names of the input table differ by it.
+    """
+    if table is None or input_module is None:
+        return "", ""
+    stored_module = unwrapped(module_of(table.name)[0])
+    last_part = input_module.rpartition(".")[2]
+    return stored_module.removesuffix(last_part), input_module.removesuffix(last_part)
+
+
+def _class_module(base: Facts, tensor: str) -> str:
     """Return the module of a stored tensor as the base's class names it, else as the file does."""
-    if tensor is None:
+    module = unwrapped(module_of(tensor)[0])
+    return _loaded_as(base, module) or module
+
+
+def _loaded_as(base: Facts, module: str) -> str | None:
+    """Return the name of a stored end's module once it is loaded; None if the base's class does not know it."""
+    if base.roles.known is None:
         return None
-    module, known = unwrapped(module_of(tensor)[0]), base.roles.known
-    return (known.loaded_as(module) if known is not None else None) or module
+    return base.roles.known.loaded_as(module)
 
 
 def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -> AdapterFacts:

@@ -37,9 +37,11 @@ def lora_config(model: Any, new_tokens: Iterable[int] = (), *, tables: bool = Fa
     """
     ids = [int(token) for token in new_tokens]
     base = _live_ends(model) if hasattr(model, "get_input_embeddings") else _stored_ends(model)
-    if not base.modules or base.tied is None:
-        what = "no input table was found" if not base.modules else "whether its two ends are one table is not known"
-        raise CheckpointError(f"{base.where}: {what}", "tiewise check says what is there")
+    fix = "tiewise check says what is there"
+    if not base.modules:
+        raise CheckpointError(f"{base.where}: no input table was found", fix)
+    if base.tied is None:
+        raise CheckpointError(f"{base.where}: whether its two ends are one table is not known", fix)
     _require_rows(base, ids)
     config: dict[str, Any] = {"target_modules": "all-linear"}  # which leaves the head out
     if tables:
@@ -66,12 +68,18 @@ def _stored_ends(path: str | os.PathLike[str]) -> _BaseEnds:
     modules = [name for name in end_modules(facts) if name is not None]
     counted = facts.roles.counted
     rows = 0 if counted is None else counted.rows
-    return _BaseEnds(str(facts.path), modules, rows, facts.truth if facts.claims.tied else False)
+    is_tied = facts.truth if facts.claims.tied else False
+    return _BaseEnds(str(facts.path), modules, rows, is_tied)
 
 
 def _require_rows(base: _BaseEnds, ids: Sequence[int]) -> None:
     """Raise a CheckpointError if a token has no row of the input table."""
-    for token in (min(ids), max(ids)) if ids else ():
-        if not 0 <= token < base.rows:
-            fix = f"tiewise resize --vocab {token + 1} gives it one" if token >= 0 else "ids begin at 0"
-            raise CheckpointError(f"{base.where}: of {base.rows:,} rows none is token {token}'s", fix)
+    if not ids:
+        return
+    for token in (min(ids), max(ids)):
+        if 0 <= token < base.rows:
+            continue
+        fix = f"tiewise resize --vocab {token + 1} gives it one"
+        if token < 0:
+            fix = "ids begin at 0"
+        raise CheckpointError(f"{base.where}: of {base.rows:,} rows none is token {token}'s", fix)

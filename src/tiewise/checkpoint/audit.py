@@ -18,8 +18,8 @@ from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.loader_columns import LoaderOutcome
 from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rules.gguf_file import open_gguf
-from tiewise.checkpoint.rules.onnx_file import read_onnx
+from tiewise.checkpoint.rules.gguf_file import GgufFacts, open_gguf
+from tiewise.checkpoint.rules.onnx_file import OnnxFacts, read_onnx
 from tiewise.checkpoint.rules.rule import SEVERITIES, AnyFacts, Finding, Rule, matching, names, rules
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
@@ -35,6 +35,14 @@ view = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs 
 _FILES = (".gguf", ".onnx")
 # rules on models that stand alone: their ends, tokenizer and loaders; a draft, half a model, has B083 to B085
 _ALONE = ("B01", "B02", "B03", "B042", "B080")
+# arguments of `check` → what must be stored for them, and what to say of anything else
+_NEEDED_BY = {
+    "base": ("adapter", "this is not an adapter's folder"),
+    "beside": ("file", "this is no GGUF or ONNX file"),
+    "as_class": ("model", "this is not a model's folder"),
+    "target": ("model", "this is no draft model"),
+    "quantise": ("model", "this is not a whole checkpoint"),
+}
 _KINDS = {  # of rules, in words
     "folder": "whole checkpoints",
     "adapter": "adapters",
@@ -90,7 +98,9 @@ class Audit:
     @property
     def worst(self) -> str | None:
         """Return the severity of the most severe finding; None without findings."""
-        return self.findings[0].severity if self.findings else None
+        if not self.findings:
+            return None
+        return self.findings[0].severity
 
     def at_least(self, severity: str) -> tuple[Finding, ...]:
         """Return findings of this severity ("info", "warning", "error", "fatal") or a worse one.
@@ -217,22 +227,25 @@ class _CheckOptions(NamedTuple):
 
     def require_fitting(self, folder: Folder | None) -> None:
         """Raise a CheckpointError if an argument does not fit what is stored; no folder: a GGUF or ONNX file."""
-        is_adapter = folder is not None and folder.is_adapter
-        is_model = folder is not None and not is_adapter
-        for name, value, fits, why in (
-            ("base", self.base, is_adapter, "this is not an adapter's folder"),
-            ("beside", self.beside, folder is None, "this is no GGUF or ONNX file"),
-            ("as_class", self.as_class, is_model, "this is not a model's folder"),
-            ("target", self.target, is_model, "this is no draft model"),
-            ("quantise", self.quantise, is_model, "this is not a whole checkpoint"),
-        ):
-            if value is not None and not fits:
+        stored = "model"
+        if folder is None:
+            stored = "file"
+        elif folder.is_adapter:
+            stored = "adapter"
+        for name, (needed, why) in _NEEDED_BY.items():
+            if stored != needed and getattr(self, name) is not None:
                 raise CheckpointError(f"{name} is given, and {why}", f"leave {name} out")
 
     def source(self) -> Facts | None:
         """Return the facts of the checkpoint that an adapter changes or a file was made from; None if none is given."""
         path = self.beside if self.base is None else self.base
-        return None if path is None else Facts(open_folder(path), self.scan)
+        return self.facts_of(path)
+
+    def facts_of(self, path: AnyPath | None) -> Facts | None:
+        """Return the facts of another checkpoint that an argument names; None if it names none."""
+        if path is None:
+            return None
+        return Facts(open_folder(path), self.scan)
 
 
 class _CheckSubject(NamedTuple):
@@ -264,56 +277,69 @@ def _file_or_folder(path: Path) -> tuple[Path, Folder | None]:
     files = [name for name in folder.files if name.endswith(".onnx")]
     if folder.tensors or not files:
         return path, folder
-    if len(files) > 1 and "model.onnx" not in files:
+    if len(files) == 1:
+        return inside(path, files[0]), None
+    if "model.onnx" not in files:
         raise CheckpointError(f"{path}: {len(files)} ONNX files", f"give one of them: {names(files)}")
-    return inside(path, "model.onnx" if len(files) > 1 else files[0]), None
+    return inside(path, "model.onnx"), None
 
 
 def _of_file(path: Path, source: Facts | None, scan: bool) -> _CheckSubject:
     """Read a GGUF or ONNX file, made from the checkpoint `source`."""
     file = read_onnx(path) if path.suffix == ".onnx" else open_gguf(path)
     facts = replace(file, source=source, scan=scan)
-    parts = []
-    if facts.table is not None:
-        parts.append(Part("both" if facts.table in facts.heads else "input", facts.table))
-    parts += [Part("output", head) for head in facts.heads if head is not facts.table]
     spare = sum(copy.nbytes for copy in facts.copies)
     kind = path.suffix[1:]
-    audit = Audit(path, kind, parts=tuple(parts), spare=spare)
+    audit = Audit(path, kind, parts=tuple(_parts_of_file(facts)), spare=spare)
     return _CheckSubject(facts, _with_sizes(audit, facts.tensors), {"any", kind})
+
+
+def _parts_of_file(facts: GgufFacts | OnnxFacts) -> Iterator[Part]:
+    """Yield the tensors of the two ends of a GGUF or ONNX file, a table that is both once."""
+    table = facts.table
+    if table is not None:
+        yield Part("both" if table in facts.heads else "input", table)
+    for head in facts.heads:
+        if head is not table:
+            yield Part("output", head)
 
 
 def _of_model(path: Path, folder: Folder, options: _CheckOptions) -> _CheckSubject:
     """Gather the facts of a model's folder or its single file, the tensors of its ends, and the outcomes of loaders."""
-    if not folder.tensors and not folder.faults and not folder.pickles:
+    has_weights = folder.tensors or folder.faults or folder.pickles
+    if not has_weights:
         fix = "give a checkpoint folder, or one .safetensors, .gguf or .onnx file"
         raise CheckpointError(f"{path}: no file of tensors in it", fix)
     if options.as_class is not None:
-        if folder.config is None:
-            fix = "give the folder that has it"
-            raise CheckpointError(f"{path}: it has no config.json to load {options.as_class} by", fix)
-        folder = replace(folder, config=config_for(folder.config, options.as_class))
+        folder = _judged_as(folder, path, options.as_class)
     planned = None if options.quantise is None else read_quantisation(options.quantise)
-    target = None if options.target is None else Facts(open_folder(options.target), options.scan)
+    target = options.facts_of(options.target)
     facts = Facts(folder, options.scan, options.world, options.as_class, planned, target)
-
-    kind = "file" if folder.single else "folder"
-    if facts.draft is not None:
-        kind = "draft"
-    audit = Audit(
-        path,
-        kind,
-        facts.claims,
-        facts.roles,
-        tuple(_parts(facts.roles)),
-        facts.ends,
-        _spare(facts),
-        outcomes=predict(facts) if facts.draft is None else (),
-    )
-    kinds = {"any", kind, "folder"}
+    audit = _audit_of_model(path, facts)
+    kinds = {"any", "folder", audit.kind}
     if target is not None:
         kinds.add("draft")
     return _CheckSubject(facts, _with_sizes(audit, folder.tensors), kinds)
+
+
+def _judged_as(folder: Folder, path: Path, as_class: str) -> Folder:
+    """Return a folder with the config of another class of transformers. `path` is for errors."""
+    if folder.config is None:
+        fix = "give the folder that has it"
+        raise CheckpointError(f"{path}: it has no config.json to load {as_class} by", fix)
+    return replace(folder, config=config_for(folder.config, as_class))
+
+
+def _audit_of_model(path: Path, facts: Facts) -> Audit:
+    """Return the audit of a model before rules have run, without sizes."""
+    kind = "file" if facts.folder.single else "folder"
+    if facts.draft is not None:
+        kind = "draft"
+    parts = tuple(_parts(facts.roles))
+    audit = Audit(path, kind, facts.claims, facts.roles, parts, facts.ends, _spare(facts))
+    if kind == "draft":  # half a model, which no loader takes alone
+        return audit
+    return replace(audit, outcomes=predict(facts))
 
 
 def _parts(roles: Roles) -> Iterator[Part]:
@@ -334,9 +360,10 @@ def _parts(roles: Roles) -> Iterator[Part]:
 
 def _spare(facts: Facts) -> int:
     """Return the bytes of the head if it repeats the input table byte by byte, else 0."""
-    head = facts.roles.output
-    is_copy = facts.ends is not None and facts.ends.kind == IDENTICAL
-    return head.nbytes if head is not None and is_copy else 0
+    pair = facts.pair
+    if pair is None or pair.alike.kind != IDENTICAL:
+        return 0
+    return pair.head.nbytes
 
 
 def _with_sizes(audit: Audit, tensors: Mapping[str, Stored]) -> Audit:
@@ -354,19 +381,20 @@ class _RuleSelection:
 
     def run(self, subject: _CheckSubject, options: _CheckOptions) -> Audit:
         """Return the audit of a subject with the findings of every rule that fits it."""
+        ran = list[str]()
         skipped = dict[str, str]()
         findings = list[Finding]()
         for rule in self.catalogue.values():
             reason = self._reason_to_skip(rule, subject, options)
             if reason is None:
+                ran.append(rule.id)
                 findings += _first_of_each_kind(rule.check(subject.facts))
             else:
                 skipped[rule.id] = reason
-        findings.sort(key=lambda finding: (-SEVERITIES.index(finding.severity), finding.rule))
         return replace(
             subject.audit,
-            findings=tuple(findings),
-            ran=tuple(id for id in self.catalogue if id not in skipped),
+            findings=tuple(sorted(findings, key=_by_severity)),
+            ran=tuple(ran),
             skipped=skipped,
             scan=options.scan,
             deep=options.deep,
@@ -388,6 +416,11 @@ class _RuleSelection:
         if rule.deep and not options.deep:
             return "reads every row, and was not asked to"
         return None
+
+
+def _by_severity(finding: Finding) -> tuple[int, str]:
+    """Return the key that sorts the most severe findings first, those of one severity by rule."""
+    return -SEVERITIES.index(finding.severity), finding.rule
 
 
 def _first_of_each_kind(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -414,7 +447,8 @@ def errors_of_result(result: Audit, config: Mapping[str, Any] | None) -> Iterato
 
     No stock loader opens a model of tiewise's types, which B080 reports of a folder that somebody received.
     """
-    expected = {"B080"} if config is not None and of_tiewise(config) else set()
+    is_own_type = config is not None and of_tiewise(config)
     for finding in result.at_least("error"):
-        if finding.rule not in expected:
-            yield finding
+        if finding.rule == "B080" and is_own_type:
+            continue
+        yield finding

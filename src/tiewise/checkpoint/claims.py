@@ -81,6 +81,11 @@ def ends_with(module: str, path: str) -> bool:
     return f".{module}".endswith(f".{path}")
 
 
+def ends_with_any(module: str, paths: Iterable[str]) -> bool:
+    """Return whether a module's name ends with one of the paths, as `ends_with` compares it."""
+    return f".{module}".endswith(tuple(f".{path}" for path in paths))
+
+
 def in_layer(name: str) -> bool:
     """Return whether a module is inside a numbered layer: tables there belong to no end of the model."""
     return re.search(r"\.\d+\.", f".{name}.") is not None

@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from tiewise.checkpoint import claims
@@ -36,6 +35,7 @@ _FURTHER_CLASS = re.compile(r"nextn|mtp", re.IGNORECASE)  # a class of such laye
 _DRAFT_HEAD = re.compile(r"((.+\.)?medusa_heads?\.)?(\d{1,3}\.\d{1,3}|lm_heads\.\d{1,3})")
 _DRAFT_MAPS = ("d2t", "t2d", "token_map")
 _LAYER = re.compile(r"(^|\.)layers\.(\d{1,9})\.(embed_tokens|shared_head\.head)$")
+_TABLE_PARAMETERS = ("weight", *claims.PACKED)
 _LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")  # keys of a config
 _INPUTS = ("embed_tokens", "word_embeddings", "tok_embeddings", "tok_emb", "embed", "embedding", "embeddings", "emb")
 _OUTPUTS = ("lm_head", "head", "shared_head", "output", "output_head", "output_layer", "unembed")
@@ -67,23 +67,26 @@ def token_tables(
         role = role_of(module, parameter, first_further)
         if role is None or tensor.name in names_of_ends:
             continue
-        axes = 1 if role == DRAFT_MAP else 2
-        is_plain = parameter == "weight"  # the shape of packed numbers says nothing
-        if is_plain and len(tensor.shape) != axes:
-            continue
-        # a projection may be called `mtp.head`: a table is as wide or as long as an end
-        if is_plain and role in (MTP_INPUT, MTP_OUTPUT) and not _fits_an_end(tensor, ends):
-            continue
-        yield IndexedTensor(role, tensor, module)
+        if parameter != "weight" or _has_shape_of(role, tensor, ends):  # the shape of packed numbers says nothing
+            yield IndexedTensor(role, tensor, module)
+
+
+def _has_shape_of(role: str, tensor: Stored, ends: Collection[Stored]) -> bool:
+    """Return whether a plain weight has the shape that its role needs."""
+    if len(tensor.shape) != 2:
+        return False
+    # a projection may be called `mtp.head`: a table is as wide or as long as an end
+    return role not in (MTP_INPUT, MTP_OUTPUT) or _fits_an_end(tensor, ends)
 
 
 def _first_further_layer(config: Mapping[str, Any]) -> int:
     """Return the number of the first layer that predicts further tokens: the smallest number of layers at any level."""
     if _FURTHER_CLASS.search(claims.architecture(config) or ""):
         return 0
-    layers = []
+    layers = list[int]()
     for _, level in model_levels(config):
-        layers += [number for key in _LAYER_COUNTS if (number := count(level.get(key)))]
+        counts = [count(level.get(key)) for key in _LAYER_COUNTS]
+        layers += filter(None, counts)
     return min(layers, default=0)
 
 
@@ -100,37 +103,46 @@ def role_of(module: str, parameter: str, layers: int) -> str | None:
     """Return the role that a name suggests; layers from number `layers` on predict further tokens."""
     if parameter in _DRAFT_MAPS:
         return DRAFT_MAP
-    if parameter not in ("weight", *claims.PACKED):
+    if parameter not in _TABLE_PARAMETERS:
         return None
+    last = module.rpartition(".")[2]
+    if last == "embed_tokens_per_layer":
+        return PER_LAYER
     if _DRAFT_HEAD.fullmatch(module):
         return DRAFT_HEAD
-    last = module.rpartition(".")[2]
     if PLAIN_TABLE.search(module):
-        return PER_LAYER if last == "embed_tokens_per_layer" else NGRAM
+        return NGRAM
     if _MODALITY.search(module):
         return MODALITY
-    in_layer = _LAYER.search(module)
-    is_further = in_layer is not None and int(in_layer[2]) >= layers
-    if is_further or _FURTHER.search(module):
+    if _FURTHER.search(module):
         return _further_role(last)
-    if in_layer is not None and last == "embed_tokens":
-        return PER_LAYER
-    return None
+    layer = _LAYER.search(module)
+    if layer is None:
+        return None
+    if int(layer[2]) >= layers:
+        return _further_role(last)
+    return PER_LAYER if last == "embed_tokens" else None
 
 
 def _further_role(last: str) -> str | None:
     """Return the role of a module of a layer that predicts further tokens, by the last part of its name."""
     if last in _INPUTS:
         return MTP_INPUT
-    return MTP_OUTPUT if last in _OUTPUTS else None
+    if last in _OUTPUTS:
+        return MTP_OUTPUT
+    return None
 
 
 def modality_config(other: IndexedTensor, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of a modality's table: vision_config for embed_vision.embedding; empty for any other table."""
+    if other.role != MODALITY:
+        return {}
     parent = other.module.rpartition(".")[0]
     modality = parent.rpartition("embed_")[2]
     level = config.get(f"{modality}_config")
-    return level if other.role == MODALITY and isinstance(level, Mapping) else {}
+    if isinstance(level, Mapping):
+        return level
+    return {}
 
 
 def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
@@ -142,21 +154,39 @@ def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
         return claims.first_count(levels, "vocab_size_per_layer_input")
     if other.role != NGRAM:
         return None
-    rows = (_ngram_rows(other.module, level) for level in levels)
-    return next((number for number in rows if number is not None), None)
+    for level in levels:
+        rows = _ngram_rows(other.module, level)
+        if rows is not None:
+            return rows
+    return None
 
 
 def _ngram_rows(module: str, level: Mapping[str, Any]) -> int | None:
     """Return the rows that one level of a config gives an n-gram table; None if it gives none."""
-    if index := _HASHED.search(module):
-        # longcat_flash_ngram: each has another odd size, so that the hashes differ
-        ratio = claims.number(level.get("ngram_vocab_size_ratio")) or 0.0
-        base = ratio * (count(level.get("vocab_size")) or 0)
-        return int(base + 2 * int(index[1]) + 1) if 0 < base < 2**63 else None
-    if not module.endswith("encoder_hash_tok_embedding"):
+    hashed = _HASHED.search(module)
+    if hashed is not None:
+        return _hashed_rows(int(hashed[1]), level)
+    if module.endswith("encoder_hash_tok_embedding"):
+        return _byte_group_rows(level)
+    return None
+
+
+def _hashed_rows(index: int, level: Mapping[str, Any]) -> int | None:
+    """Return the rows of LongCat-Flash's n-gram table of an index: each has another odd size, so the hashes differ."""
+    ratio, vocab_size = claims.number(level.get("ngram_vocab_size_ratio")), count(level.get("vocab_size"))
+    if ratio is None or vocab_size is None:
         return None
+    base = ratio * vocab_size
+    if not 0 < base < 2**63:
+        return None
+    return int(base + 2 * index + 1)
+
+
+def _byte_group_rows(level: Mapping[str, Any]) -> int | None:
+    """Return the rows of BLT's table of byte groups: one for each size of a group, function and value of a hash."""
     sizes = level.get("encoder_hash_byte_group_size")
-    factors = [count(level.get(f"encoder_hash_byte_group_{key}")) for key in ("vocab", "nb_functions")]
-    if not isinstance(sizes, list) or None in factors:
+    values = count(level.get("encoder_hash_byte_group_vocab"))
+    functions = count(level.get("encoder_hash_byte_group_nb_functions"))
+    if not isinstance(sizes, list) or values is None or functions is None:
         return None
-    return len(sizes) * prod(factor for factor in factors if factor is not None)
+    return len(sizes) * values * functions

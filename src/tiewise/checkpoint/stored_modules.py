@@ -24,7 +24,10 @@ class End:
     @property
     def quantised(self) -> bool:
         """Return whether its numbers are packed, are of an integer or 8-bit type, or have scales."""
-        return any(part != "weight" or tensor.dtype not in FLOATING for part, tensor in self.parts.items())
+        if not self.parts:
+            return False
+        weight = self.parts.get("weight")
+        return len(self.parts) > 1 or weight is None or weight.dtype not in FLOATING
 
 
 class StoredModules:
@@ -36,27 +39,25 @@ class StoredModules:
     outer: dict[str, Stored]  # those of `tables` that may belong to an end
 
     def __init__(self, tensors: Mapping[str, Stored]) -> None:
-        self.tensors, self.parts = {}, {}
-        names = [(claims.unwrapped(name), name) for name in tensors]
-        for plain, name in sorted(names, key=lambda pair: pair[0] != pair[1]):  # of two, the one without wrappers
-            if plain in self.tensors:
-                continue
-            self.tensors[plain] = tensors[name]
-            module, parameter = module_of(plain)
-            self.parts.setdefault(module, {})[parameter] = tensors[name]
-        self.tables = {}
+        self.tensors, self.parts = _without_wrappers(tensors), {}
+        for name, tensor in self.tensors.items():
+            module, parameter = module_of(name)
+            self.parts.setdefault(module, {})[parameter] = tensor
+        self.tables, self.outer = {}, {}
         for module, parts in self.parts.items():
-            table = _table_among(parts) if module else None
-            if table is not None:
-                self.tables[module] = table
-        self.outer = {name: table for name, table in self.tables.items() if not in_layer(name) and not is_foreign(name)}
+            table = _table_among(parts)
+            if table is None or module == "":
+                continue
+            self.tables[module] = table
+            if may_be_end(module):
+                self.outer[module] = table
 
     def end(self, module: str | None) -> End:
         """Return everything that is stored for the module of an end."""
         parts = dict[str, Stored]()
         for below in ("", "weight.", "weight.quant_state."):  # bitsandbytes stores its statistics there
-            at = f"{module}.{below}".removesuffix(".")
-            for name, tensor in self.parts.get(at, {}).items():
+            path = f"{module}.{below}".removesuffix(".")
+            for name, tensor in self.parts.get(path, {}).items():
                 part = f"{below}{name}"
                 if part in _TABLE_PARAMETERS or claims.BESIDE.fullmatch(part):
                     parts[part] = tensor
@@ -68,24 +69,56 @@ class StoredModules:
 
     def called(self, paths: Iterable[str]) -> list[str]:
         """Return modules outside layers whose last part is that of one of the paths: few of many."""
-        last_parts = {path.rpartition(".")[2] for path in paths}
-        modules = [module for module in self.tables if module.rpartition(".")[2] in last_parts]
+        last_parts = {_last_part(path) for path in paths}
+        modules = [module for module in self.tables if _last_part(module) in last_parts]
         return [module for module in modules if not in_layer(module)]
 
     def usual_output(self) -> str | None:
         """Return the head that is stored under a usual name, the outermost of several."""
         heads = filter(_has_usual_output_name, self.outer)
-        return min(heads, key=lambda module: (module.count("."), module), default=None)
+        return min(heads, key=_by_depth, default=None)
+
+
+def may_be_end(module: str) -> bool:
+    """Return whether a module is in no numbered layer and of no other modality, so that it can be an end."""
+    return not in_layer(module) and not is_foreign(module)
+
+
+def _last_part(path: str) -> str:
+    """Return the last part of a dotted name."""
+    return path.rpartition(".")[2]
+
+
+def _by_depth(module: str) -> tuple[int, str]:
+    """Return the key that sorts the outermost modules first."""
+    return module.count("."), module
+
+
+def _without_wrappers(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Return tensors by their names without wrappers; of two with one name, the one stored under it."""
+    plain, wrapped = dict[str, Stored](), dict[str, Stored]()
+    for name, tensor in tensors.items():
+        unwrapped = claims.unwrapped(name)
+        if unwrapped == name:
+            plain[name] = tensor
+        else:
+            wrapped.setdefault(unwrapped, tensor)
+    for name, tensor in wrapped.items():
+        plain.setdefault(name, tensor)
+    return plain
 
 
 def _table_among(parts: Mapping[str, Stored]) -> Stored | None:
     """Return the matrix among the tensors of one module, plain or packed; None for none."""
     for name in _TABLE_PARAMETERS:
-        if name in parts and (len(parts[name].shape) == 2 or f"{name}.absmax" in parts):
-            return parts[name]
+        table = parts.get(name)
+        if table is None:
+            continue
+        if len(table.shape) == 2 or f"{name}.absmax" in parts:
+            return table
     return None
 
 
 def _has_usual_output_name(module: str) -> bool:
     """Return whether a module has a name that output heads usually have."""
-    return module in usual().whole_outputs or any(claims.ends_with(module, name) for name in usual().outputs)
+    return module in usual().whole_outputs or claims.ends_with_any(module, usual().outputs)
