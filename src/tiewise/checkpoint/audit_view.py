@@ -6,6 +6,7 @@ Everything that comes from the checkpoint is `Text`, never markup.
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -29,6 +30,7 @@ rich_table, rich_text = Late("rich.table"), Late("rich.text")
 Row: TypeAlias = tuple[str, str]  # label, value
 
 STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
+_PLURALS = {"error": "errors", "warning": "warnings"}  # of severities
 ROLES = {  # labels of parts with a line for each tensor; all tensors of any other part share a line
     "input": "input table",
     "output": "output head",
@@ -63,8 +65,10 @@ def audit_view(audit: Audit) -> Group:
 
 def _title(audit: Audit) -> RenderableType:
     """Return the first line: path, kind, and the number and bytes of the tensors."""
-    loaded_as = f" as {audit.as_class}" if audit.as_class is not None else ""
-    about = f"  {audit.kind}{loaded_as}, {audit.tensors:,} tensors, {size(audit.nbytes)}"
+    kind = audit.kind
+    if audit.as_class is not None:
+        kind += f" as {audit.as_class}"
+    about = f"  {kind}, {audit.tensors:,} tensors, {size(audit.nbytes)}"
     title: RenderableType = rich_text.Text.assemble((str(audit.path), "bold"), about, overflow="fold")
     return title
 
@@ -85,10 +89,12 @@ def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Padding:
     for name in ("loader", "makes of it", "that is"):
         table.add_column(name, overflow="fold")
     for outcome in outcomes:
-        basis = f"from reading {outcome.source}" if outcome.predicted else outcome.source
+        basis = outcome.source
+        if outcome.predicted:
+            basis = f"from reading {basis}"
         loader = rich_text.Text.assemble(f"{outcome.loader} {outcome.versions}\n", (basis, "dim"))
-        word = rich_text.Text(outcome.outcome, STYLE["error"] if outcome.right is False else "")
-        table.add_row(loader, word, rich_text.Text(outcome.sentence))
+        style = STYLE["error"] if outcome.right is False else ""
+        table.add_row(loader, rich_text.Text(outcome.outcome, style), rich_text.Text(outcome.sentence))
     return _indented(table)
 
 
@@ -111,12 +117,16 @@ def counted_findings(audit: Audit) -> str:
     """Return the findings by severity in words, e.g. "1 error, 2 warnings"."""
     if not audit.findings:
         return f"nothing found by {len(audit.ran)} rules"
+    counts = Counter[str]()
+    for finding in audit.findings:
+        counts[finding.severity] += finding.count
     words = []
     for severity in reversed(SEVERITIES):
-        count = sum(finding.count for finding in audit.findings if finding.severity == severity)
-        has_plural = severity in ("error", "warning")
-        if count:
-            words.append(f"{count:,} {severity}s" if has_plural and count > 1 else f"{count:,} {severity}")
+        count = counts[severity]
+        if count > 1:
+            words.append(f"{count:,} {_PLURALS.get(severity, severity)}")
+        elif count == 1:
+            words.append(f"1 {severity}")
     return ", ".join(words)
 
 
@@ -124,14 +134,12 @@ def rule_view(rule: Rule) -> Group:
     """Return a rule as `--explain` prints it."""
     blank = rich_text.Text()
     head = rich_text.Text.assemble((rule.id, "bold"), "  ", (rule.severity, STYLE[rule.severity]), "  ", rule.title)
-    blocks = [head, blank]
-    about = [part.replace("\n", " ").strip() for part in rule.explain.split("What to do: ")]
-    has_advice = len(about) == 2
-    blocks.append(rich_text.Text(about[0]))
-    if has_advice:
-        blocks.append(rich_text.Text.assemble(("What to do: ", "bold"), about[1]))
+    about, *advice = [part.replace("\n", " ").strip() for part in rule.explain.split("What to do: ")]
+    blocks = [head, blank, rich_text.Text(about)]
+    if len(advice) == 1:
+        blocks.append(rich_text.Text.assemble(("What to do: ", "bold"), advice[0]))
     else:
-        blocks += [rich_text.Text(part) for part in about[1:]]
+        blocks += [rich_text.Text(part) for part in advice]
     blocks.append(blank)
     if rule.deep:
         blocks.append(rich_text.Text("Runs only with --deep.", "dim"))
@@ -149,8 +157,10 @@ def _claims(audit: Audit) -> Iterator[Row]:
     """Yield a row for each level of the config, and one for a family that is not known."""
     levels = audit.claims.levels
     for claim in levels:
-        decides = claim is audit.claims.deciding and len(levels) > 1
-        yield f"config {short(claim.level) or 'root'}", _claim(claim) + (", decides" if decides else "")
+        value = _claim(claim)
+        if claim is audit.claims.deciding and len(levels) > 1:
+            value += ", decides"
+        yield f"config {short(claim.level) or 'root'}", value
     if audit.roles is None:
         return
     if not levels:
@@ -192,7 +202,9 @@ def _described(tensor: Stored) -> str:
 def _absent_head(audit: Audit) -> Iterator[Row]:
     """Yield the row on a head that is not stored next to a stored input table."""
     roles = audit.roles
-    if roles is None or roles.output is not None or roles.input is None:
+    if roles is None or roles.input is None:
+        return
+    if roles.output is not None:
         return
     if roles.headless:
         value = "none: this class has no token head"
@@ -220,9 +232,12 @@ def _likeness(audit: Audit) -> Iterator[Row]:
     """Yield the row on the likeness of the two ends, if both are stored."""
     roles = audit.roles
     if audit.ends is not None:
-        spare = f"; {size(audit.spare)} stored twice" if audit.spare else ""
-        yield "the two are", difference(audit.ends) + spare
+        value = difference(audit.ends)
+        if audit.spare:
+            value += f"; {size(audit.spare)} stored twice"
+        yield "the two are", value
         return
-    has_both = roles is not None and roles.input is not None and roles.output is not None
-    if has_both and audit.kind != "draft":
+    if roles is None or audit.kind == "draft":
+        return
+    if len(roles.pair) == 2:
         yield "the two are", "not compared" if audit.scan else "not compared (headers only)"

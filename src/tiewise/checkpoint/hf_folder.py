@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.stored import Header, Stored, read_header
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_json, read_whole, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, object_of, read_json, read_whole, short
 from tiewise.core.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -73,9 +73,11 @@ class Folder:
         """Return the file that transformers opens, or the index that it follows; None if it finds none."""
         if self.single:
             return self.files[0]
-        named = None if self.config is None else self.config.get("transformers_weights")
-        names = (named,) if isinstance(named, str) else (SINGLE, INDEX, TORCH, TORCH_INDEX)
-        return next((name for name in names if self.has(name)), None)
+        names: tuple[str, ...] = (SINGLE, INDEX, TORCH, TORCH_INDEX)
+        named = (self.config or {}).get("transformers_weights")
+        if isinstance(named, str):
+            names = (named,)
+        return next(filter(self.has, names), None)
 
     @property
     def is_adapter(self) -> bool:
@@ -113,7 +115,9 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         CheckpointError: the path does not exist, may not be read, or is neither.
     """
     path = Path(path)
-    return _open_directory(path) if os.path.isdir(path) else _open_file(path)
+    if os.path.isdir(path):
+        return _open_directory(path)
+    return _open_file(path)
 
 
 def _open_file(path: Path) -> Folder:
@@ -123,10 +127,14 @@ def _open_file(path: Path) -> Folder:
         raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
     header = read_header(path)
     faults = list[Fault]()
+    files: tuple[str, ...] = (path.name,)
+    config = None
     neighbours = _listing(path.parent)
     is_alone = [name for name in neighbours if name.endswith(".safetensors")] == [path.name]
-    config = _config(path.parent, faults) if is_alone and CONFIG in neighbours else None
-    files = (path.name,) if config is None else (path.name, CONFIG)
+    if is_alone and CONFIG in neighbours:
+        config = _config(path.parent, faults)
+    if config is not None:
+        files = (path.name, CONFIG)
     headers = {path.name: header}
     return Folder(path.parent, files, config, headers, dict(header.tensors), faults=tuple(faults), single=True)
 
@@ -135,16 +143,14 @@ def _open_directory(path: Path) -> Folder:
     """Read the config, the index and the headers of a folder."""
     faults = list[Fault]()
     files = _listing(path)
-    config = _config(path, faults) if CONFIG in files else None
-    weight_map, total_size = None, None
+    config = weight_map = total_size = None
+    if CONFIG in files:
+        config = _config(path, faults)
     if INDEX in files:
         with noting(faults, INDEX):
             weight_map, total_size = _index(path)
     candidates = [name for name in files if name.endswith(".safetensors") and not name.startswith("adapter_")]
-    if weight_map is not None:
-        opened = sorted(set(weight_map.values()))
-    else:
-        opened = [SINGLE] if SINGLE in candidates else candidates
+    opened = _shards_to_open(candidates, weight_map)
     if len(opened) > MOST_SHARDS:
         raise CheckpointError(f"{path}: {len(opened):,} shards are no checkpoint", _OWN)
     shards = _Shards(path, weight_map)
@@ -171,6 +177,15 @@ def _open_directory(path: Path) -> Folder:
     )
 
 
+def _shards_to_open(candidates: list[str], weight_map: dict[str, str] | None) -> list[str]:
+    """Return the files of tensors: those that the index names, else model.safetensors, else every candidate."""
+    if weight_map is not None:
+        return sorted(set(weight_map.values()))
+    if SINGLE in candidates:
+        return [SINGLE]
+    return candidates
+
+
 def _config(folder: Path, faults: list[Fault]) -> dict[str, Any] | None:
     """Return config.json; None if it cannot be read, which becomes one of the `faults`."""
     with noting(faults, CONFIG):
@@ -182,7 +197,7 @@ class _Shards:
     """Tensors of the files that were read; of several with one name, that of the file in the index, else the first."""
 
     def __init__(self, folder: Path, weight_map: dict[str, str] | None) -> None:
-        self.folder, self.weight_map = folder, weight_map
+        self.folder, self.weight_map = folder, weight_map or {}
         self.headers = dict[str, Header]()
         self.tensors = dict[str, Stored]()
         self.copies = list[Stored]()  # of names that another file has too
@@ -196,7 +211,7 @@ class _Shards:
             other = self.tensors.setdefault(name, tensor)
             if other is tensor:
                 continue
-            if self.weight_map is not None and self.weight_map.get(name) == file:
+            if self.weight_map.get(name) == file:
                 self.tensors[name] = tensor
                 self.copies.append(other)
             else:
@@ -218,15 +233,14 @@ def _listing(path: Path) -> tuple[str, ...]:
 
 def _index(path: Path) -> tuple[dict[str, str], Any]:
     """Return {tensor: its file} of the index of shards, and the bytes that all should have, None if it lacks them."""
-    record = read_json(os.fspath(inside(path, INDEX)), unique=True)
-    weight_map = record.get("weight_map") if isinstance(record, dict) else None
+    record = object_of(read_json(os.fspath(inside(path, INDEX)), unique=True))
+    weight_map = record.get("weight_map")
     what = _wrong_map(weight_map)
     if what is not None:
         fix = "take it from its source again, or delete it where all tensors are in one file"
         raise CheckpointError(f"{path / INDEX}: {what}", fix)
     assert isinstance(weight_map, dict), "_wrong_map accepts dictionaries alone"
-    metadata = record.get("metadata")
-    return weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None
+    return weight_map, object_of(record.get("metadata")).get("total_size")
 
 
 def _wrong_map(weight_map: Any) -> str | None:

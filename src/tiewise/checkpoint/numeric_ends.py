@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tiewise.checkpoint.claims import SPEC
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
+from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, SpecError
@@ -39,10 +41,7 @@ def tied_names(facts: Facts) -> list[TiedNames]:
 
     BERT ties its head's bias by the same flag, BART its stacks' input tables.
     """
-    roles = facts.roles
-    ties = dict(roles.ties)
-    if not ties and roles.input_name is not None and roles.output_name is not None:
-        ties = {roles.output_name: roles.input_name}
+    ties = _ties(facts.roles)
     prefix = _wrapper_prefix(facts)
     targets_by_source = dict[str, list[str]]()
     for target in ties:
@@ -56,7 +55,16 @@ def tied_names(facts: Facts) -> list[TiedNames]:
     return tied
 
 
-def _first_source(ties: dict[str, str], target: str) -> str:
+def _ties(roles: Roles) -> Mapping[str, str]:
+    """Return {target: source} of the class; of an unknown class that of the table and the head."""
+    if roles.ties:
+        return roles.ties
+    if roles.input_name is None or roles.output_name is None:
+        return {}
+    return {roles.output_name: roles.input_name}
+
+
+def _first_source(ties: Mapping[str, str], target: str) -> str:
     """Return the end of a chain of ties from a target: its source, that one's source, and so on."""
     source = ties[target]
     while source in ties and ties[source] != target:  # two tensors may be tied to each other
@@ -87,7 +95,9 @@ class PlainEnds:
     @property
     def tables(self) -> tuple[Stored, ...]:
         """Return one table or two, the input's first."""
-        return (self.input,) if self.output is None else (self.input, self.output)
+        if self.output is None:
+            return (self.input,)
+        return (self.input, self.output)
 
 
 def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
@@ -97,16 +107,23 @@ def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
             raise CheckpointError(fault.what, fault.fix)
     roles = facts.roles
     if roles.input is None:
-        fix = "tiewise check says what is there, and what the names should be"
-        if roles.output is not None and facts.claims.tied is True:
-            fix = "tiewise repair stores the one table under the input's name"
-        why = "" if facts.family.is_known else f"{facts.family.unknown}, and "
-        raise CheckpointError(f"{facts.path}: {why}no input table was found, so there is nothing to {verb}", fix)
+        raise _without_input(facts, verb)
     for table in roles.tables:
         if roles.packed(table):
             fix = f"{verb} the checkpoint from which it was quantised, then quantise again"
             raise CheckpointError(f"{facts.path}: {short(table.name)} is quantised ({table.dtype})", fix)
     return roles.tables
+
+
+def _without_input(facts: Facts, verb: str) -> CheckpointError:
+    """Return the error on a checkpoint without an input table."""
+    fix = "tiewise check says what is there, and what the names should be"
+    if facts.roles.output is not None and facts.claims.tied is True:
+        fix = "tiewise repair stores the one table under the input's name"
+    what = f"no input table was found, so there is nothing to {verb}"
+    if not facts.family.is_known:
+        what = f"{facts.family.unknown}, and {what}"
+    return CheckpointError(f"{facts.path}: {what}", fix)
 
 
 def require_head(facts: Facts, verb: str) -> str:
@@ -124,10 +141,9 @@ def require_head(facts: Facts, verb: str) -> str:
 def _unnamed_head(facts: Facts, verb: str) -> str:
     """Return the sentence on a head of an unknown name, of a model that has or may have one."""
     why = "its class is not known" if facts.family.is_known else facts.family.unknown
+    ties = "no tensor has the usual name of a head"
     if facts.claims.tied:
         ties = "its config says that the head is the input table"
-    else:
-        ties = "no tensor has the usual name of a head"
     return f"{why}: {ties}, and {verb} needs the name under which the class stores a head"
 
 
@@ -147,13 +163,9 @@ def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
         raise CheckpointError(what, "tiewise densify it first")
     head_name = require_head(facts, verb)
     table = _input_of_several(facts)
-    spare = [other for other in roles.inputs if other is not table]
-    for other in spare:
-        if not facts.same(table, other):
-            what = f"{facts.path}: {short(table.name)} and {short(other.name)} are two different input tables"
-            raise CheckpointError(what, "tiewise check says more; the two must be made one first")
+    spare = _copies_of_input(facts, table)
     output = roles.output
-    if output is not None and facts.claims.tied is not False and facts.same(table, output):
+    if output is not None and _is_spare_head(facts, table, output):
         spare.append(output)
         output = None
     _require_claimed(facts, output, force)
@@ -164,8 +176,27 @@ def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
 def _input_of_several(facts: Facts) -> Stored:
     """Return the input table: of several copies, the one under the name that represents all."""
     sources = {names.source for names in tied_names(facts)}
-    inputs = facts.roles.inputs
-    return next((table for table in inputs if table.name in sources), inputs[0])
+    for table in facts.roles.inputs:
+        if table.name in sources:
+            return table
+    return facts.roles.inputs[0]
+
+
+def _copies_of_input(facts: Facts, table: Stored) -> list[Stored]:
+    """Return the other stored input tables, after checking that they repeat the one that represents all."""
+    copies = [other for other in facts.roles.inputs if other is not table]
+    for other in copies:
+        if not facts.same(table, other):
+            what = f"{facts.path}: {short(table.name)} and {short(other.name)} are two different input tables"
+            raise CheckpointError(what, "tiewise check says more; the two must be made one first")
+    return copies
+
+
+def _is_spare_head(facts: Facts, table: Stored, output: Stored) -> bool:
+    """Return whether the stored head only repeats the input table: no config claims two, and their bytes are equal."""
+    if facts.claims.tied is False:
+        return False
+    return facts.same(table, output)
 
 
 def _require_claimed(facts: Facts, output: Stored | None, force: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tiewise.checkpoint.hf_folder import Folder, json_object
 from tiewise.checkpoint.tokenizer_ids import MOST_TOKENS, Tokenizer, is_id, read_tokenizer
-from tiewise.checkpoint.untrusted import items_of, short
+from tiewise.checkpoint.untrusted import items_of, object_of, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.text import byte_letters
 
@@ -41,8 +41,8 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
     tokenizer = _require_tokenizer(folder)
     record = json_object(folder.path, "tokenizer.json")
     _require_plain_pieces(folder, record)
-    is_byte_level = any(step.get("type") == "ByteLevel" for step in _steps(record))
-    spelling = _PieceSpelling(is_byte_level)
+    step_types = [step.get("type") for step in _steps(record)]
+    spelling = _PieceSpelling(is_byte_level="ByteLevel" in step_types)
 
     pieces = dict(sorted(tokenizer.texts.items()))
     if max(pieces, default=0) >= MOST_TOKENS:
@@ -54,8 +54,10 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
     for number, text in pieces.items():
         if number in special:
             continue
-        is_added = number in tokenizer.added
-        writes[number] = _as_utf8(text) if is_added else spelling.written(text)
+        if number in tokenizer.added:
+            writes[number] = _as_utf8(text)
+        else:
+            writes[number] = spelling.written(text)
     return TokenBytes(pieces, writes, roles)
 
 
@@ -73,7 +75,7 @@ def _require_tokenizer(folder: Folder) -> Tokenizer:
 
 def _require_plain_pieces(folder: Folder, record: Mapping[str, Any]) -> None:
     """Raise a CheckpointError for a vocabulary whose pieces mark words: they do not say which bytes they write."""
-    model = record["model"] if isinstance(record.get("model"), Mapping) else {}
+    model = object_of(record.get("model"))
     kind = model.get("type", "BPE" if "merges" in model else None)
     marks_words = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
     if kind not in ("BPE", "Unigram") or marks_words:
@@ -82,16 +84,14 @@ def _require_plain_pieces(folder: Folder, record: Mapping[str, Any]) -> None:
 
 
 def _steps(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield decoder and pre-tokenizer; of a sequence of several also its steps."""
+    """Yield decoder and pre-tokenizer, empty if there is none; of a sequence of several also its steps."""
     for part in ("decoder", "pre_tokenizer"):
-        step = record.get(part)
-        if not isinstance(step, Mapping):
-            continue
+        step = object_of(record.get(part))
         yield step
         for key in ("decoders", "pretokenizers"):
             sequence = step.get(key)
             if isinstance(sequence, list):
-                yield from (inner for inner in sequence if isinstance(inner, Mapping))
+                yield from map(object_of, sequence)
 
 
 class _PieceSpelling:
@@ -103,11 +103,12 @@ class _PieceSpelling:
 
     def written(self, piece: str) -> bytes:
         """Return the bytes that a piece of the vocabulary proper writes."""
-        if self.is_byte_level:
-            is_spelt = self.byte_of.keys() >= set(piece)
-            return bytes(self.byte_of[letter] for letter in piece) if is_spelt else _as_utf8(piece)
-        byte = BYTE.fullmatch(piece)
-        return bytes([int(byte[1], 16)]) if byte else _as_utf8(piece.replace("▁", " "))
+        if not self.is_byte_level:
+            byte = BYTE.fullmatch(piece)
+            return bytes([int(byte[1], 16)]) if byte else _as_utf8(piece.replace("▁", " "))
+        if self.byte_of.keys() >= set(piece):
+            return bytes(self.byte_of[letter] for letter in piece)
+        return _as_utf8(piece)
 
 
 def _as_utf8(text: str) -> bytes:
@@ -124,9 +125,10 @@ def _roles(folder: Folder, ids: Mapping[str, int]) -> dict[str, int]:
         record = json_object(folder.path, name)
         for role in ROLES:
             token = record.get(role)
-            text = token.get("content") if isinstance(token, Mapping) else token
-            if isinstance(text, str) and text in ids:
-                roles[role] = ids[text]
+            if isinstance(token, Mapping):
+                token = token.get("content")
+            if isinstance(token, str) and token in ids:
+                roles[role] = ids[token]
     return roles
 
 

@@ -16,7 +16,15 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from tiewise.checkpoint.hf_folder import Fault, Folder, json_object, noting
-from tiewise.checkpoint.untrusted import MOST_BYTES, first_fields, inside, items_of, read_whole, require_bounded
+from tiewise.checkpoint.untrusted import (
+    MOST_BYTES,
+    first_fields,
+    inside,
+    items_of,
+    object_of,
+    read_whole,
+    require_bounded,
+)
 from tiewise.core.errors import CheckpointError
 
 MOST_TOKENS = 1_500_000  # the largest vocabulary known has 900,000
@@ -73,18 +81,22 @@ def read_tokenizer(folder: Folder) -> Tokenizer | None:
     """Read the tokenizer files of a folder; None if it has none. A file that cannot be read becomes a fault."""
     files, faults = list[str](), list[Fault]()
     base, added = dict[str, int](), dict[int, str]()
-    vocabulary = next(filter(folder.has, _VOCABULARIES), None)
-    names = [] if vocabulary is None else [vocabulary]
-    names += filter(folder.has, ("added_tokens.json", "tokenizer_config.json"))
-    for name in names:
+    for name in _files_with_ids(folder):
         with noting(faults, name):
             base_of_file, added_of_file = _read(folder, name)
             files.append(name)
             base = {**base, **base_of_file} if base else base_of_file  # one is large: it is not copied
             added |= added_of_file
-    if not base and not added and not faults:
+    has_ids = base or added
+    if not has_ids and not faults:
         return None
     return Tokenizer(tuple(files), base, added, tuple(faults))
+
+
+def _files_with_ids(folder: Folder) -> list[str]:
+    """Return the files of a folder that give ids: the first with a vocabulary, and those with added tokens."""
+    vocabularies = list(filter(folder.has, _VOCABULARIES))
+    return [*vocabularies[:1], *filter(folder.has, ("added_tokens.json", "tokenizer_config.json"))]
 
 
 def _read(folder: Folder, name: str) -> Ids:
@@ -95,9 +107,7 @@ def _read(folder: Folder, name: str) -> Ids:
         return _pieces(folder, name), {}
     record = json_object(folder.path, name)
     if name == "tokenizer.json":
-        model = record.get("model")
-        vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
-        return _vocabulary(vocabulary), _added_tokens(record)
+        return _vocabulary(object_of(record.get("model")).get("vocab")), _added_tokens(record)
     if name == "tokenizer_config.json":
         return {}, _added_by_config(record)
     if name == "added_tokens.json":
@@ -130,7 +140,7 @@ def _pieces(folder: Folder, name: str) -> dict[str, int]:
     data = _bytes(folder, name)
     pieces = list(first_fields(data, 0, len(data), MOST_TOKENS, where))  # a model repeats field 1 for each piece
     require_bounded(data, 2 * len(pieces), where)
-    texts = _texts_of_pieces(data, pieces, where)
+    texts = _texts_of_pieces(data, pieces, where)  # read in any case: it refuses a damaged file
     if name == PIECES[0]:
         return _positions(text.decode("utf-8", "replace") for text in texts)
     return _positions(None for _ in texts)
@@ -156,18 +166,17 @@ def _added_tokens(record: Mapping[str, Any]) -> dict[int, str]:
 
 def _added_by_config(record: Mapping[str, Any]) -> dict[int, str]:
     """Return {id: text} of the added tokens of a tokenizer_config.json."""
-    decoder = record.get("added_tokens_decoder")
     added = dict[int, str]()
-    for key, token in decoder.items() if isinstance(decoder, Mapping) else ():
+    for key, token in object_of(record.get("added_tokens_decoder")).items():
         if re.fullmatch(r"[0-9]{1,18}", key):
-            added[int(key)] = str(token.get("content", "")) if isinstance(token, Mapping) else ""
+            added[int(key)] = str(object_of(token).get("content", ""))
     return added
 
 
 def _vocabulary(record: Any) -> dict[str, int]:
     """Return {text: id} of BPE, WordPiece and WordLevel; of Unigram's list of [text, score] the positions."""
     if isinstance(record, list):
-        return _positions(entry[0] if isinstance(entry, list) and entry else None for entry in record)
+        return _positions(map(_unigram_text, record))
     if not isinstance(record, dict):
         return {}
     if all(map(is_id, record.values())):
@@ -175,12 +184,20 @@ def _vocabulary(record: Any) -> dict[str, int]:
     return {text: number for text, number in record.items() if is_id(number)}
 
 
+def _unigram_text(entry: Any) -> Any:
+    """Return the text of an entry [text, score] of Unigram's list; None if it has none."""
+    if isinstance(entry, list) and entry:
+        return entry[0]
+    return None
+
+
 def _positions(texts: Iterable[Any]) -> dict[str, int]:
     """Return {text: position}; an entry without a text, or with an earlier one's, is called by its position alone."""
     positions = dict[str, int]()
     for number, text in enumerate(texts):
-        is_new = isinstance(text, str) and text not in positions
-        positions[text if is_new else f"#{number}"] = number
+        if not isinstance(text, str) or text in positions:
+            text = f"#{number}"
+        positions[text] = number
     return positions
 
 

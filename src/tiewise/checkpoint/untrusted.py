@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -175,6 +175,13 @@ def items_of(kind: type, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list):
         return ()
     return tuple(item for item in value if type(item) is kind)
+
+
+def object_of(value: Any) -> Mapping[str, Any]:
+    """Return a JSON object; empty if `value` is none."""
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 def require_bounded(data: bytes, values: int, where: str) -> None:
