@@ -32,18 +32,21 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
     """Set flag and keys to what the tables are; False where the family's own class would not load them so."""
     head_key = f"{ends.head_name}.weight"
     allowed, of_model = allowed_keys(model), allowed_keys(model, parts=False)
-    neighbours = {target: source for target, source in allowed.items() if target != head_key}
+    neighbours = _without(head_key, allowed)
+    keys = of_model
     if ends.tied:
         flag = True
         if not loading:
             _tie_neighbours(model, neighbours, journal)
         if head_key not in allowed:
-            journal.set(model, "_tied_weights_keys", {**of_model, head_key: f"{_source_name(ends)}.weight"})
+            source_name, _ = ends.named_source
+            keys = {**of_model, head_key: f"{source_name}.weight"}
     else:
         flag = _flag_when_untied(model, allowed, neighbours, loading)
         if flag and head_key in allowed:
-            others = {target: source for target, source in of_model.items() if target != head_key}
-            journal.set(model, "_tied_weights_keys", others)
+            keys = _without(head_key, of_model)
+    if keys is not of_model:
+        journal.set(model, "_tied_weights_keys", keys)
     if getattr(model.config, FLAG, False) != flag:
         journal.set(own_config(model, journal), FLAG, flag)
     declared = model.get_expanded_tied_weights_keys(all_submodels=True)
@@ -54,9 +57,11 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
     return not ends.tied or head_key in allowed
 
 
-def _source_name(ends: ModelEnds) -> str:
-    """Return the name of the lookup whose table the head has."""
-    return next(name for name, module in ends.lookups if module is ends.source)
+def _without(target: str, keys: Keys) -> Keys:
+    """Return keys without that of one target."""
+    others = dict(keys)
+    others.pop(target, None)
+    return others
 
 
 def _tie_neighbours(model: Any, neighbours: Keys, journal: Journal) -> None:

@@ -17,7 +17,7 @@ forward. Python's method resolution puts ours beneath it:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -89,9 +89,11 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
         spec.plainly().require(INSTALL)  # a saved spec may have a schedule, which is over
     ends = locate(model)
     hidden_width = ends.head.weight.shape[1]
-    structure = restructure(ends, spec.plainly(), journal) if spec is not None else Structure()
+    structure = Structure()
+    if spec is not None:
+        structure = restructure(ends, spec.plainly(), journal)
     native = declare_tying(model, ends, journal, loading=loading)
-    link = Link(spec or BoundarySpec("tied" if ends.tied else "untied"), ends, structure, hidden_width)
+    link = Link(spec or ends.plain_spec, ends, structure, hidden_width)
     link.plain = structure.plain and native
     undo = link.undo
     journal.later(undo.undo)
@@ -138,9 +140,10 @@ def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     # DataParallel's replicas share one link between threads: they run unlinked
     if link is not None and not getattr(model, "_is_replica", False):
         _begin(model, link, kwargs)
-    if kwargs.get("num_items_in_batch") is None:
+    items = kwargs.get("num_items_in_batch")
+    if items is None:
         return None
-    return args, {**kwargs, "num_items_in_batch": divisor(kwargs["num_items_in_batch"])}
+    return args, {**kwargs, "num_items_in_batch": divisor(items)}
 
 
 def divisor(items: Any) -> Any:
@@ -155,14 +158,25 @@ def _begin(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> None:
     _require_padding_row(link)
     if kwargs.get("fused_lm_head"):
         _require_plain_head(link)
-    is_compiling = torch.compiler.is_compiling()
-    if model.training and torch.is_grad_enabled() and not is_compiling and several():
+    is_training_step = model.training and torch.is_grad_enabled()
+    has_several_processes = not torch.compiler.is_compiling() and several()
+    if is_training_step and has_several_processes:
         watch(model, link)
     link.chain.clear()
-    link.dtype = narrowed(model) if FSDP_TABLE in vars(link.head) else None
+    link.dtype = None
+    if FSDP_TABLE in vars(link.head):
+        link.dtype = narrowed(model)
     link.active = True
-    may_stay_lazy = kwargs.get("labels") is not None or link.lazy is not LazyLogits
-    link.defers = model.training or link.always > 0 or (may_stay_lazy and not is_compiling)
+    link.defers = _can_defer(model, link, kwargs)
+
+
+def _can_defer(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> bool:
+    """Return whether a loss or the caller of this forward can use deferred logits."""
+    if model.training or link.always > 0:
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return kwargs.get("labels") is not None or link.lazy is not LazyLogits
 
 
 def _require_padding_row(link: Link) -> None:
@@ -210,18 +224,26 @@ def _without_deferred(output: Any) -> Any:
     """
     if not isinstance(output, dict) or output.get("loss") is None:
         return output
-    return type(output)(**{key: value for key, value in output.items() if not isinstance(value, Deferred)})
+    computed = {key: value for key, value in output.items() if not isinstance(value, Deferred)}
+    return type(output)(**computed)
 
 
 def _with_lazy(output: Any, lazy: Callable[[Deferred], Tensor]) -> Any:
     """Turn deferred logits in an output into Tensors that compute themselves when read."""
     if isinstance(output, tuple):
-        return tuple(lazy(x) if isinstance(x, Deferred) else x for x in output)
+        values = list(output)
+        _replace_deferred(values, enumerate(output), lazy)
+        return tuple(values)
     if isinstance(output, dict):
-        for key, value in output.items():
-            if isinstance(value, Deferred):
-                output[key] = lazy(value)
+        _replace_deferred(output, output.items(), lazy)
     return output
+
+
+def _replace_deferred(output: Any, entries: Iterable[tuple[Any, Any]], lazy: Callable[[Deferred], Tensor]) -> None:
+    """Replace deferred logits among the entries, each a key and its value, of an output."""
+    for key, value in entries:
+        if isinstance(value, Deferred):
+            output[key] = lazy(value)
 
 
 def _share_of_step(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
@@ -229,10 +251,15 @@ def _share_of_step(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
     if items is None or labels is None:
         return output
-    loss = output.get("loss") if isinstance(output, dict) else output[0]
+    if isinstance(output, dict):
+        loss = output.get("loss")
+    else:
+        loss = output[0]
     if loss is None or loss.dim():  # BERT's pretraining class computes none without labels of its pairs
         return output
-    count = (labels[..., 1:] if shifts else labels).ne(-100).sum()
+    if shifts:
+        labels = labels[..., 1:]
+    count = labels.ne(-100).sum()
     exact = torch.promote_types(loss.dtype, torch.float32)
     share = count.to(loss.device, exact) / torch.as_tensor(items, device=loss.device)
     if isinstance(output, dict):
@@ -259,7 +286,9 @@ class Lookup(nn.Embedding):
         if in_map is not None:
             rows = in_map(rows)
         scale = link.structure.input_scale
-        return rows if scale == 1.0 else rows * scale
+        if scale == 1.0:
+            return rows
+        return rows * scale
 
 
 def _linked_rows(lookup: Lookup, link: Link, ids: Tensor, shard: VocabularyShard | None) -> Tensor:
@@ -305,7 +334,9 @@ def _scaled_product(head: Head, link: Link, hidden: Tensor) -> Any:
     logits = _product(link, hidden, table, None, shard) * scale
     if bias is None:
         return logits
-    return logits + (bias if shard is None else all_words(bias, shard))
+    if shard is not None:
+        bias = all_words(bias, shard)
+    return logits + bias
 
 
 def _product(link: Link, hidden: Tensor, table: Tensor, bias: Tensor | None, shard: VocabularyShard | None) -> Any:
@@ -313,16 +344,21 @@ def _product(link: Link, hidden: Tensor, table: Tensor, bias: Tensor | None, sha
     if not link.defers and shard is None:
         return F.linear(hidden, table, bias)
     logits = Deferred(hidden, table, bias, link.counts, link.logits, shard)
-    return logits if link.defers else logits.computed()
+    if link.defers:
+        return logits
+    return logits.computed()
 
 
 def _table_of(head: Head, link: Link, shard: VocabularyShard | None) -> Tensor:
     """Return the table that the last lookup of this forward left, or the head's own before any lookup."""
-    table = None if torch.compiler.is_compiling() else link.chain.get(id(head.weight))
-    if table is not None:
-        return table
+    if not torch.compiler.is_compiling():
+        table = link.chain.get(id(head.weight))
+        if table is not None:
+            return table
     padding_row = link.options.stop_both
-    return without_row(local(head, dtype=link.dtype), padding_row if shard is None else shard.row(padding_row))
+    if shard is not None:
+        padding_row = shard.row(padding_row)
+    return without_row(local(head, dtype=link.dtype), padding_row)
 
 
 def _has_backward_hooks(head: nn.Module) -> bool:

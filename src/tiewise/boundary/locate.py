@@ -18,6 +18,7 @@ from torch import nn
 from tiewise.boundary.sharded_tables import spread, tables_of_units
 from tiewise.boundary.tied_keys import partners
 from tiewise.core.errors import InstallError
+from tiewise.core.spec import BoundarySpec
 
 _REFUSED = {  # options of a lookup that a head has no counterpart of
     "max_norm": ("has max_norm: it rewrites rows during the forward", "build it without max_norm"),
@@ -44,17 +45,34 @@ class ModelEnds:
         return self.lookups[0][1]
 
     @property
-    def source(self) -> nn.Embedding:
-        """The lookup with the head's table, if any has it, else the decoder's, which is the last."""
-        for _, module in self.lookups:
+    def named(self) -> list[tuple[str, nn.Embedding | nn.Linear]]:
+        """Every lookup and then the head, each with its name."""
+        return [*self.lookups, (self.head_name, self.head)]
+
+    @property
+    def named_source(self) -> tuple[str, nn.Embedding]:
+        """The lookup with the head's table, if any has it, else the decoder's, which is the last; with its name."""
+        for name, module in self.lookups:
             if module.weight is self.head.weight:
-                return module
-        return self.lookups[-1][1]
+                return name, module
+        return self.lookups[-1]
+
+    @property
+    def source(self) -> nn.Embedding:
+        """The lookup of `named_source`."""
+        return self.named_source[1]
 
     @property
     def tied(self) -> bool:
         """True if the head's table is a lookup's: the same Parameter, not equal values."""
         return self.source.weight is self.head.weight
+
+    @property
+    def plain_spec(self) -> BoundarySpec:
+        """Spec of these ends as they are, without options: tied or untied."""
+        if self.tied:
+            return BoundarySpec("tied")
+        return BoundarySpec("untied")
 
 
 def locate(model: nn.Module) -> ModelEnds:
@@ -110,15 +128,23 @@ def _declared_head(model: nn.Module) -> Any:
 
 def _lookups_of(model: nn.Module, table: nn.Module, head: nn.Module, names: dict[int, str]) -> dict[str, Any]:
     """Return the modules that look tokens up, by name: those that may be tied to the head, or the decoder's."""
-    modules = dict(model.named_modules())
-    partnered = partners(model, names[id(head)])
-    lookups = {name: m for name, m in modules.items() if name in partnered and isinstance(m, nn.Embedding)}
+    head_name = names[id(head)]
+    tied_to_head = _partner_modules(model, head_name)
+    lookups = {name: module for name, module in tied_to_head.items() if isinstance(module, nn.Embedding)}
     if lookups:
         return lookups
     # nothing may be tied to this head: the decoder's table is the one that its rows correspond to
     decoder_table = ask(ask(model, "get_decoder"), "get_input_embeddings")
-    partnered = partners(model, names.get(id(decoder_table)) or names[id(table)])
-    return {name: m for name, m in modules.items() if name in partnered and m is not head}
+    table_name = names.get(id(decoder_table)) or names[id(table)]
+    tied_to_table = _partner_modules(model, table_name)
+    tied_to_table.pop(head_name, None)
+    return tied_to_table
+
+
+def _partner_modules(model: nn.Module, name: str) -> dict[str, nn.Module]:
+    """Return the modules that are or may be tied to the one of this name, itself included, in the model's order."""
+    names = partners(model, name)
+    return {name: module for name, module in model.named_modules() if name in names}
 
 
 def _refuse_pipeline(model: Any) -> None:
@@ -129,8 +155,10 @@ def _refuse_pipeline(model: Any) -> None:
     """
     declared = getattr(model, "_tied_weights_keys", None) or {}
     names = {*declared.keys(), *declared.values()}
-    is_stage = getattr(getattr(model, "_pp_stage", None), "pp_size", 1) > 1
-    if (is_stage and names) or any(_is_taken_away(model, name) for name in names):
+    stage = getattr(model, "_pp_stage", None)
+    is_stage = getattr(stage, "pp_size", 1) > 1
+    elsewhere = [name for name in names if is_stage or _is_taken_away(model, name)]
+    if elsewhere:
         fix = "keep both ends on one rank and split the layers between them, or use fully_shard"
         what = f"{type(model).__name__} is one stage of a pipeline, and its ends are on different ranks"
         raise InstallError(f"{what}: no rank has both paths of the table's gradient", fix)
@@ -147,9 +175,12 @@ def _is_taken_away(model: Any, parameter: str) -> bool:
 def _no_head(model: nn.Module) -> str:
     """Say what a model has instead of a token head."""
     kind = type(model).__name__
-    labels = getattr(getattr(model, "config", None), "num_labels", None)
+    config = getattr(model, "config", None)
+    labels = getattr(config, "num_labels", None)
     for name, module in reversed(list(model.named_modules())):
-        if isinstance(module, nn.Linear) and module.out_features == labels and "." not in name:
+        if "." in name or not isinstance(module, nn.Linear):
+            continue
+        if module.out_features == labels:
             return f"{kind} scores {labels} labels with its head `{name}`, and labels share no table with tokens"
     return f"{kind} is an encoder or body without a token head"
 
@@ -158,7 +189,8 @@ def _check_kind(where: str, module: Any, cls: type[nn.Module], gathered: set[int
     """Refuse a module that is no `cls`, or whose weight is wrapped, quantised or sharded without being `gathered`."""
     kind, home = type(module).__qualname__, type(module).__module__
     fix = f"install needs a torch.nn.{cls.__name__} with a weight [V, E]: install before adapters or quantisation"
-    if not isinstance(module, cls) or home.startswith(("bitsandbytes.", "peft.")):
+    is_foreign = home.startswith(("bitsandbytes.", "peft."))
+    if is_foreign or not isinstance(module, cls):
         raise InstallError(f"{where} is a {kind} of {home}", fix)
     weight = module.weight
     if id(weight) in gathered or spread(module):

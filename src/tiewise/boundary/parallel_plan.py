@@ -43,6 +43,8 @@ from tiewise.core.errors import InstallError, UnsupportedError
 from tiewise.core.spec_options import SHARDED
 
 AXIS = "tp"
+# transformers' name of a style -> torch's, and the width of a matrix that it splits
+_STYLES = {"colwise": (ColwiseParallel, "out_features"), "rowwise": (RowwiseParallel, "in_features")}
 
 
 def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
@@ -57,11 +59,12 @@ def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
         InstallError: no model with two ends, a mesh without the dimension, tables that are spread already.
     """
     ends = _whole_ends(model, mesh, "parallel_plan")
-    names = mesh.mesh_dim_names or ()
+    names: tuple[str, ...] = mesh.mesh_dim_names or ()
     if mesh.ndim > 1 and AXIS not in names:
         what = f"none of the mesh's {mesh.ndim} dimensions is named {AXIS!r} ({', '.join(names) or 'none has a name'})"
         raise InstallError(what, f"name the one whose ranks share tokens: mesh_dim_names=(…, {AXIS!r})")
-    return dict.fromkeys([*(name for name, _ in ends.lookups), ends.head_name], _Rows(model))
+    end_names = [name for name, _ in ends.named]
+    return dict.fromkeys(end_names, _Rows(model))
 
 
 def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
@@ -81,17 +84,20 @@ def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
         InstallError: no model with two ends, on the meta device, sharded or spread already; a mesh of more dimensions.
     """
     ends = _whole_ends(model, mesh, "keep_tables")
-    if units(model) or on_meta(model):
-        fix = "call keep_tables on the loaded model, and then fully_shard"
-        how = "on the meta device" if on_meta(model) else "sharded by fully_shard already"
-        raise InstallError(f"{type(model).__name__} is {how}", fix)
+    kind, fix = type(model).__name__, "call keep_tables on the loaded model, and then fully_shard"
+    if on_meta(model):
+        raise InstallError(f"{kind} is on the meta device", fix)
+    if units(model):
+        raise InstallError(f"{kind} is sharded by fully_shard already", fix)
     if mesh.ndim > 2:
         raise InstallError(f"keep_tables over a mesh of {mesh.ndim} dimensions", "give that of (replicas, shards)")
-    modules = [*(module for _, module in ends.lookups), ends.head]
-    for module in modules:
+    for _, module in ends.named:
         setattr(module, FSDP_TABLE, True)
         _Rows(model)._apply(module, mesh)
-    return {parameter for module in modules for parameter in module.parameters(recurse=False)}
+    kept: set[nn.Parameter] = set()
+    for _, module in ends.named:
+        kept.update(module.parameters(recurse=False))
+    return kept
 
 
 def _whole_ends(model: Any, mesh: Any, by: str) -> ModelEnds:
@@ -104,7 +110,7 @@ def _whole_ends(model: Any, mesh: Any, by: str) -> ModelEnds:
     if not isinstance(mesh, DeviceMesh):
         fix = "make one with torch.distributed.device_mesh.init_device_mesh"
         raise InstallError(f"{by} of a {type(mesh).__name__} in place of a mesh", fix)
-    if any(spread(module) for module in (ends.source, ends.head)):
+    if spread(ends.source) or spread(ends.head):
         what = f"{type(model).__name__}: the rows of its tables are spread over ranks already"
         raise InstallError(what, "call tiewise.install(model)")
     return ends
@@ -117,20 +123,21 @@ def body_plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
     by columns and by rows. Matrices of a width that the ranks do not divide stay whole too; attention heads that they
     do not divide are an UnsupportedError.
     """
-    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+    family_plan = model.tp_plan or {}
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
-    found: dict[str, ParallelStyle] = {}
+    plan: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
-        style = (model.tp_plan or {}).get(re.sub(r"\d+", "*", name))
+        style = family_plan.get(re.sub(r"\d+", "*", name))
         if style is None or id(module) in ends:
             continue
-        if style not in styles or not isinstance(module, nn.Linear):
+        if style not in _STYLES or not isinstance(module, nn.Linear):
             return {}
-        if not (module.out_features if style == "colwise" else module.in_features) % ranks:
-            found[name] = styles[style]()
-    if found:
+        make_style, width = _STYLES[style]
+        if getattr(module, width) % ranks == 0:
+            plan[name] = make_style()
+    if plan:
         require_whole_heads(model, ranks, UnsupportedError)
-    return found
+    return plan
 
 
 def spread_over(model: Any, mesh: DeviceMesh) -> None:
@@ -145,34 +152,55 @@ class _Rows(ParallelStyle):
         self._model = model
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for parameter in [x for x in module.parameters(recurse=False) if not by_rows(x)]:
-            placements = [*[Replicate()] * (device_mesh.ndim - 1), Shard(0)]
-            rows = distribute_tensor(parameter.detach(), device_mesh, placements)
-            spread = nn.Parameter(rows, requires_grad=parameter.requires_grad)
-            for holder in self._model.modules():
-                for name in [name for name, held in holder._parameters.items() if held is parameter]:
-                    holder.register_parameter(name, spread)
+        replicas = [Replicate()] * (device_mesh.ndim - 1)
+        for parameter in list(module.parameters(recurse=False)):
+            if not by_rows(parameter):
+                rows = distribute_tensor(parameter.detach(), device_mesh, [*replicas, Shard(0)])
+                self._replace(parameter, nn.Parameter(rows, requires_grad=parameter.requires_grad))
         module.forward = _forward_gathered(module, self._model)
         link = link_of(module)
         if link is not None:  # installed before: its own forward knows what to do
             set_aside(module, link.undo)
         return module
 
+    def _replace(self, old: nn.Parameter, new: nn.Parameter) -> None:
+        """Replace a Parameter in every module that holds it."""
+        for holder in self._model.modules():
+            for name, parameter in list(holder._parameters.items()):
+                if parameter is old:
+                    holder.register_parameter(name, new)
+
 
 def _forward_gathered(module: nn.Module, model: nn.Module) -> Callable[..., Any]:
-    """The module's own forward with its Parameters gathered: what it computes until a boundary is installed."""
+    """Return the module's own forward with its Parameters gathered, for use until a boundary is installed."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if FSDP_TABLE in vars(module) and torch.is_grad_enabled():
-            what = f"training a {type(module).__name__} whose table is kept in rows, each rank with its own tokens,"
-            raise UnsupportedError(f"{what} without a boundary", "call tiewise.install(model) first")
-        kept = dict(module._parameters)
-        kind = narrowed(model) if FSDP_TABLE in vars(module) else None  # `fully_shard` casts what it gathers itself
+        dtype = None
+        if FSDP_TABLE in vars(module):
+            _refuse_training(module)
+            dtype = narrowed(model)  # `fully_shard` casts what it gathers itself
+        spread_parameters = dict(module._parameters)
         try:
-            for name, held in kept.items():
-                module._parameters[name] = held.full_tensor().to(kind or held.dtype) if by_rows(held) else held  # type: ignore[union-attr]
+            for name, parameter in spread_parameters.items():
+                if by_rows(parameter):
+                    module._parameters[name] = _gathered(parameter, dtype)
             return type(module).forward(module, *args, **kwargs)
         finally:
-            module._parameters.update(kept)
+            module._parameters.update(spread_parameters)
 
     return forward
+
+
+def _refuse_training(module: nn.Module) -> None:
+    """Refuse a training forward of a module whose table is kept in rows."""
+    if torch.is_grad_enabled():
+        what = f"training a {type(module).__name__} whose table is kept in rows, each rank with its own tokens,"
+        raise UnsupportedError(f"{what} without a boundary", "call tiewise.install(model) first")
+
+
+def _gathered(parameter: Any, dtype: torch.dtype | None) -> Any:
+    """Return a Parameter that is spread by rows as one tensor, in its own type or in `dtype`."""
+    whole = parameter.full_tensor()
+    if dtype is None:
+        return whole
+    return whole.to(dtype)

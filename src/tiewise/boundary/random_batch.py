@@ -27,13 +27,14 @@ def random_batch(model: Any, link: Link) -> Batch:
         raise InstallError(f"{type(model).__name__}.forward takes no labels", fix)
     input_rows = min(len(lookup.weight) for lookup in link.lookups)
     output_rows = len(link.head.weight)
-    # fewer where one table serves two vocabularies
-    output_vocab = getattr(model.config.get_text_config(), "output_vocab_size", None) or output_rows
+    output_vocab = getattr(model.config.get_text_config(), "output_vocab_size", None)
+    if output_vocab:  # fewer where one table serves two vocabularies
+        output_rows = min(output_vocab, output_rows)
     source = torch.Generator().manual_seed(SEED)
     shape = (_ROWS, _LENGTH)
     batch = {
         "input_ids": ordinary_ids(model, input_rows, shape, source),
-        "labels": ordinary_ids(model, min(output_vocab, output_rows), shape, source),
+        "labels": ordinary_ids(model, output_rows, shape, source),
     }
     for name in _PAIR_LABELS:
         if name in accepted:
@@ -53,7 +54,8 @@ def run(model: Any, batch: Batch, *, training: bool = False) -> LossAndLogits:
     output = untraced(model, batch, training=training)
     if isinstance(output, dict):
         loss = output.get("loss")
-        logits = next((value for key, value in output.items() if "logits" in key), None)
+        every_logits = [value for key, value in output.items() if "logits" in key]
+        logits = next(iter(every_logits), None)
     else:
         loss, logits = output[0], output[1]
     if not isinstance(loss, Tensor) or loss.dim():  # a tuple without a loss begins with the logits
@@ -64,7 +66,8 @@ def run(model: Any, batch: Batch, *, training: bool = False) -> LossAndLogits:
 def _no_loss(model: Any, batch: Batch) -> InstallError:
     """Say that a model computed no loss, and which other labels it accepts that may be the reason."""
     accepted = inspect.signature(model.forward).parameters
-    absent = [name for name in accepted if name.endswith(("label", "labels")) and name not in batch]
+    labels = [name for name in accepted if name.endswith(("label", "labels"))]
+    absent = [name for name in labels if name not in batch]
     fix = "pass batch={...} with all inputs that its loss needs"
     if absent:
         fix += f"; this batch lacks {', '.join(absent)}"

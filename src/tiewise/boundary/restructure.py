@@ -80,11 +80,10 @@ class _Maps(NamedTuple):
 
 def _require_one_vocabulary(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> None:
     """Refuse ends whose numbers of rows or widths one table, or tables of one width, cannot serve."""
-    rows = len(ends.source.weight)
-    has_one_size = all(len(lookup.weight) == rows for _, lookup in ends.lookups)
-    if spec.tables == 2 and has_one_size:
+    lookup_rows = {len(lookup.weight) for _, lookup in ends.lookups}
+    if spec.tables == 2 and len(lookup_rows) == 1:
         return
-    counts = {name: len(lookup.weight) for name, lookup in ends.lookups} | {ends.head_name: len(ends.head.weight)}
+    counts = {name: len(module.weight) for name, module in ends.named}
     if len(set(counts.values())) > 1:
         sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
         fix = "choose untied, or resize_token_embeddings to one vocabulary first"
@@ -103,7 +102,9 @@ def _make_tables(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> _Table
     width_in, width_out = spec.table_widths(widths.input)[0], spec.table_widths(widths.output)[1]
     table_in = old_in
     if spec.init is not None or width_in != widths.input:
-        padding = spec.pad if spec.pad is not None else ends.source.padding_idx
+        padding = spec.pad
+        if padding is None:
+            padding = ends.source.padding_idx
         table_in = _new_table(old_in, width_in, spec.init, padding)
     if spec.tables == 1:
         return _Tables(table_in, table_in)
@@ -118,8 +119,11 @@ def _make_tables(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> _Table
 def _new_table(like: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
     """Draw a table N(0, std²) of a new width; without a std, as spread as the table it replaces."""
     table = nn.Parameter(like.new_empty(len(like), width), requires_grad=like.requires_grad)
-    if not table.is_meta:
-        draw(table, float(like.detach().float().std()) if std is None else std, zero_row)
+    if table.is_meta:
+        return table
+    if std is None:
+        std = float(like.detach().float().std())
+    draw(table, std, zero_row)
     return table
 
 
@@ -139,7 +143,10 @@ def _set_tables(ends: ModelEnds, tables: _Tables, spec: BoundarySpec, journal: J
 def _make_maps(spec: BoundarySpec, widths: _Widths, table: Tensor) -> _Maps:
     """Draw the maps of the spec, with the type and device of `table`."""
     in_map, out_map = None, None
-    with torch.device("meta" if table.is_meta else "cpu"):  # whatever the default device is
+    device = "cpu"  # whatever the default device is
+    if table.is_meta:
+        device = "meta"
+    with torch.device(device):
         if spec.map_shapes(widths.input):
             in_map, out_map = make_maps(spec, widths.input)
         if widths.output != widths.input:
@@ -169,7 +176,8 @@ def _set_maps(ends: ModelEnds, maps: _Maps, journal: Journal) -> None:
 
 def _zero_padding_row(ends: ModelEnds, row: int, journal: Journal) -> None:
     """Make one row of every table zero."""
-    for table in dict.fromkeys([ends.head.weight, *(lookup.weight for _, lookup in ends.lookups)]):
+    tables = [ends.head.weight, *(lookup.weight for _, lookup in ends.lookups)]
+    for table in dict.fromkeys(tables):
         if row >= len(table):
             raise SpecError(f"pad={row}: the table has {len(table)} rows", f"choose a row below {len(table)}")
         if not table.is_meta:

@@ -174,7 +174,7 @@ class FamilyModel(DepthTying, Swapped):
         link = link_of(self)
         if link is None:
             return super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
-        ends: list[tuple[str, Any]] = [*link.ends.lookups, (link.ends.head_name, link.head)]
+        ends: list[tuple[str, Any]] = link.ends.named
         trained: list[tuple[nn.Parameter, bool]] = []
         for _, module in ends:
             trained += [(parameter, parameter.requires_grad) for parameter in module.parameters()]

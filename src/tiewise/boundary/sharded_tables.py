@@ -52,13 +52,22 @@ def units(model: nn.Module) -> list[Any]:
 
 def _states(model: nn.Module) -> list[Any]:
     """Return torch's record of each unit; modules that were sharded together share one."""
-    return list({id(state): state for state in (unit._get_fsdp_state() for unit in units(model))}.values())
+    states = {}
+    for unit in units(model):
+        state = unit._get_fsdp_state()
+        states[id(state)] = state
+    return list(states.values())
 
 
 def _groups(state: Any) -> list[Any]:
     """Return what a unit gathers at once: its Parameters, of several groups where their meshes differ."""
-    found = getattr(state, "_fsdp_param_groups", None)  # older torch has one, or none
-    return found if found is not None else [group for group in [state._fsdp_param_group] if group is not None]
+    groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    if groups is not None:
+        return groups
+    group = state._fsdp_param_group  # older torch has one, or none
+    if group is None:
+        return []
+    return [group]
 
 
 def reshard(model: nn.Module) -> None:
@@ -69,34 +78,42 @@ def reshard(model: nn.Module) -> None:
     """
     for state in _states(model):
         idle = type(state._training_state).IDLE
-        if state._training_state is not idle:
-            state._training_state = idle
-            state._state_ctx.iter_forward_root = None
-            getattr(state, "_modules_to_run_forward", set()).clear()
-            for group in _groups(state):
-                group._training_state = idle
+        if state._training_state is idle:
+            continue
+        state._training_state = idle
+        state._state_ctx.iter_forward_root = None
+        getattr(state, "_modules_to_run_forward", set()).clear()
+        for group in _groups(state):
+            group._training_state = idle
     for unit in units(model):
         unit.reshard()
 
 
 def parameter_records(model: nn.Module) -> list[Any]:
     """Return torch's record (`FSDPParam`) of every Parameter that a unit keeps."""
-    return [parameter for state in _states(model) for group in _groups(state) for parameter in group.fsdp_params]
+    records: list[Any] = []
+    for state in _states(model):
+        for group in _groups(state):
+            records += group.fsdp_params
+    return records
 
 
 def narrowed(model: nn.Module) -> torch.dtype | None:
     """Return the type that the units' mixed-precision policy computes in, or None."""
-    policies = (state._mp_policy for state in _states(model))
-    return next((policy.param_dtype for policy in policies if policy.param_dtype is not None), None)
+    for state in _states(model):
+        dtype: torch.dtype | None = state._mp_policy.param_dtype
+        if dtype is not None:
+            return dtype
+    return None
 
 
 def tables_of_units(model: nn.Module) -> set[int]:
     """Return the ids of the sharded Parameters that `fully_shard` gathers whole before modules read them."""
-    found = units(model)
-    if not found:
+    sharded = units(model)
+    if not sharded:
         return set()
     kind = type(model).__name__
-    if model not in found:
+    if model not in sharded:
         what = f"parts of {kind} are sharded by fully_shard, and {kind} itself is not"
         raise InstallError(what, "call fully_shard(model) as well, or install before the first fully_shard")
     reshard(model)
@@ -122,7 +139,9 @@ def shard(model: Any, mesh: DeviceMesh | None = None, kept: set[nn.Parameter] | 
     if not names:
         what = f"{type(model).__name__} does not say which modules are its layers (_no_split_modules)"
         raise UnsupportedError(what, "train it without --fsdp")
-    for module in [module for module in model.modules() if type(module).__name__ in names]:
+    # a list: fully_shard changes the classes
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    for module in layers:
         if model.get_input_embeddings() not in module.modules():  # of BERT's too, whose table the head has as well
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh, ignored_params=kept)
@@ -132,10 +151,12 @@ def shard(model: Any, mesh: DeviceMesh | None = None, kept: set[nn.Parameter] | 
 def fill(whole: nn.Module, sharded: nn.Module) -> None:
     """Copy what the processes hold of a model into one that is not sharded; all of them call it."""
     reshard(sharded)
-    held = sharded.state_dict()
+    parts = sharded.state_dict()
     for name, tensor in whole.state_dict().items():
-        part = held[name]
-        tensor.copy_(part.full_tensor() if isinstance(part, DTensor) else part)
+        values = parts[name]
+        if isinstance(values, DTensor):
+            values = values.full_tensor()
+        tensor.copy_(values)
 
 
 # tensor parallelism, and tables that are kept over the ranks of FSDP
@@ -151,12 +172,13 @@ def shard_of(module: Any) -> VocabularyShard | None:
 
 def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -> Any:
     """Return what is here of an end's Parameter, its gradient that of the whole's rows; a kept one in type `dtype`."""
-    held = getattr(module, name)
-    if not by_rows(held):
-        return held
+    parameter = getattr(module, name)
+    if not by_rows(parameter):
+        return parameter
+    rows = parameter.to_local()
     if FSDP_TABLE not in vars(module):
-        return held.to_local()
-    mesh = held.device_mesh
+        return rows
+    mesh = parameter.device_mesh
 
     def averaged(upstream: Tensor) -> Tensor:  # of the sum of all losses, in its own buffer
         upstream = upstream.contiguous().div_(mesh.size())
@@ -164,7 +186,12 @@ def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -
             dist.all_reduce(upstream, group=mesh.get_group(dimension))
         return upstream
 
-    return mapped(held.to_local(), lambda x: x.view_as(x), averaged).to(dtype or held.dtype)
+    return mapped(rows, _viewed, averaged).to(dtype or parameter.dtype)
+
+
+def _viewed(x: Tensor) -> Tensor:
+    """Return the same values as a tensor of its own for autograd."""
+    return x.view_as(x)
 
 
 def local_gradient(gradient: Any) -> tuple[Any, VocabularyShard | None]:
@@ -179,19 +206,22 @@ def local_gradient(gradient: Any) -> tuple[Any, VocabularyShard | None]:
 
 
 def by_rows(weight: Any) -> bool:
-    """Whether a weight is spread by rows over the last dimension of a mesh alone."""
+    """Return whether a weight is spread by rows over the last dimension of a mesh alone."""
     *others, last = getattr(weight, "placements", (Replicate(),))
-    return bool(last.is_shard(0)) and all(one.is_replicate() for one in others)
+    if not last.is_shard(0):
+        return False
+    return all(placement.is_replicate() for placement in others)
 
 
 def spread(module: Any) -> bool:
-    """Whether tensor parallelism has spread the table of an end by rows, which `fully_shard` may have cut once more.
+    """Return whether tensor parallelism has spread an end's table by rows; `fully_shard` may have cut these once more.
 
     Over a mesh of several dimensions its own is the last. What `fully_shard` alone keeps, a forward sees whole.
     """
     placements: Any = getattr(module.weight, "placements", ())
-    rows = len(placements) > 0 and bool(placements[-1].is_shard(0))
-    return rows and not vars(module).keys().isdisjoint(("forward", ASIDE))
+    if not placements or not placements[-1].is_shard(0):
+        return False
+    return "forward" in vars(module) or ASIDE in vars(module)
 
 
 def set_aside(module: Any, journal: Any) -> None:
@@ -222,13 +252,15 @@ def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verif
     if verified:
         fix = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
         raise InstallError(f"{kind} is sharded, and {has} is verified on whole tables only", fix)
-    require_whole_heads(model, getattr(model, "_tp_size", None) or 1, InstallError)  # transformers' own entry
+    ranks = getattr(model, "_tp_size", None) or 1  # transformers' own entry
+    require_whole_heads(model, ranks, InstallError)
 
 
 def require_whole_heads(model: Any, ranks: int, error: type[TiewiseError]) -> None:
     """Refuse, by an `error`, numbers of attention heads that so many ranks of tensor parallelism do not divide."""
+    config = model.config.get_text_config()
     for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(model.config.get_text_config(), name, None)
+        heads = getattr(config, name, None)
         if isinstance(heads, int) and heads % ranks:
             what = f"{type(model).__name__}: {ranks} ranks of tensor parallelism do not divide {name}={heads}"
             fix = f"choose another number, a model with a multiple of {ranks} heads, or tiewise.parallel_plan alone"

@@ -122,7 +122,9 @@ class _Snapshot:
     """Attributes of every module and config of a model, down to the entries of containers and the values of buffers."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.passed_over = _OF_SHARDING if units(model) else frozenset()
+        self.passed_over: frozenset[str] = frozenset()
+        if units(model):
+            self.passed_over = _OF_SHARDING
         self.containers: list[tuple[Any, Any]] = []  # (container, a shallow copy of it)
         self.tensors: list[tuple[Tensor, Tensor, int | None]] = []  # (tensor, its values, its version)
         self.parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
@@ -142,11 +144,12 @@ class _Snapshot:
     def _value(self, value: Any) -> None:
         if id(value) in self.seen or isinstance(value, nn.Module | nn.Parameter):
             return
+        if isinstance(value, tuple):
+            self._each(value)
+            return
         if type(value) in _CONTAINERS:
             self.seen.add(id(value))
             self.containers.append((value, value.copy()))
-            self._each(value.values() if isinstance(value, dict) else value)
-        elif isinstance(value, tuple):
             self._each(value)
         elif isinstance(value, Tensor):
             self.seen.add(id(value))
@@ -156,11 +159,15 @@ class _Snapshot:
             self._object(value)
 
     def _each(self, values: Iterable[Any]) -> None:
+        if isinstance(values, dict):
+            values = values.values()
         for value in values:
             self._value(value)
 
     def _tensor(self, tensor: Tensor) -> None:
-        version = None if tensor.is_inference() else tensor._version
+        version = None
+        if not tensor.is_inference():
+            version = tensor._version
         self.tensors.append((tensor, tensor.detach().clone(), version))
 
     def restore(self, every_value: bool = False) -> None:
@@ -177,8 +184,10 @@ class _Snapshot:
                 parameter.requires_grad_(trains)
         with torch.no_grad():
             for tensor, values, version in self.tensors:
-                if every_value or version is None or tensor._version != version:
-                    tensor.copy_(values)
+                is_counted = version is not None and not every_value
+                if is_counted and tensor._version == version:
+                    continue  # nobody wrote to it
+                tensor.copy_(values)
 
 
 def _refill(container: Any, copied: Any) -> None:

@@ -35,7 +35,8 @@ def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
     except DataError as error:
         raise DataError(f"vectors {path}: {error.what}", error.fix) from None
     except OSError as error:
-        raise DataError(f"vectors {path}: cannot be read ({error.strerror or error})", "check the file") from None
+        reason = error.strerror or error
+        raise DataError(f"vectors {path}: cannot be read ({reason})", "check the file") from None
 
 
 def _load(path: Path, tokens: Sequence[str | None]) -> Tensor:
@@ -90,20 +91,28 @@ def _safetensors(path: Path, vocab: int) -> Tensor:
     """Read the one table [V, E] of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
-            names = [name for name in file.keys() if len(file.get_slice(name).get_shape()) == 2]  # noqa: SIM118
-            if len(names) != 1:
-                what = f"{len(names)} two-dimensional tensors ({', '.join(names[:4])})"
-                raise DataError(what, "keep the table alone in the file")
-            rows: Tensor = file.get_tensor(names[0]).float()
+            name = _only_table(file)
+            rows: Tensor = file.get_tensor(name).float()
     except SafetensorError as error:
         raise DataError(f"not a safetensors file ({error})", "give the file that was saved") from None
     if len(rows) != vocab:
         fix = "safetensors rows follow the vocabulary; use a text file to match by token"
         raise DataError(f"{len(rows)} rows for a vocabulary of {vocab}", fix)
-    if not rows.isfinite().all():
-        what = f"{int((~rows.isfinite()).any(1).sum()):,} rows hold values that are no finite numbers"
+    is_finite = rows.isfinite()
+    if not is_finite.all():
+        broken = int((~is_finite).any(1).sum())
+        what = f"{broken:,} rows hold values that are no finite numbers"
         raise DataError(what, "leave such rows out: give a text file, which names its words")
     return rows
+
+
+def _only_table(file: Any) -> str:
+    """Return the name of the one two-dimensional tensor of an open safetensors file."""
+    names: list[str] = [name for name in file.keys() if len(file.get_slice(name).get_shape()) == 2]  # noqa: SIM118
+    if len(names) != 1:
+        what = f"{len(names)} two-dimensional tensors ({', '.join(names[:4])})"
+        raise DataError(what, "keep the table alone in the file")
+    return names[0]
 
 
 # files that name their words
@@ -114,11 +123,19 @@ def _by_word(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str
     """Read a file that names its words, and warn of gaps; `real` and `changed` distinguish it from every other."""
     with path.open("rb") as file:
         form, rows = _read(file, tokens)
-    skipped = f"{len(rows.broken):,} broken {'lines' if form.endswith('text') else 'entries'}"
+    parts = "entries"
+    if form.endswith("text"):
+        parts = "lines"
+    skipped = f"{len(rows.broken):,} broken {parts}"
     if not rows.filled:
         what = f"none of the vocabulary's tokens in it ({form}, {skipped})"
         raise DataError(what, "check that file and tokenizer write words the same way")
-    where = f"{path} ({form})"
+    _warn_of_gaps(f"{path} ({form})", rows, skipped)
+    return torch.from_numpy(rows.values)
+
+
+def _warn_of_gaps(where: str, rows: WordRows, skipped: str) -> None:
+    """Warn of a file that may be cut short, of what was skipped, and of words without a vector."""
     if rows.suspicion:
         log.warning(f"{where}: {rows.suspicion}: is the file whole?")
     if rows.broken:
@@ -129,13 +146,14 @@ def _by_word(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str
     if missing:
         what = f"{len(missing):,} of {len(rows.index):,} words have no vector and start at random"
         log.warning(f"{where}: {what}: {_first(missing)}")
-    return torch.from_numpy(rows.values)
 
 
 def _first(items: Sequence[object], count: int = 5) -> str:
     """Return the first `count` items, separated by commas."""
-    listed = ", ".join(printable(str(item)) for item in items[:count])
-    return f"{listed}, …" if len(items) > count else listed
+    listed = [printable(str(item)) for item in items[:count]]
+    if len(items) > count:
+        listed.append("…")
+    return ", ".join(listed)
 
 
 _POINTER = ("a Git LFS pointer, not the file that it names", "run `git lfs pull`, or download the file itself")
@@ -160,8 +178,10 @@ def _read(file: BinaryIO, tokens: Sequence[str | None]) -> tuple[str, WordRows]:
     header = find_header(head)
     width = find_text_width(head, header)
     if width:
-        form = "GloVe text" if header is None else "word2vec text"
-        return form, read_text(file, tokens, header, width)
+        rows = read_text(file, tokens, header, width)
+        if header is None:
+            return "GloVe text", rows
+        return "word2vec text", rows
     if header is not None:
         return "word2vec binary", read_word2vec(Cursor(file), tokens, header)
     fix = "give GloVe, word2vec or fastText vectors, text or binary, or safetensors"

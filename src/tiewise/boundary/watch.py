@@ -39,14 +39,17 @@ _watched: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # never in th
 
 def watch(model: nn.Module, link: Any) -> None:
     """Begin to watch the tables of `link`, once, where DDP or FSDP2 trains the model over several processes."""
+    if model in _watched:
+        return
     active_wrapper: Callable[[], Any] = DistributedDataParallel._get_active_ddp_module
     wrapper = active_wrapper()
-    if model in _watched or (wrapper is None and not hasattr(model, "_get_fsdp_state")):
+    if wrapper is None and not hasattr(model, "_get_fsdp_state"):
         return
-    if link.spec.tables == 1 and all(lookup.weight is not link.head.weight for lookup in link.lookups):
+    if link.spec.tables == 1 and not link.ends.tied:
         fix = "load and tie the model first, then shard it by torch's fully_shard or wrap it, then build the optimizer"
         raise UnsupportedError(f"a {link.spec} boundary whose ends hold two Parameters", fix)
-    _watched[model] = _Watch(model, link, None if wrapper is None else wrapper.process_group)
+    replicas = getattr(wrapper, "process_group", None)
+    _watched[model] = _Watch(model, link, replicas)
 
 
 def unwatch(model: nn.Module) -> None:
@@ -107,19 +110,23 @@ class _Watch:
         if model is None:
             return
         records = parameter_records(model)
-        entries = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        tables = self.tables(records)
+        entries = _count_entries(optimizer)
         name = type(optimizer).__name__
         _refuse_gathered(name, entries, records)
-        tables = self.tables(records)
-        for table in tables:
-            if entries[id(table)] > 1:
-                raise UnsupportedError(f"{name} holds one table {entries[id(table)]} times", _AFTER)
+        _refuse_repeated(name, entries, tables)
         table = tables[0]
         if self.owner is None and entries[id(table)]:
             self.owner, self.digest = ref(optimizer), _digest(_local(table))
         if self.owned_by(optimizer) and table.grad is not None:
-            has_gradient = _local(table.grad).any()
-            self.reached = has_gradient if self.reached is None else self.reached | has_gradient
+            self.note_gradient(_local(table.grad))
+
+    def note_gradient(self, gradient: Tensor) -> None:
+        """Note whether a gradient of the head's table has come that is not 0."""
+        has_gradient = gradient.any()
+        if self.reached is not None:
+            has_gradient = self.reached | has_gradient
+        self.reached = has_gradient
 
     def owned_by(self, optimizer: Any) -> bool:
         """Return whether an optimizer is the one that holds the head's table."""
@@ -131,10 +138,14 @@ class _Watch:
         if model is None or not self.owned_by(optimizer):
             return
         self.steps += 1
-        if self.steps < _FIRST or self.steps & (self.steps - 1):
+        is_power_of_two = self.steps & (self.steps - 1) == 0
+        if self.steps < _FIRST or not is_power_of_two:
             return
         tables = self.tables(parameter_records(model))
-        verdict = self.still(tables[0]) if self.replicas is None else self.unlike(tables)
+        if self.replicas is None:
+            verdict = self.still(tables[0])
+        else:
+            verdict = self.unlike(tables)
         if verdict.is_final or self.steps >= _LAST:
             unwatch(model)
         if verdict.what:
@@ -177,6 +188,22 @@ class _Watch:
         return is_narrow or bool(_digest(rows) != self.digest)
 
 
+def _count_entries(optimizer: Any) -> Counter[int]:
+    """Return how often an optimizer holds each Parameter, by its id."""
+    entries: Counter[int] = Counter()
+    for group in optimizer.param_groups:
+        entries.update(id(parameter) for parameter in group["params"])
+    return entries
+
+
+def _refuse_repeated(name: str, entries: Counter[int], tables: list[Any]) -> None:
+    """Refuse an optimizer that holds a table more than once: it would step it as often."""
+    for table in tables:
+        count = entries[id(table)]
+        if count > 1:
+            raise UnsupportedError(f"{name} holds one table {count} times", _AFTER)
+
+
 def _refuse_gathered(name: str, entries: Counter[int], records: list[Any]) -> None:
     """Refuse an optimizer that holds Parameters which FSDP2 gathered for a forward."""
     gathered = {id(record._unsharded_param) for record in records if hasattr(record, "_unsharded_param")}
@@ -188,8 +215,10 @@ def _refuse_gathered(name: str, entries: Counter[int], records: list[Any]) -> No
 
 def _local(x: Any) -> Tensor:
     """Return the part of a Parameter or gradient that this process has."""
-    part: Tensor = x.to_local() if hasattr(x, "to_local") else x
-    return part.detach()
+    if hasattr(x, "to_local"):
+        x = x.to_local()
+    part: Tensor = x.detach()
+    return part
 
 
 def _digest(x: Tensor) -> Tensor:
