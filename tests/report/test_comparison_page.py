@@ -11,9 +11,10 @@ from tests.report.opened_page import EVIL, Page
 
 from tiewise.core.found import signed
 from tiewise.report import comparison_found as told
-from tiewise.report import comparison_page as page_of
+from tiewise.report import comparison_panels as page_of
 from tiewise.report.comparison_found import DEMO, SHARES
-from tiewise.report.comparison_page import asymmetry, render, training_panels, write_report
+from tiewise.report.comparison_page import asymmetry, render, write_report
+from tiewise.report.comparison_panels import training_panels
 from tiewise.report.drawing import style
 from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION
 from tiewise.training.results import ArmDirectPath, CurvePoint, complete

@@ -12,7 +12,7 @@ from tiewise.core import found as colours
 from tiewise.core.found import Curve, Found, Grid, Quantity
 from tiewise.planning.plan import plan
 from tiewise.report import drawing, plan_page, sheet
-from tiewise.report.comparison_page import training_panels
+from tiewise.report.comparison_panels import training_panels
 from tiewise.report.drawing import styles, token_label
 from tiewise.report.figures import panels
 from tiewise.report.training_curves import VALIDATION

@@ -9,7 +9,8 @@ from tests.report.opened_page import Visit, browser, page_of, pytestmark  # noqa
 from tiewise.core.files import write_result
 from tiewise.core.found import Listing
 from tiewise.planning.plan import plan
-from tiewise.report.comparison_page import training_panels, write_report
+from tiewise.report.comparison_page import write_report
+from tiewise.report.comparison_panels import training_panels
 from tiewise.report.plan_page import write_plan
 from tiewise.report.sheet import PageSection
 from tiewise.report.training_curves import VALIDATION

@@ -24,6 +24,10 @@ from tiewise.training.results import MASKED, Comparison, Difference, RunResult, 
 DEMO = "demo corpus, not evidence for your model"
 SHORT = 16  # characters of a name within a heading
 CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
+# outcomes of an arm against the reference; {} stands for the arms
+LOWER = f"validation loss is lower (better) for {{}} {NATS}"
+HIGHER = f"validation loss is higher (worse) for {{}} {NATS}"
+EQUAL, UNKNOWN = "no difference detected for {}", "nothing can be said of {}"
 LARGEST_EXPONENT = 700  # exp of more exceeds a float
 # of an ALBERT: the shares of right answers
 SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
@@ -42,27 +46,27 @@ def verdict(comparison: Comparison) -> str:
 
     `finding` says the same arm by arm, with every number.
     """
-    lower, higher = (
-        f"validation loss is lower (better) for {{}} {NATS}",
-        f"validation loss is higher (worse) for {{}} {NATS}",
-    )
-    equal, unknown = "no difference detected for {}", "nothing can be said of {}"
-    arms_by_outcome: dict[str, list[str]] = {lower: [], higher: [], equal: [], unknown: []}
+    arms_by_outcome: dict[str, list[str]] = {LOWER: [], HIGHER: [], EQUAL: [], UNKNOWN: []}
     for arm in comparison.arms:
-        if arm == comparison.reference:
-            continue
-        d = comparison.difference(arm, "heldout_nll")
-        if d is None or d.low is None:  # no pair of seeds, a diverged one, or one that shows no spread
-            arms_by_outcome[unknown].append(arm)
-        elif not d.detected:
-            arms_by_outcome[equal].append(arm)
-        else:
-            outcome = lower if d.mean < 0 else higher
-            arms_by_outcome[outcome].append(f"{arm} by {plain(abs(d.mean))}")
+        if arm != comparison.reference:
+            outcome, arm_with_size = _outcome(arm, comparison.difference(arm, "heldout_nll"))
+            arms_by_outcome[outcome].append(arm_with_size)
     parts = [outcome.format(", ".join(arms)) for outcome, arms in arms_by_outcome.items() if arms]
     if not parts:
         return comparison.finding
     return f"Against {comparison.reference}: {'; '.join(parts)}."
+
+
+def _outcome(arm: str, d: Difference | None) -> tuple[str, str]:
+    """Return the outcome of an arm, and its name with the size of a detected difference."""
+    if d is None or d.low is None:  # no pair of seeds, a diverged one, or one that shows no spread
+        return UNKNOWN, arm
+    if not d.detected:
+        return EQUAL, arm
+    arm_with_size = f"{arm} by {plain(abs(d.mean))}"
+    if d.mean < 0:
+        return LOWER, arm_with_size
+    return HIGHER, arm_with_size
 
 
 def surprised(comparison: Comparison) -> str:
@@ -72,12 +76,18 @@ def surprised(comparison: Comparison) -> str:
         return ""
     if expectation.why:
         return f"The atlas of earlier trainings has {expectation.verdict}: {expectation.why}."
-    spread = f"tied − untied between {signed(expectation.low)} and {signed(expectation.high)} {NATS}"
-    spread = f"{spread}, this run found {signed(expectation.found)}"
-    scored = (
-        f"Of its {expectation.settings} settings, {expectation.held} lie within the interval that the others predict."
+    span = f"tied − untied between {signed(expectation.low)} and {signed(expectation.high)} {NATS}"
+    outcome = (
+        f"{expectation.verdict.capitalize()}: the atlas expected {span}, this run found {signed(expectation.found)}"
     )
-    return f"{expectation.verdict.capitalize()}: the atlas expected {spread}. {scored}"
+    scored = f"{expectation.held} lie within the interval that the others predict"
+    return f"{outcome}. Of its {expectation.settings} settings, {scored}."
+
+
+def first_runs(comparison: Comparison) -> dict[str, RunResult]:
+    """Return the first run of every arm that has a finished one."""
+    runs_of_arms = {arm: comparison.of(arm) for arm in comparison.arms}
+    return {arm: runs[0] for arm, runs in runs_of_arms.items() if runs}
 
 
 def found(comparison: Comparison) -> dict[str, Found]:
@@ -104,14 +114,27 @@ def share(runs: Sequence[RunResult], name: str) -> Quantity | None:
     low, high = mean.low, mean.high
     if len(shares) == 1:
         low, high = shares[0].low, shares[0].high
-    chance = None if name == MASKED else CHANCE
+    chance: float | None = CHANCE
+    if name == MASKED:
+        chance = None
     return Quantity(SHARES[name], mean.value, low, high, mean.rows, chance, unit="%")
 
 
-def difference(d: Difference) -> Quantity:
-    """Return a paired difference as a quantity; one pair has no interval."""
-    low = math.nan if d.low is None else d.low
-    high = math.nan if d.high is None else d.high
+def share_difference(comparison: Comparison, arm: str, name: str) -> Quantity | None:
+    """Return the difference of a share of right answers from the reference's. None of a single arm."""
+    q = _minus_reference(comparison, arm, f"share:{name}", name)
+    if q is None:
+        return None
+    return replace(q, unit="points", digits=2)
+
+
+def difference(d: Difference | None) -> Quantity:
+    """Return a paired difference as a quantity; one pair has no interval, and None has no value."""
+    if d is None:
+        return Quantity("", math.nan)
+    low = high = math.nan
+    if d.low is not None and d.high is not None:
+        low, high = d.low, d.high
     return Quantity(d.metric, d.mean, low, high, n=d.n, chance=0.0, of=d.arm, unit=NATS, digits=4)
 
 
@@ -141,40 +164,40 @@ def _minus_reference(comparison: Comparison, arm: str, metric: str, name: str) -
     """Return a column with the difference from the reference, empty if there is none. None of a single arm."""
     if len(comparison.arms) < 2:
         return None
-    reference = comparison.reference if len(comparison.reference) <= SHORT else "reference"
-    d = comparison.difference(arm, metric)
-    q = Quantity("", math.nan) if d is None else difference(d)
-    return replace(q, name=f"{name} − {reference}")
+    reference = comparison.reference
+    if len(reference) > SHORT:
+        reference = "reference"
+    return replace(difference(comparison.difference(arm, metric)), name=f"{name} − {reference}")
 
 
 def _measured_shares(comparison: Comparison) -> list[str]:
     """Return the names of the shares that any run has."""
-    return [name for name in SHARES if any(name in run.shares for run in comparison.runs)]
+    measured: set[str] = set()
+    for run in comparison.runs:
+        measured.update(run.shares)
+    return [name for name in SHARES if name in measured]
 
 
 def _shares(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> Iterator[Quantity]:
     """Yield the shares of right answers of an ALBERT, each with its difference from the reference."""
     for name in _measured_shares(comparison):
-        of_arm = share(runs, name)
-        if of_arm is not None:
-            yield of_arm
-        d = _minus_reference(comparison, arm, f"share:{name}", name)
-        if d is not None:
-            yield replace(d, unit="points", digits=2)
+        for q in (share(runs, name), share_difference(comparison, arm, name)):
+            if q is not None:
+                yield q
 
 
 def _perplexity(runs: Sequence[RunResult]) -> Quantity:
     """Return exp of the mean validation nll; infinite where a float has no room for it."""
     mean = statistics.fmean(run.heldout_nll for run in runs)
-    return Quantity("perplexity", math.exp(mean) if mean <= LARGEST_EXPONENT else math.inf, digits=2)
+    perplexity = math.inf
+    if mean <= LARGEST_EXPONENT:
+        perplexity = math.exp(mean)
+    return Quantity("perplexity", perplexity, digits=2)
 
 
 def _speed(runs: Sequence[RunResult]) -> Quantity:
     """Return tokens per second over seeds; not known if any run lacks it."""
-    speeds = [run.tokens_per_second for run in runs]
-    if not all(math.isfinite(speed) for speed in speeds):
-        speeds = [math.nan]
-    return over_seeds("tokens/s", speeds, "", 0)
+    return over_seeds("tokens/s", [run.tokens_per_second for run in runs], "", 0)
 
 
 def beside_papers(comparison: Comparison) -> dict[str, Beside]:
@@ -185,10 +208,9 @@ def beside_papers(comparison: Comparison) -> dict[str, Beside]:
         perplexities = {arm: [run.perplexity for run in comparison.of(arm)] for arm in comparison.arms}
         changed = comparison.setting["changed"]
         published["Published figures"] = beside_figures(recipe, changed, perplexities, comparison.data)
-    if any("+share=" in arm for arm in comparison.arms):
-        nll, pairs = sharing_orders(comparison)
-        if nll:
-            published["What layers share"] = beside_table_4(nll, pairs)
+    nll, pairs = sharing_orders(comparison)
+    if nll:
+        published["What layers share"] = beside_table_4(nll, pairs)
     return published
 
 
@@ -200,9 +222,11 @@ def comparison_view(comparison: Comparison) -> Group:
     table = results(comparison)
     tables = []
     for start in range(0, max(len(table.rows), 1), ABREAST):
-        turned = zip(table.header, *table.rows[start : start + ABREAST], strict=True)
-        tables.append(rich_table(list(turned), justified=True))
-    finding = f"{comparison.finding}\n({DEMO})" if comparison.demo else comparison.finding
+        arms_across = zip(table.header, *table.rows[start : start + ABREAST], strict=True)
+        tables.append(rich_table(list(arms_across), justified=True))
+    finding = comparison.finding
+    if comparison.demo:
+        finding = f"{finding}\n({DEMO})"
     paragraphs = [Text(text) for text in (finding, surprised(comparison)) if text]
     published = [paper_view(*beside) for beside in beside_papers(comparison).values()]
     return Group(Text(verdict(comparison), "bold"), *tables, *paragraphs, *published)

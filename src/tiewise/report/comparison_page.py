@@ -1,58 +1,36 @@
 """`write_report`: a comparison as one HTML file (see `tiewise.report.sheet`): the verdict, one table, then figures.
 
-Every arm keeps its colour, dash and marker through all figures; thin lines are single seeds, thick ones their mean. A
-figure whose data a comparison lacks is left out, so a short run gives a short page.
+A figure whose data a comparison lacks is left out, so a short run gives a short page.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tiewise.core.estimates import interaction
-from tiewise.core.files import size, write_result
-from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, count, plain, signed, visible
-from tiewise.planning.costs import training_bytes
+from tiewise.core.files import write_result
+from tiewise.core.found import Listing, count, plain, signed, visible
 from tiewise.report import comparison_found
-from tiewise.report.dot_plot import dots
-from tiewise.report.drawing import UNSAID, styles
-from tiewise.report.heat_map import heat_map
-from tiewise.report.line_plot import lines
-from tiewise.report.sheet import PageSection, Panel, Sheet
-from tiewise.report.stacked_plot import stacked
-from tiewise.report.training_curves import (
-    AHEAD,
-    COSINE,
-    OUTPUT_SHARE,
-    TRAINING,
-    VALIDATION,
-    OverTraining,
-    over_training,
+from tiewise.report.comparison_panels import (
+    direct_path_panels,
+    frequency_panels,
+    paired_differences,
+    parameter_panels,
+    share_panels,
+    training_panels,
 )
-from tiewise.training.results import MASKED, ArmDirectPath, Comparison, gaps
+from tiewise.report.sheet import PageSection, Panel, Sheet
+from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION
+from tiewise.training.results import ArmDirectPath, Comparison
 
 NOTE = (
     "±: standard deviation over seeds. Differences are paired by seed; 95 % intervals (Student’s t). "
     "nll: nats per token; perplexity: exp of its mean. Memory: weights, gradients, moments in fp32."
 )
 BIGRAMS = "Last columns: logit of “right after left” less “left after right”; 0 in one table without maps."
-DIRECT_PATH = "Logit of the next token (column) by the current (row), less what rows and columns share."
-MEMORY = "16 bytes a parameter, all in fp32."
-HALF = "Half of the pairs are {}; line: chance."
-JUDGED = {
-    MASKED: "Right: its logit is the largest.",
-    "sop": HALF.format("swapped"),
-    "nsp": HALF.format("of two documents"),
-}
-METRICS = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
-DRAWN_METRICS = ("heldout_nll", "train_nll")  # bits per byte have another unit
+CONSTANTS = {None: "none", True: "yes", False: "no"}  # of JSON, in words
 
 
 def write_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
@@ -67,12 +45,13 @@ def write_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
 def render(comparison: Comparison) -> str:
     """Return the page as text; sections that have nothing to show are left out of it."""
     seeds = len(comparison.seeds)
+    plural = "" if seeds == 1 else "s"
     arms = ", ".join(comparison.arms)
     summary = (comparison_found.verdict(comparison), comparison_found.surprised(comparison))
     return Sheet(
         command_name="compare",
         title=f"{arms}: tiewise comparison",
-        subject=f"{arms} · {seeds} seed{'' if seeds == 1 else 's'}",
+        subject=f"{arms} · {seeds} seed{plural}",
         heading="What was found",
         answer=[sentence for sentence in summary if sentence],
         results=PageSection(
@@ -87,13 +66,7 @@ def render(comparison: Comparison) -> str:
             _shares_section(comparison),
             PageSection("Gradient paths", training_panels(comparison, OUTPUT_SHARE, COSINE)),
             PageSection("Parameters", parameter_panels(comparison)),
-            PageSection(
-                "Direct path",
-                direct_path_panels(comparison),
-                folded=[bigrams(comparison)],
-                notes=[BIGRAMS] if comparison.bigrams else [],
-                kind="panels maps",
-            ),
+            _direct_path_section(comparison),
         ],
         command=comparison.command,
         made=[_starting_point(comparison)],
@@ -123,20 +96,28 @@ def _shares_section(comparison: Comparison) -> PageSection:
     if not panels:
         return PageSection(title)
     notes = [comparison_found.SHARES_NOTE]
-    unigram = next((run.unigram_nll for run in comparison.runs if run.unigram_nll is not None), None)
-    if unigram is not None:
-        notes.append(f"Masked tokens’ nll by frequencies alone: {plain(unigram)}.")
+    unigram_nlls = [run.unigram_nll for run in comparison.runs if run.unigram_nll is not None]
+    if unigram_nlls:
+        notes.append(f"Masked tokens’ nll by frequencies alone: {plain(unigram_nlls[0])}.")
     return PageSection(title, panels, notes=notes)
+
+
+def _direct_path_section(comparison: Comparison) -> PageSection:
+    """Return the section of direct paths: a map for each arm, and the most asymmetric bigrams."""
+    notes = []
+    if comparison.bigrams:
+        notes.append(BIGRAMS)
+    maps = direct_path_panels(comparison)
+    return PageSection("Direct path", maps, folded=[bigrams(comparison)], notes=notes, kind="panels maps")
 
 
 def _starting_point(comparison: Comparison) -> PageSection:
     """Return the first loss and settings of each arm's first run, and all trials that chose the settings."""
     chosen = ["arm", "init std", "learning rate"]
     starts = []
-    for arm in comparison.arms:
-        for run in comparison.of(arm)[:1]:
-            settings = [arm, f"{run.init_std:g}", f"{run.learning_rate:g}"]
-            starts.append([*settings, plain(run.predicted_initial_nll), plain(run.initial_nll)])
+    for arm, run in comparison_found.first_runs(comparison).items():
+        settings = [arm, f"{run.init_std:g}", f"{run.learning_rate:g}"]
+        starts.append([*settings, plain(run.predicted_initial_nll), plain(run.initial_nll)])
     trials = []
     for trial in comparison.tuning:
         settings = [trial["arm"], _fact(trial["init"]), _fact(trial["learning_rate"])]
@@ -160,192 +141,15 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 def _fact(value: Any) -> str:
     """Return a value of JSON in words."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if value is None or isinstance(value, bool):
+        return CONSTANTS[value]
     if isinstance(value, list | tuple):
         return ", ".join(_fact(each) for each in value)
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]:
-    """Return a figure for each of these numbers over training that was measured."""
-    panels, looks = [], styles(comparison.arms)
-    curves = {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
-    for measured in every:
-        means, single = over_training(curves, comparison.reference, measured)
-        if not means:
-            continue
-        panel = lines(means, looks, digits=4)
-        for curve in single:
-            panel.figure.add_scatter(
-                x=curve.x,
-                y=curve.y,
-                line_color=looks[curve.of].colour,
-                legendgroup=curve.of,
-                mode="lines",
-                line_width=1,
-                opacity=0.3,
-                **UNSAID,
-            )
-        if measured is OUTPUT_SHARE:
-            panel.figure.update_yaxes(range=[0, 1], tickformat=".0%")
-        panels.append(panel)
-    return panels
-
-
-def paired_differences(comparison: Comparison) -> list[Panel]:
-    """Return a forest plot of losses minus the reference's with 95 % intervals, a row for each arm and loss.
-
-    Bits per byte are in its table alone.
-    """
-    if not comparison.differences:
-        return []
-    drawn, rows = [], []
-    for metric, name in METRICS.items():
-        for d in comparison.differences:
-            if d.metric != metric:
-                continue
-            q = comparison_found.difference(d)
-            rows.append([f"{d.arm} · {name}", str(q), plain(d.detectable), str(d.n)])
-            if metric in DRAWN_METRICS and not math.isnan(d.mean):
-                drawn.append(replace(q, name=f"{d.arm} · {name.removesuffix(' nll')}", main=metric == "heldout_nll"))
-    caption = "Left of zero: lower loss after the last step. Bars: 95 % intervals over seeds, for this held-out text."
-    title = f"Paired differences to {comparison.reference}"
-    panel = dots(title, drawn, styles(comparison.arms), forest=True, why=caption + _gaps_in_words(comparison))
-    panel.figure.update_xaxes(title=f"difference, {NATS}")
-    header = ["arm and measure", "difference [95 %]", "detected in 80 of 100", "pairs"]
-    return [replace(panel, table=Listing("", header, rows))]
-
-
-def _gaps_in_words(comparison: Comparison) -> str:
-    """Return tying gap and generalisation gap as a sentence. "" if tied or untied was not trained."""
-    both = gaps(comparison)
-    if both is None:
-        return ""
-    names, sign = "tied − untied", 1
-    if comparison.reference == "tied":  # as the figure subtracts: the reference is taken away
-        names, sign = "untied − tied", -1
-    tying, generalisation = (signed(sign * gap.mean) for gap in both)
-    return f" {names}: {tying} in training (tying gap), {generalisation} in validation (generalisation gap)."
-
-
-def frequency_panels(comparison: Comparison) -> list[Panel]:
-    """Return validation nll minus the reference's by how often a token occurs in the training text."""
-    binned = [d for d in comparison.differences if d.metric.startswith("frequency:")]
-    if not binned:
-        return []
-    bins = list(dict.fromkeys(d.metric for d in binned))
-    curves = []
-    for arm in dict.fromkeys(d.arm for d in binned):
-        points = [(bins.index(d.metric), comparison_found.difference(d)) for d in binned if d.arm == arm]
-        curve = Curve.through(
-            f"Difference to {comparison.reference} by token frequency",
-            points,
-            along="occurrences in the training text",
-            unit=f"difference, {NATS}",
-            of=arm,
-            level=0.0,
-            ticks=tuple(name.removeprefix("frequency:") for name in bins),
-            why="Below zero: better; one interval in twenty excludes zero by chance.",
-        )
-        curves.append(curve)
-    panel = lines(curves, styles(comparison.arms), digits=4)
-    return [replace(panel, table=_frequency_table(comparison))]
-
-
-def _frequency_table(comparison: Comparison) -> Listing:
-    """Return a row for each bin of frequency: each arm's mean nll over seeds, then differences to the reference."""
-    arms = comparison.arms
-    tokens_of_bins: dict[str, int] = {}
-    for run in comparison.runs:
-        tokens_of_bins.update({of_bin.label: of_bin.tokens for of_bin in run.frequency})
-    rows = []
-    for label, tokens in tokens_of_bins.items():
-        row = [label, count(tokens)]
-        for arm in arms:
-            nlls = _bin_nlls(comparison, arm, label)
-            row.append(plain(statistics.fmean(nlls) if nlls else None))
-        for arm in arms[1:]:
-            d = comparison.difference(arm, f"frequency:{label}")
-            row.append(NONE if d is None else str(comparison_found.difference(d)))
-        rows.append(row)
-    header = ["occurrences", "validation tokens", *(f"{arm}: nll" for arm in arms)]
-    header += [f"{arm}: difference [95 %]" for arm in arms[1:]]
-    return Listing("", header, rows)
-
-
-def _bin_nlls(comparison: Comparison, arm: str, label: str) -> list[float]:
-    """Return the nll in one bin of frequency of every run of an arm that has one."""
-    nlls: list[float] = []
-    for run in comparison.of(arm):
-        nlls += [of_bin.nll for of_bin in run.frequency if of_bin.label == label and of_bin.nll is not None]
-    return nlls
-
-
-def share_panels(comparison: Comparison) -> list[Panel]:
-    """Return a figure for each share of right answers that was measured; none but for ALBERTs."""
-    panels = []
-    findings = comparison_found.found(comparison)
-    by_arm = {arm: {q.name: q for q in finding.quantities} for arm, finding in findings.items()}
-    header = ["arm", "right [95 %]", f"minus {comparison.reference} [95 %]"]
-    for name, title in comparison_found.SHARES.items():
-        drawn, rows = [], []
-        for arm, quantities in by_arm.items():
-            difference = next((str(q) for q in quantities.values() if q.name.startswith(f"{name} −")), NONE)
-            rows.append([arm, str(quantities.get(title, NONE)), difference])
-            if title in quantities:
-                drawn.append(replace(quantities[title], name=arm))
-        if drawn:
-            panel = dots(title.capitalize(), drawn, styles(comparison.arms), forest=True, why=JUDGED[name])
-            panels.append(replace(panel, table=Listing("", header, rows)))
-    return panels
-
-
-def parameter_panels(comparison: Comparison) -> list[Panel]:
-    """Return unique parameters of every arm by component, and of ALBERTs the bytes of a training step, as counted."""
-    first_runs = {arm: comparison.of(arm)[0] for arm in comparison.arms if comparison.of(arm)}
-    if not first_runs:
-        return []
-    parts = {arm: run.parameters for arm, run in first_runs.items()}
-    caption = "A table at both ends is counted once."
-    panels = [
-        stacked(parts, "Where the parameters are", "unique parameters", count, caption, first="body", total="total")
-    ]
-    memory = {}
-    for arm, run in first_runs.items():
-        if run.shares and run.trainable_parameters is not None:
-            counted = training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
-            memory[arm] = {
-                "weights": counted["weights"],
-                "gradients": counted["gradients"],
-                "moments": counted["state"],
-            }
-    if memory:
-        panel = stacked(memory, "Memory of training, as counted", "bytes", size, MEMORY, total="together")
-        panel.figure.update_xaxes(ticksuffix="B")
-        panels.append(panel)
-    return panels
-
-
-def direct_path_panels(comparison: Comparison) -> list[Panel]:
-    """Return a heat map for each arm: logits of next tokens by the lookup alone, multiplied by the head.
-
-    All are on one colour scale, which reaches to the largest value off any diagonal: a tied table's holds squared
-    norms that would drown the rest.
-    """
-    paths = [path for path in comparison.direct_path if path.tokens]
-    interactions = [interaction(np.array(path.logits)) for path in paths]
-    off_diagonal = [np.abs(values - np.diag(np.diag(values))) for values in interactions]
-    top = max((float(values.max()) for values in off_diagonal), default=0.0) or 1.0
-    panels = []
-    for path, values in zip(paths, interactions, strict=True):
-        tokens, rows = tuple(path.tokens), tuple(map(tuple, values.tolist()))
-        panels.append(heat_map(Grid("Direct path", tokens, tokens, rows, top, of=path.arm, why=DIRECT_PATH)))
-    return panels
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def bigrams(comparison: Comparison) -> Listing:

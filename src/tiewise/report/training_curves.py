@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from tiewise.core.estimates import ratio
 from tiewise.core.found import NATS, Curve
-from tiewise.training.results import CurvePoint
+from tiewise.training.results import Comparison, CurvePoint
 
 Moments = Mapping[str, Mapping[int, Sequence[CurvePoint]]]  # arm → seed → its moments
 ValuesOfSeeds = Mapping[int, Mapping[int, float]]  # seed → step → value
@@ -65,6 +65,11 @@ OUTPUT_SHARE = OverTraining(
 COSINE = OverTraining(
     "Do both paths pull the same way?", "cosine of both paths", "Above zero they agree.", _cosine, level=0.0
 )
+
+
+def moments_of(comparison: Comparison) -> Moments:
+    """Return the moments of every run of a comparison."""
+    return {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
 
 
 def over_training(curves: Moments, reference: str, measured: OverTraining) -> tuple[list[Curve], list[Curve]]:

@@ -15,7 +15,16 @@ from tiewise.core.found import COLOURS, Curve, places
 from tiewise.inspection.bench import comparison_of
 from tiewise.inspection.inspection import labels
 from tiewise.report import comparison_found
-from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION, Moments, over_training
+from tiewise.report.training_curves import (
+    AHEAD,
+    COSINE,
+    OUTPUT_SHARE,
+    TRAINING,
+    VALIDATION,
+    Moments,
+    moments_of,
+    over_training,
+)
 from tiewise.training.folder import METRICS, RESULT, RESULTS, read_lines, seed_folder
 from tiewise.training.results import CurvePoint, Difference
 from tiewise.training.settings import FILE, read_yaml
@@ -58,7 +67,6 @@ def _finished(path: Path) -> dict[str, Any]:
     comparison = comparison_of(path)
     table = comparison_found.results(comparison)
     differences = [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
-    curves = {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
     notes = comparison.finding.splitlines()
     if comparison.demo:
         notes.append(f"{comparison_found.DEMO.capitalize()}.")
@@ -70,7 +78,7 @@ def _finished(path: Path) -> dict[str, Any]:
         "results": {"header": list(table.header), "rows": [list(row) for row in table.rows]},
         "reference": comparison.reference,
         "differences": _difference_records(differences),
-        "measures": _measures(curves, comparison.reference),
+        "measures": _measures(moments_of(comparison), comparison.reference),
     }
 
 

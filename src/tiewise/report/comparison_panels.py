@@ -1,0 +1,262 @@
+"""Figures of a comparison, each a `Panel`: losses, shares of right answers, gradients, parameters, direct paths.
+
+Every arm keeps its colour, dash and marker through all figures; thin lines are single seeds, thick ones their mean. A
+function whose data a comparison lacks returns no figure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.core.estimates import interaction
+from tiewise.core.files import size
+from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, Quantity, count, plain, signed
+from tiewise.planning.costs import training_bytes
+from tiewise.report import comparison_found
+from tiewise.report.dot_plot import dots
+from tiewise.report.drawing import UNSAID, styles
+from tiewise.report.heat_map import heat_map
+from tiewise.report.line_plot import lines
+from tiewise.report.sheet import Panel
+from tiewise.report.stacked_plot import stacked
+from tiewise.report.training_curves import OUTPUT_SHARE, OverTraining, moments_of, over_training
+from tiewise.training.results import MASKED, Comparison, Difference, RunResult, gaps
+
+DIRECT_PATH = "Logit of the next token (column) by the current (row), less what rows and columns share."
+MEMORY = "16 bytes a parameter, all in fp32."
+HALF = "Half of the pairs are {}; line: chance."
+JUDGED = {
+    MASKED: "Right: its logit is the largest.",
+    "sop": HALF.format("swapped"),
+    "nsp": HALF.format("of two documents"),
+}
+METRICS = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
+DRAWN_METRICS = {"heldout_nll": "validation", "train_nll": "training"}  # bits per byte have another unit
+BIN = "frequency:"  # before the label of a bin of token frequency, in the metric of a difference
+
+
+def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]:
+    """Return a figure for each of these numbers over training that was measured."""
+    moments = moments_of(comparison)
+    looks = styles(comparison.arms)
+    panels = []
+    for measured in every:
+        means, single = over_training(moments, comparison.reference, measured)
+        if not means:
+            continue
+        panel = lines(means, looks, digits=4)
+        for curve in single:
+            panel.figure.add_scatter(
+                x=curve.x,
+                y=curve.y,
+                line_color=looks[curve.of].colour,
+                legendgroup=curve.of,
+                mode="lines",
+                line_width=1,
+                opacity=0.3,
+                **UNSAID,
+            )
+        if measured is OUTPUT_SHARE:
+            panel.figure.update_yaxes(range=[0, 1], tickformat=".0%")
+        panels.append(panel)
+    return panels
+
+
+def paired_differences(comparison: Comparison) -> list[Panel]:
+    """Return a forest plot of losses minus the reference's with 95 % intervals, a row for each arm and loss.
+
+    Bits per byte are in its table alone.
+    """
+    if not comparison.differences:
+        return []
+    caption = "Left of zero: lower loss after the last step. Bars: 95 % intervals over seeds, for this held-out text."
+    caption += _gaps_in_words(comparison)
+    title = f"Paired differences to {comparison.reference}"
+    panel = dots(title, _drawn_differences(comparison), styles(comparison.arms), forest=True, why=caption)
+    panel.figure.update_xaxes(title=f"difference, {NATS}")
+    rows = []
+    for metric, name in METRICS.items():
+        for d in _differences_of(comparison, metric):
+            difference = str(comparison_found.difference(d))
+            rows.append([f"{d.arm} · {name}", difference, plain(d.detectable), str(d.n)])
+    header = ["arm and measure", "difference [95 %]", "detected in 80 of 100", "pairs"]
+    return [replace(panel, table=Listing("", header, rows))]
+
+
+def _differences_of(comparison: Comparison, metric: str) -> list[Difference]:
+    """Return the differences of one metric, an arm each."""
+    return [d for d in comparison.differences if d.metric == metric]
+
+
+def _drawn_differences(comparison: Comparison) -> list[Quantity]:
+    """Return the differences of losses that are numbers, those of validation as the main ones."""
+    quantities = []
+    for metric, name in DRAWN_METRICS.items():
+        for d in _differences_of(comparison, metric):
+            if not math.isnan(d.mean):
+                is_main = metric == "heldout_nll"
+                quantities.append(replace(comparison_found.difference(d), name=f"{d.arm} · {name}", main=is_main))
+    return quantities
+
+
+def _gaps_in_words(comparison: Comparison) -> str:
+    """Return tying gap and generalisation gap as a sentence. "" if tied or untied was not trained."""
+    both = gaps(comparison)
+    if both is None:
+        return ""
+    names, sign = "tied − untied", 1
+    if comparison.reference == "tied":  # as the figure subtracts: the reference is taken away
+        names, sign = "untied − tied", -1
+    tying, generalisation = (signed(sign * gap.mean) for gap in both)
+    return f" {names}: {tying} in training (tying gap), {generalisation} in validation (generalisation gap)."
+
+
+def frequency_panels(comparison: Comparison) -> list[Panel]:
+    """Return validation nll minus the reference's by how often a token occurs in the training text."""
+    binned = [d for d in comparison.differences if d.metric.startswith(BIN)]
+    if not binned:
+        return []
+    bins = list(dict.fromkeys(d.metric for d in binned))
+    points: dict[str, list[tuple[int, Quantity]]] = {}  # arm → (place of the bin, difference)
+    for d in binned:
+        points.setdefault(d.arm, []).append((bins.index(d.metric), comparison_found.difference(d)))
+    ticks = tuple(metric.removeprefix(BIN) for metric in bins)
+    curves = []
+    for arm, of_arm in points.items():
+        curve = Curve.through(
+            f"Difference to {comparison.reference} by token frequency",
+            of_arm,
+            along="occurrences in the training text",
+            unit=f"difference, {NATS}",
+            of=arm,
+            level=0.0,
+            ticks=ticks,
+            why="Below zero: better; one interval in twenty excludes zero by chance.",
+        )
+        curves.append(curve)
+    panel = lines(curves, styles(comparison.arms), digits=4)
+    return [replace(panel, table=_frequency_table(comparison))]
+
+
+def _frequency_table(comparison: Comparison) -> Listing:
+    """Return a row for each bin of frequency: each arm's mean nll over seeds, then differences to the reference."""
+    arms, others = comparison.arms, comparison.arms[1:]
+    tokens_of_bins: dict[str, int] = {}
+    for run in comparison.runs:
+        tokens_of_bins.update({of_bin.label: of_bin.tokens for of_bin in run.frequency})
+    rows = []
+    for label, tokens in tokens_of_bins.items():
+        row = [label, count(tokens)]
+        row += [plain(_mean_nll_in_bin(comparison, arm, label)) for arm in arms]
+        row += [_difference_in_bin(comparison, arm, label) for arm in others]
+        rows.append(row)
+    header = ["occurrences", "validation tokens", *(f"{arm}: nll" for arm in arms)]
+    header += [f"{arm}: difference [95 %]" for arm in others]
+    return Listing("", header, rows)
+
+
+def _mean_nll_in_bin(comparison: Comparison, arm: str, label: str) -> float | None:
+    """Return the mean nll in one bin of frequency over the runs of an arm. None if no run has one."""
+    nlls: list[float] = []
+    for run in comparison.of(arm):
+        nlls += [of_bin.nll for of_bin in run.frequency if of_bin.label == label and of_bin.nll is not None]
+    if not nlls:
+        return None
+    return statistics.fmean(nlls)
+
+
+def _difference_in_bin(comparison: Comparison, arm: str, label: str) -> str:
+    """Return the difference to the reference in one bin of frequency, a dash if there is none."""
+    return str(comparison_found.difference(comparison.difference(arm, f"{BIN}{label}")))
+
+
+def share_panels(comparison: Comparison) -> list[Panel]:
+    """Return a figure for each share of right answers that was measured; none but for ALBERTs."""
+    panels = []
+    for name in comparison_found.SHARES:
+        panel = _share_panel(comparison, name)
+        if panel is not None:
+            panels.append(panel)
+    return panels
+
+
+def _share_panel(comparison: Comparison, name: str) -> Panel | None:
+    """Return a forest plot of one share of right answers, a row for each arm. None if no arm has it."""
+    shares, rows = [], []
+    for arm in comparison.arms:
+        runs = comparison.of(arm)
+        if not runs:
+            continue
+        right = comparison_found.share(runs, name)
+        difference = comparison_found.share_difference(comparison, arm, name)
+        rows.append([arm, str(right or NONE), str(difference or NONE)])
+        if right is not None:
+            shares.append(replace(right, name=arm, of=arm))
+    if not shares:
+        return None
+    title = comparison_found.SHARES[name].capitalize()
+    panel = dots(title, shares, styles(comparison.arms), forest=True, why=JUDGED[name])
+    header = ["arm", "right [95 %]", f"minus {comparison.reference} [95 %]"]
+    return replace(panel, table=Listing("", header, rows))
+
+
+def parameter_panels(comparison: Comparison) -> list[Panel]:
+    """Return unique parameters of every arm by component, and of ALBERTs the bytes of a training step, as counted."""
+    runs = comparison_found.first_runs(comparison)
+    if not runs:
+        return []
+    parts = {arm: run.parameters for arm, run in runs.items()}
+    caption = "A table at both ends is counted once."
+    title = "Where the parameters are"
+    panels = [stacked(parts, title, "unique parameters", count, caption, first="body", total="total")]
+    memory = _training_memory(runs)
+    if memory:
+        panel = stacked(memory, "Memory of training, as counted", "bytes", size, MEMORY, total="together")
+        panel.figure.update_xaxes(ticksuffix="B")
+        panels.append(panel)
+    return panels
+
+
+def _training_memory(runs: Mapping[str, RunResult]) -> dict[str, dict[str, int]]:
+    """Return the bytes of a training step by arm and part, of ALBERTs alone."""
+    memory = {}
+    for arm, run in runs.items():
+        if run.shares and run.trainable_parameters is not None:
+            counted = training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
+            memory[arm] = {
+                "weights": counted["weights"],
+                "gradients": counted["gradients"],
+                "moments": counted["state"],
+            }
+    return memory
+
+
+def direct_path_panels(comparison: Comparison) -> list[Panel]:
+    """Return a heat map for each arm: logits of next tokens by the lookup alone, multiplied by the head.
+
+    All are on one colour scale, which reaches to the largest value off any diagonal: a tied table's holds squared
+    norms that would drown the rest.
+    """
+    paths = [path for path in comparison.direct_path if path.tokens]
+    interactions = [interaction(np.array(path.logits)) for path in paths]
+    top = _largest_off_diagonal(interactions) or 1.0
+    panels = []
+    for path, values in zip(paths, interactions, strict=True):
+        tokens, rows = tuple(path.tokens), tuple(map(tuple, values.tolist()))
+        panels.append(heat_map(Grid("Direct path", tokens, tokens, rows, top, of=path.arm, why=DIRECT_PATH)))
+    return panels
+
+
+def _largest_off_diagonal(matrices: Iterable[NDArray[np.float64]]) -> float:
+    """Return the largest absolute value off the diagonals of square matrices; 0 without any matrix."""
+    largest = []
+    for values in matrices:
+        off_diagonal = values - np.diag(np.diag(values))
+        largest.append(float(np.abs(off_diagonal).max()))
+    return max(largest, default=0.0)
