@@ -46,15 +46,18 @@ class Count:
 
     def times(self, stored: int, used: int | None = None) -> Count:
         """Return `stored` copies of this, of which a token uses `used` (all, if not said)."""
-        used = stored if used is None else used
+        if used is None:
+            used = stored
         return Count(self.parameters * stored, self.multiplied * used, self.read * used)
 
 
 def linear(width_from: int, width_to: int, bias: bool = False) -> Count:
     """`x @ weightᵀ + bias`, weight [to, from]."""
     weights = width_from * width_to
-    whole = weights + (width_to if bias else 0)
-    return Count(whole, weights, whole)
+    stored = weights
+    if bias:
+        stored += width_to
+    return Count(stored, weights, stored)
 
 
 def elementwise(count: int) -> Count:
@@ -64,7 +67,9 @@ def elementwise(count: int) -> Count:
 
 def lookup(rows: int, width: int) -> Count:
     """A table [rows, width] of which a token reads one row."""
-    return Count(rows * width, 0, width if rows else 0)
+    if not rows:
+        return Count()
+    return Count(rows * width, 0, width)
 
 
 def norm(width: int, kind: str = "layer", count: int = 1) -> Count:
@@ -79,11 +84,12 @@ def feed_forward(d: int, width: int, gated: bool = True, bias: bool = False) -> 
 
 def merged(*several: Counts) -> dict[str, Count]:
     """Sum by component, in the order of `COMPONENTS`; empty ones are left out."""
-    found: dict[str, Count] = {}
+    sums: dict[str, Count] = {}
     for counts in several:
         for name, count in counts.items():
-            found[name] = found.get(name, Count()) + count
-    return {name: found[name] for name in COMPONENTS if name in found and found[name].parameters}
+            sums[name] = sums.get(name, Count()) + count
+    filled = {name for name, count in sums.items() if count.parameters}
+    return {name: sums[name] for name in COMPONENTS if name in filled}
 
 
 def total(counts: Counts) -> Count:
@@ -163,7 +169,10 @@ class AppliedLayers:
 
     def applied(self) -> Count:
         """Sum over every application of every layer: what a token is multiplied by does not know of sharing."""
-        return sum((total(counts) for layer in self.layers for counts in vars(layer).values()), total(self.around))
+        applied = total(self.around)
+        for layer in self.layers:
+            applied += total(layer.attention) + total(layer.ffn) + total(layer.own)
+        return applied
 
 
 @dataclass(frozen=True)
@@ -204,13 +213,17 @@ class Architecture:
     @property
     def sharing(self) -> SharingSpec:
         """How the model itself shares its layers."""
-        return self.stacks[0].sharing if self.stacks else SharingSpec()
+        if not self.stacks:
+            return SharingSpec()
+        return self.stacks[0].sharing
 
     @property
     def kind(self) -> str:
         """A decoder, encoder or encoder–decoder, or a recurrent state in place of attention. "" where not known."""
         recurrent = any(stack.heads.state for stack in self.stacks)
-        return "recurrent model" if recurrent else "–".join(stack.name for stack in self.stacks)
+        if recurrent:
+            return "recurrent model"
+        return "–".join(stack.name for stack in self.stacks)
 
     @property
     def layers(self) -> int:
@@ -223,9 +236,10 @@ class Architecture:
 
     def parameters(self) -> Mapping[str, int]:
         """Unique parameters by component of the model as it is. A tied table is counted once, at the input."""
-        found = budget(self, self.boundary, self.sharing).parameters
-        biases = self.ends.vocab * self.ends.head_biases  # of which a boundary keeps one
-        return {name: biases if name == "head_bias" else count for name, count in found.items()}
+        parameters = dict(budget(self, self.boundary, self.sharing).parameters)
+        if "head_bias" in parameters:  # of the class's biases a boundary keeps one
+            parameters["head_bias"] = self.ends.vocab * self.ends.head_biases
+        return parameters
 
     @property
     def total(self) -> int:
@@ -269,8 +283,11 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
     ends, per_token = _counts_at_ends(architecture, boundary)
     body = architecture.body(sharing)
     around = total(architecture.around)
-    applied = sum((stack.applied() for stack in architecture.stacks), around)
-    decoder = next((stack for stack in architecture.stacks if stack.name == "decoder"), None)
+    applied, read = around, None
+    for stack in architecture.stacks:
+        applied += stack.applied()
+        if stack.name == "decoder":
+            read = per_token.read + stack.applied().read + around.read
     frozen = architecture.frozen
     if boundary.freeze:
         frozen += ends["input_table"].parameters
@@ -280,7 +297,7 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
         {name: count.parameters for name, count in merged(ends, body).items()},
         frozen,
         per_token.multiplied + applied.multiplied,
-        None if decoder is None else per_token.read + decoder.applied().read + around.read,
+        read,
     )
 
 
@@ -312,7 +329,9 @@ def _maps_between(boundary: BoundarySpec, width: int) -> Count:
     stored = sum(prod(shape) for shape in shapes)
     matrices = sum(prod(shape) for shape in shapes if len(shape) > 1)
     # of a definite map one triangular factor is stored, square: two products at the head, two solves at the input
-    multiplied = 3 * matrices if boundary.kind == "spd" else matrices
+    multiplied = matrices
+    if boundary.kind == "spd":
+        multiplied *= 3
     return Count(stored, multiplied, stored)
 
 

@@ -68,8 +68,10 @@ def marked_parameters(parameters: Mapping[str, int], architecture: Architecture)
     for name, count in parameters.items():
         if name in missing:
             counts[name] = None
+        elif name in estimated:
+            counts[name] = rounded(count)
         else:
-            counts[name] = rounded(count) if name in estimated else count
+            counts[name] = count
     return counts
 
 
@@ -79,9 +81,14 @@ def _uncertain_parameters(names: Iterable[str], a: Architecture) -> tuple[list[s
     body = [name for name in names if name not in (*AT_TABLES, *SUMS)]
     if a.tables_alone:
         return [], [*body, *sums]
+    estimated = []
+    if a.estimated:
+        estimated = body
     if a.not_counted:
-        return body if a.estimated else [], sums
-    return [*body, *sums] if a.estimated else [], []
+        return estimated, sums
+    if a.estimated:
+        estimated = [*body, *sums]
+    return estimated, []
 
 
 def _uncertain_costs(choice: dict[str, Any], budget: Budget) -> tuple[list[str], list[str]]:
@@ -105,4 +112,6 @@ def _changed(value: Any, path: Sequence[str], change: Callable[[float], Any]) ->
         return {**value, path[0]: _changed(value[path[0]], path[1:], change)}
     if isinstance(value, dict):
         return {name: _changed(item, (), change) for name, item in value.items()}
-    return change(value) if isinstance(value, int | float) else value
+    if isinstance(value, int | float):
+        return change(value)
+    return value

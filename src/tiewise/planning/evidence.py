@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tiewise.core import Late
@@ -129,27 +130,39 @@ def in_words(factors: Mapping[str, float]) -> str:
         end = "largest" if factor > 1 else "smallest"
         parts.append(f"{article} {noun} {factor:.2g} times the {end}")
     *first, last = parts
-    return f"{', '.join(first)} and {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
 
 
 def holds(sizes: Mapping[str, float]) -> bool:
     """Return whether trained models enclose these sizes. A size that all of them share must be that one."""
-    axes = _varied(sizes)
-    points = sorted({logs(row, axes) for row in rows()})
     if beyond(sizes):
         return False
-    return not axes or bool(surface.enclosed(points, logs(clipped(sizes), axes)))
+    axes = _varied(sizes)
+    if not axes:
+        return True
+    points = sorted({logs(row, axes) for row in rows()})
+    return bool(surface.enclosed(points, logs(clipped(sizes), axes)))
 
 
 def _varied(names: Iterable[str]) -> list[str]:
     """Return those of the sizes in which settings of the atlas differ."""
-    return [name for name in names if len({row[name] for row in rows()}) > 1]
+    varied = []
+    for name in names:
+        trained = {row[name] for row in rows()}
+        if len(trained) > 1:
+            varied.append(name)
+    return varied
 
 
 def _measured() -> tuple[list[str], list[Any]]:
     """Return axes of the surface, and its data: points [n, d], differences, standard errors and seeds, all [n]."""
-    axes, facts = _varied(SIZES), [[row["difference"], row["error"], row["seeds"]] for row in rows()]
-    return axes, [np.array([logs(row, axes) for row in rows()]), *np.array(facts).T]
+    axes, points, facts = _varied(SIZES), [], []
+    for row in rows():
+        points.append(logs(row, axes))
+        facts.append([row["difference"], row["error"], row["seeds"]])
+    return axes, [np.array(points), *np.array(facts).T]
 
 
 def near(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
@@ -160,14 +173,16 @@ def near(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
     if not rows():
         return None
     goal = logs(sizes, sizes)
-    place = min((logs(row, sizes) for row in rows()), key=lambda at: math.dist(at, goal))
-    at_place = [row for row in rows() if logs(row, sizes) == place]
+    by_place: dict[tuple[float, ...], list[Row]] = {}
+    for row in rows():
+        by_place.setdefault(logs(row, sizes), []).append(row)
+    place = min(by_place, key=lambda logarithms: math.dist(logarithms, goal))
     return {
         "kind": kind,
         "within": kind == KIND and holds(sizes),
         "beyond": beyond(sizes),
         "distance": math.dist(place, goal),
-        "rows": sorted(at_place, key=lambda row: (row["tokens"], row["seen"])),
+        "rows": sorted(by_place[place], key=itemgetter("tokens", "seen")),
     }
 
 
@@ -189,12 +204,14 @@ def expectation(sizes: Mapping[str, float], found: float, seeds: int, other: str
     if fitted is None or scores is None or not holds(sizes):
         return replace(unknown, why="the settings of the atlas do not enclose this run’s")
     predicted = fitted.at(logs(clipped(sizes), axes), seeds)
-    is_inside, half = predicted.low <= found <= predicted.high, predicted.high - predicted.value
-    if is_inside and half >= NARROW:
+    verdict, half = SURPRISE, predicted.high - predicted.value
+    if predicted.low <= found <= predicted.high:
+        verdict = EXPECTED
+    if verdict == EXPECTED and half >= NARROW:
         wide = f"its prediction there is {signed(predicted.value, 2)} ± {plain(half, 2)} nats per token"
         return replace(unknown, why=f"{wide}, and only one narrower than ± {NARROW} could agree")
     return Expectation(
-        EXPECTED if is_inside else SURPRISE,
+        verdict,
         found,
         predicted.value,
         predicted.low,
@@ -208,4 +225,7 @@ def score() -> SurfaceScore | None:
     """Return how well the surface predicts settings that were left out; None of too few."""
     _, data = _measured()
     left_out = surface.leave_one_out(*data)
-    return surface.scored(data[1], left_out) if left_out else None
+    if not left_out:
+        return None
+    scores: SurfaceScore = surface.scored(data[1], left_out)
+    return scores

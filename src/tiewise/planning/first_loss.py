@@ -137,9 +137,11 @@ def first_step(
     """
     # τ: the output table is drawn N(0, std²), and hidden states have norm √d
     logit_std = std * math.sqrt(spec.table_widths(d)[1]) * spec.scales(d)[1]
-    tau = (body.output_scale if body else scale) * logit_std
-    cap = spec.softcap or (body.softcap if body else None)
-    if body is None or spec.tables == 2 or any(spec.maps(d)):
+    if body is None:
+        return FirstStep(vocab, scale * logit_std, spec.softcap)
+    tau = body.output_scale * logit_std
+    cap = spec.softcap or body.softcap
+    if spec.tables == 2 or any(spec.maps(d)):
         return FirstStep(vocab, tau, cap)  # behind random maps or in another table no row meets itself
     row_std = std * spec.scales(d)[0] * body.input_scale
     return FirstStep(vocab, tau, cap, OwnRow(body, d, body_std or body.std, row_std, min(positions, POSITIONS)))
@@ -169,11 +171,15 @@ def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None,
     That is τ = σ √E for rows N(0, σ²) of width E and hidden states of norm √E. `self_logit` is the logit of the token's
     own input row where a tied table meets it (c σ D); with `softcap` each other z becomes softcap · tanh(z / softcap).
     """
-    others = vocab if self_logit is None else vocab - 1
+    others = vocab
+    if self_logit is not None:
+        others -= 1
     step_g = max(FINEST_G, min(COARSEST_G, 0.25 / max(logit_std, 1e-9)))
     g = np.linspace(-9, 9, 2 * math.ceil(9 / step_g) + 1)
     density = np.exp(-(g**2) / 2) / math.sqrt(2 * math.pi) * (g[1] - g[0])
-    z = logit_std * g if softcap is None else softcap * np.tanh(logit_std * g / softcap)
+    z = logit_std * g
+    if softcap is not None:
+        z = softcap * np.tanh(z / softcap)
     span = max(math.log(vocab) + float(z[-1]), self_logit or 0.0) + 25
     u = np.linspace(-span, float(z[-1]) + 25, min(4_001, math.ceil((span + float(z[-1]) + 25) / STEP_U)))
     # 1 - φ, not φ: the few in V that matter sit where φ is within 1/V of one
@@ -206,9 +212,13 @@ class _Sublayers:
         self.gain = row.std**2 * row.width  # variance of a projected entry of a normalised state
         self.out = row.std**2 / (2 * body.layers if body.depth_scaled else 1)
         self.activation = _covariance_map(ACTIVATIONS[body.activation], self.gain)
-        scale = body.attention_scale if body.attention_scale is not None else body.head_dim**-0.5
+        scale = body.attention_scale
+        if scale is None:
+            scale = body.head_dim**-0.5
         # of a score between independent states; normalised queries and keys have unit entries
-        self.score_variance = body.head_dim * scale**2 * (1.0 if body.normed_queries else self.gain**2)
+        self.score_variance = body.head_dim * scale**2
+        if not body.normed_queries:
+            self.score_variance *= self.gain**2
 
     def attention(self, k: Array) -> Array:
         """Return the covariance that attention adds."""
@@ -219,8 +229,10 @@ class _Sublayers:
     def ffn(self, k: Array) -> Array:
         """Return the covariance that the feed-forward layer adds."""
         rho = _normalised(k)
-        gate = self.gain * rho if self.body.gated else 1.0
-        return self._added(self.out * self.body.ffn * self.activation(rho) * gate)
+        output = self.out * self.body.ffn * self.activation(rho)
+        if self.body.gated:
+            output = output * (self.gain * rho)
+        return self._added(output)
 
     def _added(self, branch: Array) -> Array:
         """Return a branch's covariance as it is added to the stream."""
@@ -241,13 +253,13 @@ def _averaged(rho: Array, score_variance: float) -> Array:
     """Covariance of causal attention's averages of values with covariance `rho`."""
     seen = np.arange(1, len(rho) + 1)  # positions that each of them reads
     uniform = np.tril(np.ones_like(rho)) / seen[:, None]
-    found = uniform @ rho @ uniform.T
-    mean = np.diagonal(found)  # (1 + (t−1)·ρ̄) / t with ρ̄ the mean correlation among the t positions seen
+    averaged = uniform @ rho @ uniform.T
+    mean = np.diagonal(averaged)  # (1 + (t−1)·ρ̄) / t with ρ̄ the mean correlation among the t positions seen
     between = np.where(seen > 1, (mean * seen - 1) / np.maximum(seen - 1, 1), 0.0).clip(0, 1)
     spread = min(math.sqrt(score_variance * (1 - float(between.mean()))), 100.0)  # beyond it one position takes all
     weight = _concentration(len(rho), round(spread, 2 if spread < 1 else 1))  # few distinct ones over many layers
-    np.fill_diagonal(found, mean + (weight - 1 / seen) * (1 - between))
-    return found
+    np.fill_diagonal(averaged, mean + (weight - 1 / seen) * (1 - between))
+    return averaged
 
 
 @cache

@@ -50,10 +50,14 @@ class Plan:
         """
         a, ends = self.architecture, self.architecture.ends
         untied = budget(a, BoundarySpec("untied"), SharingSpec())
-        body = None if a.not_counted else untied.total - untied.tables
+        body, atlas = None, None
+        if not a.not_counted:
+            body = untied.total - untied.tables
         nearest = catalogue.neighbours(ends.vocab, a.width, a.layers, but=(self.name,))
         sizes = {"width": a.width, "layers": a.layers, "vocab": ends.vocab}
         known_sizes = {name: size for name, size in sizes.items() if size}
+        if ends.head:
+            atlas = near(known_sizes, a.kind)
         record = {
             "model": self._model_record(),
             "setting": self.setting.record(),
@@ -61,7 +65,7 @@ class Plan:
             "activation_bytes": self._activation_bytes(),
             "thresholds": thresholds(ends.vocab, ends.width, body, ends.head, a.estimated),
             "neighbours": [row.record() for row in nearest],
-            "atlas": near(known_sizes, a.kind) if ends.head else None,
+            "atlas": atlas,
         }
         return {**record, "notes": remarks(record)}
 
@@ -191,8 +195,9 @@ def _of_row(row: catalogue.Model) -> Architecture:
 
 def config_of(path: Path) -> dict[str, Any]:
     """Read a config.json, or that of a folder."""
-    file = path / "config.json" if path.is_dir() else path
-    config = read_json(str(file), most=2**24)
+    if path.is_dir():
+        path = path / "config.json"
+    config = read_json(str(path), most=2**24)
     if not isinstance(config, dict):
-        raise PlanError(f"{file}: not a config", "a config.json is one JSON object")
+        raise PlanError(f"{path}: not a config", "a config.json is one JSON object")
     return config

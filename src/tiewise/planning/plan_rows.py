@@ -187,7 +187,9 @@ def _cell(choice: Record, path: str, value: Any, show: Show, about: Show) -> str
         return NOT_COUNTED
     if value is None:
         return NONE
-    return f"≈ {about(value)}" if path in choice["estimated"] else show(value)
+    if path in choice["estimated"]:
+        return f"≈ {about(value)}"
+    return show(value)
 
 
 def signed_short(count: float) -> str:
@@ -210,8 +212,10 @@ def cut(rank: Record) -> str:
 def layout_taken(record: Record) -> list[str]:
     """Say which layout of the first choice is taken, and which of FSDP's two sends fewer bytes for its tables."""
     choices, world = record["choices"], record["setting"]["world"]["size"]
-    layouts = {rank["layout"]: rank for rank in choices[0]["ranks"]} if choices else {}
-    if len(layouts) < 2 or world == 1:
+    if not choices or world == 1:
+        return []
+    layouts = {rank["layout"]: rank for rank in choices[0]["ranks"]}
+    if len(layouts) < 2:
         return []
     taken = next(rank for rank in layouts.values() if rank["taken"])
     sentences = [f"`tiewise train` on {world} processes takes {cut(taken)}"]
@@ -244,7 +248,9 @@ def _bytes_next_to_shards(rank: Record) -> str:
 
 def component(name: str) -> str:
     """Return the name of a component's row."""
-    return "maps at the ends" if name == "maps" else name.replace("_", " ")
+    if name == "maps":
+        return "maps at the ends"
+    return name.replace("_", " ")
 
 
 def operations(value: float) -> str:
@@ -263,12 +269,17 @@ def scaled(value: float, units: Sequence[str]) -> str:
 def subject(record: Record) -> str:
     """Say in one line what is planned."""
     m = record["model"]
-    name = m["name"] if m["family"] in m["name"] else f"{m['name']} ({m['family']})"
-    narrow = f", tables of width {m['table_width']:,}" if m["table_width"] != m["width"] else ""
-    sharing = "" if m["share"] == "none" else f", sharing {m['share']}"
-    boundary = m["boundary"] or "one table and no head"
-    sizes = f"V {m['vocab']:,}, D {m['width']:,}{narrow}, L {m['layers'] or NONE}"
-    return f"{name}: {sizes}; as it is {boundary}{sharing}"
+    name = m["name"]
+    if m["family"] not in name:
+        name += f" ({m['family']})"
+    sizes = f"V {m['vocab']:,}, D {m['width']:,}"
+    if m["table_width"] != m["width"]:
+        sizes += f", tables of width {m['table_width']:,}"
+    sizes += f", L {m['layers'] or NONE}"
+    as_it_is = m["boundary"] or "one table and no head"
+    if m["share"] != "none":
+        as_it_is += f", sharing {m['share']}"
+    return f"{name}: {sizes}; as it is {as_it_is}"
 
 
 def lookups(record: Record) -> list[Listing]:
@@ -303,7 +314,9 @@ def _threshold(row: Record) -> str:
         return NOT_COUNTED
     if row["estimated"]:
         return f"≈ {value:,.3g}"
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+    if value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.4g}"
 
 
 def _trained(record: Record) -> list[list[str]]:
@@ -327,7 +340,9 @@ def how_to_be_exact(record: Record) -> str:
         missing = f"Not counted, so no total is known: {', '.join(model['not_counted'])}."
         if unknown:
             missing = f"{unknown}. {missing}"
-        return missing + build if model["boundary"] else missing
+        if model["boundary"]:
+            missing += build
+        return missing
     if not model["estimated"]:
         return ""
     if model["family"] == GENERIC:
@@ -361,7 +376,9 @@ def evidence(record: Record) -> str:
     sentence = f"The atlas trained {KIND}s around this size"
     if not atlas["within"]:
         sentence = f"No evidence of what tying does to the loss: this model {_why_outside(atlas)}"
-    which = "At the nearest" if atlas["kind"] == KIND else f"At the nearest {KIND}"
+    which = "At the nearest"
+    if atlas["kind"] != KIND:
+        which += f" {KIND}"
     first, last = atlas["rows"][0], atlas["rows"][-1]
     place = f"width {first['width']:,}, {first['layers']} layers and V {first['vocab']:,}"
     by_tokens = {row["tokens"]: row for row in (first, last)}
@@ -471,4 +488,6 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 def short(count: float | None) -> str:
     """Return a count as 7.24 B or 494 M: three digits, B for billions. A dash where it is not known."""
-    return NONE if count is None else scaled(count, ("", "k", "M", "B", "T")).rstrip()
+    if count is None:
+        return NONE
+    return scaled(count, ("", "k", "M", "B", "T")).rstrip()

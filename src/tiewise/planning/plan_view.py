@@ -142,8 +142,8 @@ def _fitting_columns(cells: Sequence[dict[str, str]], width: int) -> list[str]:
 
 def _caption(models: int, columns: Sequence[str]) -> str:
     """Return the lines under the catalogue, which name columns that were left out."""
-    plural = "" if models == 1 else "s"
-    caption = f"\n{models} model{plural}; tables: their share of all parameters; ≈: what the name says.\n{BETTER}"
+    counted = "1 model" if models == 1 else f"{models} models"
+    caption = f"\n{counted}; tables: their share of all parameters; ≈: what the name says.\n{BETTER}"
     left_out = [name for name in reversed(LESS_NEEDED) if name not in columns]
     if left_out:
         caption = f"\nA wider terminal, and --json, also show: {', '.join(left_out)}.{caption}"
@@ -152,17 +152,21 @@ def _caption(models: int, columns: Sequence[str]) -> str:
 
 def _model_cells(model: Model) -> list[str]:
     """Return the cells of a model, under `HEADER`."""
-    size = short(model.size)
+    vocab, share, size = NONE, NONE, short(model.size)
+    if model.vocab:
+        vocab = f"{model.vocab:,}"
+    if model.table_share:
+        share = f"{100 * model.table_share:.1f} %"
     if model.parameters is None and model.size is not None:
         size = f"≈ {size}"
     return [
         model.name,
-        f"{model.vocab:,}" if model.vocab else NONE,
+        vocab,
         f"{model.width:,}",
         str(model.layers),
         plain(model.ratio, 1),
         size,
-        f"{100 * model.table_share:.1f} %" if model.table_share else NONE,
+        share,
         {True: "yes", False: "no", None: "?"}[model.tied],
         model.checked,
         _short_source(model.source),
@@ -172,4 +176,6 @@ def _model_cells(model: Model) -> list[str]:
 def _short_source(source: str) -> str:
     """Return a source without its details, in at most `SOURCE` letters."""
     name = re.sub("[;,].*| config class default| configs/models", "", source)
-    return name if len(name) <= SOURCE else name[: SOURCE - 1].rstrip() + "…"
+    if len(name) > SOURCE:
+        return name[: SOURCE - 1].rstrip() + "…"
+    return name
