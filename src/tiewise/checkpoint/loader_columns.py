@@ -93,6 +93,7 @@ VLLM_AFTER = Loader("vLLM", "since August 2026", "vllm#51665", _KEEPS_OTHER_HEAD
 VLLM_HEADLESS = Loader("vLLM", "since August 2026", "vllm#51665, vllm#53170", _REFUSES_HEAD, _REFUSES_HEAD, True)
 # the one class that fills its head only from a stored one, though its flag says tied
 VLLM_OWN_HEAD = Loader("vLLM", "before #53020", "vllm#53019, vllm#53020", _DRAWS_WHAT_LACKS, _DRAWS_WHAT_LACKS)
+VLLM_NAMED = {"": VLLM_AFTER, "no head": VLLM_HEADLESS}  # by `vllm` of a family's record
 SGLANG = replace(TRANSFORMERS_4, name="SGLang", versions="at bf7a0e2", source="models/llama.py, load_weights")
 
 
@@ -116,6 +117,7 @@ LLAMA_CPP_NAMED = {  # by `llama_cpp` of a family's record
     "T5": LLAMA_CPP_T5,  # the only encoder-decoder
 }
 MLX = Loader("mlx-lm", "0.2x", "models/llama.py: sanitize", _OVERWRITES_HEAD, _REQUIRES_HEAD)
+MODEL_FILES_ALONE = ("llama.cpp", "mlx-lm")  # loaders that open model*.safetensors and no other file
 MLX_LETTERS = {"t": TIED, "u": UNTIED, "d": DROPPED, "e": ERROR}
 
 # classes, and flags by level with which the tests load each in every state of the matrix
@@ -140,5 +142,7 @@ VERIFIED = {
 
 def outcome_of(loader: Loader, word: str, sentence: str = "") -> LoaderOutcome:
     """Return one outcome of a loader, with the usual sentence unless one is given."""
-    is_right = None if word in (DEPENDS, NOT_SERVED) else word in RIGHT
+    is_right = None
+    if word not in (DEPENDS, NOT_SERVED):
+        is_right = word in RIGHT
     return LoaderOutcome(loader.name, loader.versions, word, sentence or PLAIN[word], is_right, loader.source)

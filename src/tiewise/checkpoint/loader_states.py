@@ -26,40 +26,54 @@ from tiewise.checkpoint.stored import BITS, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES
 from tiewise.checkpoint.untrusted import short
 
+CANONICAL = "The class saves its shared table under the head's name: its own code decides."
+
 
 def stored_state(facts: Facts, compares: bool = False) -> str:
     """Return one of `STATES`, `ROUNDED` or `UNKNOWN`, by the tables that a loader reads; `compares` as in `Loader`."""
     table, head = facts.roles.read_input, facts.roles.read_output
-    if not facts.complete or (facts.quantised and facts.roles.opaque):
+    if not facts.complete:
         return UNKNOWN
-    if table is None:
-        return NEITHER if head is None else ALONE
-    if head is None:
+    if facts.quantised and facts.roles.opaque:
+        return UNKNOWN
+    if table is not None and head is not None:
+        return _compared_state(facts, table, head, compares)
+    if table is not None:
         return NONE
-    return _compared_state(facts, table, head, compares)
+    return NEITHER if head is None else ALONE
 
 
 def _compared_state(facts: Facts, table: Stored, head: Stored, compares: bool) -> str:
     """Return the state of two stored tables: the same numbers, others, or not known."""
     likeness = facts.ends
-    if likeness is None:  # not comparable, or not read
-        if facts.packed_twice:
-            return SAME
-        may_be_equal = table.shape == head.shape or facts.roles.packed(table) or facts.roles.packed(head)
-        return UNKNOWN if may_be_equal else DIFFERENT
+    if likeness is None:
+        return _state_without_scan(facts, table, head)
     if compares and likeness.nan:
         return DIFFERENT
     if likeness.kind == SAME_VALUES:
         # equal in the narrower of their types, and so to a loader that works in that type
-        narrower = min(table.dtype, head.dtype, key=lambda name: (BITS[name], name))
+        _, narrower = min((BITS[table.dtype], table.dtype), (BITS[head.dtype], head.dtype))
         return SAME if _working_type(facts) == narrower else ROUNDED
     return SAME if likeness.equal else DIFFERENT
+
+
+def _state_without_scan(facts: Facts, table: Stored, head: Stored) -> str:
+    """Return the state of two stored tables that are not comparable, or may not be read."""
+    if facts.packed_twice:
+        return SAME
+    if table.shape == head.shape:
+        return UNKNOWN
+    # the shape of a packed table does not count its rows
+    is_packed = facts.roles.packed(table) or facts.roles.packed(head)
+    return UNKNOWN if is_packed else DIFFERENT
 
 
 def _working_type(facts: Facts) -> str | None:
     """Return the stored type of the dtype in the config; None if it names none."""
     dtype = facts.config.get("dtype", facts.config.get("torch_dtype"))
-    return TORCH_TYPES.get(dtype) if isinstance(dtype, str) else None
+    if not isinstance(dtype, str):
+        return None
+    return TORCH_TYPES.get(dtype)
 
 
 def from_column(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
@@ -72,15 +86,22 @@ def from_column(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcom
         return _one_table_unread(facts, loader)
     if len(words) == 1:
         return outcome_of(loader, words.pop())
+    possible = " or ".join(sorted(words))
+    outcome = outcome_of(loader, DEPENDS, f"It depends on {_cause(flag, state)}: {possible}.")
+    if words.issubset(RIGHT):
+        return replace(outcome, right=True)
+    if words.isdisjoint(RIGHT):
+        return replace(outcome, right=False)
+    return outcome
+
+
+def _cause(flag: bool | None, state: str) -> str:
+    """Return the unknown that an outcome depends on."""
     if flag is None:
-        cause = "the flag that its own code takes"
-    elif state == ROUNDED:
-        cause = "the precision in which the two are compared"
-    else:
-        cause = "whether table and head hold the same values"
-    outcome = outcome_of(loader, DEPENDS, f"It depends on {cause}: {' or '.join(sorted(words))}.")
-    verdicts = {word in RIGHT for word in words}
-    return replace(outcome, right=verdicts.pop() if len(verdicts) == 1 else None)
+        return "the flag that its own code takes"
+    if state == ROUNDED:
+        return "the precision in which the two are compared"
+    return "whether table and head hold the same values"
 
 
 def _possible_words(loader: Loader, flag: bool | None, state: str) -> set[str]:
@@ -102,7 +123,8 @@ def _one_table_unread(facts: Facts, loader: Loader) -> LoaderOutcome:
     why = f"{short(name)} is not read, as the class looks for {expected}; the other end takes its place."
     if facts.ends is None:
         return outcome_of(loader, DEPENDS, why)
-    return outcome_of(loader, TIED if facts.ends.equal else DROPPED, why)
+    word = TIED if facts.ends.equal else DROPPED
+    return outcome_of(loader, word, why)
 
 
 def shape_misfit(facts: Facts) -> str | None:
@@ -110,17 +132,27 @@ def shape_misfit(facts: Facts) -> str | None:
 
     Such are rows that are not the vocabulary, a width that nothing explains, a table that is none, and a bias.
     """
-    roles, vocab_size = facts.roles, facts.text.vocab_size
+    roles = facts.roles
     for table in (roles.read_input, roles.read_output):
         if table is None or roles.packed(table):
             continue
-        if vocab_size is not None and table.rows not in {vocab_size, *facts.text_vocabularies}:
-            return f"{short(table.name)} has {table.rows} rows, and the config says {vocab_size}."
-        if not facts.explains(table):
-            return f"{short(table.name)} is {table.shape[1]} wide, which nothing in the config explains."
+        misfit = _table_misfit(facts, table)
+        if misfit is not None:
+            return misfit
     if roles.opaque and not facts.quantised:
-        return f"{short(roles.opaque[0].name)} has the shape {list(roles.opaque[0].shape)}, which no table has."
+        opaque = roles.opaque[0]
+        return f"{short(opaque.name)} has the shape {list(opaque.shape)}, which no table has."
     for name, shape in facts.misfits.items():
         stored_shape = list(facts.folder.tensors[name].shape)
         return f"{short(name)} has the shape {stored_shape}, and its class {list(shape)}."
+    return None
+
+
+def _table_misfit(facts: Facts, table: Stored) -> str | None:
+    """Return the sentence on a table's number of rows or width that the config does not explain; None for none."""
+    vocab_size = facts.text.vocab_size
+    if vocab_size is not None and table.rows not in {vocab_size, *facts.text_vocabularies}:
+        return f"{short(table.name)} has {table.rows} rows, and the config says {vocab_size}."
+    if not facts.explains(table):
+        return f"{short(table.name)} is {table.shape[1]} wide, which nothing in the config explains."
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tiewise.checkpoint.claims import architecture, of_tiewise
+from tiewise.checkpoint.claims import OWN_TYPE, architecture, of_tiewise
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import SINGLE
@@ -24,16 +24,11 @@ from tiewise.checkpoint.loader_columns import (
     LoaderOutcome,
     outcome_of,
 )
-from tiewise.checkpoint.loader_states import from_column, shape_misfit, stored_state
+from tiewise.checkpoint.loader_states import CANONICAL, from_column, shape_misfit, stored_state
 from tiewise.checkpoint.table_scans import SAME_VALUES
 from tiewise.checkpoint.untrusted import short
 
 WITH_OWN = "transformers with tiewise.hf"
-CANONICAL = "The class saves its shared table under the head's name: its own code decides."
-_OWN_HELP = {  # imports that teach transformers tiewise's model types, by how the types begin, the longest first
-    "tiewise-": "import tiewise.models",
-    "tiewise": "import tiewise.hf",
-}
 _ELSEWHERE = "Layers under {} are not read, as the class looks for them under {}: all of them are drawn at random."
 _ANEW = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
 
@@ -47,16 +42,19 @@ class TransformersLoading:
 
     def outcome(self) -> LoaderOutcome:
         """Return the outcome: of the first check that stops the loading, else of the column."""
-        stopped = (
-            self._cannot_open()
-            or self._is_unknown_class()
-            or self._has_no_head()
-            or self._refuses_flag()
-            or self._has_misfit()
-            or self._lacks_input_table()
+        checks = (
+            self._is_unknown_type,
+            self._cannot_open,
+            self._is_unknown_class,
+            self._has_no_head,
+            self._refuses_flag,
+            self._has_misfit,
+            self._lacks_input_table,
         )
-        if stopped is not None:
-            return stopped
+        for check in checks:
+            stopped = check()
+            if stopped is not None:
+                return stopped
         by_column = from_column(self.facts, self.loader, self.flag)
         if by_column.outcome not in LOST:
             lost = self._lacks_something_else()
@@ -65,15 +63,22 @@ class TransformersLoading:
         return self._with_verification(by_column)
 
     def _outcome(self, word: str, sentence: str = "") -> LoaderOutcome:
+        """Return an outcome of this loader, with the usual sentence unless one is given."""
         return outcome_of(self.loader, word, sentence)
 
+    def _is_unknown_type(self) -> LoaderOutcome | None:
+        """Check that transformers knows the model type, which may be one of this package's."""
+        if self.loader.name == WITH_OWN or not of_tiewise(self.facts.config):
+            return None
+        kind = str(self.facts.config["model_type"])
+        missing_import = "import tiewise.models"
+        if kind == OWN_TYPE:
+            missing_import = "import tiewise.hf"
+        return self._outcome(ERROR, f"It does not know the type `{short(kind)}` without `{missing_import}`.")
+
     def _cannot_open(self) -> LoaderOutcome | None:
-        """Check that transformers knows the type and that the file that it opens was read."""
+        """Check that the file that transformers opens was read."""
         opened = self.facts.folder.opened
-        if of_tiewise(self.facts.config) and self.loader.name != WITH_OWN:
-            kind = str(self.facts.config.get("model_type"))
-            helps = next(line for start, line in _OWN_HELP.items() if kind.startswith(start))
-            return self._outcome(ERROR, f"It does not know the type `{short(kind)}` without `{helps}`.")
         if opened is None:
             return self._outcome(ERROR, f"It finds no {SINGLE} and no index of shards.")
         if opened.endswith((".bin", ".bin.index.json")):
@@ -95,13 +100,24 @@ class TransformersLoading:
 
     def _has_no_head(self) -> LoaderOutcome | None:
         """Return the outcome of a class without a token head; None for a class with one."""
-        roles = self.facts.roles
-        if not roles.headless:
+        if not self.facts.roles.headless:
             return None
-        absence_is_certain = roles.known is not None and self.facts.complete and not roles.opaque
-        if roles.read_input is None and (roles.unread or absence_is_certain):
+        if self._draws_table():
             return self._outcome(RANDOM_TABLE)
-        return self._outcome(RANDOM_LAYERS if self.facts.foreign_layers else NO_HEAD)
+        if self.facts.foreign_layers is not None:
+            return self._outcome(RANDOM_LAYERS)
+        return self._outcome(NO_HEAD)
+
+    def _draws_table(self) -> bool:
+        """Return whether the input table of a class without a head certainly starts with random values."""
+        roles = self.facts.roles
+        if roles.read_input is not None:
+            return False
+        if roles.unread:
+            return True
+        if roles.known is None or roles.opaque:
+            return False
+        return self.facts.complete
 
     def _refuses_flag(self) -> LoaderOutcome | None:
         """Check that the config class takes the flag, which may be neither true nor false."""
@@ -109,20 +125,25 @@ class TransformersLoading:
         if not self.is_recent or deciding.malformed is None:
             return None
         loose = family(deciding.model_type).ends.loose
-        takes_flag = loose == "any" or (loose == "null" and deciding.malformed == "None")
-        if takes_flag:
+        if loose == "any":
+            return None
+        if loose == "null" and deciding.malformed == "None":
             return None
         return self._outcome(ERROR, "The flag is neither true nor false, and its config class refuses that.")
 
     def _has_misfit(self) -> LoaderOutcome | None:
         """Check that tensors have the shapes of the class."""
         misfit = shape_misfit(self.facts)
-        return None if misfit is None else self._outcome(ERROR, misfit)
+        if misfit is None:
+            return None
+        return self._outcome(ERROR, misfit)
 
     @property
     def _fresh(self) -> tuple[tuple[str, str], ...]:
         """Return (tensor that starts anew, stored one that it would be tied to); transformers 4 ties them all."""
-        return self.facts.fresh if self.is_recent else ()
+        if not self.is_recent:
+            return ()
+        return self.facts.fresh
 
     def _lacks_input_table(self) -> LoaderOutcome | None:
         """Check that every input table is stored, or tied to one that is."""
@@ -142,14 +163,14 @@ class TransformersLoading:
 
     def _lacks_something_else(self) -> LoaderOutcome | None:
         """Check that the layers, the tensors before the head and its bias are stored."""
-        facts, known = self.facts, self.facts.roles.known
-        if facts.foreign_layers is not None and known is not None:
-            return self._outcome(RANDOM_LAYERS, _ELSEWHERE.format(facts.foreign_layers, known.layers[0]))
+        facts = self.facts
+        if facts.foreign_layers is not None:
+            why = _ELSEWHERE.format(facts.foreign_layers, facts.class_ends.layers[0])
+            return self._outcome(RANDOM_LAYERS, why)
         if facts.missing_head:
             absent = short(facts.named(facts.missing_head[0]))
-            return self._outcome(
-                RANDOM_HEAD, f"The layers before the head are drawn at random: {absent} is not stored."
-            )
+            why = f"The layers before the head are drawn at random: {absent} is not stored."
+            return self._outcome(RANDOM_HEAD, why)
         if self._fresh:
             return self._outcome(NEW_BIAS, _ANEW.format(*self._fresh[0]))
         if facts.missing_biases:
@@ -158,18 +179,28 @@ class TransformersLoading:
         return None
 
     def _with_verification(self, outcome: LoaderOutcome) -> LoaderOutcome:
-        """Mark an outcome as loaded by the tests: this class with these flags, its own names and plain tables."""
-        facts = self.facts
-        is_unusual = facts.roles.unread or facts.quantised or facts.folder.single or facts.is_own
-        is_rounded = facts.ends is not None and facts.ends.kind == SAME_VALUES  # the tests store one type
-        if not self.is_recent or is_unusual or is_rounded or outcome.outcome == DEPENDS:
+        """Mark an outcome as loaded by the tests: this class with these flags, and a folder like theirs."""
+        if not self.is_recent or outcome.outcome == DEPENDS or not _is_like_tests(self.facts):
             return outcome
-        flags = {claim.level: claim.written for claim in facts.claims.levels if claim.written is not None}
-        if flags not in VERIFIED.get(architecture(facts.config) or "", ()):
+        claims = self.facts.claims
+        flags = {claim.level: claim.written for claim in claims.levels if claim.written is not None}
+        name = architecture(self.facts.config) or ""
+        if flags not in VERIFIED.get(name, ()):
             return outcome
         return replace(outcome, predicted=False, source="loaded by this package's tests")
 
 
+def _is_like_tests(facts: Facts) -> bool:
+    """Return whether a folder has what those of the tests have: the class's names, and plain tables of one type."""
+    if facts.is_own or facts.folder.single:
+        return False
+    if facts.quantised or facts.roles.unread:
+        return False
+    return facts.ends is None or facts.ends.kind != SAME_VALUES
+
+
 def _sentence(text: str) -> str:
     """Return a text with a capital first letter, unless it begins with a name."""
-    return f"{text[0].upper()}{text[1:]}" if text.startswith("no ") else text
+    if text.startswith("no "):
+        return f"{text[0].upper()}{text[1:]}"
+    return text

@@ -1,0 +1,77 @@
+"""Outcome of loading with vLLM, SGLang, llama.cpp or mlx-lm, whose classes are for models that write text."""
+
+from __future__ import annotations
+
+from tiewise.checkpoint.claims import architecture, unwrapped
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.loader_columns import (
+    ALONE,
+    DEPENDS,
+    ERROR,
+    LLAMA_CPP_T5,
+    MODEL_FILES_ALONE,
+    NO_HEAD,
+    NOT_SERVED,
+    Loader,
+    LoaderOutcome,
+    outcome_of,
+)
+from tiewise.checkpoint.loader_states import CANONICAL, from_column, stored_state
+
+_DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondGeneration")  # ends of class names
+
+
+def server_outcome(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
+    """Return the outcome: of the first check that stops the loading, else of the column for `flag`."""
+    for check in (_is_not_served, _does_not_find_files, _does_not_find_ends):
+        stopped = check(facts, loader)
+        if stopped is not None:
+            return stopped
+    return from_column(facts, loader, flag)
+
+
+def _is_not_served(facts: Facts, loader: Loader) -> LoaderOutcome | None:
+    """Check that a loader has a class for the model."""
+    if facts.is_own:
+        return outcome_of(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.")
+    if facts.roles.headless:
+        return outcome_of(loader, NO_HEAD)
+    if loader is not LLAMA_CPP_T5 and not _writes_text(facts):
+        return outcome_of(loader, NOT_SERVED)
+    return None
+
+
+def _writes_text(facts: Facts) -> bool:
+    """Return whether the class writes text token by token without an encoder, by its name."""
+    if facts.config.get("is_encoder_decoder") is True or facts.claims.t5_like:
+        return False
+    name = architecture(facts.config)
+    return name is None or name.endswith(_DECODERS)
+
+
+def _does_not_find_files(facts: Facts, loader: Loader) -> LoaderOutcome | None:
+    """Check that tensors are stored in a file that a loader opens."""
+    if loader.name not in MODEL_FILES_ALONE:
+        return None
+    for file in facts.folder.headers:
+        if file.startswith("model"):
+            return None
+    return outcome_of(loader, ERROR, "It opens model*.safetensors alone.")
+
+
+def _does_not_find_ends(facts: Facts, loader: Loader) -> LoaderOutcome | None:
+    """Check that the ends are stored under names that a loader reads."""
+    roles = facts.roles
+    for name in roles.unread:
+        if unwrapped(name) != name:
+            why = "The names in the file are those of a wrapped model: nothing in it is found."
+            return outcome_of(loader, ERROR, why)
+    if roles.unread:
+        return outcome_of(loader, DEPENDS, "The names in the file are not those of its class: its own code decides.")
+    if roles.named_like_head and stored_state(facts) == ALONE:
+        return outcome_of(loader, DEPENDS, CANONICAL)
+    if facts.claims.known or len(roles.pair) == 2:
+        return None
+    if facts.unplaced:
+        return outcome_of(loader, DEPENDS, "An end may be stored under a name of its own: its own code decides.")
+    return None
