@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
@@ -46,49 +47,102 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
     """
     for each in (old, new):
         refuse_live_model("diff", each)
-    folders = open_folder(old), open_folder(new)
-    ends = [_tables(Facts(folder)) for folder in folders]
-    notes = []
-    for folder in folders:
-        for where, how in normalised_heads(Facts(folder)):
-            notes.append(f"{folder.path}: {short(where)}: {how}, so of the output table only directions (cosine) count")
-    is_shared = all(tables["output"] is tables["input"] for tables in ends)
-    quantities: list[Quantity] = []
-    listings: list[Listing] = []
-    answers = []
+    first, second = _Model.of(old), _Model.of(new)
+    is_shared = first.is_shared and second.is_shared
+    report = _Report(second.folder, top)
+    report.notes += [*_head_notes(first.folder), *_head_notes(second.folder)]
     for end in ("input",) if is_shared else ("input", "output"):
-        before, after = (tables[end] for tables in ends)
+        before, after = first.tables[end], second.tables[end]
         if before is None or after is None:
-            notes.append(f"{old if before is None else new} has no {end} table that can be compared")
+            lacking = old if before is None else new
+            report.notes.append(f"{lacking} has no {end} table that can be compared")
             continue
         one, other = StoredTable(before), StoredTable(after)
         name = "shared table" if is_shared else f"{end} table"
         change = _compared(one, other, name)
-        quantities += change.quantities(name)
-        answers.append(f"{count(len(change.moved))} of {count(change.common)} rows of the {name} moved")
+        report.add(name, change)
         if one.rows != other.rows:
-            longer = new if other.rows > change.common else old
+            longer = new if other.rows > one.rows else old
             last = max(one.rows, other.rows) - 1
-            notes.append(f"rows {change.common:,} to {last:,} of the {name} are in {longer} alone")
-        most = change.moved[np.argsort(-change.lengths, kind="stable")[:top]]
-        texts = read_as(folders[1], most.tolist())
-        if len(most):
-            listings.append(_most_moved(name, one.take(most), other.take(most), most, texts))
-    if not answers:
+            report.notes.append(f"rows {change.common:,} to {last:,} of the {name} are in {longer} alone")
+        report.list_rows(name, change, one, other)
+    if not report.answers:
         raise CheckpointError(f"{old} and {new} have no table in common", "`tiewise check` says what each holds")
-    return Found("; ".join(answers), tuple(quantities), listings=tuple(listings), notes=tuple(notes))
+    return report.found()
+
+
+@dataclass(frozen=True)
+class _Model:
+    """One checkpoint and the tables at its ends."""
+
+    folder: Folder
+    tables: dict[str, Stored | None]  # `input` and `output`; None where there is none whose numbers can be read
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> _Model:
+        """Open a checkpoint."""
+        folder = open_folder(path)
+        return cls(folder, _tables(Facts(folder)))
+
+    @property
+    def is_shared(self) -> bool:
+        """Return True if both ends are one table, or neither has one."""
+        return self.tables["input"] is self.tables["output"]
+
+
+def _head_notes(folder: Folder) -> Iterator[str]:
+    """Yield the heads that normalise their rows, of which only directions count."""
+    for where, how in normalised_heads(Facts(folder)):
+        yield f"{folder.path}: {short(where)}: {how}, so of the output table only directions (cosine) count"
 
 
 def _tables(facts: Facts) -> dict[str, Stored | None]:
     """Return the tables at both ends, the same one twice where the output has no separate table."""
-    roles = facts.roles
-    into = _readable(facts, roles.input)
-    return {"input": into, "output": into if roles.output is None else _readable(facts, roles.output)}
+    source = _readable(facts, facts.roles.input)
+    if facts.roles.output is None:
+        return {"input": source, "output": source}
+    return {"input": source, "output": _readable(facts, facts.roles.output)}
 
 
 def _readable(facts: Facts, table: Stored | None) -> Stored | None:
     """Return a table unless its numbers are packed."""
-    return None if table is None or facts.roles.packed(table) else table
+    if table is None or facts.roles.packed(table):
+        return None
+    return table
+
+
+class _Report:
+    """Report on one table after the other; `add` takes the next."""
+
+    def __init__(self, folder: Folder, top: int) -> None:
+        """Take the folder whose tokenizer says the tokens, and how many rows are listed."""
+        self.folder, self.top = folder, top
+        self.answers: list[str] = []
+        self.quantities: list[Quantity] = []
+        self.listings: list[Listing] = []
+        self.notes: list[str] = []
+
+    def add(self, name: str, change: _Change) -> None:
+        """Report how many rows moved, and the change as a matrix."""
+        self.quantities += change.quantities(name)
+        self.answers.append(f"{count(len(change.moved))} of {count(change.common)} rows of the {name} moved")
+
+    def list_rows(self, name: str, change: _Change, before: StoredTable, after: StoredTable) -> None:
+        """List the rows that moved most, as long as any moved."""
+        farthest = np.argsort(-change.lengths, kind="stable")[: self.top]
+        ids = change.moved[farthest]
+        texts = read_as(self.folder, ids.tolist())
+        if len(ids):
+            self.listings.append(_most_moved(name, before.take(ids), after.take(ids), ids, texts))
+
+    def found(self) -> Found:
+        """Return everything that was reported."""
+        return Found(
+            "; ".join(self.answers),
+            tuple(self.quantities),
+            listings=tuple(self.listings),
+            notes=tuple(self.notes),
+        )
 
 
 def _most_moved(name: str, before: Array, after: Array, ids: Ids, texts: tuple[str, ...]) -> Listing:
@@ -97,11 +151,11 @@ def _most_moved(name: str, before: Array, after: Array, ids: Ids, texts: tuple[s
     with np.errstate(invalid="ignore", divide="ignore"):
         cosine = (before * after).sum(1) / (size * np.linalg.norm(after, axis=1))
         share = distance / size
-    rows = [
-        (visible(text), count(row), plain(moved, 5), plain(part, 4), plain(angle, 4))
-        for row, text, moved, part, angle in zip(ids.tolist(), texts, distance, share, cosine, strict=True)
-    ]
-    return Listing(f"Rows of the {name} that moved most", ("token", "row", "moved by", "of its length", "cosine"), rows)
+    rows = []
+    for row, text, moved, part, angle in zip(ids.tolist(), texts, distance, share, cosine, strict=True):
+        rows.append((visible(text), count(row), plain(moved, 5), plain(part, 4), plain(angle, 4)))
+    header = ("token", "row", "moved by", "of its length", "cosine")
+    return Listing(f"Rows of the {name} that moved most", header, rows)
 
 
 @dataclass(frozen=True)
@@ -135,34 +189,66 @@ def _compared(one: StoredTable, other: StoredTable, name: str) -> _Change:
         what = f"rows of {one.name} are {one.width} wide, those of {other.name} {other.width}"
         raise CheckpointError(what, "give two checkpoints of one width")
     common = min(one.rows, other.rows)
-    squares = np.zeros((one.width, one.width))  # DᵀD
-    sizes, widest, columns = 0.0, 0.0, np.zeros(one.width)  # of rounding: the largest row, and every column
-    moved, lengths = [], []
-    bits = min(BITS.get(table.tensor.dtype, 2) for table in (one, other))
+    sums = _ChangeSums(one.width, bits=min(BITS.get(table.tensor.dtype, 2) for table in (one, other)))
     for start, stop in one.spans(common, beside=one.width):
-        a, b = one.read(start, stop), other.read(start, stop)
-        changed = ~((a == b) | (np.isnan(a) & np.isnan(b))).all(1)
-        a, b = a[changed], b[changed]
-        step = b - a
-        moved.append(start + np.flatnonzero(changed))
-        lengths.append(np.linalg.norm(step, axis=1))
-        is_finite = np.isfinite(step).all(1)
-        step, b = step[is_finite], b[is_finite]
-        squares += step.T @ step
-        noise = np.square(np.ldexp(1.0, np.frexp(b)[1] - 1 - bits)) / 12
-        widest = max(widest, float(noise.sum(1).max(initial=0.0)))
-        columns = columns + noise.sum(0)
-        sizes += float(np.square(a[is_finite]).sum())
+        sums.add(start, one.read(start, stop), other.read(start, stop))
         progress(f"comparing the {name}", stop, common)
-    values = np.sqrt(np.maximum(np.linalg.eigvalsh(squares)[::-1], 0.0))
-    edge = MARGIN * (math.sqrt(widest) + math.sqrt(columns.max(initial=0.0)))
-    beyond = values[values > max(edge, 1e-7 * values[0])]
-    weights = beyond / beyond.sum() if len(beyond) else np.ones(1)
-    return _Change(
-        common,
-        np.concatenate(moved),
-        np.concatenate(lengths),
-        share=math.sqrt(float(np.square(values).sum()) / sizes) if sizes else math.nan,
-        rank=len(beyond),
-        effective_rank=float(np.exp(-(weights * np.log(weights)).sum())),
-    )
+    return sums.change(common)
+
+
+class _ChangeSums:
+    """Sums over the rows of two tables, a piece after the other."""
+
+    def __init__(self, width: int, bits: int) -> None:
+        """Begin at zero; `bits` of a number behind its leading one are stored in both tables."""
+        self.bits = bits
+        self.moved: list[Ids] = []  # rows, of each piece
+        self.lengths: list[Array] = []
+        self.squares = np.zeros((width, width))  # DᵀD
+        self.size = 0.0  # Σ‖row‖² of the rows that moved, as they were
+        # variances of rounding: of the row with the largest sum, and the sum of every column
+        self.widest_row = 0.0
+        self.columns = np.zeros(width)
+
+    def add(self, start: int, before: Array, after: Array) -> None:
+        """Add rows [n, E] of both tables from row `start` on."""
+        both_nan = np.isnan(before) & np.isnan(after)
+        changed = ~((before == after) | both_nan).all(1)
+        before, after = before[changed], after[changed]
+        step = after - before
+        self.moved.append(start + np.flatnonzero(changed))
+        self.lengths.append(np.linalg.norm(step, axis=1))
+        is_finite = np.isfinite(step).all(1)
+        before, after, step = before[is_finite], after[is_finite], step[is_finite]
+        self.squares += step.T @ step
+        self.size += float(np.square(before).sum())
+        exponents = np.frexp(after)[1] - 1
+        noise = np.square(np.ldexp(1.0, exponents - self.bits)) / 12
+        self.widest_row = max(self.widest_row, float(noise.sum(1).max(initial=0.0)))
+        self.columns = self.columns + noise.sum(0)
+
+    def change(self, common: int) -> _Change:
+        """Return the change over the `common` rows of both tables."""
+        eigenvalues = np.linalg.eigvalsh(self.squares)[::-1]
+        values = np.sqrt(np.maximum(eigenvalues, 0.0))
+        edge = MARGIN * (math.sqrt(self.widest_row) + math.sqrt(self.columns.max(initial=0.0)))
+        beyond = values[values > max(edge, 1e-7 * values[0])]
+        share = math.nan
+        if self.size:
+            share = math.sqrt(float(np.square(values).sum()) / self.size)
+        return _Change(
+            common,
+            np.concatenate(self.moved),
+            np.concatenate(self.lengths),
+            share=share,
+            rank=len(beyond),
+            effective_rank=_effective_rank(beyond),
+        )
+
+
+def _effective_rank(values: Array) -> float:
+    """Return exp of the entropy of singular values; 1 for none."""
+    if not len(values):
+        return 1.0
+    weights = values / values.sum()
+    return float(np.exp(-(weights * np.log(weights)).sum()))
