@@ -73,7 +73,9 @@ class TokenTable(ABC):
         outside = chosen[(chosen < 0) | (chosen >= self.rows)]
         if len(outside):
             raise DataError(f"token {int(outside[0])} is outside the table's {self.rows:,} rows", "check the tokens")
-        return self._take(chosen, dtype) if len(chosen) else np.empty((0, self.width), dtype)
+        if not len(chosen):
+            return np.empty((0, self.width), dtype)
+        return self._take(chosen, dtype)
 
     @abstractmethod
     def _take(self, ids: Ids, dtype: type[np.floating]) -> Rows:
@@ -137,7 +139,8 @@ class Behind(TokenTable):
         rows: Rows = np.empty((len(ids), self.width), dtype)
         step = max(1, CHUNK_VALUES // max(self.width, self.table.width))
         for start in range(0, len(ids), step):
-            rows[start : start + step] = self.make(self.table.take(ids[start : start + step]))
+            raw = self.table.take(ids[start : start + step])
+            rows[start : start + step] = self.make(raw)
         return rows
 
 
@@ -204,7 +207,9 @@ def ends_of(folder: Folder) -> Ends:
         CheckpointError: no input table, no output head, or a table that is quantised.
     """
     facts = Facts(folder)
-    return _boundary_ends(facts) if facts.is_own else _plain_ends(facts)
+    if facts.is_own:
+        return _boundary_ends(facts)
+    return _plain_ends(facts)
 
 
 def _plain_ends(facts: Facts) -> Ends:
@@ -249,9 +254,10 @@ def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
         raise CheckpointError(f"{path}: no input table is stored", "`tiewise check` says what is")
     if roles.input_end.quantised or roles.output_end.quantised:
         raise CheckpointError(f"{path}: a table is quantised", "give the checkpoint that it was made from")
+    if roles.output is not None and facts.ends is not None and facts.ends.equal:
+        return roles.input, None
     if roles.output is not None:
-        is_same = facts.ends is not None and facts.ends.equal
-        return roles.input, None if is_same else roles.output
+        return roles.input, roles.output
     if roles.headless:
         raise CheckpointError(f"{path}: a model without an output head", "give one with a token head")
     if facts.tied is False:
@@ -264,8 +270,10 @@ def dense_table(dense: Dense) -> TokenTable:
     table = StoredTable(dense.table)
     if not dense.changed:
         return table
-    mapped = dense.map or (lambda rows: rows)
-    return Behind(table, lambda rows: mapped(rows) * dense.scale, dense.width, turns=dense.map is not None)
+    mapped, scale = dense.map, dense.scale
+    if mapped is None:
+        return Behind(table, lambda rows: rows * scale, dense.width, turns=False)
+    return Behind(table, lambda rows: mapped(rows) * scale, dense.width)
 
 
 OUTWARD = "project_out"  # OPT's; every other map that families have between table and body is the input's
@@ -280,26 +288,45 @@ def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
     further tokens are, go by their role and module.
     """
     ends = ends_of(folder)
-    by_end = {BOTH: ends.input} if ends.tied else dict(ends.tables)
     stored = [StoredTable(tensor) for tensor in ends.stored]
-    views: dict[str, TokenTable] = dict(zip((BOTH,) if len(stored) == 1 else by_end, stored, strict=True))
-    for other in ends.beside:
-        is_like_first = other.tensor.dtype in FLOATING and other.tensor.shape == stored[0].tensor.shape
-        if other.by_id and is_like_first:
-            views[f"{other.role} {short(other.module)}"] = StoredTable(other.tensor)
-    viewed = {table.tensor.name for table in views.values() if isinstance(table, StoredTable)}
-    notes = (*ends.notes, *left_out([other for other in ends.beside if other.tensor.name not in viewed]))
-    is_mapped = False
-    for end, table in by_end.items():
-        if isinstance(table, Behind) and table.turns:
-            views[_after_map(end)] = table
-            is_mapped = True
-    if is_mapped:
-        return views, notes
+    further, unviewed = _further_tables(ends)
+    views: dict[str, TokenTable] = {}
+    if len(stored) == 1:
+        views[BOTH] = stored[0]
+    else:
+        views["input"], views["output"] = stored
+    views |= further
+    notes = (*ends.notes, *left_out(unviewed))
+    behind_maps = _behind_maps(ends)
+    if behind_maps:
+        return views | behind_maps, notes
     through_maps = _through_family_maps(folder, stored)
     if through_maps:
         notes = (*notes, "position rows and norms between a table and its map are left out")
     return views | through_maps, notes
+
+
+def _further_tables(ends: Ends) -> tuple[dict[str, TokenTable], list[IndexedTensor]]:
+    """Return the other tables with the shape of the first end's, by role and module, and what is left out."""
+    tables: dict[str, TokenTable] = {}
+    rest = []
+    for other in ends.beside:
+        is_like_first = other.tensor.dtype in FLOATING and other.tensor.shape == ends.stored[0].shape
+        if other.by_id and is_like_first:
+            tables[f"{other.role} {short(other.module)}"] = StoredTable(other.tensor)
+        else:
+            rest.append(other)
+    return tables, rest
+
+
+def _behind_maps(ends: Ends) -> dict[str, TokenTable]:
+    """Return the ends of a stored boundary whose map turns their rows."""
+    by_end = {BOTH: ends.input} if ends.tied else dict(ends.tables)
+    views: dict[str, TokenTable] = {}
+    for end, table in by_end.items():
+        if isinstance(table, Behind) and table.turns:
+            views[_after_map(end)] = table
+    return views
 
 
 def _after_map(end: str) -> str:
@@ -310,17 +337,18 @@ def _after_map(end: str) -> str:
 def _through_family_maps(folder: Folder, stored: Sequence[StoredTable]) -> dict[str, TokenTable]:
     """Return the tables behind the linear maps of their family; a map that fits no table is left out."""
     views: dict[str, TokenTable] = {}
-    for tensor in find_roles(folder.tensors, folder.config).maps:  # [out, in]
+    source, target = stored[0], stored[-1]
+    for tensor in find_roles(folder.tensors, folder.config).maps:
         module, parameter = module_of(tensor.name)
-        is_outward = module.rpartition(".")[2] == OUTWARD
-        table = stored[-1 if is_outward else 0]
-        if parameter != "weight" or tensor.shape[0 if is_outward else 1] != table.width:
+        if parameter != "weight":
             continue
-        if is_outward:
-            views[_after_map("output")] = _through(table, read_float64(tensor), None)
-        else:
-            bias = folder.tensors.get(f"{module}.bias")
-            views[_after_map("input")] = _through(table, read_float64(tensor).T, bias)
+        outputs, inputs = tensor.shape
+        if module.rpartition(".")[2] != OUTWARD:
+            if inputs == source.width:
+                bias = folder.tensors.get(f"{module}.bias")
+                views[_after_map("input")] = _through(source, read_float64(tensor).T, bias)
+        elif outputs == target.width:
+            views[_after_map("output")] = _through(target, read_float64(tensor), None)
     return views
 
 
@@ -337,8 +365,8 @@ def left_out(beside: Collection[IndexedTensor]) -> tuple[str, ...]:
     """Return a note that names what token ids index and a section leaves out; none where there is nothing."""
     if not beside:
         return ()
-    more = [f"{other.tensor.name} ({other.role})" for other in beside]
-    return (f"token ids index more, which is left out: {names(more)}",)
+    listed = names([f"{other.tensor.name} ({other.role})" for other in beside])
+    return (f"token ids index more, which is left out: {listed}",)
 
 
 def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
@@ -348,12 +376,16 @@ def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
         CheckpointError: no folder, no tokenizer file in it that holds texts, or one that cannot be read.
     """
     opened = folder if isinstance(folder, Folder) else open_folder(folder)
-    where, tokenizer = opened.path, None if opened.single else read_tokenizer(opened)
+    where = opened.path
+    tokenizer = None
+    if not opened.single:
+        tokenizer = read_tokenizer(opened)
     if tokenizer is None:
         raise CheckpointError(f"{where}: no tokenizer.json, vocab.json or vocab.txt", "copy it from its source")
     if tokenizer.faults:
-        raise CheckpointError(f"{where}: {tokenizer.faults[0].what}", tokenizer.faults[0].fix)
-    if set(tokenizer.files) & set(PIECES[1:]):
+        fault = tokenizer.faults[0]
+        raise CheckpointError(f"{where}: {fault.what}", fault.fix)
+    if not set(tokenizer.files).isdisjoint(PIECES[1:]):
         what = f"{where}: a SentencePiece model whose positions need not be ids"
         raise CheckpointError(what, "add its tokenizer.json")
     texts = {number: text for text, number in tokenizer.base.items()}
@@ -374,7 +406,10 @@ class Pairs:
 
     def without(self, mask_a: Mask, mask_b: Mask | None = None) -> Pairs:
         """Leave out pairs whose row is marked in its table's mask [V]: zero, repeated, unused."""
-        keep = ~mask_a[self.a] if mask_b is None else ~(mask_a[self.a] | mask_b[self.b])
+        is_left_out = mask_a[self.a]
+        if mask_b is not None:
+            is_left_out = is_left_out | mask_b[self.b]
+        keep = ~is_left_out
         return Pairs(self.a[keep], self.b[keep], self.how)
 
 
