@@ -20,7 +20,7 @@ drawn and compared by it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ from tiewise.core.errors import DataError, no_numbers
 from tiewise.core.estimates import Estimate, Z, interaction
 from tiewise.core.found import Grid, Quantity
 from tiewise.inspection.tables.bigram_counts import Chain, frequent
-from tiewise.inspection.tables.model_tables import Array, Ids
+from tiewise.inspection.tables.model_tables import Array, Ids, Mask
 from tiewise.inspection.tables.open_path import DirectPath
 from tiewise.inspection.tables.path_matrix import logit_blocks, transitions
 from tiewise.inspection.tables.token_texts import read_as
@@ -67,13 +67,22 @@ class Split:
 
 def split(chain: Chain, width: int, starts: int = 3, steps: int = 5000, seed: int = 0) -> Split:
     """Fit and divide; DataError for more than 2,048 tokens, or a width below 1."""
-    h, i = chain.entropy, chain.irreversibility
+    entropy, irreversibility = chain.entropy, chain.irreversibility
     tied = full = fit_path(chain, chain.vocabulary, True, 1, steps, seed)
-    untied = PathFit(h, 0.0, 0.0)
+    untied = PathFit(entropy, 0.0, 0.0)
     if width < chain.vocabulary:
-        tied, untied = (fit_path(chain, width, one, starts, steps, seed) for one in (True, False))
-    gradient = max(full.gradient, tied.gradient, untied.gradient)
-    return Split(h, i, full.nll - h - i, tied.nll - full.nll, untied.nll - h, tied.nll, untied.nll, gradient)
+        tied = fit_path(chain, width, True, starts, steps, seed)
+        untied = fit_path(chain, width, False, starts, steps, seed)
+    return Split(
+        entropy,
+        irreversibility,
+        definiteness=full.nll - entropy - irreversibility,
+        tied_rank=tied.nll - full.nll,
+        untied_rank=untied.nll - entropy,
+        tied=tied.nll,
+        untied=untied.nll,
+        gradient=max(full.gradient, tied.gradient, untied.gradient),
+    )
 
 
 def fit_path(chain: Chain, width: int, tied: bool, starts: int = 3, steps: int = 5000, seed: int = 0) -> PathFit:
@@ -83,14 +92,20 @@ def fit_path(chain: Chain, width: int, tied: bool, starts: int = 3, steps: int =
         raise DataError(what, f"keep the {MOST_TOKENS:,} most frequent ones or fewer")
     if width < 1 or starts < 1:
         raise DataError(f"width {width}, {starts} starts", "both must be 1 or more")
-    q, generator, ends = chain.dense(), np.random.default_rng(seed), []
+    q = chain.dense()
+    values = len(q) * width if tied else 2 * len(q) * width  # of one table or two
+    bias = np.log(q.sum(0) + 1e-6)
+    generator = np.random.default_rng(seed)
     options = {"maxiter": steps, "maxfun": 10 * steps, "maxcor": MEMORY, "ftol": 0, "gtol": 1e-10}
+    ends = []
     for _ in range(starts):
-        tables = generator.normal(0, 0.3 / np.sqrt(width), (1 if tied else 2) * len(q) * width)
-        start = np.concatenate([tables, np.log(q.sum(0) + 1e-6)])
+        tables = generator.normal(0, 0.3 / np.sqrt(width), values)
+        start = np.concatenate([tables, bias])
         ends.append(optimize.minimize(path_nll, start, (q, width), "L-BFGS-B", jac=True, options=options))
-    best, worst = (chosen(ends, key=lambda end: float(end.fun)) for chosen in (min, max))
-    return PathFit(float(best.fun), float(np.abs(best.jac).max()), float(worst.fun - best.fun))
+    ends.sort(key=lambda end: float(end.fun))
+    best, worst = ends[0], ends[-1]
+    steepest = float(np.abs(best.jac).max())
+    return PathFit(float(best.fun), steepest, float(worst.fun - best.fun))
 
 
 def path_nll(x: Array, q: Array, width: int) -> tuple[float, Array]:
@@ -104,9 +119,11 @@ def path_nll(x: Array, q: Array, width: int) -> tuple[float, Array]:
     total = mass.sum(1, keepdims=True)
     nll = float((q * (np.log(total) - logits)).sum())
     error = mass * (q.sum(1, keepdims=True) / total) - q
-    to_left, to_right = error @ right, error.T @ left
-    slopes = (to_left + to_right,) if len(tables) == 1 else (to_left, to_right)
-    return nll, np.concatenate([*(slope.ravel() for slope in slopes), error.sum(0)])
+    to_left, to_right, to_bias = error @ right, error.T @ left, error.sum(0)
+    if len(tables) == 1:
+        to_table = to_left + to_right
+        return nll, np.concatenate([to_table.ravel(), to_bias])
+    return nll, np.concatenate([to_left.ravel(), to_right.ravel(), to_bias])
 
 
 def frequent_loss(
@@ -124,22 +141,36 @@ def frequent_loss(
     if len(others) > most_others:
         others = np.random.default_rng(seed).choice(others, most_others, p=weights)
         weights = np.full(most_others, 1 / most_others)
-    if int(kept.max()) >= path.output.rows:
-        what = f"token {int(kept.max())} is outside the output table's {path.output.rows:,} rows"
+    largest = int(kept.max())
+    if largest >= path.output.rows:
+        what = f"token {largest} is outside the output table's {path.output.rows:,} rows"
         raise DataError(what, "use the tokenizer that belongs to the model")
-    before, count = np.concatenate([kept, others]), len(kept)
+    logs = _state_logs(path, np.concatenate([kept, others]), kept)
+    if len(others):
+        count = len(kept)
+        pooled = weights @ np.exp(logs[count:])
+        pooled = np.log(np.clip(pooled, np.finfo(float).tiny, None))
+        logs = np.concatenate([logs[:count], pooled[None]])
+    pair_logs = logs[reduced.before, reduced.after]
+    return float(-(reduced.counts * pair_logs).sum() / reduced.pairs)
+
+
+def _state_logs(path: DirectPath, before: Ids, kept: Ids) -> Array:
+    """Return log p(state | token) behind tokens `before` [n, K + 1], over the whole output table.
+
+    A state is one of the tokens `kept` [K], or the last one for all others.
+    """
+    count = len(kept)
     left = path.left(path.input.take(before))
-    logs = np.full((len(before), count + 1), -np.inf)  # log p(state | token), over the whole output table
+    logs = np.full((len(before), count + 1), -np.inf)
     for start, stop, block in logit_blocks(path, left):
         inside = np.flatnonzero((kept >= start) & (kept < stop))
-        logs[:, inside] = block[:, kept[inside] - start]
-        block[:, kept[inside] - start] = -np.inf
+        columns = kept[inside] - start
+        logs[:, inside] = block[:, columns]
+        block[:, columns] = -np.inf
         logs[:, count] = np.logaddexp(logs[:, count], special.logsumexp(block, axis=1))
     logs -= special.logsumexp(logs, axis=1, keepdims=True)
-    if len(others):
-        pooled = np.log(np.clip(weights @ np.exp(logs[count:]), np.finfo(float).tiny, None))
-        logs = np.concatenate([logs[:count], pooled[None]])
-    return float(-(reduced.counts * logs[reduced.before, reduced.after]).sum() / reduced.pairs)
+    return logs
 
 
 def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0) -> Estimate:
@@ -153,15 +184,20 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0)
     """
     if sample < 2:
         raise DataError(f"a sample of {sample}", "give 2 or more")
-    exact, chosen = len(chain.keys) <= sample, np.arange(len(chain.keys))
-    if not exact:
-        chosen = np.random.default_rng(seed).choice(len(chosen), sample, p=chain.counts / chain.pairs)
-    losses = -transitions(path, np.column_stack([chain.before, chain.after])[chosen])[1]
+    pairs = np.column_stack([chain.before, chain.after])
+    is_exact = len(pairs) <= sample
+    if not is_exact:
+        generator = np.random.default_rng(seed)
+        pairs = pairs[generator.choice(len(pairs), sample, p=chain.counts / chain.pairs)]
+    _, logs, _ = transitions(path, pairs)
+    losses = -logs
     if not np.isfinite(losses).all():
         raise no_numbers("a table or a norm")
-    if exact:
-        return Estimate(float((losses * chain.counts).sum() / chain.pairs), math.nan, math.nan, len(chosen))
-    nll, half = float(losses.mean()), Z * float(losses.std(ddof=1)) / math.sqrt(sample)
+    if is_exact:
+        nll = float((losses * chain.counts).sum() / chain.pairs)
+        return Estimate(nll, math.nan, math.nan, len(pairs))
+    nll = float(losses.mean())
+    half = Z * float(losses.std(ddof=1)) / math.sqrt(sample)
     return Estimate(nll, nll - half, nll + half, sample)
 
 
@@ -188,33 +224,51 @@ def heat_maps(
     text's colours; and of each path, how far it follows the text.
     """
     tokens = frequent(chain, most, also)
-    texts, target = read_as(folder, tokens.tolist()), text_map(chain, tokens)
-    colours = interaction(target)[~np.eye(len(target), dtype=bool) & ~np.isnan(target)]
-    top = float(np.abs(colours).max(initial=0.0)) or 1.0
-
-    def grid(name: str, values: Array, of: str, why: str) -> Grid:
-        rows = tuple(tuple(round(float(value), 3) for value in row) for row in interaction(values))
-        return Grid(name, texts, texts, rows, top, ("current token", "next token"), of, why)
-
-    grids, follows = [grid("Bigrams", target, "the text", IN_TEXT)], []
-    for name, (path_name, path) in paths.items():
-        said = path_map(path, chain, tokens)
-        grids.append(grid(name, said, "", BY_PATH))
-        whats = (f"{path_name} follows {what}" for what in ("the text", "which order is likelier"))
-        follows.append([
-            Quantity(what, r, chance=0.0, unit="correlation", main=False, why=f"p = {p:.2g} by permuted tokens")
-            for what, (r, p) in zip(whats, likeness(target, said, seed=seed), strict=True)
-            if not math.isnan(r)
-        ])  # fmt: skip
+    of_text = text_map(chain, tokens)
+    is_coloured = ~np.eye(len(of_text), dtype=bool) & ~np.isnan(of_text)
+    top = float(np.abs(interaction(of_text)[is_coloured]).max(initial=0.0))
+    drawn = _Maps(read_as(folder, tokens.tolist()), top or 1.0)
+    grids = [drawn.grid("Bigrams", of_text, "the text", IN_TEXT)]
+    follows = []
+    for title, (path_name, path) in paths.items():
+        of_path = path_map(path, chain, tokens)
+        grids.append(drawn.grid(title, of_path, "", BY_PATH))
+        follows.append(list(_following(path_name, of_text, of_path, seed)))
     return grids, follows
+
+
+@dataclass(frozen=True)
+class _Maps:
+    """Axes and colours that all heat maps of one text share."""
+
+    texts: tuple[str, ...]  # of the tokens, on both axes
+    top: float  # the end of the colours, both ways
+
+    def grid(self, name: str, values: Array, of: str, why: str) -> Grid:
+        """Draw the interaction of a map [K, K]."""
+        rows = []
+        for row in interaction(values).tolist():
+            rows.append(tuple(round(value, 3) for value in row))
+        return Grid(name, self.texts, self.texts, tuple(rows), self.top, ("current token", "next token"), of, why)
+
+
+def _following(path_name: str, of_text: Array, of_path: Array, seed: int) -> Iterator[Quantity]:
+    """Yield how far a path's map follows the text's: all of it, and which order of two tokens is likelier."""
+    by_value, by_order = likeness(of_text, of_path, seed=seed)
+    for what, (correlation, p) in {"the text": by_value, "which order is likelier": by_order}.items():
+        if not math.isnan(correlation):
+            name, why = f"{path_name} follows {what}", f"p = {p:.2g} by permuted tokens"
+            yield Quantity(name, correlation, chance=0.0, unit="correlation", main=False, why=why)
 
 
 def text_map(chain: Chain, ids: Ids) -> Array:
     """log(Q_ij / (π_i π_j)) of a text's own counts, of tokens that it has."""
-    counts = chain.counted((ids[:, None] * chain.vocabulary + ids).ravel()).reshape(len(ids), -1)
+    keys = ids[:, None] * chain.vocabulary + ids
+    counts = chain.counted(keys.ravel()).reshape(keys.shape)
+    shares = np.where(counts > 0, counts / chain.pairs, np.nan)
     logs = np.log(chain.tokens[ids] / chain.pairs)
-    found: Array = np.log(np.where(counts > 0, counts / chain.pairs, np.nan)) - logs[:, None] - logs
-    return found
+    likelier: Array = np.log(shares) - logs[:, None] - logs
+    return likelier
 
 
 def path_map(path: DirectPath, chain: Chain, ids: Ids) -> Array:
@@ -232,23 +286,32 @@ def likeness(text: Array, path: Array, permutations: int = PERMUTATIONS, seed: i
     + permutations). NaN for fewer than 3 pairs, or a side that is constant.
     """
     off = ~np.isnan(text) & ~np.eye(len(text), dtype=bool)
-    both = np.triu(off & off.T)
-
-    def parts(values: Array) -> tuple[Array, Array]:
-        """Interactions of the pairs, and the difference of both orders."""
-        found = interaction(np.where(off, values, np.nan))
-        return found[off], (found - found.T)[both]
-
+    values, differences = _interactions(text, off)
     generator = np.random.default_rng(seed)
-    orders = [np.arange(len(path)), *(generator.permutation(len(path)) for _ in range(permutations))]
-    found = [parts(path[np.ix_(order, order)]) for order in orders]
-    tested = []
-    for at, wanted in enumerate(parts(text)):
-        values = [
-            float(np.corrcoef(wanted, one[at])[0, 1])
-            if len(wanted) >= 3 and min(np.ptp(wanted), np.ptp(one[at])) >= 1e-12
-            else math.nan
-            for one in found
-        ]
-        tested.append((values[0], sum(value >= values[0] for value in values) / len(values)))
-    return tested
+    by_value, by_order = [], []
+    for number in range(1 + permutations):
+        order = generator.permutation(len(path)) if number else np.arange(len(path))  # the path's own comes first
+        of_path, differences_of_path = _interactions(path[np.ix_(order, order)], off)
+        by_value.append(_correlation(values, of_path))
+        by_order.append(_correlation(differences, differences_of_path))
+    return [(by_value[0], _reaching(by_value)), (by_order[0], _reaching(by_order))]
+
+
+def _interactions(values: Array, off: Mask) -> tuple[Array, Array]:
+    """Return a map's interactions at the pairs `off` [K, K], and their differences of both orders."""
+    fitted = interaction(np.where(off, values, np.nan))
+    both = np.triu(off & off.T)
+    return fitted[off], (fitted - fitted.T)[both]
+
+
+def _correlation(first: Array, second: Array) -> float:
+    """Return Pearson's correlation of two vectors; NaN for fewer than 3 values, or where one is constant."""
+    if len(first) < 3 or min(np.ptp(first), np.ptp(second)) < 1e-12:
+        return math.nan
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _reaching(values: Sequence[float]) -> float:
+    """Return the share of values that reach the first one, which is among them."""
+    reached = [value for value in values if value >= values[0]]
+    return len(reached) / len(values)

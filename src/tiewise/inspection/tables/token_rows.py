@@ -13,8 +13,8 @@ the model with each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -41,8 +41,10 @@ SHOWN = 20  # rows, and groups of rows, that are named
 def norms_by_count(norms: Array, counts: Ids) -> tuple[Score, Score] | None:
     """Correlation of norms and log counts of a text's tokens, by value and rank; None of under 4, or of one count."""
     seen = counts > 0
-    enough = seen.sum() >= FEWEST and len(np.unique(counts[seen])) > 1
-    return norm_correlations(norms[seen], np.log(counts[seen])) if enough else None
+    counts_of_seen = counts[seen]
+    if len(counts_of_seen) < FEWEST or len(np.unique(counts_of_seen)) < 2:
+        return None
+    return norm_correlations(norms[seen], np.log(counts_of_seen))
 
 
 @dataclass(frozen=True)
@@ -88,38 +90,65 @@ def moments(table: TokenTable) -> Moments:
         advance(stop)
     if not np.isfinite(gram).all():
         raise no_numbers("a table")
-    if np.count_nonzero(norms) < 3:
-        raise DataError(f"a table of {np.count_nonzero(norms)} rows that are not zero", "give one with three or more")
-    along = (_unit(table.read(*span), norms[slice(*span)]) @ units for span in table.spans(least=LEAST_PIECE))
-    return Moments(norms, total, gram, units, sum(float(part @ part) for part in along))
+    filled = np.count_nonzero(norms)
+    if filled < 3:
+        raise DataError(f"a table of {filled} rows that are not zero", "give one with three or more")
+    squares = 0.0
+    for start, stop in table.spans(least=LEAST_PIECE):
+        along = _unit(table.read(start, stop), norms[start:stop]) @ units
+        squares += float(along @ along)
+    return Moments(norms, total, gram, units, squares)
 
 
 def _unit(rows: Array, norms: Array) -> Array:
+    """Divide rows [n, E] by their norms [n]; rows of zeros stay."""
     return rows / np.where(norms > 0, norms, 1.0)[:, None]
 
 
 def directions(name: str, table: TokenTable, sums: Moments, seed: int, main: bool) -> Iterator[Quantity]:
     """How unevenly a table's rows point; `seed` draws the rows of the partition function and its chance."""
-    n, (rows, width), energy = int(np.count_nonzero(sums.norms)), (sums.rows, table.width), float(np.trace(sums.gram))
-    why = f"0 ± {plain(1.96 * math.sqrt(2 / (n * (n - 1) * width)), 4)} for random directions"
-    yield Quantity.of_estimate(f"mean cosine, {name}", mean_cosine(sums), chance=0.0, unit="cosine", main=main, why=why)
-    shares, expected = sums.shares, gaussian_shares(rows, width)
-    filled = 1 / float(np.square(shares).sum()) if shares.any() else 0.0
+    cosine = mean_cosine(sums)
+    deviation = math.sqrt(2 / (cosine.rows * (cosine.rows - 1) * table.width))
+    why = f"0 ± {plain(1.96 * deviation, 4)} for random directions"
+    yield Quantity.of_estimate(f"mean cosine, {name}", cosine, chance=0.0, unit="cosine", main=main, why=why)
+    measures = (*_variance_measures(sums, table.width), *_isotropy_measures(table, sums, seed), *_axis_measures(sums))
+    for measure in measures:
+        yield replace(measure, name=f"{measure.name}, {name}", main=False)
+
+
+def _variance_measures(sums: Moments, width: int) -> Iterator[Quantity]:
+    """Yield the mean row's energy, the variance in leading directions, and how many directions the rows fill."""
+    rows, shares = sums.rows, sums.shares
+    energy = float(np.trace(sums.gram))
+    yield Quantity("mean row's energy", float(sums.sum @ sums.sum) / rows / energy, chance=1 / rows, unit="%")
+    expected = gaussian_shares(rows, width)
+    for k in LEADING:
+        if k < width:
+            directions = "1 direction" if k == 1 else f"{k} directions"
+            value, chance = float(shares[:k].sum()), float(expected[:k].sum())
+            yield Quantity(f"variance in {directions}", value, chance=chance, unit="%", why="chance: Gaussian table")
+    filled = 0.0
+    if shares.any():
+        filled = 1 / float(np.square(shares).sum())
+    filled_by_chance = (rows - 1) * width / (rows + width)
+    yield Quantity("directions filled", filled, chance=filled_by_chance, unit="directions", why="1 / Σ share²")
+
+
+def _isotropy_measures(table: TokenTable, sums: Moments, seed: int) -> Iterator[Quantity]:
+    """Yield the isotropy of the partition function, of scaled rows and of rows as stored."""
     stored, scaled, chance, summed = isotropy(table, sums, seed)
-    of_z = f"min Z / max Z over {count(summed)} rows: 1 where no direction is special"
-    leading = [(k, f"variance in {k} direction{'s' if k > 1 else ''}") for k in LEADING if k < width]
-    further: list[tuple[str, float, float | None, str, str]] = [  # value, chance, unit, how to read it
-        ("mean row's energy", float(sums.sum @ sums.sum) / rows / energy, 1 / rows, "%", ""),
-        *((what, shares[:k].sum(), float(expected[:k].sum()), "%", "chance: Gaussian table") for k, what in leading),
-        ("directions filled", filled, (rows - 1) * width / (rows + width), "directions", "1 / Σ share²"),
-        ("isotropy", scaled, chance, "min/max", of_z),
-        ("isotropy as stored", stored, None, "min/max", ""),
-        ("variance of a row", sums.principal[0].sum() / rows, None, "squared norm", ""),
-        ("variance along the first axis", shares[0], None, "%", ""),
-        ("variance along the second axis", shares[1] if width > 1 else 0.0, None, "%", ""),
-    ]
-    for what, value, chance_of, unit, why in further:
-        yield Quantity(f"{what}, {name}", float(value), chance=chance_of, unit=unit, main=False, why=why)
+    why = f"min Z / max Z over {count(summed)} rows: 1 where no direction is special"
+    yield Quantity("isotropy", scaled, chance=chance, unit="min/max", why=why)
+    yield Quantity("isotropy as stored", stored, unit="min/max")
+
+
+def _axis_measures(sums: Moments) -> Iterator[Quantity]:
+    """Yield the variance of a row, and its shares along the two axes of a plane."""
+    variances, _ = sums.principal
+    yield Quantity("variance of a row", float(variances.sum() / sums.rows), unit="squared norm")
+    first, second = np.append(sums.shares, 0.0)[:2]  # a table one number wide has no second axis
+    yield Quantity("variance along the first axis", float(first), unit="%")
+    yield Quantity("variance along the second axis", float(second), unit="%")
 
 
 def mean_cosine(found: Moments) -> Estimate:
@@ -171,21 +200,41 @@ def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, f
     projected = np.empty((len(ids), table.width), np.float32)
     for start, stop in table.spans(len(ids), least=LEAST_PIECE):
         projected[start:stop] = table.take(ids[start:stop]) @ axes
-    ratios = []
-    for scale in (1.0, math.sqrt(table.width * table.rows / float(np.trace(found.gram)))):
-        columns = (scale * projected[:, direction].astype(np.float64) for direction in range(table.width))
-        logs = [c.max() + math.log(np.exp(c - c.max()).sum()) for column in columns for c in (column, -column)]  # log Z
-        ratios.append(math.exp(min(logs) - max(logs)))
-    # of Gaussian tables: means of exp(±g), g of the law's variances, with their sampling error
-    variance = gaussian_spectrum(table.rows, table.width)
+    scale = math.sqrt(table.width * table.rows / float(np.trace(found.gram)))
+    chance = _gaussian_isotropy(table.rows, table.width, len(ids), seed)
+    return _partition_ratio(projected, 1.0), _partition_ratio(projected, scale), chance, len(ids)
+
+
+def _partition_ratio(projected: Rows, scale: float) -> float:
+    """Return min Z / max Z over both signs of each axis, of rows [n, E] along these axes times `scale`."""
+    logs = []
+    for direction in range(projected.shape[1]):
+        column = scale * projected[:, direction].astype(np.float64)
+        logs += [_log_sum(column), _log_sum(-column)]
+    return math.exp(min(logs) - max(logs))
+
+
+def _log_sum(exponents: Array) -> float:
+    """Return log Σ exp of numbers [n]."""
+    largest = exponents.max()
+    total: float = largest + math.log(np.exp(exponents - largest).sum())
+    return total
+
+
+def _gaussian_isotropy(rows: int, width: int, summed: int, seed: int) -> float:
+    """Return the mean isotropy of Gaussian tables of unit variance, Z being summed over `summed` of their rows.
+
+    Z is drawn as the mean of exp(±g), g of the law's variances, with its sampling error.
+    """
+    variance = gaussian_spectrum(rows, width)
     level, spread = np.exp(variance / 2), np.exp(2 * variance) - np.exp(variance)
     between = 1 - np.exp(variance)  # covariance of exp(g) and exp(−g)
-    even, odd = (np.sqrt((spread + sign * between) / 2 / len(ids)) for sign in (1, -1))
-    generator = np.random.default_rng([seed, table.width])
-    a, b = generator.standard_normal((DRAWS, 2, table.width)).swapaxes(0, 1)
+    even = np.sqrt((spread + between) / 2 / summed)
+    odd = np.sqrt((spread - between) / 2 / summed)
+    generator = np.random.default_rng([seed, width])
+    a, b = generator.standard_normal((DRAWS, 2, width)).swapaxes(0, 1)
     both = np.concatenate([level + even * a + odd * b, level + even * a - odd * b], axis=1)
-    chance = float(np.maximum(0.0, both.min(1) / both.max(1)).mean())
-    return ratios[0], ratios[1], chance, len(ids)
+    return float(np.maximum(0.0, both.min(1) / both.max(1)).mean())
 
 
 def plane(table: TokenTable, sums: Moments, ids: Ids, beside: Array | None = None) -> Array:
@@ -194,11 +243,17 @@ def plane(table: TokenTable, sums: Moments, ids: Ids, beside: Array | None = Non
     The direction of an axis has no meaning. It is turned so that it runs along with the same axis of `beside`, else so
     that the sampled points' largest coordinate on it is positive.
     """
-    axes = np.pad(sums.principal[1], ((0, 0), (0, max(0, 2 - table.width))))[:, :2]
+    _, directions = sums.principal
+    lacking = max(0, 2 - table.width)
+    axes = np.pad(directions, ((0, 0), (0, lacking)))[:, :2]
     points: Array = (table.take(ids) - sums.sum / sums.rows) @ axes
-    if len(points):
-        along = points[np.abs(points).argmax(0), (0, 1)] if beside is None else (points * beside).sum(0)
-        points *= np.where(along < 0, -1.0, 1.0)
+    if not len(points):
+        return points
+    if beside is None:
+        along = points[np.abs(points).argmax(0), (0, 1)]
+    else:
+        along = (points * beside).sum(0)
+    points *= np.where(along < 0, -1.0, 1.0)
     return points
 
 
@@ -222,9 +277,9 @@ def near_unused(table: TokenTable, unused: Ids) -> tuple[float, Ids, Array]:
         distance[start:stop] = np.linalg.norm(rows - centre, axis=1)
         scale = np.linalg.norm(rows - mean, axis=1) * np.linalg.norm(direction)
         cosine[start:stop] = (rows - mean) @ direction / np.where(scale > 0, scale, 1.0)
-    own = distance[marked] * len(unused) / (len(unused) - 1)  # to the mean of the others
-    reach = float(np.quantile(own, 0.95))
-    near = np.nonzero(~marked & (distance <= reach))[0]
+    to_others = distance[marked] * len(unused) / (len(unused) - 1)  # of unused rows, to the mean of the others
+    reach = float(np.quantile(to_others, 0.95))
+    near = np.flatnonzero(~marked & (distance <= reach))
     near = near[np.argsort(distance[near], kind="stable")]
     return reach, near, cosine[near]
 
@@ -238,26 +293,35 @@ def saying_little(
     """
     with doing(f"rows of {table.name}", table.tensor.nbytes):
         scan = scan_rows(table.tensor)
-    repeated, many = sorted(scan.repeated, key=len, reverse=True), sum(map(len, scan.repeated))
-    found = [
+    groups = sorted(scan.repeated, key=len, reverse=True)
+    repeated = sum(len(group) for group in groups)
+    quantities = [
         Quantity(f"rows of zeros, {name}", len(scan.zero), main=False),
-        Quantity(f"rows equal to another, {name}", many, main=False, why=f"in {len(repeated)} groups"),
+        Quantity(f"rows equal to another, {name}", repeated, main=False, why=f"in {len(groups)} groups"),
     ]
-    which = [("zero", scan.zero[:SHOWN])] if scan.zero else []
-    which += [("equal", group[:SHOWN]) for group in repeated[:SHOWN]]
-    named = [(name, kind, ", ".join(f"#{row}" for row in rows)) for kind, rows in which]
+    listed = []
+    if scan.zero:
+        listed.append((name, "zero", _row_numbers(scan.zero)))
+    for group in groups[:SHOWN]:
+        listed.append((name, "equal", _row_numbers(group)))
     if counts is not None:
         unseen = int((counts == 0).sum())
-        found.append(Quantity(f"rows whose token the text lacks, {name}", unseen, main=False))
+        quantities.append(Quantity(f"rows whose token the text lacks, {name}", unseen, main=False))
     if unused is not None and len(unused) >= FEWEST_UNUSED:
         reach, near, cosines = near_unused(table, unused)
         why = f"within {plain(reach, 3)} of the mean of {count(len(unused))} unused ones: maybe untrained"
         share = len(near) / max(1, table.rows - len(unused))
-        found += [
+        quantities += [
             Quantity(f"rows in use near unused ones, {name}", len(near), main=False, why=why),
             Quantity(f"their share of rows in use, {name}", share, unit="%", main=False),
         ]
         nearest = zip(near[:SHOWN], cosines[:SHOWN], strict=True)
         rows = ", ".join(f"#{row} (cosine {plain(cosine, 3)})" for row, cosine in nearest)
-        named += [(name, "near unused ones", rows)] if rows else []
-    return found, named
+        if rows:
+            listed.append((name, "near unused ones", rows))
+    return quantities, listed
+
+
+def _row_numbers(rows: Sequence[int]) -> str:
+    """Write the first numbers of some rows."""
+    return ", ".join(f"#{row}" for row in rows[:SHOWN])
